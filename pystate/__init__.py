@@ -26,7 +26,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from pystate import errors
+from pystate.installation import warn_of_namesake
 
+warn_of_namesake()
 try:
     importlib.import_module("pystate._core.core")
 except ImportError as error:

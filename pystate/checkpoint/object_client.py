@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 from pystate.checkpoint.storage import checked_path
 from pystate.errors import CheckpointError, InvalidArgumentError, MissingPackageError
+from pystate.installation import extra
 from pystate.redaction import has_credentials
 
 if TYPE_CHECKING:
@@ -101,9 +101,8 @@ def package(place: Place) -> Any:
         return importlib.import_module("obstore")
     except ImportError as error:
         raise MissingPackageError(
-            f"a checkpoint in {place.root} needs obstore ({error}): pip install "
-            f"'pystate-spark[{SCHEMES[place.scheme]}]' into the environment of {sys.executable}, "
-            "and into those of the executors"
+            f"a checkpoint in {place.root} needs obstore, here and on the executors ({error}): "
+            f"{extra(SCHEMES[place.scheme])}"
         ) from error
 
 

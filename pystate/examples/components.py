@@ -33,6 +33,7 @@ from pystate.errors import MissingRequirementError
 from pystate.examples._console import message
 from pystate.examples._driver import Run, cut, example, parser, positive, published, verified
 from pystate.examples._flight_data import load_flights
+from pystate.installation import extra
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -123,7 +124,7 @@ def components_of(edges: pa.Table) -> list[set[str]]:
     except ImportError:
         raise MissingRequirementError(
             "the components are compared with those of networkx, of the extra 'demo' of "
-            "pystate-spark, which is not installed: pip install networkx"
+            f"pystate-spark, which is not installed: pip install networkx, or {extra('demo')}"
         ) from None
     graph = networkx.Graph(zip(*(edges.column(name).to_pylist() for name in EDGE), strict=True))
     return list(networkx.connected_components(graph))

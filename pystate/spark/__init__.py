@@ -21,8 +21,10 @@ own, where there are no import cycles either:
 
 from __future__ import annotations
 
+from pystate.installation import require_own_package
 from pystate.spark.base.requirements import require_pyspark
 
+require_own_package()
 require_pyspark()
 
 from pystate.spark.base.errors import StatefulProcessorError

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from pystate.installation import extra
 from tests.environments import NAME, ROOT, Environment, requirements
 
 #: Each extra, and what must run in an environment that has only it.
@@ -34,7 +35,8 @@ def test_the_name_is_our_own() -> None:
 
 
 def test_nothing_tells_to_install_somebody_elses_package() -> None:
-    wrong = re.compile(r"pip\S* install[^\n`]*?(?<![\w./-])pystate(?!-spark)\b(?!\[?[./])")
+    """Neither the package of that name on PyPI, nor ours, which no index has."""
+    wrong = re.compile(r"pip\S* install[^\n`:;]*?(?<![\w./-])pystate\b(?!\[?[./])")
     paths = [*ROOT.glob("*")]
     for folder in (".ci", "docs", "csrc", "bench", "pystate"):
         paths += (ROOT / folder).rglob("*")
@@ -48,9 +50,9 @@ def test_nothing_tells_to_install_somebody_elses_package() -> None:
     assert len(texts) > 100
     found = [path for path in texts if wrong.search(path.read_text("utf-8", errors="replace"))]
     assert not found
-    for arguments in ("pystate", "-U 'pystate[spark]'", "numpy pystate"):
+    for arguments in ("pystate", "-U 'pystate[spark]'", "numpy pystate", "'pystate-spark[s3]'"):
         assert wrong.search(f"pip install {arguments}"), arguments
-    assert not wrong.search("pip install 'pystate-spark[spark]'")
+    assert not wrong.search("pip install 'pystate_spark-0.1.0-cp311-cp311-linux_x86_64.whl[s3]'")
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -173,3 +175,98 @@ def test_an_extension_that_is_not_there_is_named(tmp_path: Path) -> None:
         said = done.stderr.splitlines()[-1]
         assert said.startswith("pystate.errors.MissingPackageError: Python "), done.stderr
         assert reason in said and str(place) in said and sys.version.split()[0] in said
+
+
+@pytest.mark.parametrize(
+    ("wheel", "direct_url", "named"),
+    [
+        ("Tag: cp311-cp311-linux_x86_64\n", None, "pystate_spark-9.8-cp311-cp311-linux_x86_64.whl"),
+        (
+            "Tag: cp311-abi3-any\n",
+            '{"url": "file:///gone"}',
+            "pystate_spark-9.8-cp311-abi3-any.whl",
+        ),
+        (None, None, "pystate_spark-9.8-*.whl"),
+        (None, '{"url": "file://HERE"}', "HERE"),
+    ],
+)
+def test_an_extra_is_that_of_the_installed_version(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    wheel: str | None,
+    direct_url: str | None,
+    named: str,
+) -> None:
+    """By the wheel or checkout that it came from: no index has the name."""
+    info = tmp_path / "pystate_spark-9.8.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pystate-spark\nVersion: 9.8\n")
+    for name, text in (("WHEEL", wheel), ("direct_url.json", direct_url)):
+        if text is not None:
+            (info / name).write_text(text.replace("HERE", str(tmp_path)))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert extra("s3") == (
+        f"pip install '{named.replace('HERE', str(tmp_path))}[s3]' into the environment of "
+        f"{sys.executable}: the extra 's3' of pystate-spark 9.8"
+    )
+
+
+def sys_path_of(environment: Environment) -> Path:
+    """The folder of its packages."""
+    [folder] = environment.folder.glob("lib/python*/site-packages")
+    return folder
+
+
+def namesake(folder: Path, *files: str) -> None:
+    """What pip writes for another project's distribution that is called pystate."""
+    info = folder / "pystate-0.1.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pystate\nVersion: 0.1.1\n")
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+
+
+def test_another_project_of_the_name_is_noticed(tmp_path: Path) -> None:
+    over = Environment(tmp_path / "over")
+    namesake(sys_path_of(over), "pystate/__init__.py", "pystate/pystate.py")
+    done = over.run("-c", "import pystate; print(pystate.ValueState)", cwd=tmp_path)
+    assert done.returncode == 0 and "ValueState" in done.stdout
+    said = done.stderr.splitlines()[0]
+    assert (
+        "RuntimeWarning: another project, which is called pystate on PyPI (0.1.1 is here)" in said
+    )
+    assert "was installed over this package" in said and "__init__.py among them" in said
+    assert "pip uninstall pystate" in said and "install pystate-spark again" in said
+
+    beside = Environment(tmp_path / "beside")
+    other = tmp_path / "site-packages"
+    (other / "pystate").mkdir(parents=True)
+    (other / "pystate/__init__.py").touch()
+    namesake(other, "pystate/__init__.py")
+    program = f"import sys; sys.path.append({str(other)!r}); import pystate"
+    said = beside.run("-c", program, cwd=tmp_path).stderr.splitlines()[0]
+    assert f"was installed beside this package, in {other}" in said
+
+
+def test_our_own_distribution_is_no_namesake(bare: Environment, tmp_path: Path) -> None:
+    done = bare.run("-W", "error", "-c", "import pystate", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_package_that_was_overwritten_is_named(tmp_path: Path) -> None:
+    """As by the project on PyPI, whose whole `__init__.py` is this line."""
+    environment = Environment(tmp_path / "environment", ["spark", "cli"], without=[NAME])
+    package = sys_path_of(environment) / "pystate"
+    package.mkdir()
+    for path in (ROOT / "pystate").iterdir():
+        (package / path.name).symlink_to(path)
+    (package / "__init__.py").unlink()
+    (package / "__init__.py").write_text("from pystate import *\n")
+    for program in (
+        ["-c", "from pystate.spark import Job"],
+        ["-c", "from pystate.cli.program import main; main()"],
+    ):
+        done = environment.run(*program, cwd=tmp_path)
+        said = done.stderr.splitlines()[-1]
+        assert done.returncode != 0
+        assert f"{package / '__init__.py'} is not a file of pystate-spark" in said
+        assert "pip uninstall pystate" in said

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 
 from pystate.errors import MissingPackageError
+from pystate.installation import extra
 
 __all__ = ["REQUIREMENTS", "require_pandas", "require_pyspark"]
 
@@ -61,6 +62,6 @@ def _missing(what: str, package: str, found: str) -> MissingPackageError:
     install = " ".join(repr(requirement) for requirement in wanted.values())
     return MissingPackageError(
         f"{what} needs {REQUIREMENTS[package]}, and {found}: pip install {install} into the "
-        f"environment of {sys.executable}, or install pystate-spark with its extra 'spark'; with a "
-        "cluster, the pyspark of the version that the cluster runs"
+        f"environment of {sys.executable}, with a cluster pyspark of the version that the cluster "
+        f"runs; or {extra('spark')}"
     )

@@ -62,7 +62,7 @@ def test_the_extra_that_is_missing_is_named(tmp_path: Path) -> None:
     done = bare.run("-m", "pystate", "inspect", "x", cwd=tmp_path)
     assert done.returncode == 2 and not done.stdout
     [said] = done.stderr.splitlines()
-    assert "needs typer" in said and "pip install 'pystate-spark[cli]'" in said
+    assert "needs typer" in said and "[cli]' into the environment of " in said
     assert str(bare.python) in said
 
 
