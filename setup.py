@@ -1,17 +1,67 @@
 """Builds `pystate._core.core`: the core under its own strict flags, the Cython wrapper under none.
 
 ``PYSTATE_SANITIZE=address,undefined`` or ``PYSTATE_SANITIZE=thread`` instruments both.
-``PYSTATE_WERROR=0`` lets warnings of an unknown compiler pass.
+``PYSTATE_WERROR=0`` lets warnings of an unknown compiler pass. What a build needs is looked for
+before anything is made, so that an installer ends with one line and not with a log.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
-from Cython.Build import cythonize
-from setuptools import Extension, setup
-from setuptools.command.build_ext import build_ext
+
+def missing() -> str | None:
+    """What this machine lacks for a build, and what to do, in one line."""
+    if sys.platform != "linux":
+        return (
+            f"it runs on Linux only, and this is {sys.platform}: its tables are in the shared "
+            "memory of Linux; use a container, a virtual machine, or WSL on Windows"
+        )
+    if sys.byteorder != "little":
+        return "it runs on little-endian machines only, since its files are little-endian"
+    wanted = os.environ.get("CC")
+    candidates = [wanted] if wanted else [sysconfig.get_config_var("CC"), "cc", "gcc", "clang"]
+    commands = [shlex.split(each) for each in candidates if each]
+    found = next((command for command in commands if shutil.which(command[0])), None)
+    if found is None:
+        return (
+            f"a C compiler is needed, and there is no {commands[0][0]}: install gcc or clang "
+            "(Debian, Ubuntu: apt install build-essential) or name one by CC=..."
+        )
+    if not wanted and found is not commands[0]:
+        os.environ["CC"] = shlex.join(found)
+    include = sysconfig.get_path("include")
+    if not os.path.exists(os.path.join(include, "Python.h")):
+        return (
+            f"the headers of Python are missing ({include}/Python.h): install them (Debian, "
+            "Ubuntu: apt install python3-dev)"
+        )
+    done = subprocess.run(
+        [*found, "-fsyntax-only", "-x", "c", "-"],
+        input=b"#include <stdlib.h>\n#include <pthread.h>\n",
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        return (
+            f"{found[0]} does not find the C library's headers: install them (Debian, Ubuntu: apt "
+            "install libc6-dev)"
+        )
+    return None
+
+
+if __name__ == "__main__" and (lacks := missing()) is not None:
+    raise SystemExit(f"pystate-spark cannot be built here: {lacks}")
+
+from Cython.Build import cythonize  # noqa: E402 (what is missing is said first)
+from setuptools import Extension, setup  # noqa: E402
+from setuptools.command.build_ext import build_ext  # noqa: E402
 
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes"]
 CORE_FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O3", "-fvisibility=hidden"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import zipfile
 from importlib.metadata import distribution
@@ -12,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from pystate.installation import extra
-from tests.environments import NAME, ROOT, Environment, requirements
+from tests.environments import NAME, ROOT, Environment, clean_environment, requirements
 
 #: Each extra, and what must run in an environment that has only it.
 EXTRAS = {
@@ -270,3 +271,42 @@ def test_a_package_that_was_overwritten_is_named(tmp_path: Path) -> None:
         assert done.returncode != 0
         assert f"{package / '__init__.py'} is not a file of pystate-spark" in said
         assert "pip uninstall pystate" in said
+
+
+SETUP = (
+    "import runpy, sys; sys.argv = ['setup.py', 'egg_info']; {}; "
+    "runpy.run_path('setup.py', run_name='__main__')"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "variables", "said"),
+    [
+        ("", {"CC": "nocc"}, "a C compiler is needed, and there is no nocc: install gcc or clang"),
+        ("sys.platform = 'darwin'", {}, "it runs on Linux only, and this is darwin"),
+        ("sys.platform = 'win32'", {}, "it runs on Linux only, and this is win32"),
+        ("sys.byteorder = 'big'", {}, "it runs on little-endian machines only"),
+        ("", {"CC": "false"}, "false does not find the C library's headers: install them"),
+        (
+            "import sysconfig; sysconfig.get_path = lambda name: '/none'",
+            {},
+            "the headers of Python are missing (/none/Python.h): install them",
+        ),
+    ],
+)
+def test_what_cannot_be_built_ends_in_one_line(
+    before: str, variables: dict[str, str], said: str
+) -> None:
+    """Which pip shows: it runs this before it makes anything."""
+    done = subprocess.run(
+        [sys.executable, "-c", SETUP.format(before or "pass")],
+        cwd=ROOT,
+        env={**clean_environment(), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"pystate-spark cannot be built here: {said}")
