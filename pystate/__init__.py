@@ -149,6 +149,10 @@ if not TYPE_CHECKING:  # else checkers would take any name for one that is here
         hint = "" if found is None else f": write {found.format(name)}"
         raise AttributeError(f"module 'pystate' has no attribute {name!r}{hint}", name=name)
 
+    def __dir__() -> list[str]:
+        """The interface: modules that are only loaded are not part of it."""
+        return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
 
 __all__ = [
     "MAX_WATERMARK",

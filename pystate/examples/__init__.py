@@ -1,1 +1,4 @@
-"""Whole jobs over real data: ``python -m pystate.examples.flights`` and ``….access_log PATH``."""
+"""Whole jobs over real data: ``python -m pystate.examples.flights`` and ``….access_log PATH``.
+
+``python -m pystate.examples`` lists them.
+"""

@@ -6,6 +6,7 @@ Thread safety: as `pystate.functions.base`.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
@@ -194,10 +195,47 @@ def sent(function: Any, send: Callable[[Any], Sent], where: str = "open(self, ct
                     f"{name}.{attribute} = {value!r:.80} cannot go to the tasks, which work on "
                     f"copies of the function: make it in {where} ({reason})"
                 ) from error
+        found = captured(function, send)
+        if found is not None:
+            place, used, value = found
+            raise DeclarationError(
+                f"{name} cannot go to the tasks, which work on copies of the function: its code "
+                f"refers to {used} = {value!r:.80} (in {place}), which cannot be pickled: make one "
+                f"for each task in {where}, self.{used} = ..., and use that ({reason})"
+            ) from error
         raise DeclarationError(
             f"{name} cannot go to the tasks, which work on copies of the function: something that "
             f"its code refers to cannot be pickled; make it in {where} ({reason})"
         ) from error
+
+
+def captured(function: Any, send: Callable[[Any], object]) -> tuple[str, str, object] | None:
+    """What the code of a function or of its class refers to that cannot be sent.
+
+    Returns
+    -------
+    tuple of str, str and object, or None
+        The function whose code it is, the name in that code, and the object.
+    """
+    codes = {getattr(function, "__qualname__", ""): function} if callable(function) else {}
+    for cls in type(function).__mro__:
+        for name, member in vars(cls).items():
+            codes.setdefault(f"{cls.__name__}.{name}", member)
+            if isinstance(member, State):  # whose function folds two values
+                codes[f"{cls.__name__}.{name}"] = getattr(member, "function", None)
+    for place, member in codes.items():
+        code = inspect.unwrap(getattr(member, "__func__", getattr(member, "fget", member)))
+        if not inspect.isfunction(code) or code.__module__.partition(".")[0] == "pystate":
+            continue
+        names = inspect.getclosurevars(code)
+        for name, value in {**names.nonlocals, **names.globals}.items():
+            if inspect.ismodule(value):
+                continue
+            try:
+                send(value)
+            except Exception:
+                return place, name, value
+    return None
 
 
 def has_timers(function: StatefulFunction) -> bool:
@@ -363,12 +401,28 @@ def shape(function: StatefulFunction) -> Shape:
                 )
         return "co"
     if not isinstance(function, KeyedProcessFunction):
-        hint = "; pass an instance" if isinstance(function, type) else ""
         raise DeclarationError(
-            f"{function!r:.80} is no KeyedProcessFunction or VectorizedFunction{hint}"
+            f"{function!r:.80} is no KeyedProcessFunction or VectorizedFunction"
+            f"{way_to_function(function, 'KeyedProcessFunction', 'key, row, ctx')}"
         )
     by_row = _one_of_both(function, KeyedProcessFunction, "key, ") == "process"
     return "process" if by_row else "process_rows"
+
+
+def way_to_function(given: object, base: str, parameters: str) -> str:
+    """What to write instead of something that is no stateful function, as the end of a message."""
+    if isinstance(given, type):
+        return f"; pass an instance: {given.__name__}()"
+    if not callable(given):
+        return f"; pass an instance of a class that derives from ps.{base}"
+    words = getattr(given, "__name__", "").strip("<>").split("_")
+    name = "".join(word.capitalize() for word in words) or "Function"
+    kind = "Instance" if base == "ProcessFunction" else "Runtime"
+    parameters = parameters.replace("ctx", f"ctx: ps.{kind}Context")
+    return (
+        ": state belongs to a class, so write the function as its method, "
+        f"class {name}(ps.{base}): def process(self, {parameters}): ..., and pass {name}()"
+    )
 
 
 def _instance_shape(function: ProcessFunction) -> Shape:

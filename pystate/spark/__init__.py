@@ -44,6 +44,12 @@ from pystate.spark.sinks.sink import Sink, SinkTask, register_sink
 from pystate.spark.state_source import register_state_source
 from pystate.spark.state_writer import write_state
 
+
+def __dir__() -> list[str]:
+    """The interface: modules that are only loaded are not part of it."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
+
 __all__ = [
     "BroadcastFrame",
     "BroadcastFrames",

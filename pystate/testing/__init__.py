@@ -10,6 +10,12 @@ from pystate.testing.row_operators import Deduplicate, RowHarness, Top
 from pystate.testing.two_inputs import TwoInputHarness
 from pystate.testing.windows import WindowHarness
 
+
+def __dir__() -> list[str]:
+    """The interface: modules that are only loaded are not part of it."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
+
 __all__ = [
     "AsofJoin",
     "BroadcastHarness",

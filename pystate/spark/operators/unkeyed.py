@@ -14,7 +14,7 @@ from pyspark import cloudpickle
 from pyspark.sql import types as st
 
 from pystate.errors import WrongTypeError
-from pystate.functions.binding import instance_states, sent
+from pystate.functions.binding import instance_states, sent, way_to_function
 from pystate.functions.process import ProcessFunction
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.operator.instance_runtime import works_in_every_epoch
@@ -125,9 +125,9 @@ class OperatorFrame:
         owner, frame = self._owner, self._frame
         given: object = function
         if not isinstance(given, ProcessFunction):
-            hint = "; pass an instance" if isinstance(given, type) else ""
+            hint = way_to_function(given, "ProcessFunction", "row, ctx")
             raise WrongTypeError(
-                f"{owner}: {given!r:.80} is no ps.ProcessFunction{hint}: functions of keys are "
+                f"{owner}: {given!r:.80} is no ps.ProcessFunction{hint}. Functions of keys are "
                 "for rows by key, job.key_by(df, ...).process(...)"
             )
         declared = parse_schema(schema, owner)

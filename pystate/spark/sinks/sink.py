@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from pystate.arguments import flag, shortened, shown
 from pystate.errors import DeclarationError, InvalidArgumentError, PystateError, SinkError
+from pystate.functions.binding import captured
 from pystate.redaction import has_credentials
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.failures import is_stop, stopped_its_query
@@ -265,6 +266,10 @@ def _check_can_be_sent(sink: Sink, what: str) -> None:
             except Exception:
                 culprit, value = f"{culprit}.{attribute}", f" = {found!r:.80}"
                 break
+        else:
+            used = captured(sink, dumps)
+            if used is not None:
+                culprit, value = used[0], f", which refers to {used[1]} = {used[2]!r:.80},"
         raise DeclarationError(
             f"{what}: {culprit}{value} cannot go to the tasks, which work on copies of the sink: "
             f"open it in stage and commit, or leave it out in __getstate__ ({reason})"

@@ -16,7 +16,7 @@ from pyspark import cloudpickle
 import pystate as ps
 from pystate.errors import DeclarationError, NoCurrentKeyError
 from pystate.functions.base import RESERVED
-from pystate.functions.binding import bind, copied, declarations, shape, unbind
+from pystate.functions.binding import bind, copied, declarations, sent, shape, unbind
 
 
 class Counter(ps.KeyedProcessFunction):
@@ -285,3 +285,60 @@ def test_a_function_without_or_with_two_shapes_is_refused() -> None:
         shape(Counter)  # type: ignore[arg-type]
     with pytest.raises(DeclarationError, match="is no KeyedProcessFunction"):
         shape(print)  # type: ignore[arg-type]
+
+
+def test_a_plain_function_gets_the_class_to_write() -> None:
+    def follow_users(key: Any, row: Any, ctx: Any) -> Any: ...
+
+    for given, wanted in {
+        follow_users: "class FollowUsers(ps.KeyedProcessFunction): def process(self, key, row, "
+        "ctx: ps.RuntimeContext): ..., and pass FollowUsers()",
+        (lambda key, row, ctx: None): "class Lambda(ps.KeyedProcessFunction): def process(",
+        7: "pass an instance of a class that derives from ps.KeyedProcessFunction",
+        Counter: "pass an instance: Counter()",
+    }.items():
+        with pytest.raises(DeclarationError) as caught:
+            shape(given)  # type: ignore[arg-type]
+        assert wanted in str(caught.value)
+
+
+LOCK = threading.Lock()
+
+
+class UsesGlobal(ps.KeyedProcessFunction):
+    def process(self, key: Any, row: Any, ctx: Any) -> Any:
+        with LOCK:
+            yield key
+
+
+class Folds(ps.KeyedProcessFunction):
+    largest = ps.ReducingState("long", lambda a, b: max(a, b) if LOCK else a)
+
+    def process(self, key: Any, row: Any, ctx: Any) -> Any: ...
+
+
+def test_what_code_refers_to_and_cannot_be_sent_is_named_with_the_way_out() -> None:
+    inner = threading.Lock()
+
+    class UsesClosure(UsesGlobal):
+        def process(self, key: Any, row: Any, ctx: Any) -> Any:
+            with inner:
+                yield key
+
+    for function, name, place in (
+        (UsesGlobal(), "LOCK", "UsesGlobal.process"),
+        (UsesClosure(), "inner", "UsesClosure.process"),
+        (Folds(), "LOCK", "Folds.largest"),
+    ):
+        # As of a program's own module, whose classes go to the tasks with their code.
+        cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        try:
+            with pytest.raises(DeclarationError) as caught:
+                sent(function, cloudpickle.dumps)
+        finally:
+            cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+        said = str(caught.value)
+        assert said.startswith(f"{type(function).__name__} cannot go to the tasks, ")
+        assert f"refers to {name} = <unlocked _thread.lock object" in said
+        assert f"(in {place})" in said
+        assert f"make one for each task in open(self, ctx), self.{name} = ..., and use" in said
