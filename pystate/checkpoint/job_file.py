@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import time
 import uuid
 from dataclasses import dataclass, field, replace
@@ -30,14 +31,17 @@ __all__ = [
     "REPAIR_FILE",
     "RESTORED_FILE",
     "SAVEPOINT_FILE",
+    "SPARKS",
     "JobFile",
     "OperatorEntry",
     "check_parallelism",
     "check_schemas",
     "default_max_parallelism",
+    "is_sparks",
     "library",
     "open_job",
     "read_job",
+    "refuse_spark",
 ]
 
 _FORMAT_VERSION = 1
@@ -48,6 +52,13 @@ SAVEPOINT_FILE = "savepoint.json"
 RESTORED_FILE = "restored.json"
 #: In a checkpoint that is being repaired, or whose repair was interrupted.
 REPAIR_FILE = "repair.json"
+#: What the folder of a query of Spark's own is, and what to do with it.
+SPARKS = (
+    "is the checkpointLocation of a Spark query, which is no checkpoint of pystate: a job begins "
+    "in a folder of its own. To take the query's state over, read it by Spark's data source "
+    "statestore, write it by write_state as a savepoint, and begin with that, "
+    "Job(..., restore=...): docs/from-spark.md shows how"
+)
 
 
 @dataclass(frozen=True)
@@ -201,6 +212,7 @@ def open_job(
                 "another checkpoint folder"
             )
     if job is None:
+        refuse_spark(storage)
         check_parallelism(storage, parallelism, wanted)
         now_ms = time.time_ns() // 1_000_000
         job = JobFile(name, str(uuid.uuid4()), wanted, now_ms, library())
@@ -219,6 +231,29 @@ def open_job(
         )
     check_parallelism(storage, parallelism, job.max_parallelism)
     return job
+
+
+def refuse_spark(storage: CheckpointStorage) -> None:
+    """Refuse the folder in which Spark keeps the checkpoint of a query of its own.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is one.
+    """
+    if is_sparks(storage):
+        raise InvalidArgumentError(f"{storage.uri} {SPARKS}")
+
+
+def is_sparks(storage: CheckpointStorage) -> bool:
+    """Whether a folder is the ``checkpointLocation`` of a query of Spark's own."""
+    try:
+        content = json.loads(storage.read_bytes("metadata"))
+    except FileNotFoundError:
+        return bool(storage.list("offsets") and storage.list("commits"))
+    except (ValueError, CheckpointError):
+        return False
+    return isinstance(content, dict) and "id" in content
 
 
 @cache

@@ -24,10 +24,13 @@ from pystate.checkpoint.copying import for_all, keep, place
 from pystate.checkpoint.job_file import (
     JOB_FILE,
     SAVEPOINT_FILE,
+    SPARKS,
     JobFile,
     OperatorEntry,
+    is_sparks,
     library,
     read_job,
+    refuse_spark,
 )
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import (
@@ -151,6 +154,8 @@ def read_savepoint(storage: CheckpointStorage) -> Savepoint:
                 f"has no {SAVEPOINT_FILE}: it is a checkpoint, of which a savepoint can be taken, "
                 "or a savepoint whose making or copying was interrupted"
             )
+        elif is_sparks(storage):
+            found = SPARKS
         raise InvalidArgumentError(f"{storage.uri} is not a savepoint: it {found}") from None
     fields = decode_document("savepoint", _FORMAT_VERSION, data, SAVEPOINT_FILE)
     content = fields.mapping("digests")
@@ -275,6 +280,8 @@ def _settled_head(source: CheckpointStorage) -> Manifest:
         history.refresh()
         head = history.head
         if head is None:
+            if not source.exists(JOB_FILE):
+                refuse_spark(source)
             raise CheckpointError(f"checkpoint {source.uri} has no epoch to take a savepoint of")
         if not head.sinks or history.is_committed(head):
             return head

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 
 from pystate.arguments import folder_path
-from pystate.checkpoint.job_file import JOB_FILE, SAVEPOINT_FILE, read_job
+from pystate.checkpoint.job_file import JOB_FILE, SAVEPOINT_FILE, read_job, refuse_spark
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import Manifest, OperatorState, RangeState
 from pystate.checkpoint.manifest_log import History
@@ -197,11 +197,28 @@ def open_existing(location: str | os.PathLike[str], caller: str) -> CheckpointSt
     if not storage.exists(JOB_FILE) and not storage.exists(SAVEPOINT_FILE):
         if storage.list("manifests"):
             return storage  # a checkpoint, of which that file is lost
+        if not _is_part(storage):
+            refuse_spark(storage)
         raise InvalidArgumentError(
             f"{storage.uri} {_instead(storage)}: give the folder that a Job, or pystate.open, has "
             "as its checkpoint"
         )
     return storage
+
+
+def _is_part(storage: CheckpointStorage) -> bool:
+    path = storage.local_path(JOB_FILE)
+    return path is not None and _whole(os.path.dirname(path)) is not None
+
+
+def _whole(folder: str) -> str | None:
+    """The checkpoint or savepoint that a folder is in."""
+    above = os.path.dirname(folder)
+    while above != os.path.dirname(above):
+        if any(os.path.isfile(os.path.join(above, n)) for n in (JOB_FILE, SAVEPOINT_FILE)):
+            return above
+        above = os.path.dirname(above)
+    return None
 
 
 def _instead(storage: CheckpointStorage) -> str:
@@ -212,11 +229,9 @@ def _instead(storage: CheckpointStorage) -> str:
         return "does not exist, and so is no checkpoint"
     if path is not None and not os.path.isdir(folder):
         return "is no folder, and so no checkpoint"
-    above = os.path.dirname(folder)
-    while above != os.path.dirname(above):
-        if any(os.path.isfile(os.path.join(above, n)) for n in (JOB_FILE, SAVEPOINT_FILE)):
-            return f"is only a part of the checkpoint or savepoint {above}, and no checkpoint"
-        above = os.path.dirname(above)
+    above = _whole(folder)
+    if above is not None:
+        return f"is only a part of the checkpoint or savepoint {above}, and no checkpoint"
     return f"holds no checkpoint and no savepoint (there is no {JOB_FILE})"
 
 

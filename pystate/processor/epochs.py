@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from pystate.arguments import checked_uid, folder_path, integer
-from pystate.checkpoint.job_file import JOB_FILE
+from pystate.checkpoint.job_file import JOB_FILE, refuse_spark
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import (
     Manifest,
@@ -89,10 +89,14 @@ def epoch_of(storage: CheckpointStorage, epoch: int | None = None) -> Manifest:
     ------
     CheckpointError
         There is no epoch, or that one is not retained.
+    InvalidArgumentError
+        It is the folder of a query of Spark's own.
     """
     if epoch is None:
         head = read_head(storage)
         if head is None:
+            if not storage.exists(JOB_FILE):
+                refuse_spark(storage)
             raise CheckpointError(
                 f"checkpoint {storage.uri} has no epoch yet"
                 if storage.exists(JOB_FILE)

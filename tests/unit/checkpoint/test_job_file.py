@@ -19,6 +19,7 @@ from pystate.checkpoint.job_file import (
     read_job,
 )
 from pystate.checkpoint.metadata import encode_document
+from pystate.checkpoint.restored import begin_with
 from pystate.checkpoint.storage import LocalStorage
 from pystate.coordinator.ownership import Ownership, current_owner
 from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentError, NewerFormatError
@@ -110,6 +111,51 @@ def test_stored_max_parallelism_wins(storage: LocalStorage) -> None:
         open_job(storage, "j", 2, 128)
     with pytest.raises(InvalidArgumentError, match="more than the 64 key groups"):
         open_job(storage, "j", 65, None)
+
+
+SPARKS = [
+    {"metadata": '{"id":"d1"}'},
+    {"metadata": '{"id":"d1"}', "offsets/0": "v1", "commits/0": "v1", "state/0/0/1.delta": "x"},
+    {"offsets/3": "v1", "commits/3": "v1"},
+]
+
+
+@pytest.mark.parametrize("files", SPARKS)
+def test_a_query_of_sparks_own_is_no_checkpoint(
+    storage: LocalStorage, tmp_path: Path, files: dict[str, str]
+) -> None:
+    for name, content in files.items():
+        path = Path(storage.uri, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    before = content_of(storage)
+    states = {"n": ps.ValueState("long")}
+    for act in (
+        lambda: open_job(storage, "j", 2, None),
+        lambda: ps.open(storage.uri, key="long", states=states),
+        lambda: ps.read_state(storage.uri, "u"),
+        lambda: ps.savepoint(storage.uri, tmp_path / "sp"),
+        lambda: begin_with(storage, LocalStorage(tmp_path / "new"), job="j"),
+        lambda: ps.describe(storage.uri),
+        lambda: ps.verify(storage.uri),
+        lambda: ps.collect(storage.uri),
+        lambda: ps.repair(storage.uri),
+    ):
+        with pytest.raises(InvalidArgumentError, match=r"(?s)checkpointLocation.*from-spark"):
+            act()
+    after = {name: data for name, data in content_of(storage).items() if name != "lock"}
+    assert after == before and not (tmp_path / "sp").exists()
+
+
+def content_of(storage: LocalStorage) -> dict[str, bytes]:
+    return {entry.path: storage.read_bytes(entry.path) for entry in storage.list("")}
+
+
+@pytest.mark.parametrize("content", ["", "no json", "[]", '{"of": "another program"}'])
+def test_a_folder_with_a_file_of_that_name(storage: LocalStorage, content: str) -> None:
+    Path(storage.uri).mkdir()
+    Path(storage.uri, "metadata").write_text(content)
+    assert open_job(storage, "j", 2, None).name == "j"
 
 
 def test_refused_before_anything_is_written(storage: LocalStorage) -> None:
