@@ -24,7 +24,7 @@ import pyarrow as pa
 from pystate.arguments import flag, folder_path, integer, mapping, shown
 from pystate.backend.keyed import KeyedStateBackend, KeyLike, Lineage, Snapshot, TableStats
 from pystate.backend.snapshots import SealedReader
-from pystate.checkpoint.job_file import check_schemas, library, open_job
+from pystate.checkpoint.job_file import check_schemas, library, open_job, read_job
 from pystate.checkpoint.locations import local_only
 from pystate.checkpoint.manifest import (
     EMPTY_ID,
@@ -145,7 +145,7 @@ class Store:
         self._lock = FolderLock(self.path, lock_timeout_ms)
         try:
             self._storage = LocalStorage(self.path)
-            job = open_job(self._storage, _UID, 1, max_parallelism)
+            job = open_job(self._storage, _UID, 1, max_parallelism, self._refuse_job)
             self._history = History(self._storage)
             self._history.refresh()
             self._history.make_durable()
@@ -166,6 +166,15 @@ class Store:
         except BaseException:
             self._lock.release()
             raise
+
+    def _refuse_job(self) -> None:
+        """Refuse the folder of a job, which may be at its first epoch, in any process."""
+        job = read_job(self._storage)
+        if job is not None and job.name != _UID:
+            raise InvalidArgumentError(
+                f"checkpoint {self._storage.uri} belongs to the job {job.name!r}, and is no store: "
+                "choose another folder"
+            )
 
     def _tick(self) -> None:
         """Begin an epoch: one processing time for all of it."""

@@ -10,6 +10,7 @@ import importlib.metadata
 import json
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -152,9 +153,13 @@ def read_job(storage: CheckpointStorage) -> JobFile | None:
 
 
 def open_job(
-    storage: CheckpointStorage, name: str, parallelism: int, max_parallelism: int | None
+    storage: CheckpointStorage,
+    name: str,
+    parallelism: int,
+    max_parallelism: int | None,
+    fence: Callable[[], None] = lambda: None,
 ) -> JobFile:
-    """Read a checkpoint's identity, or make it if there is none.
+    """Read a checkpoint's identity, or make it if no epoch was published.
 
     Parameters
     ----------
@@ -166,6 +171,9 @@ def open_job(
         Number of ranges that the job will run with.
     max_parallelism : int or None
         Number of key groups; None takes the stored number, or one that suits `parallelism`.
+    fence : callable
+        Makes sure that no other driver publishes any more; called before the identity is replaced
+        that a start has left which published nothing.
 
     Raises
     ------
@@ -219,6 +227,13 @@ def open_job(
         if job.create(storage):
             return job
         job = JobFile.decode(storage.read_bytes(JOB_FILE), JOB_FILE)
+    if (job.name, job.max_parallelism) != (name, wanted) and _published_nothing(storage):
+        refuse_spark(storage)
+        check_parallelism(storage, parallelism, wanted)
+        fence()
+        if _published_nothing(storage):
+            job = replace(job, name=name, max_parallelism=wanted, checkpoint_id=str(uuid.uuid4()))
+            job.save(storage)
     if job.name != name:
         raise InvalidArgumentError(
             f"checkpoint {storage.uri} belongs to the job {job.name!r}, not {name!r}"
@@ -231,6 +246,11 @@ def open_job(
         )
     check_parallelism(storage, parallelism, job.max_parallelism)
     return job
+
+
+def _published_nothing(storage: CheckpointStorage) -> bool:
+    """Whether a checkpoint has no epoch, of its own or of a savepoint that it begins with."""
+    return not storage.exists(RESTORED_FILE) and not storage.list(MANIFESTS)
 
 
 def refuse_spark(storage: CheckpointStorage) -> None:

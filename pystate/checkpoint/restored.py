@@ -5,19 +5,32 @@ there. ``job.json`` is written last: a start that was killed is repeated, and ke
 before has written, which is the same. Only the id of the new streaming query is drawn, and the file
 that says it first counts.
 
-Thread safety: functions without state. Of two drivers that begin at once, both write the same.
+A job has begun once it has published an epoch of its own. Until then a start with other options
+begins anew, and a savepoint that is claimed stays where it is.
+
+Thread safety: functions without state. Of two drivers that begin at once, both write the same; one
+that begins otherwise fences the other first.
+
+Invariants
+----------
+1. What an earlier start has left is forgotten only while no epoch is published, and after the other
+   driver was fenced. ``job.json`` goes first and ``restored.json`` last, so that a removal that is
+   killed is repeated.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
+import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 from pystate.checkpoint.copying import for_all, keep, place
+from pystate.checkpoint.held import HELD
 from pystate.checkpoint.job_file import (
     JOB_FILE,
     RESTORED_FILE,
@@ -26,10 +39,18 @@ from pystate.checkpoint.job_file import (
     library,
     read_job,
 )
-from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, QueryProgress
+from pystate.checkpoint.manifest import (
+    MANIFESTS,
+    FileRef,
+    Manifest,
+    OperatorState,
+    QueryProgress,
+    manifest_path,
+    read_manifest,
+)
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.metadata import decode_document, encode_document
-from pystate.checkpoint.run_keys import check_version
+from pystate.checkpoint.run_keys import RUNS, check_version
 from pystate.checkpoint.savepoint import (
     FOLDERS,
     Savepoint,
@@ -40,11 +61,24 @@ from pystate.checkpoint.savepoint import (
     read_savepoint,
     sha256,
 )
-from pystate.checkpoint.source_position import METADATA, encode_query_id, query_of, read_query_id
+from pystate.checkpoint.source_position import (
+    METADATA,
+    SPARK_FOLDER,
+    encode_query_id,
+    query_of,
+    read_query_id,
+)
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import AlreadyPublishedError, CorruptFileError, InvalidArgumentError
+from pystate.errors import (
+    AlreadyPublishedError,
+    CheckpointError,
+    CorruptFileError,
+    InvalidArgumentError,
+)
 
-__all__ = ["begin_with", "begun_epoch"]
+__all__ = ["begin_with", "begun_epoch", "claim_savepoint", "has_begun", "require_restore"]
+
+_LOG = logging.getLogger("pystate.checkpoint.restored")
 
 
 def begin_with(
@@ -56,8 +90,9 @@ def begin_with(
     claim: bool = False,
     copy: bool = False,
     uid_map: Mapping[str, str] | None = None,
+    fence: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Fill an empty checkpoint from a savepoint; nothing where that has been done.
+    """Fill a checkpoint that has not begun from a savepoint; nothing where that has been done.
 
     Parameters
     ----------
@@ -70,17 +105,20 @@ def begin_with(
     max_parallelism : int, optional
         The number of key groups that the job asks for.
     claim : bool
-        Remove the savepoint afterwards: its files are the checkpoint's then. Without it nothing of
-        it is ever changed.
+        Remove the savepoint if the job has begun; see `claim_savepoint`, which removes it later.
+        Without it nothing of it is ever changed.
     copy : bool
         Copy the files, rather than share them where the file system can.
     uid_map : mapping from str to str, optional
         New names of operators, by their uid in the savepoint.
+    fence : callable
+        Makes sure that no other driver publishes any more; called before what another start has
+        left is forgotten.
 
     Returns
     -------
     bool
-        Whether the checkpoint was empty.
+        Whether the checkpoint was filled now.
 
     Raises
     ------
@@ -90,11 +128,16 @@ def begin_with(
     CorruptFileError, NewerFormatError
         A file of the savepoint is lost or damaged; it is named.
     """
-    if read_job(checkpoint) is not None:
-        _check_begun(origin, checkpoint)
-        if claim:
-            _remove(origin, checkpoint)
-        return False
+    begun = read_job(checkpoint)
+    if begun is not None:
+        # An earlier version has removed a claimed savepoint before the first epoch.
+        gone = checkpoint.exists(RESTORED_FILE) and not origin.exists(SAVEPOINT_FILE)
+        if gone or has_begun(checkpoint):
+            _check_begun(origin, checkpoint, claim=claim)
+            _check_names(checkpoint, begun, uid_map or {})
+            if claim:
+                claim_savepoint(origin, checkpoint)
+            return False
     savepoint = read_savepoint(origin)
     manifest = manifest_of(origin, savepoint)
     stored = read_job(origin)
@@ -106,6 +149,15 @@ def begin_with(
             f"{max_parallelism}: keys are placed by it; leave the argument out to take that"
         )
     operators = _renamed(origin, manifest.operators, uid_map or {})
+    same = _is_left_by(checkpoint, savepoint, operators)
+    if begun is not None:
+        same = same and (begun.name, begun.max_parallelism) == (job, stored.max_parallelism)
+        if same and checkpoint.exists(manifest_path(manifest.epoch)):
+            return False
+    if not same:
+        if begun is not None or checkpoint.exists(RESTORED_FILE):
+            fence()
+        _forget(checkpoint, files_of(operators))
     keep(checkpoint, RESTORED_FILE, _begun_with(savepoint))
 
     def begin(ref: FileRef) -> None:
@@ -116,8 +168,8 @@ def begin_with(
 
     for_all(begin, files_of(operators).values())
     query_id = _begin_runs_and_position(origin, savepoint, checkpoint)
-    begun = _with_query(origin, replace(manifest, operators=operators, term=0), query_id)
-    keep(checkpoint, begun.path, begun.encode())
+    first = _with_query(origin, replace(manifest, operators=operators, term=0), query_id)
+    keep(checkpoint, first.path, first.encode())
     own = JobFile(
         name=job,
         checkpoint_id=str(uuid.uuid4()),
@@ -128,9 +180,49 @@ def begin_with(
     )
     if not own.create(checkpoint):
         _check_begun(origin, checkpoint)  # another driver was faster, with the same
-    if claim:
-        _remove(origin, checkpoint)
     return True
+
+
+def has_begun(checkpoint: CheckpointStorage) -> bool:
+    """Whether a job has published an epoch in a checkpoint, beside the one that it began with."""
+    head = read_head(checkpoint)
+    return head is not None and head.epoch > begun_epoch(checkpoint)
+
+
+def require_restore(checkpoint: CheckpointStorage) -> None:
+    """Refuse a start without a savepoint where another one began with it and published nothing.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There was such a start.
+    """
+    if checkpoint.exists(RESTORED_FILE) and not has_begun(checkpoint):
+        raise InvalidArgumentError(
+            f"checkpoint {checkpoint.uri}: a start before this one began with a savepoint of epoch "
+            f"{begun_epoch(checkpoint)} and published nothing, and this one has no restore: pass "
+            "restore again to begin with it, or remove the folder to begin without state"
+        )
+
+
+def claim_savepoint(origin: CheckpointStorage, checkpoint: CheckpointStorage) -> None:
+    """Remove the savepoint with which a checkpoint began, once the job has begun.
+
+    It does nothing before that, and nothing the second time. ``savepoint.json`` goes last but for
+    the folder, so that a removal that was killed is repeated.
+    """
+    if not origin.exists(SAVEPOINT_FILE) or not has_begun(checkpoint):
+        return
+    # The attempt that made the checkpoint's job.json may have ended before it was durable.
+    checkpoint.sync_folder("")
+    for folder in FOLDERS:
+        origin.remove_folder(folder)
+    origin.delete(JOB_FILE)
+    origin.delete(SAVEPOINT_FILE)
+    root = origin.local_path(SAVEPOINT_FILE)
+    if root is not None:
+        with suppress(OSError):  # there is something else in it
+            os.rmdir(os.path.dirname(root))
 
 
 def begun_epoch(checkpoint: CheckpointStorage) -> int:
@@ -148,7 +240,64 @@ def _begun_with(savepoint: Savepoint) -> bytes:
     return encode_document("restored", 1, content)
 
 
-def _check_begun(origin: CheckpointStorage, checkpoint: CheckpointStorage) -> None:
+def _is_left_by(
+    checkpoint: CheckpointStorage, savepoint: Savepoint, operators: tuple[OperatorState, ...]
+) -> bool:
+    """Whether what is in a checkpoint is that savepoint with these operators, or a part of it."""
+    try:
+        if checkpoint.read_bytes(RESTORED_FILE) != _begun_with(savepoint):
+            return False
+        found = read_manifest(checkpoint, manifest_path(savepoint.epoch))
+    except FileNotFoundError:
+        return checkpoint.exists(RESTORED_FILE)
+    return found.operators == operators
+
+
+def _forget(checkpoint: CheckpointStorage, wanted: Container[str]) -> None:
+    """Remove what a start has left that published nothing, but for the state files in `wanted`."""
+    if has_begun(checkpoint):
+        raise CheckpointError(
+            f"checkpoint {checkpoint.uri} has epochs, but {JOB_FILE}, which says whose they are, "
+            "is lost, or another driver has written it only now: start the job again; if that "
+            "does not help, bring the file back from a copy, or use another folder"
+        )
+    if checkpoint.delete(JOB_FILE):
+        checkpoint.sync_folder("")
+    if checkpoint.delete(manifest_path(begun_epoch(checkpoint))):
+        checkpoint.sync_folder(MANIFESTS)
+    for folder in (RUNS, SPARK_FOLDER, HELD):
+        checkpoint.remove_folder(folder)
+    for entry in checkpoint.list("state"):
+        if entry.path not in wanted:
+            checkpoint.delete(entry.path)
+    checkpoint.sync_folder("")
+    checkpoint.delete(RESTORED_FILE)
+
+
+def _check_names(checkpoint: CheckpointStorage, job: JobFile, uid_map: Mapping[str, str]) -> None:
+    """Make sure that the new names of operators are those with which the job has begun."""
+    known = {entry.uid for entry in job.operators}
+    for old, new in uid_map.items():
+        if new not in known:
+            raise InvalidArgumentError(
+                f"uid_map: the job has begun in {checkpoint.uri}, and {old!r} was not renamed to "
+                f"{new!r}: its operators are {', '.join(map(repr, sorted(known))) or 'none'}. "
+                "Operators are renamed once, at the beginning: take a savepoint, and begin with it "
+                "in another folder, by restore and uid_map; or leave uid_map out"
+            )
+        if old != new and old in known and old not in uid_map.values():
+            _LOG.warning(
+                "uid_map has no effect any more on checkpoint %s: the job has operators %r and %r, "
+                "each with a state of its own",
+                checkpoint.uri,
+                old,
+                new,
+            )
+
+
+def _check_begun(
+    origin: CheckpointStorage, checkpoint: CheckpointStorage, *, claim: bool = True
+) -> None:
     """Make sure that a checkpoint that holds a job began with that savepoint."""
     try:
         begun = checkpoint.read_bytes(RESTORED_FILE)
@@ -156,10 +305,18 @@ def _check_begun(origin: CheckpointStorage, checkpoint: CheckpointStorage) -> No
         begun = b""
     begun_epoch(checkpoint)  # a file of a later version says so
     if begun and not origin.exists(SAVEPOINT_FILE):
-        return  # claimed, or removed since: it is not needed any more
+        if not claim:  # else this job, or one before it, has removed it
+            _LOG.warning(
+                "restore has no effect: %s is no savepoint, or not any more, and the job goes on "
+                "from its own checkpoint %s, which began with a savepoint of epoch %d",
+                origin.uri,
+                checkpoint.uri,
+                begun_epoch(checkpoint),
+            )
+        return
     if begun != _begun_with(read_savepoint(origin)):
         head = read_head(checkpoint)
-        epochs = "no epoch yet" if head is None else f"{head.epoch} epochs"
+        epochs = "no epoch yet" if head is None else f"epochs up to {head.epoch}"
         raise InvalidArgumentError(
             f"checkpoint {checkpoint.uri} did not begin with the savepoint {origin.uri}, and has "
             f"{epochs} of its own: a job begins with a savepoint in an empty folder; to go on from "
@@ -220,14 +377,3 @@ def _with_query(origin: CheckpointStorage, manifest: Manifest, query_id: str | N
     queries = sorted(map(renamed, manifest.queries), key=lambda progress: progress.query_id)
     own = query_id if manifest.query_id == before.query_id else manifest.query_id
     return replace(manifest, queries=tuple(queries), query_id=own)
-
-
-def _remove(origin: CheckpointStorage, checkpoint: CheckpointStorage) -> None:
-    """Remove a savepoint. ``savepoint.json`` goes last, so that a killed removal is repeated."""
-    if origin.exists(SAVEPOINT_FILE):
-        # The attempt that made the checkpoint's job.json may have ended before it was durable.
-        checkpoint.sync_folder("")
-        for folder in FOLDERS:
-            origin.remove_folder(folder)
-        origin.delete(JOB_FILE)
-        origin.delete(SAVEPOINT_FILE)

@@ -372,8 +372,11 @@ class LocalStorage:
 
     def remove_folder(self, path: str) -> None:
         """See `CheckpointStorage.remove_folder`."""
+        top = self.local_path(path)
+        # The next file there makes its folder again.
+        self._synced = {f for f in self._synced if f != top and not f.startswith(f"{top}/")}
         # If a late task creates a file meanwhile, the folder is left for orphan collection.
-        shutil.rmtree(self.local_path(path), ignore_errors=True)
+        shutil.rmtree(top, ignore_errors=True)
 
     def mark(self, path: str, data: bytes) -> bytes | None:
         """See `CheckpointStorage.mark`."""

@@ -14,6 +14,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pystate.checkpoint.job_file import JobFile, check_parallelism, open_job
@@ -32,7 +34,7 @@ from pystate.coordinator.merge_policy import MergePolicy
 from pystate.coordinator.merge_runner import MergeRunner
 from pystate.coordinator.merges import FileMerges, Maintenance
 from pystate.coordinator.options import CheckpointOptions
-from pystate.coordinator.ownership import Ownership
+from pystate.coordinator.ownership import Ownership, fence_start
 from pystate.coordinator.position import AlreadyDone, Position, Restore, check_follows, find_done
 from pystate.coordinator.publishing import Publisher
 from pystate.coordinator.retries import evaluate_epoch
@@ -130,7 +132,8 @@ class Coordinator:
             )
         self.storage = storage
         self.parallelism = parallelism
-        identity = open_job(storage, job, parallelism, max_parallelism)
+        fence = partial(fence_start, storage)
+        identity = open_job(storage, job, parallelism, max_parallelism, fence)
         self._allow_unclaimed_state = allow_unclaimed_state
         self._max_evaluations = max_evaluations
         self._max_clock_step_ms = max_clock_step_ms
@@ -531,6 +534,13 @@ class Coordinator:
         head = self._history.head
         if head is not None and head.term > self._ownership.term:
             raise self._ownership.fenced(head.term)
+        if head is not None and head.max_parallelism != self.job.max_parallelism:
+            # A driver that had started with other options published just after this one fenced it.
+            replace(self.job, max_parallelism=head.max_parallelism).save(self.storage)
+            raise FencedError(
+                f"checkpoint {self.storage.uri}: another driver has published its first epoch "
+                f"meanwhile, with max_parallelism={head.max_parallelism}: start the job again"
+            )
         if head is not None and head.run_id != self.run_id:
             self._history.make_durable()  # what follows from it, as output, must not outlive it
         return head

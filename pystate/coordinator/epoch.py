@@ -345,9 +345,35 @@ class Epoch:
         if missing and not self._allow_unclaimed_state:
             raise UnclaimedStateError(
                 f"the checkpoint holds state of operators that the pipeline does not declare: "
-                f"{', '.join(map(repr, missing))}; declare them under the same uid, or pass "
-                "allow_unclaimed_state=True to carry their state along untouched"
+                f"{', '.join(map(repr, missing))}; {self._renaming(missing)}declare them under "
+                "the same uid, or pass allow_unclaimed_state=True, which carries their state along "
+                "untouched, and lets new operators begin without state"
             )
+
+    def _renaming(self, missing: Sequence[str]) -> str:
+        """How the state of these operators gets to new ones that seem to be the same."""
+        assert self.base is not None
+        new = [op for uid, op in self._declared.items() if self.base.operator(uid) is None]
+        names: dict[str, str] = {}
+        for uid in missing:
+            stored = self.base.operator(uid)
+            assert stored is not None
+            schemas = stored.key_schema, stored.state_schema
+            for operator in new:
+                like = (operator.key_schema, operator.state_schema) == schemas
+                if like and operator.uid not in names.values():
+                    names[uid] = operator.uid
+                    break
+        if not names:
+            return ""
+        old, uid = next(iter(names.items()))
+        seems = f"{old!r} looks like {uid!r} under another name: "
+        if self.base.term == 0:  # the job begins with a savepoint
+            return f"{seems}start the job again with uid_map={names}; or else "
+        return (
+            f"{seems}take a savepoint, and begin with it in another folder, by "
+            f"Job(..., restore=..., uid_map={names}); or else "
+        )
 
     def report(self, report: RangeReport) -> bool:
         """Take a task's report; return False if it belongs to another evaluation."""

@@ -18,6 +18,7 @@ import os
 import platform
 import re
 import time
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -28,14 +29,24 @@ from pystate.errors import (
     AlreadyPublishedError,
     CorruptFileError,
     FencedError,
+    InUseError,
     NewerFormatError,
     PystateError,
     SwappedFileError,
 )
+from pystate.folder_lock import FolderLock
 from pystate.janitor import closing_mark
 from pystate.redaction import logger
 
-__all__ = ["OWNERS", "Owner", "Ownership", "current_owner", "is_running", "read_owner"]
+__all__ = [
+    "OWNERS",
+    "Owner",
+    "Ownership",
+    "current_owner",
+    "fence_start",
+    "is_running",
+    "read_owner",
+]
 
 _LOG = logger("pystate.coordinator.ownership")
 _FORMAT_VERSION = 1
@@ -159,6 +170,30 @@ def current_owner(storage: CheckpointStorage) -> Owner | None:
     """Return the driver that owns a checkpoint."""
     newest = max(_terms(storage), default=0)
     return _read(storage, newest) if newest else None
+
+
+def fence_start(storage: CheckpointStorage) -> None:
+    """Make sure that a start with other options, which has published nothing, publishes no more.
+
+    Raises
+    ------
+    InUseError, TableBusyError
+        Another process is at it.
+    """
+    lock = storage.local_path("lock")
+    if lock is not None and os.path.exists(lock):
+        FolderLock(os.path.dirname(lock), 0).release()  # raises where a store is open
+    owner = current_owner(storage)
+    mine = platform.node() or "unknown", os.getpid()
+    if owner is not None and (owner.host, owner.pid) != mine and is_running(storage, owner):
+        raise InUseError(
+            f"checkpoint {storage.uri}: {_describe(owner)}, has started the job with other options "
+            "(its name, max_parallelism, restore or uid_map), and has published nothing yet: stop "
+            "it first"
+        )
+    ownership = Ownership(storage, uuid.uuid4().hex)
+    ownership.acquire()
+    ownership.close()
 
 
 def is_running(storage: CheckpointStorage, owner: Owner) -> bool | None:

@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.held import HELD
 from pystate.checkpoint.manifest import Manifest
-from pystate.checkpoint.restored import begin_with
+from pystate.checkpoint.restored import begin_with, claim_savepoint, require_restore
 from pystate.checkpoint.savepoint import Savepoint, take_savepoint, write_savepoint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.auto_rescale import Rescaler
 from pystate.coordinator.chronicle import RangeSizes
 from pystate.coordinator.coordinator import Coordinator, RunOutcome
 from pystate.coordinator.epoch import Epoch
-from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.coordinator.ownership import fence_start
+from pystate.errors import CheckpointError, InvalidArgumentError, PystateError
 from pystate.redaction import logger
 from pystate.spark.base.environment import use_this_python
 from pystate.spark.base.failures import is_retryable
@@ -95,6 +96,7 @@ class EpochRunner:
         #: The coordinator's.
         self._merges: SpreadMerges | None = None
         self._lock = threading.Lock()
+        self._has_claimed = False
         self._learned = Learned()
         self._sizes = RangeSizes()
         self._parallelism = options.parallelism
@@ -188,6 +190,7 @@ class EpochRunner:
             assert result.manifest is not None
             if not result.held:
                 self._end_steps(result.epoch)
+                self._claim()
             progress = self._note(epochs[0], result.manifest, time.perf_counter() - began)
             self._adapt(epochs[0].parallelism, progress)
             line.end(progress)
@@ -246,7 +249,19 @@ class EpochRunner:
             manifest = coordinator.flush(write)
         if manifest is not None:
             self._end_steps(manifest.epoch)
+            self._claim()
         return manifest is not None
+
+    def _claim(self) -> None:
+        """Remove a claimed savepoint after the job's first epoch, which is published."""
+        restore = self.options.restore
+        if restore is None or not restore.claim or self._has_claimed:
+            return
+        try:
+            claim_savepoint(restore.origin, self.storage)
+            self._has_claimed = True
+        except (PystateError, OSError) as error:
+            _LOG.warning("%s could not be removed: %s", restore.origin.uri, error)
 
     def _end_steps(self, epoch: int) -> None:
         """Remove what the steps of a published epoch have left."""
@@ -310,7 +325,10 @@ class EpochRunner:
                 max_parallelism=options.max_parallelism,
                 claim=restore.claim,
                 uid_map=restore.uid_map,
+                fence=partial(fence_start, self.storage),
             )
+        else:
+            require_restore(self.storage)
         self._merges = SpreadMerges(self.storage, options.name)
         return Coordinator(
             self.storage,

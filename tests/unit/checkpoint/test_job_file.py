@@ -44,7 +44,7 @@ def test_first_job_makes_the_identity(storage: LocalStorage) -> None:
     job = open_job(storage, "flights", 4, None)
     assert (job.name, job.max_parallelism, job.operators) == ("flights", 128, ())
     assert job.library == library() == f"pystate {ps.__version__}"
-    assert open_job(storage, "flights", 100, None) == job == read_job(storage)
+    assert open_job(storage, "flights", 4, None) == job == read_job(storage)
 
 
 def test_the_version_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,12 +105,36 @@ def test_identity_that_another_driver_makes_meanwhile(
 
 def test_stored_max_parallelism_wins(storage: LocalStorage) -> None:
     open_job(storage, "j", 2, 64)
+    storage.publish("manifests/00000001.manifest", b"")
     assert open_job(storage, "j", 2, None).max_parallelism == 64
     assert open_job(storage, "j", 2, 64).max_parallelism == 64
     with pytest.raises(InvalidArgumentError, match="multiply it by pystate"):
         open_job(storage, "j", 2, 128)
     with pytest.raises(InvalidArgumentError, match="more than the 64 key groups"):
         open_job(storage, "j", 65, None)
+
+
+def test_until_an_epoch_is_published_a_job_begins_anew(storage: LocalStorage) -> None:
+    fenced: list[int] = []
+    first = open_job(storage, "j", 2, 64, lambda: fenced.append(1))
+    assert open_job(storage, "j", 2, 64, lambda: fenced.append(1)) == first and not fenced
+    second = open_job(storage, "other", 300, None, lambda: fenced.append(2))
+    assert (second.name, second.max_parallelism) == ("other", 512)
+    assert second.application != first.application
+    assert read_job(storage) == second and fenced == [2]
+
+    def refuse() -> None:
+        raise InvalidArgumentError("it runs")
+
+    with pytest.raises(InvalidArgumentError, match="it runs"):
+        open_job(storage, "j", 2, 64, refuse)
+
+    def publish() -> None:
+        storage.publish("manifests/00000001.manifest", b"")
+
+    with pytest.raises(InvalidArgumentError, match="belongs to the job 'other'"):
+        open_job(storage, "j", 2, 64, publish)  # the other driver was faster
+    assert read_job(storage) == second
 
 
 SPARKS = [
