@@ -340,22 +340,21 @@ class Coordinator:
             )
             if isinstance(opened, AlreadyDone):
                 return RunOutcome(opened.epoch, opened.manifest, True, 0)
+            may_be_named = False
             with opened as epoch:
                 try:
                     sinks = evaluate_epoch(epoch, evaluate, self._max_evaluations, retryable)
+                    may_be_named = True
                     manifest = epoch.complete(sinks)
                 except BaseException as error:
-                    if epoch.is_open:
-                        self._notices.aborted(epoch.number)
-                    if not isinstance(error, Exception):
-                        raise
-                    overtaken = self._rivals.overtaken(epoch, error)
-                    if overtaken is None:
-                        raise
-                    if not isinstance(overtaken, OvertakenError):
-                        raise overtaken from error
-                    _LOG.warning("%s; opening the next epoch", overtaken)
+                    try:
+                        self._failed(epoch, error)
+                    finally:
+                        if not may_be_named:
+                            self._discard(epoch)
                     continue
+                if manifest is self._history.head:
+                    self._house.discard(epoch.dropped_reports)
                 return RunOutcome(
                     manifest.epoch,
                     manifest,
@@ -367,6 +366,25 @@ class Coordinator:
             f"checkpoint {self.storage.uri}: an older driver kept publishing before this one, "
             "which has taken the checkpoint over"
         )
+
+    def _failed(self, epoch: Epoch, error: BaseException) -> None:
+        """Raise an epoch's error, unless an older driver has only published the epoch first."""
+        if epoch.is_open:
+            self._notices.aborted(epoch.number)
+        if not isinstance(error, Exception):
+            raise error
+        overtaken = self._rivals.overtaken(epoch, error)
+        if overtaken is None:
+            raise error
+        if not isinstance(overtaken, OvertakenError):
+            raise overtaken from error
+        _LOG.warning("%s; opening the next epoch", overtaken)
+
+    def _discard(self, epoch: Epoch) -> None:
+        """Remove what the attempts at an epoch have written that was not published."""
+        begun = [state for _, ranges in epoch.begun.values() for state in ranges]
+        epoch.abort()
+        self._house.discard(epoch.dropped_reports, begun)
 
     def rescale(self, parallelism: int) -> None:
         """Change the number of ranges of each operator, from the next epoch on.
@@ -553,6 +571,7 @@ class Coordinator:
         if not self._tidied:
             self._tidied = True
             self._ownership.log_start(self.job.name, head)
+            self._house.abandon(head)
             if self._merges is not None and head is not None:
                 # They run during the epoch's work: a driver of only one epoch can adopt them, too.
                 self._merges.plan(head, self.parallelism)

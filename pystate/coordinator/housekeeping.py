@@ -12,15 +12,21 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
-from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.manifest import Manifest, RangeState
 from pystate.checkpoint.manifest_log import History, Retired
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.holds import Holds
 from pystate.coordinator.merges import FileMerges, Maintenance
-from pystate.coordinator.ownership import Ownership
-from pystate.coordinator.retention import collect_orphans, delete_files, delete_retired
+from pystate.coordinator.ownership import Ownership, have_ended
+from pystate.coordinator.range_report import RangeReport
+from pystate.coordinator.retention import (
+    collect_orphans,
+    delete_files,
+    delete_retired,
+    find_abandoned,
+)
 from pystate.errors import PystateError
 from pystate.redaction import logger
 
@@ -116,6 +122,25 @@ class Housekeeping:
         """Remove files in the background, in their order."""
         if paths:
             self._maintenance.submit(lambda: delete_files(self._storage, paths))
+
+    def abandon(self, head: Manifest | None) -> None:
+        """Remove what earlier drivers have left of epochs that none of them has published.
+
+        It is called before this driver's first attempt. If any of those drivers may still publish,
+        it does nothing.
+        """
+        last, term = 0 if head is None else head.term, self._ownership.term
+        # The driver of the newest epoch leaves no more than one attempt, which goes with the next
+        # epoch. Only drivers that have published nothing leave more and more.
+        if last < term - 1 and have_ended(self._storage, last, term):
+            self.remove(find_abandoned(self._storage, self._history))
+
+    def discard(self, reports: Iterable[RangeReport], ranges: Iterable[RangeState] = ()) -> None:
+        """Remove what tasks of this driver have written, and no manifest names or will name."""
+        files = {report.file.path for report in reports if report.file is not None}
+        files |= {ref.path for state in ranges for ref in state.files}
+        head = self._history.head
+        self.remove(files - (head.paths if head is not None else frozenset()))
 
     def search(self) -> None:
         """Search for orphans in the background."""

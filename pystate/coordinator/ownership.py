@@ -44,6 +44,7 @@ __all__ = [
     "Ownership",
     "current_owner",
     "fence_start",
+    "have_ended",
     "is_running",
     "read_owner",
 ]
@@ -214,6 +215,29 @@ def is_running(storage: CheckpointStorage, owner: Owner) -> bool | None:
         return False
     began_ms = (time.time() - up_s + int(fields[19]) / os.sysconf("SC_CLK_TCK")) * 1000
     return fields[0] not in "ZX" and began_ms <= owner.started_ms + _CLOCK_STEP_MS
+
+
+def have_ended(storage: CheckpointStorage, after: int, before: int) -> bool:
+    """Whether the drivers of the terms from `after` on, up to that `before`, publish no more.
+
+    What a killed driver has sent to an object store may still arrive, so that there the driver must
+    have closed its job. A term without a file is long over: `Ownership.acquire` removed it.
+    """
+    local = storage.local_path(OWNERS) is not None
+    for term in _terms(storage):
+        if not after <= term < before:
+            continue
+        try:
+            owner = _read(storage, term)
+        except (CorruptFileError, NewerFormatError):
+            return False
+        if owner is None:
+            continue
+        if is_running(storage, owner) is not False:
+            return False
+        if not local and not storage.exists(closing_mark(term)):
+            return False
+    return True
 
 
 def _describe(owner: Owner) -> str:

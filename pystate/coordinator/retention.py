@@ -21,7 +21,10 @@ makes a file safe to remove. The order of epochs and terms determines which file
    successors. So a driver keeps its predecessor's merged files until it has itself published.
 5. A base without a term in its name was made by an older version, and so by another driver: it is
    removed once this driver has published.
-6. Files are listed first, then `live` is called, then the manifests are read. A file made later is
+6. Once all drivers that might publish have ended, no manifest comes to name anything. Then what an
+   attempt has left whose epoch was never published goes, too (`find_abandoned`). Whoever knows that
+   they have ended lists the files before its own first attempt.
+7. Files are listed first, then `live` is called, then the manifests are read. A file made later is
    not listed, and a file that moves from `live` to a manifest is seen in at least one of them.
 
 The grace period only spares attempts that outlive their evaluation from failing writes. Correctness
@@ -51,6 +54,7 @@ __all__ = [
     "delete_orphans",
     "delete_retired",
     "delete_unnamed",
+    "find_abandoned",
     "find_orphans",
     "may_be_named",
     "merged_name",
@@ -139,8 +143,12 @@ def find_orphans(
     live: Callable[[], Collection[str]],
     check_owner: Callable[[], None],
     now_ms: int | None = None,
+    at_rest: bool = False,
 ) -> Orphans:
-    """Find what `collect_orphans` deletes; parameters and exceptions are the same."""
+    """Find what `collect_orphans` deletes; parameters and exceptions are the same.
+
+    With `at_rest` all drivers have ended, so that no manifest comes to name a file.
+    """
     files = storage.list(_STATE) + storage.list(_STATE, temporary=True)
     files += [entry for entry in storage.list(MANIFESTS) if part_epoch(entry.path) is not None]
     others = [entry for folder in _FOLDERS for entry in storage.list(folder, temporary=True)]
@@ -159,15 +167,45 @@ def find_orphans(
     doomed = [entry for entry in others if entry.modified_ms <= now_ms - small_ms]
     for entry in files:
         final = final_name(entry.path)
-        if (
-            newest is not None
-            and final not in protected
-            and not may_be_named(final, newest, term)
-            and entry.modified_ms <= now_ms - grace_ms
-        ):
+        if newest is None:
+            unnamed = at_rest and _is_made_by_epoch(final)
+        else:
+            unnamed = _is_made_by_epoch(final) if at_rest else not may_be_named(final, newest, term)
+        if unnamed and final not in protected and entry.modified_ms <= now_ms - grace_ms:
             doomed.append(entry)
     epoch = 0 if newest is None else newest.epoch
+    if at_rest:
+        epoch += 1  # the one that was not published
     return Orphans(tuple(doomed), tuple(_evaluations(storage, epoch, now_ms - small_ms)))
+
+
+def find_abandoned(storage: CheckpointStorage, history: History) -> list[str]:
+    """Find the state files of attempts whose epoch was never published; all drivers have ended.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    history : History
+        Its retained epochs.
+    """
+    newest = 0 if history.head is None else history.head.epoch
+    named = {path for epoch in history.epochs for path in history.manifest(epoch).paths}
+    found = [*storage.list(_STATE), *storage.list(_STATE, temporary=True), *storage.list(MANIFESTS)]
+    doomed = []
+    for entry in found:
+        final = final_name(entry.path)
+        match, part = _STATE_FILE.fullmatch(final), part_epoch(final)
+        # A merged file is one of its driver's, of any epoch.
+        late = part is not None and part > newest
+        late = late or (match is not None and (int(match[1]) > newest or match[2] is not None))
+        if late and final not in named:
+            doomed.append(entry.path)
+    return doomed
+
+
+def _is_made_by_epoch(path: str) -> bool:
+    return part_epoch(path) is not None or _STATE_FILE.fullmatch(path) is not None
 
 
 def may_be_named(path: str, newest: Manifest, term: int) -> bool:

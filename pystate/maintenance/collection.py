@@ -12,9 +12,11 @@ import os
 from dataclasses import dataclass
 
 from pystate.arguments import flag
-from pystate.checkpoint.job_file import REPAIR_FILE, SAVEPOINT_FILE
+from pystate.checkpoint.job_file import REPAIR_FILE, RESTORED_FILE, SAVEPOINT_FILE, read_job
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import read_head
-from pystate.coordinator.ownership import current_owner
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator.ownership import current_owner, have_ended
 from pystate.coordinator.retention import delete_orphans, find_orphans
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.maintenance.description import open_existing
@@ -47,6 +49,14 @@ class Collection:
     evaluations: tuple[str, ...]
     size_bytes: int
     removed: int
+
+
+def _is_readable(storage: CheckpointStorage, head: Manifest | None) -> bool:
+    """Whether a checkpoint without an epoch never had any, as far as its other files tell."""
+    if head is not None:
+        return True
+    job = read_job(storage)
+    return job is not None and not job.operators and not storage.exists(RESTORED_FILE)
 
 
 def collect(
@@ -101,8 +111,15 @@ def collect(
         # If the driver of the newest epoch has ended, what it has not named stays unnamed. Of an
         # earlier driver than the last one that is not known.
         ended = head is not None and (owner is None or owner.term == head.term)
+        # If all drivers since then have ended, nothing comes to be named.
+        last = 0 if head is None else head.term
+        newest = last if owner is None else owner.term
+        at_rest = _is_readable(storage, head) and (
+            owner_is_gone or have_ended(storage, last, newest + 1)
+        )
         found = find_orphans(
             storage,
+            at_rest=at_rest,
             term=head.term if head is not None and ended else -1,
             grace_ms=grace_ms,
             live=frozenset,

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import pystate as ps
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.coordinator import ownership
 from pystate.coordinator.merge_policy import MergePolicy
 from pystate.errors import CheckpointError, InUseError, InvalidArgumentError, TableBusyError
 from tests.work import Work, content, read
@@ -15,7 +17,7 @@ from tests.work import Work, content, read
 POLICY = MergePolicy(min_deltas=2, max_deltas=3, keep_deltas=1)
 FOLDER = "state/op/00000-00063"
 ID = "0" * 32
-#: After five epochs of term 1: what may go, and what a driver may still come to name.
+#: After five epochs of term 1: what may go, and what a driver that was delayed may come to name.
 GO = (
     f"{FOLDER}/00000003-{ID}.delta",
     f"{FOLDER}/00000003-t1-{ID}.base",
@@ -39,34 +41,57 @@ def litter(work: Work, *names: str, age_s: float = 3600) -> None:
         os.utime(path, (then, then))
 
 
-def test_what_nobody_can_name_goes(tmp_path: Path) -> None:
+def unknown(work: Work, term: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody know whether a driver has ended: it may only have been delayed."""
+    running = ownership.is_running
+
+    def is_running(storage: CheckpointStorage, owner: ownership.Owner) -> bool | None:
+        return None if owner.term == term else running(storage, owner)
+
+    monkeypatch.setattr(ownership, "is_running", is_running)
+
+
+def test_what_nobody_can_name_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work = Work(tmp_path / "c").some(5, merge_policy=POLICY)
     before = content(work.root)
     litter(work, *GO, *STAY, f"evaluations/00000003-{ID}/driver")
     litter(work, f"{FOLDER}/00000003-{'1' * 32}.delta", age_s=0)
-    said = ps.collect(work.root, dry_run=True)
-    assert set(said.files) == set(GO) and said.removed == 0
-    assert said.evaluations == (f"evaluations/00000003-{ID}",)
-    assert set(content(work.root)) > set(GO)
+    with monkeypatch.context() as patched:
+        unknown(work, 1, patched)
+        said = ps.collect(work.root, dry_run=True)
+        assert set(said.files) == set(GO) and said.removed == 0
+        assert said.evaluations == (f"evaluations/00000003-{ID}",)
+        assert set(content(work.root)) > set(GO)
+        done = ps.collect(work.root)
+        assert (done.files, done.size_bytes, done.removed) == (said.files, 5 * len(GO), len(GO))
+        left = set(content(work.root)) - set(before)
+        assert left == {*STAY, f"{FOLDER}/00000003-{'1' * 32}.delta"}
+        assert ps.collect(work.root, older_than=0).removed == 1
+        assert before.items() <= content(work.root).items()
+        assert not ps.collect(work.root).files and ps.verify(work.root).ok
+    # The driver is known to have ended, and what it has not published is nobody's.
+    litter(work, f"evaluations/00000006-{ID}/driver")
     done = ps.collect(work.root)
-    assert (done.files, done.size_bytes, done.removed) == (said.files, 5 * len(GO), len(GO))
-    left = set(content(work.root)) - set(before)
-    assert left == {*STAY, f"{FOLDER}/00000003-{'1' * 32}.delta"}
-    assert ps.collect(work.root, older_than=0).removed == 1
-    assert before.items() <= content(work.root).items()
-    assert not ps.collect(work.root).files and ps.verify(work.root).ok
+    assert set(done.files) == set(STAY) and done.evaluations == (f"evaluations/00000006-{ID}",)
+    assert set(content(work.root)) == set(before) and ps.verify(work.root).ok
     work.some(2)
     assert read(work.root) == work.counts
 
 
-def test_bases_of_an_earlier_driver_wait_for_the_next_epoch(tmp_path: Path) -> None:
-    """Nobody knows whether that driver has ended."""
+def test_bases_of_an_earlier_driver_wait_for_the_next_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If nobody knows whether that driver has ended."""
     work = Work(tmp_path / "c").some(5)
     litter(work, base := f"{FOLDER}/00000003-t1-{ID}.base")
     with work.coordinator() as coordinator, coordinator.held_head():
         pass
-    assert not ps.collect(work.root).files
+    with monkeypatch.context() as patched:
+        unknown(work, 1, patched)
+        assert not ps.collect(work.root).files
+    assert ps.collect(work.root, dry_run=True).files == (base,)
     work.some(1)
+    unknown(work, 1, monkeypatch)
     litter(work, base)
     assert ps.collect(work.root).files == (base,)
 
