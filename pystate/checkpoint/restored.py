@@ -21,7 +21,6 @@ Invariants
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import time
 import uuid
@@ -75,10 +74,11 @@ from pystate.errors import (
     CorruptFileError,
     InvalidArgumentError,
 )
+from pystate.redaction import logger
 
 __all__ = ["begin_with", "begun_epoch", "claim_savepoint", "has_begun", "require_restore"]
 
-_LOG = logging.getLogger("pystate.checkpoint.restored")
+_LOG = logger("pystate.checkpoint.restored")
 
 
 def begin_with(
