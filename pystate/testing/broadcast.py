@@ -166,10 +166,27 @@ class BroadcastHarness(Harness):
             The instances' broadcast states are not equal after the epoch; or as for
             `Harness.process`.
         """
+        with self._with_rules(broadcast):
+            return super().process(rows)
+
+    def drain(self, rows: Any = (), broadcast: Any = ()) -> list[Any]:
+        """Run an epoch and end event time after its rows; see `Harness.drain`.
+
+        Parameters
+        ----------
+        rows, broadcast
+            As for `process`; none by default.
+        """
+        with self._with_rules(broadcast):
+            return super().drain(rows)
+
+    @contextmanager
+    def _with_rules(self, broadcast: Any) -> Iterator[None]:
+        """An epoch with these broadcast rows; if it fails they determine no columns."""
         known = self._rules.columns
         try:
             self._given = self._rules.batch(broadcast)
-            return super().process(rows)
+            yield
         except BaseException:
             self._rules.columns = known
             raise

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from pystate.arguments import choice, integer, text
+from pystate.arguments import choice, integer, shown, text
 from pystate.checkpoint.loops import BUCKET
-from pystate.errors import LoopNotEmptyError
+from pystate.errors import InvalidArgumentError, LoopNotEmptyError
 from pystate.operator.loop import LoopSpec, LoopTable, buckets
 from pystate.operator.output import SchemaLike
 from pystate.testing.faults import InjectedFailureError, rows_of
 from pystate.testing.input_rows import InputRows
+from pystate.testing.operator_harness import OperatorSnapshot, Times
 from pystate.testing.range_tables import RangeTables
 
 if TYPE_CHECKING:
@@ -41,6 +42,18 @@ class LoopHarness:
     name : str
         The loop's name in errors.
 
+    Attributes
+    ----------
+    epoch : int
+        How many epochs there were.
+    failures : int
+        Injected failures that have happened.
+
+    Notes
+    -----
+    Rows of a loop have no event time of their own: none of them is late, and a drain is an epoch as
+    any other. What happens to their times is the business of the operators that read them.
+
     Examples
     --------
     >>> import pystate as ps
@@ -61,6 +74,9 @@ class LoopHarness:
         name: str = "harness",
     ) -> None:
         self._owner = f"loop {text(name, 'LoopHarness: name')!r}"
+        self._arguments = {"max_parallelism": max_parallelism, "name": name}
+        self._fail_at: Literal["seal", "publish"] | None = None
+        self.epoch = self.failures = 0
         self._input = InputRows((), schema)
         columns = self._input.schema
         assert columns is not None
@@ -99,12 +115,41 @@ class LoopHarness:
             published; the epoch is then computed again.
         """
         if fail_at is not None:
-            choice(fail_at, f"{self._owner}: fail_at", ("seal", "publish"))
+            self.fail_at(fail_at)
         batch = self._input.batch(rows)
+        point, self._fail_at = self._fail_at, None
         try:
-            self._epoch(batch, fail_at)
+            self._epoch(batch, point)
         except InjectedFailureError:
+            self.failures += 1
             self._epoch(batch, None)
+        self.epoch += 1
+
+    def fail_at(self, point: Literal["seal", "publish"]) -> None:
+        """Make the next epoch fail at a point of its commit; it is then computed again.
+
+        Parameters
+        ----------
+        point : {"seal", "publish"}
+            As for `feed`.
+        """
+        choice(point, f"{self._owner}: fail_at", ("seal", "publish"))
+        self._fail_at = point
+
+    def drain(self, rows: Any = ()) -> None:
+        """Run one epoch that feeds some rows, as an epoch of a job with ``drain=True`` does.
+
+        Parameters
+        ----------
+        rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
+            The rows.
+        """
+        self.feed(rows)
+
+    @property
+    def late_rows(self) -> int:
+        """Always 0: no row is late for a loop."""
+        return 0
 
     def _epoch(self, batch: pa.RecordBatch | None, fail_at: str | None) -> None:
         def reach(point: str) -> None:
@@ -164,6 +209,49 @@ class LoopHarness:
             f"{self._owner}: {self.in_flight} rows are in flight after {max_rounds} epochs: pass a "
             "larger max_rounds, or look for rows that are fed for ever"
         )
+
+    def snapshot(self) -> OperatorSnapshot:
+        """The rows in flight as of the last epoch. It stays valid whatever the harness does."""
+        times = Times(0, self.epoch)
+        return OperatorSnapshot(self.epoch, self._ranges.files(), times, self._arguments)
+
+    @classmethod
+    def restore(
+        cls, snapshot: OperatorSnapshot, schema: SchemaLike, *, parallelism: int = 1
+    ) -> Self:
+        """Make a harness that continues from a snapshot.
+
+        Parameters
+        ----------
+        snapshot : OperatorSnapshot
+            A snapshot of a `LoopHarness`.
+        schema : str, mapping or pyarrow.Schema
+            The columns of the loop's rows.
+        parallelism : int
+            Number of key-group ranges; it may differ from before.
+
+        Returns
+        -------
+        LoopHarness
+            With the rows that were in flight.
+
+        Raises
+        ------
+        SchemaError
+            The snapshot holds rows of other columns.
+        """
+        if not isinstance(snapshot, OperatorSnapshot):
+            raise InvalidArgumentError(
+                f"restore takes what snapshot() of a harness gives, not {shown(snapshot)}"
+            )
+        harness = cls(schema, parallelism=parallelism, **snapshot._arguments)
+        try:
+            harness._ranges.restore(snapshot._files, allow_unclaimed_state=False)
+        except BaseException:
+            harness.close()
+            raise
+        harness.epoch = snapshot.epoch
+        return harness
 
     def rescale(self, parallelism: int) -> None:
         """Go on with another number of ranges, from files alone, as a savepoint does."""

@@ -125,6 +125,8 @@ class Attempt:
     """Whether it is compared with an attempt that failed."""
     rows: list[Any] = field(default_factory=list)
     sides: list[tuple[str, Any]] = field(default_factory=list)
+    late: list[Any] = field(default_factory=list)
+    """Rows that were too late for all of their windows."""
     observed: list[list[Any]] = field(default_factory=list)
 
 
@@ -281,7 +283,14 @@ class OperatorHarness(HarnessBase):
             except InjectedFailureError:
                 failed = attempt
                 attempt = replace(
-                    failed, times=times, fault=None, observe=True, rows=[], sides=[], observed=[]
+                    failed,
+                    times=times,
+                    fault=None,
+                    observe=True,
+                    rows=[],
+                    sides=[],
+                    late=[],
+                    observed=[],
                 )
                 self._run(batches, attempt, failed)
         finally:
@@ -293,10 +302,14 @@ class OperatorHarness(HarnessBase):
             latest = self._times.latest[name]
             if given.allowed_delay_ms is not None and latest is not None:
                 self._times.move(name, latest - given.allowed_delay_ms)
+        self._keep(attempt)
+        return attempt.rows
+
+    def _keep(self, attempt: Attempt) -> None:
+        """Keep what the attempt that counts has emitted."""
         self.output += attempt.rows
         for tag, piece in attempt.sides:
             self._sides[tag] += rows_of(piece)
-        return attempt.rows
 
     def _run(
         self,
@@ -410,12 +423,24 @@ class OperatorHarness(HarnessBase):
         OperatorHarness
             Its outputs are empty.
         """
+        return cls._restored(snapshot, operator, parallelism, allow_unclaimed_state)
+
+    @classmethod
+    def _restored(
+        cls,
+        snapshot: OperatorSnapshot,
+        operator: Any,
+        parallelism: int,
+        allow_unclaimed_state: bool,
+        **other: Any,
+    ) -> Self:
+        """See `restore`; some arguments of the harness may be others than before."""
         if not isinstance(snapshot, OperatorSnapshot):
             raise InvalidArgumentError(
                 f"restore takes what snapshot() of a harness gives, not {shown(snapshot)}"
             )
         make: Callable[..., Self] = cls
-        harness = make(operator, **{**snapshot._arguments, "parallelism": parallelism})
+        harness = make(operator, **{**snapshot._arguments, **other, "parallelism": parallelism})
         try:
             harness._ranges.restore(snapshot._files, allow_unclaimed_state)
         except BaseException:

@@ -205,6 +205,21 @@ class RowHarness(OperatorHarness):
         """
         return self._advance_watermark(to, [_INPUT])
 
+    def drain(self, rows: Any = ()) -> list[Any]:
+        """Run an epoch and end event time after its rows, as a job with ``drain=True`` does.
+
+        Parameters
+        ----------
+        rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
+            As for `process`; none by default.
+
+        Raises
+        ------
+        NoEventTimeError
+            The operator has no event time, and no watermark either.
+        """
+        return self._drain({_INPUT: rows})
+
     def __repr__(self) -> str:
         return f"<RowHarness of {type(self._spec).__name__} after {self.epoch} epochs>"
 

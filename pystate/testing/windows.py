@@ -5,23 +5,30 @@ Thread safety: a `WindowHarness` belongs to one thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
-from types import TracebackType
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import integer, text
-from pystate.backend.keyed import KeyedStateBackend
+from pystate.arguments import text
+from pystate.backend.options import checked_parallelism
 from pystate.errors import InvalidArgumentError
+from pystate.functions.binding import sent
 from pystate.functions.windows import WindowContext, WindowFunctionLike
-from pystate.operator.event_time import milliseconds
 from pystate.operator.output import SchemaLike, parse_columns, parse_sides
-from pystate.testing.clock import Clock
 from pystate.testing.faults import rows_of
 from pystate.testing.input_rows import InputRows, key_of
+from pystate.testing.operator_harness import (
+    Attempt,
+    HarnessInput,
+    OperatorHarness,
+    OperatorSnapshot,
+    Running,
+)
+from pystate.testing.range_tables import RangeTable
 from pystate.types.durations import Duration
 from pystate.types.durations import milliseconds as length_ms
 from pystate.windows.assigners import Assigner
@@ -37,8 +44,10 @@ if TYPE_CHECKING:
 
 __all__ = ["WindowHarness"]
 
+_INPUT = "input"
 
-class WindowHarness:
+
+class WindowHarness(OperatorHarness):
     """Runs ``keyed.window(windows)`` over rows that a test feeds it.
 
     What follows ``window`` is ``.aggregate(...)``, or with ``process=`` ``.process(...)``.
@@ -67,6 +76,8 @@ class WindowHarness:
         Rows of the time before the first epoch, as for ``key_by(initial_rows=...)``.
     processing_time : int or datetime
         The first epoch's processing time.
+    parallelism, max_parallelism : int
+        Number of key-group ranges, and of key groups.
     batch_rows : int
         The most rows that the operator gets at once.
     uid : str
@@ -74,6 +85,10 @@ class WindowHarness:
 
     Attributes
     ----------
+    output : list
+        The rows that all epochs so far have emitted.
+    failures : int
+        Injected failures that have happened.
     late : list
         The rows that were too late for all of their windows.
     side_outputs : dict of str to list
@@ -82,7 +97,8 @@ class WindowHarness:
     Notes
     -----
     Every call of `process`, `advance_watermark` and `advance_processing_time` is one epoch. An
-    epoch that raises changes nothing.
+    epoch that raises changes nothing. As in a job, windows fire up to the watermark that earlier
+    epochs have left: those that an epoch's rows have ended are emitted by the next one.
 
     Examples
     --------
@@ -118,21 +134,39 @@ class WindowHarness:
         allowed_lateness: Duration = 0,
         initial_rows: Any = None,
         processing_time: int | datetime = 0,
+        parallelism: int = 1,
+        max_parallelism: int = 128,
         batch_rows: int = 10_000,
         uid: str = "harness",
     ) -> None:
-        self._owner = f"operator {text(uid, 'WindowHarness: uid')!r}"
+        owner = self._owner = f"operator {text(uid, 'WindowHarness: uid')!r}"
+        arguments = {
+            "aggregates": aggregates,
+            "key": key,
+            "columns": columns,
+            "process": process,
+            "schema": schema,
+            "side_outputs": side_outputs,
+            "event_time": event_time,
+            "allowed_delay": allowed_delay,
+            "time": time,
+            "emit": emit,
+            "early": early,
+            "allowed_lateness": allowed_lateness,
+            "max_parallelism": checked_parallelism(max_parallelism),
+            "batch_rows": batch_rows,
+            "uid": uid,
+        }
         names = (key,) if isinstance(key, str) else tuple(key)
         if not names:
-            raise InvalidArgumentError(f"{self._owner}: name the key, key='user'")
-        self._batch_rows = integer(batch_rows, f"{self._owner}: batch_rows", least=1)
-        self._delay = None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
-        self._rows = InputRows(names, columns)
-        given = self._rows.schema
+            raise InvalidArgumentError(f"{owner}: name the key, key='user'")
+        delay = None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
+        rows = InputRows(names, columns)
+        given = rows.schema
         assert given is not None
         options = window_options(
             windows,
-            self._owner,
+            owner,
             event_time=event_time,
             processing_time=time == "processing",
             emit=emit,
@@ -141,42 +175,55 @@ class WindowHarness:
         )
         found = key_of(given, names)
         if [name for name, _ in found] != list(names):
-            raise InvalidArgumentError(f"{self._owner}: a key that is a struct has no windows yet")
+            raise InvalidArgumentError(f"{owner}: a key that is a struct has no windows yet")
         if (process is None) == (aggregates is None):
             raise InvalidArgumentError(
-                f"{self._owner}: WindowHarness takes aggregates or process=, one of them"
+                f"{owner}: WindowHarness takes aggregates or process=, one of them"
             )
         self._process: WindowProcessSpec | None = None
         self._spec: WindowSpec
-        sides = parse_sides(side_outputs, self._owner)
-        self.side_outputs: dict[str, list[Any]] = {tag: [] for tag in sides}
+        sides = parse_sides(side_outputs, owner)
         if process is None:
             assert aggregates is not None
-            self._spec = WindowSpec.of(options, names, aggregates, given, self._owner)
+            self._spec = WindowSpec.of(options, names, aggregates, given, owner)
         else:
             if schema is None:
-                raise InvalidArgumentError(f"{self._owner}: process= needs schema=, its columns")
-            rows = self._spec = WindowRowsSpec.of_rows(options, names, given, self._owner)
-            output = parse_columns(schema, self._owner)
-            self._process = WindowProcessSpec(process, rows, given, output, sides, self._owner)
-        self._uid = uid
-        self._backend = KeyedStateBackend.of(self._spec.operator(uid, found))
-        self._clock = Clock(milliseconds(processing_time, "processing_time"))
-        self._bound: int | None = None
+                raise InvalidArgumentError(f"{owner}: process= needs schema=, its columns")
+            kept = self._spec = WindowRowsSpec.of_rows(options, names, given, owner)
+            output = parse_columns(schema, owner)
+            self._process = WindowProcessSpec(process, kept, given, output, sides, owner)
         self.late: list[Any] = []
+        super().__init__(
+            replace(self._spec.operator(uid, found), max_parallelism=max_parallelism),
+            [HarnessInput(_INPUT, names, rows, event_time, delay)],
+            parallelism=parallelism,
+            batch_rows=batch_rows,
+            processing_time=processing_time,
+            arguments=arguments,
+            tags=list(sides),
+        )
         if initial_rows is not None:
-            self._begin_with_rows(initial_rows)
+            try:
+                self._begin_with_rows({_INPUT: initial_rows})
+            except BaseException:
+                self.close()
+                raise
+            self.late = []
 
-    def _begin_with_rows(self, rows: Any) -> None:
-        """Run the operator over rows of the time before the first epoch; drop what it emits."""
-        try:
-            self.process(rows)
-        except BaseException:
-            self.close()
-            raise
-        self._clock = replace(self._clock, epoch=0, late_rows=0)
-        self.late = []
-        self.side_outputs = {tag: [] for tag in self.side_outputs}
+    @property
+    def side_outputs(self) -> dict[str, list[Any]]:
+        """By tag, what the function has emitted aside."""
+        return self._sides
+
+    def _start(self, share: RangeTable, attempt: Attempt) -> Running:
+        return _WindowRun(self._spec, self._process, share, attempt, self._operator.uid)
+
+    def _keep(self, attempt: Attempt) -> None:
+        super()._keep(attempt)
+        for piece in attempt.late:
+            self.late += rows_of(piece)
+
+    # -- epochs
 
     def process(self, rows: Any = ()) -> list[Any]:
         """Run one epoch over some rows; return the windows that it emits, as named tuples.
@@ -186,86 +233,140 @@ class WindowHarness:
         rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
             The rows. An epoch without rows is one, too.
         """
-        return self._epoch(self._rows.batch(rows), self._clock)
+        return self._epoch(self._batches({_INPUT: rows}), self._times.copy())
 
     def advance_watermark(self, to: int | datetime) -> list[Any]:
         """Move the watermark, and run an epoch without rows; return what it emits."""
-        return self._epoch(None, self._clock.with_watermark(to))
+        return self._advance_watermark(to, [_INPUT])
 
-    def advance_processing_time(self, to: int | datetime | timedelta) -> list[Any]:
-        """Move the processing time, and run an epoch without rows; return what it emits."""
-        return self._epoch(None, self._clock.with_processing_time(to))
+    def drain(self, rows: Any = ()) -> list[Any]:
+        """Run an epoch and end event time after its rows, as a job with ``drain=True`` does.
 
-    def _epoch(self, rows: pa.RecordBatch | None, clock: Clock) -> list[Any]:
-        clock = replace(clock, epoch=clock.epoch + 1)
-        late: list[Any] = []
-        emitted: list[Any] = []
-        times = EpochTimes(clock.processing_time, self._bound)
-        aside: dict[str, list[Any]] = {tag: [] for tag in self.side_outputs}
+        Parameters
+        ----------
+        rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
+            As for `process`; none by default.
 
-        def keep(piece: pa.RecordBatch) -> None:
-            late.extend(rows_of(piece))
+        Returns
+        -------
+        list
+            The windows that it emits: all that there are.
 
-        run: Any
-        if self._process is None:
-            run = operator = make_operator(self._spec, self._backend, times, keep, self._owner)
-        else:
-            run = WindowProcess(
-                self._process,
-                self._backend,
-                times,
-                WindowContext(self._uid, clock.processing_time),
-                keep,
-                lambda tag, piece: aside[tag].extend(rows_of(piece)),
+        Raises
+        ------
+        NoEventTimeError
+            The windows have no event time.
+        """
+        return self._drain({_INPUT: rows})
+
+    # -- snapshots
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot: OperatorSnapshot,
+        operator: Assigner,
+        aggregates: Mapping[str, AggregateLike] | None = None,
+        *,
+        process: WindowFunctionLike | None = None,
+        parallelism: int = 1,
+        allow_unclaimed_state: bool = False,
+    ) -> Self:
+        """Make a harness that continues from a snapshot, with its times and options.
+
+        Parameters
+        ----------
+        snapshot : OperatorSnapshot
+            A snapshot of a `WindowHarness`.
+        operator : Tumbling, Sliding, Cumulating, Session, CountWindow or Global
+            The windows; they may be others than before, as after a change of the code.
+        aggregates, process : optional
+            As for the harness; by default those of the snapshot.
+        parallelism : int
+            Number of key-group ranges; it may differ from before.
+        allow_unclaimed_state : bool
+            Drop states that the operator does not have.
+
+        Returns
+        -------
+        WindowHarness
+            Its outputs are empty.
+        """
+        more: dict[str, Any] = {}
+        if aggregates is not None or process is not None:
+            more = {"aggregates": aggregates, "process": process}
+        return cls._restored(snapshot, operator, parallelism, allow_unclaimed_state, **more)
+
+    def __repr__(self) -> str:
+        windows = type(self._spec.options.windows).__name__
+        return f"<WindowHarness of {windows} after {self.epoch} epochs>"
+
+
+class _WindowRun:
+    """An operator's run over one range."""
+
+    def __init__(
+        self,
+        spec: WindowSpec,
+        process: WindowProcessSpec | None,
+        share: RangeTable,
+        attempt: Attempt,
+        uid: str,
+    ) -> None:
+        time = attempt.time
+        self._fault = attempt.fault
+        self._watermark = None if time is None else time.watermark_ms
+        times = EpochTimes(
+            attempt.times.processing_time, None if time is None else time.late_bound_ms
+        )
+        self._seen: list[Any] | None = None
+        if attempt.fault is not None or attempt.observe:
+            self._seen = []
+            attempt.observed.append(self._seen)
+        self._run: Any
+        if process is None:
+            self._run = self._operator = make_operator(
+                spec, share.backend, times, attempt.late.append, f"operator {uid!r}"
             )
-            operator = run.operator
+            return
+        # As on Spark, each task works on its own copy.
+        process = replace(process, function=sent(process.function, copy.deepcopy))
+        self._run = WindowProcess(
+            process,
+            share.backend,
+            times,
+            WindowContext(uid, times.processing_time),
+            attempt.late.append,
+            lambda tag, piece: attempt.sides.append((tag, piece)),
+        )
+        self._operator = self._run.operator
         try:
-            if self._process is not None:
-                run.open()
-            for begin in range(0, 0 if rows is None else rows.num_rows, self._batch_rows):
-                assert rows is not None
-                for piece in run.process(rows.slice(begin, self._batch_rows)):
-                    emitted += rows_of(piece)
-            clock.see(operator.max_event_time, operator.late_rows)
-            clock.end_epoch(self._delay)
-            for piece in run.finish(clock.watermark):
-                emitted += rows_of(piece)
+            self._run.open()
         except BaseException:
-            self._backend.rollback()
+            self._run.close()
             raise
-        finally:
-            run.close()
-        if self._backend.dirty:
-            self._backend.seal(snapshot=False)
-        else:
-            self._backend.end_idle_epoch()
-        self._clock, self._bound = clock, clock.watermark
-        self.late += late
-        for tag, found in aside.items():
-            self.side_outputs[tag] += found
-        return emitted
 
     @property
-    def watermark(self) -> int | None:
-        """The watermark up to which windows have fired, in milliseconds since 1970."""
-        return self._clock.watermark
+    def late_rows(self) -> int:
+        return self._operator.late_rows
 
     @property
-    def kept(self) -> int:
-        """How many rows the operator keeps: windows, slices, and what keys keep beside them."""
-        return self._backend.stats().keys
+    def max_event_times(self) -> Mapping[str, int | None]:
+        return {_INPUT: self._operator.max_event_time}
+
+    def process(self, name: str, rows: pa.RecordBatch) -> Iterator[Any]:
+        if self._fault is not None:
+            self._fault.count("rows", rows.num_rows)
+        return self._noted(self._run.process(rows))
+
+    def finish(self) -> Iterator[Any]:
+        return self._noted(self._run.finish(self._watermark))
 
     def close(self) -> None:
-        """Free the table. Does nothing the second time."""
-        self._backend.close()
+        self._run.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    def _noted(self, pieces: Iterator[Any]) -> Iterator[Any]:
+        for piece in pieces:
+            if self._seen is not None:
+                self._seen += rows_of(piece)
+            yield piece

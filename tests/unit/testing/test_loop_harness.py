@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as hs
 
 import pystate as ps
-from pystate.errors import InvalidArgumentError, LoopNotEmptyError, WrongTypeError
+from pystate.errors import InvalidArgumentError, LoopNotEmptyError, SchemaError, WrongTypeError
 from pystate.testing import Harness, LoopHarness
 
 MESSAGE = "node long, label long, neighbour long"
@@ -78,6 +78,22 @@ def test_a_loop_forgets_what_is_not_fed_again() -> None:
             loop.feed(fail_at="x")  # type: ignore[arg-type]
         with pytest.raises(InvalidArgumentError, match=r"^loop 'l': parallelism"):
             loop.rescale(0)
+
+
+def test_rows_in_flight_go_on_from_a_snapshot() -> None:
+    with LoopHarness("n long", parallelism=2) as loop:
+        loop.fail_at("publish")
+        loop.feed([(1,), (2,)])
+        snapshot = loop.snapshot()
+        assert (loop.epoch, loop.failures, loop.late_rows) == (1, 1, 0)
+        loop.drain([(3,)])
+        assert loop.rows() == [(3,)] and loop.failures == 1
+    with LoopHarness.restore(snapshot, "n long", parallelism=3) as loop:
+        assert sorted(loop.rows()) == [(1,), (2,)] and loop.epoch == 1
+    with pytest.raises(SchemaError, match="n: string"):
+        LoopHarness.restore(snapshot, "n string")
+    with pytest.raises(InvalidArgumentError, match="restore takes what snapshot"):
+        LoopHarness.restore("rows", "n long")  # type: ignore[arg-type]
 
 
 def test_rounds_are_bounded() -> None:

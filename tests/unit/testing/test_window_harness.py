@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import pickle
 from typing import Any
 
 import pytest
@@ -29,15 +30,20 @@ def test_rows_times_and_late_rows() -> None:
         allowed_lateness="10 min",
     ) as harness:
         assert harness.process([("a", after(1), 1), ("a", after(12), 2)]) == []
-        [one] = harness.process([{"user": "a", "at": after(16), "v": 4}])
+        # As in a job, what an epoch's rows have ended is emitted by the next one.
+        assert harness.process([{"user": "a", "at": after(16), "v": 4}]) == []
+        assert harness.watermark == after(11).timestamp() * 1000
+        [one] = harness.process([])
         assert one == ("a", after(0), after(10), 1, 1) and one.window_start == after(0)
         [again] = harness.process([("a", after(2), 8)])
-        assert again == ("a", after(0), after(10), 2, 9)
-        assert harness.watermark == after(11).timestamp() * 1000
-        [two] = harness.process([("a", after(30), 0)])
+        assert again == ("a", after(0), after(10), 2, 9) and harness.late_rows == 1
+        assert harness.process([("a", after(30), 0)]) == []
+        [two] = harness.process([("a", after(3), 9)])
         assert two[3:] == (2, 6)
-        assert harness.process([("a", after(3), 9)]) == [] and len(harness.late) == 1
+        assert harness.late == [("a", after(3), 9)] and harness.late_rows == 2
         assert harness.kept == 2
+        assert [row[3:] for row in harness.drain()] == [(1, 0)]
+        assert [row[3:] for row in harness.output] == [(1, 1), (2, 9), (2, 6), (1, 0)]
 
 
 def test_a_failing_epoch_changes_nothing() -> None:
@@ -98,6 +104,8 @@ def test_rows_before_the_first_epoch(windows: Any, emit: Any, by_function: bool)
 
     with make(initial_rows=EARLIER) as begun, make() as plain:
         plain.process(EARLIER)
+        plain.process([])
+        assert begun.epoch == 0 and begun.output == [] and plain.epoch == 2
         assert begun.late == [] and not any(begun.side_outputs.values())
         assert begun.watermark == plain.watermark == after(11).timestamp() * 1000
         assert begun.kept == plain.kept
@@ -112,3 +120,92 @@ def test_rows_before_the_first_epoch(windows: Any, emit: Any, by_function: bool)
             assert begun.side_outputs[tag] == plain.side_outputs[tag][count:]
     with pytest.raises(InvalidArgumentError, match="the harness's input"):
         make(initial_rows=3)
+
+
+def mean(key: Any, window: Any, rows: Any, ctx: Any) -> Any:
+    ctx.output("sizes", (len(rows),))
+    yield key, window.start, sum(rows.column("v").to_pylist()) / len(rows)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "aggregates": {"aggregates": {"n": ps.count(), "v": ps.sum("v")}},
+    "function": {
+        "process": mean,
+        "schema": "k string, at long, mean double",
+        "side_outputs": {"sizes": "n long"},
+    },
+}
+
+
+def made(given: dict[str, Any], **more: Any) -> ps.testing.WindowHarness:
+    return ps.testing.WindowHarness(
+        ps.Tumbling("10 min"),
+        key="user",
+        columns=COLUMNS,
+        event_time="at",
+        allowed_delay="5 min",
+        **given,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_goes_on_from_a_snapshot_with_another_parallelism(kind: str) -> None:
+    rows = [(f"u{i % 7}", after(i), i) for i in range(20)]
+    with made(KINDS[kind], parallelism=2) as harness:
+        harness.process(rows)
+        snapshot = harness.snapshot()
+        assert snapshot.epoch == 1
+        expected = sorted(harness.process([("u0", after(1), 5)]))
+        late = harness.late_rows
+        sides = {tag: sorted(found) for tag, found in harness.side_outputs.items()}
+    assert expected and late
+    for parallelism in (1, 3):
+        with ps.testing.WindowHarness.restore(
+            pickle.loads(pickle.dumps(snapshot)), ps.Tumbling("10 min"), parallelism=parallelism
+        ) as harness:
+            assert (harness.epoch, harness.output) == (1, [])
+            assert sorted(harness.process([("u0", after(1), 5)])) == expected
+            assert harness.late_rows == late
+            assert {t: sorted(found) for t, found in harness.side_outputs.items()} == sides
+
+
+def test_windows_may_get_another_aggregate_over_the_same_state() -> None:
+    with made({"aggregates": {"v": ps.sum("v")}}) as harness:
+        harness.process([("a", after(1), 3), ("a", after(2), 4)])
+        snapshot = harness.snapshot()
+    restore = ps.testing.WindowHarness.restore
+    with restore(snapshot, ps.Tumbling("10 min"), {"v": ps.sum("v")}) as harness:
+        assert [row.v for row in harness.drain()] == [7]
+    with pytest.raises(InvalidArgumentError, match="restore takes what snapshot"):
+        restore("a snapshot", ps.Tumbling("10 min"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("point", ["seal", "publish", 2])
+def test_an_epoch_that_fails_is_computed_again(kind: str, point: Any) -> None:
+    rows = [("a", after(i), i) for i in range(20)]
+    with made(KINDS[kind]) as plain, made(KINDS[kind]) as harness:
+        for epoch in (rows, rows[-1:]):
+            if isinstance(point, int):
+                harness.fail_after(point - 1)
+            else:
+                harness.fail_at(point)
+            assert harness.process(epoch) == plain.process(epoch)
+        assert (harness.failures, plain.failures) == (2, 0)
+        assert harness.late == plain.late and harness.side_outputs == plain.side_outputs
+        assert harness.late_rows == plain.late_rows
+
+
+def test_a_function_that_remembers_is_found() -> None:
+    seen: list[Any] = []
+
+    def count(key: Any, window: Any, rows: Any) -> Any:
+        seen.append(key)
+        yield key, window.start, float(len(seen))
+
+    with made({"process": count, "schema": "k string, at long, n double"}) as harness:
+        harness.process([("a", after(1), 1), ("a", after(40), 1)])
+        harness.fail_at("seal")
+        with pytest.raises(ps.errors.ReplayError):
+            harness.process([])
