@@ -10,6 +10,7 @@ import builtins
 import copy
 import json
 import re
+from abc import ABCMeta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,7 +53,8 @@ _STORED = re.compile(r"#(\w+)\((?:\w+=(True|False|0|[1-9][0-9]*))?\) of (.*)")
 _AGGREGATORS: dict[str, Any] = {
     name: kind
     for name, kind in vars(aggregators).items()
-    if isinstance(kind, type) and issubclass(kind, Aggregator) and kind is not Aggregator
+    # Of an alias such as dict[str, int], Python 3.10 says that it is a type.
+    if isinstance(kind, ABCMeta) and issubclass(kind, Aggregator) and kind is not Aggregator
 }
 
 
