@@ -12,7 +12,7 @@ from tests.environments import ROOT, Environment
 
 README = (ROOT / "README.md").read_text("utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-JOB, STORE = BLOCKS
+STORE, JOB = BLOCKS
 EPOCH = r"epoch {} \(batch {}\): {}, .*\d+\.\d\d s"
 
 
@@ -38,6 +38,16 @@ def test_links_lead_somewhere() -> None:
     links = re.findall(r"\]\(([^)#]+)", README)
     assert "docs/from-spark.md" in links
     assert not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_the_first_screen_has_a_program_and_the_commands() -> None:
+    """The store of ten lines, which runs at once, before anything else; then a job."""
+    first = README.splitlines()[:40]
+    shown = [i for i, line in enumerate(first) if line in ("```python", "## A job")]
+    commands = [i for i, line in enumerate(first) if line.startswith("make ")]
+    assert len(STORE.strip().splitlines()) <= 10 and "ps.open" in STORE
+    assert shown[0] < commands[0] < shown[1]
+    assert {first[i].split()[1] for i in commands} == {"demo", "test"}
 
 
 def test_the_store(alone: Environment, tmp_path: Path) -> None:

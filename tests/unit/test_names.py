@@ -119,3 +119,14 @@ def test_contexts_are_annotated_wherever_a_function_is_shown() -> None:
                         assert said == f"ps.{declared.annotation}", what
                     found += 1
     assert found > 40
+
+
+def test_the_glossary_is_one_page_of_the_words_that_are_used() -> None:
+    text = (ROOT / "docs/glossary.md").read_text("utf-8")
+    entries = re.findall(r"^(\*\*.*?)(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+    words = [word for entry in entries for word in re.findall(r"\*\*(.+?)\*\*", entry)]
+    assert len(words) == len(set(words)) and len(text.splitlines()) <= 120
+    wanted = "Epoch, Range, Key group, Checkpoint, Savepoint, uid, Watermark, Manifest, Operator"
+    assert {*wanted.split(", ")} <= {*words}
+    # Each is explained at once: in at most three sentences.
+    assert not [entry for entry in entries if len(re.findall(r"[.](?=\s|$)", entry)) > 3]
