@@ -20,6 +20,7 @@ __all__ = [
     "DeclarationError",
     "EvaluationError",
     "FencedError",
+    "FunctionError",
     "InUseError",
     "InvalidArgumentError",
     "LineageError",
@@ -160,6 +161,14 @@ class TableBusyError(PystateError, TimeoutError):
 
 class TableMismatchError(PystateError, RuntimeError):
     """A shared table belongs to another schema, boot, application or format."""
+
+
+class FunctionError(PystateError, RuntimeError):
+    """A user's function raised an exception, which is the cause of this error.
+
+    The message says which exception, in which function of which operator, at which key, and in
+    which line of which file.
+    """
 
 
 class LineageError(PystateError, RuntimeError):

@@ -7,14 +7,24 @@ Thread safety: functions without state.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import traceback
 
 from pystate import errors
-from pystate.errors import MissingPackageError, PystateError
+from pystate.errors import FunctionError, MissingPackageError, PystateError
 from pystate.spark.base import errors as spark_errors
 
-__all__ = ["QueryStopped", "is_retryable", "is_stop", "original_error", "stopped_its_query"]
+__all__ = [
+    "QueryStopped",
+    "as_function_error",
+    "called_by_user",
+    "is_retryable",
+    "is_stop",
+    "original_error",
+    "stopped_its_query",
+]
 
 #: An error's class and message; the note that follows says in which call it happened.
 _RAISED = re.compile(
@@ -25,6 +35,21 @@ _RAISED = re.compile(
 _NO_MODULE = re.compile(
     r"ModuleNotFoundError: No module named "
     r"'(pystate|pystate\._core\.core|numpy|pyarrow|lz4|pandas)'"
+)
+#: Where a worker's trace begins, a frame of it, and what it ends with.
+_TRACE = "Traceback (most recent call last):\n"
+_FRAME = re.compile(
+    r'^ +File "(?P<file>[^"\n]*)", line (?P<line>\d+), in (?P<name>.*)$', re.MULTILINE
+)
+_END = re.compile(
+    r"^(?P<kind>[A-Za-z_][\w.]*)(?:: (?P<message>.*?))?(?P<notes>(?:\nin \S+ of .*)*)"
+    r"(?:\n SQLSTATE: \w+)?\s*\Z",
+    re.MULTILINE | re.DOTALL,
+)
+#: Files whose frames are not the user's.
+_OURS = re.compile(
+    r"^pystate/_core/|^<frozen |/(?:site|dist)-packages/|/pyspark\.zip/|/lib/python3|^"
+    + re.escape(os.path.dirname(errors.__file__) + os.sep)
 )
 _STOPPED = ("SPARK_JOB_CANCELLED", "InterruptedException", "was cancelled", "SparkContext was shut")
 
@@ -85,6 +110,67 @@ def original_error(error: BaseException) -> BaseException:
     if found[3] and sys.version_info >= (3, 11):
         original.add_note(found[3].strip())
     return original
+
+
+def as_function_error(error: BaseException) -> BaseException:
+    """The error of a user's function, if `error` is Spark's report of one from a worker.
+
+    Returns
+    -------
+    BaseException
+        A `FunctionError` with the function, the operator, the key and the line, caused by an
+        exception of the user's class if this process knows it; or `error` itself.
+    """
+    from pyspark.errors import PythonException
+
+    if not isinstance(error, PythonException):
+        return error
+    trace = str(error).rpartition(_TRACE)[2]
+    frames = list(_FRAME.finditer(trace))
+    below = trace[frames[-1].end() :] if frames else ""
+    end = re.search(r"^(?=[A-Za-z_])", below, re.MULTILINE)
+    said = None if end is None else _END.match(below[end.start() :])
+    if said is None:
+        return error
+    users = [frame for frame in frames if not _OURS.search(frame["file"])] or frames[-1:]
+    message = said["message"] or ""
+    text = said["kind"] + (f": {message}" if message else "") + said["notes"]
+    comma = ", " if said["notes"] else "\n"
+    made = FunctionError(f"{text}{comma}line {users[-1]['line']} of {users[-1]['file']}")
+    return _caused(made, _exception(said["kind"], message))
+
+
+def _exception(kind: str, message: str) -> BaseException:
+    """An exception of a class of that name, which is not imported for this."""
+    module, _, name = kind.rpartition(".")
+    for place in (module,) if module else ("builtins", "__main__"):
+        found = getattr(sys.modules.get(place), name, None)
+        if isinstance(found, type) and issubclass(found, Exception):
+            try:
+                return found(message) if message else found()
+            except Exception:
+                break  # it takes other arguments
+    return RuntimeError(f"{kind}: {message}" if message else kind)
+
+
+def called_by_user(error: Exception, what: str) -> FunctionError:
+    """The error of a function that the driver called: a pipeline, or a method of a sink.
+
+    Parameters
+    ----------
+    error : Exception
+        What the function raised.
+    what : str
+        What called it.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not _OURS.search(frame.filename)]
+    where = f", line {users[-1].lineno} of {users[-1].filename}" if users else ""
+    text = str(error)
+    said = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
+    made = FunctionError(f"{said}\nin {what}{where}")
+    made.__cause__ = error
+    return made
 
 
 def _caused(error: BaseException, cause: BaseException) -> BaseException:

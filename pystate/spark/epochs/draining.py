@@ -26,6 +26,7 @@ from pyspark.errors import StreamingQueryException
 
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.redaction import logger
+from pystate.spark.base.failures import as_function_error
 from pystate.spark.base.offsets import is_complete
 from pystate.spark.epochs.queries import JobQuery, QueryOutcome
 
@@ -144,7 +145,7 @@ class DrainingQuery(JobQuery):
             self._drain()
         except BaseException as error:
             if not self._outcome.stopping:
-                self._error = error
+                self._error = as_function_error(error)
                 self._outcome.note(error)
         finally:
             self._ended.set()

@@ -10,19 +10,24 @@ Thread safety: any thread may stop or ask a query; the thread of its epochs note
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pystate.redaction import logger
-from pystate.spark.base.failures import QueryStopped, is_stop, stopped_its_query
+from pystate.errors import FencedError, FunctionError, PystateError
+from pystate.spark.base.failures import (
+    QueryStopped,
+    as_function_error,
+    called_by_user,
+    is_stop,
+    stopped_its_query,
+)
 from pystate.spark.epochs.live import NoLine, ProgressLine
 from pystate.spark.epochs.observed import with_state
 from pystate.spark.epochs.progress import EpochProgress, progress_panel
+from pystate.spark.epochs.spark_log import quiet_stop
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -30,23 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JobQuery", "QueryOutcome"]
 
-_LOG = logger("pystate.spark.epochs.queries")
-#: The loggers that report jobs and tasks cancelled with their query.
-_LOGGERS = (
-    "org.apache.hadoop.mapreduce.lib.output.FileOutputCommitter",
-    "org.apache.spark.api.python",
-    "org.apache.spark.executor.Executor",
-    "org.apache.spark.scheduler",
-    "org.apache.spark.sql.execution.datasources",
-    "org.apache.spark.sql.execution.python",
-    "org.apache.spark.sql.execution.streaming",
-    "org.apache.spark.storage.BlockManager",
-    "org.apache.spark.util.Utils",
-)
-_LOOK_S = 0.2
 _EPOCHS = 100
-#: A task that hangs must not keep Spark's log silent.
-_LONGEST_S = 60.0
 
 
 class QueryOutcome:
@@ -63,6 +52,11 @@ class QueryOutcome:
         #: The line that shows the query's progress, if one was requested.
         self.line: ProgressLine | NoLine = NoLine()
         self.stopping = False
+        #: Why the query was stopped, if another driver has taken the checkpoint over.
+        self.fenced: FencedError | None = None
+        #: Explains an error that Spark raised outside of the batches.
+        self.explain: Callable[[BaseException], BaseException] = lambda error: error
+        self._explained: BaseException | None = None
         #: Called once the query was stopped.
         self.at_stop: Callable[[], None] | None = None
         self._error: BaseException | None = None
@@ -83,15 +77,19 @@ class QueryOutcome:
         """Note an epoch's error; return False if it only means that the query was stopped."""
         if self.stopping:
             return False
-        self._error = error
+        self._error = as_function_error(error)
         return not stopped_its_query(error)
 
     @property
     def failure(self) -> BaseException | None:
         """The error of the query; None if it runs, has ended, or was stopped."""
         error, query = self._error, self.query
-        if error is None or query is None:
+        if self.fenced is not None:
+            return self.fenced
+        if query is None:
             return error
+        if error is None:
+            return None if self.stopping else self._of_spark(query)
         try:
             # The order matters: once a query has ended, Spark has its exception, or none after a
             # stop.
@@ -101,6 +99,16 @@ class QueryOutcome:
             # Spark has ended, and so have its queries.
             spoken_of = ending = False
         return error if spoken_of or (ending and not is_stop(error)) else None
+
+    def _of_spark(self, query: StreamingQuery) -> BaseException | None:
+        """The error of a query that failed outside of its batches, as in a source."""
+        if self._explained is None:
+            try:
+                found = query.exception()
+            except Exception:
+                return None  # Spark has ended, and so have its queries
+            self._explained = None if found is None else self.explain(found)
+        return self._explained
 
 
 class JobQuery(StreamingQuery):
@@ -143,14 +151,58 @@ class JobQuery(StreamingQuery):
         return progress_panel(f"Query of job {self._outcome.job!r}", facts, progress)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
-        """Wait until the query has ended, as Spark's own handle does."""
+        """Wait until the query has ended, as Spark's own handle does.
+
+        Raises
+        ------
+        PystateError
+            The query has failed: the job's own error, `Job.failure`. If a function of the user
+            failed, it is a `FunctionError`, whose cause is the function's exception.
+        StreamingQueryException
+            It has failed in Spark itself, for example in a source.
+        """
         ended: bool | None = None
         try:
             ended = super().awaitTermination(timeout)
+        except StreamingQueryException:
+            self._outcome.line.close()
+            failure = self._failure()
+            if failure is None:
+                raise
+            raise failure from failure.__cause__
         finally:
             if timeout is None or ended:
                 self._outcome.line.close()
+        if self._outcome.fenced is not None and ended is not False:
+            raise self._outcome.fenced
         return ended
+
+    def _failure(self) -> Exception | None:
+        """The job's error, without the reports of Spark that are made of it; None for Spark's."""
+        failure = self._outcome.failure
+        if isinstance(failure, StreamingQueryException) or not isinstance(failure, Exception):
+            return None
+        if not isinstance(failure, PystateError):
+            return called_by_user(failure, f"a batch of job {self._outcome.job!r}")
+        # The trace of one is that of the callback, and says less than the error itself.
+        return failure.with_traceback(None) if isinstance(failure, FunctionError) else failure
+
+    def exception(self) -> StreamingQueryException | None:
+        """The error of the query, as Spark's own handle has it."""
+        found, fenced = super().exception(), self._outcome.fenced
+        if found is None and fenced is not None:
+            found = StreamingQueryException(f"the query was stopped: {fenced}")
+            found.__cause__ = fenced
+        return found
+
+    def fence(self, error: FencedError) -> None:
+        """Stop the query because another driver has taken the checkpoint over."""
+        if not self._outcome.stopping:
+            self._outcome.fenced = error
+            self._outcome.stopping = True
+            with quiet_stop(self._context, self.runId):
+                super().stop()
+            self._outcome.line.close()
 
     @property
     def lastProgress(self) -> StreamingQueryProgress | None:  # noqa: N802 (Spark's name)
@@ -172,17 +224,12 @@ class JobQuery(StreamingQuery):
             if not self._jsq.isActive():
                 return super().stop()
             self._outcome.stopping = True
-            with _quiet(self._context, self.runId):
+            with quiet_stop(self._context, self.runId):
                 super().stop()
             if self._outcome.at_stop is not None:
                 self._outcome.at_stop()
         finally:
             self._outcome.line.close()
-
-
-_silenced = 0
-_before: dict[str, Any] = {}
-_silencing = threading.Lock()
 
 
 def _is_no_stop(record: logging.LogRecord) -> bool:
@@ -193,81 +240,3 @@ def _is_no_stop(record: logging.LogRecord) -> bool:
 # py4j logs whatever a batch function raises before it hands that to Spark.
 for _name in ("py4j.clientserver", "py4j.java_gateway"):
     logging.getLogger(_name).addFilter(_is_no_stop)
-
-
-@contextmanager
-def _quiet(context: SparkContext, group: str) -> Iterator[None]:
-    """Silence messages about cancelled work until the last task of a group of jobs has ended."""
-    stages = _stages(context, group)
-    silent = _silence(context)
-    try:
-        yield
-    finally:
-        if silent:
-            # A killed task may live on for seconds, and the caller should not wait for it.
-            arguments = (context, stages)
-            threading.Thread(target=_speak_later, args=arguments, daemon=True).start()
-
-
-def _stages(context: SparkContext, group: str) -> list[int]:
-    """The active stages of a group's jobs."""
-    tracker = context._jsc.sc().statusTracker()
-    active = set(tracker.getActiveStageIds())
-    found: list[int] = []
-    for job in tracker.getJobIdsForGroup(group):
-        info = tracker.getJobInfo(job)
-        if info.isDefined():
-            found += active.intersection(info.get().stageIds())
-    return found
-
-
-def _speak_later(context: SparkContext, stages: list[int]) -> None:
-    pause, until_s = threading.Event(), time.monotonic() + _LONGEST_S
-    try:
-        tracker = context._jsc.sc().statusTracker()
-        for stage in stages:
-            while (info := tracker.getStageInfo(stage)).isDefined():
-                if not info.get().numActiveTasks() or time.monotonic() > until_s:
-                    break
-                pause.wait(_LOOK_S)
-        _speak(context)
-    except Exception as error:
-        _LOG.debug("Spark has gone before its log could speak again: %s", error)
-
-
-def _silence(context: SparkContext) -> bool:
-    """Switch the loggers off; return False if Spark does not log with Log4j."""
-    global _silenced
-    with _silencing:
-        try:
-            log4j = context._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
-            config = log4j.LogManager.getContext(False).getConfiguration()
-            if not _silenced:
-                for name in _LOGGERS:
-                    found = config.getLoggerConfig(name)
-                    _before[name] = found.getLevel() if found.getName() == name else None
-            for name in _LOGGERS:
-                log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
-        except Exception as error:
-            _LOG.debug("Spark's log stays as it is: %s", error)
-            return False
-        _silenced += 1
-        return True
-
-
-def _speak(context: SparkContext) -> None:
-    """Switch the loggers back on, once all callers that switched them off have called this."""
-    global _silenced
-    with _silencing:
-        _silenced -= 1
-        if _silenced:
-            return
-        log4j = context._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
-        logging_context = log4j.LogManager.getContext(False)
-        config = logging_context.getConfiguration()
-        for name, level in _before.items():
-            if level is None:
-                config.removeLogger(name)
-            else:
-                config.getLoggerConfig(name).setLevel(level)
-        logging_context.updateLoggers()

@@ -1,0 +1,92 @@
+"""What is made of the errors of users' functions, and of what Spark reports of them."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+from pyspark.errors.exceptions.captured import PythonException
+
+from pystate.errors import FunctionError, InvalidArgumentError
+from pystate.spark.base.failures import as_function_error, called_by_user
+
+FRAMES = """An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "/env/lib/python3.11/site-packages/pystate/spark/tasks/worker.py", line 205, in run_task
+    task.release()
+  File "pystate/_core/emitted.pxi", line 116, in pystate._core.core.Emitted.add_all
+  File "/home/ann/job.py", line 9, in process
+    yield key, self.rate(row)
+  File "/home/ann/pystate/rates.py", line 4, in rate
+    return np.divide(1, 0)
+  File "/env/lib/python3.11/site-packages/numpy/math.py", line 7, in divide
+    raise
+"""
+
+
+class Reported(PythonException):
+    """Spark's report of what a worker raised."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class RateError(Exception):
+    """An exception with other arguments than a message."""
+
+    def __init__(self, rate: int, message: str) -> None:
+        super().__init__(message)
+
+
+@pytest.mark.parametrize(
+    ("end", "said", "cause"),
+    [
+        (
+            "ZeroDivisionError: division by zero\nin F.process of operator 'u': key 'ann'",
+            "ZeroDivisionError: division by zero\nin F.process of operator 'u': key 'ann'",
+            ZeroDivisionError("division by zero"),
+        ),
+        ("KeyError: 'bob'\n SQLSTATE: 38000\n", "KeyError: 'bob'", KeyError("'bob'")),
+        ("StopAsyncIteration", "StopAsyncIteration", StopAsyncIteration()),
+        ("rates.RateError: no rate", "rates.RateError: no rate", None),
+        ("absent.Error: two\nlines: of it", "absent.Error: two\nlines: of it", None),
+        ("KeyboardInterrupt", "KeyboardInterrupt", None),
+    ],
+)
+def test_a_workers_exception_is_the_cause(
+    monkeypatch: pytest.MonkeyPatch, end: str, said: str, cause: Exception | None
+) -> None:
+    module = types.ModuleType("rates")
+    module.RateError = RateError  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "rates", module)
+    error = as_function_error(Reported(FRAMES + end))
+    assert isinstance(error, FunctionError)
+    comma = ", " if "operator" in said else "\n"
+    assert str(error) == f"{said}{comma}line 4 of /home/ann/pystate/rates.py"
+    expected = RuntimeError(said) if cause is None else cause
+    assert repr(error.__cause__) == repr(expected)
+    assert "absent" not in sys.modules
+
+
+def test_what_is_no_exception_of_a_function_stays() -> None:
+    for error in (ValueError("a"), InvalidArgumentError("b"), Reported("no trace"), Reported("")):
+        assert as_function_error(error) is error
+    library = FRAMES.replace("/home/ann/", "/env/lib/python3.11/site-packages/")
+    assert "\nline 7 of" in str(as_function_error(Reported(f"{library}ValueError: x")))
+
+
+def test_what_the_driver_called_says_where() -> None:
+    try:
+        int("no number")
+    except ValueError as error:
+        made = called_by_user(error, "a batch of job 'j'")
+        assert made.__cause__ is error
+    text = str(made)
+    assert text.startswith("ValueError: invalid literal")
+    assert "in a batch of job 'j', line" in text
+    assert text.endswith(f"of {__file__}")
+    assert str(called_by_user(KeyError(), "x")) == "KeyError\nin x"
