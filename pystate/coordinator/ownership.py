@@ -197,12 +197,14 @@ def fence_start(storage: CheckpointStorage) -> None:
     ownership.close()
 
 
-def is_running(storage: CheckpointStorage, owner: Owner) -> bool | None:
+def is_running(
+    storage: CheckpointStorage, owner: Owner, *, ended_if_closed: bool = True
+) -> bool | None:
     """Whether a driver still runs; None if it ran on another host and has not closed its job.
 
     A process that has got the number of an ended driver began after the driver, and is not it.
     """
-    if storage.exists(closing_mark(owner.term)):
+    if ended_if_closed and storage.exists(closing_mark(owner.term)):
         return False
     if owner.host != (platform.node() or "unknown"):
         return None

@@ -115,15 +115,16 @@ class Job(JobControl):
         who can write to the checkpoint can then run any code in the processes that read such a
         state.
     restore : str or PathLike, optional
-        A savepoint to begin with, where the checkpoint is empty: with its state, its run keys and
-        its stream's position, as a new query. The job may have another name, other code, and
-        another parallelism. Once the job has begun, `restore` means nothing any more: a program
+        A savepoint to begin with, if the job has published no epoch yet: with its state, its run
+        keys and its stream's position, as a new query. The job may have another name, other code,
+        and another parallelism. Once the job has begun, `restore` means nothing any more: a program
         that is killed and started again continues from its own checkpoint.
     claim : bool
-        Remove the savepoint once the job has begun with it. Without it the savepoint is never
+        Remove the savepoint once the job has published an epoch. Without it the savepoint is never
         changed, and any number of jobs may begin with it.
     uid_map : mapping from str to str, optional
-        New uids of operators that were renamed, by their uid in the savepoint.
+        New uids of operators that were renamed, by their uid in the savepoint. If the job has
+        begun, an operator that was not renamed so is an error.
     checkpoints : CheckpointOptions
         How often a stream takes a checkpoint, and what happens if one fails.
     listeners : sequence of CheckpointListener
@@ -221,8 +222,9 @@ class Job(JobControl):
     def failure(self) -> BaseException | None:
         """The error of the last started streaming query, with its own type and message.
 
-        None if the query has not failed: it runs, has ended, or was stopped.
-        ``StreamingQuery.awaitTermination`` raises Spark's report of it, with Java traces.
+        None if the query has not failed: it runs, has ended, or was stopped. The query's
+        ``awaitTermination`` raises it, too. It is a `FencedError` if another driver has taken the
+        checkpoint over, and Spark's own error if the query failed outside of pystate.
         """
         return self._outcome.failure
 
@@ -300,13 +302,21 @@ class Job(JobControl):
         Returns
         -------
         StreamingQuery
-            Spark's own handle. Its ``stop`` keeps the traces of cancelled tasks out of the driver's
-            log, and its progress lists the operators as stateful ones.
+            Spark's own handle. Its ``awaitTermination`` raises the job's own error, its ``stop``
+            keeps the traces of cancelled tasks out of the driver's log, and its progress lists the
+            operators as stateful ones.
 
         Raises
         ------
         InUseError
             This process already runs a query on the checkpoint, and `replace` is False.
+        FencedError
+            Another driver has taken the checkpoint over from this job.
+
+        Notes
+        -----
+        This driver owns the checkpoint from here on. If another one runs a stream on it, that stops
+        with `FencedError`, and this call waits for it.
         """
         require_classic(stream, "stream")
         checked_pipeline(pipeline)
@@ -334,7 +344,8 @@ class Job(JobControl):
         outcome.line = progress_line(progress, self.name)
         stream_run = StreamRun(self._epochs, stream, pipeline, outputs, on_epoch, restore, outcome)
         self._stream_run = stream_run
-        query = stream_run.start(query_name, trigger, drain=drain, observe=observe)
+        beats = heartbeat is not None
+        query = stream_run.start(query_name, trigger, drain=drain, observe=observe, heartbeat=beats)
         note_query(self, query)
         return query
 

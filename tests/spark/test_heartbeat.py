@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
-from pystate.errors import InvalidArgumentError
+from pystate.errors import FunctionError, InvalidArgumentError
 from pystate.spark import EpochProgress
 from pystate.spark.epochs.heartbeat import HeartbeatReader
 
@@ -111,6 +111,23 @@ def test_available_now_still_takes_one_file_at_a_time(make_job: MakeJob, source:
         query = job.start(source.stream(), counting(job, []), on_epoch=progress.append, **options)
         query.awaitTermination()
     assert [p.rows_in for p in progress] == [1] * 6
+
+
+def test_a_query_that_published_nothing_may_get_a_heartbeat(
+    make_job: MakeJob, source: Source
+) -> None:
+    def fails(df: Any) -> Any:
+        raise ValueError("not yet")
+
+    source.add("a,1")
+    once = {"availableNow": True}
+    job = make_job()
+    for heartbeat in ("1 hour", None):
+        with pytest.raises(FunctionError, match="ValueError: not yet"):
+            job.start(source.stream(), fails, trigger=once, heartbeat=heartbeat).awaitTermination()
+    query = job.start(source.stream(), counting(job, []), trigger=once, heartbeat="1 hour")
+    query.awaitTermination()
+    assert state_of(job, "counts") == {"a": 1}
 
 
 def test_no_heartbeat_for_a_query_that_has_run_without(make_job: MakeJob, source: Source) -> None:

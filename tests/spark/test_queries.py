@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
-from pystate.errors import InvalidArgumentError
+from pystate.checkpoint.storage import LocalStorage
+from pystate.coordinator.ownership import Ownership
+from pystate.errors import FencedError, FunctionError, InvalidArgumentError
 
 from .conftest import ROOT, Source, state_of, wait_for
 
@@ -205,3 +207,60 @@ def test_to_stop_prints_nothing(tmp_path: Path) -> None:
     assert done.stdout.endswith(" None None\n")
     lines = done.stderr.splitlines()
     assert lines[lines.index("stopping") + 1 : lines.index("stopped")] == []
+
+
+class Divides(ps.KeyedProcessFunction):
+    n = ps.ValueState("long", default=0)
+
+    def process(self, key: Any, row: ps.functions.InputRow, ctx: ps.RuntimeContext) -> Any:
+        """Fail for one of the keys."""
+        yield key, 1 // (row.v - 2)
+
+
+def test_an_error_of_a_function_is_what_the_query_raises(make_job: MakeJob, source: Source) -> None:
+    job = make_job()
+    source.add("a,1", "b,2")
+    query = job.start(
+        source.stream(),
+        lambda df: job.key_by(df, "k", uid="u").process(Divides(), "k string, n long"),
+        trigger={"availableNow": True},
+    )
+    with pytest.raises(FunctionError) as raised:
+        query.awaitTermination()
+    line = Divides.process.__code__.co_firstlineno + 2
+    assert str(raised.value).startswith("ZeroDivisionError: ")
+    assert str(raised.value).endswith(
+        f"in Divides.process of operator 'u': key 'b', line {line} of {__file__}"
+    )
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    assert raised.value is job.failure and query.exception() is not None
+
+
+def test_a_stream_that_another_driver_takes_over(make_job: MakeJob, source: Source) -> None:
+    job = make_job()
+    source.add("a,1")
+    query = job.start(
+        source.stream(), lambda df: job.key_by(df, "k", uid="u").aggregate(n=ps.count())
+    )
+    wait_for(lambda: job.latest_epoch() == 1, "the first epoch")
+    storage = LocalStorage(job.checkpoint)
+    owners = Path(job.checkpoint, "owners")
+    assert len(list(owners.glob("*.stream"))) == 1
+    new = Ownership(storage, "new")
+    new.acquire()
+    # The query has no batch by which it could notice that.
+    with pytest.raises(FencedError, match="another owner"):
+        query.awaitTermination()
+    assert isinstance(job.failure, FencedError) and not query.isActive
+    assert "another owner" in str(query.exception()) and job.latest_epoch() == 1
+    wait_for(lambda: not list(owners.glob("*.stream")), "what tells the other driver so")
+    with pytest.raises(FencedError):
+        job.start(source.stream(), lambda df: df)
+    source.add("a,1")
+    again = make_job()
+    again.start(
+        source.stream(),
+        lambda df: again.key_by(df, "k", uid="u").aggregate(n=ps.count()),
+        trigger={"availableNow": True},
+    ).awaitTermination()
+    assert state_of(again, "u") == {"a": 2}

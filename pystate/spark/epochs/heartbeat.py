@@ -17,21 +17,25 @@ from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
+from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.source_position import SPARK_FOLDER, query_of
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
+from pystate.redaction import logger
 from pystate.spark.base.offsets import newest_sources
 from pystate.types.durations import Duration, milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["with_heartbeat"]
+__all__ = ["drop_other_sources", "with_heartbeat"]
 
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 except ImportError:  # no Python source can before PySpark 4.2
     SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
 
+_LOG = logger("pystate.spark.epochs.heartbeat")
 _FORMAT = "pystate_heartbeat"
 _POSITION = "pystate_heartbeat_ms"
 _OPTION = "interval_ms"
@@ -119,13 +123,37 @@ def with_heartbeat(
     return stream.union(beats.select(*columns))
 
 
+def _has_published_nothing(storage: CheckpointStorage) -> bool:
+    """Whether no epoch holds a batch of the checkpoint's query."""
+    head = read_head(storage)
+    return head is None or query_of(storage, head) is None
+
+
+def drop_other_sources(storage: CheckpointStorage, wanted: bool) -> None:
+    """Let a query begin anew if one that has published nothing had other sources.
+
+    The caller owns the checkpoint, and no query runs on it.
+    """
+    if _had(storage) not in (None, wanted) and _has_published_nothing(storage):
+        _LOG.warning(
+            "checkpoint %s: a query before this one, %s a heartbeat, has published nothing: this "
+            "one begins anew, at the start of its sources",
+            storage.uri,
+            "without" if wanted else "with",
+        )
+        storage.remove_folder(SPARK_FOLDER)
+
+
+def _had(storage: CheckpointStorage) -> bool | None:
+    """Whether the query that has run has a heartbeat; None if none has run."""
+    sources = newest_sources(storage)
+    return None if sources is None else any(_POSITION in source for source in sources)
+
+
 def _check_sources(storage: CheckpointStorage, wanted: bool) -> None:
     """Refuse to add or remove the heartbeat of a query that has run: it would be another query."""
-    sources = newest_sources(storage)
-    if sources is None:
-        return
-    has = any(_POSITION in source for source in sources)
-    if has != wanted:
+    has = _had(storage)
+    if has not in (None, wanted) and not _has_published_nothing(storage):
         raise InvalidArgumentError(
             f"checkpoint {storage.uri}: the query has run {'with' if has else 'without'} a "
             "heartbeat, and Spark keeps a query's sources for its whole life: "

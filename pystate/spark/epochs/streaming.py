@@ -13,19 +13,30 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pystate.checkpoint.held import HELD
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.source_position import query_of
 from pystate.coordinator.epoch import NO_END
-from pystate.errors import CheckpointError, NoEventTimeError
+from pystate.coordinator.takeover import await_streams, forget_stream, note_stream
+from pystate.errors import (
+    CheckpointError,
+    FencedError,
+    FunctionError,
+    NoEventTimeError,
+    PystateError,
+)
 from pystate.redaction import logger
 from pystate.spark.base.drain_keys import drain_key
 from pystate.spark.base.failures import QueryStopped
 from pystate.spark.base.offsets import read_offsets, spark_folder
 from pystate.spark.epochs.draining import DrainingQuery, no_rows
 from pystate.spark.epochs.epochs import EpochRunner
+from pystate.spark.epochs.heartbeat import drop_other_sources
 from pystate.spark.epochs.held_batches import HeldBatches, HoldingQuery
 from pystate.spark.epochs.observed import ObservedMetric
 from pystate.spark.epochs.progress import EpochProgress
 from pystate.spark.epochs.queries import JobQuery, QueryOutcome
 from pystate.spark.epochs.rewinding import MARK, allow_rewinds, check_rewindable, retaining, rewind
+from pystate.spark.epochs.spark_log import QuietFailures
 from pystate.spark.operators.pipeline import Pipeline
 from pystate.spark.sinks.outputs import Outputs
 from pystate.spark.sinks.waiting import WAITING, check_at_least_once
@@ -39,6 +50,8 @@ __all__ = ["StreamRun"]
 
 _LOG = logger("pystate.spark.epochs.streaming")
 _LOOK_S = 0.1
+#: What Spark says of two queries that write the same positions.
+_CONCURRENT = ("CONCURRENT_STREAM_LOG_UPDATE", "Concurrent update to the")
 #: What sources such as Kafka's call the number of rows that they have waiting.
 _BEHIND = "maxOffsetsBehindLatest"
 
@@ -81,6 +94,7 @@ class StreamRun:
         self._on_epoch = on_epoch
         self._observation: ObservedMetric | None = None
         self._drains = self._has_no_end = False
+        self._quiet: QuietFailures | None = None
         self._between = threading.Lock()
         epochs.backlog = self._backlog
         self._epochs = epochs
@@ -101,18 +115,27 @@ class StreamRun:
         *,
         drain: bool,
         observe: str | None,
+        heartbeat: bool = False,
     ) -> JobQuery:
-        """Start the query."""
+        """Start the query, whose stream may have a heartbeat."""
         self._drains = drain
         stream = self._stream
         if self._options.mode == "at_least_once":
             check_at_least_once(self._outputs)
+        if self._options.holds:
+            check_rewindable(self._stream, self._options)
+        context, storage = self._session.sparkContext, self._storage
+        folder = spark_folder(storage, context)
+        coordinator = self._epochs.prepare(self._session)
+        # From here on the stream of another driver, if there is one, notices that and stops.
+        coordinator.take_over()
+        await_streams(storage, coordinator.term)
+        drop_other_sources(storage, heartbeat)
+        self._say_known(coordinator.head)
         self._rewind()
         if observe is not None:
             self._observation = ObservedMetric(observe, self._session)
             stream = self._observation.of(stream)
-        context, storage = self._session.sparkContext, self._storage
-        folder = spark_folder(storage, context)
 
         def make(query: StreamingQuery) -> JobQuery:
             if drain:
@@ -122,6 +145,29 @@ class StreamRun:
             return JobQuery(query, self._outcome, context)
 
         self._outcome.at_stop = self._stopped
+        self._outcome.explain = self._explained
+        self._quiet = quiet = QuietFailures(context)
+        mark = note_stream(storage, coordinator.term)
+        try:
+            query = self._started(stream, folder, name, trigger, make)
+        except BaseException:
+            forget_stream(storage, mark)
+            quiet.end("")
+            raise
+        watch = threading.Thread(
+            target=self._watch, args=(query, mark, quiet), name="pystate-stream", daemon=True
+        )
+        watch.start()
+        return query
+
+    def _started(
+        self,
+        stream: DataFrame,
+        folder: str,
+        name: str | None,
+        trigger: Mapping[str, Any] | None,
+        make: Callable[[StreamingQuery], JobQuery],
+    ) -> JobQuery:
         start = partial(_start_query, stream, self._on_batch, folder, name, trigger, make)
         if not self._options.holds:
             return start()
@@ -132,11 +178,64 @@ class StreamRun:
             self._batches.watch(lambda: bool(query._jsq.isActive()))
         return query
 
+    def _say_known(self, head: Manifest | None) -> None:
+        """Say that restore="latest" has no effect on a query that the checkpoint knows."""
+        known = None if head is None else query_of(self._storage, head)
+        if self._restore is not None and known is not None:
+            _LOG.warning(
+                'restore="latest" has no effect: the query goes on after its batch %d, which epoch '
+                "%d of checkpoint %s holds",
+                known.batch_id,
+                known.epoch,
+                self._storage.uri,
+            )
+
+    def _watch(self, query: JobQuery, mark: str, quiet: QuietFailures) -> None:
+        """Stop the query once another driver owns the checkpoint; wait for its end."""
+        every_ms = int(self._storage.touch_every_s * 1000)
+        try:
+            while not query._jsq.awaitTermination(every_ms):
+                coordinator = self._epochs.coordinator
+                if coordinator is None or not coordinator.term:
+                    continue  # the job was closed, and opens its checkpoint with the next batch
+                try:
+                    coordinator.check_owner()
+                except FencedError as error:
+                    _LOG.warning("the query stops: %s", error)
+                    query.fence(error)
+                    return
+                except (PystateError, OSError) as error:
+                    _LOG.debug("whether this driver is fenced is seen later: %s", error)
+        except Exception as error:
+            _LOG.debug("the query has failed, or Spark has ended: %s", error)
+        finally:
+            forget_stream(self._storage, mark)
+            quiet.end(query.runId)
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """The job's error for one that Spark raised outside of a batch."""
+        coordinator = self._epochs.coordinator
+        explained: BaseException = error
+        try:
+            if coordinator is not None and coordinator.term:
+                coordinator.check_owner()
+            if any(sign in str(error) for sign in _CONCURRENT):
+                explained = CheckpointError(
+                    f"checkpoint {self._storage.uri}: the query of an earlier driver, which does "
+                    "not own the checkpoint any more, was at the same batch, and Spark has ended "
+                    "this query for it. The other one publishes nothing: start the job again"
+                )
+        except FencedError as fenced:
+            explained = fenced
+        except (PystateError, OSError):
+            return error
+        if explained is not error:
+            explained.__cause__ = error
+        return explained
+
     def _rewind(self) -> None:
         """Set Spark's positions back to the last checkpoint, if batches after it are lost."""
         holds, storage = self._options.holds, self._storage
-        if holds:
-            check_rewindable(self._stream, self._options)
         if not holds and not storage.exists(MARK):
             return
         self._epochs.drop_steps()
@@ -210,9 +309,17 @@ class StreamRun:
             with self._turn():
                 self._run_batch(frame, batch_id)
         except BaseException as error:
-            if self._outcome.note(error):
-                raise
-            raise QueryStopped from None
+            if not self._outcome.note(error):
+                raise QueryStopped from None
+            failure = self._outcome.failure or error
+            if self._quiet is not None and self._quiet.is_on:
+                _LOG.error(
+                    "the query has failed, and awaitTermination raises why: %s",
+                    str(failure).partition("\n")[0] or type(failure).__name__,
+                )
+            if isinstance(failure, FunctionError):
+                raise failure from failure.__cause__
+            raise
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
         context = self._session.sparkContext
