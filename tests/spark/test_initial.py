@@ -269,6 +269,25 @@ def test_a_stream_that_is_killed_in_its_first_epoch(
     assert sorted((row.k, row.balance, row.seen) for row in got) == [("a", 101, 2), ("b", 1, 1)]
 
 
+def test_what_an_operator_has_begun_with_is_not_asked_for_again(
+    spark: SparkSession, make_job: MakeJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = spark.sql("SELECT 'a' AS k, 0L AS t, 1L AS n")
+
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        keyed = job.key_by(df, "k", uid="balance", event_time="t")
+        state = spark.sql("SELECT 'a' AS k, 100L AS balance")
+        return keyed.process(Balance(), SCHEMA, initial_state=state)
+
+    said: list[int] = []
+    for _ in range(2):
+        with make_job(parallelism=2) as job:
+            for _ in range(2):
+                job.run_epoch(rows, pipeline)
+                said.append(caplog.text.count("has no effect any more: it goes on with its state"))
+    assert said == [0, 0, 1, 1] and "'balance'" in caplog.text
+
+
 def test_held_epochs_begin_once(spark: SparkSession, make_job: MakeJob, source: Source) -> None:
     state = spark.sql("SELECT 'a' AS k, 100L AS balance")
     items = spark.range(100).selectExpr("id AS left")

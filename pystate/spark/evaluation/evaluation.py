@@ -38,6 +38,7 @@ from pystate.errors import (
     TableMovedError,
 )
 from pystate.operator.yielded import in_order
+from pystate.redaction import logger
 from pystate.spark.base.batches import large_batches
 from pystate.spark.base.described import JobDescription
 from pystate.spark.base.environment import require_classic
@@ -62,6 +63,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Evaluation", "RddSplit"]
+
+_LOG = logger("pystate.spark.evaluation.evaluation")
 
 _HINT = (
     "call localCheckpoint() on what the operator returns before the pipeline uses it, so that "
@@ -194,6 +197,21 @@ class Evaluation:
         self._counted.note(uid, mapped)
         return self._once.add(uid, mapped if frame is None else frame, beside, mapped)
 
+    def _say_begun(self, uid: str) -> None:
+        """Say once that what an operator is to begin with has no effect any more."""
+        base = self.epoch.base
+        assert base is not None
+        # If this driver has published the base, it has begun the operator, or has said so.
+        if base.term != self._term and uid not in self._learned.begun:
+            self._learned.begun.add(uid)
+            _LOG.warning(
+                "operator %r: initial_state, initial_rows or initial_items has no effect any more: "
+                "it goes on with its state of epoch %d of checkpoint %s",
+                uid,
+                base.epoch,
+                self._storage.uri,
+            )
+
     def combines(self, uid: str) -> bool:
         """Whether the rows of an operator should be combined before the shuffle."""
         return self._learned.combining.combines(uid)
@@ -251,6 +269,8 @@ class Evaluation:
         _check_table(operator)
         folders = {tag: self._side_folder(uid, tag, sides[tag]) for tag in sides}
         if not epoch.begins(uid):
+            if initial is not None:
+                self._say_begun(uid)
             initial = None
         seen, begun = epoch.begun.get(uid, ((), None))
         if initial is not None and begun is None:

@@ -22,3 +22,5 @@ class Learned:
     """Those whose rows could not be counted, so that marker rows announce their ranges."""
     combining: CombinePolicy = field(default_factory=CombinePolicy)
     """Those whose rows are combined before the shuffle."""
+    begun: set[str] = field(default_factory=set)
+    """Those of which it was said that they begin with nothing any more."""
