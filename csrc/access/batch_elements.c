@@ -165,6 +165,18 @@ pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offs
                                                      : offsets_of(b, column, offsets, PST_MAP_ROOT);
 }
 
+pst_status pst_batch_elements_read(pst_batch *b, int32_t column) {
+    pst_status s = pst_batch_usable(b);
+    if (!s && pst_check_kind(b->t, column, PST_LIST))
+        s = pst_check_kind(b->t, column, PST_MAP);
+    for (int64_t i = 0; !s && b->t->ttl[column].lenient && i < b->length; i++) {
+        uint32_t slot = pst_batch_slot(b, i);
+        if (slot != PST_NONE)
+            s = pst_row_drop_shown(b->t, slot, column);
+    }
+    return s;
+}
+
 /* Copies the items that a reader sees; whole chunks, where none can be hidden. */
 static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *l, uint64_t count,
                             uint8_t *out, int stream) {

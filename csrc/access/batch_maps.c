@@ -126,7 +126,26 @@ static pst_status get_entry(pst_batch *b, int64_t i, int32_t column, const pst_a
         return PST_NOT_FOUND;
     pst_array_cell(keys, i, &key);
     pst_entry_key(b->t, column, &key, e);
-    return pst_row_map_use(b->t, slot, column, e);
+    return b->t->ttl[column].lenient ? pst_row_map_get(b->t, slot, column, e)
+                                     : pst_row_map_use(b->t, slot, column, e);
+}
+
+/* Notes that entries were read, where that ends what is visible: a batch sees what has expired at
+ * each place of its entry. */
+static pst_status entries_read(pst_batch *b, int32_t column, const pst_array *keys) {
+    pst_status s = PST_OK;
+    for (int64_t i = 0; !s && b->t->ttl[column].lenient && i < b->length; i++) {
+        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+        pst_cell key;
+        uint32_t slot = pst_batch_slot(b, i);
+        if (slot == PST_NONE)
+            continue;
+        pst_array_cell(keys, i, &key);
+        pst_entry_key(b->t, column, &key, &e);
+        s = pst_row_map_use(b->t, slot, column, &e);
+        s = s == PST_NOT_FOUND ? PST_OK : s;
+    }
+    return s;
 }
 
 /* The low bytes of words come first. */
@@ -152,7 +171,7 @@ static inline __attribute__((always_inline)) pst_status get_fixed(pst_batch *b, 
         else
             memset(out, 0, width);
     }
-    return PST_OK;
+    return entries_read(b, column, keys);
 }
 
 pst_status pst_batch_map_get(pst_batch *b, int32_t column, const pst_array *keys, void *values,
@@ -187,6 +206,11 @@ pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array
             return s;
         int found = s == PST_OK;
         s = pst_out_value(out, i, found, found ? e.value_bytes : (pst_bytes){NULL, 0}, &total);
+        if (s)
+            return s;
+    }
+    if (out->data || !total) {
+        s = entries_read(b, column, keys);
         if (s)
             return s;
     }

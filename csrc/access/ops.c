@@ -381,11 +381,17 @@ static const uint64_t *present_row(pst_batch *b, int64_t i, int32_t column) {
     return row && pst_row_has(&t->lay, row, column) && !pst_row_hides(t, row, column) ? row : NULL;
 }
 
-/* Notes reading as use, after the group's values were copied. */
+/* Whether reading is noted with each group's values, or at the end of them all, as a batch sees what
+ * has expired at each place of its key. */
+static int noted(const pst_table *t, int32_t column, int at_end) {
+    return at_end ? t->ttl[column].lenient : t->ttl[column].on_read && !t->ttl[column].lenient;
+}
+
+/* Notes reading, after the values were copied. */
 static pst_status refresh_group(pst_batch *b, int32_t column, int64_t from, int64_t to) {
     pst_table *t = b->t;
     pst_status s = PST_OK;
-    for (int64_t i = from; !s && t->ttl[column].on_read && i < to; i++)
+    for (int64_t i = from; !s && i < to; i++)
         if (present_row(b, i, column))
             s = pst_row_refresh(t, b->slots[i], column);
     return pst_poison(t, s);
@@ -460,9 +466,13 @@ pst_status pst_batch_get_all(pst_batch *b, int32_t n, const pst_get *gets) {
         }
         for (int32_t k = 0; !s && k < n; k++) {
             get_group(b->t, &gets[k], rows, from, to);
-            s = refresh_group(b, gets[k].column, from, to);
+            if (noted(b->t, gets[k].column, 0))
+                s = refresh_group(b, gets[k].column, from, to);
         }
     }
+    for (int32_t k = 0; !s && k < n; k++)
+        if (noted(b->t, gets[k].column, 1))
+            s = refresh_group(b, gets[k].column, 0, b->length);
     return s;
 }
 
@@ -489,8 +499,13 @@ pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, const pst_bytes_out
             if (s)
                 return s;
         }
-        if (!out->data) /* noted in the pass that sizes, as empty values need no other */
+        if (!out->data && noted(b->t, column, 0)) /* noted in the pass that sizes, as empty values need no other */
             s = refresh_group(b, column, from, to);
+        if (s)
+            return s;
+    }
+    if ((out->data || !total) && noted(b->t, column, 1)) {
+        s = refresh_group(b, column, 0, b->length);
         if (s)
             return s;
     }

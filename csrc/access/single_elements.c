@@ -12,6 +12,7 @@ struct pst_elements {
     int32_t column;
     pst_kind kind;
     int ended;
+    uint32_t slot; /* of the current key; PST_NONE in a walk over a batch's row */
     union {
         pst_list_cursor list;
         pst_tree_cursor map;
@@ -139,8 +140,10 @@ pst_status pst_elements_start(pst_elements *e, int32_t column) {
         s = pst_current_row(e->t, 0, &slot);
     if (!s && slot != PST_NONE)
         s = pst_row_use_elements(e->t, slot, column);
-    if (!s)
+    if (!s) {
         start(e, slot, column);
+        e->slot = slot;
+    }
     return s;
 }
 
@@ -156,6 +159,7 @@ pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int3
         pst_batch_bring_rows(b, i);
     pst_batch_resolve(b, i + 1);
     start(e, pst_batch_slot(b, i), column);
+    e->slot = PST_NONE; /* the key may be in the batch again */
     return PST_OK;
 }
 
@@ -201,6 +205,11 @@ pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value) {
         if (s && s != PST_NOT_FOUND)
             return s;
         e->ended = s != PST_OK;
+        if (e->ended && e->slot != PST_NONE) {
+            s = pst_row_drop_shown(e->t, e->slot, e->column);
+            if (s)
+                return s;
+        }
     }
     return PST_NOT_FOUND;
 }

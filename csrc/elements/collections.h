@@ -63,6 +63,9 @@ pst_status pst_row_count(pst_table *t, uint32_t slot, int32_t i, uint64_t *count
 pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
 /* Notes that all elements were read, where that counts as use. Reserves room by itself. */
 pst_status pst_row_use_elements(pst_table *t, uint32_t slot, int32_t i);
+/* Removes all elements that have expired and were visible, once they were read. Reserves room by
+ * itself. */
+pst_status pst_row_drop_shown(pst_table *t, uint32_t slot, int32_t i);
 /* Moves the items of one row's list to the end of another's, with their times. Items without a time
  * get one, as from a sweep. REQUIRES: room for two touches. */
 pst_status pst_row_list_take(pst_table *t, uint32_t to, uint32_t from, int32_t i);

@@ -12,20 +12,28 @@ static int64_t swept(const pst_table *t, int32_t i, int64_t time) {
     return time == PST_NO_TIME ? pst_ttl_stamp(t, i) : time;
 }
 
+static int64_t as_it_is(const pst_table *t, int32_t i, int64_t time) {
+    (void)t;
+    (void)i;
+    return time;
+}
+
 static int64_t entry_read(const pst_table *t, int32_t i, int64_t time) {
-    return !pst_ttl_hides(t, i, time) && pst_ttl_is_stale(t, i, time) ? pst_ttl_stamp(t, i) : time;
+    int young = !pst_ttl_expired(t, i, time);
+    return young && pst_ttl_is_stale(t, i, time) ? pst_ttl_stamp(t, i) : time;
 }
 
 /* The times of a list's items move together, so that it is seldom written anew. */
 static int64_t item_read(const pst_table *t, int32_t i, int64_t time) {
     int64_t stamp = pst_ttl_stamp(t, i);
     int settled = time != PST_NO_TIME && time >= stamp;
-    return settled || pst_ttl_hides(t, i, time) ? time : stamp;
+    return settled || pst_ttl_expired(t, i, time) ? time : stamp;
 }
 
 /* ---- lists ---------------------------------------------------------------------------------- */
 
-static pst_status append_retimed(pst_table *t, int32_t i, retime moved, pst_list *to,
+/* Appends the items of a list to another one; those that have expired only if `all`. */
+static pst_status append_retimed(pst_table *t, int32_t i, retime moved, int all, pst_list *to,
                                  const pst_list *from) {
     const pst_list_shape *s = &t->collections[i].list;
     pst_list_cursor c;
@@ -33,6 +41,8 @@ static pst_status append_retimed(pst_table *t, int32_t i, retime moved, pst_list
     pst_status st;
     pst_list_seek(&c, t->heap, pst_heap_bytes(t), s, from, 0);
     while ((st = pst_list_next(&c, &item, NULL)) == PST_OK) {
+        if (!all && pst_ttl_expired(t, i, item.time))
+            continue;
         item.time = moved(t, i, item.time);
         st = pst_list_append(t, s, to, &item);
         if (st)
@@ -42,9 +52,9 @@ static pst_status append_retimed(pst_table *t, int32_t i, retime moved, pst_list
 }
 
 /* Writes the list anew. */
-static pst_status retime_list(pst_table *t, int32_t i, retime moved, pst_list *l) {
+static pst_status retime_list(pst_table *t, int32_t i, retime moved, int all, pst_list *l) {
     pst_list fresh = {0};
-    pst_status st = append_retimed(t, i, moved, &fresh, l);
+    pst_status st = append_retimed(t, i, moved, all, &fresh, l);
     if (!st)
         st = pst_list_clear(t, l);
     *l = fresh;
@@ -54,7 +64,7 @@ static pst_status retime_list(pst_table *t, int32_t i, retime moved, pst_list *l
 pst_status pst_row_list_take(pst_table *t, uint32_t to, uint32_t from, int32_t i) {
     pst_list list = pst_row_list(t, pst_row(t, to), i);
     pst_list items = pst_row_list(t, pst_row(t, from), i);
-    pst_status st = append_retimed(t, i, swept, &list, &items);
+    pst_status st = append_retimed(t, i, swept, 1, &list, &items);
     if (st)
         return st;
     pst_row_list_store(t, to, i, &list);
@@ -73,7 +83,25 @@ static pst_status use_list(pst_table *t, uint32_t slot, int32_t i) {
         stale = entry_read(t, i, item.time) != item.time;
     if (!stale)
         return st == PST_NOT_FOUND ? PST_OK : st;
-    st = retime_list(t, i, item_read, &l);
+    st = retime_list(t, i, item_read, 1, &l);
+    if (!st)
+        pst_row_list_store(t, slot, i, &l);
+    return st;
+}
+
+/* Removes the items that have expired, wherever they are. */
+static pst_status drop_items(pst_table *t, uint32_t slot, int32_t i) {
+    pst_list l = pst_row_list(t, pst_row(t, slot), i);
+    pst_list_cursor c;
+    pst_item item;
+    pst_status st;
+    int expired = 0;
+    pst_list_seek(&c, t->heap, pst_heap_bytes(t), &t->collections[i].list, &l, 0);
+    while (!expired && (st = pst_list_next(&c, &item, NULL)) == PST_OK)
+        expired = pst_ttl_expired(t, i, item.time);
+    if (!expired)
+        return st == PST_NOT_FOUND ? PST_OK : st;
+    st = retime_list(t, i, as_it_is, 0, &l);
     if (!st)
         pst_row_list_store(t, slot, i, &l);
     return st;
@@ -103,7 +131,7 @@ static pst_status expire_list(pst_table *t, uint32_t slot, int32_t i, pst_sweep 
             dropped += dead;
         } else if (!st && timeless) {
             pst_sweep_look(sweep, left);
-            st = retime_list(t, i, swept, &l);
+            st = retime_list(t, i, swept, 1, &l);
         }
     }
     sweep->removed += dropped;
@@ -142,18 +170,20 @@ static pst_status stamp_entry(pst_table *t, int32_t i, int64_t time, pst_tree_ro
 }
 
 pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e) {
+    const pst_tree_shape *s = &t->collections[i].map;
     pst_status st = pst_row_map_get(t, slot, i, e);
-    if (st || !t->ttl[i].on_read || !pst_ttl_is_stale(t, i, e->time))
+    int64_t left = st || !s->timed ? 0 : pst_ttl_read(t, i, e->time);
+    if (st || !s->timed || left == e->time)
         return st;
     pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
     pst_clearing(t); /* of what was written: a full table can be read */
     st = pst_undo_reserve(t, 1);
     if (!st)
-        st = stamp_entry(t, i, pst_ttl_stamp(t, i), &root, e);
+        st = stamp_entry(t, i, left, &root, e);
     (void)pst_cleared(t, st);
     if (!st) {
         pst_row_map_replace(t, slot, i, before, root);
-        st = pst_row_map_get(t, slot, i, e);
+        st = pst_tree_find(t->heap, pst_heap_bytes(t), s, root, e);
     }
     return pst_poison(t, st);
 }
@@ -241,6 +271,18 @@ pst_status pst_row_use_elements(pst_table *t, uint32_t slot, int32_t i) {
     if (!st)
         st = t->lay.fields[i].kind == PST_LIST ? use_list(t, slot, i)
                                                : walk_map(t, slot, i, entry_read, 0, &all);
+    return pst_poison(t, pst_cleared(t, st));
+}
+
+pst_status pst_row_drop_shown(pst_table *t, uint32_t slot, int32_t i) {
+    if (!t->ttl[i].lenient || !pst_ttl_is_set(t, i) || !pst_row_has(&t->lay, pst_row(t, slot), i))
+        return PST_OK;
+    pst_sweep all = {.left = UINT64_MAX};
+    pst_clearing(t);
+    pst_status st = pst_undo_reserve(t, 1);
+    if (!st)
+        st = t->lay.fields[i].kind == PST_LIST ? drop_items(t, slot, i)
+                                               : walk_map(t, slot, i, as_it_is, 1, &all);
     return pst_poison(t, pst_cleared(t, st));
 }
 

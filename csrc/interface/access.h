@@ -171,6 +171,9 @@ pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_
 /* offsets[length + 1]: where each list or map begins in one run of all that a reader sees, with
  * which reading them begins (pst_ttl.on_read). PST_STALE. */
 pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets);
+/* Notes that all of them were read, after the last of the calls that read them: elements that have
+ * expired and were visible (pst_ttl.lenient) are removed. PST_STALE, PST_INVALID. */
+pst_status pst_batch_elements_read(pst_batch *b, int32_t column);
 /* Items of fixed width as that run, offsets as just counted, to `capacity` bytes at `values`.
  * PST_INVALID for variable width; PST_CHANGED where a list has not as many items as were counted,
  * or they would not fit. PST_STALE. */

@@ -167,7 +167,7 @@ typedef struct pst_ttl {
     int64_t granularity_ms; /* a time that moved by less is not written again */
     uint8_t event_time;     /* else processing time */
     uint8_t on_read;        /* reading counts as use: of a value, an entry, or all elements */
-    uint8_t lenient;        /* what has expired is visible until it is taken away */
+    uint8_t lenient;        /* what has expired is visible once, unless it is taken away before */
 } pst_ttl;
 
 /* How column's values (the elements of a list or map) expire. The column after it must be of kind

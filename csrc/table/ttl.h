@@ -17,13 +17,19 @@
  *      four more for each row that its epoch made and each entry made since the last sweep. So it
  *      keeps pace: where as much expires as is made, at most a quarter of all that is there waits
  *      to be removed.
- *  X4. Times are under undo and in files like any value. The settings belong to the process and may
+ *  X4. What has expired and is visible nevertheless (pst_ttl.lenient) is so until a reader has seen
+ *      it: then a value or an entry has the time PST_SHOWN_TIME, which hides it from all readers,
+ *      and elements that were walked over are removed. A batch sees it at each place of the key.
+ *  X5. Times are under undo and in files like any value. The settings belong to the process and may
  *      differ from run to run.
  */
 #ifndef PST_TTL_H
 #define PST_TTL_H
 
 #include "table/row.h"
+
+/* The time of what has expired and was read: before all times, so that it has expired for all. */
+#define PST_SHOWN_TIME (INT64_MIN + 1)
 
 static inline int pst_ttl_is_set(const pst_table *t, int32_t column) {
     return t->ttl[column].duration_ms > 0;
@@ -45,12 +51,15 @@ static inline int pst_ttl_expired(const pst_table *t, int32_t column, int64_t wr
     int64_t now = pst_ttl_now(t, column);
     if (!pst_ttl_is_set(t, column) || now == PST_NO_TIME || written == PST_NO_TIME || now < written)
         return 0;
+    if (written == PST_SHOWN_TIME && t->ttl[column].lenient)
+        return 1;
     return (uint64_t)now - (uint64_t)written >= (uint64_t)t->ttl[column].duration_ms;
 }
 
 /* Whether readers see what was written then. */
 static inline int pst_ttl_hides(const pst_table *t, int32_t column, int64_t written) {
-    return !t->ttl[column].lenient && pst_ttl_expired(t, column, written);
+    return (!t->ttl[column].lenient || written == PST_SHOWN_TIME) &&
+           pst_ttl_expired(t, column, written);
 }
 
 /* Is `written` old enough that writing or reading the value again must be noted? */
@@ -60,6 +69,15 @@ static inline int pst_ttl_is_stale(const pst_table *t, int32_t column, int64_t w
         return stamp != PST_NO_TIME;
     return stamp > written &&
            (uint64_t)stamp - (uint64_t)written >= (uint64_t)t->ttl[column].granularity_ms;
+}
+
+/* The time that reading leaves to a value or an entry that was visible. */
+static inline int64_t pst_ttl_read(const pst_table *t, int32_t column, int64_t written) {
+    if (t->ttl[column].lenient && pst_ttl_expired(t, column, written))
+        return PST_SHOWN_TIME;
+    return t->ttl[column].on_read && pst_ttl_is_stale(t, column, written)
+               ? pst_ttl_stamp(t, column)
+               : written;
 }
 
 /* The latest time whose values have expired, or PST_NO_TIME. */
@@ -97,7 +115,7 @@ static inline void pst_sweep_look(pst_sweep *s, uint64_t n) {
 
 /* Notes that the value of a touched row was written now. */
 void pst_row_stamp(pst_table *t, uint64_t *row, int32_t i);
-/* Notes that it was read, where reading counts as use. */
+/* Notes that it was read, where reading counts as use or ends what is visible. */
 pst_status pst_row_refresh(pst_table *t, uint32_t slot, int32_t i);
 
 #endif

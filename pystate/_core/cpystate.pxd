@@ -285,6 +285,7 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_t *offsets,
                                           const pst_array *items)
     pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets)
+    pst_status pst_batch_elements_read(pst_batch *b, int32_t column)
     pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets,
                                    void *values, uint64_t capacity)
     pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys,

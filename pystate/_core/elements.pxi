@@ -86,6 +86,8 @@ cdef class CollectionHandle:
                 status = pst_batch_element_offsets(keys.b, self.column, <int64_t *> offsets)
                 if status == PST_OK:
                     status = self.collect_cells(keys.b, is_map, cells, <int64_t *> offsets, &n)
+                if status == PST_OK:
+                    status = pst_batch_elements_read(keys.b, self.column)
             self.table.check(status)
             return n, take_cells(&cells[1], n) if is_map else None, take_cells(&cells[0], n)
         finally:
@@ -244,6 +246,8 @@ cdef class ListElements(CollectionHandle):
                 if status == PST_OK:
                     status = pst_batch_list_copy(keys.b, self.column, ends, items.data,
                                                  <uint64_t> items.size)
+                if status == PST_OK:
+                    status = pst_batch_elements_read(keys.b, self.column)
         finally:
             keys.end()
         self.table.check(status)

@@ -50,7 +50,8 @@ class StateTtl:
         of a map counts as use of just that; iterating over a list or map counts as use of all its
         elements.
     visibility : {"never_return_expired", "return_if_not_cleaned_up"}
-        Whether expired values may be returned until they are cleaned up.
+        Whether an expired value that was not cleaned up yet is returned, once: the access that
+        returns it clears it, and items of a list and entries of a map one by one.
     time : {"processing", "event"}
         The clock. ``"processing"``: the epoch's processing time. ``"event"``: a value counts as
         written at the event time of its row, and expires by the watermark. It is refused if

@@ -341,6 +341,9 @@ class ObjectHandle(ValueHandle):
         self._dirty: dict[Any, None] = {}
         self._drops = 0  # how often the kept objects were dropped
         self._flushing = False
+        # What has expired and may be seen once must not be seen again out of the cache.
+        ttl = declaration.ttl
+        self._keeps = ttl is None or ttl.visibility == "never_return_expired"
 
     @property
     def objects(self) -> Objects:
@@ -364,7 +367,7 @@ class ObjectHandle(ValueHandle):
             drops = self._drops
             value = unpickled(self.name, data)
             # The object's class may have ended the epoch meanwhile.
-            if drops == self._drops:
+            if drops == self._drops and self._keeps:
                 self._cache[key] = value
         return self._declaration.default if value is _ABSENT else value
 
@@ -381,6 +384,8 @@ class ObjectHandle(ValueHandle):
         names = self._checked(keys)._normal_keys()
         keys.check()
         cache, drops = self._cache, self._drops
+        if not self._keeps:
+            cache = dict(cache)
         if any(name not in cache for name in names):
             stored = self._stored(keys)
             for i, name in enumerate(names):

@@ -7,6 +7,7 @@ expired. The rules of time are those of csrc/table/ttl.h, written down a second 
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -26,6 +27,10 @@ class Clock:
         backend.set_clock(
             processing_time=self.processing, watermark=self.watermark, event_time=self.event
         )
+
+
+#: When something was written that had expired and was seen.
+SHOWN = -(1 << 63) + 1
 
 
 class Kind:
@@ -61,10 +66,16 @@ class Kind:
         now = self.now()
         if self.ttl is None or now is None or written is None:
             return False
-        return now - written >= self.ttl.duration_ms
+        return (self.is_lenient and written == SHOWN) or now - written >= self.ttl.duration_ms
 
     def hides(self, written: int | None) -> bool:
-        return not self.is_lenient and self.expired(written)
+        return (not self.is_lenient or written == SHOWN) and self.expired(written)
+
+    def read_at(self, written: int | None) -> int | None:
+        """The time that reading leaves to a value that was seen."""
+        if self.is_lenient and self.expired(written):
+            return SHOWN
+        return self.stamp() if self.counts_reads and self.is_stale(written) else written
 
     def is_stale(self, written: int | None) -> bool:
         stamp = self.stamp()
@@ -81,6 +92,14 @@ class Kind:
     @property
     def counts_reads(self) -> bool:
         return self.ttl is not None and self.ttl.update == "read_and_write"
+
+    def read(self, row: Row) -> Any:
+        raise NotImplementedError
+
+    def read_all(self, rows: list[Row]) -> list[Any]:
+        """A batch sees a row at each place of it."""
+        seen = {row: self.read(row) for row in dict.fromkeys(rows)}
+        return [seen[row] for row in rows]
 
     # -- life
 
@@ -120,8 +139,7 @@ class Value(Kind):
         cell = self.cells.get(row)
         if cell is None or self.hides(cell[1]):
             return copy.deepcopy(self.default)
-        if self.counts_reads and self.is_stale(cell[1]):
-            cell[1] = self.stamp()
+        cell[1] = self.read_at(cell[1])
         return cell[0]
 
     def write(self, row: Row, value: Any) -> None:
@@ -206,11 +224,17 @@ class Items(Kind):
 
     def read(self, row: Row) -> list[Any]:
         seen = [cell for cell in self.cells.get(row, []) if not self.hides(cell[1])]
-        if self.counts_reads and any(self.is_stale(written) for _, written in seen):
+        young = [cell for cell in seen if not self.expired(cell[1])]
+        if self.counts_reads and any(self.is_stale(written) for _, written in young):
             stamp = self.stamp()
-            for cell in seen:
+            for cell in young:
                 if cell[1] is None or cell[1] < stamp:
                     cell[1] = stamp
+        if self.is_lenient and len(young) < len(seen):
+            # Who has seen what had expired has seen the last of it.
+            self.cells[row] = young
+            if not young:
+                self.clear(row)
         return [item for item, _ in seen]
 
     def append(self, row: Row, item: Any) -> None:
@@ -259,7 +283,11 @@ class Entries(Kind):
     """A dict of values with their times."""
 
     def read(self, row: Row) -> dict[Any, Any]:
-        return {key: self.get(row, key) for key in self.visible(row)}
+        seen = {key: self.get(row, key) for key in self.visible(row)}
+        for key, (_, written) in list(self.cells.get(row, {}).items()):
+            if self.is_lenient and self.expired(written):
+                self.remove(row, key)
+        return seen
 
     def visible(self, row: Row) -> list[Any]:
         cell = self.cells.get(row, {})
@@ -269,9 +297,14 @@ class Entries(Kind):
         entry = self.cells.get(row, {}).get(key)
         if entry is None or self.hides(entry[1]):
             return None
-        if self.counts_reads and self.is_stale(entry[1]):
-            entry[1] = self.stamp()
+        entry[1] = self.read_at(entry[1])
         return entry[0]
+
+    def get_all(self, places: Iterable[tuple[Row, Any]]) -> list[Any]:
+        """A batch sees an entry at each place of it."""
+        places = list(places)
+        seen = {place: self.get(*place) for place in dict.fromkeys(places)}
+        return [seen[place] for place in places]
 
     def put(self, row: Row, key: Any, value: Any) -> None:
         entry = self.cells.get(row, {}).get(key)

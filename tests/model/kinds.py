@@ -125,7 +125,7 @@ class ValueDriver(Driver):
         return value if old is None else {"min": min, "max": max}[what](old, value)
 
     def check(self, kind: Any, handle: Any, keys: ps.KeyBatch, rows: list[Row]) -> None:
-        assert plain(handle.values(keys)) == [kind.read(row) for row in rows], self.name
+        assert plain(handle.values(keys)) == kind.read_all(rows), self.name
 
     def column(self, kind: Any, row: Row, stored: Any) -> None:
         wanted = kind.read(row) if kind.is_visible(row) else None
@@ -285,11 +285,11 @@ class MapDriver(Driver):
                 kind.remove(row, key)
         else:
             found = plain(handle.get_entries(keys, at))
-            assert found == [kind.get(row, key) for row, key in zip(rows, at, strict=True)]
+            assert found == kind.get_all(zip(rows, at, strict=True))
 
     def check(self, kind: Any, handle: Any, keys: ps.KeyBatch, rows: list[Row]) -> None:
         found = plain(handle.maps(keys))
-        assert [dict(entries) for entries in found] == [kind.read(row) for row in rows], self.name
+        assert [dict(entries) for entries in found] == kind.read_all(rows), self.name
 
     def column(self, kind: Any, row: Row, stored: Any) -> None:
         if self.declaration.type.is_object:

@@ -232,6 +232,120 @@ def test_what_is_seen_is_what_is_added_to(vectorised: bool) -> None:
         assert [s.get() for s in made.states.values()] == [4, 2, 3.0, [4, 2]]
 
 
+def lenient_states(update: Any) -> dict[str, ps.State]:
+    ttl = ps.StateTtl(100, update=update, visibility="return_if_not_cleaned_up")
+    return {
+        "long": ps.ValueState("long", ttl=ttl),
+        "text": ps.ValueState("string", ttl=ttl),
+        "nested": ps.ValueState("struct<a:long>", ttl=ttl),
+        "object": ps.ValueState("object", ttl=ttl),
+        "items": ps.ListState("long", ttl=ttl),
+        "texts": ps.ListState("string", ttl=ttl),
+        "map": ps.MapState("long", "long", ttl=ttl),
+        "names": ps.MapState("string", "string", ttl=ttl),
+        "most": ps.ReducingState("long", max, ttl=ttl),
+        "mean": ps.AggregatingState(ps.Mean(), "long", ttl=ttl),
+    }
+
+
+FILLED: dict[str, Any] = {
+    "long": 7,
+    "text": "t" * 40,
+    "nested": {"a": 1},
+    "object": {1, 2},
+    "items": [1, 2],
+    "texts": ["a", "b" * 40],
+    "map": [(1, 2), (3, 4)],
+    "names": [("k", "v" * 40)],
+    "most": 4,
+    "mean": 4.0,
+}
+EMPTY = {name: [] if isinstance(value, list) else None for name, value in FILLED.items()}
+
+
+def fill(made: ps.KeyedStateBackend) -> None:
+    for name, value in FILLED.items():
+        state = made[name]
+        if name in ("map", "names"):
+            state.put_all(value)
+        elif name in ("most", "mean"):
+            state.add(int(value))
+        else:
+            state.update(value)
+
+
+def one_by_one(made: ps.KeyedStateBackend) -> dict[str, Any]:
+    found = {}
+    for name in FILLED:
+        state = made[name]
+        if name in ("map", "names"):
+            found[name] = list(state.items())
+        else:
+            found[name] = state.value() if hasattr(state, "value") else state.get()
+    return found
+
+
+def many(made: ps.KeyedStateBackend) -> dict[str, Any]:
+    """What a batch sees that has the key twice, and another one in between."""
+    keys, found = made.keys([1, 2, 1]), {}
+    for name in FILLED:
+        state = made[name]
+        ways = ("maps", "lists", "values") if name != "mean" else ("results",)
+        got = next(getattr(state, way) for way in ways if hasattr(state, way))(keys)
+        one, other, again = got if isinstance(got, list) else got.to_pylist()
+        assert (one, other) == (again, EMPTY[name]), name
+        found[name] = one
+    return found
+
+
+@pytest.mark.parametrize("read", [one_by_one, many])
+@pytest.mark.parametrize("update", ["create_and_write", "read_and_write"])
+def test_what_has_expired_is_seen_once(read: Any, update: Any) -> None:
+    with backend(**lenient_states(update)) as made:
+        fill(made)
+        sealed(made)
+        made.set_clock(processing_time=NOW + 120)
+        made.set_current_key(1)
+        assert read(made) == FILLED
+        assert read(made) == EMPTY
+        # An epoch that is computed again sees it again.
+        made.rollback()
+        made.set_current_key(1)
+        assert read(made) == FILLED
+        sealed(made)
+        made.set_current_key(1)
+        assert read(made) == EMPTY
+        fill(made)
+        assert read(made) == FILLED and read(made) == FILLED
+
+
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_entries_and_items_that_have_expired_are_seen_once(vectorised: bool) -> None:
+    states = lenient_states("create_and_write")
+    with backend(**{name: states[name] for name in ("items", "map", "names")}) as made:
+        made["items"].add(1)
+        made["map"].put(1, 10)
+        made["names"].put("old", "a" * 40)
+        made.set_clock(processing_time=NOW + 60)
+        made["items"].add(2)
+        made["map"].put(2, 20)
+        made["names"].put("young", "b")
+        made.set_clock(processing_time=NOW + 120)
+        for turn in range(2):
+            old = turn == 0
+            if vectorised:
+                keys = made.keys([1, 1])
+                assert made["items"].lists(keys).to_pylist() == [[1, 2] if old else [2]] * 2
+                for name, places, value in (("map", [1, 1], 10), ("names", ["old"] * 2, "a" * 40)):
+                    found = made[name].get_entries(keys, places).to_pylist()
+                    assert found == [value if old else None] * 2
+            else:
+                assert made["items"].get() == ([1, 2] if old else [2])
+                assert made["map"].get(1) == (10 if old else None)
+                assert made["names"].contains("old") is old
+        assert made["map"].items() == [(2, 20)] and list(made["names"].keys()) == ["young"]
+
+
 # -- before the clock is known
 
 
