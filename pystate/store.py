@@ -55,9 +55,11 @@ from pystate.folder_lock import FolderLock
 from pystate.markup import bytes_shown, panel
 from pystate.redaction import logger
 from pystate.state.declaration import State
+from pystate.state.evolution import same_content
 from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import declared_fills
 from pystate.state.registry import refuse_pickled
+from pystate.state.renames import in_files
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -151,6 +153,9 @@ class Store:
             self._history.make_durable()
             self._retired = Retired()
             self._chronicle = StoreChronicle(self._storage)
+            head = self._history.head
+            stored = None if head is None else head.operator(_UID)
+            states = in_files(states, () if stored is None else stored.state_schema, owner)
             self._backend = KeyedStateBackend(
                 key, states=states, max_parallelism=job.max_parallelism, limit_bytes=limit_bytes
             )
@@ -404,7 +409,7 @@ class Store:
         )
         # The next checkpoint removes dropped states and fields from the files, so that they stay
         # dropped.
-        self._rebase = bool(unclaimed) or stored[1] != self._schemas()[1]
+        self._rebase = bool(unclaimed) or not same_content(stored[1], self._schemas()[1])
         self._range = operator.ranges[0]
         files = self._range.files
         if self._range.id != EMPTY_ID:

@@ -46,9 +46,14 @@ class Program:
                 coordinator.run(self._evaluate(rows), **batch(number, QUERY))
                 coordinator.maintain()
 
+    def operator(self, epoch: Epoch) -> OperatorSpec:
+        """The operator, with the names that the epoch's files have for its states."""
+        operator = OperatorSpec("op", parse_key(KEY), self.states)
+        return operator.continuing(epoch.stored_states("op"))
+
     def declare(self, epoch: Epoch) -> Sequence[Any]:
         """Declare the operator to an epoch."""
-        operator = OperatorSpec("op", parse_key(KEY), self.states)
+        operator = self.operator(epoch)
         return epoch.declare(
             "op",
             key_schema=[("k", "bigint")],
@@ -58,11 +63,12 @@ class Program:
 
     def _evaluate(self, rows: Rows) -> Callable[[Epoch], Sequence[Any]]:
         def evaluate(epoch: Epoch) -> Sequence[Any]:
+            states = self.operator(epoch).states
             for state in self.declare(epoch):
                 worker = Worker(
                     str(self.root),
                     TableHome(None, None),
-                    states=self.states,
+                    states=states,
                     allow_unclaimed_state=True,
                 )
                 worker.storage = self.storage

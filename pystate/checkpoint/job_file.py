@@ -10,12 +10,13 @@ import importlib.metadata
 import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 from pystate.checkpoint.manifest import MANIFESTS, Schema, decode_schema
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
+from pystate.checkpoint.refs import WITH_KINDS, decode_states
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import (
     AlreadyPublishedError,
@@ -25,6 +26,10 @@ from pystate.errors import (
     UnclaimedStateError,
 )
 from pystate.state.evolution import hints, stored_change
+from pystate.state.identity import other_meaning, shown_as, without_kind
+from pystate.state.kinds import declared_as
+from pystate.state.renames import file_name
+from pystate.state.value import ValueState
 from pystate.types.keys import MAX_PARALLELISM
 
 __all__ = [
@@ -45,7 +50,8 @@ __all__ = [
     "refuse_spark",
 ]
 
-_FORMAT_VERSION = 1
+#: Version 2 spells states as manifests from format 6 on do.
+_FORMAT_VERSION = 2
 JOB_FILE = "job.json"
 #: What makes a folder a savepoint: see `pystate.checkpoint.savepoint`.
 SAVEPOINT_FILE = "savepoint.json"
@@ -137,7 +143,9 @@ class JobFile:
             max_parallelism=fields.integer("max_parallelism", least=1, most=MAX_PARALLELISM),
             created_ms=fields.integer("created_ms"),
             library=fields.text("library"),
-            operators=tuple(_decode_entry(item, path) for item in fields.items("operators")),
+            operators=tuple(
+                _decode_entry(item, path, fields.version) for item in fields.items("operators")
+            ),
         )
         fields.finish()
         return job
@@ -300,6 +308,8 @@ def check_schemas(
 ) -> tuple[str, ...]:
     """Compare an operator's stored (key, state) schemas with its declaration.
 
+    A state is known by its name in files, which `pystate.state.renames` has given the declared one.
+
     Returns
     -------
     tuple of str
@@ -318,24 +328,65 @@ def check_schemas(
             "read it by ps.read_state, change the table, write it by ps.write_state as a "
             "savepoint, and begin with that; or use another uid, which begins without state"
         )
-    old, new = dict(stored[1]), dict(declared[1])
-    for name in (name for name in new if name in old):
-        if old[name] == new[name]:
+    old = {file_name(*pair): pair for pair in stored[1]}
+    new = {file_name(*pair): pair for pair in declared[1]}
+    for each in (each for each in new if each in old):
+        (former, before), (name, after) = old[each], new[each]
+        if before == after:
             continue
-        change = stored_change(old[name], new[name])
+        change = stored_change(before, after)
         wrong = hints(change, allow_unclaimed_state)
         if wrong:
+            was = "" if former == name else f", previously {former!r}"
+            mine, theirs = _told(before, after)
             raise SchemaError(
-                f"operator {uid!r}, state {name!r}: stored as {old[name]}, declared as "
-                f"{new[name]}: {wrong}"
+                f"operator {uid!r}, state {name!r}{was}: stored as {mine}, declared as {theirs}: "
+                f"{wrong}"
             )
-    unclaimed = tuple(name for name in old if name not in new)
+    unclaimed = tuple(old[each] for each in old if each not in new)
     if unclaimed and not allow_unclaimed_state:
+        added = [new[each] for each in new if each not in old]
         raise UnclaimedStateError(
             f"operator {uid!r}: the checkpoint holds state that no declaration claims: "
-            f"{', '.join(unclaimed)}; declare it, or pass allow_unclaimed_state=True to drop it"
+            f"{', '.join(name for name, _ in unclaimed)}; {_way_out(unclaimed, added)}"
         )
-    return unclaimed
+    return tuple(name for name, _ in unclaimed)
+
+
+def _told(before: str, after: str) -> tuple[str, str]:
+    """Two spellings for people, with the kind of a value where that is what differs."""
+    texts = [shown_as(before), shown_as(after)]
+    if other_meaning(before, after) is not None:
+        kinds = [type(declared_as(stored)) for stored in (before, after)]
+        texts = [
+            f"ValueState({text!r})" if kind is ValueState else text
+            for text, kind in zip(texts, kinds, strict=True)
+        ]
+    return texts[0], texts[1]
+
+
+def _way_out(unclaimed: Schema, added: Sequence[tuple[str, str]]) -> str:
+    """What to do about stored states that are not declared."""
+    left, pairs = dict(added), []
+    for former, before in unclaimed:
+        for name, after in left.items():
+            refused = stored_change(before, after).types.refused
+            if not refused and without_kind(before) == without_kind(after):
+                pairs.append((former, name))
+                del left[name]
+                break
+    if not pairs:
+        return (
+            "declare it, with previously= and the stored name where it has another name now; or "
+            "pass allow_unclaimed_state=True to drop it"
+        )
+    shown = ", ".join(f"{former} -> {name}" for former, name in pairs)
+    former, name = pairs[0]
+    return (
+        f"this looks like a rename: {shown} (same kind and type): declare {name!r} with "
+        f"previously={former!r}, and it keeps its state; or pass allow_unclaimed_state=True to "
+        "drop what is stored"
+    )
 
 
 def _columns(schema: Schema) -> str:
@@ -351,12 +402,14 @@ def check_parallelism(storage: CheckpointStorage, parallelism: int, max_parallel
         )
 
 
-def _decode_entry(content: object, path: str) -> OperatorEntry:
+def _decode_entry(content: object, path: str, version: int) -> OperatorEntry:
     fields = Fields(content, path)
     entry = OperatorEntry(
         uid=fields.text("uid"),
         key_schema=decode_schema(fields.items("key_schema"), path),
-        state_schema=decode_schema(fields.items("state_schema"), path),
+        state_schema=decode_states(
+            fields.items("state_schema"), path, 1 if version < 2 else WITH_KINDS
+        ),
     )
     fields.finish()
     return entry

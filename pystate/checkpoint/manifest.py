@@ -70,8 +70,10 @@ __all__ = [
 #: Version 2 has event time and timers; a file of version 1 is read as one without. Version 3 has
 #: whether an operator has timers, and from which epoch on states count. Version 4 has the clock's
 #: reading, and names files in a part that manifests share. Version 5 has a watermark per operator;
-#: in older ones all operators share the manifest's.
-FORMAT_VERSION = 5
+#: in older ones all operators share the manifest's. Version 6 has the kind of each state, with the
+#: function that made its values, and the name that files have for a renamed one; in older ones a
+#: value may be that of a fold.
+FORMAT_VERSION = 6
 _NAME = re.compile(re.escape(MANIFESTS) + r"/(\d{8,})\.manifest")
 
 
@@ -212,7 +214,9 @@ class Manifest:
             fields["part"] = None if self.part is None else self.part.encode()
             fields["operators"] = encode_operators(self.operators, part, self.format_version)
         else:
-            fields["operators"] = [operator.encode() for operator in self.operators]
+            fields["operators"] = [
+                operator.encode(self.format_version) for operator in self.operators
+            ]
         try:
             return encode_document("manifest", self.format_version, fields)
         except (TypeError, ValueError) as error:

@@ -14,11 +14,14 @@ from urllib.parse import quote
 from pystate._core.core import range_bounds
 from pystate.checkpoint.metadata import Fields
 from pystate.errors import CorruptFileError, InvalidArgumentError
+from pystate.state.identity import of_unknown_kind, without_kind
+from pystate.state.renames import file_name
 
 __all__ = [
     "EMPTY_ID",
     "INPUT",
     "TIMERS",
+    "WITH_KINDS",
     "FileRef",
     "InputState",
     "OperatorState",
@@ -28,7 +31,9 @@ __all__ = [
     "as_schema",
     "decode_schema",
     "decode_since",
+    "decode_states",
     "empty_range",
+    "encode_states",
     "has_timers",
     "only_input",
     "state_folder",
@@ -36,6 +41,8 @@ __all__ = [
     "uid_folder",
 ]
 
+#: The first format of manifests that says of what kind states are, and what files call them.
+WITH_KINDS = 6
 #: The lineage id of a range that has never been written: the empty table.
 EMPTY_ID = "0" * 32
 #: What state files name timers.
@@ -352,7 +359,7 @@ class OperatorState:
     @property
     def states(self) -> frozenset[str]:
         """The names of the operator's states and timers in state files."""
-        names = frozenset(name for name, _ in self.state_schema)
+        names = frozenset(file_name(*pair) for pair in self.state_schema)
         return names | {TIMERS} if self.timers else names
 
     @property
@@ -360,13 +367,13 @@ class OperatorState:
         """The files of all ranges."""
         return tuple(ref for state in self.ranges for ref in state.files)
 
-    def encode(self) -> dict[str, Any]:
+    def encode(self, version: int) -> dict[str, Any]:
         """Return the form that manifests up to format 3 have."""
         return {
             "uid": self.uid,
             "parallelism": self.parallelism,
             "key_schema": self.key_schema,
-            "state_schema": self.state_schema,
+            "state_schema": encode_states(self.state_schema, version),
             "ranges": [state.encode() for state in self.ranges],
             "max_event_time_ms": self.max_event_time_ms,
             "timers": self.timers,
@@ -382,7 +389,7 @@ class OperatorState:
             uid=fields.text("uid"),
             parallelism=fields.integer("parallelism", least=1),
             key_schema=decode_schema(fields.items("key_schema"), path),
-            state_schema=decode_schema(fields.items("state_schema"), path),
+            state_schema=decode_states(fields.items("state_schema"), path, version),
             ranges=ranges,
             timers=fields.boolean("timers") if version >= 3 else has_timers(ranges),
             inputs=only_input(latest),
@@ -427,6 +434,21 @@ def decode_schema(items: list[Any], path: str) -> Schema:
             raise CorruptFileError(f"{path}: {item!r:.60} is not a column")
         columns.append((item[0], item[1]))
     return tuple(columns)
+
+
+def decode_states(items: list[Any], path: str, version: int) -> Schema:
+    """Parse an operator's states in a manifest of that format."""
+    states = decode_schema(items, path)
+    if version >= WITH_KINDS:
+        return states
+    return tuple((name, of_unknown_kind(stored)) for name, stored in states)
+
+
+def encode_states(states: Schema, version: int) -> Schema:
+    """The inverse of `decode_states`."""
+    if version >= WITH_KINDS:
+        return states
+    return tuple((name, without_kind(stored)) for name, stored in states)
 
 
 def as_schema(columns: Mapping[str, str] | Schema) -> Schema:

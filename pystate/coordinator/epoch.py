@@ -227,7 +227,7 @@ class Epoch:
         timers : bool, optional
             Whether it has timers; by default it has if it had any, or reports one.
         fills : mapping of str to Fills, optional
-            What fields have that are added to structs, by state.
+            What fields have that are added to structs, by the states' names in files.
         seen : sequence of InputState, optional
             What an operator that is not in the base has seen of its inputs before this epoch.
         dropped : collection of str
@@ -293,6 +293,11 @@ class Epoch:
         self._declared[uid] = declared
         self._watermarks.declare(uid, inputs, declared if stored is None else stored)
         return ranges
+
+    def stored_states(self, uid: str) -> Schema:
+        """Return the states that the base has of an operator; none if it does not have it."""
+        stored = None if self.base is None else self.base.operator(uid)
+        return () if stored is None else stored.state_schema
 
     def begins(self, uid: str) -> bool:
         """Whether the base does not have an operator, so that it begins with this epoch."""

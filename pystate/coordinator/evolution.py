@@ -9,10 +9,11 @@ Why a dropped state stays dropped
    nothing has to be remembered about a dropped state.
 3. A state that is declared but not in the manifest counts from the declaring epoch on. Older files
    may hold another state of the same name.
-4. The same holds for fields of structs, under ``state#path``: once an epoch without a field is
+4. All of this goes by the names that files have, which a rename does not change.
+5. The same holds for fields of structs, under ``state#path``: once an epoch without a field is
    published, what older files hold of it is gone for every key, whether the key was written since
    or not. A field that comes back begins with nulls, or its default, whatever type it had before.
-5. The default of a field that is added stands beside that epoch, since merges need it, and since a
+6. The default of a field that is added stands beside that epoch, since merges need it, and since a
    program may declare another one later: values that were filled by then do not change.
 """
 
@@ -26,10 +27,11 @@ from pystate.checkpoint.manifest import TIMERS, OperatorState, RangeState, Schem
 from pystate.errors import UnclaimedStateError
 from pystate.state.evolution import stored_change
 from pystate.state.kinds import declared_as
+from pystate.state.renames import file_name
 from pystate.types.evolution import field_paths
 from pystate.types.fills import Fills, pin, pinned
 
-__all__ = ["evolved_ranges"]
+__all__ = ["evolved_ranges", "lost_timers"]
 
 
 def evolved_ranges(
@@ -59,21 +61,17 @@ def evolved_ranges(
     allow_unclaimed_state : bool
         Whether timers that the function no longer handles are dropped.
     fills : mapping of str to Fills, optional
-        Of states the defaults of their fields.
+        Of states, by their names in files, the defaults of their fields.
 
     Raises
     ------
     UnclaimedStateError
         There are timers that the epoch's function does not handle.
     """
-    names = {name for name, _ in declared} | ({TIMERS} if timers else set())
+    names = {file_name(*pair) for pair in declared} | ({TIMERS} if timers else set())
     if not timers and has_timers(ranges):
         if not allow_unclaimed_state:
-            raise UnclaimedStateError(
-                f"operator {stored.uid!r}: the checkpoint holds timers, and the function has no "
-                "on_timer to claim them; give it one, or pass allow_unclaimed_state=True to drop "
-                "them"
-            )
+            raise lost_timers(stored.uid)
         ranges = tuple(
             replace(state, next_event_timer_ms=None, next_processing_timer_ms=None)
             for state in ranges
@@ -81,10 +79,23 @@ def evolved_ranges(
     before = dict(stored.ranges[0].since)
     since = {name: before[name] for name in names & before.keys() & stored.states}
     since.update(dict.fromkeys(names - stored.states, epoch))
-    since.update(_fields(stored, before, dict(declared), epoch, fills))
+    since.update(_fields(stored, before, _by_file(declared), epoch, fills))
     if since == before:
         return ranges
     return tuple(replace(state, since=tuple(sorted(since.items()))) for state in ranges)
+
+
+def lost_timers(uid: str) -> UnclaimedStateError:
+    """The error to raise for stored timers of an operator whose function does not handle any."""
+    return UnclaimedStateError(
+        f"operator {uid!r}: the checkpoint holds timers, and the function has no on_timer to claim "
+        "them; give it one, or pass allow_unclaimed_state=True to drop them"
+    )
+
+
+def _by_file(states: Schema) -> dict[str, str]:
+    """How states are spelled, by the names that files have for them."""
+    return {file_name(*pair): pair[1] for pair in states}
 
 
 def _fields(
@@ -96,7 +107,7 @@ def _fields(
 ) -> dict[str, int]:
     """From which epoch on fields count that were added, in this epoch or earlier."""
     kept: dict[str, int] = {}
-    earlier = dict(stored.state_schema)
+    earlier = _by_file(stored.state_schema)
     for key, first in before.items():
         name, _, text = key.partition("#")
         if not name or not text or name not in declared or name not in earlier:

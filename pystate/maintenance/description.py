@@ -17,6 +17,7 @@ from pystate.checkpoint.savepoint import manifest_of, read_savepoint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.ownership import current_owner, is_running
 from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.state.identity import shown_as
 
 __all__ = [
     "Description",
@@ -329,7 +330,7 @@ def _operator(operator: OperatorState) -> OperatorDescription:
         uid=operator.uid,
         parallelism=operator.parallelism,
         key=dict(operator.key_schema),
-        states=dict(operator.state_schema),
+        states={name: shown_as(stored) for name, stored in operator.state_schema},
         timers=operator.timers,
         max_event_time_ms=operator.max_event_time_ms,
         watermark_ms=operator.watermark_ms,

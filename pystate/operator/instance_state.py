@@ -50,7 +50,7 @@ def instance_spec(
     return OperatorSpec(
         uid=uid,
         key=INSTANCE_KEY,
-        states={name: declaration.stored() for name, declaration in states.items()},
+        states={name: declaration.kept() for name, declaration in states.items()},
         max_parallelism=max_parallelism,
         instances=True,
     )

@@ -26,6 +26,7 @@ from pystate.checkpoint.manifest_log import read_head, retained_epochs
 from pystate.checkpoint.state_files import file_schema, open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, DeclarationError
+from pystate.state.identity import StoredFold
 from pystate.state.kinds import declared_as
 from pystate.types.ddl import quoted
 from pystate.types.state_type import StateType, parse_type
@@ -169,8 +170,9 @@ def state_metadata(location: str | os.PathLike[str], *, epoch: int | None = None
 
         - ``epoch``, ``uid``, ``state``.
         - ``key`` and ``namespace``: the columns of the key, and the type of namespaces, in DDL.
-        - ``kind``: ``value``, ``list``, ``map``, ``aggregating``, or ``timers``, whose ``state`` is
-          null. A reducing state is stored as a value.
+        - ``kind``: ``value``, ``list``, ``map``, ``reducing``, ``aggregating``, or ``timers``,
+          whose ``state`` is null. In epochs of older versions ``value`` may also be a reducing
+          state, or a count, a sum or an extreme.
         - ``type``: of the column that `read_state` gives, in DDL; null for timers.
         - ``parallelism``, ``max_parallelism``.
         - ``files``, ``size_bytes``, ``watermark_ms``: of the operator, in that epoch.
@@ -228,6 +230,8 @@ def _described(stored: str) -> tuple[str, str | None]:
     try:
         declaration = declared_as(stored)
         kind = type(declaration).__name__.removesuffix("State").lower()
+        if isinstance(declaration, StoredFold):
+            kind = declaration.kind
     except DeclarationError:  # of a later version
         return "unknown", stored
     return kind, parse_type(declaration.arrow_type).ddl

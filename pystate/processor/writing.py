@@ -162,7 +162,7 @@ class StateRows:
                     f"operator {uid!r}, state {name!r}: expected a declaration, not {shown(state)}"
                 )
             # As files know it: without its default and time to live.
-            states[name] = declared_as(state.stored_as())
+            states[name] = declared_as(state.in_files(None).stored_as())
         return OperatorSpec(
             uid=checked_uid(uid),
             key=parse_key(self.key),

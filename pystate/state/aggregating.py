@@ -11,6 +11,7 @@ import copy
 import json
 import re
 from abc import ABCMeta
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from pystate.state.folding import (
     value_handle,
     without_nulls,
 )
+from pystate.state.identity import class_name, stored_aggregate, stored_fold
 from pystate.state.key_batch import KeyBatch, Step, copied
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ObjectHandle, ValueHandle, ValueState
@@ -93,6 +95,7 @@ class AggregatingState(State["AggregatingHandle"]):
         type: TypeLike = "double",
         *,
         ttl: StateTtl | None = None,
+        previously: str | Sequence[str] = (),
     ) -> None:
         own = isinstance(aggregate, AggregateFunction)
         if not own and not isinstance(aggregate, Aggregator):
@@ -100,7 +103,7 @@ class AggregatingState(State["AggregatingHandle"]):
             raise DeclarationError(
                 f"AggregatingState: {aggregate!r:.60} is no Aggregator or AggregateFunction{hint}"
             )
-        self._declare(_OBJECT if own else type, ttl)
+        self._declare(_OBJECT if own else type, ttl, previously)
         bound = aggregate.bind(self._type) if isinstance(aggregate, Aggregator) else None
         object.__setattr__(self, "_aggregate", aggregate)
         object.__setattr__(self, "_bound", bound)
@@ -147,9 +150,14 @@ class AggregatingState(State["AggregatingHandle"]):
             return self.arrow_type
         return pa.binary() if bound.width is None else pa.binary(bound.width)
 
+    def _spelled(self) -> str:
+        if self._bound is None:
+            return stored_fold("AggregatingState", _OBJECT, class_name(self._aggregate))
+        return _shown(self._bound)
+
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
-        """Return the aggregate whose accumulators were stored under this spelling."""
+        """Return the aggregate that was stored under this spelling, unless it is of the user's."""
         found = _STORED.fullmatch(stored)
         if found is None:
             return None
@@ -167,11 +175,15 @@ class AggregatingState(State["AggregatingHandle"]):
 
 def _accumulator_column(name: str, bound: BoundAggregator) -> Column:
     """The column of an aggregator's accumulators: structs of fixed width, or bytes."""
-    shown = f"#{bound.aggregator!r} of {bound.input.ddl}"
+    shown = _shown(bound)
     if bound.width is None:
         return column_of(name, _BINARY)._replace(ddl=shown)
     codec = core.Codec(name, core.FIXED, 0, 0, shown)
     return Column(name, core.FIXED, ddl=shown, width=bound.width, codec=codec)
+
+
+def _shown(bound: BoundAggregator) -> str:
+    return stored_aggregate(bound.aggregator, bound.input.ddl)
 
 
 class AggregatingHandle(Fold):

@@ -6,7 +6,7 @@ at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pystate.errors import DeclarationError, ReadOnlyStateError
@@ -48,12 +48,14 @@ class BroadcastState(KeylessState["BroadcastHandle"]):
     _key: StateType
     _function = "KeyedBroadcastProcessFunction"
 
-    def __init__(self, key: TypeLike, type: TypeLike) -> None:
+    def __init__(
+        self, key: TypeLike, type: TypeLike, *, previously: str | Sequence[str] = ()
+    ) -> None:
         try:
             stored = MapState(key, type)
         except DeclarationError as error:
             raise DeclarationError(str(error).replace("MapState", "BroadcastState")) from None
-        self._declare(type, None)
+        self._declare(type, None, previously)
         object.__setattr__(self, "_key", stored.key_type)
 
     @property

@@ -8,8 +8,9 @@ on an instance it gives that instance's handle while the function runs.
 from __future__ import annotations
 
 import builtins
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, overload
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from pystate.types.state_type import StateType, TypeLike, parse_type
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["State", "arguments_of", "spelled", "written"]
+__all__ = ["State", "arguments_of", "parted", "renamed", "spelled", "written"]
 
 H = TypeVar("H", covariant=True)
 
@@ -36,15 +37,19 @@ class State(Generic[H]):
     `pystate.state.kinds`.
     """
 
-    __slots__ = ("_ttl", "_type")
+    __slots__ = ("_file_name", "_previously", "_ttl", "_type")
 
     #: Whether a reader of sealed epochs sees states of this kind.
     in_readers: ClassVar[bool] = False
 
     _type: StateType
     _ttl: StateTtl | None
+    _previously: tuple[str, ...]
+    _file_name: str | None
 
-    def _declare(self, type: TypeLike, ttl: StateTtl | None) -> None:
+    def _declare(
+        self, type: TypeLike, ttl: StateTtl | None, previously: str | Iterable[str] = ()
+    ) -> None:
         if ttl is not None and not isinstance(ttl, StateTtl):
             raise DeclarationError(
                 f"{builtins.type(self).__name__}: ttl is a StateTtl, e.g. "
@@ -52,6 +57,9 @@ class State(Generic[H]):
             )
         object.__setattr__(self, "_type", parse_type(type, builtins.type(self).__name__))
         object.__setattr__(self, "_ttl", ttl)
+        former = _former_names(previously, builtins.type(self).__name__)
+        object.__setattr__(self, "_previously", former)
+        object.__setattr__(self, "_file_name", None)
 
     @property
     def type(self) -> StateType:
@@ -63,10 +71,31 @@ class State(Generic[H]):
         """When values or elements expire."""
         return self._ttl
 
+    @property
+    def previously(self) -> tuple[str, ...]:
+        """The names that the state had before."""
+        return self._previously
+
+    def file_name(self, name: str) -> str:
+        """What state files call the state of that name: its first name, if it was renamed."""
+        return self._file_name or name
+
+    def in_files(self, file_name: str | None) -> Self:
+        """The same state, which files call by another name than the program; None: by the same."""
+        made: Self = object.__new__(builtins.type(self))
+        for cls in builtins.type(self).__mro__:
+            for slot in getattr(cls, "__slots__", ()):
+                if hasattr(self, slot):
+                    object.__setattr__(made, slot, getattr(self, slot))
+        object.__setattr__(made, "_file_name", file_name)
+        return made
+
     def columns(self, name: str) -> list[Column]:
         """The core's columns of the state under that name; the first one is the state itself."""
-        first = self._column(name)
-        return [first] if self._ttl is None else [first, time_column(name)]
+        file_name = self.file_name(name)
+        # Errors about values name the state as the program does.
+        first = self._column(name)._replace(name=file_name)
+        return [first] if self._ttl is None else [first, time_column(file_name)]
 
     def _column(self, name: str) -> Column:
         raise NotImplementedError
@@ -89,17 +118,22 @@ class State(Generic[H]):
         return {}
 
     def stored_as(self) -> str:
-        """The state in a checkpoint's metadata: only what determines the content of its files.
+        """The state in a checkpoint's metadata: what its files hold, and what that means.
 
         See Also
         --------
-        from_stored : the inverse.
+        pystate.state.kinds.declared_as : the inverse.
         """
+        spelled = self._spelled()
+        return spelled if self._file_name is None else renamed(spelled, self._file_name)
+
+    def _spelled(self) -> str:
+        """What `from_stored` takes: `stored_as` without the name in files."""
         return self._column("state").ddl
 
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
-        """Return a declaration of this kind for which `stored_as` gives `stored`.
+        """Return a declaration of this kind that is spelled so in a checkpoint's metadata.
 
         None if `stored` is of another kind.
 
@@ -153,9 +187,15 @@ class State(Generic[H]):
 
     def __repr__(self) -> str:
         shown = [written(argument) for argument in self._arguments() if argument is not None]
-        if self._ttl is not None:
-            shown.append(f"ttl={self._ttl!r}")
-        return f"{builtins.type(self).__name__}({', '.join(shown)})"
+        return f"{builtins.type(self).__name__}({', '.join([*shown, *self._options()])})"
+
+    def _options(self) -> list[str]:
+        """What all kinds of states may have, as it is written."""
+        options = [] if self._ttl is None else [f"ttl={self._ttl!r}"]
+        if self._previously:
+            [*others] = self._previously
+            options.append(f"previously={(others[0] if len(others) == 1 else others)!r}")
+        return options
 
     def __copy__(self) -> Self:
         return self
@@ -164,11 +204,47 @@ class State(Generic[H]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _declared, (builtins.type(self), self._arguments(), self._ttl)
+        names = self._previously, self._file_name
+        return _declared, (builtins.type(self), self._arguments(), self._ttl, *names)
 
 
-def _declared(kind: Callable[..., State[Any]], arguments: tuple[Any, ...], ttl: Any) -> State[Any]:
-    return kind(*arguments, ttl=ttl)
+def _declared(
+    kind: Callable[..., State[Any]],
+    arguments: tuple[Any, ...],
+    ttl: Any,
+    previously: tuple[str, ...] = (),
+    file_name: str | None = None,
+) -> State[Any]:
+    given = {} if ttl is None else {"ttl": ttl}
+    if previously:
+        given["previously"] = previously
+    made = kind(*arguments, **given)
+    return made if file_name is None else made.in_files(file_name)
+
+
+def _former_names(previously: Any, kind: str) -> tuple[str, ...]:
+    names = (previously,) if isinstance(previously, str) else previously
+    if not isinstance(names, (tuple, list)) or not all(
+        isinstance(name, str) and name and "#" not in name and "\0" not in name for name in names
+    ):
+        raise DeclarationError(
+            f"{kind}: previously is the name that the state had before, or a list of names, not "
+            f"{previously!r:.60}"
+        )
+    return tuple(dict.fromkeys(names))
+
+
+def renamed(spelled: str, file_name: str) -> str:
+    """How a checkpoint's metadata spells a state that its files call by another name."""
+    return f"{json.dumps(file_name)}: {spelled}"
+
+
+def parted(stored: str) -> tuple[str | None, str]:
+    """The inverse of `renamed`: the name in files, None where it is the state's own."""
+    if not stored.startswith('"'):  # which no type and no declaration begins with
+        return None, stored
+    file_name, end = json.JSONDecoder().raw_decode(stored)
+    return file_name, stored[end:].removeprefix(": ")
 
 
 def written(argument: Any) -> str:
@@ -185,15 +261,15 @@ def spelled(type: StateType) -> Any:
     return object if type.is_object else type.ddl
 
 
-def arguments_of(stored: str, kind: type[State[Any]]) -> list[Any] | None:
-    """The types in a declaration of `kind` as it was stored; None if it is no such declaration."""
-    called = re.fullmatch(rf"{kind.__name__}\((.*)\)", stored)
+def arguments_of(stored: str, kind: str) -> list[Any] | None:
+    """The arguments of a declaration of `kind` as it was stored; None if it is no such one."""
+    called = re.fullmatch(rf"{kind}\((.*)\)", stored, re.DOTALL)
     if called is None:
         return None
     return [object if text == "object" else _unquoted(text) for text in _LITERAL.findall(called[1])]
 
 
-#: What `State._as_call` writes for an argument: no type, or one between the quotes of a `repr`.
+#: What is written for an argument: no type, or a text between the quotes of a `repr`.
 _LITERAL = re.compile(r"""object|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 
 

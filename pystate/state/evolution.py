@@ -13,13 +13,22 @@ from typing import Any
 from pystate._core import core
 from pystate.state.columns import LIST, MAP, TIME, TIMERS, Column, key_column
 from pystate.state.declaration import State
+from pystate.state.identity import other_meaning
 from pystate.state.kinds import declared_as
 from pystate.state.list import UnionListState
 from pystate.state.map import MapState
+from pystate.state.renames import file_name
 from pystate.types.evolution import TypeChange, TypeRow, change_of, keeps_identity, type_rows
 from pystate.types.state_type import StateType, parse_type
 
-__all__ = ["ColumnChange", "column_change", "evolve_reader", "hints", "stored_change"]
+__all__ = [
+    "ColumnChange",
+    "column_change",
+    "evolve_reader",
+    "hints",
+    "same_content",
+    "stored_change",
+]
 
 _ACCUMULATOR = re.compile(r"#((\w+)\(.*\)) of (.+)")
 #: Aggregators whose accumulators are the same for floats and doubles: they keep doubles.
@@ -113,7 +122,23 @@ def stored_change(old: str, new: str) -> ColumnChange:
             "the list was a union, of which several instances may have the same items, and would "
             "now be divided as if each item were there once"
         )
+    if not change.types.refused:
+        wrong = other_meaning(old, new)
+        change.types.refused += [] if wrong is None else [wrong]
     return change
+
+
+def same_content(old: Sequence[tuple[str, str]], new: Sequence[tuple[str, str]]) -> bool:
+    """Whether files of some states are files of others, which may have other names or functions."""
+
+    def content(states: Sequence[tuple[str, str]]) -> dict[str, Any]:
+        columns = {file_name(*pair): declared_as(pair[1]).columns("state")[0] for pair in states}
+        return {
+            name: (column.kind, column.ddl, column.map_key, column.map_precision, column.map_scale)
+            for name, column in columns.items()
+        }
+
+    return content(old) == content(new)
 
 
 def _types(state: State[Any]) -> tuple[StateType, ...]:

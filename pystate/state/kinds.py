@@ -9,7 +9,8 @@ from typing import Any
 
 from pystate.errors import DeclarationError
 from pystate.state.aggregating import AggregatingState
-from pystate.state.declaration import State
+from pystate.state.declaration import State, parted
+from pystate.state.identity import StoredFold
 from pystate.state.list import ListState, UnionListState
 from pystate.state.map import MapState
 from pystate.state.reducing import ReducingState
@@ -23,6 +24,7 @@ KINDS: tuple[type[State[Any]], ...] = (
     ListState,
     UnionListState,
     MapState,
+    StoredFold,
     ReducingState,
     AggregatingState,
     ValueState,
@@ -32,13 +34,17 @@ KINDS: tuple[type[State[Any]], ...] = (
 def declared_as(stored: str) -> State[Any]:
     """The declaration for which `State.stored_as` gives `stored`.
 
+    A state into which values are folded is given as a `StoredFold`, without its function, unless
+    it has an accumulator of the core.
+
     Raises
     ------
     DeclarationError
         A later version wrote it.
     """
+    file_name, spelling = parted(stored)
     for kind in KINDS:
-        found = kind.from_stored(stored)
+        found = kind.from_stored(spelling)
         if found is not None:
-            return found
+            return found.in_files(file_name)
     raise DeclarationError(f"{stored!r}: this version knows no such state")

@@ -6,7 +6,7 @@ at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +74,14 @@ class ListState(State["ListHandle"]):
 
     __slots__ = ()
 
-    def __init__(self, type: TypeLike, *, ttl: StateTtl | None = None) -> None:
-        self._declare(type, ttl)
+    def __init__(
+        self,
+        type: TypeLike,
+        *,
+        ttl: StateTtl | None = None,
+        previously: str | Sequence[str] = (),
+    ) -> None:
+        self._declare(type, ttl, previously)
 
     def _column(self, name: str) -> Column:
         return column_of(name, self._type, kind=LIST)
@@ -90,14 +96,13 @@ class ListState(State["ListHandle"]):
         """A list."""
         return pa.list_(self._type.arrow)
 
-    def stored_as(self) -> str:
-        """The state in a checkpoint's metadata: the declaration itself."""
+    def _spelled(self) -> str:
         return self._as_call()
 
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
         """Return the declaration that was stored as this; None if it is of another kind."""
-        found = arguments_of(stored, cls)
+        found = arguments_of(stored, cls.__name__)
         return None if found is None else cls(*found)
 
     def _arguments(self) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +65,15 @@ class MapState(State["MapHandle"]):
 
     _key: StateType
 
-    def __init__(self, key: TypeLike, type: TypeLike, *, ttl: StateTtl | None = None) -> None:
-        self._declare(type, ttl)
+    def __init__(
+        self,
+        key: TypeLike,
+        type: TypeLike,
+        *,
+        ttl: StateTtl | None = None,
+        previously: str | Sequence[str] = (),
+    ) -> None:
+        self._declare(type, ttl, previously)
         parsed = refuse_nested_key(parse_type(key, "MapState's key"), "MapState's key")
         if parsed.is_object:
             raise DeclarationError("MapState: its keys cannot be objects; their bytes decide")
@@ -98,14 +105,13 @@ class MapState(State["MapHandle"]):
         """A map."""
         return pa.map_(self._key.arrow, self._type.arrow)
 
-    def stored_as(self) -> str:
-        """The state in a checkpoint's metadata: the declaration itself."""
+    def _spelled(self) -> str:
         return self._as_call()
 
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
         """Return the declaration that was stored as this; None if it is of another kind."""
-        found = arguments_of(stored, cls)
+        found = arguments_of(stored, cls.__name__)
         return None if found is None else cls(*found)
 
     def _arguments(self) -> tuple[Any, ...]:

@@ -57,8 +57,14 @@ class OperatorListState(KeylessState["OperatorListHandle"]):
     _of_keys = "ListState"
     _redistribute: Literal["even", "union"]
 
-    def __init__(self, type: TypeLike, redistribute: Literal["even", "union"] = "even") -> None:
-        self._declare(type, None)
+    def __init__(
+        self,
+        type: TypeLike,
+        redistribute: Literal["even", "union"] = "even",
+        *,
+        previously: str | Sequence[str] = (),
+    ) -> None:
+        self._declare(type, None, previously)
         found = choice(redistribute, "OperatorListState: redistribute", ("even", "union"))
         object.__setattr__(self, "_redistribute", found)
 

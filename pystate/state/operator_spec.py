@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pystate.state.declaration import State
+from pystate.state.renames import in_files
 from pystate.types.fills import Fills, pin
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType
@@ -62,8 +63,19 @@ class OperatorSpec:
         return tuple((name, state.stored_as()) for name, state in self.states.items())
 
     def fills(self) -> dict[str, Fills]:
-        """Return what fields have that are added to structs, by state."""
-        return {name: state.fills() for name, state in self.states.items()}
+        """Return what fields have that are added to structs, by the states' names in files."""
+        return {state.file_name(name): state.fills() for name, state in self.states.items()}
+
+    def continuing(self, stored: Sequence[tuple[str, str]]) -> OperatorSpec:
+        """Return the operator as one whose states a checkpoint has already, under these spellings.
+
+        Raises
+        ------
+        DeclarationError, SchemaError
+            Former names of states contradict each other, or the checkpoint.
+        """
+        what = f"operator {self.uid!r}"
+        return replace(self, states=in_files(self.states, stored, what, self.dropped))
 
     def fingerprint(self, since: tuple[tuple[str, int], ...] = ()) -> str:
         """Return 64 hexadecimal digits that differ between tables of different schemas.
@@ -75,10 +87,15 @@ class OperatorSpec:
             same name.
         """
         columns = [[name, type_.ddl] for name, type_ in self.key]
-        states = [[name, repr(d)] for name, d in self.states.items()]
+        states = [_described(name, state) for name, state in self.states.items()]
         space = None if self.namespace is None else self.namespace.ddl
         text = json.dumps([self.max_parallelism, columns, states, space, self.timers, since])
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _described(name: str, state: State[Any]) -> list[str]:
+    own = state.file_name(name)
+    return [name, repr(state)] if own == name else [name, repr(state), own]
 
 
 def declared_fills(states: Mapping[str, State[Any]]) -> dict[str, int]:
@@ -88,7 +105,7 @@ def declared_fills(states: Mapping[str, State[Any]]) -> dict[str, int]:
     first epoch on.
     """
     return {
-        f"{name}#{pin(path, value)}": 1
+        f"{state.file_name(name)}#{pin(path, value)}": 1
         for name, state in states.items()
         for path, value in state.fills().items()
     }

@@ -173,6 +173,12 @@ class KeylessState(State[H]):
         """The keyed state as which it is stored."""
         raise NotImplementedError
 
+    def kept(self) -> State[Any]:
+        """The keyed state as which it is stored, with its former names and its name in files."""
+        made = self.stored().in_files(self._file_name)
+        object.__setattr__(made, "_previously", self._previously)
+        return made
+
     def opened(self, handle: Any, own: Own) -> H:
         """Make the handle for functions, over that of the stored state."""
         raise NotImplementedError
@@ -204,8 +210,7 @@ class KeylessState(State[H]):
         """Write a share into the instance's row, which is empty and has the current key."""
         raise NotImplementedError
 
-    def stored_as(self) -> str:
-        """The state in a checkpoint's metadata: that of the stored one."""
+    def _spelled(self) -> str:
         return self.stored().stored_as()
 
     def fills(self) -> Fills:
@@ -223,6 +228,3 @@ class KeylessState(State[H]):
             f"declare it in a ps.{self._function}; here, take a "
             f"ps.{self._of_keys or builtins.type(self.stored()).__name__}"
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return builtins.type(self), self._arguments()

@@ -6,7 +6,7 @@ at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from pystate.arguments import choice, integer, shown
@@ -55,8 +55,8 @@ class RawState(KeylessState["RawHandle | RawKeyGroupHandle"]):
 
     _scope: Scope
 
-    def __init__(self, scope: Scope = "operator") -> None:
-        self._declare("binary", None)
+    def __init__(self, scope: Scope = "operator", *, previously: str | Sequence[str] = ()) -> None:
+        self._declare("binary", None, previously)
         found = choice(scope, "RawState: scope", ("operator", "key_group"))
         object.__setattr__(self, "_scope", found)
 

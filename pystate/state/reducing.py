@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import builtins
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from pystate._core import core
@@ -26,6 +26,7 @@ from pystate.state.folding import (
     value_handle,
     without_nulls,
 )
+from pystate.state.identity import function_name, stored_fold
 from pystate.state.key_batch import KeyBatch
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ValueHandle
@@ -80,8 +81,9 @@ class ReducingState(State["ReducingHandle"]):
         function: Callable[[Any, Any], Any],
         *,
         ttl: StateTtl | None = None,
+        previously: str | Sequence[str] = (),
     ) -> None:
-        self._declare(type, ttl)
+        self._declare(type, ttl, previously)
         if not callable(function):
             raise DeclarationError(f"ReducingState: {function!r:.60} is no function of two values")
         if function in (builtins.sum, operator.add) and self._type.is_time:
@@ -102,6 +104,9 @@ class ReducingState(State["ReducingHandle"]):
     def handle(self, table: core.Table, column: int, name: str) -> ReducingHandle:
         """Make the state's handle."""
         return ReducingHandle(table, column, name, self)
+
+    def _spelled(self) -> str:
+        return stored_fold("ReducingState", self._type, function_name(self._function))
 
     def _arguments(self) -> tuple[Any, ...]:
         return spelled(self._type), self._function

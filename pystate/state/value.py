@@ -7,7 +7,7 @@ at a time.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -95,8 +95,15 @@ class ValueState(State["ValueHandle"]):
     _default: Any
     _shared: bool
 
-    def __init__(self, type: TypeLike, default: Any = None, *, ttl: StateTtl | None = None) -> None:
-        self._declare(type, ttl)
+    def __init__(
+        self,
+        type: TypeLike,
+        default: Any = None,
+        *,
+        ttl: StateTtl | None = None,
+        previously: str | Sequence[str] = (),
+    ) -> None:
+        self._declare(type, ttl, previously)
         parsed = self._type
         if default is not None and not parsed.is_object:
             try:
@@ -158,9 +165,7 @@ class ValueState(State["ValueHandle"]):
         shown = [written(spelled(self._type))]
         if self._default is not None:
             shown.append(f"default={self._default!r}")
-        if self._ttl is not None:
-            shown.append(f"ttl={self._ttl!r}")
-        return f"ValueState({', '.join(shown)})"
+        return f"ValueState({', '.join([*shown, *self._options()])})"
 
 
 class ValueHandle(NoValue, StateHandle, core.ScalarHandle):

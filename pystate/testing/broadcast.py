@@ -32,7 +32,7 @@ from pystate.testing.clock import Clock
 from pystate.testing.harness import Harness
 from pystate.testing.input_rows import InputRows
 from pystate.testing.local_operator import LocalOperator, OperatorOptions
-from pystate.testing.range_tables import RangeTable, RangeTables
+from pystate.testing.range_tables import RangeTable, RangeTables, TableFiles, continued
 from pystate.testing.snapshot import HarnessSnapshot
 from pystate.types.durations import Duration
 from pystate.types.durations import milliseconds as length_ms
@@ -379,9 +379,12 @@ class BroadcastTables(RangeTables):
             table = RangeTable(*instance.key_groups, self._backend(instance.key_groups))
             self._instances.append((instance, table))
 
+    @property
+    def _instance_spec(self) -> OperatorSpec:
+        return instance_spec(self._uid, self._states, self._max_parallelism)
+
     def _backend(self, key_groups: tuple[int, int]) -> KeyedStateBackend:
-        spec = instance_spec(self._uid, self._states, self._max_parallelism)
-        return KeyedStateBackend.of(spec, key_groups)
+        return KeyedStateBackend.of(self._instance_spec, key_groups)
 
     def _tables(self) -> list[RangeTable]:
         return [*super()._tables(), *(table for _, table in self._instances)]
@@ -428,16 +431,21 @@ class BroadcastTables(RangeTables):
                         "depend on its row, broadcast states, ctx.epoch and the times of ctx alone"
                     )
 
-    def instance_files(self) -> tuple[bytes, ...]:
+    def instance_files(self) -> TableFiles:
         """The broadcast states as of the last epoch."""
-        return self._merged([table for _, table in self._instances])
+        files = self._merged([table for _, table in self._instances])
+        return TableFiles.of(files, self._instance_spec, False)
 
     def restore_instances(self, files: Iterable[bytes], allow_unclaimed_state: bool) -> None:
         """Give each instance its copy of what was on any number of instances."""
+        spec = self._instance_spec
+        if isinstance(files, TableFiles):
+            spec = continued(spec, files, allow_unclaimed_state)
+            allow_unclaimed_state = True  # the rest was compared
         files = list(files)
         if not files:
             return
-        old = self._backend((0, self._max_parallelism - 1))
+        old = KeyedStateBackend.of(spec)
         try:
             old.restore(
                 [io.BytesIO(data) for data in files], allow_unclaimed_state=allow_unclaimed_state

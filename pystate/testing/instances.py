@@ -40,7 +40,7 @@ from pystate.testing.clock import Clock
 from pystate.testing.harness import Harness
 from pystate.testing.input_rows import InputRows
 from pystate.testing.local_operator import Attempt, LocalOperator, OperatorOptions
-from pystate.testing.range_tables import RangeTable, RangeTables
+from pystate.testing.range_tables import RangeTable, RangeTables, TableFiles
 from pystate.types.durations import Duration
 from pystate.types.durations import milliseconds as length_ms
 from pystate.types.keys import KeyColumns
@@ -262,11 +262,11 @@ class _InstanceTables(RangeTables):
         self._forget()
 
     def restore(self, files: Iterable[bytes], allow_unclaimed_state: bool) -> None:
-        files = list(files)
         super().restore(files, allow_unclaimed_state)
-        self.old = KeyedStateBackend.of(self._operator)
+        self.old = KeyedStateBackend.of(self._declared)
         self.old.restore(
-            [io.BytesIO(data) for data in files], allow_unclaimed_state=allow_unclaimed_state
+            [io.BytesIO(data) for data in files],
+            allow_unclaimed_state=allow_unclaimed_state or isinstance(files, TableFiles),
         )
 
     def begin_with(self, items: pa.Table) -> None:

@@ -15,13 +15,64 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend, merge_files, range_bounds
+from pystate.checkpoint.job_file import check_schemas
+from pystate.checkpoint.manifest import Schema
+from pystate.coordinator.evolution import lost_timers
 from pystate.errors import InvalidArgumentError
 from pystate.functions.context import TimeDomain
+from pystate.state.evolution import same_content
 from pystate.state.operator_spec import OperatorSpec, declared_fills
 from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.keys import key_columns
 
-__all__ = ["RangeTable", "RangeTables"]
+__all__ = ["RangeTable", "RangeTables", "TableFiles", "continued"]
+
+
+class TableFiles(tuple[bytes, ...]):
+    """The files of tables, with what a checkpoint's metadata says of an operator."""
+
+    key: Schema
+    states: Schema
+    has_timers: bool
+
+    @classmethod
+    def of(cls, files: Iterable[bytes], operator: OperatorSpec, has_timers: bool) -> TableFiles:
+        """The files of an operator's tables."""
+        made = cls(files)
+        made.key = tuple((name, type_.ddl) for name, type_ in operator.key)
+        made.states = operator.stored_states()
+        made.has_timers = has_timers
+        return made
+
+
+def continued(
+    operator: OperatorSpec, stored: TableFiles, allow_unclaimed_state: bool
+) -> OperatorSpec:
+    """The operator with its names in files, if it may continue what was stored.
+
+    Raises
+    ------
+    SchemaError, UnclaimedStateError
+        As for a checkpoint's operator.
+    """
+    found = operator.continuing(stored.states)
+    check_schemas(
+        operator.uid,
+        (stored.key, stored.states),
+        (tuple((name, type_.ddl) for name, type_ in operator.key), found.stored_states()),
+        allow_unclaimed_state=allow_unclaimed_state,
+    )
+    if stored.has_timers and not operator.timers and not allow_unclaimed_state:
+        raise lost_timers(operator.uid)
+    return found
+
+
+class _Named(io.BytesIO):
+    """A file that errors name."""
+
+    def __init__(self, data: bytes, name: str) -> None:
+        super().__init__(data)
+        self.name = name
 
 
 @dataclass
@@ -48,6 +99,9 @@ class RangeTables:
     def __init__(self, operator: OperatorSpec, parallelism: int) -> None:
         self.key = operator.key
         self._max_parallelism = operator.max_parallelism
+        self._declared = operator
+        #: The operator as of the last epoch, while the files are older ones of another.
+        self._stored: TableFiles | None = None
         self._ranges: list[RangeTable] = []
         for index in range(parallelism):
             first, last = range_bounds(index, operator.max_parallelism, parallelism)
@@ -153,10 +207,31 @@ class RangeTables:
             raise
         for share, data in files:
             share.files.append(data)
+        if self._stored is not None:
+            # States and fields that this epoch did not have are gone, as in a checkpoint.
+            self._stored = None
+            for share in self._ranges:
+                share.files = self._anew(share)
 
-    def files(self) -> tuple[bytes, ...]:
+    def _anew(self, share: RangeTable) -> list[bytes]:
+        """A range's files, with what its table holds and nothing else."""
+        with KeyedStateBackend.of(self._declared, (share.first, share.last)) as copy:
+            copy.copy_from(share.backend, share.first, share.last)
+            if not copy.dirty:
+                return []
+            out = io.BytesIO()
+            with copy.seal(share.backend.lineage()) as snapshot:
+                snapshot.write(out)
+            return [out.getvalue()]
+
+    def files(self) -> TableFiles:
         """The state as of the last epoch: one file for each range that has state."""
-        return self._merged(self._ranges)
+        if self._stored is not None:
+            return self._stored
+        timers = self._declared.timers and any(
+            self.next_timer(domain) is not None for domain in ("event", "processing")
+        )
+        return TableFiles.of(self._merged(self._ranges), self._declared, timers)
 
     def _merged(self, shares: Sequence[RangeTable]) -> tuple[bytes, ...]:
         for share in shares:
@@ -168,11 +243,23 @@ class RangeTables:
         return tuple(data for share in shares for data in share.files)
 
     def restore(self, files: Iterable[bytes], allow_unclaimed_state: bool) -> None:
-        """Fill the tables, which must be empty, from files of any ranges."""
+        """Fill the tables, which must be empty, from files of any ranges.
+
+        Raises
+        ------
+        SchemaError, UnclaimedStateError
+            As for a checkpoint's operator.
+        """
+        known = files if isinstance(files, TableFiles) else None
         files = list(files)
+        if known is not None:
+            self._continue(known, allow_unclaimed_state)
+            allow_unclaimed_state = True  # the rest was compared
+        what = f"operator {self._declared.uid!r}, the snapshot"
         for share in self._ranges:
             share.backend.restore(
-                [io.BytesIO(data) for data in files], allow_unclaimed_state=allow_unclaimed_state
+                [_Named(data, what) for data in files],
+                allow_unclaimed_state=allow_unclaimed_state,
             )
             out = io.BytesIO()
             if files:
@@ -183,6 +270,20 @@ class RangeTables:
                     last_key_group=share.last,
                 )
                 share.files = [out.getvalue()]
+
+    def _continue(self, stored: TableFiles, allow_unclaimed_state: bool) -> None:
+        """Compare what was stored with what is declared, and take over the names in files."""
+        before = self._declared
+        self._declared = continued(before, stored, allow_unclaimed_state)
+        if not same_content(stored.states, self._declared.stored_states()) or (
+            stored.has_timers and not before.timers
+        ):
+            self._stored = stored
+        if self._declared.stored_states() != before.stored_states():
+            for share in self._ranges:
+                share.backend.close()
+                share.backend = KeyedStateBackend.of(self._declared, (share.first, share.last))
+                share.backend.open()
 
     def close(self) -> None:
         """Free all tables."""

@@ -51,7 +51,7 @@ def chain(uid: str, index: int, width: int, epochs: int, base: int = 0) -> Range
 
 def operators(epochs: int) -> tuple[OperatorState, ...]:
     """One range stands still, two grow, one of them gets a base, one has a timer."""
-    key, states = (("k", "string"),), (("n", "bigint"),)
+    key, states = (("k", "string"),), (("n", "State('bigint')"),)
     ranges = (
         chain("é/op", 0, 4, 40),
         chain("é/op", 1, 4, epochs),

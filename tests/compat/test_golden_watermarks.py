@@ -19,7 +19,7 @@ from pystate.checkpoint.manifest import (
 from pystate.checkpoint.storage import LocalStorage
 
 FOLDER = Path(__file__).parent / "watermarks1"
-KEY, STATES = (("k", "string"),), (("n", "bigint"),)
+KEY, STATES = (("k", "string"),), (("n", "State('bigint')"),)
 
 
 def manifest() -> Manifest:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
-from pystate.errors import SchemaError
+from pystate.errors import SchemaError, UnclaimedStateError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -100,3 +100,52 @@ def test_a_program_changes(spark: SparkSession, make_job: MakeJob) -> None:
         assert shown[2] == {"a": 1, "b": None, "d": "first"}
         wanted = {"a": 2**40, "d": "first"} if word == "first" else {"a": 5, "d": None}
         assert shown[11] == {"b": None, **wanted}
+
+
+def test_an_aggregate_does_not_become_another_one(spark: SparkSession, make_job: MakeJob) -> None:
+    """Sum and maximum keep a long each, by the same name."""
+    frame = spark.range(4).selectExpr("id % 2 AS k", "id AS v")
+
+    def pipeline(job: Job, **aggregates: Any) -> Callable[[DataFrame], DataFrame]:
+        return lambda df: job.key_by(df, "k", uid="totals").aggregate(**aggregates)
+
+    job = make_job(parallelism=2)
+    job.run_epoch(frame, pipeline(job, n=ps.sum("v")))
+    job = make_job(parallelism=1)
+    with pytest.raises(SchemaError, match=r"^operator 'totals', state 'n': stored as #Sum\(\) of"):
+        job.run_epoch(frame, pipeline(job, n=ps.max("v")))
+    rows = job.run_epoch(frame, pipeline(job, n=ps.sum("v"))).dataframe.collect()
+    assert {row["k"]: row["n"] for row in rows} == {0: 4, 1: 8}
+
+
+def test_a_state_is_renamed(spark: SparkSession, make_job: MakeJob) -> None:
+    """In tables in memory and in files, with others beside it, in another parallelism."""
+
+    class Before(ps.KeyedProcessFunction):
+        n = ps.ValueState("long", default=0)
+        seen = ps.MapState("string", "long", ttl=ps.StateTtl(hours=1))
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+            self.n.update(self.n.value() + 1)
+            self.seen.put(f"x{self.n.value()}", key)
+            yield key, f"{self.n.value()} {len(self.seen)}"
+
+    class After(ps.KeyedProcessFunction):
+        clicks = ps.ValueState("long", default=0, previously="n")
+        places = ps.MapState("string", "long", ttl=ps.StateTtl(hours=1), previously="seen")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+            self.clicks.update(self.clicks.value() + 1)
+            self.places.put(f"y{self.clicks.value()}", key)
+            yield key, f"{self.clicks.value()} {len(self.places)}"
+
+    job = make_job(parallelism=2)
+    run(spark, job, Before, range(0))
+    # The same tables in memory, then other ones from files of both names.
+    assert set(run(spark, make_job(parallelism=2), After, range(0)).values()) == {"2 2"}
+    assert set(run(spark, make_job(parallelism=3), After, range(0)).values()) == {"3 3"}
+    table = ps.read_state(job.checkpoint, uid="places")
+    assert table.column("clicks").to_pylist() == [3] * KEYS
+    assert len(table.column("places")[0]) == 3
+    with pytest.raises(UnclaimedStateError, match="a rename: clicks -> n, places -> seen"):
+        run(spark, make_job(), Before, range(0))

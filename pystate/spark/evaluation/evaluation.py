@@ -264,6 +264,7 @@ class Evaluation:
         """
         epoch, uid = self.epoch, operator.uid
         operator = replace(operator, max_parallelism=epoch.max_parallelism)
+        operator = operator.continuing(epoch.stored_states(uid))
         if not self._tables.allow_pickle:
             refuse_pickled(operator.states, f"operator {uid!r}")
         _check_table(operator)

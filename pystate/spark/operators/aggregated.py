@@ -29,8 +29,9 @@ from pystate.spark.base.resolve import column_named, column_text, key_column, ke
 from pystate.spark.base.schemas import ddl_of
 from pystate.spark.tasks.bodies import AggregateBody, Operation, StateUpdate
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
+from pystate.state.aggregators import Aggregator, Count, Max, Min, Sum
 from pystate.state.declaration import State
-from pystate.state.value import ValueState
+from pystate.state.identity import StoredFold, stored_aggregate
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -49,6 +50,7 @@ _ORDERED = (
     st.TimestampType,
     st.TimestampNTZType,
 )
+_AGGREGATORS: dict[str, Aggregator] = {"sum": Sum(), "min": Min(), "max": Max()}
 #: How the columns are called that tasks get for aggregates, in front of a number,
 _VALUE = "__pystate_value_"
 #: and the one with event times.
@@ -85,7 +87,7 @@ class AggregatePlan:
         assert column is not None
         if kind == "mean":
             self._number(aggregate)
-            self._state(f"{name}.sum", "double", None)
+            self._state(f"{name}.sum", Sum(), "double")
             self._count(f"{name}.count", column, shown)
             self._update(f"{name}.sum", "add", column, st.DoubleType(), shown)
             self._result(name, st.DoubleType(), f"{name}.sum", f"{name}.count")
@@ -95,9 +97,7 @@ class AggregatePlan:
             result = self._sum_type(aggregate)
         else:
             result = self._ordered_type(aggregate)
-        ddl = ddl_of(result)
-        assert ddl is not None
-        self._state(name, ddl, None)
+        self._state(name, _AGGREGATORS[kind], ddl_of(self._schema[column].dataType))
         self._update(name, operation, column, result, shown)
         self._result(name, result, name, None)
 
@@ -152,7 +152,7 @@ class AggregatePlan:
         return event_ms(column_text(event_time), self._schema[event_time].dataType)
 
     def _count(self, state: str, column: str | None, shown: str) -> None:
-        self._state(state, "long", 0)
+        self._state(state, Count(), "long")
         if column is None:
             self.updates.append(StateUpdate(state, "add", None, shown))
             return
@@ -185,11 +185,15 @@ class AggregatePlan:
         else:
             self.uncombined = f"{shown}: a sum of more than {_MOST_DIGITS} digits may overflow"
 
-    def _state(self, name: str, ddl: str, default: int | None) -> None:
+    def _state(self, name: str, aggregator: Aggregator, of: str | None) -> None:
         if name in self.states:
             raise InvalidArgumentError(f"{self._owner}: two aggregates would keep {name!r}")
-        self.states[name] = ValueState(ddl, default)
-        self.ordered = self.ordered or ddl in ("float", "double")
+        assert of is not None
+        state = StoredFold(
+            stored_aggregate(aggregator, of), 0 if isinstance(aggregator, Count) else None
+        )
+        self.states[name] = state
+        self.ordered = self.ordered or state.type.name in ("float", "double")
 
     def _result(self, name: str, data_type: st.DataType, state: str, divisor: str | None) -> None:
         self.fields.append(st.StructField(name, data_type))

@@ -217,7 +217,7 @@ class AggregateBody:
 
     def _beyond(self, update: StateUpdate) -> str:
         plan = self._task.plan
-        kind = plan.operator.states[update.state].stored_as()
+        kind = plan.operator.states[update.state].columns(update.state)[0].value_type.ddl
         wider = "decimal(38,0)" if kind == "long" else "double, which rounds"
         return (
             f"{plan.describe()}: {update.shown} of a key is beyond the range of {kind}; the epoch "

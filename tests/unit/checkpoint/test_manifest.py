@@ -51,7 +51,7 @@ def manifest(**changes: Any) -> Manifest:
     state = RangeState(0, 0, 127, file_ref(4).id, base, files, -7, None, (("n", 3),))
     inputs = (InputState("left", 99, -3), InputState("right"))
     operator = OperatorState(
-        "op", 1, (("k", "string"),), (("n", "bigint"),), (state,), True, inputs, 77
+        "op", 1, (("k", "string"),), (("n", "State('bigint')"),), (state,), True, inputs, 77
     )
     empty = OperatorState("émpty", 3, (), (), tuple(empty_range(i, 128, 3) for i in range(3)))
     found = Manifest(
@@ -104,7 +104,7 @@ def test_every_flipped_byte_and_every_truncation() -> None:
 
 def test_newer_format_is_told_apart_from_damage() -> None:
     data = encode_document("manifest", FORMAT_VERSION + 1, {"what": "ever"})
-    with pytest.raises(NewerFormatError, match=r"m: format version 6 .* upgrade"):
+    with pytest.raises(NewerFormatError, match=r"m: format version 7 .* upgrade"):
         Manifest.decode(data, "m")
 
 
