@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import operator
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "integer",
     "mapping",
     "nearest",
+    "repeated",
     "shortened",
     "shown",
     "text",
@@ -54,6 +56,11 @@ def integer(value: Any, what: str, *, least: int | None = None, most: int | None
         bounds = f"at least {least}" if most is None else f"{least} to {most}"
         raise InvalidArgumentError(f"{what} is {whole}, and must be {bounds}")
     return whole
+
+
+def repeated(names: Iterable[Any]) -> list[Any]:
+    """What is there more than once, in the order in which it first is."""
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def flag(value: Any, what: str) -> bool:

@@ -213,3 +213,21 @@ pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value) {
     }
     return PST_NOT_FOUND;
 }
+
+pst_status pst_elements_skip(pst_elements *e, uint64_t items) {
+    if (e->kind != PST_LIST && !e->ended)
+        return PST_INVALID;
+    pst_list_cursor *c = &e->at.list;
+    if (!e->ended && !(c->shape.timed && pst_ttl_is_set(e->t, e->column))) {
+        pst_list list = c->list;
+        pst_list_shape shape = c->shape;
+        uint64_t left = list.end - c->seq, passed = items < left ? items : left;
+        pst_list_seek(c, e->t->heap, pst_heap_bytes(e->t), &shape, &list, c->seq + passed);
+        return c->status == PST_NOT_FOUND ? PST_OK : c->status;
+    }
+    pst_cell key, value;
+    pst_status s = PST_OK;
+    while (items-- && !s)
+        s = pst_elements_next(e, &key, &value);
+    return s == PST_NOT_FOUND ? PST_OK : s;
+}

@@ -150,6 +150,9 @@ pst_status pst_elements_start(pst_elements *e, int32_t column);
 pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int32_t column);
 /* `key` is filled for maps. PST_NOT_FOUND at the end; PST_CORRUPT. */
 pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value);
+/* Passes so many items of a list, as `next` would: those without a time at once, from the nearer end
+ * of the list, others one by one. PST_INVALID: a map; PST_CORRUPT. */
+pst_status pst_elements_skip(pst_elements *e, uint64_t items);
 /* Items of a list that lie side by side in the table: `count` of the `left` that the walk has not
  * passed yet, of the column's width and at its alignment. */
 typedef struct pst_run {

@@ -281,6 +281,7 @@ cdef extern from "pystate.h" nogil:
         uint64_t left
 
     pst_status pst_elements_next_run(pst_elements *e, pst_run *run)
+    pst_status pst_elements_skip(pst_elements *e, uint64_t items)
     pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *items)
     pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_t *offsets,
                                           const pst_array *items)

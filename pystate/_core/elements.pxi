@@ -174,6 +174,25 @@ cdef class ListElements(CollectionHandle):
             self.table.check(status)
         return result
 
+    def items_from(self, uint64_t first, uint64_t count):
+        """Return so many of the current key's items, from the one with that number on."""
+        cdef pst_cell key, cell
+        cdef pst_status status
+        cdef list result = []
+        self.start()
+        self.table.hold()
+        try:
+            status = pst_elements_skip(self.walk, first)
+            while status == PST_OK and <uint64_t> len(result) < count:
+                status = pst_elements_next(self.walk, &key, &cell)
+                if status == PST_OK:
+                    result.append(self.codec.decode(&cell))
+        finally:
+            self.table.end()
+        if status != PST_NOT_FOUND:
+            self.table.check(status)
+        return result
+
     @cython.binding(False)
     def items_bytes(self):
         """Return the current key's items of fixed width side by side, as an array has them."""

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pystate.arguments import repeated
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.joins.grouping import taken
 from pystate.operator.event_time import event_times
@@ -312,7 +313,7 @@ def result_names(left: JoinInput, right: JoinInput, suffixes: Any, owner: str) -
         )
     every = [*key, *names[0], *names[1]]
     lower = [name.lower() for name in every]
-    twice = sorted({name for name in lower if lower.count(name) > 1})
+    twice = sorted(repeated(lower))
     if twice:
         raise InvalidArgumentError(
             f"{owner}: two columns of the result would be called {', '.join(twice)}: rename one "

@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pystate.arguments import repeated
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import (
     CheckpointError,
@@ -81,8 +82,9 @@ def checked_items(
         A column is no list of the operator, or there is none.
     """
     lists = [name for name, state in states.items() if isinstance(state, OperatorListState)]
+    twice = repeated(names)
     for name in names:
-        if name not in lists or list(names).count(name) > 1:
+        if name not in lists or name in twice:
             kind = f"is a {type(states[name]).__name__}" if name in states else "is no state"
             kind = "is there twice" if name in lists else kind
             raise InvalidArgumentError(

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as at
 
 from pystate._core import core
-from pystate.arguments import NO_INSTANT, text
+from pystate.arguments import NO_INSTANT, repeated, text
 from pystate.arguments import shown as described
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operator.output_nested import NestedColumn
@@ -274,7 +274,7 @@ def parse_columns(schema: SchemaLike, owner: str) -> OutputColumns:
             f"pyarrow or pyspark, not {schema!r:.80}"
         )
     names = [name.lower() for name in schema.names]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(repeated(names))
     if twice:
         raise InvalidArgumentError(f"{owner}: schema names {', '.join(twice)} more than once")
     return OutputColumns(schema, owner, ddl)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.types as at
 
 from pystate._core import core
+from pystate.arguments import repeated
 from pystate.errors import InvalidArgumentError
 from pystate.types.arrays import datetimes, reference
 from pystate.types.state_type import StateType
@@ -160,7 +161,7 @@ class RowFactory:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        twice = sorted({name for name in names if list(names).count(name) > 1})
+        twice = sorted(repeated(names))
         if twice:
             raise InvalidArgumentError(
                 f"two input columns are called {', '.join(twice)}: rename or drop one"

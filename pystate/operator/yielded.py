@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
-from pystate.arguments import shortened
+from pystate.arguments import repeated, shortened
 from pystate.errors import WrongTypeError
 
 __all__ = ["BY_PLACE", "in_order", "names_of", "shown"]
@@ -74,13 +74,14 @@ def _places(given: tuple[Any, ...], names: tuple[str, ...]) -> tuple[int, ...] |
         return _AS_IT_IS
     if len(given) != len(names) or set(given) != set(names):
         return None
-    return tuple(map(given.index, names))
+    places = {name: place for place, name in enumerate(given)}
+    return tuple(places[name] for name in names)
 
 
 def _refuse(row: Any, given: Sequence[Any], names: Sequence[str], owner: str) -> NoReturn:
-    twice = [name for name in dict.fromkeys(given) if given.count(name) > 1]
-    unknown = [name for name in given if name not in names]
-    missing = [name for name in names if name not in given]
+    twice, mine, theirs = repeated(given), set(given), set(names)
+    unknown = [name for name in given if name not in theirs]
+    missing = [name for name in names if name not in mine]
     wrong = [
         f"{what} {', '.join(map(repr, found))}"
         for what, found in (("has no", missing), ("has an unknown", unknown), ("has twice", twice))

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
+from pystate.arguments import repeated
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.checkpoint.manifest import FileRef, OperatorState, RangeState
 from pystate.checkpoint.state_files import open_file
@@ -148,14 +149,12 @@ class StateScan:
             fields += exploded_fields(name, self.states[name])
         else:
             fields += [pa.field(name, self._type_of(d)) for name, d in self.read.items()]
-        names = [field.name for field in fields]
-        for name in names:
-            if names.count(name) > 1:
-                raise InvalidArgumentError(
-                    f"operator {self.operator.uid!r}: a key column and a column of the rows are "
-                    f"both called {name!r}: read the state without explode, or timers, and take it "
-                    "apart under other names"
-                )
+        for name in repeated(field.name for field in fields):
+            raise InvalidArgumentError(
+                f"operator {self.operator.uid!r}: a key column and a column of the rows are "
+                f"both called {name!r}: read the state without explode, or timers, and take it "
+                "apart under other names"
+            )
         return pa.schema(fields)
 
     def batches(self) -> Iterator[pa.RecordBatch]:

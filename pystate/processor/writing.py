@@ -12,6 +12,7 @@ import os
 import socket
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -395,14 +396,15 @@ def check_columns(operator: OperatorSpec, names: list[str], *, timers: bool = Fa
         wanted.append(NAMESPACE)
     wanted += [TIMER_DOMAIN, TIMER_MS] if timers else list(operator.states)
     what = f"operator {operator.uid!r}, {'timers' if timers else 'rows'}"
+    counts, known = Counter(names), set(wanted)
     for name in wanted:
-        if names.count(name) != 1:
+        if counts[name] != 1:
             raise InvalidArgumentError(
                 f"{what}: there is no column {name!r}, or several; the columns are "
                 f"{', '.join(map(repr, names))}, and should be {', '.join(map(repr, wanted))}"
             )
     for name in names:
-        if name not in wanted:
+        if name not in known:
             raise InvalidArgumentError(
                 f"{what}: nothing declares the column {name!r}; the columns should be "
                 f"{', '.join(map(repr, wanted))}"

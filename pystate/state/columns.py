@@ -6,6 +6,7 @@ Pure functions and immutable values, safe from any thread.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pystate._core import core
@@ -136,8 +137,14 @@ class Column(NamedTuple):
 
 def _type_of(code: int, precision: int, scale: int, ddl: str) -> StateType:
     if code in (_FIXED_CODE, _NESTED_CODE):
-        return parse_type(ddl)
+        return _parsed(ddl)
     return from_code(code, precision, scale)
+
+
+@lru_cache(maxsize=256)
+def _parsed(ddl: str) -> StateType:
+    # A column is asked for its type again and again while it is compared.
+    return parse_type(ddl)
 
 
 def _plain(type: StateType) -> StateType:

@@ -25,9 +25,12 @@ from pystate.types.state_type import StateType, TypeLike, parse_type
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["State", "arguments_of", "parted", "renamed", "spelled", "written"]
+__all__ = ["MOST_TEXT_BYTES", "State", "arguments_of", "parted", "renamed", "spelled", "written"]
 
 H = TypeVar("H", covariant=True)
+
+#: The longest name, and the longest type as it is written, in a state file; see csrc/FORMAT.md.
+MOST_TEXT_BYTES = 65535
 
 
 class State(Generic[H]):
@@ -55,7 +58,15 @@ class State(Generic[H]):
                 f"{builtins.type(self).__name__}: ttl is a StateTtl, e.g. "
                 f"StateTtl(hours=48), got {ttl!r:.60}"
             )
-        object.__setattr__(self, "_type", parse_type(type, builtins.type(self).__name__))
+        parsed = parse_type(type, builtins.type(self).__name__)
+        size = len(parsed.ddl.encode()) if parsed.is_nested else 0
+        if size > MOST_TEXT_BYTES:
+            raise DeclarationError(
+                f"{builtins.type(self).__name__}: written out, its type has {size} bytes, and a "
+                f"state file keeps at most {MOST_TEXT_BYTES} of a type: give its fields shorter "
+                "names, or keep some of them in a state of their own"
+            )
+        object.__setattr__(self, "_type", parsed)
         object.__setattr__(self, "_ttl", ttl)
         former = _former_names(previously, builtins.type(self).__name__)
         object.__setattr__(self, "_previously", former)

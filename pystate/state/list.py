@@ -6,6 +6,7 @@ at a time.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -124,9 +125,11 @@ class ListHandle(Elements, core.ListElements):
 
     ``add``, ``add_all``, ``get``, ``to_numpy``, ``update`` and ``clear`` work on the current key;
     they raise `NoCurrentKeyError` without one. ``len(handle)`` counts its items. ``add`` of None
-    or of another type raises `WrongTypeError` and writes nothing. ``handle[0]``, ``item in handle``
-    and iteration do what they do with a list, and each of them costs as much as `get`. The other
-    methods work on a `KeyBatch`.
+    or of another type raises `WrongTypeError` and writes nothing. ``handle[0]``, slices,
+    ``item in handle`` and iteration do what they do with a list. An index or a slice makes only the
+    items that it gives; near either end of the list it finds them at once, and with a time to live
+    it passes all items before them. The others cost as much as `get`. The methods that take a
+    `KeyBatch` work on many lists.
 
     Attributes
     ----------
@@ -174,7 +177,25 @@ class ListHandle(Elements, core.ListElements):
         return items.astype("datetime64[D]") if self.type.name == "date" else items
 
     def __getitem__(self, index: Any) -> Any:
-        return self.get()[index]
+        count = self.count()
+        if isinstance(index, slice):
+            places = range(*index.indices(count))
+            if not places:
+                return []
+            first, last = sorted((places[0], places[-1]))
+            items = self._unpacked(self.items_from(first, last - first + 1))
+            return items[:: places.step] if places.step > 0 else items[::-1][:: -places.step]
+        try:
+            place = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"state {self.name!r}: a list's index is an int or a slice, not {index!r:.80}"
+            ) from None
+        place += count if place < 0 else 0
+        if not 0 <= place < count:
+            raise IndexError(f"state {self.name!r}: index {index} in a list of {count} items")
+        [item] = self._unpacked(self.items_from(place, 1))
+        return item
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.get())

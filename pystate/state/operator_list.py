@@ -266,7 +266,7 @@ class OperatorListHandle(Named, Sequence[Any]):
         return len(self) > 0
 
     def __getitem__(self, index: Any) -> Any:
-        return self.get()[index]
+        return self._handle[index]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.get())

@@ -13,10 +13,14 @@ from pystate._core import core
 from pystate.arguments import nearest, shown
 from pystate.errors import DeclarationError, UnknownStateError
 from pystate.state.columns import Column, timers_columns
-from pystate.state.declaration import State
+from pystate.state.declaration import MOST_TEXT_BYTES, State
 from pystate.state.handle import Objects, StateHandle
 
 __all__ = ["StateRegistry", "refuse_pickled", "unknown_state"]
+
+
+#: What is added to the name of a state: of the column of its times, or where it is used again.
+_SUFFIX_BYTES = 16
 
 
 class StateRegistry:
@@ -77,6 +81,11 @@ class StateRegistry:
         if not name or "\0" in name or "#" in name:
             raise DeclarationError(
                 f"{name!r} is no name for a state: it is empty, or has a # in it"
+            )
+        if len(name.encode()) > MOST_TEXT_BYTES - _SUFFIX_BYTES:
+            raise DeclarationError(
+                f"state {name[:40] + '...'!r}: its name has {len(name.encode())} bytes, and a "
+                f"state file keeps at most {MOST_TEXT_BYTES - _SUFFIX_BYTES}"
             )
         if not isinstance(declaration, State):
             raise DeclarationError(

@@ -19,6 +19,7 @@ MAX_DEPTH = 32
 NESTED = ("struct", "array", "map")
 
 _SPACE = re.compile(r"\s*")
+_IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _WORD = re.compile(r"\w+")
 _FIELD = re.compile(r"`((?:[^`]|``)+)`|(\w+)")
 _PART = re.compile(r"`((?:[^`]|``)+)`|([^`.]+)")
@@ -51,7 +52,7 @@ def is_nested(text: str) -> bool:
 
 def quoted(name: str) -> str:
     """A field's name in DDL: in backticks if it is not an identifier."""
-    if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+    if _IDENTIFIER.fullmatch(name):
         return name
     return f"`{name.replace('`', '``')}`"
 

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate._core import core
+from pystate.arguments import repeated
 from pystate.errors import CorruptFileError, DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.types.arrays import as_array, bits, is_column, sound
 from pystate.types.state_type import StateType, TypeLike, parse_type
@@ -296,9 +297,9 @@ def _is_other_list(source: pa.DataType) -> bool:
 def _fields(array: Any, type: StateType, what: str) -> list[pa.Array[Any]]:
     """The struct's fields in the declared order, sliced as the array is."""
     names = [array.type.field(i).name for i in range(array.type.num_fields)]
-    known = dict(type.children)
+    known, twice = dict(type.children), set(repeated(names))
     for name in names:
-        if name not in known or names.count(name) > 1:
+        if name not in known or name in twice:
             why = "has no such field" if name not in known else "has it once"
             raise WrongTypeError(f"{what} is {type.ddl}: a column's field {name!r}: it {why}")
     # Values under a null struct are not cast: they may be anything.

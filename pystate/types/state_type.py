@@ -290,7 +290,8 @@ def parse_type(type: TypeLike, what: str = "type") -> StateType:
 
 def _parse_ddl(text: str, what: str) -> StateType:
     if ddl.is_nested(text):
-        return _of_word(ddl.read_nested(text, what), text, what)
+        # Written once: each of the fields would take as long as the whole text.
+        return _of_word(ddl.read_nested(text, what), f"{what}: {text!r:.200}")
     name = text.strip().lower()
     name = _SYNONYMS.get(name, name)
     match = _DECIMAL.fullmatch(name)
@@ -306,11 +307,10 @@ def _parse_ddl(text: str, what: str) -> StateType:
     raise _unsupported(text, what)
 
 
-def _of_word(word: ddl.Word, text: str, what: str) -> StateType:
+def _of_word(word: ddl.Word, what: str) -> StateType:
     if word.text in ddl.NESTED:
-        children = [(name, _of_word(child, text, what)) for name, child in word.children]
-        return _nested(word.text, children, text, what)
-    what = f"{what}: {text!r:.200}"
+        children = [(name, _of_word(child, what)) for name, child in word.children]
+        return _nested(word.text, children, what)
     found = _parse_ddl(word.text, what)
     if found.is_object:
         raise DeclarationError(
@@ -319,8 +319,7 @@ def _of_word(word: ddl.Word, text: str, what: str) -> StateType:
     return found
 
 
-def _nested(kind: str, children: list[tuple[str, StateType]], text: object, what: str) -> StateType:
-    what = f"{what}: {str(text)!r:.200}"
+def _nested(kind: str, children: list[tuple[str, StateType]], what: str) -> StateType:
     if not children:
         raise DeclarationError(f"{what}: a struct has at least one field")
     if len(dict(children)) != len(children):
@@ -381,7 +380,7 @@ def _parse_nested_arrow(type: Any, what: str, depth: int) -> StateType:
     elif _is_list(type):
         kind, fields = "array", [("element", type.value_type)]
     children = [(name, _parse_arrow(child, what, depth + 1)) for name, child in fields]
-    return _nested(kind, children, type, what)
+    return _nested(kind, children, f"{what}: {str(type)!r:.200}")
 
 
 def is_spark_type(type: object) -> bool:
@@ -403,7 +402,7 @@ def _parse_spark(type: Any, what: str, depth: int = 0) -> StateType:
     else:
         return _parse_ddl(type.simpleString(), what)
     children = [(name, _parse_spark(child, what, depth + 1)) for name, child in fields]
-    return _nested(kind, children, type.simpleString(), what)
+    return _nested(kind, children, f"{what}: {type.simpleString()!r:.200}")
 
 
 def _unsupported(type: object, what: str) -> DeclarationError:

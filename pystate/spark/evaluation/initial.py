@@ -20,6 +20,7 @@ Invariants
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -260,15 +261,16 @@ def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFr
     known = [TIMER_DOMAIN, TIMER_MS] if timers else list(operator.states)
     outer = {name if name in frame.columns else path_parts(name)[0] for name in keys}
     needed = [*outer, *spaces, *(known if timers else ())]
+    counts, declared = Counter(frame.columns), {*needed, *known}
     for name in needed:
-        if frame.columns.count(name) != 1:
+        if counts[name] != 1:
             raise InvalidArgumentError(
                 f"{what}: there is no column {name!r}, or several; the columns are "
                 f"{', '.join(map(repr, frame.columns))}, and should be "
                 f"{', '.join(map(repr, [*keys, *spaces, *known]))}"
             )
     for name in frame.columns:
-        if name not in (*needed, *known):
+        if name not in declared:
             raise InvalidArgumentError(
                 f"{what}: nothing declares the column {name!r}; the operator has the key "
                 f"{', '.join(map(repr, keys))} and the states {', '.join(map(repr, known))}"

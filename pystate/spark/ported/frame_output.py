@@ -5,6 +5,7 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal
 from itertools import groupby
@@ -112,19 +113,21 @@ class FrameOutput(OutputColumns):
                 f"{self.owner} yielded a DataFrame of {len(labels)} columns; its schema has "
                 f"{len(self.names)}: {', '.join(self.names)}"
             )
-        missing = [name for name in self.names if name not in labels]
+        places = {label: place for place, label in enumerate(labels)}
+        missing = [name for name in self.names if name not in places]
         if missing:
             raise WrongTypeError(
                 f"{self.owner} yielded a DataFrame without the column "
                 f"{', '.join(map(repr, missing))}; it has {', '.join(map(str, labels))}"
             )
-        twice = [name for name in self.names if labels.count(name) > 1]
+        counts = Counter(labels)
+        twice = [name for name in self.names if counts[name] > 1]
         if twice:
             raise WrongTypeError(
                 f"{self.owner} yielded a DataFrame with more than one column "
                 f"{', '.join(map(repr, twice))}; it has {', '.join(map(str, labels))}"
             )
-        return tuple(map(labels.index, self.names))
+        return tuple(places[name] for name in self.names)
 
     def _of_column(self, index: int, values: list[Any]) -> pa.Array[Any]:
         """A column of the frames, each of which is converted as if it were alone.
