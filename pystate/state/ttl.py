@@ -34,6 +34,8 @@ _UNITS_US = {
 #: While a value stays the same, its time is updated only once it moved by this part of the
 #: duration.
 _GRANULARITY = 64
+#: The longest duration: the core compares without adding it to a time.
+_MOST_MS = (1 << 63) - 1
 
 
 class StateTtl:
@@ -61,7 +63,7 @@ class StateTtl:
     ------
     DeclarationError
         There is no duration, or more than one, or it is not positive, not finite or longer than
-        2**62 - 1 milliseconds; or a choice is unknown.
+        2**63 - 1 milliseconds, which is for ever; or a choice is unknown.
 
     Notes
     -----
@@ -180,6 +182,6 @@ def _sum(parts: Mapping[str, Any]) -> int:
 
 def _positive(duration: Duration) -> int:
     try:
-        return milliseconds(duration, "StateTtl", least=1)
+        return milliseconds(duration, "StateTtl", least=1, most=_MOST_MS)
     except InvalidArgumentError as error:
         raise DeclarationError(str(error)) from error

@@ -38,7 +38,7 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 _MOST = (1 << 62) - 1
 
 
-def milliseconds(value: Duration, what: str, *, least: int = 0) -> int:
+def milliseconds(value: Duration, what: str, *, least: int = 0, most: int = _MOST) -> int:
     """Return a length of time in whole milliseconds.
 
     Parameters
@@ -48,8 +48,8 @@ def milliseconds(value: Duration, what: str, *, least: int = 0) -> int:
         and years are refused, since they have no fixed length.
     what : str
         Names the argument in errors.
-    least : int
-        The shortest that is allowed.
+    least, most : int
+        The shortest and the longest that are allowed.
 
     Raises
     ------
@@ -73,9 +73,9 @@ def milliseconds(value: Duration, what: str, *, least: int = 0) -> int:
             f"{what}={value!r}: write a length of time such as '10 minutes', '1 hour 30 min' or "
             "'250 ms', or give a timedelta or a whole number of milliseconds"
         )
-    if not least <= exact <= _MOST:
+    if not least <= exact <= most:
         raise InvalidArgumentError(
-            f"{what}={value!r} is {int(exact)} ms: it must be between {least} and {_MOST} ms"
+            f"{what}={value!r} is {int(exact)} ms: it must be between {least} and {most} ms"
         )
     return int(exact)
 

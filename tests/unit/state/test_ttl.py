@@ -40,7 +40,7 @@ def test_durations_in_every_spelling() -> None:
         assert ps.StateTtl(spelled) == ps.StateTtl(hours=48)
     assert ps.StateTtl(days=1, minutes=1, milliseconds=1).duration_ms == 24 * HOUR + 60_001
     assert ps.StateTtl(hours=0.1, seconds=0.25).duration_ms == 360_250
-    assert ps.StateTtl(milliseconds=2**62 - 1) == ps.StateTtl(2**62 - 1)
+    assert ps.StateTtl(milliseconds=2**63 - 1) == ps.StateTtl(2**63 - 1)
     assert pickle.loads(pickle.dumps(ps.StateTtl(5, time="event"))) == ps.StateTtl(5, time="event")
 
 
@@ -55,7 +55,7 @@ def test_durations_in_every_spelling() -> None:
         lambda: ps.StateTtl(days=float("inf")),
         lambda: ps.StateTtl(hours=1e30),
         lambda: ps.StateTtl(hours=10**400),
-        lambda: ps.StateTtl(milliseconds=2**62),
+        lambda: ps.StateTtl(milliseconds=2**63),
         lambda: ps.StateTtl(milliseconds=0.2),
         lambda: ps.StateTtl(hours="1"),  # type: ignore[arg-type]
         lambda: ps.StateTtl("1 hour", hours=1),
@@ -446,7 +446,7 @@ def test_equal_writes_and_reads_within_the_granularity_change_nothing() -> None:
 
 @pytest.mark.parametrize("now", [-(2**63) + 1, 2**63 - 1])
 def test_timestamps_near_the_ends_of_the_type_do_not_overflow(now: int) -> None:
-    ttl = ps.StateTtl(2**62 - 1)
+    ttl = ps.StateTtl(2**63 - 1)
     with backend(v=ps.ValueState("long", ttl=ttl), l=ps.ListState("long", ttl=ttl)) as made:
         made.set_clock(processing_time=now)
         made["v"].update(1)
