@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from pystate.errors import InvalidArgumentError
-from pystate.redaction import redacted, without_secrets
+from pystate.redaction import has_credentials, redacted, without_secrets
 
 __all__ = [
     "NO_INSTANT",
@@ -26,6 +26,7 @@ __all__ = [
     "mapping",
     "nearest",
     "repeated",
+    "require_no_credentials",
     "shortened",
     "shown",
     "text",
@@ -77,16 +78,36 @@ def flag(value: Any, what: str) -> bool:
 
 
 def text(value: Any, what: str, hint: str = "") -> str:
-    """A string that is not empty.
+    """A string that is not empty, nor a secret: names are in manifests, logs and Spark's UI.
 
     Raises
     ------
     InvalidArgumentError
-        The value is not a string or is empty; the message ends with `hint`.
+        The value is not a string or is empty, and the message ends with `hint`; or it contains
+        credentials.
     """
     if not isinstance(value, str) or not value:
         raise InvalidArgumentError(f"{what} is a string, not {shown(value)}{hint}")
+    require_no_credentials(value, what)
     return value
+
+
+def require_no_credentials(value: Any, what: str) -> None:
+    """Refuse plain JSON for a manifest, which others read, if a string in it has credentials.
+
+    Raises
+    ------
+    InvalidArgumentError
+        There is one; the message begins with `what`, and does not show it.
+    """
+    if isinstance(value, str) and has_credentials(value):
+        raise InvalidArgumentError(
+            f"{what} contains credentials, and would be in every manifest: keep only the place "
+            "there, and take credentials from the environment of each process"
+        )
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            require_no_credentials(item, what)
 
 
 def folder_path(value: Any, what: str) -> str:
@@ -115,6 +136,7 @@ def checked_uid(uid: str | None) -> str:
             "under that name, and without one a later version of the job, with an operator more "
             "or in another order, could not tell whose state is whose"
         )
+    require_no_credentials(uid, "uid")
     return uid
 
 

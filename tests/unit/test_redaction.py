@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 import pystate as ps
-from pystate.arguments import shown
+from pystate.arguments import checked_uid, require_no_credentials, shown
 from pystate.checkpoint.locations import open_storage
 from pystate.errors import InvalidArgumentError, PystateError
 from pystate.markup import panel
 from pystate.redaction import has_credentials, is_secret, logger, redacted, without_secrets
-from pystate.spark import Job, ParquetSink
-from pystate.spark.sinks.sink import because, require_no_credentials
+from pystate.spark import Job, ParquetSink, foreach_epoch
+from pystate.spark.base.drain_keys import checked_run_key
+from pystate.spark.sinks.sink import because
 
 #: Parts of what is secret; none of their middles may be in a message.
 SECRETS = (
@@ -234,3 +235,18 @@ def test_a_manifest_takes_no_transaction_with_a_secret() -> None:
     with pytest.raises(InvalidArgumentError, match="it contains credentials") as caught:
         require_no_credentials({"files": [{"url": "s3://AKID:a/K7MDENG@bucket/p"}]}, "it")
     assert "K7MDENG" not in str(caught.value)
+
+
+def test_names_that_manifests_keep_have_no_secret(tmp_path: Path) -> None:
+    secret = "postgresql://me:a/K7MDENG@host/db"
+    calls = {
+        "job": lambda: Job(secret, checkpoint=tmp_path),
+        "sink": lambda: foreach_epoch(print, name=secret),
+        "uid": lambda: checked_uid(secret),
+        "run key": lambda: checked_run_key(f"{secret}/2026-01-01"),
+    }
+    for what, call in calls.items():
+        with pytest.raises(InvalidArgumentError, match="contains credentials") as caught:
+            call()
+        assert "K7MDENG" not in str(caught.value), what
+    assert checked_run_key("s3://bucket/2026-01-01?part=3") == "s3://bucket/2026-01-01?part=3"

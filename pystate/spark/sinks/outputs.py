@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import quote
 
-from pystate.arguments import mapping, shown
+from pystate.arguments import mapping, require_no_credentials, shown
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport
@@ -28,7 +28,6 @@ from pystate.spark.sinks.sink import (
     as_json,
     check_sink,
     raise_failed,
-    require_no_credentials,
 )
 
 if TYPE_CHECKING:

@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
-from pystate.arguments import flag, shortened, shown
+from pystate.arguments import flag, require_no_credentials, shortened, shown
 from pystate.errors import DeclarationError, InvalidArgumentError, PystateError, SinkError
 from pystate.functions.binding import captured
-from pystate.redaction import has_credentials
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.failures import is_stop, stopped_its_query
 
@@ -46,7 +45,6 @@ __all__ = [
     "register_sink",
     "registered_names",
     "registered_sink",
-    "require_no_credentials",
 ]
 
 #: A manifest's record of a sink's part in an epoch: plain JSON, with ``"kind"``.
@@ -366,24 +364,6 @@ def as_json(value: Any, what: str) -> Any:
             f"{what} returned {shown(value)}, and must return plain JSON, that is None, booleans, "
             f"numbers, strings, lists and dicts of them: {error}"
         ) from error
-
-
-def require_no_credentials(value: Any, what: str) -> None:
-    """Refuse plain JSON for a manifest, which others read, if a string in it has credentials.
-
-    Raises
-    ------
-    InvalidArgumentError
-        There is one; the message begins with `what`, and does not show it.
-    """
-    if isinstance(value, str) and has_credentials(value):
-        raise InvalidArgumentError(
-            f"{what} contains credentials, and would be in every manifest: keep only the place "
-            "there, and take credentials from the environment of each process"
-        )
-    if isinstance(value, (dict, list)):
-        for item in value.values() if isinstance(value, dict) else value:
-            require_no_credentials(item, what)
 
 
 class _Stage:
