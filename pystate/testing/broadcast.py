@@ -34,8 +34,7 @@ from pystate.testing.input_rows import InputRows
 from pystate.testing.local_operator import LocalOperator, OperatorOptions
 from pystate.testing.range_tables import RangeTable, RangeTables, TableFiles, continued
 from pystate.testing.snapshot import HarnessSnapshot
-from pystate.types.durations import Duration
-from pystate.types.durations import milliseconds as length_ms
+from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.keys import KeyColumns
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class BroadcastHarness(Harness):
             text(broadcast_event_time, f"{owner}: broadcast_event_time, the name of a column,")
         self._broadcast_options: dict[str, Any] = {
             "broadcast_event_time": broadcast_event_time,
-            "broadcast_delay_ms": length_ms(broadcast_delay, f"{owner}: broadcast_delay"),
+            "broadcast_delay_ms": delay_milliseconds(broadcast_delay, f"{owner}: broadcast_delay"),
             "interleave": interleave is not None,
         }
         self._rules = InputRows((), broadcast_columns)

@@ -30,8 +30,7 @@ from pystate.testing.input_rows import InputRows, key_of
 from pystate.testing.local_operator import Attempt, LocalOperator, OperatorOptions
 from pystate.testing.range_tables import RangeTables
 from pystate.testing.snapshot import HarnessSnapshot
-from pystate.types.durations import Duration
-from pystate.types.durations import milliseconds as length_ms
+from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.keys import KeyColumns, KeyLike, parse_key
 
 if TYPE_CHECKING:
@@ -137,7 +136,9 @@ class Harness(HarnessBase):
         owner = f"operator {text(uid, 'Harness: uid')!r}"
         if event_time is not None:
             text(event_time, f"{owner}: event_time, the name of a column,")
-        delay = None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
+        delay = (
+            None if allowed_delay is None else delay_milliseconds(allowed_delay, "allowed_delay")
+        )
         sides = parse_sides(side_outputs, owner)
         options = OperatorOptions(
             key=(key,) if isinstance(key, str) else key,

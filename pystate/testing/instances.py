@@ -41,8 +41,7 @@ from pystate.testing.harness import Harness
 from pystate.testing.input_rows import InputRows
 from pystate.testing.local_operator import Attempt, LocalOperator, OperatorOptions
 from pystate.testing.range_tables import RangeTable, RangeTables, TableFiles
-from pystate.types.durations import Duration
-from pystate.types.durations import milliseconds as length_ms
+from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.keys import KeyColumns
 
 if TYPE_CHECKING:
@@ -116,7 +115,9 @@ class ProcessHarness(Harness):
             sides=sides,
             event_time=event_time,
             allowed_delay_ms=(
-                None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
+                None
+                if allowed_delay is None
+                else delay_milliseconds(allowed_delay, "allowed_delay")
             ),
             late=checked_late(late, sides, owner),
             max_parallelism=checked_parallelism(max_parallelism),

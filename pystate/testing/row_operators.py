@@ -28,7 +28,7 @@ from pystate.testing.operator_harness import (
     Running,
 )
 from pystate.testing.range_tables import RangeTable
-from pystate.types.durations import Duration, milliseconds
+from pystate.types.durations import Duration, delay_milliseconds, milliseconds
 from pystate.types.state_type import parse_type
 
 __all__ = ["Deduplicate", "RowHarness", "Top"]
@@ -131,7 +131,9 @@ class RowHarness(OperatorHarness):
         rows = InputRows(names, columns)
         schema = rows.schema
         assert schema is not None
-        delay = None if allowed_delay is None else milliseconds(allowed_delay, "allowed_delay")
+        delay = (
+            None if allowed_delay is None else delay_milliseconds(allowed_delay, "allowed_delay")
+        )
         if event_time is None and (delay is not None or late != PROCESS_LATE):
             raise InvalidArgumentError(
                 f"{owner}: allowed_delay and late are about how late rows are by their event time: "

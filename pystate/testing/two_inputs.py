@@ -46,7 +46,7 @@ from pystate.testing.operator_harness import (
     Running,
 )
 from pystate.testing.range_tables import RangeTable
-from pystate.types.durations import Duration, milliseconds
+from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.state_type import parse_type
 
 __all__ = ["TwoInputHarness"]
@@ -424,5 +424,5 @@ def _schema(given: HarnessInput) -> pa.Schema:
 def _input(
     name: str, key: tuple[str, ...], columns: SchemaLike, delay: Duration | None, owner: str
 ) -> HarnessInput:
-    delay_ms = None if delay is None else milliseconds(delay, f"{owner}: allowed_delay")
+    delay_ms = None if delay is None else delay_milliseconds(delay, f"{owner}: allowed_delay")
     return HarnessInput(name, key, InputRows(key, columns), None, delay_ms)

@@ -29,8 +29,7 @@ from pystate.testing.operator_harness import (
     Running,
 )
 from pystate.testing.range_tables import RangeTable
-from pystate.types.durations import Duration
-from pystate.types.durations import milliseconds as length_ms
+from pystate.types.durations import Duration, delay_milliseconds
 from pystate.windows.assigners import Assigner
 from pystate.windows.columns import AggregateLike
 from pystate.windows.making import make_operator
@@ -160,7 +159,9 @@ class WindowHarness(OperatorHarness):
         names = (key,) if isinstance(key, str) else tuple(key)
         if not names:
             raise InvalidArgumentError(f"{owner}: name the key, key='user'")
-        delay = None if allowed_delay is None else length_ms(allowed_delay, "allowed_delay")
+        delay = (
+            None if allowed_delay is None else delay_milliseconds(allowed_delay, "allowed_delay")
+        )
         rows = InputRows(names, columns)
         given = rows.schema
         assert given is not None

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import TypeAlias
 
 from pystate.errors import InvalidArgumentError
 
-__all__ = ["Duration", "milliseconds", "signed_milliseconds"]
+__all__ = ["Duration", "delay_milliseconds", "milliseconds", "signed_milliseconds"]
 
 #: ``"10 minutes"``, a timedelta, or a whole number of milliseconds.
 Duration: TypeAlias = "str | datetime.timedelta | int"
@@ -33,6 +34,8 @@ _UNITS = {
     "w": 604_800_000,
     "week": 604_800_000,
 }
+#: As Spark's ``withWatermark`` counts them.
+_MONTHS = {"month": 31 * _UNITS["day"], "year": 12 * 31 * _UNITS["day"]}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)[\s,]*")
 #: A sum with a time is checked where it is computed; only the duration itself must not overflow.
 _MOST = (1 << 62) - 1
@@ -45,7 +48,7 @@ def milliseconds(value: Duration, what: str, *, least: int = 0, most: int = _MOS
     ----------
     value : str, timedelta or int
         ``"10 minutes"``, ``"1 hour 30 min"``, ``"250 ms"``; a timedelta; or milliseconds. Months
-        and years are refused, since they have no fixed length.
+        and years are refused, since they have no fixed length; see `delay_milliseconds`.
     what : str
         Names the argument in errors.
     least, most : int
@@ -67,7 +70,26 @@ def milliseconds(value: Duration, what: str, *, least: int = 0, most: int = _MOS
     elif type(value) is int:
         exact = Fraction(value)
     elif isinstance(value, str):
-        exact = _parsed(value)
+        exact = _parsed(value, _UNITS)
+    return _checked(exact, value, what, least, most)
+
+
+def delay_milliseconds(value: Duration, what: str) -> int:
+    """Return how late rows may be; here a month has 31 days and a year 12 months, as in Spark.
+
+    The parameters and errors are those of `milliseconds`.
+
+    Examples
+    --------
+    >>> delay_milliseconds("1 month", "allowed_delay") == milliseconds("31 days", "allowed_delay")
+    True
+    """
+    if isinstance(value, str):
+        return _checked(_parsed(value, _UNITS | _MONTHS), value, what, 0, _MOST)
+    return milliseconds(value, what)
+
+
+def _checked(exact: Fraction | None, value: Duration, what: str, least: int, most: int) -> int:
     if exact is None or exact.denominator != 1:
         raise InvalidArgumentError(
             f"{what}={value!r}: write a length of time such as '10 minutes', '1 hour 30 min' or "
@@ -96,7 +118,7 @@ def signed_milliseconds(value: Duration, what: str) -> int:
     return milliseconds(value, what, least=-_MOST)
 
 
-def _parsed(text: str) -> Fraction | None:
+def _parsed(text: str, units: Mapping[str, int]) -> Fraction | None:
     rest = text.strip().lower()
     total = Fraction(0)
     if not rest:
@@ -106,7 +128,7 @@ def _parsed(text: str) -> Fraction | None:
         if part is None:
             return None
         number, unit = part.groups()
-        factor = _UNITS.get(unit) or _UNITS.get(unit.removesuffix("s"))
+        factor = units.get(unit) or units.get(unit.removesuffix("s"))
         if factor is None:
             return None
         total += Fraction(number) * factor

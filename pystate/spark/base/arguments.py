@@ -24,7 +24,7 @@ from pystate.spark.base.environment import require_classic
 from pystate.spark.base.requirements import require_pandas
 from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.schemas import output_columns, parse_schema
-from pystate.types.durations import Duration, milliseconds
+from pystate.types.durations import Duration, delay_milliseconds, milliseconds
 from pystate.types.keys import MAX_PARALLELISM
 
 __all__ = [
@@ -251,7 +251,7 @@ def _input(
     delay, idle = 0 if allowed_delay is None else allowed_delay, f"{owner}: idle_after"
     return Input(
         event_time=event_time,
-        allowed_delay_ms=milliseconds(delay, f"{owner}: allowed_delay"),
+        allowed_delay_ms=delay_milliseconds(delay, f"{owner}: allowed_delay"),
         idle_after_ms=None if idle_after is None else milliseconds(idle_after, idle, least=1),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pystate.errors import InvalidArgumentError
-from pystate.types.durations import milliseconds
+from pystate.types.durations import delay_milliseconds, milliseconds
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,13 @@ def test_what_is_too_short_or_long(value: Any) -> None:
         milliseconds(value, "x")
     with pytest.raises(InvalidArgumentError, match="must be between 1 and"):
         milliseconds(0, "heartbeat", least=1)
+
+
+def test_a_delay_has_months_of_31_days() -> None:
+    """As Spark's ``withWatermark`` takes them."""
+    day = 86_400_000
+    assert delay_milliseconds("2 years 5 months", "allowed_delay") == 29 * 31 * day
+    assert delay_milliseconds("1 month 2 days", "allowed_delay") == 33 * day
+    assert delay_milliseconds(timedelta(days=3), "allowed_delay") == 3 * day
+    with pytest.raises(InvalidArgumentError, match="allowed_delay='a month'"):
+        delay_milliseconds("a month", "allowed_delay")
