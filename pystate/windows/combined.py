@@ -102,7 +102,7 @@ def slice_rule(spec: WindowSpec, late_bound: int | None = None) -> SliceRule | N
         gap = windows.gap_ms
         assert gap is not None
         first, last = reach(gap, options.lateness_ms)
-        split = None if late_bound is None else late_bound - options.lateness_ms - gap
+        split = None if late_bound is None else late_bound - options.lateness_ms - gap - 1
         inside = split is not None and first <= split < last
         return SliceRule(gap, 0, first, last, split if inside else None)
     if not isinstance(windows, Aligned):

@@ -7,10 +7,12 @@ their keys have are put in order, and those that overlap become one; no Python c
 Invariants
 ----------
 1. The sessions of a key neither overlap nor touch.
-2. A session that is not over has a timer at or before its end. A timer before the end moves there
-   when it fires, so that a row which prolongs a session costs no timer. A timer whose session is
-   gone does nothing.
-3. A row decides alone whether it is too late: its own time and gap count, not those of a session
+2. A row at the end of a session belongs to it. So a session is over once the watermark is past its
+   end: no row that is not late can prolong it any more, however rows are cut into epochs.
+3. A session that is not over has a timer at or before the time after its end. A timer before that
+   moves there when it fires, so that a row which prolongs a session costs no timer. A timer whose
+   session is gone does nothing.
+4. A row decides alone whether it is too late: its own time and gap count, not those of a session
    that it would join. So the order in which rows of an epoch arrive does not matter.
 """
 
@@ -23,6 +25,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import InvalidArgumentError
 from pystate.operator.combined import FIRST
 from pystate.state.key_batch import KeyBatch
@@ -32,10 +35,12 @@ from pystate.windows.grid import Mask, Times, reach
 from pystate.windows.operator import FIRED_ROWS, WindowOperator, take
 from pystate.windows.specification import OPEN
 
-__all__ = ["SessionOperator"]
+__all__ = ["SessionOperator", "earliest_start"]
 
 _INT64 = np.iinfo(np.int64)
 _LONGEST = 1 << 59
+#: Sessions are over at this time after their end, which is the last time at which rows join them.
+_PAST = 1
 _STRUCT = pa.struct([("start", pa.int64()), ("end", pa.int64())])
 
 
@@ -90,7 +95,7 @@ class SessionOperator(WindowOperator):
             first, last = reach(int(gaps.max()), self.lateness)
             if int(times.max()) > last or int(starts.min()) < first:
                 times, starts = np.clip(times, first, last), np.clip(starts, first, last)
-        rows, kept = self.in_time(rows, times + gaps)
+        rows, kept = self.in_time(rows, times + gaps + _PAST)
         if kept is not None:
             times, starts, gaps = times[kept], starts[kept], gaps[kept]
         if rows.num_rows:
@@ -149,7 +154,7 @@ class SessionOperator(WindowOperator):
         bound = self.times.late_bound
         if bound is not None and self.domain == "event":
             # The timer of a session that was over has fired.
-            lasts = begins & (stored.ends > bound)
+            lasts = begins & (stored.ends + _PAST > bound)
         same = begins & (stored.ends == joined.ends[mine])
         changed = ~_marked(len(joined), mine[same])
         # A stored session that no row has touched keeps its timer, too.
@@ -158,7 +163,7 @@ class SessionOperator(WindowOperator):
             new = joined.at(timed)
             spaces = [take(key, new.codes) for key in keys]
             self.backend.register_timers(
-                self.backend.keys(spaces, pa.array(new.starts)), self.domain, new.ends
+                self.backend.keys(spaces, pa.array(new.starts)), self.domain, new.ends + _PAST
             )
         if changed.any():
             self._store(keys, joined, _marked(len(keys[0]), joined.codes[changed]))
@@ -237,28 +242,32 @@ class SessionOperator(WindowOperator):
 
     def _fire(self, keys: KeyBatch, times: Times, until: int) -> Iterator[pa.RecordBatch]:
         found = self._find(keys)
-        ends, there = found.ends, found.there
-        longer = there & (ends > until)
+        there, past = found.there, found.ends + _PAST
+        longer = there & (past > until)
         if longer.any():
-            self.backend.register_timers(keys, self.domain, pa.array(ends, mask=~longer))
-        over = there & (times <= ends) & ~longer
-        if (times[over] < ends[over]).any():
-            # A session may have a timer at its end and an earlier one; it is emitted once.
+            self.backend.register_timers(keys, self.domain, pa.array(past, mask=~longer))
+        over = there & (times <= past) & ~longer
+        if (times[over] < past[over]).any():
+            # A session may have a timer when it is over and an earlier one; it is emitted once.
             rows = np.flatnonzero(over)
             over[:] = False
             over[rows[np.unique(found.places[rows], return_index=True)[1]]] = True
-            self.backend.delete_timers(keys, self.domain, pa.array(ends, mask=~over))
+            self.backend.delete_timers(keys, self.domain, pa.array(past, mask=~over))
         if over.any():
             fired = self.chosen(keys, over)
             if self._final:
-                yield self._results(fired, ends[over])
-            if self.lateness:
-                self.backend.register_timers(fired, self.domain, ends[over] + self.lateness)
-            else:
+                yield self._results(fired, found.ends[over])
+            if not self.lateness:
                 self._remove(fired, found, over)
-        done = there & (times >= ends + self.lateness)
-        if self.lateness and done.any():
-            self._remove(self.chosen(keys, done), found, done)
+        if self.lateness:
+            # The timer may be from before a row that prolonged the session.
+            kept = there & ~longer & (times < past + self.lateness)
+            if kept.any():
+                removal = pa.array(past + self.lateness, mask=~kept)
+                self.backend.register_timers(keys, self.domain, removal)
+            done = there & (times >= past + self.lateness)
+            if done.any():
+                self._remove(self.chosen(keys, done), found, done)
 
     def _remove(self, sessions: KeyBatch, found: _Found, which: Mask) -> None:
         """Remove some of the sessions that were found; `sessions` are these."""
@@ -270,6 +279,19 @@ class SessionOperator(WindowOperator):
     def _results(self, keys: KeyBatch, ends: Times) -> pa.RecordBatch:
         starts = keys.namespaces().to_numpy()
         return self.result(keys.key_arrays(), starts, ends, self.columns.results(keys))
+
+
+def earliest_start(backend: KeyedStateBackend) -> int | None:
+    """The start of the earliest session that is kept; None if there is none.
+
+    O(rows of the table). The rows of the default namespace are no sessions.
+    """
+    found: list[int] = []
+    for keys in backend.existing():
+        starts = keys.namespaces().drop_null().to_numpy()
+        if len(starts):
+            found.append(int(starts.min()))
+    return min(found, default=None)
 
 
 def _firsts(codes: Times) -> Times:

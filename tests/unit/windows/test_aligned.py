@@ -142,7 +142,7 @@ def test_one_watermark_per_epoch(
         world.close()
 
 
-@pytest.mark.parametrize("windows", [Tumbling(10), Sliding(10, 10), Session(7)])
+@pytest.mark.parametrize("windows", [Tumbling(10), Sliding(10, 10), Session(6)])
 def test_a_late_row_at_the_very_end_of_its_window(windows: Assigner) -> None:
     world = World(windows, SUMS, allowed_lateness=5)
     assert [row[3:] for row in world.epoch([(1, 3, 1)], 10)] == [(1, 1)]

@@ -34,7 +34,7 @@ class Sessions:
             key, time, _, gap = row
             if time is None or gap is None:
                 continue
-            if self.bound is not None and time + gap + self.lateness <= self.bound:
+            if self.bound is not None and time + gap + self.lateness < self.bound:
                 self.late.append(row)
                 continue
             start, end, kept = time, time + gap, [row]
@@ -49,14 +49,14 @@ class Sessions:
         for key, start, end, kept in self.sessions:
             name = key, start, end
             fresh = any(id(row) in changed for row in kept)
-            over = end <= watermark
+            over = end < watermark
             if (self.emit == "update" and fresh) or (
                 self.emit == "final" and over and (fresh or name not in self.over)
             ):
                 emitted[name] = kept
             if over:
                 self.over.add(name)
-        self.sessions = [s for s in self.sessions if s[2] + self.lateness > watermark]
+        self.sessions = [s for s in self.sessions if s[2] + self.lateness >= watermark]
         return emitted
 
 
@@ -131,8 +131,62 @@ def test_a_row_joins_two_sessions() -> None:
     world = World(Session(10), SUMS)
     assert world.epoch([(1, 0, 1), (1, 20, 2)], None) == []
     assert world.epoch([(1, 10, 4)], 29) == []
-    assert world.epoch([], 30) == [(1, 0, 30, 7, 3)]
+    assert world.epoch([], 30) == []  # a row at 30 would belong to it
+    assert world.epoch([], 31) == [(1, 0, 30, 7, 3)]
     assert world.kept() == 0
+    world.close()
+
+
+@pytest.mark.parametrize("domain", ["event", "processing"])
+def test_a_row_at_the_end_of_a_session_belongs_to_it_however_rows_are_cut(domain: str) -> None:
+    rows = [(1, 0, 1), (2, 10, 2), (1, 10, 4), (2, 11, 8)]
+    for cut in range(len(rows) + 1):
+        world = World(Session(10), SUMS, processing_time=domain == "processing")
+        if domain == "event":
+            found = world.epoch(rows[:cut], max([row[1] for row in rows[:cut]], default=None))
+            found += world.epoch(rows[cut:], 11) + world.epoch([], 99)
+        else:
+            found = [row for r in rows for row in world.epoch([r], None, now=r[1])]
+            found += world.epoch([], None, now=99)
+        if domain == "event":
+            assert [row[1:3] for row in sorted(found)] == [(0, 20), (10, 21)]
+        assert sorted(row[:1] + row[3:] for row in found) == [(1, 5, 2), (2, 10, 2)]
+        assert world.late == [] and world.kept() == 0
+        world.close()
+
+
+def test_a_session_is_kept_until_no_late_row_can_change_it() -> None:
+    world = World(Session(10), SUMS, allowed_lateness=5)
+    assert world.epoch([(1, 0, 1)], 11) == [(1, 0, 10, 1, 1)]
+    assert world.epoch([], 15) == [] and world.kept() > 0
+    # 15 is as late as is allowed: a row at 0 still joins the session, and so does one at 10.
+    assert world.epoch([(1, 0, 2)], 15) == [(1, 0, 10, 3, 2)]
+    assert world.epoch([(1, 10, 4)], 15) == []
+    assert world.epoch([], 21) == [(1, 0, 20, 7, 3)]
+    assert world.epoch([], 25) == [] and world.kept() > 0
+    assert world.epoch([], 26) == [] and world.kept() == 0
+    world.close()
+
+
+def test_timers_of_an_older_version_come_one_earlier() -> None:
+    """They were at the end of a session, and at the end of its lateness."""
+    world = World(Session(10), SUMS, allowed_lateness=5)
+    world.epoch([(1, 0, 1), (2, 3, 1)], None)
+    [(_, backend)] = world.ranges
+    for keys in list(backend.existing()):
+        there = keys.namespaces().is_valid()
+        starts = keys.namespaces().filter(there)
+        some = backend.keys([a.filter(there) for a in keys.key_arrays()], starts)
+        ends = pa.array(starts.to_numpy() + 10)
+        backend.delete_timers(some, "event", pa.array(ends.to_numpy() + 1))
+        backend.register_timers(some, "event", ends)
+    assert world.epoch([], 10) == []
+    assert world.epoch([], 14) == [(1, 0, 10, 1, 1), (2, 3, 13, 1, 1)]
+    assert backend.next_timer("event") == 16
+    backend.delete_timers(backend.keys([pa.array([1])], pa.array([0])), "event", pa.array([16]))
+    backend.register_timers(backend.keys([pa.array([1])], pa.array([0])), "event", pa.array([15]))
+    assert world.epoch([], 15) == [] and backend.next_timer("event") == 16
+    assert world.epoch([], 30) == [] and world.kept() == 0
     world.close()
 
 
@@ -142,7 +196,8 @@ def test_a_session_whose_timers_come_due_together_is_emitted_once() -> None:
     # Late rows prolong it beyond the time at which it would have been removed, which has a timer.
     late = [(1, time, 10) for time in range(4, 28, 4)]
     assert world.epoch(late, 40) == [(1, 0, 28, 61, 7)]
-    assert world.epoch([], 48) == [] and world.kept() == 0
+    assert world.epoch([], 48) == [] and world.kept() > 0
+    assert world.epoch([], 49) == [] and world.kept() == 0
     world.close()
 
 
