@@ -20,6 +20,7 @@ from pystate.state.renames import file_name
 __all__ = [
     "EMPTY_ID",
     "INPUT",
+    "KEPT",
     "TIMERS",
     "WITH_KINDS",
     "FileRef",
@@ -49,6 +50,10 @@ EMPTY_ID = "0" * 32
 TIMERS = "#timers"
 #: The input of an operator that has only one.
 INPUT = "input"
+#: What stands among an operator's inputs, and is none: its time is the oldest that the operator may
+#: still emit of what it keeps, and null if it keeps nothing. Without it that is not known. Older
+#: versions take it for an input that they do not have, and leave it out.
+KEPT = "#kept"
 _ID_DIGITS = 32
 _CHECKSUM_DIGITS = 16
 
@@ -353,7 +358,7 @@ class OperatorState:
     @property
     def max_event_time_ms(self) -> int | None:
         """The largest event time that the operator has ever seen."""
-        times = (given.max_event_time_ms for given in self.inputs)
+        times = (given.max_event_time_ms for given in self.inputs if given.name != KEPT)
         return max((time for time in times if time is not None), default=None)
 
     @property

@@ -12,6 +12,10 @@ next operator in the same epoch: it judges these rows by its late bound, which i
 left, and then fires its own timers up to the watermark of the operator before it. So a pipeline of
 any length is done with a time in one epoch.
 
+What an operator emits may be older than its watermark: a pair of rows of which one has waited, the
+start of a window. So those that it feeds stay behind it by a `Hold`, which says how old a row may
+still be that it emits later.
+
 Invariants
 ----------
 1. The late bound is never above the watermark, and neither goes back from one epoch to the next.
@@ -20,7 +24,9 @@ Invariants
    computed again has the same one.
 3. An input that is idle holds nothing back. Whether it is, is decided at the end of each epoch,
    when its rows are known. So an input that begins again is judged by what held before.
-4. A source input stands at the largest event time that it has ever seen, before this epoch, minus
+4. No row that an operator emits is below the late bound of one that it feeds, unless it emits such
+   rows by the will of a user's function.
+5. A source input stands at the largest event time that it has ever seen, before this epoch, minus
    the allowed delay.
 
 Thread safety: a `Watermarks` belongs to its epoch's thread; all else is immutable.
@@ -29,15 +35,60 @@ Thread safety: a `Watermarks` belongs to its epoch's thread; all else is immutab
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Protocol
 
-from pystate.checkpoint.refs import INPUT, InputState, OperatorState
+from pystate.checkpoint.refs import INPUT, KEPT, InputState, OperatorState
 from pystate.coordinator.range_report import InputSeen
 
-__all__ = ["Input", "OperatorTime", "Watermarks", "smallest"]
+__all__ = ["Hold", "Holds", "Input", "Lag", "OperatorTime", "Watermarks", "smallest"]
 
 #: The smallest watermark, since times have 64 bits: that of an input without a bound on lateness.
 _LEAST_TIME_MS = -(1 << 63)
+
+
+class Hold(Protocol):
+    """How old a row may be that an operator emits after it has reached a watermark."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether that depends on what it keeps, too: its tasks then say how old that is."""
+        ...
+
+    def after(self, watermark_ms: int) -> int:
+        """The time below which no row is emitted any more; it never falls as watermarks rise."""
+        ...
+
+
+@dataclass(frozen=True)
+class Lag:
+    """Rows are behind the watermark by so much at most."""
+
+    ms: int
+    kept: bool = False
+
+    def after(self, watermark_ms: int) -> int:
+        """See `Hold`."""
+        return max(watermark_ms - self.ms, _LEAST_TIME_MS)
+
+
+@dataclass(frozen=True)
+class Holds:
+    """How an operator's output holds back the watermark of what it feeds.
+
+    It depends on the column that is the event time there: the end of a window is ahead of the
+    watermark, and its start is behind it.
+    """
+
+    columns: Mapping[str, Hold | None] = field(default_factory=lambda: MappingProxyType({}))
+    """By column of the output; None if its times are never behind the watermark."""
+    others: Hold | None = None
+    """For all other columns, and for times that are computed from several."""
+
+    def of(self, column: str | None) -> Hold | None:
+        """The hold for a column; None for one that is not known."""
+        return self.others if column is None else self.columns.get(column, self.others)
 
 
 @dataclass(frozen=True)
@@ -55,6 +106,8 @@ class Input:
     """The operators of the same pipeline that feed it."""
     source: bool = True
     """Whether it gets other rows, too."""
+    holds: Mapping[str, Hold] = field(default_factory=lambda: MappingProxyType({}))
+    """By operator that feeds it, how its rows may be behind that one's watermark."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +126,10 @@ class _Mark:
 
     watermark_ms: int | None
     idle: bool = False
+    settled_ms: int | None = None
+    """Rows below this have all come; as they come, that is the operator's late bound."""
+    kept: InputState | None = None
+    """What its tasks have last said of what it keeps."""
 
 
 _IDLE = _Mark(None, idle=True)
@@ -125,8 +182,9 @@ class Watermarks:
         mark = self._combined(inputs, states, self._marks, self._before_ms)
         watermark_ms = _latest(before, mark.watermark_ms)
         chained = any(self._fed_by(given) for given in inputs)
-        self._marks[uid] = _Mark(watermark_ms, mark.idle)
-        self._times[uid] = OperatorTime(before if chained else watermark_ms, watermark_ms)
+        late_bound_ms = before if chained else watermark_ms
+        self._marks[uid] = _Mark(watermark_ms, mark.idle, late_bound_ms, states.get(KEPT))
+        self._times[uid] = OperatorTime(late_bound_ms, watermark_ms)
 
     def after(
         self, operators: Iterable[OperatorState], seen: Mapping[str, Sequence[InputSeen]]
@@ -152,14 +210,25 @@ class Watermarks:
             given.name: self._seen(known[given.name], (s for s in seen if s.name == given.name))
             for given in inputs
         }
+        kept = self._kept(part for part in seen if part.name == KEPT)
         watermark_ms = None
         if uid in self._times:
             # The operators before it stay where they were while its rows came from them.
             mark = self._combined(inputs, states, marks, self._now_ms)
             reached_ms = self._times[uid].watermark_ms
             watermark_ms = _latest(reached_ms, mark.watermark_ms)
-            marks[uid] = _Mark(reached_ms, mark.idle)
-        return replace(operator, inputs=tuple(states.values()), watermark_ms=watermark_ms)
+            marks[uid] = _Mark(reached_ms, mark.idle, reached_ms, kept)
+        known_inputs = (*states.values(), *(() if kept is None else (kept,)))
+        return replace(operator, inputs=known_inputs, watermark_ms=watermark_ms)
+
+    def _kept(self, seen: Iterable[InputSeen]) -> InputState | None:
+        """What the tasks have said of what they keep, if they were asked to."""
+        seen = tuple(seen)
+        if not seen:
+            return None
+        times = (part.max_event_time_ms for part in seen)
+        oldest = min((time for time in times if time is not None), default=None)
+        return InputState(KEPT, oldest, self._now_ms)
 
     def _seen(self, state: InputState, seen: Iterable[InputSeen]) -> InputState:
         seen = tuple(seen)
@@ -206,13 +275,25 @@ class Watermarks:
             and now_ms - active_ms >= idle_after_ms
         ):
             return _IDLE
-        parts = [marks[uid] for uid in self._fed_by(given)]
+        parts = [_held(marks[uid], given.holds.get(uid)) for uid in self._fed_by(given)]
         if self._is_source(given):
             parts.append(_Mark(state.max_event_time_ms))
         found = _smallest(parts)
         if found.watermark_ms is None:
             return found
         return _Mark(max(found.watermark_ms - given.allowed_delay_ms, _LEAST_TIME_MS))
+
+
+def _held(mark: _Mark, hold: Hold | None) -> _Mark:
+    """How far an operator is for one that gets its rows."""
+    if hold is None or mark.idle:
+        return mark
+    at = mark.settled_ms if hold.kept else mark.watermark_ms
+    if at is None or (hold.kept and mark.kept is None):
+        return _Mark(None)
+    reached = hold.after(at)
+    oldest = mark.kept.max_event_time_ms if hold.kept and mark.kept is not None else None
+    return _Mark(reached if oldest is None else min(reached, oldest))
 
 
 def smallest(operators: Iterable[OperatorState]) -> int | None:

@@ -27,9 +27,10 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.coordinator.watermarks import Holds, Lag
 from pystate.errors import InvalidArgumentError
 from pystate.joins.grouping import group, taken
-from pystate.joins.inputs import JoinInput, Rows, SideName, arrived
+from pystate.joins.inputs import JoinInput, Rows, SideName, arrived, time_column
 from pystate.joins.interval import Late
 from pystate.joins.result import JoinResult
 from pystate.joins.stored import Loaded, StoredRows, declared_rows
@@ -75,6 +76,18 @@ class AsofJoinSpec:
     def __post_init__(self) -> None:
         if self.tolerance_ms is not None and self.tolerance_ms > _MOST_TOLERANCE_MS:
             raise InvalidArgumentError("asof_join: tolerance is at most a thousand years")
+
+    def holds(self) -> Holds:
+        """How the result's watermark is behind that of the join.
+
+        A left row is emitted by the watermark that passes it. A version is as old as the tolerance
+        allows; without one there is no bound, and nothing could be waited for.
+        """
+        versions = None if not self.tolerance_ms else Lag(self.tolerance_ms)
+        left, right = (
+            time_column(self.left, self.right, self.output, side) for side in ("left", "right")
+        )
+        return Holds({left: None, right: versions}, versions)
 
     def states(self) -> dict[str, State[Any]]:
         """The states of the join."""

@@ -18,6 +18,7 @@ from pystate.arguments import repeated
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.joins.grouping import taken
 from pystate.operator.event_time import event_times
+from pystate.operator.output import OutputColumns
 from pystate.types.arrays import as_array
 from pystate.types.key_codes import Ints, longs
 from pystate.types.keys import KeyColumns
@@ -32,6 +33,7 @@ __all__ = [
     "check_keys",
     "other_side",
     "result_names",
+    "time_column",
 ]
 
 SideName: TypeAlias = Literal["left", "right"]
@@ -283,6 +285,18 @@ def check_keys(left: JoinInput, right: JoinInput, owner: str) -> None:
             f"{owner}: the left input has the key {shown[0]}, the right one {shown[1]}: rows meet "
             "by keys of the same types; cast one of them"
         )
+
+
+def time_column(left: JoinInput, right: JoinInput, output: OutputColumns, side: SideName) -> str:
+    """The result's column with the event time of an input; the result ends with their columns."""
+    names = output.names[len(output.names) - len(left.names) - len(right.names) :]
+    if side == "right":
+        names, given = names[len(left.names) :], right
+    else:
+        given = left
+    if given.event_time in given.names:
+        return names[given.names.index(given.event_time)]
+    return output.names[[name for name, _ in given.key].index(given.event_time)]
 
 
 def result_names(left: JoinInput, right: JoinInput, suffixes: Any, owner: str) -> tuple[str, ...]:

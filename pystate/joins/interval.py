@@ -29,9 +29,10 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.coordinator.watermarks import Holds, Lag
 from pystate.errors import InvalidArgumentError
 from pystate.joins.grouping import expanded, group, taken
-from pystate.joins.inputs import JoinInput, Rows, SideName, arrived, other_side
+from pystate.joins.inputs import JoinInput, Rows, SideName, arrived, other_side, time_column
 from pystate.joins.result import JoinResult
 from pystate.joins.stored import Loaded, StoredRows, declared_rows
 from pystate.operator.output import OutputColumns
@@ -115,6 +116,32 @@ class IntervalJoinSpec:
     def shift(self) -> int:
         """A bucket has 2 to this power milliseconds, at least the interval's width."""
         return max((self.upper_ms - self.lower_ms).bit_length(), _LEAST_SHIFT)
+
+    def holds(self) -> Holds:
+        """How the result's watermark is behind that of the join.
+
+        A stored row is emitted when its partner comes, which is not below the watermark. A row
+        without a partner waits for a look at its bucket, too.
+        """
+        late = {
+            side: self.reach(side)[1] + (self._look_ms if self.outer(side) else 0)
+            for side in _SIDES
+        }
+        both = {side: Lag(ms) if ms > 0 else None for side, ms in late.items()}
+        furthest = max(late.values())
+        return Holds(
+            {self.time_column(side): both[side] for side in _SIDES},
+            Lag(furthest) if furthest > 0 else None,
+        )
+
+    def time_column(self, side: SideName) -> str:
+        """The result's column with the event time of an input."""
+        return time_column(self.left, self.right, self.output, side)
+
+    @property
+    def _look_ms(self) -> int:
+        """How long a row without a partner waits at most, after the last that it could match."""
+        return 1 << (self.shift - _LOOKS)
 
     def state(self, side: SideName) -> str:
         """The name of an input's state. It has the size of buckets in it.

@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.coordinator.watermarks import Holds
 from pystate.errors import InvalidArgumentError
 from pystate.joins.grouping import expanded, taken
 from pystate.joins.inputs import JoinInput, SideName
@@ -36,7 +37,15 @@ from pystate.windows.kept_rows import KeptRows, Loaded, RowColumns
 from pystate.windows.making import make_operator
 from pystate.windows.operator import EpochTimes
 from pystate.windows.row_windows import WindowRowsSpec
-from pystate.windows.specification import END, START, WindowOptions, time_type_of, window_options
+from pystate.windows.specification import (
+    END,
+    START,
+    WindowOptions,
+    in_local_times,
+    is_local,
+    time_type_of,
+    window_options,
+)
 
 __all__ = ["WindowJoin", "WindowJoinSpec", "join_window", "window_names", "window_time_type"]
 
@@ -80,6 +89,11 @@ def window_time_type(left: JoinInput) -> pa.DataType:
     return time_type_of(options, pa.schema(fields), left.owner)
 
 
+def _time_type(given: JoinInput) -> pa.DataType:
+    """The type of an input's event time."""
+    return dict((*given.key, *given.columns))[given.event_time].arrow
+
+
 @dataclass(frozen=True)
 class WindowJoinSpec:
     """A windowed join; pickled for the workers.
@@ -102,6 +116,36 @@ class WindowJoinSpec:
     options: WindowOptions
     how: How
     output: OutputColumns
+
+    def __post_init__(self) -> None:
+        """Have windows of a zone in local times, if both inputs have these.
+
+        Raises
+        ------
+        InvalidArgumentError
+            One input has local times and the other one instants, in windows of a zone.
+        """
+        windows = self.options.windows
+        if not isinstance(windows, Aligned) or windows.zone is None:
+            return
+        left, right = (_time_type(each) for each in (self.left, self.right))
+        if is_local(left) != is_local(right):
+            local, other = (left, right) if is_local(left) else (right, left)
+            raise InvalidArgumentError(
+                f"{self.left.owner}: join: windows in zone {windows.zone!r} over event times of "
+                f"type {local}, which are local times, and {other}, which are instants: a local "
+                "time is no instant; cast one of them"
+            )
+        object.__setattr__(self, "options", in_local_times(self.options, left))
+
+    def holds(self) -> Holds:
+        """How the result's watermark is behind that of the join."""
+        return self.options.holds()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether that depends on what is kept."""
+        return self.options.keeps
 
     def input(self, side: SideName) -> JoinInput:
         """One of the inputs."""

@@ -26,7 +26,7 @@ from pystate.arguments import text as checked_text
 from pystate.checkpoint.copying import for_all, place
 from pystate.checkpoint.job_file import SAVEPOINT_FILE, JobFile, default_max_parallelism, library
 from pystate.checkpoint.manifest import FORMAT_VERSION, Manifest, OperatorState, RangeState
-from pystate.checkpoint.refs import InputState, only_input
+from pystate.checkpoint.refs import KEPT, InputState, only_input
 from pystate.checkpoint.savepoint import (
     Savepoint,
     check_destination,
@@ -132,7 +132,7 @@ class StateRows:
         seen = {
             given.name: given.max_event_time_ms
             for given in operator.inputs
-            if given.max_event_time_ms is not None
+            if given.max_event_time_ms is not None and given.name != KEPT
         }
         return cls(
             read_state(location, operator.uid, accumulators=True, epoch=scan.epoch),
@@ -321,7 +321,9 @@ class Destination:
         else:
             inputs = only_input(time_ms)
         if time_ms is None and replaced is not None:
-            inputs, watermark_ms = replaced.inputs, replaced.watermark_ms
+            # What the operator keeps is written anew.
+            inputs = tuple(given for given in replaced.inputs if given.name != KEPT)
+            watermark_ms = replaced.watermark_ms
         written_state = OperatorState(
             uid=operator.uid,
             parallelism=self.parallelism,

@@ -6,14 +6,16 @@ Immutable and picklable; safe from any thread.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as at
 
 from pystate.arguments import choice
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.coordinator.watermarks import Hold, Holds, Lag
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operator.event_time import event_times
 from pystate.state.aggregating import AggregatingState
@@ -33,6 +35,8 @@ from pystate.windows.assigners import (
     checked_assigner,
 )
 from pystate.windows.columns import ROWS, AggregateLike, Columns, WindowColumn, aggregated
+from pystate.windows.grid import grid_of
+from pystate.windows.zones import instants
 
 __all__ = [
     "END",
@@ -43,6 +47,9 @@ __all__ = [
     "Emit",
     "WindowOptions",
     "WindowSpec",
+    "WindowStart",
+    "in_local_times",
+    "is_local",
     "time_type_of",
     "window_options",
 ]
@@ -74,6 +81,8 @@ class WindowOptions:
         The interval of processing time at which changed windows are also emitted before they end.
     lateness_ms : int
         For how long after its end a window is kept, and emitted again if a late row changes it.
+    dates_zone : str or None
+        The zone in which dates are days: the results' times are instants of it.
     """
 
     windows: Assigner
@@ -81,6 +90,92 @@ class WindowOptions:
     emit: Emit
     early_ms: int | None
     lateness_ms: int
+    dates_zone: str | None = None
+
+    def holds(self) -> Holds:
+        """How the result's watermark is behind that of the windows.
+
+        A window that is still to come ends after the watermark, and begins before it. A session
+        has no earliest start: what the tasks keep says it. Windows that do not go by event time
+        wait for nothing that the watermark could tell.
+        """
+        if self.event_time is None:
+            return Holds()
+        start: Hold
+        end: Hold | None = Lag(self.lateness_ms) if self.lateness_ms else None
+        if isinstance(self.windows, Session):
+            # A row that is late may still begin a session which is not over.
+            start = Lag(self.lateness_ms + (self.windows.gap_ms or 0), kept=True)
+        else:
+            assert isinstance(self.windows, Aligned)
+            start = WindowStart(self.windows, self.lateness_ms)
+        if self.dates_zone is not None:
+            start = _InZone(start, self.dates_zone)
+            end = _InZone(Lag(self.lateness_ms), self.dates_zone)
+        return Holds({START: start, END: end}, start)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether `holds` depends on what is kept."""
+        return self.event_time is not None and isinstance(self.windows, Session)
+
+
+@dataclass(frozen=True)
+class WindowStart:
+    """The start of the first window that is not done with; the hold of rows that are as old."""
+
+    windows: Aligned
+    lateness_ms: int
+    kept: bool = False
+
+    def after(self, watermark_ms: int) -> int:
+        """See `Hold`."""
+        grid = grid_of(self.windows, self.lateness_ms)
+        time = min(max(watermark_ms - self.lateness_ms, grid.first), grid.last)
+        if self.windows.zone is not None:
+            return int(grid.slices(np.array([time], np.int64))[0])
+        return int(grid.start_of(np.array([grid.end_after(time)], np.int64))[0])
+
+
+@dataclass(frozen=True)
+class _InZone:
+    """The hold of instants of a zone, behind a watermark in its local times."""
+
+    local: Hold
+    zone: str
+    kept: bool = False
+
+    def after(self, watermark_ms: int) -> int:
+        """See `Hold`."""
+        found = self.local.after(watermark_ms)
+        return min(found, int(instants(self.zone, np.array([found], np.int64))[0]))
+
+
+def in_local_times(options: WindowOptions, found: pa.DataType) -> WindowOptions:
+    """Windows of a zone over times that are local ones already, dates or ``timestamp_ntz``.
+
+    Their days begin at midnight as these have it, so that no zone is needed to find them.
+    """
+    if not (
+        options.event_time is not None
+        and isinstance(options.windows, Tumbling)
+        and options.windows.zone is not None
+        and is_local(found)
+    ):
+        return options
+    zone, size, offset = (
+        options.windows.zone,
+        options.windows.size_ms,
+        options.windows.offset_ms,
+    )
+    dates_zone = None if at.is_timestamp(found) else zone
+    return replace(options, windows=Tumbling(size, offset), dates_zone=dates_zone)
+
+
+def is_local(type_: pa.DataType) -> bool:
+    """Whether a type of event times is one of local times: without a zone, and no instants."""
+    found: bool = at.is_date(type_) or (at.is_timestamp(type_) and type_.tz is None)
+    return found
 
 
 def window_options(
@@ -244,6 +339,8 @@ class WindowSpec:
             rows = AggregatingState(Count(), "long")
             columns = (*columns, WindowColumn(ROWS, rows, None, pa.int64()))
         time_type = time_type_of(options, schema, owner)
+        if options.event_time is not None:
+            options = in_local_times(options, schema.field(options.event_time).type)
         return cls(options, tuple(key), columns, results, time_type)
 
     @property

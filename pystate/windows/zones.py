@@ -11,7 +11,7 @@ import zoneinfo
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ZoneBoundaries"]
+__all__ = ["ZoneBoundaries", "instants"]
 
 _DAY_MS = 86_400_000
 _EPOCH = datetime.date(1970, 1, 1)
@@ -76,9 +76,10 @@ class ZoneBoundaries:
         first = (first_day * _DAY_MS - self._offset) // self._size
         last = (last_day * _DAY_MS - self._offset) // self._size + 1
         locals_ = [n * self._size + self._offset for n in range(first, last + 1)]
-        return np.unique(np.array([self._instant(local) for local in locals_], np.int64))
+        return np.unique(np.array([self.instant(local) for local in locals_], np.int64))
 
-    def _instant(self, local_ms: int) -> int:
+    def instant(self, local_ms: int) -> int:
+        """The instant of a local time."""
         naive = _START.replace(tzinfo=None) + datetime.timedelta(milliseconds=local_ms)
         at = naive.replace(tzinfo=self._zone)
         offset = at.utcoffset()
@@ -102,6 +103,19 @@ class ZoneBoundaries:
 
     def _offset_at(self, instant: datetime.datetime) -> datetime.timedelta | None:
         return instant.replace(tzinfo=_UTC).astimezone(self._zone).utcoffset()
+
+
+def instants(zone: str, locals_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The instants of local times of a zone, with the rules of `ZoneBoundaries`.
+
+    Times outside of the years 2 to 9998 stay as they are.
+    """
+    found, of = np.unique(locals_ms, return_inverse=True)
+    boundaries = ZoneBoundaries(zone, _DAY_MS, 0)
+    known = (found >= _FIRST_DAY * _DAY_MS) & (found < _LAST_DAY * _DAY_MS)
+    for place in np.flatnonzero(known).tolist():
+        found[place] = boundaries.instant(int(found[place]))
+    return found[of]
 
 
 def _bounded(day: int) -> int:

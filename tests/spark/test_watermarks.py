@@ -224,6 +224,53 @@ def test_what_a_pipeline_does_between_operators(
     assert marks(job) == {"first": 16, "seen": 15}
 
 
+def test_what_is_emitted_later_holds_the_next_watermark_back(
+    spark: SparkSession, make_job: MakeJob
+) -> None:
+    """By the column that is the event time there, also under another name."""
+    job = make_job()
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        sessions = job.key_by(df, "k", uid="sessions", event_time="t").window(ps.Session(5))
+        found = sessions.aggregate(n=ps.count()).selectExpr(
+            "k", "window_start AS begun", "window_end AS over", "window_start + 0 AS t", "n"
+        )
+
+        def counted(uid: str, time: str) -> DataFrame:
+            windows = job.key_by(found, "k", uid=uid, event_time=time).window(ps.Tumbling(10))
+            out = windows.aggregate(n=ps.sum("n"))
+            return out.selectExpr(f"'{uid}' AS uid", "window_start AS t", "n")
+
+        def joined() -> DataFrame:
+            one = job.key_by(df, "k", uid="join", event_time="t")
+            two = job.key_by(df.selectExpr("k", "t AS t2"), "k", event_time="t2")
+            pairs = one.interval_join(two, 10, 10)
+            windows = job.key_by(pairs, "k", uid="pairs", event_time="t").window(ps.Tumbling(10))
+            return windows.aggregate(n=ps.count()).selectExpr("'pairs'", "window_start", "n")
+
+        three = [counted("by begin", "begun"), counted("by end", "over"), counted("by both", "t")]
+        return three[0].union(three[1]).union(three[2]).union(joined())
+
+    found: list[tuple[Any, ...]] = []
+    held = []
+    times = [1, 6, 11, 16, 40, 41]
+    for at in times:
+        result = run(job, spark, pipeline, ("a", at), drain=at == times[-1])
+        found += rows_of(result.dataframe)
+        held.append({uid: mark for uid, mark in marks(job).items() if uid.startswith("by")})
+        assert set(job.last_progress.late_rows.values()) == {0}
+    assert held[3] == {"by begin": 1, "by end": 11, "by both": 1}
+    assert sorted(found) == [
+        ("by begin", 0, 4),
+        ("by begin", 40, 2),
+        ("by both", 0, 4),
+        ("by both", 40, 2),
+        ("by end", 20, 4),
+        ("by end", 40, 2),
+        ("pairs", 0, 2),
+    ]
+
+
 def chain(job: Job) -> Callable[[DataFrame], DataFrame]:
     def pipeline(df: DataFrame) -> DataFrame:
         first = windows(job, df.selectExpr("k", "v AS t"), "first", event_time="t")

@@ -30,7 +30,7 @@ from pystate.checkpoint.manifest import EMPTY_ID, RangeState
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.epoch import Epoch, RepeatableError, describe_ranges
 from pystate.coordinator.planned_ranges import PlannedRanges
-from pystate.coordinator.watermarks import Input
+from pystate.coordinator.watermarks import Hold, Holds, Input
 from pystate.errors import (
     DeclarationError,
     EvaluationError,
@@ -145,6 +145,7 @@ class Evaluation:
         self._id = epoch.evaluation_id
         self._marks = BeginMarks(storage, epoch.number, self._id)
         self._learned = learned
+        self._holds: dict[str, Holds] = {}
         self._once = OperatorOutputs(learned.materialised)
         self._counted = CountedOperators(learned.announced)
         self._timeout_ms = timeout_ms
@@ -180,6 +181,7 @@ class Evaluation:
         mapped: DataFrame,
         frame: DataFrame | None = None,
         beside: Sequence[str] = (),
+        holds: Holds | None = None,
     ) -> DataFrame:
         """Register an operator's output, and return the frame for the pipeline.
 
@@ -193,7 +195,11 @@ class Evaluation:
             What is made of it for the pipeline, if anything.
         beside : sequence of str
             Operators that run in the same tasks.
+        holds : Holds, optional
+            How its rows may be behind its watermark.
         """
+        if holds is not None:
+            self._holds[uid] = holds
         self._counted.note(uid, mapped)
         return self._once.add(uid, mapped if frame is None else frame, beside, mapped)
 
@@ -234,6 +240,28 @@ class Evaluation:
             return Input()
         uids, others = self._once.feeding(frame)
         return Input(upstream=uids, source=others)
+
+    def holds(self, given: Input, frame: DataFrame, event_time: str | None) -> Mapping[str, Hold]:
+        """Return how what feeds a frame holds back the watermark of its rows.
+
+        Parameters
+        ----------
+        given : Input
+            What feeds the frame.
+        event_time : str or None
+            The frame's column with the rows' event time.
+        """
+        found = {}
+        for uid in given.upstream:
+            holds = self._holds.get(uid)
+            if holds is not None and (holds.columns or holds.others is not None):
+                name = None if event_time is None else self._once.column(uid, frame, event_time)
+                hold = holds.of(name)
+                if hold is not None:
+                    found[uid] = hold
+                    if hold.kept:
+                        self._learned.kept.add(uid)
+        return found
 
     def declare(
         self,
@@ -304,6 +332,7 @@ class Evaluation:
             time=time,
             event_time=any(given.event_time for given in inputs),
             drain=epoch.drain and time is not None,
+            tells_kept=uid in self._learned.kept,
             held=self._held,
             redistributes=operator.instances and stored and planned[0].rescaled,
             news=epoch.news,

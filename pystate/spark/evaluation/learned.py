@@ -20,6 +20,8 @@ class Learned:
     """Those whose output was read more than once, or not to its end."""
     announced: set[str] = field(default_factory=set)
     """Those whose rows could not be counted, so that marker rows announce their ranges."""
+    kept: set[str] = field(default_factory=set)
+    """Those whose tasks say how old what they keep is: a watermark waits for it."""
     combining: CombinePolicy = field(default_factory=CombinePolicy)
     """Those whose rows are combined before the shuffle."""
     begun: set[str] = field(default_factory=set)

@@ -22,7 +22,7 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
-__all__ = ["Lineage", "columns_of", "lineage", "node_numbers", "selected"]
+__all__ = ["Lineage", "columns_of", "lineage", "node_numbers", "original", "selected"]
 
 #: A node's function, and Spark's number of the expression.
 _OPERATOR = re.compile(r"^[ :+-]*MapInArrow .*?\)#(\d+), \[", re.MULTILINE)
@@ -30,6 +30,9 @@ _LINE = re.compile(r"((?::  |   )*)([:+]- )(.+)")
 _COLUMN = re.compile(r"#(\d+)")
 #: A column that a projection takes as it is, with or without another name.
 _SELECTED = re.compile(r"\w+#(\d+)L?(?: AS \w+#(\d+)L?)?")
+#: A column that only gets another name, among the items of a node.
+_RENAMED = re.compile(r"(?:\[|, )[^#,\[\]()]+#(\d+)L? AS [^#,\[\]()]+#(\d+)")
+_UNION = "Union"
 _PROJECT = re.compile(r"Project \[(.*)\]")
 _MATERIALISED = "LogicalRDD "
 _REFERENCE = "CTERelationRef "
@@ -120,6 +123,33 @@ def lineage(text: str, operators: Mapping[str, str]) -> Lineage:
         elif not node.startswith(_REFERENCE):
             sources = True
     return Lineage(frozenset(found), tuple(materialised), sources)
+
+
+def original(
+    text: str, operators: Mapping[str, str], column: str, known: Container[str]
+) -> str | None:
+    """The number that a column of a plan had before it was renamed; None if that is not known.
+
+    Parameters
+    ----------
+    text : str
+        The text of the analysed plan.
+    operators : mapping of str to str
+        As for `lineage`.
+    column : str
+        The number of the column. Of a union it is not known: Spark numbers its columns as those
+        of its first part.
+    known : container of str
+        The numbers that are looked for.
+    """
+    renamed: dict[str, str] = {}
+    for _, node in _outer(text, operators):
+        if node.startswith(_UNION):
+            return None
+        renamed.update((new, old) for old, new in _RENAMED.findall(node))
+    while column not in known and column in renamed:
+        column = renamed.pop(column)
+    return column if column in known else None
 
 
 def _operator(node: str, operators: Mapping[str, str]) -> str | None:

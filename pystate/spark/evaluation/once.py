@@ -25,7 +25,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pystate.spark.evaluation.lineage import columns_of, lineage, node_numbers, selected
+from pystate.spark.evaluation.lineage import (
+    columns_of,
+    lineage,
+    node_numbers,
+    original,
+    selected,
+)
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -171,7 +177,7 @@ class OperatorOutputs:
             return None
         uid = tops[found[0]]
         output = self._maps[uid]
-        numbers = re.findall(r"#(\d+)", _plan(output).output().mkString(" "))
+        numbers = _numbers(output)
         columns = numbers if found[1] is None else found[1]
         if len(numbers) != len(output.columns) or not set(columns) <= set(numbers):
             return None
@@ -201,6 +207,19 @@ class OperatorOutputs:
             uids |= fed
             sources = sources or others
         return tuple(uid for uid in self._frames if uid in uids), sources
+
+    def column(self, uid: str, frame: DataFrame, name: str) -> str | None:
+        """Find the column of an operator's output that a frame has under some name.
+
+        None if the frame computes it, or it is one of another operator.
+        """
+        output = self._known()[uid]
+        mine, numbers = _numbers(frame), _numbers(output)
+        if len(mine) != len(frame.columns) or len(numbers) != len(output.columns):
+            return None
+        column = mine[frame.columns.index(name)]
+        number = original(_text(frame), self._numbers, column, numbers)
+        return None if number is None else output.columns[numbers.index(number)]
 
     def _known(self) -> dict[str, DataFrame]:
         """The frames whose rows are known not to come from a source."""
@@ -261,6 +280,11 @@ def executors(context: SparkContext) -> frozenset[str]:
 
 def _plan(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().analyzed()
+
+
+def _numbers(frame: DataFrame) -> list[str]:
+    """The numbers of a frame's columns."""
+    return re.findall(r"#(\d+)", _plan(frame).output().mkString(" "))
 
 
 def _text(frame: DataFrame) -> str:

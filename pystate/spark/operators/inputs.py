@@ -5,6 +5,7 @@ Thread safety: immutable; the function belongs to the thread that builds the pip
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from pystate.coordinator.watermarks import Input
@@ -66,4 +67,6 @@ def input_of(
     fed = evaluation.fed(frame)
     timed = follows and evaluation.epoch.has_watermark(fed)
     given = frame_input(frame, fed, timed, event_time, allowed_delay, idle_after, owner)
+    if follows:
+        given = replace(given, holds=evaluation.holds(fed, frame, event_time))
     return InputFrame(frame, event_time, order, given)

@@ -42,6 +42,7 @@ from pystate.spark.tasks.worker import Body
 from pystate.state.operator_spec import OperatorSpec
 from pystate.types.durations import Duration, milliseconds, signed_milliseconds
 from pystate.types.state_type import parse_type
+from pystate.windows.sessions import earliest_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -224,7 +225,7 @@ class _Pair(NamedTuple):
         )
         routed, names = united(self.frames, key, others, plan)
         out = arrow_map(routed, plan, names, body, self.declared)
-        return evaluation.output(self.uid, out)
+        return evaluation.output(self.uid, out, holds=spec.holds())
 
 
 def earlier_rows(
@@ -398,6 +399,8 @@ class JoinBody:
         self._task.note_inputs(
             InputSeen(side, self._rows[side], join.max_event_times[side]) for side in _SIDES
         )
+        if plan.tells_kept:
+            self._task.note_kept(earliest_start(self._task.backend))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import types as st
 
-from pystate.coordinator.watermarks import Input
+from pystate.coordinator.watermarks import Holds, Input
 from pystate.errors import InvalidArgumentError
 from pystate.functions.binding import sent
 from pystate.functions.windows import WindowFunctionLike
@@ -48,6 +48,7 @@ from pystate.windows.making import make_operator
 from pystate.windows.operator import EpochTimes
 from pystate.windows.process import WindowProcessSpec
 from pystate.windows.row_windows import WindowRowsSpec
+from pystate.windows.sessions import earliest_start
 from pystate.windows.specification import WindowOptions, WindowSpec
 
 if TYPE_CHECKING:
@@ -176,7 +177,8 @@ class WindowedFrame:
         ):
             frame = _combined(frame, spec, plan)
             names, body = frame.columns, partial(body, combined=True)
-        return given.evaluation.output(given.uid, given.apply(frame, names, plan, body, declared))
+        out = given.apply(frame, names, plan, body, declared)
+        return given.evaluation.output(given.uid, out, holds=spec.options.holds())
 
     def _uncombined(self, spec: WindowSpec, schema: st.StructType) -> str | None:
         """Why rows cannot be combined before the shuffle; None if they can."""
@@ -255,7 +257,10 @@ class WindowedFrame:
             initial=given.initial_rows(given.columns, body, names),
             counted=True,
         )
-        return given.evaluation.output(given.uid, given.apply(frame, names, plan, body, declared))
+        out = given.apply(frame, names, plan, body, declared)
+        # Which of the function's columns is the window's end nobody knows.
+        holds = Holds(others=rows.options.holds().others)
+        return given.evaluation.output(given.uid, out, holds=holds)
 
     def _schema(self, frame: DataFrame) -> pa.Schema:
         """The input's columns."""
@@ -384,6 +389,8 @@ class WindowBody:
         yield from self._converted(self._operator.finish(watermark))
         self._task.note_event_time(self._operator.max_event_time, self._operator.late_rows)
         self._task.metrics["dropped_rows"] = self._operator.dropped_rows
+        if plan.tells_kept:
+            self._task.note_kept(earliest_start(self._task.backend))
 
     def close(self) -> None:
         """Free what windows are put together in."""

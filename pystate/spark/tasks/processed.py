@@ -16,6 +16,7 @@ from pystate.operator.drain import MAX_WATERMARK
 from pystate.spark.tasks.range_task import RangeTask
 from pystate.windows.operator import EpochTimes
 from pystate.windows.process import WindowProcess, WindowProcessSpec
+from pystate.windows.sessions import earliest_start
 
 __all__ = ["WindowProcessBody"]
 
@@ -64,6 +65,8 @@ class WindowProcessBody:
         yield from self._run.finish(MAX_WATERMARK if plan.drain else watermark)
         self._task.note_event_time(operator.max_event_time, operator.late_rows)
         self._task.metrics["dropped_rows"] = operator.dropped_rows
+        if plan.tells_kept:
+            self._task.note_kept(earliest_start(self._task.backend))
 
     def close(self) -> None:
         """Call the function's `close`."""

@@ -32,7 +32,7 @@ from pystate.backend.options import TableOptions
 from pystate.checkpoint.begin_marks import BeginMarks, Beginning, Mark
 from pystate.checkpoint.held import HeldFiles
 from pystate.checkpoint.manifest import EMPTY_ID, RangeState
-from pystate.checkpoint.refs import INPUT
+from pystate.checkpoint.refs import INPUT, KEPT
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.listeners import News
 from pystate.coordinator.range_report import InputSeen, RangeReport, SideFile
@@ -143,6 +143,8 @@ class OperatorPlan:
     """Whether the states of its instances are to be divided anew, since their number changes."""
     every_epoch: bool = False
     """Whether its ranges have work in every epoch."""
+    tells_kept: bool = False
+    """Whether it says in every epoch how old what it keeps is, for the watermarks of others."""
     replaces: bool = False
     """Whether each epoch replaces the state, so that a range with state has work without rows."""
     markers: bool = True
@@ -166,7 +168,7 @@ class OperatorPlan:
         It has a due timer, or state that may expire or that belongs to other instances now; or the
         operator works in every epoch.
         """
-        if self.every_epoch or self.redistributes_in(state):
+        if self.every_epoch or self.tells_kept or self.redistributes_in(state):
             return True
         if (self.operator.expires or self.replaces) and state.id != EMPTY_ID:
             return True
@@ -254,6 +256,7 @@ class RangeTask:
         self.late_rows = 0
         self.max_event_time_ms: int | None = None
         self._inputs: tuple[InputSeen, ...] = ()
+        self._kept: tuple[InputSeen, ...] = ()
         self.metrics: dict[str, float | int | str] = {}
         self._side: SideFiles | None = None
         self._side_files: tuple[SideFile, ...] = ()
@@ -376,10 +379,14 @@ class RangeTask:
         """Say what was seen of each input, if the operator has several."""
         self._inputs = tuple(seen)
 
+    def note_kept(self, oldest_ms: int | None) -> None:
+        """Say how old the oldest is that the range keeps, and may still emit."""
+        self._kept = (InputSeen(KEPT, 0, oldest_ms),)
+
     def _inputs_seen(self) -> tuple[InputSeen, ...]:
-        return self._inputs or (
-            InputSeen(INPUT, self.rows_in + self.rows_combined, self.max_event_time_ms),
-        )
+        rows = self.rows_in + self.rows_combined
+        seen = self._inputs or (InputSeen(INPUT, rows, self.max_event_time_ms),)
+        return (*seen, *self._kept)
 
     def write_side(self, tag: str, rows: pa.RecordBatch) -> None:
         """Write rows of a side output."""

@@ -8,9 +8,16 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pystate.checkpoint.refs import InputState, OperatorState
+from pystate.checkpoint.refs import KEPT, InputState, OperatorState
 from pystate.coordinator.range_report import InputSeen
-from pystate.coordinator.watermarks import Input, OperatorTime, Watermarks, smallest
+from pystate.coordinator.watermarks import (
+    Holds,
+    Input,
+    Lag,
+    OperatorTime,
+    Watermarks,
+    smallest,
+)
 
 LEAST = -(1 << 63)
 Rows = dict[str, tuple[int, int | None]]
@@ -186,6 +193,68 @@ def test_a_delay_beyond_64_bits() -> None:
     job = Job({"a": (Input(event_time=True, allowed_delay_ms=9),)})
     job.epoch(0, {"a": (1, LEAST + 3)})
     assert job.marks() == {"a": LEAST}
+
+
+def test_an_output_that_is_behind_holds_back_what_it_feeds() -> None:
+    late = behind("a", event_time=True, allowed_delay_ms=2, holds={"a": Lag(7)})
+    job = Job({"a": (SOURCE,), "b": (late,), "c": (behind("b"),)})
+    job.epoch(0, {"a": (1, 10)})
+    assert job.epoch(1, {"a": (1, 20)}) == {
+        "a": time(10, 10),
+        "b": time(None, 1),
+        "c": time(None, 1),
+    }
+    assert job.epoch(2) == {"a": time(20, 20), "b": time(1, 11), "c": time(1, 11)}
+    # A checkpoint from before there were holds goes on from where it is.
+    job.pipeline["b"] = (behind("a", holds={"a": Lag(50)}),)
+    assert job.epoch(3, {"a": (1, 55)})["b"] == time(11, 11)
+    assert job.epoch(4)["b"] == time(11, 11)
+    assert job.epoch(5, {"a": (1, LEAST)})["b"] == time(11, 11)
+    job.pipeline["b"] = (behind("a"),)
+    assert job.epoch(6)["b"] == time(11, 55)
+
+
+def test_what_an_operator_keeps_holds_back_what_it_feeds() -> None:
+    job = Job({"a": (SOURCE,), "b": (behind("a", holds={"a": Lag(3, kept=True)}),)})
+    told = iter([None, (8,), (8, None), (30, 14), (None, None), None, None])
+
+    def epoch(latest: int) -> OperatorTime | None:
+        kept = next(told)
+        found = Watermarks(job.before_ms, 0)
+        operators = []
+        for uid, inputs in job.pipeline.items():
+            stored = job.stored.get(uid)
+            found.declare(uid, inputs, stored)
+            operators.append(OperatorState(uid, 1, (), (), ()))
+            if stored is not None:
+                operators[-1] = OperatorState(uid, 1, (), (), (), inputs=stored.inputs)
+        parts = [InputSeen("input", 1, latest)]
+        parts += [InputSeen(KEPT, 0, each) for each in kept or ()]
+        after = found.after(operators, {"a": parts})
+        job.stored = {op.uid: op for op in after}
+        assert after[0].max_event_time_ms == max(latest, 0)
+        return found.time("b")
+
+    assert [epoch(latest) for latest in (10, 20, 30, 40, 50, 60)] == [
+        time(None, None),
+        time(None, None),  # nobody has said yet what is kept
+        time(7, 8),  # 8 is kept
+        time(8, 8),
+        time(14, 14),
+        time(37, 47),  # nothing is kept: only what late rows begin may be older
+    ]
+    # The tasks of the last epoch were not asked: b waits.
+    assert epoch(70) == time(47, 47)
+
+
+def test_holds_by_column() -> None:
+    holds = Holds({"end": None, "start": Lag(1)}, Lag(2))
+    assert [holds.of(name) for name in ("end", "start", "other", None)] == [
+        None,
+        Lag(1),
+        Lag(2),
+        Lag(2),
+    ]
 
 
 def test_the_smallest_of_a_checkpoint() -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pystate.spark.evaluation.lineage import Lineage, columns_of, lineage, node_numbers, selected
+from pystate.spark.evaluation.lineage import (
+    Lineage,
+    columns_of,
+    lineage,
+    node_numbers,
+    original,
+    selected,
+)
 
 OPERATORS = {"10": "a", "34": "b"}
 A = """\
@@ -153,3 +160,24 @@ def chain(nodes: list[str]) -> str:
     for node in reversed(nodes):
         text = over(node, text)
     return text
+
+
+@pytest.mark.parametrize(
+    ("text", "column", "wanted"),
+    [
+        (A, "14", "14"),
+        (over("Project [k#13, v#14L AS x#20L]", A), "20", "14"),
+        (over("Project [x#20L AS y#21L]", over("Project [v#14L AS x#20L]", A)), "21", "14"),
+        (over("Join Inner", over("Project [v#14L AS x#20L, k#13 AS y#22]", A), RAW), "22", "13"),
+        # What is computed is another column, and so is one of another frame.
+        (over("Project [(v#14L + 1) AS x#20L]", A), "20", None),
+        (over("Project [cast(v#14L as int) AS x#20]", A), "20", None),
+        (over("Join Inner", A, RAW), "90", None),
+        # A union has the numbers of its first part.
+        (over("Union false, false", A, B), "14", None),
+        # What is below the operator is not of its output.
+        (over("Project [v#14L AS v#1L]", A), "8", None),
+    ],
+)
+def test_which_column_of_an_operator_it_is(text: str, column: str, wanted: str | None) -> None:
+    assert original(text, OPERATORS, column, ["13", "14"]) == wanted
