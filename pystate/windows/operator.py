@@ -36,6 +36,7 @@ from pystate.types.keys import leaf
 from pystate.windows.combined import accumulators
 from pystate.windows.grid import Mask, Times
 from pystate.windows.specification import END, START, WindowSpec
+from pystate.windows.zones import instants
 
 __all__ = ["FIRED_ROWS", "EpochTimes", "LateRows", "WindowOperator", "take"]
 
@@ -214,6 +215,8 @@ class WindowOperator:
             return nothing
         if not pa.types.is_timestamp(type_):
             return pa.array(times, pa.int64())
+        if self.spec.options.dates_zone is not None:
+            times = instants(self.spec.options.dates_zone, times)
         # A window may end after the last microsecond of 64 bits.
         micros = np.clip(times, -_MOST_US_MS, _MOST_US_MS) * 1000
         found: pa.Array[Any] = pa.array(micros, pa.int64()).cast(type_)

@@ -21,7 +21,14 @@ from pystate.state.value import ValueState
 from pystate.windows.assigners import Session
 from pystate.windows.columns import ROWS, Columns
 from pystate.windows.kept_rows import KeptRows, RowColumns
-from pystate.windows.specification import OPEN, OPEN_TYPE, WindowOptions, WindowSpec, time_type_of
+from pystate.windows.specification import (
+    OPEN,
+    OPEN_TYPE,
+    WindowOptions,
+    WindowSpec,
+    in_local_times,
+    time_type_of,
+)
 
 __all__ = ["INPUT", "WindowRowsSpec"]
 
@@ -64,6 +71,8 @@ class WindowRowsSpec(WindowSpec):
             A column does not exist, or is of a type that cannot be used so, or be kept.
         """
         time_type = time_type_of(options, schema, owner)
+        if options.event_time is not None:
+            options = in_local_times(options, schema.field(options.event_time).type)
         kept = [(field.name, field.type) for field in schema if field.name not in key]
         return cls(options, tuple(key), (), 0, time_type, (KeptRows.of(INPUT, kept, owner),))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import zoneinfo
 from typing import Any, ClassVar
 
 import numpy as np
@@ -478,3 +479,23 @@ def test_bad_arguments() -> None:
         make(initial_state=7)
     with pytest.raises(InvalidArgumentError, match="what snapshot"):
         ps.testing.TwoInputHarness.restore(7, ByRow())  # type: ignore[arg-type]
+
+
+def test_a_join_in_days_of_a_zone() -> None:
+    """Local times of both inputs are in the days that they name; they do not meet instants."""
+    windows = ps.Tumbling("1 day", zone="America/New_York")
+    operator = ps.testing.WindowJoin(windows, suffixes=("", "_right"))
+
+    def harness(left: str, right: str) -> ps.testing.TwoInputHarness:
+        columns = f"k int, at {left}", f"k int, at {right}"
+        return ps.testing.TwoInputHarness(
+            operator, "k", left=columns[0], right=columns[1], event_time="at"
+        )
+
+    with harness("date", "timestamp_ntz") as one:
+        one.process([(1, dt.date(2024, 3, 10))], [(1, dt.datetime(2024, 3, 10, 23, 30))])
+        [row] = one.drain()
+        zone = zoneinfo.ZoneInfo("America/New_York")
+        assert row.window_start.astimezone(zone) == dt.datetime(2024, 3, 10, tzinfo=zone)
+    with pytest.raises(InvalidArgumentError, match=r"timestamp.*local times.*cast one of them"):
+        harness("timestamp_ntz", "timestamp")

@@ -166,6 +166,88 @@ def test_times_outside_of_the_calendar() -> None:
     assert (np.diff(starts) > 0).all() and (grid.first_end(starts) > starts).all()
 
 
+ZONES = ["America/New_York", "Europe/Zurich", "Pacific/Apia", "UTC"]
+
+
+def days_of(kind: str, *values: Any, **how: Any) -> list[tuple[Any, Any, int]]:
+    """The windows of a day, or another size, in which some values are."""
+    size = how.pop("size", "1 day")
+    with ps.testing.WindowHarness(
+        Tumbling(size, **how), {"n": ps.count()}, "k", columns=f"k int, at {kind}", event_time="at"
+    ) as harness:
+        harness.process([(1, value) for value in values])
+        found = harness.advance_watermark(10**14)
+    return sorted((row.window_start, row.window_end, row.n) for row in found)
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize("offset", [0, "6 hours"])
+def test_local_times_are_in_their_own_day_of_a_zone(zone: str, offset: Any) -> None:
+    """A timestamp without a zone is a local time already; so is a date."""
+    info, midnight = zoneinfo.ZoneInfo(zone), dt.time(6 if offset else 0)
+    for day in (dt.date(2024, 3, 10), dt.date(2025, 10, 26), dt.date(2011, 12, 29)):
+        before = day - dt.timedelta(days=1) if offset else day
+        start = dt.datetime.combine(before, midnight)
+        times = [start, start + dt.timedelta(hours=2.5), start + dt.timedelta(hours=23.5)]
+        end = start + dt.timedelta(days=1)
+        found = days_of("timestamp_ntz", *times, zone=zone, offset=offset)
+        assert found == [(start, end, 3)]
+        found = days_of("date", day, day, zone=zone, offset=offset)
+        instants = [each.replace(tzinfo=info) for each in (start, end)]
+        assert [(a.timestamp(), b.timestamp(), n) for a, b, n in found] == [
+            (instants[0].timestamp(), instants[1].timestamp(), 2)
+        ]
+        # Instants are as they were.
+        found = days_of("timestamp", *instants, zone=zone, offset=offset)
+        assert [a.timestamp() for a, _, _ in found] == [each.timestamp() for each in instants]
+
+
+def test_hours_of_local_times() -> None:
+    """An hour is what clocks show, even if they show it twice or leave it out."""
+    zone = "Europe/Zurich"
+    times = [dt.datetime(2025, 10, 26, 2, 30), dt.datetime(2025, 10, 26, 3, 30)]
+    times.append(dt.datetime(2025, 3, 30, 2, 30))
+    found = days_of("timestamp_ntz", *times, zone=zone, size="1 hour")
+    assert [(row[0], row[2]) for row in found] == [
+        (time.replace(minute=0), 1) for time in sorted(times)
+    ]
+
+
+def test_a_function_over_days_of_dates_sees_the_instants_of_their_zone() -> None:
+    def process(key: Any, window: Any, rows: Any) -> Any:
+        yield key, window.start, window.end, rows.num_rows
+
+    with ps.testing.WindowHarness(
+        Tumbling("1 day", zone="America/New_York"),
+        process=process,
+        schema="k int, a long, b long, n long",
+        key="k",
+        columns="k int, at date",
+        event_time="at",
+    ) as harness:
+        harness.process([(1, dt.date(2024, 3, 10))])
+        [row] = harness.advance_watermark(10**14)
+    start = dt.datetime(2024, 3, 10, 5, tzinfo=dt.timezone.utc).timestamp() * 1000
+    assert tuple(row) == (1, start, start + 23 * HOUR, 1)
+
+
+@pytest.mark.parametrize("zone", ZONES)
+def test_days_of_dates_behind_days_of_dates(zone: str) -> None:
+    """The start of a day is an instant, and the watermark is a local time."""
+    options = window_options(Tumbling("1 day", zone=zone), "test", event_time="t")
+    schema = pa.schema([("k", pa.int64()), ("t", pa.date32())])
+    spec = WindowSpec.of(options, ["k"], {"n": ps.count()}, schema, "test")
+    holds, info = spec.options.holds(), zoneinfo.ZoneInfo(zone)
+    for day in (dt.date(2024, 3, 10), dt.date(2025, 10, 26)):
+        local = int(dt.datetime.combine(day, dt.time(), dt.timezone.utc).timestamp() * 1000)
+        begin = dt.datetime.combine(day, dt.time(), info).timestamp() * 1000
+        start, end = holds.of("window_start"), holds.of("window_end")
+        assert start is not None and end is not None
+        for watermark in (local, local + 5 * HOUR, local + 24 * HOUR - 1):
+            assert start.after(watermark) == min(begin, local)
+            assert end.after(watermark) <= begin + 25 * HOUR
+
+
 def test_the_time_s_own_type() -> None:
     for kind, expected in [
         (pa.timestamp("ns"), pa.timestamp("us")),
