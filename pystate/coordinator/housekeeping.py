@@ -132,8 +132,15 @@ class Housekeeping:
         last, term = 0 if head is None else head.term, self._ownership.term
         # The driver of the newest epoch leaves no more than one attempt, which goes with the next
         # epoch. Only drivers that have published nothing leave more and more.
-        if last < term - 1 and have_ended(self._storage, last, term):
-            self.remove(find_abandoned(self._storage, self._history))
+        if last >= term - 1 or not have_ended(self._storage, last, term):
+            return
+        # One of them may have published before it ended, but after this driver has looked.
+        now = History(self._storage)
+        now.refresh()
+        abandoned = find_abandoned(self._storage, now)
+        # The listing has no file of a driver that follows only now.
+        if not self._ownership.is_followed():
+            self.remove(abandoned)
 
     def discard(self, reports: Iterable[RangeReport], ranges: Iterable[RangeState] = ()) -> None:
         """Remove what tasks of this driver have written, and no manifest names or will name."""

@@ -130,6 +130,13 @@ class Ownership:
         if newest != self.term:
             raise self.fenced(newest)
 
+    def is_followed(self) -> bool:
+        """Whether another driver has taken over; it has done so before anything else.
+
+        Terms have no gaps, so that this is asked by name: a listing may be out of date.
+        """
+        return self._storage.exists(_path(self.term + 1))
+
     def log_start(self, job: str, head: Manifest | None) -> None:
         """Say where this driver begins, and after whose epoch."""
         if head is None:
@@ -226,9 +233,8 @@ def have_ended(storage: CheckpointStorage, after: int, before: int) -> bool:
     have closed its job. A term without a file is long over: `Ownership.acquire` removed it.
     """
     local = storage.local_path(OWNERS) is not None
-    for term in _terms(storage):
-        if not after <= term < before:
-            continue
+    # By name, since a listing may be out of date.
+    for term in range(max(1, after, before - _KEPT), before):
         try:
             owner = _read(storage, term)
         except (CorruptFileError, NewerFormatError):

@@ -23,7 +23,8 @@ makes a file safe to remove. The order of epochs and terms determines which file
    removed once this driver has published.
 6. Once all drivers that might publish have ended, no manifest comes to name anything. Then what an
    attempt has left whose epoch was never published goes, too (`find_abandoned`). Whoever knows that
-   they have ended lists the files before its own first attempt.
+   they have ended then reads the manifests, lists the files before its own first attempt, and makes
+   sure that nobody has followed it meanwhile, whose files would be in the list.
 7. Files are listed first, then `live` is called, then the manifests are read. A file made later is
    not listed, and a file that moves from `live` to a manifest is seen in at least one of them.
 

@@ -13,10 +13,11 @@ import pytest
 import pystate as ps
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
+from pystate.coordinator import housekeeping
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RepeatableError
 from pystate.coordinator.ownership import OWNERS, Ownership, have_ended
-from pystate.errors import InUseError
+from pystate.errors import FencedError, InUseError
 from tests.work import Work, read
 
 
@@ -169,6 +170,29 @@ def test_gc_keeps_state_whose_epochs_are_lost(job: Work) -> None:
     with suppress(ps.errors.CheckpointError):
         ps.collect(job.root, older_than=0)
     assert files(job) == before
+
+
+def test_a_driver_that_was_followed_removes_nothing(
+    job: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its list may have files of the driver that owns the checkpoint now."""
+    monkeypatch.setattr("pystate.coordinator.housekeeping.Housekeeping.discard", lambda *_: None)
+    with job.coordinator() as coordinator:
+        fail(job, coordinator)
+    left = files(job)
+    find = housekeeping.find_abandoned
+
+    def slow(*args: Any) -> list[str]:
+        monkeypatch.setattr(housekeeping, "find_abandoned", find)
+        job.some(1)
+        return [*find(*args), *files(job)]
+
+    monkeypatch.setattr(housekeeping, "find_abandoned", slow)
+    with job.coordinator() as coordinator:
+        with pytest.raises(FencedError):
+            coordinator.run(job.evaluate({1: 1}))
+        coordinator._maintenance.wait()
+    assert set(named(job)) <= set(files(job)) and left and read(job.root) == job.counts
 
 
 def test_who_has_ended(job: Work, monkeypatch: pytest.MonkeyPatch) -> None:
