@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test wheel bench bench-spark bench-peers bench-report docs lint clean build java test-c sanitize sanitize-python
+.PHONY: help demo test wheel pythons wheels bench bench-spark bench-peers bench-report docs lint clean build java test-c sanitize sanitize-python
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -32,6 +32,12 @@ test: java build test-c ## the C tests, then pytest
 wheel: java ## build dist/*.whl, install it alone into fresh environments, and run README's examples there
 	@python=$$(.ci/preflight python) && cc=$$(.ci/preflight compiler "$$python") && \
 	    CC=$$cc .ci/wheel "$$python"
+
+pythons: build ## build the wheel for another Python of this machine, and test it there without Spark
+	@.ci/pythons
+
+wheels: build ## the same for every Python of this machine, as dist/*-manylinux*.whl
+	@.ci/pythons all
 
 bench: build ## ratios against a Python dict and friends, as one table
 	@$(PY) -m bench $(BENCH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -169,3 +170,45 @@ def test_make_alone_lists_the_targets(path: Path, checkout: Path) -> None:
     assert result.returncode == 0
     for target in ("demo", "test", "wheel", "bench", "bench-spark", "lint", "clean", "help"):
         assert f"make {target} " in result.stdout
+
+
+def test_other_pythons_are_found_wherever_they_are(path: Path, tmp_path: Path) -> None:
+    """On the path and of pyenv; a shim that answers nothing, and .venv's own version, are not."""
+    folder = tmp_path / "checkout"
+    (folder / ".ci").mkdir(parents=True)
+    shutil.copy(ROOT / ".ci/pythons", folder / ".ci/pythons")
+    tool = shutil.which("tr")
+    assert tool is not None
+    (path / "tr").symlink_to(tool)
+
+    def python(place: Path, name: str, version: str) -> None:
+        place.mkdir(parents=True, exist_ok=True)
+        answers = f'case "$2" in *executable*) echo $0;; *) echo {version};; esac'
+        script(place, name, answers if version else "exit 127")
+
+    def pythons(*arguments: str) -> str:
+        home = {"HOME": str(tmp_path), "PYENV_ROOT": str(tmp_path / "pyenv")}
+        result = run([str(folder / ".ci/pythons"), *arguments], path, folder, **home)
+        assert (result.returncode, result.stderr) == (0, "")
+        return result.stdout.strip()
+
+    python(folder / ".venv/bin", "python", "3.11")
+    python(path, "python3.11", "3.11")
+    python(path, "python3.10", "")
+    python(path, "python3.9", "3.9")
+    assert pythons() == "no other Python from 3.10 to 3.14 is on this machine: only 3.11 is tested"
+    python(tmp_path / "pyenv/versions/3.10.13/bin", "python", "3.10")
+    python(tmp_path / "pyenv/versions/3.8.1/bin", "python", "3.8")
+    python(path, "python3.13", "3.13")
+    assert pythons("list") == "3.10 3.13"
+
+
+def test_wheels_are_built_for_each_python_that_is_supported() -> None:
+    config = (ROOT / "pyproject.toml").read_text("utf-8")
+    classified = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', config)
+    [built] = re.findall(r"^\[tool\.cibuildwheel\]\nbuild = \[(.*)\]$", config, re.MULTILINE)
+    assert re.findall(r'"cp3(\d+)-\*"', built) == classified == ["10", "11", "12", "13", "14"]
+    assert 'repair-wheel-command = "auditwheel repair' in config
+    workflow = (ROOT / ".github/workflows/check.yml").read_text("utf-8")
+    assert "- run: .ci/run\n" in workflow and "pypa/cibuildwheel@" in workflow
+    assert "step pythons\n" in (ROOT / ".ci/run").read_text("utf-8")
