@@ -298,7 +298,7 @@ class KeyedProcessFunction(StatefulFunction):
     >>> class Counter(ps.KeyedProcessFunction):
     ...     n = ps.ValueState("long", default=0)
     ...
-    ...     def process(self, key, row, ctx):
+    ...     def process(self, key, row, ctx: ps.RuntimeContext):
     ...         self.n.update(self.n.value() + 1)
     ...         yield key, self.n.value()
     """
@@ -380,10 +380,10 @@ class KeyedCoProcessFunction(StatefulFunction):
     >>> class Priced(ps.KeyedCoProcessFunction):
     ...     price = ps.ValueState("double")
     ...
-    ...     def process_left(self, key, row, ctx):
+    ...     def process_left(self, key, row, ctx: ps.RuntimeContext):
     ...         yield key, row["amount"], self.price.value()
     ...
-    ...     def process_right(self, key, row, ctx):
+    ...     def process_right(self, key, row, ctx: ps.RuntimeContext):
     ...         self.price.update(row["price"])
     """
 
@@ -423,7 +423,7 @@ class VectorizedFunction(StatefulFunction):
     >>> class Counter(ps.VectorizedFunction):
     ...     n = ps.ValueState("long", default=0)
     ...
-    ...     def process(self, keys, batch, ctx):
+    ...     def process(self, keys, batch, ctx: ps.RuntimeContext):
     ...         self.n.add(keys, 1)
     """
 
@@ -482,10 +482,10 @@ class VectorizedCoFunction(StatefulFunction):
     >>> class Stock(ps.VectorizedCoFunction):
     ...     n = ps.ValueState("long", default=0)
     ...
-    ...     def process_left(self, keys, batch, ctx):
+    ...     def process_left(self, keys, batch, ctx: ps.RuntimeContext):
     ...         self.n.add(keys, batch.column("bought"))
     ...
-    ...     def process_right(self, keys, batch, ctx):
+    ...     def process_right(self, keys, batch, ctx: ps.RuntimeContext):
     ...         yield {"key": keys.key_arrays()[0], "n": self.n.values(keys)}
     """
 

@@ -26,10 +26,10 @@ class KeyedBroadcastProcessFunction(KeyedProcessFunction):
     ...     limits = ps.BroadcastState("string", "double")
     ...     above = ps.ValueState("long", default=0)
     ...
-    ...     def process_broadcast(self, row, ctx):
+    ...     def process_broadcast(self, row, ctx: ps.RuntimeContext):
     ...         self.limits.put(row["kind"], row["limit"])
     ...
-    ...     def process(self, key, row, ctx):
+    ...     def process(self, key, row, ctx: ps.RuntimeContext):
     ...         limit = self.limits.get(row["kind"])
     ...         if limit is not None and row["value"] > limit:
     ...             self.above.update(self.above.value() + 1)
@@ -71,10 +71,10 @@ class VectorizedBroadcastFunction(VectorizedFunction):
     ...     limits = ps.BroadcastState("string", "double")
     ...     above = ps.ValueState("long", default=0)
     ...
-    ...     def process_broadcast(self, row, ctx):
+    ...     def process_broadcast(self, row, ctx: ps.RuntimeContext):
     ...         self.limits.put(row["kind"], row["limit"])
     ...
-    ...     def process(self, keys, batch, ctx):
+    ...     def process(self, keys, batch, ctx: ps.RuntimeContext):
     ...         limits = dict(self.limits.items())
     ...         above = [
     ...             value > limits.get(kind, float("inf"))

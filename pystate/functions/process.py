@@ -56,11 +56,11 @@ class ProcessFunction(StatefulFunction):
     >>> class Numbered(ps.ProcessFunction):
     ...     last = ps.OperatorListState("long", redistribute="union")
     ...
-    ...     def open(self, ctx):
+    ...     def open(self, ctx: ps.RuntimeContext):
     ...         # After a change of the number of instances each has the last numbers of all.
     ...         self.n = max(self.last, default=0) // ctx.parallelism
     ...
-    ...     def process(self, row, ctx):
+    ...     def process(self, row, ctx: ps.InstanceContext):
     ...         self.n += 1
     ...         number = self.n * ctx.parallelism + ctx.instance
     ...         self.last.update([number])

@@ -104,7 +104,7 @@ class WindowFunction:
     --------
     >>> import pystate as ps
     >>> class Spread(ps.WindowFunction):
-    ...     def process(self, key, window, batch, ctx):
+    ...     def process(self, key, window, batch, ctx: ps.WindowContext):
     ...         prices = batch.column("price").to_pylist()
     ...         yield key, window.start_time, max(prices) - min(prices)
     """

@@ -169,7 +169,7 @@ class OperatorListHandle(Named, Sequence[Any]):
     >>> class Batches(ps.ProcessFunction):
     ...     rows = ps.OperatorListState("string")
     ...
-    ...     def process(self, row, ctx):
+    ...     def process(self, row, ctx: ps.InstanceContext):
     ...         self.rows.add(row["name"])
     ...         if len(self.rows) == 2:
     ...             yield (",".join(self.rows.get()),)

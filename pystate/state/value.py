@@ -82,7 +82,7 @@ class ValueState(State["ValueHandle"]):
     >>> class Legs(ps.KeyedProcessFunction):
     ...     legs = ps.ValueState("long", default=0)
     ...
-    ...     def process(self, key, row, ctx):
+    ...     def process(self, key, row, ctx: ps.RuntimeContext):
     ...         self.legs.update(self.legs.value() + 1)
     >>> Legs.legs
     ValueState('long', default=0)

@@ -86,10 +86,10 @@ class BroadcastHarness(Harness):
     >>> class Flagged(ps.KeyedBroadcastProcessFunction):
     ...     words = ps.BroadcastState("string", "boolean")
     ...
-    ...     def process_broadcast(self, row, ctx):
+    ...     def process_broadcast(self, row, ctx: ps.RuntimeContext):
     ...         self.words.put(row["word"], True)
     ...
-    ...     def process(self, key, row, ctx):
+    ...     def process(self, key, row, ctx: ps.RuntimeContext):
     ...         if self.words.contains(row["said"]):
     ...             yield key, row["said"]
     >>> with ps.testing.BroadcastHarness(Flagged(), key={"user": "string"}) as harness:

@@ -99,7 +99,7 @@ class Harness(HarnessBase):
     >>> class Clicks(ps.KeyedProcessFunction):
     ...     n = ps.ValueState("long", default=0)
     ...
-    ...     def process(self, key, row, ctx):
+    ...     def process(self, key, row, ctx: ps.RuntimeContext):
     ...         self.n.update(self.n.value() + 1)
     ...         yield key, self.n.value()
     >>> with ps.testing.Harness(Clicks(), key="user") as harness:

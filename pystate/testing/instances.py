@@ -76,7 +76,7 @@ class ProcessHarness(Harness):
     >>> class Pairs(ps.ProcessFunction):
     ...     waiting = ps.OperatorListState("string")
     ...
-    ...     def process(self, row, ctx):
+    ...     def process(self, row, ctx: ps.InstanceContext):
     ...         self.waiting.add(row["name"])
     ...         if len(self.waiting) == 2:
     ...             yield tuple(self.waiting)

@@ -119,6 +119,9 @@ def test_contexts_are_annotated_wherever_a_function_is_shown() -> None:
                         assert said == f"ps.{declared.annotation}", what
                     found += 1
     assert found > 40
+    for path in (ROOT / "pystate").rglob("*.py"):
+        bare = re.findall(r"^ *\.\.\. +def .*\bctx\).*", path.read_text("utf-8"), re.MULTILINE)
+        assert not bare, path
 
 
 def test_the_glossary_is_one_page_of_the_words_that_are_used() -> None:
