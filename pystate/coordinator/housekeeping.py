@@ -24,6 +24,7 @@ from pystate.coordinator.range_report import RangeReport
 from pystate.coordinator.retention import (
     collect_orphans,
     delete_files,
+    delete_orphans,
     delete_retired,
     find_abandoned,
 )
@@ -140,7 +141,7 @@ class Housekeeping:
         abandoned = find_abandoned(self._storage, now)
         # The listing has no file of a driver that follows only now.
         if not self._ownership.is_followed():
-            self.remove(abandoned)
+            self._maintenance.submit(lambda: delete_orphans(self._storage, abandoned))
 
     def discard(self, reports: Iterable[RangeReport], ranges: Iterable[RangeState] = ()) -> None:
         """Remove what tasks of this driver have written, and no manifest names or will name."""

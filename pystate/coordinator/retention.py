@@ -180,8 +180,8 @@ def find_orphans(
     return Orphans(tuple(doomed), tuple(_evaluations(storage, epoch, now_ms - small_ms)))
 
 
-def find_abandoned(storage: CheckpointStorage, history: History) -> list[str]:
-    """Find the state files of attempts whose epoch was never published; all drivers have ended.
+def find_abandoned(storage: CheckpointStorage, history: History) -> Orphans:
+    """Find what attempts left whose epoch was never published; all their drivers have ended.
 
     Parameters
     ----------
@@ -201,8 +201,10 @@ def find_abandoned(storage: CheckpointStorage, history: History) -> list[str]:
         late = part is not None and part > newest
         late = late or (match is not None and (int(match[1]) > newest or match[2] is not None))
         if late and final not in named:
-            doomed.append(entry.path)
-    return doomed
+            doomed.append(entry)
+    marks = storage.list(EVALUATIONS) + storage.list(EVALUATIONS, temporary=True)
+    folders = {match[1] for entry in marks if (match := _EVALUATION.fullmatch(entry.path))}
+    return Orphans(tuple(doomed), tuple(sorted(folders)))
 
 
 def _is_made_by_epoch(path: str) -> bool:

@@ -17,6 +17,7 @@ from pystate.coordinator import housekeeping
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RepeatableError
 from pystate.coordinator.ownership import OWNERS, Ownership, have_ended
+from pystate.coordinator.retention import Orphans
 from pystate.errors import FencedError, InUseError
 from tests.work import Work, read
 
@@ -99,8 +100,11 @@ def test_drivers_that_are_killed_one_after_the_other(
         monkeypatch.setattr(ended, lambda storage, owner: False)
         coordinator = job.coordinator()
         fail(job, coordinator)
+        (job.root / "evaluations" / f"{epochs + 1:08d}-{coordinator.run_id}").mkdir(parents=True)
+        (job.root / "evaluations" / f"{epochs + 1:08d}-{coordinator.run_id}" / "driver").touch()
         killed(coordinator)
         assert len(files(job)) <= len(before) + 4  # those of two attempts
+        assert len(job.storage.list("evaluations")) <= 2
     # A driver that may only have been delayed could still publish what names them.
     for running in (True, None):
         monkeypatch.setattr(ended, lambda storage, owner, running=running: running)
@@ -182,10 +186,10 @@ def test_a_driver_that_was_followed_removes_nothing(
     left = files(job)
     find = housekeeping.find_abandoned
 
-    def slow(*args: Any) -> list[str]:
+    def slow(*args: Any) -> Orphans:
         monkeypatch.setattr(housekeeping, "find_abandoned", find)
         job.some(1)
-        return [*find(*args), *files(job)]
+        return Orphans(tuple(job.storage.list("state")), ())
 
     monkeypatch.setattr(housekeeping, "find_abandoned", slow)
     with job.coordinator() as coordinator:
