@@ -14,6 +14,7 @@ from pyspark import cloudpickle
 from pyspark.sql import types as st
 
 from pystate.errors import WrongTypeError
+from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import instance_states, sent, way_to_function
 from pystate.functions.process import ProcessFunction
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
@@ -125,11 +126,11 @@ class OperatorFrame:
         owner, frame = self._owner, self._frame
         given: object = function
         if not isinstance(given, ProcessFunction):
-            hint = way_to_function(given, "ProcessFunction", "row, ctx")
-            raise WrongTypeError(
-                f"{owner}: {given!r:.80} is no ps.ProcessFunction{hint}. Functions of keys are "
-                "for rows by key, job.key_by(df, ...).process(...)"
-            )
+            if isinstance(given, StatefulFunction):
+                hint = ": functions of keys are for rows by key, job.key_by(df, ...).process(...)"
+            else:
+                hint = way_to_function(given, "ProcessFunction", "row, ctx")
+            raise WrongTypeError(f"{owner}: {given!r:.80} is no ps.ProcessFunction{hint}")
         declared = parse_schema(schema, owner)
         output_columns(frame.schema, f"{owner}: its input")
         sides = side_columns(side_outputs, owner)
