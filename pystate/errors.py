@@ -23,6 +23,7 @@ __all__ = [
     "FunctionError",
     "InUseError",
     "InvalidArgumentError",
+    "InvalidRowError",
     "LineageError",
     "LoopNotEmptyError",
     "MemoryLimitError",
@@ -68,6 +69,10 @@ class InvalidArgumentError(PystateError, ValueError):
     """An argument has a value that the function does not take."""
 
 
+class InvalidRowError(InvalidArgumentError):
+    """An operator cannot process a row, and the job says that such rows fail."""
+
+
 class DeclarationError(PystateError, TypeError):
     """A stateful function's class or a state's declaration is not valid."""
 
@@ -105,7 +110,15 @@ class SystemCallError(PystateError, OSError):
 
 
 class StateOverflowError(PystateError, OverflowError):
-    """An integer or decimal state overflowed; the epoch can only be rolled back."""
+    """An integer or decimal state overflowed; the epoch can only be rolled back.
+
+    Attributes
+    ----------
+    row : int or None
+        Of an operation on a batch, the row whose key's state has overflowed, if it is known.
+    """
+
+    row: int | None = None
 
 
 class PoisonedError(PystateError, RuntimeError):

@@ -95,8 +95,11 @@ cdef object make_error(pst_status status, const pst_detail *detail, str where, S
     if status == PST_WRONG_TYPE:
         return errors.WrongTypeError(f"{at}: this operation does not exist for the column's type")
     if status == PST_OVERFLOW:
-        return errors.StateOverflowError(f"{at}: the result does not fit the state's type; "
-                                         "roll the epoch back")
+        overflow = errors.StateOverflowError(f"{at}: the result does not fit the state's type; "
+                                             "roll the epoch back")
+        if detail is not NULL and detail.row >= 0:
+            overflow.row = detail.row
+        return overflow
     if status == PST_WRONG_KEY_GROUP:
         reason = "" if detail is NULL or detail.key_group < 0 else f" {detail.key_group}"
         return errors.WrongKeyGroupError(f"{at}: the key's group{reason} is not in the table's "

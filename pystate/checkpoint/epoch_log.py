@@ -98,6 +98,8 @@ class OperatorRecord:
     watermark_ms : int or None
         Its watermark after the epoch; None without event time, and in records that were written
         before operators had watermarks of their own.
+    invalid_rows : int
+        Rows that it could not process.
     """
 
     uid: str
@@ -116,6 +118,7 @@ class OperatorRecord:
     seal_ms: float
     write_ms: float
     watermark_ms: int | None = None
+    invalid_rows: int = 0
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ _ADDED = (
     "process_ms",
     "seal_ms",
     "write_ms",
+    "invalid_rows",
 )
 
 
@@ -82,6 +83,7 @@ def operator_record(
         process_ms=longest(reports, "process_ms"),
         seal_ms=longest(reports, "seal_ms"),
         write_ms=longest(reports, "write_ms"),
+        invalid_rows=total(reports, "invalid_rows"),
     )
 
 

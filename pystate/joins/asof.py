@@ -19,7 +19,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,10 +30,11 @@ from pystate.backend.keyed import KeyedStateBackend
 from pystate.coordinator.watermarks import Holds, Lag
 from pystate.errors import InvalidArgumentError
 from pystate.joins.grouping import group, taken
-from pystate.joins.inputs import JoinInput, Rows, SideName, arrived, time_column
+from pystate.joins.inputs import JoinInput, Rows, SideName, arrived, no_rule, time_column
 from pystate.joins.interval import Late
 from pystate.joins.result import JoinResult
 from pystate.joins.stored import Loaded, StoredRows, declared_rows
+from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import OutputColumns
 from pystate.state.declaration import State
 from pystate.types.key_codes import Ints, key_codes, longs
@@ -110,6 +111,8 @@ class AsofJoin:
         Rows below are late in this epoch, in milliseconds since 1970.
     late : callable, optional
         Takes late rows, which are otherwise dropped.
+    invalid : mapping of str to InvalidRows, optional
+        Takes the rows of each input with which a join cannot compute.
 
     Attributes
     ----------
@@ -125,8 +128,10 @@ class AsofJoin:
         backend: KeyedStateBackend,
         late_bound: int | None,
         late: Late | None = None,
+        invalid: Mapping[SideName, InvalidRows] | None = None,
     ) -> None:
         self.spec = spec
+        self.invalid = invalid or no_rule(spec.left, spec.right, spec.left.owner)
         self.late_rows = 0
         self.max_event_times: dict[SideName, int | None] = {"left": None, "right": None}
         self._backend = backend
@@ -147,6 +152,7 @@ class AsofJoin:
     def process(self, side: SideName, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Handle rows of an input; yield those that can have no version."""
         spec = self.spec.left if side == "left" else self.spec.right
+        batch = spec.usable(batch, self.invalid[side])
         found = arrived(spec, batch, self._bound)
         seen = self.max_event_times[side]
         if found.latest is not None and (seen is None or found.latest > seen):

@@ -18,6 +18,7 @@ from pystate.arguments import repeated
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.joins.grouping import taken
 from pystate.operator.event_time import event_times
+from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import OutputColumns
 from pystate.types.arrays import as_array
 from pystate.types.key_codes import Ints, longs
@@ -31,6 +32,7 @@ __all__ = [
     "SideName",
     "arrived",
     "check_keys",
+    "no_rule",
     "other_side",
     "result_names",
     "time_column",
@@ -38,7 +40,7 @@ __all__ = [
 
 SideName: TypeAlias = Literal["left", "right"]
 
-#: Event times further from 1970 are refused: sums with an interval must not overflow.
+#: Rows of event times further from 1970 are invalid: sums with an interval must not overflow.
 _MOST_TIME = 1 << 60
 
 
@@ -117,6 +119,10 @@ class JoinInput:
         """The names of the columns that are not the key's."""
         return tuple(name for name, _ in self.columns)
 
+    def usable(self, batch: pa.RecordBatch, invalid: InvalidRows) -> pa.RecordBatch:
+        """The rows with which a join can compute."""
+        return invalid.timely(batch, self.event_time, -_MOST_TIME, _MOST_TIME)
+
     def ready(self, batch: pa.RecordBatch) -> Rows:
         """Make a batch ready for the join.
 
@@ -124,8 +130,6 @@ class JoinInput:
         ------
         WrongTypeError
             A column is of another type.
-        InvalidArgumentError
-            An event time is some million years away.
         """
 
         def column(name: str, type_: StateType) -> pa.Array[Any]:
@@ -141,11 +145,6 @@ class JoinInput:
                 nulls = array.is_null().to_numpy(zero_copy_only=False)
                 unusable = nulls if unusable is None else unusable | nulls
         known: Ints = times.fill_null(0).to_numpy(zero_copy_only=False)
-        if len(known) and max(int(known.max()), -int(known.min())) > _MOST_TIME:
-            raise InvalidArgumentError(
-                f"{what}: a time of {int(known[np.abs(known).argmax()])} ms since 1970 is beyond "
-                f"what a join computes with ({_MOST_TIME} ms)"
-            )
         return Rows(keys, values, times, known, unusable)
 
 
@@ -261,6 +260,11 @@ def arrived(spec: JoinInput, batch: pa.RecordBatch, bound: int | None) -> Arrive
         alone = np.flatnonzero(unusable)
         rows = every.take(np.flatnonzero(~(unusable | late_or_none)))
     return Arrived(every, rows, alone, late, every.latest())
+
+
+def no_rule(left: JoinInput, right: JoinInput, owner: str) -> dict[SideName, InvalidRows]:
+    """What becomes of the invalid rows of each input of which nothing is said."""
+    return {each.side: InvalidRows(owner, [name for name, _ in each.key]) for each in (left, right)}
 
 
 def other_side(side: SideName) -> SideName:

@@ -21,7 +21,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -32,9 +32,18 @@ from pystate.backend.keyed import KeyedStateBackend
 from pystate.coordinator.watermarks import Holds, Lag
 from pystate.errors import InvalidArgumentError
 from pystate.joins.grouping import expanded, group, taken
-from pystate.joins.inputs import JoinInput, Rows, SideName, arrived, other_side, time_column
+from pystate.joins.inputs import (
+    JoinInput,
+    Rows,
+    SideName,
+    arrived,
+    no_rule,
+    other_side,
+    time_column,
+)
 from pystate.joins.result import JoinResult
 from pystate.joins.stored import Loaded, StoredRows, declared_rows
+from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import OutputColumns
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
@@ -172,6 +181,8 @@ class IntervalJoin:
         Rows below are late in this epoch, in milliseconds since 1970.
     late : callable, optional
         Takes late rows, which are otherwise dropped.
+    invalid : mapping of str to InvalidRows, optional
+        Takes the rows of each input with which a join cannot compute.
 
     Attributes
     ----------
@@ -187,8 +198,10 @@ class IntervalJoin:
         backend: KeyedStateBackend,
         late_bound: int | None,
         late: Late | None = None,
+        invalid: Mapping[SideName, InvalidRows] | None = None,
     ) -> None:
         self.spec = spec
+        self.invalid = invalid or no_rule(spec.left, spec.right, spec.left.owner)
         self.late_rows = 0
         self.max_event_times: dict[SideName, int | None] = {"left": None, "right": None}
         self._backend = backend
@@ -210,7 +223,9 @@ class IntervalJoin:
 
     def process(self, side: SideName, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Handle rows of an input; yield the pairs that they complete."""
-        found = arrived(self.spec.input(side), batch, self._bound)
+        spec = self.spec.input(side)
+        batch = spec.usable(batch, self.invalid[side])
+        found = arrived(spec, batch, self._bound)
         seen = self.max_event_times[side]
         if found.latest is not None and (seen is None or found.latest > seen):
             self.max_event_times[side] = found.latest

@@ -15,7 +15,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +26,10 @@ from pystate.backend.keyed import KeyedStateBackend
 from pystate.coordinator.watermarks import Holds
 from pystate.errors import InvalidArgumentError
 from pystate.joins.grouping import expanded, taken
-from pystate.joins.inputs import JoinInput, SideName
+from pystate.joins.inputs import JoinInput, SideName, no_rule
 from pystate.joins.interval import How, Late
+from pystate.operator.event_time import event_times
+from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import OutputColumns
 from pystate.state.declaration import State
 from pystate.types.key_codes import Ints, longs
@@ -182,6 +184,8 @@ class WindowJoin:
         Windows that end at it or before are over, in milliseconds since 1970.
     late : callable, optional
         Takes rows of which all windows are over, which are otherwise dropped.
+    invalid : mapping of str to InvalidRows, optional
+        Takes the rows of each input that are in no window.
 
     Attributes
     ----------
@@ -195,8 +199,10 @@ class WindowJoin:
         backend: KeyedStateBackend,
         late_bound: int | None,
         late: Late | None = None,
+        invalid: Mapping[SideName, InvalidRows] | None = None,
     ) -> None:
         self.spec = spec
+        self.invalid = invalid or no_rule(spec.left, spec.right, spec.left.owner)
         self.max_event_times: dict[SideName, int | None] = {"left": None, "right": None}
         self._late = late
         self._now: tuple[SideName, pa.RecordBatch] | None = None
@@ -227,6 +233,9 @@ class WindowJoin:
     def process(self, side: SideName, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Put rows of an input into their windows."""
         spec = self.spec.input(side)
+        times = event_times(batch.column(spec.event_time), f"{spec.owner}: its event time")
+        first, last = self.spec.rows.reach()
+        batch, _ = self.invalid[side].timed(batch, times, first, last, known=True)
         rows = spec.ready(batch)
         latest, seen = rows.latest(), self.max_event_times[side]
         if latest is not None and (seen is None or latest > seen):

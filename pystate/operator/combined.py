@@ -69,7 +69,9 @@ def whole_sums(high: pa.Array[Any], low: pa.Array[Any]) -> pa.Array[Any]:
     upper, lower = _numbers(high), _numbers(low)
     top = upper + (lower >> _HALF)
     if len(top) and (int(top.max()) >= 1 << 31 or int(top.min()) < -(1 << 31)):
-        raise StateOverflowError("a sum is beyond the range of a long")
+        error = StateOverflowError("a sum is beyond the range of a long")
+        error.row = int(np.flatnonzero((top >= 1 << 31) | (top < -(1 << 31)))[0])
+        raise error
     whole: pa.Array[Any] = pa.array((top << _HALF) | (lower & _LOWER), mask=_nulls(high))
     return whole
 

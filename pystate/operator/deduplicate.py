@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from pystate.operator.event_rows import EventRows, Times, columns_of
 from pystate.operator.function_spec import PROCESS_LATE
+from pystate.operator.invalid import InvalidRows
 from pystate.operator.runtime import Side
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
@@ -102,10 +103,17 @@ class DeduplicateSpec:
         watermark: int | None = None,
         side: Side | None = None,
         uid: str = "",
+        invalid: InvalidRows | None = None,
     ) -> Deduplicator:
         """Make the operator of one task; the arguments are those of `Deduplicator`."""
         return Deduplicator(
-            self, backend, processing_time=processing_time, watermark=watermark, side=side, uid=uid
+            self,
+            backend,
+            processing_time=processing_time,
+            watermark=watermark,
+            side=side,
+            uid=uid,
+            invalid=invalid,
         )
 
     @property
@@ -131,6 +139,8 @@ class Deduplicator:
         Takes the tag and the rows, if late rows go to a side output.
     uid : str
         The operator's name in errors.
+    invalid : InvalidRows, optional
+        Takes rows whose event time is too far away.
 
     Examples
     --------
@@ -158,9 +168,10 @@ class Deduplicator:
         watermark: int | None = None,
         side: Side | None = None,
         uid: str = "",
+        invalid: InvalidRows | None = None,
     ) -> None:
         self.spec = spec
-        self.events = EventRows(spec.event_time, watermark, spec.late, side, uid)
+        self.events = EventRows(spec.event_time, watermark, spec.late, side, uid, invalid)
         self._backend = backend
         self._processing_time = processing_time
         self._watermark = watermark

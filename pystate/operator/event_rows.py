@@ -15,11 +15,12 @@ import pyarrow.compute as pc
 
 from pystate.operator.event_time import event_times
 from pystate.operator.function_spec import PROCESS_LATE, late_tag
+from pystate.operator.invalid import InvalidRows
 from pystate.types.keys import leaf
 
 __all__ = ["EventRows", "Times", "columns_of"]
 
-#: Times are brought into these bounds, so that the difference of two of them does not overflow.
+#: Times are within these bounds, so that the difference of two of them does not overflow.
 _MOST = (1 << 61) - 1
 
 
@@ -46,6 +47,8 @@ class EventRows:
         Takes a tag and rows.
     uid : str
         The operator's name in errors.
+    invalid : InvalidRows, optional
+        Takes rows whose event time is too far away.
 
     Attributes
     ----------
@@ -62,7 +65,9 @@ class EventRows:
         late: str = PROCESS_LATE,
         side: Callable[[str, pa.RecordBatch], None] | None = None,
         uid: str = "",
+        invalid: InvalidRows | None = None,
     ) -> None:
+        self.invalid = InvalidRows(f"operator {uid!r}") if invalid is None else invalid
         self.late_rows = 0
         self.max_event_time: int | None = None
         self._column = column
@@ -77,6 +82,7 @@ class EventRows:
         if self._column is None or not rows.num_rows:
             return rows
         times = event_times(rows.column(self._column), self._what)
+        rows, times = self.invalid.timed(rows, times, -_MOST, _MOST)
         latest = pc.max(times).as_py()
         if latest is not None and (self.max_event_time is None or latest > self.max_event_time):
             self.max_event_time = latest
@@ -100,7 +106,7 @@ class EventRows:
         if times.null_count:
             known = times.is_valid().to_numpy(zero_copy_only=False)
             times = times.fill_null(0)
-        return Times(np.clip(times.to_numpy(), -_MOST, _MOST), known)
+        return Times(times.to_numpy(), known)
 
 
 def columns_of(rows: pa.RecordBatch | pa.Table, names: Iterable[str]) -> list[Any]:

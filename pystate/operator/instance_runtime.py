@@ -12,7 +12,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -31,8 +31,10 @@ from pystate.operator.call_shapes import (
     are_batches,
     is_batch,
 )
+from pystate.operator.co_shapes import InputName
 from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.instance_state import InstanceState
+from pystate.operator.invalid import InvalidRows
 from pystate.operator.rows import RowFactory
 from pystate.operator.runtime import FunctionRuntime, Side
 
@@ -59,7 +61,7 @@ class InstanceRuntime(FunctionRuntime):
         The function's context.
     old : KeyedStateBackend, optional
         The rows of all old instances, if their number has changed.
-    side, time, drain
+    side, time, drain, invalid
         As for `FunctionRuntime`.
     """
 
@@ -74,8 +76,9 @@ class InstanceRuntime(FunctionRuntime):
         old: KeyedStateBackend | None = None,
         time: OperatorTime | None = None,
         drain: bool = False,
+        invalid: Mapping[InputName, InvalidRows] | None = None,
     ) -> None:
-        super().__init__(spec, backend, context, side, time=time, drain=drain)
+        super().__init__(spec, backend, context, side, time=time, drain=drain, invalid=invalid)
         self._registry = self._state = state
         self._old = old
         self._instance_context = context

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.types as at
 
@@ -20,7 +21,7 @@ from pystate.errors import InvalidArgumentError
 from pystate.types.arrays import datetimes, reference
 from pystate.types.state_type import StateType
 
-__all__ = ["READABLE", "Row", "RowFactory", "key_maker", "python_values", "readable"]
+__all__ = ["READABLE", "Row", "RowFactory", "key_maker", "python_values", "readable", "unreadable"]
 
 #: Columns whose values the core makes one at a time, when they are asked for.
 READABLE: dict[pa.DataType, StateType] = {
@@ -212,6 +213,23 @@ def python_values(array: pa.Array[Any], name: str) -> list[Any]:
             f"column {name!r}: {error} microseconds since 1970 is no timestamp that Python can "
             "hold (years 1 to 9999); filter such rows out, or use a VectorizedFunction"
         ) from None
+
+
+def unreadable(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows have a value that Python cannot hold, such as a date after the year 9999."""
+    bad = np.zeros(rows.num_rows, np.bool_)
+    for column, name in zip(rows.columns, rows.schema.names, strict=True):
+        if not _is_held(column, name):
+            bad |= [not _is_held(column.slice(i, 1), name) for i in range(len(column))]
+    return bad
+
+
+def _is_held(column: pa.Array[Any], name: str) -> bool:
+    try:
+        core.ColumnReader(readable(column, name)).to_list()
+    except (InvalidArgumentError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def readable(

@@ -15,7 +15,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any, NoReturn, TypeAlias
@@ -60,6 +60,8 @@ from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.event_time import event_times, instants
 from pystate.operator.firing import FiringLimit
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec
+from pystate.operator.invalid import InvalidRows
+from pystate.operator.rows import unreadable
 from pystate.redaction import logger
 from pystate.state.key_batch import KeyBatch
 
@@ -114,6 +116,8 @@ class FunctionRuntime:
         Whether event time ends after the rows; see `pystate.operator.drain`.
     broadcast : BroadcastStates, optional
         The instance's broadcast states, of a function that has such an input.
+    invalid : mapping of str to InvalidRows, optional
+        Takes the rows of each input that the function cannot get; of one input it is ``"left"``.
 
     Attributes
     ----------
@@ -136,6 +140,7 @@ class FunctionRuntime:
         time: OperatorTime | None = None,
         drain: bool = False,
         broadcast: BroadcastStates | None = None,
+        invalid: Mapping[InputName, InvalidRows] | None = None,
     ) -> None:
         self.spec = spec
         self.backend = backend
@@ -143,6 +148,12 @@ class FunctionRuntime:
         self.late_rows = 0
         self.max_event_time: int | None = None
         self.max_event_times: dict[str, int | None] = {}
+        owner = f"operator {context.uid!r}"
+        right = () if spec.right is None else spec.right.key
+        self.invalid: Mapping[InputName, InvalidRows] = invalid or {
+            "left": InvalidRows(owner, spec.key),
+            "right": InvalidRows(owner, right),
+        }
         #: Takes the late rows of an input that are not for a function of two, if they are kept.
         self.late_input: Callable[[InputName, pa.RecordBatch], None] | None = None
         #: Makes sure that timers come to an end.
@@ -228,13 +239,13 @@ class FunctionRuntime:
 
     def process(self, rows: pa.RecordBatch) -> Iterator[Any]:
         """Call the function for some rows; yield its output."""
-        times = None
+        times, invalid = None, self.invalid["left"]
         if isinstance(self.spec.event_time, str):
             tag = self.spec.late_tag
             to = None if tag is None else partial(self._sides.late, tag)
-            rows, times = self._on_time(rows, self.spec.event_time, self.spec.late, to)
+            rows, times = self._on_time(rows, self.spec.event_time, self.spec.late, to, invalid)
         if rows.num_rows:
-            yield from self._calls.process(rows, times)
+            yield from self._called(self._calls, rows, times, invalid)
             self.leave_namespace()
 
     def process_input(self, side: InputName, rows: pa.RecordBatch) -> Iterator[Any]:
@@ -248,11 +259,33 @@ class FunctionRuntime:
         if isinstance(column, str):
             late_input = self.late_input
             to = None if late_input is None else partial(late_input, side)
-            rows, times = self._on_time(rows, column, word, to)
+            rows, times = self._on_time(rows, column, word, to, self.invalid[side])
         self.max_event_times[side], self.max_event_time = self.max_event_time, before
         if rows.num_rows:
-            yield from calls.input(side).process(rows, times)
+            yield from self._called(calls.input(side), rows, times, self.invalid[side])
             self.leave_namespace()
+
+    def _called(
+        self,
+        calls: Calls,
+        rows: pa.RecordBatch,
+        times: pa.Array[Any] | None,
+        invalid: InvalidRows,
+    ) -> Iterator[Any]:
+        """Call the function for some rows, without those of which a value cannot be in Python."""
+        try:
+            return calls.process(rows, times)
+        except (InvalidArgumentError, ValueError, OverflowError):
+            # Values are read before the first call.
+            bad = unreadable(rows)
+            if not bad.any():
+                raise
+        rows = invalid.without(
+            rows, bad, lambda i: "has a date or timestamp that is not in Python's years 1 to 9999"
+        )
+        if times is not None:
+            times = times.filter(pa.array(~bad))
+        return calls.process(rows, times)
 
     def process_broadcast(self, rows: pa.RecordBatch) -> Iterator[Any]:
         """Call a function for some rows of its broadcast input; yield its output.
@@ -382,10 +415,12 @@ class FunctionRuntime:
         column: str,
         word: str,
         to: Callable[[pa.RecordBatch], None] | None,
+        invalid: InvalidRows,
     ) -> tuple[pa.RecordBatch, pa.Array[Any] | None]:
         """The rows for the function and their event times; late ones go to `to`, if it is given."""
         what = f"operator {self.context.uid!r}: event-time column {column!r}"
         times = event_times(rows.column(column), what)
+        rows, times = invalid.timed(rows, times)
         late = self._late(times, word)
         if late is None:
             return rows, times

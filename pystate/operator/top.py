@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 
 from pystate.operator.event_rows import EventRows, columns_of
 from pystate.operator.function_spec import PROCESS_LATE
+from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import OutputColumns
 from pystate.operator.runtime import Side
 from pystate.state.declaration import State
@@ -113,10 +114,17 @@ class TopSpec:
         watermark: int | None = None,
         side: Side | None = None,
         uid: str = "",
+        invalid: InvalidRows | None = None,
     ) -> TopRows:
         """Make the operator of one task; the arguments are those of `TopRows`."""
         return TopRows(
-            self, backend, processing_time=processing_time, watermark=watermark, side=side, uid=uid
+            self,
+            backend,
+            processing_time=processing_time,
+            watermark=watermark,
+            side=side,
+            uid=uid,
+            invalid=invalid,
         )
 
     @property
@@ -145,6 +153,8 @@ class TopRows:
         Takes the tag and the rows, if late rows go to a side output.
     uid : str
         The operator's name in errors.
+    invalid : InvalidRows, optional
+        Takes rows whose event time is too far away.
 
     Examples
     --------
@@ -175,9 +185,10 @@ class TopRows:
         watermark: int | None = None,
         side: Side | None = None,
         uid: str = "",
+        invalid: InvalidRows | None = None,
     ) -> None:
         self.spec = spec
-        self.events = EventRows(spec.event_time, watermark, spec.late, side, uid)
+        self.events = EventRows(spec.event_time, watermark, spec.late, side, uid, invalid)
         self._backend = backend
         self._fields = [pa.field(name, type_.arrow) for name, type_ in spec.columns]
         ddl = [type_.ddl for _, type_ in spec.columns]

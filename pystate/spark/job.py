@@ -20,6 +20,7 @@ from pystate.coordinator.clock import MAX_STEP_MS
 from pystate.coordinator.listeners import CheckpointListener
 from pystate.coordinator.options import CheckpointOptions
 from pystate.errors import InvalidArgumentError, PystateError
+from pystate.operator.invalid import OnInvalid
 from pystate.processor.reading import read_state
 from pystate.spark.base.arguments import (
     checked_callback,
@@ -105,6 +106,13 @@ class Job(JobControl):
         Set processing time back at this start, if it is further ahead of the clock than
         `max_clock_step`. Use it once after the clock was wrong for long. Timers and times to live
         that were set by the wrong time are not changed.
+    on_invalid : {"drop", "fail"}
+        What becomes of a row that an operator cannot process, if ``key_by(invalid=...)`` names no
+        side output for it: a session's gap that is not positive, an event time beyond what windows
+        and joins compute with, one further ahead than ``key_by(max_ahead=...)`` allows, a date that
+        Python cannot hold. ``"drop"``: it is dropped, as Spark drops it. ``"fail"``: its epoch
+        fails, and so does the stream, at each start. The rows are always counted:
+        `EpochProgress.invalid_rows`.
     epoch_timeout : str, timedelta, int or None
         How long an epoch may go without any progress: ``"10 minutes"``, a timedelta, or
         milliseconds. Progress is a Spark task that ends, or a batch of rows that an operator reads.
@@ -165,6 +173,7 @@ class Job(JobControl):
         max_evaluations: int = 4,
         max_clock_step: Duration = MAX_STEP_MS,
         allow_time_back: bool = False,
+        on_invalid: OnInvalid = "drop",
         epoch_timeout: Duration | None = "1 hour",
         allow_pickle: bool = True,
         restore: str | os.PathLike[str] | None = None,
@@ -186,6 +195,7 @@ class Job(JobControl):
             max_evaluations=max_evaluations,
             max_clock_step=max_clock_step,
             allow_time_back=allow_time_back,
+            on_invalid=on_invalid,
             epoch_timeout=epoch_timeout,
             allow_pickle=allow_pickle,
             restore=restore,

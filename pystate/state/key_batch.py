@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pystate._core import core
 from pystate.arguments import integer
-from pystate.errors import InvalidArgumentError, PystateError
+from pystate.errors import InvalidArgumentError, PystateError, StateOverflowError
 from pystate.types.arrays import array_of, as_array, check_rows, from_parts, is_many, reference
 from pystate.types.state_type import StateType
 
@@ -29,6 +29,7 @@ __all__ = [
     "copied",
     "copied_together",
     "numbers_together",
+    "overflowed",
 ]
 
 #: What a step does to a column: add, or keep the smaller or the larger value.
@@ -201,6 +202,16 @@ class KeyBatch(core.Batch):
             return f"<KeyBatch of {len(self)} keys>"
         except PystateError as error:
             return f"<KeyBatch, {type(error).__name__}>"
+
+
+def overflowed(error: StateOverflowError, keys: KeyBatch | None) -> str:
+    """Whose state it was that has overflowed, for messages: a key, and its namespace."""
+    if error.row is None or keys is None:
+        return "a key"
+    shown = f"key {keys.key_at(error.row)!r:.80}"
+    if keys.table.has_namespaces and keys.namespace_at(error.row) is not None:
+        shown += f", namespace {keys.namespace_at(error.row)!r:.80}"
+    return shown
 
 
 def checked_batch(keys: KeyBatch, table: core.Table, name: str) -> KeyBatch:

@@ -26,6 +26,7 @@ class _Moment(Protocol):
     watermark: int | None
     processing_time: int
     late_rows: int
+    invalid_rows: int
 
 
 class HarnessBase:
@@ -137,6 +138,11 @@ class HarnessBase:
     def late_rows(self) -> int:
         """Rows with an event time before the watermark, over all epochs."""
         return self._moment.late_rows
+
+    @property
+    def invalid_rows(self) -> int:
+        """Rows that could not be processed, over all epochs."""
+        return self._moment.invalid_rows
 
     # -- life
 

@@ -24,6 +24,7 @@ class Clock:
     watermark: int | None = None
     max_event_time: int | None = None
     late_rows: int = 0
+    invalid_rows: int = 0
 
     def with_watermark(self, to: int | datetime) -> Clock:
         """A copy with another watermark, which is not before this one's."""
@@ -41,10 +42,11 @@ class Clock:
         _not_backwards("processing time", before, wanted)
         return replace(self, processing_time=wanted)
 
-    def see(self, event_time: int | None, late_rows: int) -> None:
-        """Record what a task has seen: its largest event time, and how many rows were late."""
+    def see(self, event_time: int | None, late_rows: int, invalid_rows: int = 0) -> None:
+        """Record what a task has seen: its largest event time, and how many rows were not used."""
         self.max_event_time = _larger(self.max_event_time, event_time)
         self.late_rows += late_rows
+        self.invalid_rows += invalid_rows
 
     def end_epoch(self, allowed_delay_ms: int | None) -> None:
         """Advance the watermark by the event times that were seen, as a job does."""

@@ -16,9 +16,9 @@ from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import in_batches, shape, takes_rows
 from pystate.operator.call_shapes import are_batches, are_rows, is_batch
 from pystate.operator.co_shapes import SIDES
-from pystate.operator.rows import RowFactory
+from pystate.operator.rows import RowFactory, unreadable
 
-__all__ = ["Fault", "InjectedFailureError", "Observer", "check_replay", "rows_of"]
+__all__ = ["Fault", "InjectedFailureError", "Observer", "aside_rows", "check_replay", "rows_of"]
 
 
 class InjectedFailureError(Exception):
@@ -137,6 +137,17 @@ def _methods(function: StatefulFunction) -> list[str]:
 def _rows(batch: pa.RecordBatch) -> int:
     rows: int = batch.num_rows
     return rows
+
+
+def aside_rows(piece: Any) -> list[Any]:
+    """The rows of a piece that went aside; a value that Python cannot hold is None."""
+    if isinstance(piece, pa.RecordBatch):
+        for i, name in enumerate(piece.schema.names):
+            bad = unreadable(piece.select([name]))
+            if bad.any():
+                places: Any = pa.array(np.arange(len(bad)), mask=bad)
+                piece = piece.set_column(i, name, piece.column(i).take(places))
+    return rows_of(piece)
 
 
 def rows_of(piece: Any) -> list[Any]:

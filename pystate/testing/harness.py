@@ -20,12 +20,13 @@ from pystate.functions.binding import declarations, operator_spec
 from pystate.functions.context import TimeDomain
 from pystate.operator.event_time import milliseconds
 from pystate.operator.function_spec import PROCESS_LATE, checked_late
+from pystate.operator.invalid import harness_rule
 from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.state.registry import unknown_state
 from pystate.testing.base import HarnessBase
 from pystate.testing.beginning import as_table, begin_with_state
 from pystate.testing.clock import Clock
-from pystate.testing.faults import rows_of
+from pystate.testing.faults import aside_rows
 from pystate.testing.input_rows import InputRows, key_of
 from pystate.testing.local_operator import Attempt, LocalOperator, OperatorOptions
 from pystate.testing.range_tables import RangeTables
@@ -79,6 +80,10 @@ class Harness(HarnessBase):
         The operator's name in errors and in `ctx`.
     allow_pickle : bool
         Whether states may be pickled, as in `Job`; a restored harness keeps this option.
+    max_ahead, invalid : optional
+        As in `Job.key_by`.
+    on_invalid : {"drop", "fail"}
+        What becomes of rows that cannot be processed, as in `Job`.
 
     Attributes
     ----------
@@ -132,6 +137,9 @@ class Harness(HarnessBase):
         initial_rows: Any = None,
         uid: str = "harness",
         allow_pickle: bool = True,
+        max_ahead: Duration | None = None,
+        invalid: str | None = None,
+        on_invalid: Literal["drop", "fail"] = "drop",
     ) -> None:
         owner = f"operator {text(uid, 'Harness: uid')!r}"
         if event_time is not None:
@@ -151,6 +159,7 @@ class Harness(HarnessBase):
             batch_rows=integer(batch_rows, f"{owner}: batch_rows", least=1),
             uid=uid,
             allow_pickle=flag(allow_pickle, f"{owner}: allow_pickle"),
+            invalid=harness_rule(owner, event_time, max_ahead, invalid, on_invalid),
         )
         clock = Clock(milliseconds(processing_time, "processing_time"))
         self._begin(function, options, clock, InputRows(options.key_names, columns), parallelism)
@@ -307,7 +316,7 @@ class Harness(HarnessBase):
         self._clock.end_epoch(self._options.allowed_delay_ms)
         self.output += attempt.rows
         for tag, piece in attempt.sides:
-            self._sides[tag] += rows_of(piece)
+            self._sides[tag] += aside_rows(piece)
         return attempt.rows
 
     # -- what came of it
@@ -452,7 +461,7 @@ class Harness(HarnessBase):
         self._process(rows)
         # What is due by the watermark that they give.
         self._epoch(None, self._clock)
-        self._clock = replace(self._clock, epoch=0, late_rows=0)
+        self._clock = replace(self._clock, epoch=0, late_rows=0, invalid_rows=0)
         self.output = []
         self._sides = {tag: [] for tag in self._sides}
 

@@ -31,6 +31,7 @@ from pystate.operator.instance_state import (
     checked_items,
     instance_spec,
 )
+from pystate.operator.invalid import harness_rule
 from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.operator.runtime import FunctionRuntime
 from pystate.state.operator_state import Instance, KeylessState
@@ -61,7 +62,7 @@ class ProcessHarness(Harness):
         As for `Harness`.
     parallelism : int
         Number of instances.
-    max_parallelism, batch_rows, uid, allow_pickle
+    max_parallelism, batch_rows, uid, allow_pickle, max_ahead, invalid, on_invalid
         As for `Harness`.
     initial_state : Table, or what `pyarrow.table` takes, optional
         Items of lists before the first epoch, as in `OperatorFrame.process`.
@@ -106,6 +107,9 @@ class ProcessHarness(Harness):
         initial_state: Any = None,
         uid: str = "harness",
         allow_pickle: bool = True,
+        max_ahead: Duration | None = None,
+        invalid: str | None = None,
+        on_invalid: Literal["drop", "fail"] = "drop",
     ) -> None:
         owner = f"operator {text(uid, 'ProcessHarness: uid')!r}"
         sides = parse_sides(side_outputs, owner)
@@ -124,6 +128,7 @@ class ProcessHarness(Harness):
             batch_rows=integer(batch_rows, f"{owner}: batch_rows", least=1),
             uid=uid,
             allow_pickle=allow_pickle,
+            invalid=harness_rule(owner, event_time, max_ahead, invalid, on_invalid),
         )
         clock = Clock(milliseconds(processing_time, "processing_time"))
         self._begin(function, options, clock, InputRows((), columns), parallelism)
@@ -325,4 +330,5 @@ class _LocalInstances(LocalOperator):
             old=ranges.old,
             time=self._time(clock),
             drain=attempt.drain,
+            invalid={"left": self._invalid(attempt)},
         )

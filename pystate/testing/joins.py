@@ -19,7 +19,8 @@ from pystate.joins.interval import How, IntervalJoinSpec
 from pystate.joins.interval import IntervalJoin as IntervalRun
 from pystate.joins.windowed import WindowJoin as WindowRun
 from pystate.joins.windowed import WindowJoinSpec, join_window, window_names, window_time_type
-from pystate.operator.co_shapes import SIDES
+from pystate.operator.co_shapes import SIDES, InputName
+from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import OutputColumns
 from pystate.testing.operator_harness import Attempt
 from pystate.testing.range_tables import RangeTable
@@ -108,19 +109,27 @@ class JoinRun:
         The range.
     attempt : Attempt
         The attempt at an epoch.
+    invalid : mapping of str to InvalidRows
+        Takes the rows of each input with which the join cannot compute.
     """
 
-    def __init__(self, spec: JoinSpec, share: RangeTable, attempt: Attempt) -> None:
+    def __init__(
+        self,
+        spec: JoinSpec,
+        share: RangeTable,
+        attempt: Attempt,
+        invalid: Mapping[InputName, InvalidRows],
+    ) -> None:
         bound = None if attempt.time is None else attempt.time.late_bound_ms
         self._watermark = None if attempt.time is None else attempt.time.watermark_ms
         self._fault = attempt.fault
         self._join: IntervalRun | AsofRun | WindowRun
         if isinstance(spec, IntervalJoinSpec):
-            self._join = IntervalRun(spec, share.backend, bound)
+            self._join = IntervalRun(spec, share.backend, bound, None, invalid)
         elif isinstance(spec, AsofJoinSpec):
-            self._join = AsofRun(spec, share.backend, bound)
+            self._join = AsofRun(spec, share.backend, bound, None, invalid)
         else:
-            self._join = WindowRun(spec, share.backend, bound)
+            self._join = WindowRun(spec, share.backend, bound, None, invalid)
 
     @property
     def late_rows(self) -> int:

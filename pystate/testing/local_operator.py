@@ -10,7 +10,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from pystate.operator.function_spec import (
     FunctionSpec,
     late_tag,
 )
+from pystate.operator.invalid import InvalidRows, InvalidRule
 from pystate.operator.output import Output
 from pystate.operator.runtime import FunctionRuntime
 from pystate.state.registry import refuse_pickled
@@ -64,6 +65,8 @@ class OperatorOptions:
     batch_rows: int
     uid: str
     allow_pickle: bool = True
+    invalid: InvalidRule = InvalidRule()  # noqa: RUF009
+    """What becomes of rows that cannot be processed."""
 
     @property
     def names_only(self) -> bool:
@@ -81,8 +84,8 @@ class OperatorOptions:
     @property
     def tags(self) -> list[str]:
         """The tags of all side outputs that may get rows."""
-        late = late_tag(self.late)
-        return list(dict.fromkeys([*self.sides, *([] if late is None else [late])]))
+        more = late_tag(self.late), self.invalid.tag
+        return list(dict.fromkeys([*self.sides, *(tag for tag in more if tag is not None)]))
 
     @property
     def broadcast(self) -> BroadcastInput | None:
@@ -314,6 +317,17 @@ class LocalOperator:
             time=self._time(clock),
             drain=attempt.drain,
             broadcast=self._broadcast(share),
+            invalid={"left": self._invalid(attempt, key)},
+        )
+
+    def _invalid(self, attempt: Attempt, key: Sequence[str] = ()) -> InvalidRows:
+        """What takes the invalid rows out."""
+        return InvalidRows(
+            f"operator {self.options.uid!r}",
+            key,
+            self.options.invalid,
+            attempt.clock.processing_time,
+            lambda tag, piece: attempt.sides.append((tag, piece)),
         )
 
     def _spec(
@@ -334,7 +348,8 @@ class LocalOperator:
 
     def _seen(self, runtime: FunctionRuntime, clock: Clock) -> None:
         """Record what a task has seen."""
-        clock.see(runtime.max_event_time, runtime.late_rows)
+        invalid = sum(each.rows for each in runtime.invalid.values())
+        clock.see(runtime.max_event_time, runtime.late_rows, invalid)
 
     def _time(self, clock: Clock) -> OperatorTime | None:
         """The operator's event time: as of an operator whose rows come from a source."""

@@ -24,10 +24,17 @@ from pystate.errors import InvalidArgumentError, NoEventTimeError
 from pystate.functions.context import TimeDomain
 from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.event_time import milliseconds
+from pystate.operator.invalid import InvalidRows, InvalidRule
 from pystate.state.operator_spec import OperatorSpec
 from pystate.testing.base import HarnessBase
 from pystate.testing.beginning import begin_with_state
-from pystate.testing.faults import Fault, InjectedFailureError, check_replay, rows_of
+from pystate.testing.faults import (
+    Fault,
+    InjectedFailureError,
+    aside_rows,
+    check_replay,
+    rows_of,
+)
 from pystate.testing.input_rows import InputRows
 from pystate.testing.range_tables import RangeTable, RangeTables
 from pystate.types.durations import milliseconds as length_ms
@@ -62,6 +69,8 @@ class HarnessInput:
     rows: InputRows
     event_time: str | None
     allowed_delay_ms: int | None
+    invalid: InvalidRule = InvalidRule()  # noqa: RUF009
+    """What becomes of rows that cannot be processed."""
 
 
 @dataclass
@@ -72,6 +81,7 @@ class Times:
     epoch: int = 0
     watermark: int | None = None
     late_rows: int = 0
+    invalid_rows: int = 0
     latest: dict[str, int | None] = field(default_factory=dict)
     """The largest event time of each input."""
     inputs: dict[str, int | None] = field(default_factory=dict)
@@ -128,6 +138,19 @@ class Attempt:
     late: list[Any] = field(default_factory=list)
     """Rows that were too late for all of their windows."""
     observed: list[list[Any]] = field(default_factory=list)
+    invalid: list[InvalidRows] = field(default_factory=list)
+
+    def invalid_of(self, given: HarnessInput, owner: str) -> InvalidRows:
+        """What takes the invalid rows of an input out."""
+        found = InvalidRows(
+            owner,
+            given.key,
+            given.invalid,
+            self.times.processing_time,
+            lambda tag, piece: self.sides.append((tag, piece)),
+        )
+        self.invalid.append(found)
+        return found
 
 
 @dataclass(frozen=True)
@@ -291,6 +314,7 @@ class OperatorHarness(HarnessBase):
                     sides=[],
                     late=[],
                     observed=[],
+                    invalid=[],
                 )
                 self._run(batches, attempt, failed)
         finally:
@@ -298,6 +322,7 @@ class OperatorHarness(HarnessBase):
                 self._fault = None
                 self.failures += 1
         self._times = attempt.times
+        self._times.invalid_rows += sum(each.rows for each in attempt.invalid)
         for name, given in self._inputs.items():
             latest = self._times.latest[name]
             if given.allowed_delay_ms is not None and latest is not None:
@@ -309,7 +334,7 @@ class OperatorHarness(HarnessBase):
         """Keep what the attempt that counts has emitted."""
         self.output += attempt.rows
         for tag, piece in attempt.sides:
-            self._sides[tag] += rows_of(piece)
+            self._sides[tag] += aside_rows(piece)
 
     def _run(
         self,
@@ -364,7 +389,9 @@ class OperatorHarness(HarnessBase):
         self._epoch(self._batches(given), self._times.copy())
         # What is due by the watermark that they give.
         self._epoch({}, self._times.copy())
-        self._times = replace(self._times, epoch=0, late_rows=0, processing_time=start)
+        self._times = replace(
+            self._times, epoch=0, late_rows=0, invalid_rows=0, processing_time=start
+        )
         self.output = []
         self._sides = {tag: [] for tag in self._sides}
 

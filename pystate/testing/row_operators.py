@@ -17,6 +17,7 @@ from pystate.backend.options import checked_parallelism
 from pystate.errors import InvalidArgumentError
 from pystate.operator.deduplicate import DeduplicateSpec
 from pystate.operator.function_spec import PROCESS_LATE, checked_late, late_tag
+from pystate.operator.invalid import InvalidRows, harness_rule
 from pystate.operator.output import SchemaLike
 from pystate.operator.top import By, TopSpec, has_order
 from pystate.state.operator_spec import OperatorSpec
@@ -82,6 +83,10 @@ class RowHarness(OperatorHarness):
         The most rows that the operator gets at once.
     uid : str
         The operator's name in errors.
+    max_ahead, invalid : optional
+        As in `Job.key_by`.
+    on_invalid : {"drop", "fail"}
+        What becomes of rows that cannot be processed, as in `Job`.
 
     Notes
     -----
@@ -115,6 +120,9 @@ class RowHarness(OperatorHarness):
         max_parallelism: int = 128,
         batch_rows: int = 10_000,
         uid: str = "harness",
+        max_ahead: Duration | None = None,
+        invalid: str | None = None,
+        on_invalid: Literal["drop", "fail"] = "drop",
     ) -> None:
         owner = self._owner = f"operator {text(uid, 'RowHarness: uid')!r}"
         arguments = {
@@ -126,6 +134,9 @@ class RowHarness(OperatorHarness):
             "max_parallelism": checked_parallelism(max_parallelism),
             "batch_rows": batch_rows,
             "uid": uid,
+            "max_ahead": max_ahead,
+            "invalid": invalid,
+            "on_invalid": on_invalid,
         }
         names = (key,) if isinstance(key, str) else tuple(key)
         rows = InputRows(names, columns)
@@ -160,21 +171,22 @@ class RowHarness(OperatorHarness):
         # Without an order of their own, the first rows are those of the smallest event times.
         first = isinstance(operator, Deduplicate) and operator.keep == "first"
         self._sorted_by = event_time if first else None
-        tag = late_tag(late)
+        rule = harness_rule(owner, event_time, max_ahead, invalid, on_invalid)
         super().__init__(
             OperatorSpec(uid, found, self._spec.states(), max_parallelism=max_parallelism),
-            [HarnessInput(_INPUT, names, rows, event_time, delay)],
+            [HarnessInput(_INPUT, names, rows, event_time, delay, rule)],
             parallelism=parallelism,
             batch_rows=batch_rows,
             processing_time=processing_time,
             arguments=arguments,
-            tags=[] if tag is None else [tag],
+            tags=[tag for tag in dict.fromkeys([late_tag(late), rule.tag]) if tag is not None],
         )
         if initial_rows is not None:
             self._begin_with_rows({_INPUT: initial_rows})
 
     def _start(self, share: RangeTable, attempt: Attempt) -> Running:
-        return _RowRun(self._spec, share, attempt, self._operator.uid)
+        invalid = attempt.invalid_of(self._inputs[_INPUT], self._owner)
+        return _RowRun(self._spec, share, attempt, self._operator.uid, invalid)
 
     def _batches(self, given: Mapping[str, Any]) -> dict[str, pa.RecordBatch]:
         found = super()._batches(given)
@@ -230,7 +242,12 @@ class _RowRun:
     """An operator's run over one range."""
 
     def __init__(
-        self, spec: DeduplicateSpec | TopSpec, share: RangeTable, attempt: Attempt, uid: str
+        self,
+        spec: DeduplicateSpec | TopSpec,
+        share: RangeTable,
+        attempt: Attempt,
+        uid: str,
+        invalid: InvalidRows,
     ) -> None:
         self._fault = attempt.fault
         self._run = spec.start(
@@ -239,6 +256,7 @@ class _RowRun:
             watermark=None if attempt.time is None else attempt.time.late_bound_ms,
             side=lambda tag, piece: attempt.sides.append((tag, piece)),
             uid=uid,
+            invalid=invalid,
         )
         self._run.open()
 

@@ -27,6 +27,7 @@ from pystate.operator.function_spec import (
     RightInput,
     checked_late,
 )
+from pystate.operator.invalid import InvalidRows, harness_rule
 from pystate.operator.output import (
     RowsAsYielded,
     SchemaLike,
@@ -92,6 +93,10 @@ class TwoInputHarness(OperatorHarness):
         The most rows that the operator gets at once.
     uid : str
         The operator's name in errors and in `ctx`.
+    max_ahead, invalid : optional
+        As in `Job.key_by`.
+    on_invalid : {"drop", "fail"}
+        What becomes of rows that cannot be processed, as in `Job`.
 
     Notes
     -----
@@ -141,6 +146,9 @@ class TwoInputHarness(OperatorHarness):
         max_parallelism: int = 128,
         batch_rows: int = 10_000,
         uid: str = "harness",
+        max_ahead: Duration | None = None,
+        invalid: str | None = None,
+        on_invalid: Literal["drop", "fail"] = "drop",
     ) -> None:
         owner = self._owner = f"operator {text(uid, 'TwoInputHarness: uid')!r}"
         arguments = {
@@ -157,6 +165,9 @@ class TwoInputHarness(OperatorHarness):
             "max_parallelism": checked_parallelism(max_parallelism),
             "batch_rows": batch_rows,
             "uid": uid,
+            "max_ahead": max_ahead,
+            "invalid": invalid,
+            "on_invalid": on_invalid,
         }
         keys = [_names(key), _names(key if right_key is None else right_key)]
         delays = allowed_delay if isinstance(allowed_delay, tuple) else (allowed_delay,) * 2
@@ -168,7 +179,14 @@ class TwoInputHarness(OperatorHarness):
         if right_event_time is None and event_time in _schema(inputs[1]).names:
             times[1] = event_time
         self._given = [
-            HarnessInput(i.name, i.key, i.rows, time, i.allowed_delay_ms)
+            HarnessInput(
+                i.name,
+                i.key,
+                i.rows,
+                time,
+                i.allowed_delay_ms,
+                harness_rule(f"{owner}, input {i.name!r}", time, max_ahead, invalid, on_invalid),
+            )
             for i, time in zip(inputs, times, strict=True)
         ]
         for each in self._given:
@@ -201,7 +219,7 @@ class TwoInputHarness(OperatorHarness):
             batch_rows=batch_rows,
             processing_time=processing_time,
             arguments=arguments,
-            tags=list(sides),
+            tags=[*sides, *([] if invalid is None else [invalid])],
         )
         self._counts_timers = self._function is not None
         if initial_state is not None or initial_timers is not None:
@@ -276,8 +294,11 @@ class TwoInputHarness(OperatorHarness):
         return OperatorSpec(uid, left.key, states, parse_type("long"), True, max_parallelism)
 
     def _start(self, share: RangeTable, attempt: Attempt) -> Running:
+        invalid: dict[InputName, InvalidRows] = {
+            name: attempt.invalid_of(self._inputs[name], self._owner) for name in SIDES
+        }
         if self._function is None:
-            return JoinRun(self._join, share, attempt)
+            return JoinRun(self._join, share, attempt, invalid)
         function = copied(self._function)
         assert isinstance(function, _CoFunction)
         if attempt.fault is not None or attempt.observe:
@@ -291,7 +312,7 @@ class TwoInputHarness(OperatorHarness):
             max_parallelism=self._operator.max_parallelism,
             processing_time=attempt.times.processing_time,
         )
-        return _FunctionRun(self._function_spec(function), share, context, attempt)
+        return _FunctionRun(self._function_spec(function), share, context, attempt, invalid)
 
     # -- epochs
 
@@ -378,7 +399,12 @@ class _FunctionRun:
     """A function's run over one range."""
 
     def __init__(
-        self, spec: FunctionSpec, share: RangeTable, context: RuntimeContext, attempt: Attempt
+        self,
+        spec: FunctionSpec,
+        share: RangeTable,
+        context: RuntimeContext,
+        attempt: Attempt,
+        invalid: Mapping[InputName, InvalidRows],
     ) -> None:
         self._runtime = FunctionRuntime(
             spec,
@@ -387,6 +413,7 @@ class _FunctionRun:
             lambda tag, piece: attempt.sides.append((tag, piece)),
             time=attempt.time,
             drain=attempt.drain,
+            invalid=invalid,
         )
         self._runtime.open()
         if context.epoch > 1:

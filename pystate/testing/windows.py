@@ -18,6 +18,7 @@ from pystate.backend.options import checked_parallelism
 from pystate.errors import InvalidArgumentError
 from pystate.functions.binding import sent
 from pystate.functions.windows import WindowContext, WindowFunctionLike
+from pystate.operator.invalid import InvalidRows, harness_rule
 from pystate.operator.output import SchemaLike, parse_columns, parse_sides
 from pystate.testing.faults import rows_of
 from pystate.testing.input_rows import InputRows, key_of
@@ -81,6 +82,10 @@ class WindowHarness(OperatorHarness):
         The most rows that the operator gets at once.
     uid : str
         The operator's name in errors.
+    max_ahead, invalid : optional
+        As in `Job.key_by`.
+    on_invalid : {"drop", "fail"}
+        What becomes of rows that have no window, as in `Job`.
 
     Attributes
     ----------
@@ -137,6 +142,9 @@ class WindowHarness(OperatorHarness):
         max_parallelism: int = 128,
         batch_rows: int = 10_000,
         uid: str = "harness",
+        max_ahead: Duration | None = None,
+        invalid: str | None = None,
+        on_invalid: Literal["drop", "fail"] = "drop",
     ) -> None:
         owner = self._owner = f"operator {text(uid, 'WindowHarness: uid')!r}"
         arguments = {
@@ -155,6 +163,9 @@ class WindowHarness(OperatorHarness):
             "max_parallelism": checked_parallelism(max_parallelism),
             "batch_rows": batch_rows,
             "uid": uid,
+            "max_ahead": max_ahead,
+            "invalid": invalid,
+            "on_invalid": on_invalid,
         }
         names = (key,) if isinstance(key, str) else tuple(key)
         if not names:
@@ -194,14 +205,15 @@ class WindowHarness(OperatorHarness):
             output = parse_columns(schema, owner)
             self._process = WindowProcessSpec(process, kept, given, output, sides, owner)
         self.late: list[Any] = []
+        rule = harness_rule(owner, event_time, max_ahead, invalid, on_invalid)
         super().__init__(
             replace(self._spec.operator(uid, found), max_parallelism=max_parallelism),
-            [HarnessInput(_INPUT, names, rows, event_time, delay)],
+            [HarnessInput(_INPUT, names, rows, event_time, delay, rule)],
             parallelism=parallelism,
             batch_rows=batch_rows,
             processing_time=processing_time,
             arguments=arguments,
-            tags=list(sides),
+            tags=[*sides, *([] if invalid is None else [invalid])],
         )
         if initial_rows is not None:
             try:
@@ -217,7 +229,8 @@ class WindowHarness(OperatorHarness):
         return self._sides
 
     def _start(self, share: RangeTable, attempt: Attempt) -> Running:
-        return _WindowRun(self._spec, self._process, share, attempt, self._operator.uid)
+        invalid = attempt.invalid_of(self._inputs[_INPUT], self._owner)
+        return _WindowRun(self._spec, self._process, share, attempt, self._operator.uid, invalid)
 
     def _keep(self, attempt: Attempt) -> None:
         super()._keep(attempt)
@@ -313,6 +326,7 @@ class _WindowRun:
         share: RangeTable,
         attempt: Attempt,
         uid: str,
+        invalid: InvalidRows,
     ) -> None:
         time = attempt.time
         self._fault = attempt.fault
@@ -327,7 +341,12 @@ class _WindowRun:
         self._run: Any
         if process is None:
             self._run = self._operator = make_operator(
-                spec, share.backend, times, attempt.late.append, f"operator {uid!r}"
+                spec,
+                share.backend,
+                times,
+                attempt.late.append,
+                f"operator {uid!r}",
+                invalid=invalid,
             )
             return
         # As on Spark, each task works on its own copy.
@@ -339,6 +358,7 @@ class _WindowRun:
             WindowContext(uid, times.processing_time),
             attempt.late.append,
             lambda tag, piece: attempt.sides.append((tag, piece)),
+            invalid,
         )
         self._operator = self._run.operator
         try:

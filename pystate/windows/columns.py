@@ -29,6 +29,7 @@ from pystate.state.key_batch import (
     apply_steps,
     copied_together,
     numbers_together,
+    overflowed,
 )
 from pystate.state.value import ValueHandle
 from pystate.types.state_type import parse_type
@@ -169,6 +170,9 @@ class Columns:
         What errors name.
     """
 
+    #: Whether the keys are numbers of windows that are folded.
+    _folding = False
+
     def __init__(
         self,
         columns: Sequence[WindowColumn],
@@ -205,12 +209,19 @@ class Columns:
             try:
                 handle.add_all(keys, values)
             except StateOverflowError as error:
-                raise StateOverflowError(f"{self._owner}: {column.name}: {error}") from None
+                raise self._overflowed(error, keys, column.name) from None
         try:
             return apply_steps(keys, steps)
         except StateOverflowError as error:
             # The error names the state, which has the column's name.
-            raise StateOverflowError(f"{self._owner}: {error}") from None
+            raise self._overflowed(error, keys) from None
+
+    def _overflowed(
+        self, error: StateOverflowError, keys: KeyBatch, column: str | None = None
+    ) -> StateOverflowError:
+        """The error with the operator, and the key unless keys are those of windows that fire."""
+        where = self._owner if self._folding else f"{self._owner}: {overflowed(error, keys)}"
+        return StateOverflowError(f"{where}: {'' if column is None else column + ': '}{error}")
 
     @property
     def names(self) -> list[str]:
@@ -251,7 +262,7 @@ class Columns:
         try:
             keys.apply_all(steps)
         except StateOverflowError as error:
-            raise StateOverflowError(f"{self._owner}: {error}") from None
+            raise self._overflowed(error, keys) from None
 
     def add_combined(self, keys: KeyBatch, accumulators: Sequence[Any]) -> Mask:
         """As `add`, for rows that stand for several each, of which these are the accumulators."""
@@ -262,7 +273,7 @@ class Columns:
         try:
             return apply_steps(keys, steps)
         except StateOverflowError as error:
-            raise StateOverflowError(f"{self._owner}: {error}") from None
+            raise self._overflowed(error, keys) from None
 
     def _merged(
         self, keys: KeyBatch, accumulators: Sequence[Any], which: Iterable[int]
@@ -277,8 +288,7 @@ class Columns:
             try:
                 handle.merge_all(keys, accumulators[i])
             except StateOverflowError as error:
-                what = f"{self._owner}: {self._columns[i].name}"
-                raise StateOverflowError(f"{what}: {error}") from None
+                raise self._overflowed(error, keys, self._columns[i].name) from None
         return steps
 
     def results(self, keys: KeyBatch) -> list[pa.Array[Any]]:
@@ -329,6 +339,7 @@ class Columns:
         if self._scratch is None:
             self._scratch = KeyedStateBackend("long", uid="windows that fire", max_parallelism=1)
             self._folds = Columns(self._columns, self._results, self._scratch, self._owner)
+            self._folds._folding = True
         try:
             self._folds.merge(self._scratch.keys(pa.array(groups)), accumulators)
             count = int(groups.max()) + 1 if len(groups) else 0

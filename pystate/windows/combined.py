@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from pystate.errors import StateOverflowError
 from pystate.operator.combined import COUNT, LOW, WEIGHT, mean_accumulators, whole_sums
 from pystate.state.aggregators import Count, Max, Mean, Min, Sum
+from pystate.state.key_batch import KeyBatch, overflowed
 from pystate.windows.assigners import Aligned, Global, Session
 from pystate.windows.columns import WindowColumn
-from pystate.windows.grid import grid_of, reach
+from pystate.windows.grid import grid_of
 from pystate.windows.specification import WindowSpec
 
 __all__ = ["Part", "SliceRule", "accumulators", "parts", "refusal", "slice_rule"]
@@ -45,8 +46,8 @@ class Part(NamedTuple):
 class SliceRule(NamedTuple):
     """The slice of a time: the last ``n * step + offset`` that is not above it.
 
-    Times below `first` or above `last` count as these. Rows up to `split` are in other slices than
-    later ones: of these it differs whether they are too late.
+    Times below `first` or above `last` have no window: they are on their own. Rows up to `split`
+    are in other slices than later ones: of these it differs whether they are too late.
     """
 
     step: int
@@ -101,14 +102,14 @@ def slice_rule(spec: WindowSpec, late_bound: int | None = None) -> SliceRule | N
     if isinstance(windows, Session):
         gap = windows.gap_ms
         assert gap is not None
-        first, last = reach(gap, options.lateness_ms)
+        first, last = spec.reach()
         split = None if late_bound is None else late_bound - options.lateness_ms - gap - 1
         inside = split is not None and first <= split < last
         return SliceRule(gap, 0, first, last, split if inside else None)
     if not isinstance(windows, Aligned):
         return None
-    grid = grid_of(windows, max(options.lateness_ms, 1) if spec.shares else options.lateness_ms)
-    return SliceRule(grid.slice, grid.offset % grid.slice, grid.first, grid.last)
+    grid = grid_of(windows)
+    return SliceRule(grid.slice, grid.offset % grid.slice, *spec.reach())
 
 
 def parts(spec: WindowSpec) -> list[Part]:
@@ -137,7 +138,9 @@ def _functions(column: WindowColumn) -> dict[str, Function]:
     return sums
 
 
-def accumulators(spec: WindowSpec, rows: pa.RecordBatch, owner: str) -> list[pa.Array[Any]]:
+def accumulators(
+    spec: WindowSpec, rows: pa.RecordBatch, owner: str, keys: KeyBatch | None = None
+) -> list[pa.Array[Any]]:
     """The accumulators of combined rows, one array per aggregate.
 
     Raises
@@ -150,7 +153,8 @@ def accumulators(spec: WindowSpec, rows: pa.RecordBatch, owner: str) -> list[pa.
         try:
             found.append(_accumulators(column, f"{_PART}{number}", rows))
         except StateOverflowError as error:
-            raise StateOverflowError(f"{owner}: {column.name}: {error}") from None
+            what = f"{owner}: {overflowed(error, keys)}: {column.name}"
+            raise StateOverflowError(f"{what}: {error}") from None
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.operator.invalid import InvalidRows
 from pystate.windows.assigners import CountWindow, Global, Session
 from pystate.windows.counted import CountOperator
 from pystate.windows.operator import EpochTimes, LateRows, WindowOperator
@@ -27,6 +28,7 @@ def make_operator(
     owner: str = "windows",
     *,
     combined: bool = False,
+    invalid: InvalidRows | None = None,
 ) -> WindowOperator:
     """Make the operator of a specification; the parameters are those of `WindowOperator`."""
     kind: Any = TumblingOperator
@@ -38,5 +40,7 @@ def make_operator(
         kind = CountOperator
     elif isinstance(spec.options.windows, Global):
         kind = GlobalOperator
-    operator: WindowOperator = kind(spec, backend, times, late, owner, combined=combined)
+    operator: WindowOperator = kind(
+        spec, backend, times, late, owner, combined=combined, invalid=invalid
+    )
     return operator

@@ -31,11 +31,12 @@ import pyarrow.compute as pc
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.operator.combined import LATE, TIME, total_weight
 from pystate.operator.event_time import event_times
+from pystate.operator.invalid import InvalidRows
 from pystate.state.key_batch import KeyBatch
 from pystate.types.keys import leaf
 from pystate.windows.combined import accumulators
 from pystate.windows.grid import Mask, Times
-from pystate.windows.specification import END, START, WindowSpec
+from pystate.windows.specification import END, MOST_US_MS, START, WindowSpec
 from pystate.windows.zones import instants
 
 __all__ = ["FIRED_ROWS", "EpochTimes", "LateRows", "WindowOperator", "take"]
@@ -44,8 +45,6 @@ __all__ = ["FIRED_ROWS", "EpochTimes", "LateRows", "WindowOperator", "take"]
 FIRED_ROWS = 32_768
 
 LateRows = Callable[[pa.RecordBatch], None]
-
-_MOST_US_MS = ((1 << 63) - 1) // 1000
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,8 @@ class WindowOperator:
         What errors name.
     combined : bool
         Whether rows were combined before they come (`pystate.windows.combined`).
+    invalid : InvalidRows, optional
+        Takes the rows that have no window: without an event time, or of one that is too far away.
 
     Attributes
     ----------
@@ -88,8 +89,6 @@ class WindowOperator:
         Rows below the late bound.
     dropped_rows : int
         Rows that were too late for all of their windows.
-    timeless_rows : int
-        Rows without an event time, which are in no window.
     max_event_time : int or None
         The largest event time seen.
     """
@@ -103,12 +102,16 @@ class WindowOperator:
         owner: str = "windows",
         *,
         combined: bool = False,
+        invalid: InvalidRows | None = None,
     ) -> None:
         self.spec = spec
         self.backend = backend
         self.times = times
         self.owner = owner
-        self.late_rows = self.dropped_rows = self.timeless_rows = 0
+        self.late_rows = self.dropped_rows = 0
+        self.invalid = InvalidRows(owner, spec.key) if invalid is None else invalid
+        if combined:
+            self.invalid.weight = total_weight
         self.max_event_time: int | None = None
         self.domain: Any = "processing" if spec.options.event_time is None else "event"
         self.lateness = spec.options.lateness_ms
@@ -145,10 +148,8 @@ class WindowOperator:
         if column is None:
             return rows, np.full(rows.num_rows, self.times.processing_time, np.int64)
         array = event_times(rows.column(column), f"{self.owner}: event-time column {column!r}")
-        if array.null_count:
-            there = array.is_valid()
-            self.timeless_rows += self._weight(rows.filter(array.is_null()))
-            rows, array = rows.filter(there), array.filter(there)
+        first, last = self.spec.reach()
+        rows, array = self.invalid.timed(rows, array, first, last, known=True)
         times: Times = array.to_numpy()
         if len(times):
             latest = int(times.max())
@@ -170,7 +171,7 @@ class WindowOperator:
         """Add rows to the aggregates of their keys; see `Columns.add`."""
         if not self._combined:
             return self.columns.add(keys, rows)
-        return self.columns.add_combined(keys, accumulators(self.spec, rows, self.owner))
+        return self.columns.add_combined(keys, accumulators(self.spec, rows, self.owner, keys))
 
     def in_time(self, rows: pa.RecordBatch, last_ends: Times) -> tuple[pa.RecordBatch, Mask | None]:
         """The rows that are not too late for the last of their windows, and which these are.
@@ -217,8 +218,8 @@ class WindowOperator:
             return pa.array(times, pa.int64())
         if self.spec.options.dates_zone is not None:
             times = instants(self.spec.options.dates_zone, times)
-        # A window may end after the last microsecond of 64 bits.
-        micros = np.clip(times, -_MOST_US_MS, _MOST_US_MS) * 1000
+        # A window of processing time may end after the last microsecond of 64 bits.
+        micros = np.clip(times, -MOST_US_MS, MOST_US_MS) * 1000
         found: pa.Array[Any] = pa.array(micros, pa.int64()).cast(type_)
         return found
 

@@ -31,6 +31,7 @@ from pystate.operator.call_shapes import (
     is_arrow_batch,
     is_batch,
 )
+from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import Output
 from pystate.operator.rows import python_values
 from pystate.windows.kept_rows import Loaded, RowColumns
@@ -91,6 +92,8 @@ class WindowProcess:
         Takes the rows that are too late.
     side : callable, optional
         Takes a tag and a piece of that side output.
+    invalid : InvalidRows, optional
+        Takes the rows that have no window.
 
     Attributes
     ----------
@@ -106,6 +109,7 @@ class WindowProcess:
         context: WindowContext,
         late: LateRows | None = None,
         side: Side | None = None,
+        invalid: InvalidRows | None = None,
     ) -> None:
         self._spec = spec
         self._context = context
@@ -113,7 +117,7 @@ class WindowProcess:
         self._side = side
         self._side_rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
         self._rows: list[Any] = []
-        self.operator = make_operator(spec.rows, backend, times, late, spec.owner)
+        self.operator = make_operator(spec.rows, backend, times, late, spec.owner, invalid=invalid)
         columns = self.operator.columns
         assert isinstance(columns, RowColumns)
         self._columns = columns

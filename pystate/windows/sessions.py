@@ -26,12 +26,11 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
-from pystate.errors import InvalidArgumentError
 from pystate.operator.combined import FIRST
 from pystate.state.key_batch import KeyBatch
 from pystate.types.key_codes import key_codes
 from pystate.windows.assigners import Session
-from pystate.windows.grid import Mask, Times, reach
+from pystate.windows.grid import Mask, Times
 from pystate.windows.operator import FIRED_ROWS, WindowOperator, take
 from pystate.windows.specification import OPEN
 
@@ -91,10 +90,6 @@ class SessionOperator(WindowOperator):
         rows, times = self.timed(rows)
         rows, times, gaps = self._gaps(rows, times)
         starts = self._starts(rows, times)
-        if rows.num_rows:
-            first, last = reach(int(gaps.max()), self.lateness)
-            if int(times.max()) > last or int(starts.min()) < first:
-                times, starts = np.clip(times, first, last), np.clip(starts, first, last)
         rows, kept = self.in_time(rows, times + gaps + _PAST)
         if kept is not None:
             times, starts, gaps = times[kept], starts[kept], gaps[kept]
@@ -118,18 +113,24 @@ class SessionOperator(WindowOperator):
         if windows.gap_column is None:
             return rows, times, np.full(len(times), windows.gap_ms, np.int64)
         column = rows.column(windows.gap_column).cast(pa.int64())
-        if column.null_count:
-            there = column.is_valid()
-            self.timeless_rows += column.null_count
-            rows, column, times = rows.filter(there), column.filter(there), times[np.asarray(there)]
-        gaps = column.to_numpy()
-        if len(gaps) and (int(gaps.min()) < 1 or int(gaps.max()) > _LONGEST):
-            bad = int(gaps.min()) if int(gaps.min()) < 1 else int(gaps.max())
-            raise InvalidArgumentError(
-                f"{self.owner}: Session: column {windows.gap_column!r} has a gap of {bad} ms; "
-                f"a gap is 1 to {_LONGEST} ms, and a row whose gap is null is in no session"
+        gaps = column.fill_null(0).to_numpy()
+        # A session's end, and the time until which it is kept, are numbers of 64 bits.
+        long = np.clip(gaps, 1, _LONGEST)
+        first, last = self.spec.reach()
+        far = (times > last - 4 * long) | (times < first + 4 * long)
+        bad = (gaps < 1) | (gaps > _LONGEST) | far
+
+        def why(i: int) -> str:
+            gap: Any = column[i].as_py()
+            if gap is not None and 1 <= gap <= _LONGEST:
+                return f"is of {times[i]} ms since 1970, too far away for a session of {gap} ms"
+            return (
+                f"has a gap of {'null' if gap is None else gap} in column "
+                f"{windows.gap_column!r}: a session's gap is 1 to {_LONGEST} ms"
             )
-        return rows, times, gaps
+
+        rows = self.invalid.without(rows, bad, why)
+        return rows, times[~bad], gaps[~bad]
 
     def _place(self, columns: Sequence[pa.Array[Any]], given: _Stretches) -> Times:
         """Make room in the sessions; return the start of each row's session."""

@@ -35,11 +35,12 @@ from pystate.windows.assigners import (
     checked_assigner,
 )
 from pystate.windows.columns import ROWS, AggregateLike, Columns, WindowColumn, aggregated
-from pystate.windows.grid import grid_of
-from pystate.windows.zones import instants
+from pystate.windows.grid import grid_of, reach
+from pystate.windows.zones import CALENDAR_MS, instants
 
 __all__ = [
     "END",
+    "MOST_US_MS",
     "NEXT",
     "OPEN",
     "OPEN_TYPE",
@@ -63,6 +64,9 @@ NEXT = "window.next"
 #: The sessions of a key that are open.
 OPEN = "window.open"
 OPEN_TYPE = "array<struct<start:long,end:long>>"
+
+#: The last millisecond that a timestamp, which counts microseconds, holds.
+MOST_US_MS = ((1 << 63) - 1) // 1000
 
 
 @dataclass(frozen=True)
@@ -361,6 +365,28 @@ class WindowSpec:
             return False
         grows = isinstance(windows, Aligned) and windows.grows
         return grows or all(column.subtracts for column in self.columns)
+
+    def reach(self) -> tuple[int, int]:
+        """The first and the last event time that have windows: others are too far away.
+
+        Both ends of each window, and the time until which it is kept, are then numbers of 64 bits,
+        timestamps if the result has these, and in a zone's calendar. Of a session whose rows have
+        gaps of their own this is what holds for any gap.
+        """
+        options, windows = self.options, self.options.windows
+        length, room = 0, options.lateness_ms
+        if isinstance(windows, Aligned):
+            length, room = windows.size_ms, max(room, int(self.shares))
+        elif isinstance(windows, Session):
+            length = windows.gap_ms or 0
+        first, last = reach(length, room)
+        if at.is_timestamp(self.time_type):
+            first, last = max(first, length - MOST_US_MS), min(last, MOST_US_MS - length)
+        zoned = isinstance(windows, Aligned) and windows.zone is not None
+        if zoned or options.dates_zone is not None:
+            begin, end = CALENDAR_MS
+            first, last = max(first, begin + 2 * length), min(last, end - 2 * length)
+        return first, last
 
     def filled(self, column: WindowColumn) -> str | None:
         """The state that counts how many slices have a value of a sum that slides."""

@@ -11,7 +11,7 @@ import zoneinfo
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ZoneBoundaries", "instants"]
+__all__ = ["CALENDAR_MS", "ZoneBoundaries", "instants"]
 
 _DAY_MS = 86_400_000
 _EPOCH = datetime.date(1970, 1, 1)
@@ -20,6 +20,8 @@ _START = datetime.datetime(1970, 1, 1, tzinfo=_UTC)
 #: Local days that Python's calendar has, with room for windows of several days and for offsets.
 _FIRST_DAY = (datetime.date(2, 1, 1) - _EPOCH).days
 _LAST_DAY = (datetime.date(9998, 12, 31) - _EPOCH).days
+#: The same as instants: with two windows of room there are boundaries on both sides of each.
+CALENDAR_MS = ((_FIRST_DAY + 2) * _DAY_MS, (_LAST_DAY - 2) * _DAY_MS)
 #: Days that are computed at once, at least.
 _BLOCK = 64
 

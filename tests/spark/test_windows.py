@@ -263,3 +263,55 @@ def test_what_a_function_over_windows_cannot_be(spark: SparkSession, make_job: M
         return df
 
     job.run_epoch(frame(spark, ("a", 1, 1)), pipeline)
+
+
+def test_rows_that_cannot_be_processed(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    """In windows, sums, duplicates and a join, whose other rows are as ever."""
+    year_9999 = 253_402_214_400_000
+    rows = [("a", 1_000, 5_000, 1), ("b", 1_000, 0, 2), ("a", 2_000, 5_000, 3)]
+    rows.append(("c", year_9999, 5_000, 4))
+    df = spark.createDataFrame(rows, "k string, at long, gap long, v long")
+
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        def keyed(uid: str | None, **more: Any) -> Any:
+            return job.key_by(df, "k", uid=uid, event_time="at", max_ahead="1 day", **more)
+
+        sessions = keyed("w", invalid="odd").window(ps.Session(column="gap"))
+        hours = keyed("h").window(ps.Tumbling("1 hour")).aggregate(n=ps.sum("v"))
+        totals = keyed("s", invalid="odd_sums").aggregate(n=ps.sum("v"))
+        new = keyed("d").deduplicate()
+        both = keyed("j").interval_join(keyed(None), 0, 0, suffixes=("", "_2"))
+        parts = [sessions.aggregate(n=ps.sum("v")), hours, totals]
+        found = [part.select(F.lit(i).alias("i"), "k", "n") for i, part in enumerate(parts)]
+        found += [new.selectExpr("3", "k", "v"), both.selectExpr("4", "k", "v + v_2")]
+        return found[0].union(found[1]).union(found[2]).union(found[3]).union(found[4])
+
+    odd = {tag: ParquetSink(tmp_path / tag) for tag in ("odd", "odd_sums")}
+    job = make_job()
+    result = job.run_epoch(df, pipeline, side_outputs=odd, drain=True)
+    assert sorted(map(tuple, result.dataframe.collect())) == [
+        *[(0, "a", 4)],
+        *[(1, "a", 4), (1, "b", 2)],
+        *[(2, "a", 4), (2, "b", 2)],
+        *[(3, "a", 1), (3, "b", 2)],
+        *[(4, "a", 2), (4, "a", 6), (4, "b", 4)],
+    ]
+    progress = job.last_progress
+    assert progress is not None
+    assert progress.invalid_rows == {"w": 2, "h": 1, "s": 1, "d": 1, "j": 2}
+    assert ", 7 invalid, " in str(progress)
+    found = {
+        tag: sorted(tuple(row)[:4] for row in sink.read(spark).collect())
+        for tag, sink in odd.items()
+    }
+    assert found == {"odd": sorted([rows[1], rows[3]]), "odd_sums": [rows[3]]}
+
+    def of_gaps(df: DataFrame, job: Job) -> DataFrame:
+        keyed = job.key_by(df, "k", uid="w", event_time="at")
+        return keyed.window(ps.Session(column="gap")).aggregate(n=ps.sum("v"))
+
+    strict = make_job(checkpoint=tmp_path / "strict", on_invalid="fail", max_evaluations=1)
+    with pytest.raises(Exception, match=r"operator 'w': a row of key 'b' has a gap of 0 in column"):
+        strict.run_epoch(df, of_gaps)

@@ -53,6 +53,7 @@ JOB = {
     "allow_unclaimed_state": (NO_FLAG, "^job 'j': allow_unclaimed_state is True or False, not"),
     "shared_tables": (NO_FLAG, "^job 'j': shared_tables is True or False, not"),
     "allow_time_back": (NO_FLAG, "^job 'j': allow_time_back is True or False, not"),
+    "on_invalid": (["'x'", "None", "3"], "^job 'j': on_invalid.*'drop'.*'fail'"),
     "replace": (NO_FLAG, "^job 'j': replace is True or False, not"),
     "allow_pickle": (NO_FLAG, "^job 'j': allow_pickle is True or False, not"),
     "restore": (["3", "''", "b'x'", "'latest'"], "^job 'j': restore is the (path of a )?folder"),
@@ -259,6 +260,9 @@ HARNESS = {
     "initial_rows": (["3", "'x'", "[3]"], "^the harness's input"),
     "uid": (["3", "None", "''"], "^Harness: uid is a string, not"),
     "allow_pickle": (NO_FLAG, "^operator 'harness': allow_pickle is True or False"),
+    "max_ahead": (NO_LENGTH, "^operator 'harness': max_ahead"),
+    "invalid": (["3", "''", "'drop'", "'process'"], "^operator 'harness': invalid"),
+    "on_invalid": (["'x'", "None", "3"], "^operator 'harness': on_invalid.*'drop'.*'fail'"),
 }
 
 NAMES = {

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = [
+    "NOT_INVALID",
     "ORDERED",
     "WITHOUT_ZONE",
     "Combine",
@@ -51,6 +52,7 @@ Combine = Literal["auto", True, False]
 
 #: Why rows cannot be combined.
 ORDERED = "order_by says in which order they are added up"
+NOT_INVALID = "max_ahead and invalid ask of each row whether it is invalid"
 WITHOUT_ZONE = "Spark cannot compare event times without a time zone with a watermark"
 
 #: Nodes of a plan over which the partial aggregation may stand alone: none of them has a shuffle,

@@ -17,6 +17,7 @@ from pystate.coordinator.auto_rescale import AutoRescale
 from pystate.coordinator.listeners import CheckpointListener
 from pystate.coordinator.options import CheckpointOptions
 from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.operator.invalid import OnInvalid, checked_on_invalid
 from pystate.spark.base.arguments import checked_count, checked_home
 from pystate.types.durations import Duration, milliseconds
 
@@ -46,6 +47,7 @@ class JobOptions:
     max_evaluations: int
     max_clock_step_ms: int
     allow_time_back: bool
+    on_invalid: OnInvalid
     epoch_timeout_ms: int | None
     tables: TableOptions
     restore: RestoreOptions | None
@@ -66,6 +68,7 @@ def checked_options(
     max_evaluations: int,
     max_clock_step: Duration,
     allow_time_back: bool,
+    on_invalid: OnInvalid,
     epoch_timeout: Duration | None,
     allow_pickle: bool,
     restore: str | os.PathLike[str] | None,
@@ -99,6 +102,7 @@ def checked_options(
         max_evaluations=integer(max_evaluations, f"{owner}: max_evaluations", least=1),
         max_clock_step_ms=milliseconds(max_clock_step, f"{owner}: max_clock_step", least=1),
         allow_time_back=flag(allow_time_back, f"{owner}: allow_time_back"),
+        on_invalid=checked_on_invalid(on_invalid, owner),
         epoch_timeout_ms=timeout_ms,
         tables=TableOptions(
             checked_home(table_home, flag(shared_tables, f"{owner}: shared_tables"), owner),

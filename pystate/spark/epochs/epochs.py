@@ -363,6 +363,7 @@ class EpochRunner:
             self._learned,
             self.options.epoch_timeout_ms,
             self.options.checkpoints.timeout_ms,
+            self.options.on_invalid,
         )
 
     def _note(self, epoch: Epoch, manifest: Manifest, took_s: float) -> EpochProgress:

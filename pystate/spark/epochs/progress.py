@@ -70,6 +70,8 @@ class OperatorProgress(OperatorRecord):
     watermark_ms : int or None
         Its watermark after the epoch, from all event times seen so far; None before the first, and
         without event time.
+    invalid_rows : int
+        Rows that it could not process.
     """
 
     @classmethod
@@ -115,6 +117,7 @@ class OperatorProgress(OperatorRecord):
                 "rowsIn": self.rows_in,
                 "rowsOut": self.rows_out,
                 "lateRows": self.late_rows or 0,
+                "invalidRows": self.invalid_rows,
                 "checkpointBytes": self.checkpoint_bytes,
                 "attachMs": round(self.attach_ms),
                 "rowsRestored": self.rows_restored,
@@ -174,6 +177,8 @@ class EpochProgress:
         Time from the start of the epoch to its published output.
     operators : tuple of OperatorProgress
         The progress of each operator, in the order of their uids.
+    invalid_rows : mapping from uid to int
+        Rows that operators could not process, of each operator that had any.
     in_flight : mapping from uid to int
         Rows that each loop has fed to the next epoch.
     """
@@ -201,6 +206,7 @@ class EpochProgress:
     total_ms: float
     operators: tuple[OperatorProgress, ...] = ()
     in_flight: Mapping[str, int] = field(default_factory=dict)
+    invalid_rows: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -215,6 +221,7 @@ class EpochProgress:
         marks = {operator.uid: operator.watermark_ms for operator in operators}
         late: Counter[str] = Counter()
         side: Counter[str] = Counter()
+        invalid: Counter[str] = Counter()
         in_flight: dict[str, int] = {}
         for report in reports:
             if IN_FLIGHT in report.metrics:
@@ -222,6 +229,7 @@ class EpochProgress:
                 in_flight[report.uid] = in_flight.get(report.uid, 0) + rows
             if "late_rows" in report.metrics:
                 late[report.uid] += int(report.metrics["late_rows"])
+            invalid[report.uid] += int(report.metrics.get("invalid_rows", 0))
             for file in report.side_files:
                 side[file.tag] += file.rows
 
@@ -254,6 +262,7 @@ class EpochProgress:
                 for uid in sorted({report.uid for report in reports})
             ),
             in_flight=in_flight,
+            invalid_rows=dict(+invalid),
         )
 
     def _repr_html_(self) -> str:
@@ -275,6 +284,8 @@ class EpochProgress:
         parts = [f"epoch {self.epoch} ({came}): {self.rows_in} rows in, {self.rows_out} out"]
         if self.late_rows:
             parts.append(f"{sum(self.late_rows.values())} late")
+        if self.invalid_rows:
+            parts.append(f"{sum(self.invalid_rows.values())} invalid")
         parts += [f"{rows} to {tag!r}" for tag, rows in sorted(self.side_rows.items())]
         if self.in_flight:
             parts.append(f"{sum(self.in_flight.values())} in flight")

@@ -14,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +37,7 @@ from pystate.errors import (
     InvalidArgumentError,
     TableMovedError,
 )
+from pystate.operator.invalid import InvalidRule, OnInvalid
 from pystate.operator.yielded import in_order
 from pystate.redaction import logger
 from pystate.spark.base.batches import large_batches
@@ -116,6 +117,8 @@ class Evaluation:
         The longest time without progress.
     checkpoint_timeout_ms : int
         How long the writing of a range's state may take.
+    on_invalid : {"drop", "fail"}
+        What becomes of rows that cannot be processed, without a side output for them.
     """
 
     def __init__(
@@ -131,7 +134,9 @@ class Evaluation:
         learned: Learned,
         timeout_ms: int | None,
         checkpoint_timeout_ms: int,
+        on_invalid: OnInvalid = "drop",
     ) -> None:
+        self.on_invalid = on_invalid
         self.epoch = epoch
         self.parallelism = parallelism
         self.session = session
@@ -272,6 +277,7 @@ class Evaluation:
         sides: Mapping[str, pa.Schema] = MappingProxyType({}),
         initial: Initial | None = None,
         counted: bool = False,
+        invalid: Mapping[str, tuple[InvalidRule, pa.Schema | None]] = MappingProxyType({}),
     ) -> OperatorPlan:
         """Declare an operator to the epoch; return what its tasks must know.
 
@@ -289,6 +295,8 @@ class Evaluation:
             What it begins with, if this is its first epoch.
         counted : bool
             Whether it may go without marker rows.
+        invalid : mapping from input to (InvalidRule, schema)
+            What becomes of its invalid rows, and the columns of their side output.
         """
         epoch, uid = self.epoch, operator.uid
         operator = replace(operator, max_parallelism=epoch.max_parallelism)
@@ -296,6 +304,7 @@ class Evaluation:
         if not self._tables.allow_pickle:
             refuse_pickled(operator.states, f"operator {uid!r}")
         _check_table(operator)
+        sides = _with_invalid(uid, sides, invalid.values())
         folders = {tag: self._side_folder(uid, tag, sides[tag]) for tag in sides}
         if not epoch.begins(uid):
             if initial is not None:
@@ -337,6 +346,7 @@ class Evaluation:
             redistributes=operator.instances and stored and planned[0].rescaled,
             news=epoch.news,
             side_folders=folders,
+            invalid={name: rule for name, (rule, _) in invalid.items()},
             term=self._term,
             reports=self._box.accumulator,
             marks=self._marks,
@@ -592,3 +602,22 @@ def _fingerprint(epoch: Epoch, uid: str) -> int:
     """The operator's number in the lineage of its tables."""
     text = f"{epoch.job.checkpoint_id}/{epoch.position.query_id or ''}/{uid}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _with_invalid(
+    uid: str,
+    sides: Mapping[str, pa.Schema],
+    invalid: Iterable[tuple[InvalidRule, pa.Schema | None]],
+) -> Mapping[str, pa.Schema]:
+    """The side outputs, with those for invalid rows."""
+    found = dict(sides)
+    for rule, schema in invalid:
+        if rule.tag is None or schema is None:
+            continue
+        if found.setdefault(rule.tag, schema) != schema:
+            raise InvalidArgumentError(
+                f"operator {uid!r}: the tag {rule.tag!r} is for invalid rows, which have the "
+                f"columns of their input, and for other rows with other columns: give one of them "
+                "another tag"
+            )
+    return found

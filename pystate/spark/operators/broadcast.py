@@ -113,7 +113,7 @@ class BroadcastFrame:
         columns = FrameColumns(frame, owner)
         self.evaluation = evaluation
         self.uid = uid
-        self.frame, self.event_time, self.order_by, given = input_of(
+        self.frame, self.event_time, self.order_by, given, _ = input_of(
             evaluation,
             columns,
             owner,

@@ -21,12 +21,14 @@ from pystate.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
 from pystate.functions.binding import operator_spec, require_state, sent
 from pystate.joins.inputs import SideName
 from pystate.joins.late import LateInputs, LateLike
+from pystate.operator.co_shapes import InputName
 from pystate.operator.function_spec import (
     DROP_LATE,
     PROCESS_LATE,
     FunctionSpec,
     RightInput,
 )
+from pystate.operator.invalid import InvalidRows
 from pystate.spark.base.arguments import side_columns
 from pystate.spark.base.schemas import key_schema, output_columns, parse_schema
 from pystate.spark.evaluation.initial import Given, initial_of
@@ -37,6 +39,7 @@ from pystate.spark.operators.joined import (
     asof_join,
     earlier_rows,
     interval_join,
+    invalid_rows,
     late_inputs,
     one_uid,
     parted,
@@ -172,6 +175,7 @@ class ConnectedFrames:
             sides={**{tag: columns.schema for tag, columns in sides.items()}, **lates.schemas},
             initial=initial,
             counted=True,
+            invalid=invalid_rows((left, right), owner),
         )
         routed, names = united((left, right), left.keys, (others[0], others[1]), plan)
         out = arrow_map(routed, plan, names, body, declared)
@@ -392,6 +396,10 @@ class CoFunctionBody(FunctionBody):
             "left": (spec.key, spec.columns[len(spec.key) :]),
             "right": (spec.right.key, spec.right.columns[len(spec.right.key) :]),
         }
+
+    def _invalid(self) -> dict[InputName, InvalidRows]:
+        """What takes the invalid rows of both inputs out."""
+        return {side: self._task.invalid(side, keys) for side, (keys, _) in self._names.items()}
 
     def open(self) -> None:
         """Give the function its handles and call its `open`."""

@@ -31,12 +31,14 @@ from pystate.joins.windowed import (
     window_time_type,
 )
 from pystate.operator.drain import MAX_WATERMARK
+from pystate.operator.invalid import InvalidRule
 from pystate.operator.output import OutputColumns
 from pystate.spark.base.resolve import column_named
 from pystate.spark.base.routing import route
 from pystate.spark.base.schemas import key_schema, output_columns, parse_schema, refuse_reserved
 from pystate.spark.evaluation.initial import InitialRows, RowsOf
 from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.operators.inputs import invalid_schema
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
 from pystate.spark.tasks.worker import Body
 from pystate.state.operator_spec import OperatorSpec
@@ -55,6 +57,7 @@ __all__ = [
     "asof_join",
     "earlier_rows",
     "interval_join",
+    "invalid_rows",
     "late_inputs",
     "one_uid",
     "parted",
@@ -82,6 +85,8 @@ class JoinedFrame(NamedTuple):
     event_time: str | None
     input: Input
     ordered: bool
+    invalid: InvalidRule
+    """What becomes of rows that the operator cannot process."""
     earlier: Callable[[], DataFrame] | None = None
     """Makes the rows of before the first epoch, with the frame's columns."""
 
@@ -222,10 +227,21 @@ class _Pair(NamedTuple):
             sides=lates.schemas,
             initial=earlier_rows(self.frames, key, others, body),
             counted=True,
+            invalid=invalid_rows(self.frames, self.owner),
         )
         routed, names = united(self.frames, key, others, plan)
         out = arrow_map(routed, plan, names, body, self.declared)
         return evaluation.output(self.uid, out, holds=spec.holds())
+
+
+def invalid_rows(
+    frames: Sequence[JoinedFrame], owner: str
+) -> dict[str, tuple[InvalidRule, pa.Schema | None]]:
+    """What becomes of the invalid rows of two inputs."""
+    return {
+        side: invalid_schema(each.invalid, each.frame, owner)
+        for side, each in zip(_SIDES, frames, strict=True)
+    }
 
 
 def earlier_rows(
@@ -380,7 +396,8 @@ class JoinBody:
         time = self._task.plan.time
         bound = None if time is None else time.late_bound_ms
         late = partial(write_late, self._late, self._task)
-        self._join = self._make(self._spec, self._task.backend, bound, late)
+        invalid = {side: self._task.invalid(side, self._names[side][0]) for side in _SIDES}
+        self._join = self._make(self._spec, self._task.backend, bound, late, invalid)
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Handle rows of both inputs."""

@@ -25,8 +25,9 @@ from pystate.operator.function_spec import (
     checked_late,
     late_tag,
 )
+from pystate.operator.invalid import InvalidRule
 from pystate.spark.base.arguments import OrderBy, late_schema, side_columns
-from pystate.spark.base.combining import Combine, checked_combine
+from pystate.spark.base.combining import NOT_INVALID, Combine, checked_combine
 from pystate.spark.base.resolve import FrameColumns, column_named, column_text, whole_key
 from pystate.spark.base.routing import RANGE_COLUMN, route
 from pystate.spark.base.schemas import (
@@ -50,7 +51,7 @@ from pystate.spark.operators.aggregated import TIMES, AggregatePlan
 from pystate.spark.operators.arrow_map import arrow_map
 from pystate.spark.operators.broadcast import BroadcastApplied, BroadcastFrame, BroadcastFrames
 from pystate.spark.operators.connected import Connectable
-from pystate.spark.operators.inputs import input_of
+from pystate.spark.operators.inputs import input_of, invalid_schema
 from pystate.spark.operators.joined import JoinedFrame
 from pystate.spark.operators.ported import PortedOperators
 from pystate.spark.operators.row_operators import RowOperators
@@ -66,6 +67,7 @@ from pystate.windows.assigners import Assigner
 from pystate.windows.specification import window_options
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
 
     from pystate.spark.evaluation.evaluation import Evaluation
@@ -96,6 +98,10 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         After how long without rows the input is idle.
     initial_rows : DataFrame or callable, optional
         The rows before the operator's first epoch.
+    max_ahead : str, timedelta or int, optional
+        How far ahead of the processing time an event time may be.
+    invalid : str, optional
+        The tag of the side output for rows that cannot be processed.
     """
 
     def __init__(
@@ -109,6 +115,8 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         allowed_delay: Duration | None = None,
         idle_after: Duration | None = None,
         initial_rows: Given | None = None,
+        max_ahead: Duration | None = None,
+        invalid: str | None = None,
     ) -> None:
         self._evaluation = evaluation
         self._uid = uid
@@ -116,8 +124,16 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         refuse_reserved(frame.columns, self._owner)
         self._columns = columns = FrameColumns(frame, self._owner)
         names = [columns.take(key) for key in keys]
-        frame, self._event_time, self._order_by, self._input = input_of(
-            evaluation, columns, self._owner, event_time, allowed_delay, idle_after, order_by
+        frame, self._event_time, self._order_by, self._input, self._invalid = input_of(
+            evaluation,
+            columns,
+            self._owner,
+            event_time,
+            allowed_delay,
+            idle_after,
+            order_by,
+            max_ahead=max_ahead,
+            invalid=invalid,
         )
         self._frame = frame
         self._names = names
@@ -218,12 +234,17 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             sides=written,
             initial=initial_of(rows, *initial, self._owner),
             counted=broadcast is None,
+            invalid=self._invalid_rows(),
         )
         if broadcast is not None:
             keys = [name for name, _ in self._keys]
             return broadcast.run(spec, self._frame, keys, self._order_by, plan, declared)
         out = arrow_map(routed(self._frame, plan), plan, self._frame.columns, body, declared)
         return self._evaluation.output(uid, out)
+
+    def _invalid_rows(self) -> dict[str, tuple[InvalidRule, pa.Schema | None]]:
+        """What becomes of invalid rows, and the columns of their side output."""
+        return {INPUT: invalid_schema(self._invalid, self._frame, self._owner)}
 
     def _joined(self) -> JoinedFrame:
         return JoinedFrame(
@@ -234,6 +255,7 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             self._event_time,
             self._input,
             bool(self._order_by),
+            self._invalid,
             None if self._earlier is None else partial(self._earlier_rows, self._columns),
         )
 
@@ -331,6 +353,10 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         declared = st.StructType([*(st.StructField(*leaf) for leaf in leaves), *plan.fields])
         output = output_columns(declared, self._owner)
         selected = plan.selected(frame, keys, self._event_time)
+        if self._invalid.tag is not None:
+            selected |= {
+                name: column_named(name) for name in self._invalid.columns if name not in selected
+            }
         body = plan.body(output, TIMES if self._event_time is not None else None)
 
         def routed(frame: DataFrame, operator: OperatorPlan) -> DataFrame:
@@ -349,10 +375,15 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             inputs=(self._input,),
             initial=initial_of(rows, initial_state, None, self._owner),
             counted=True,
+            invalid=self._invalid_rows(),
         )
         names = [*selected]
-        if plan.combines(combine, self._event_time, ordered=bool(self._order_by)) and (
-            combine is True or self._evaluation.combines(uid)
+        if not self._combinable and combine is True:
+            raise InvalidArgumentError(f"{self._owner}: combine=True: {NOT_INVALID}")
+        if (
+            self._combinable
+            and plan.combines(combine, self._event_time, ordered=bool(self._order_by))
+            and (combine is True or self._evaluation.combines(uid))
         ):
             combined, body = plan.combine(frame, keys, self._event_time, operator, output)
             rows_in, names = self._routed(combined, operator), combined.columns
@@ -360,6 +391,11 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             rows_in = routed(frame, operator)
         out = arrow_map(rows_in, operator, names, body, declared)
         return self._evaluation.output(uid, out, self._with_structs(out, [*aggregates]))
+
+    @property
+    def _combinable(self) -> bool:
+        """Whether rows need not be looked at one by one."""
+        return not self._invalid.of_each
 
     def _aggregates(
         self, unnamed: Sequence[Any], given: Mapping[str, Any], columns: FrameColumns
@@ -409,6 +445,7 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             sides=sides,
             initial=self._initial_rows(self._columns, body, routed),
             counted=True,
+            invalid=self._invalid_rows(),
         )
         out = arrow_map(routed(frame, plan), plan, frame.columns, body, declared)
         if declared.names == list(result):
@@ -500,6 +537,7 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             apply,
             initial,
             bool(self._order_by),
+            self._invalid_rows(),
         )
         return WindowedFrame(given, options, late)
 

@@ -75,6 +75,8 @@ class PipelineContext:
         event_time: str | None = None,
         allowed_delay: Duration | None = None,
         idle_after: Duration | None = None,
+        max_ahead: Duration | None = None,
+        invalid: str | None = None,
         initial_rows: Given | None = None,
     ) -> KeyedFrame:
         """Partition one epoch's rows by key, for a stateful operator.
@@ -112,6 +114,13 @@ class PipelineContext:
             no watermark back; by default it never is. The next row ends that, and may then be late,
             since a watermark never goes back. If all inputs of an operator are idle, its watermark
             stays where it is, and other operators do not wait for it.
+        max_ahead : str, timedelta or int, optional
+            How far a row's event time may be ahead of the epoch's processing time. A row that is
+            further ahead, of the year 9999 for example, would make all later rows late for good: it
+            is invalid. By default there is no bound.
+        invalid : str, optional
+            The tag of a side output for rows that the operator cannot process, with the columns of
+            `df`. Without it ``Job(on_invalid=...)`` says what becomes of them.
         initial_rows : DataFrame or callable, optional
             Rows of the time before the operator's first epoch, with the columns of `df`, in any
             order of rows. They go through the operator as an epoch of their own whose output is
@@ -139,6 +148,8 @@ class PipelineContext:
             allowed_delay,
             idle_after,
             initial_rows,
+            max_ahead,
+            invalid,
         )
 
     def operator(

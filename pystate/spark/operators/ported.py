@@ -20,6 +20,7 @@ from pystate.coordinator.watermarks import Input
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.functions.binding import operator_spec, require_state, sent
 from pystate.operator.function_spec import DROP_LATE, PROCESS_LATE, FunctionSpec
+from pystate.operator.invalid import InvalidRule
 from pystate.operator.output import OutputColumns
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.errors import StatefulProcessorError
@@ -38,6 +39,7 @@ from pystate.types.keys import describe, parse_key
 from pystate.types.state_type import StateType
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from pystate.spark.evaluation.evaluation import Evaluation
@@ -68,6 +70,9 @@ class PortedOperators:
     _order_by: tuple[Column, ...]
     _event_time: str | None
     _input: Input
+
+    def _invalid_rows(self) -> dict[str, tuple[InvalidRule, pa.Schema | None]]:
+        raise NotImplementedError
 
     def _key_types(self) -> tuple[StateType, ...]:
         raise NotImplementedError
@@ -357,6 +362,7 @@ class PortedOperators:
             self._keys,
             inputs=(self._input,),
             initial=first or earlier,
+            invalid=self._invalid_rows(),
         )
         out = arrow_map(routed(frame, plan), plan, frame.columns, body, declared)
         return self._evaluation.output(uid, out)

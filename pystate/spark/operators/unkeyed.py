@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from pyspark import cloudpickle
 from pyspark.sql import types as st
 
+from pystate.checkpoint.refs import INPUT
 from pystate.errors import WrongTypeError
 from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import instance_states, sent, way_to_function
@@ -73,7 +74,7 @@ class OperatorFrame:
         self._owner = f"operator {uid!r}"
         refuse_reserved(frame.columns, self._owner)
         columns = FrameColumns(frame, self._owner)
-        self._frame, self._event_time, _, self._input = input_of(
+        self._frame, self._event_time, _, self._input, self._invalid = input_of(
             evaluation, columns, self._owner, event_time, allowed_delay, idle_after
         )
 
@@ -157,6 +158,7 @@ class OperatorFrame:
             inputs=(self._input,),
             sides=written,
             initial=None if given_items is None else InitialItems(given_items, states),
+            invalid={INPUT: (self._invalid, None)},
         )
         plan = replace(plan, every_epoch=works_in_every_epoch(function))
         routed = spread(frame, plan.parallelism)

@@ -14,16 +14,19 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import types as st
 
+from pystate.checkpoint.refs import INPUT
 from pystate.coordinator.watermarks import Holds, Input
 from pystate.errors import InvalidArgumentError
 from pystate.functions.binding import sent
 from pystate.functions.windows import WindowFunctionLike
-from pystate.operator.combined import total_weight
+from pystate.operator.combined import TIME, total_weight
 from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.function_spec import checked_late, late_tag
+from pystate.operator.invalid import InvalidRule
 from pystate.operator.output import OutputColumns
 from pystate.spark.base.arguments import side_columns
 from pystate.spark.base.combining import (
+    NOT_INVALID,
     ORDERED,
     WITHOUT_ZONE,
     Combine,
@@ -84,6 +87,8 @@ class WindowInput:
         body, and the names of the columns that it needs.
     ordered : bool
         Whether the rows of a key have an order.
+    invalid : mapping
+        What becomes of invalid rows, and the columns of their side output.
     """
 
     evaluation: Evaluation
@@ -96,6 +101,12 @@ class WindowInput:
     apply: Callable[[DataFrame, Sequence[str], OperatorPlan, Any, st.StructType], DataFrame]
     initial_rows: Callable[[FrameColumns, Any, Sequence[str]], InitialRows | None]
     ordered: bool
+    invalid: Mapping[str, tuple[InvalidRule, pa.Schema | None]]
+
+    @property
+    def rule(self) -> InvalidRule:
+        """What becomes of invalid rows."""
+        return self.invalid[INPUT][0]
 
 
 class WindowedFrame:
@@ -163,7 +174,8 @@ class WindowedFrame:
             )
         tag = late_tag(self._late)
         body = partial(WindowBody, spec, output_columns(declared, given.owner), tag)
-        names = frame.columns if tag is not None else _needed(spec, frame.columns)
+        whole = tag is not None or given.rule.tag is not None
+        names = frame.columns if whole else _needed(spec, frame.columns)
         plan = given.evaluation.declare(
             spec.operator(given.uid, key),
             given.keys,
@@ -171,6 +183,7 @@ class WindowedFrame:
             sides={} if tag is None else {tag: schema},
             initial=given.initial_rows(columns, body, names),
             counted=True,
+            invalid=given.invalid,
         )
         if decided(combine, self._uncombined(spec, frame.schema), given.owner) and (
             combine is True or given.evaluation.combines(given.uid)
@@ -185,6 +198,8 @@ class WindowedFrame:
         time = spec.options.event_time
         if late_tag(self._late) is not None:
             return "rows that are too late go to a side output"
+        if self._given.rule.of_each:
+            return NOT_INVALID
         if self._given.ordered:
             return ORDERED
         if time is not None and event_ms(column_text(time), schema[time].dataType) is None:
@@ -256,6 +271,7 @@ class WindowedFrame:
             sides=written,
             initial=given.initial_rows(given.columns, body, names),
             counted=True,
+            invalid=given.invalid,
         )
         out = given.apply(frame, names, plan, body, declared)
         # Which of the function's columns is the window's end nobody knows.
@@ -307,6 +323,8 @@ def _combined(frame: DataFrame, spec: WindowSpec, plan: OperatorPlan) -> DataFra
                 split = changing(rule.split, time)
                 later = f"greatest({within}, {split} + 1L)"
                 within = f"CASE WHEN {time} > {split} THEN {later} ELSE {within} END"
+            inside = f"{time} BETWEEN {rule.first}L AND {rule.last}L"
+            within = f"CASE WHEN {inside} THEN {within} ELSE {time} END"
     columns = [CombinedColumn(p.name, p.function, p.source) for p in parts(spec)]
     keys = [(key, column_text(key)) for key in spec.key]
     stretches = isinstance(spec.options.windows, Session)
@@ -372,6 +390,7 @@ class WindowBody:
             late,
             f"operator {plan.operator.uid!r}",
             combined=self._combined,
+            invalid=self._task.invalid(event_time=TIME if self._combined else None),
         )
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -14,13 +14,15 @@ import pyarrow.compute as pc
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import StateOverflowError
 from pystate.functions.base import RuntimeContext
+from pystate.operator.co_shapes import InputName
 from pystate.operator.combined import LATE, LOW, WEIGHT, total_weight, whole_sums
 from pystate.operator.event_time import event_times
 from pystate.operator.function_spec import FunctionSpec
+from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import OutputColumns
 from pystate.operator.runtime import FunctionRuntime
 from pystate.spark.tasks.range_task import RangeTask
-from pystate.state.key_batch import KeyBatch
+from pystate.state.key_batch import KeyBatch, overflowed
 from pystate.state.value import ValueState
 
 __all__ = ["AggregateBody", "FunctionBody", "Operation", "RoutedBody", "StateUpdate"]
@@ -68,8 +70,13 @@ class FunctionBody:
             task.write_side,
             time=task.plan.time,
             drain=task.plan.drain,
+            invalid=self._invalid(),
             **options,
         )
+
+    def _invalid(self) -> dict[InputName, InvalidRows]:
+        """What takes the input's invalid rows out."""
+        return {"left": self._task.invalid()}
 
     def process(self, rows: Any) -> Iterator[Any]:
         """Call the function for some rows."""
@@ -170,6 +177,7 @@ class AggregateBody:
     def open(self) -> None:
         """Register the states."""
         backend = self._task.backend
+        self._invalid = self._task.invalid(event_time=self._event_time)
         self._handles = {
             name: backend.register(name, declaration)
             for name, declaration in self._task.plan.operator.states.items()
@@ -177,6 +185,7 @@ class AggregateBody:
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Update the states; nothing is emitted yet."""
+        rows = self._invalid.timely(rows, self._event_time)
         if self._combined:
             self._task.note_combined(rows.num_rows, total_weight(rows))
         if self._event_time is not None:
@@ -188,8 +197,9 @@ class AggregateBody:
             try:
                 values = self._values(update.source, rows)
                 getattr(self._handles[update.state], update.operation)(keys, values)
-            except StateOverflowError:
-                raise StateOverflowError(self._beyond(update)) from None
+            except StateOverflowError as error:
+                found = overflowed(error, keys)
+                raise StateOverflowError(self._beyond(update, found)) from None
             if nulls is not None:
                 some = isinstance(values, pa.Array) and values.null_count
                 nulls = pc.and_(values.is_null(), nulls) if some else None
@@ -215,12 +225,12 @@ class AggregateBody:
             return whole_sums(values, rows.column(source + LOW))
         return values
 
-    def _beyond(self, update: StateUpdate) -> str:
+    def _beyond(self, update: StateUpdate, key: str) -> str:
         plan = self._task.plan
         kind = plan.operator.states[update.state].columns(update.state)[0].value_type.ddl
         wider = "decimal(38,0)" if kind == "long" else "double, which rounds"
         return (
-            f"{plan.describe()}: {update.shown} of a key is beyond the range of {kind}; the epoch "
+            f"{plan.describe()}: {update.shown} of {key} is beyond the range of {kind}; the epoch "
             f"is not published. Cast the column to {wider}, and keep the aggregate under another "
             f"uid: what {plan.operator.uid!r} has stored stays {kind}"
         )

@@ -86,6 +86,7 @@ class InstanceBody(FunctionBody):
             old=self._old,
             time=plan.time,
             drain=plan.drain,
+            invalid={"left": task.invalid(key=())},
         )
         self._runtime.open()
         self._drop_old()

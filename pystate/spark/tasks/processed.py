@@ -51,6 +51,7 @@ class WindowProcessBody:
             WindowContext(plan.operator.uid, plan.processing_time_ms),
             None if self._tag is None else partial(task.write_side, self._tag),
             task.write_side,
+            task.invalid(),
         )
         self._run.open()
 

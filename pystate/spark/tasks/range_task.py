@@ -22,7 +22,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -39,6 +39,7 @@ from pystate.coordinator.range_report import InputSeen, RangeReport, SideFile
 from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
 from pystate.operator.drain import MAX_WATERMARK
+from pystate.operator.invalid import InvalidRows, InvalidRule
 from pystate.shared_tables import Attachment, tables
 from pystate.spark.base.parquet_format import ParquetFormat
 from pystate.spark.base.routing import KeyRouter
@@ -147,6 +148,8 @@ class OperatorPlan:
     """Whether it says in every epoch how old what it keeps is, for the watermarks of others."""
     replaces: bool = False
     """Whether each epoch replaces the state, so that a range with state has work without rows."""
+    invalid: Mapping[str, InvalidRule] = field(default_factory=dict)
+    """What becomes of the invalid rows of each input."""
     markers: bool = True
     """Whether a marker row announces each range. It may be False if no range has work without
     rows."""
@@ -254,6 +257,7 @@ class RangeTask:
         self.rows_combined = 0
         self.rows_out = 0
         self.late_rows = 0
+        self._invalid: list[InvalidRows] = []
         self.max_event_time_ms: int | None = None
         self._inputs: tuple[InputSeen, ...] = ()
         self._kept: tuple[InputSeen, ...] = ()
@@ -364,6 +368,34 @@ class RangeTask:
         self.metrics["rows_redistributed"] = rows
         return backend
 
+    def invalid(
+        self,
+        name: str = INPUT,
+        key: Sequence[str] | None = None,
+        *,
+        event_time: str | None = None,
+    ) -> InvalidRows:
+        """What takes the invalid rows of an input out.
+
+        Parameters
+        ----------
+        name : str
+            The input.
+        key : sequence of str, optional
+            Its key columns, if they are not called as in checkpoints.
+        event_time : str, optional
+            The column of the event time in the task, if it is called otherwise than in the input.
+        """
+        plan = self.plan
+        rule = plan.invalid.get(name, InvalidRule())
+        if event_time is not None:
+            rule = replace(rule, event_time=event_time)
+        names = [name for name, _ in plan.key_schema] if key is None else key
+        owner = f"operator {plan.operator.uid!r}"
+        found = InvalidRows(owner, names, rule, plan.processing_time_ms, self.write_side)
+        self._invalid.append(found)
+        return found
+
     def note_event_time(self, latest_ms: int | None, late_rows: int) -> None:
         """Add the largest event time of some rows, and how many of them are late."""
         self.late_rows += late_rows
@@ -467,6 +499,7 @@ class RangeTask:
             self.release()
         rows_in = self.rows_in + self.rows_combined
         self.metrics.update(rows_in=rows_in, rows_out=self.rows_out, process_id=os.getpid())
+        self.metrics["invalid_rows"] = sum(each.rows for each in self._invalid)
         if plan.event_time:
             self.metrics["late_rows"] = self.late_rows
         plan.reports.add(

@@ -49,6 +49,7 @@ class RowsBody:
             watermark=None if plan.time is None else plan.time.late_bound_ms,
             side=self._task.write_side,
             uid=plan.operator.uid,
+            invalid=self._task.invalid(),
         )
         self._operator.open()
 

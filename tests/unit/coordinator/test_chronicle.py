@@ -34,6 +34,7 @@ METRICS: dict[str, Any] = {
     "process_ms": 2.0,
     "seal_ms": 3.0,
     "write_ms": 4.0,
+    "invalid_rows": 6,
 }
 
 

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.errors import InvalidArgumentError
 from pystate.windows.assigners import Session
 from tests.unit.windows.test_aligned import ALL, SUMS
 from tests.unit.windows.windows_world import SCHEMA, Row, World, as_dict, numbers
@@ -206,15 +205,31 @@ def test_times_at_the_ends_of_the_type() -> None:
     ends = [-(2**63), -(2**63) + 5, 2**63 - 1, 2**63 - 4, 0]
     world.epoch([(1, time, 1) for time in ends], None)
     found = world.epoch([], 2**63 - 1)
-    assert sorted(row[4] for row in found) == [1, 2, 2]
+    # The others would be in sessions that end, or are kept until, beyond 64 bits.
+    assert found == [(1, 0, 10, 1, 1)]
+    assert world.timeless == 4
     world.close()
 
 
-@pytest.mark.parametrize("gap", [0, -5])
-def test_gaps_are_positive(gap: int) -> None:
-    world = World(Session(column="gap"), SUMS, GAPS)
-    with pytest.raises(InvalidArgumentError, match=r"'gap' has a gap of"):
-        world.epoch([(1, 1, 1, 5), (1, 2, 1, gap)], None)
+LONG_GAPS = GAPS.set(3, pa.field("gap", pa.int64()))
+
+
+@pytest.mark.parametrize("gap", [0, -5, None, -(1 << 63), (1 << 59) + 1, (1 << 63) - 1])
+def test_a_row_whose_gap_is_none_is_left_out(gap: int | None) -> None:
+    """As Spark filters such rows; the others of the batch are not touched."""
+    world = World(Session(column="gap"), SUMS, LONG_GAPS)
+    world.epoch([(1, 1, 1, 5), (1, 2, 1, gap), (2, 3, 7, 1)], None)
+    assert sorted(world.epoch([], 10)) == [(1, 1, 6, 1, 1), (2, 3, 4, 7, 1)]
+    assert world.timeless == 1
+    world.close()
+
+
+def test_a_gap_that_is_too_long_for_its_time_concerns_no_other_row() -> None:
+    world = World(Session(column="gap"), SUMS, LONG_GAPS)
+    far = (1 << 63) - (1 << 61)
+    world.epoch([(1, far, 1, 1 << 59), (1, far, 2, 5)], None)
+    assert world.epoch([], (1 << 63) - 1) == [(1, far, far + 5, 2, 1)]
+    assert world.timeless == 1
     world.close()
 
 

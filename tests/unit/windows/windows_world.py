@@ -163,7 +163,7 @@ class World:
                 self.most_rows = max(self.most_rows, piece.num_rows)
                 emitted += tuples(piece)
             dropped += operator.dropped_rows
-            timeless += operator.timeless_rows
+            timeless += operator.invalid.rows
             operator.close()
         return emitted, late, dropped, timeless
 

@@ -9,10 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.errors import StateOverflowError
+from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import OutputColumns
 from pystate.spark.tasks.bodies import AggregateBody, StateUpdate
 from pystate.state.operator_spec import OperatorSpec
@@ -35,8 +38,15 @@ def sums(names: Sequence[str]) -> Iterator[Any]:
     with KeyedStateBackend.of(spec) as backend:
 
         def epoch(*batches: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-            plan = SimpleNamespace(operator=spec, key_schema=[("k", None), ("x", None)], time=None)
-            task: Any = SimpleNamespace(plan=plan, backend=backend)
+            plan = SimpleNamespace(
+                operator=spec,
+                key_schema=[("k", None), ("x", None)],
+                time=None,
+                describe=lambda: "operator 'totals'",
+            )
+            task: Any = SimpleNamespace(
+                plan=plan, backend=backend, invalid=lambda **_: InvalidRows("x")
+            )
             body = AggregateBody(task, updates, [(n, None) for n in names], output)
             body.open()
             for rows in batches:
@@ -60,6 +70,15 @@ def test_keys_of_which_all_values_are_null_are_emitted() -> None:
         assert epoch([("q", 0.0, None, None)], [("q", 0.0, 4, None)]) == [("q", 0.0, 4)]
         assert epoch([("q", 0.0, 5, None)], [("q", 0.0, None, None)]) == [("q", 0.0, 9)]
         assert epoch() == epoch([]) == []
+
+
+def test_a_sum_beyond_its_range_names_the_key() -> None:
+    most = (1 << 63) - 1
+    with (
+        sums(["a"]) as epoch,
+        pytest.raises(StateOverflowError, match=r"a=sum of key \('q', 1\.5\) is beyond the range"),
+    ):
+        epoch([("p", 1.5, most, None), ("q", 1.5, most, None), ("q", 1.5, 1, None)])
 
 
 def same(x: Any) -> Any:
