@@ -227,6 +227,11 @@ class StatefulFunction(metaclass=_FunctionType):
     #: Up to when event-time timers fire before there is a watermark; None for none of them.
     _first_timers_ms: ClassVar[int | None] = None
 
+    @property
+    def _beginning(self) -> tuple[Any, StatefulFunction] | None:
+        """Rows before the first epoch, and the function for them, where a harness is to run it."""
+        return None
+
     def open(self, ctx: RuntimeContext) -> None:
         """Prepare for a task, before its first row. There is no current key."""
 

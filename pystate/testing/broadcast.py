@@ -235,6 +235,14 @@ class BroadcastHarness(Harness):
             )
         return super().state(name, key, namespace)
 
+    def set_state(self, name: str, key: Any, value: Any, namespace: Any = None) -> None:
+        """Set one keyed state of one key; see `Harness.set_state`."""
+        if name in broadcast_states(self._function):
+            raise InvalidArgumentError(
+                f"state {name!r} belongs to no key: send the broadcast rows that set it"
+            )
+        super().set_state(name, key, value, namespace)
+
     def states(self, key: Any, namespace: Any = None) -> dict[str, Any]:
         """All keyed states of one key by name."""
         return {name: self.state(name, key, namespace) for name in keyed_states(self._function)}

@@ -167,6 +167,8 @@ class Harness(HarnessBase):
             self._make_ranges(parse_key(options.key))
         if initial_state is not None or initial_timers is not None:
             self._begin_with_state(initial_state, initial_timers)
+        if function._beginning is not None:
+            self._begin_with_function(*function._beginning)
         if initial_rows is not None:
             self._begin_with_rows(initial_rows)
 
@@ -342,6 +344,38 @@ class Harness(HarnessBase):
         object
             What the handle returns: a value, a list, an aggregate's result; for a map a dict.
         """
+        return self._known_ranges(name).look(name, key, namespace)
+
+    def states(self, key: Any, namespace: Any = None) -> dict[str, Any]:
+        """All states of one key by name; parameters and values are those of `state`."""
+        return {n: self.state(n, key, namespace) for n in declarations(self._function)}
+
+    def set_state(self, name: str, key: Any, value: Any, namespace: Any = None) -> None:
+        """Set one state of one key, between two epochs.
+
+        Parameters
+        ----------
+        name : str
+            The state.
+        key : object
+            The key; a tuple if it has several columns.
+        value : object
+            What `state` would return; of an aggregating state the values that it is to have
+            aggregated. None clears it.
+        namespace : object, optional
+            The namespace; by default the default one.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There is no such state, or the key's type is not known yet.
+        WrongTypeError
+            The value is not of the state's type.
+        """
+        self._known_ranges(name).put(name, key, namespace, value, self._clock.processing_time)
+
+    def _known_ranges(self, name: str) -> RangeTables:
+        """The tables, which have this state."""
         if name not in declarations(self._function):
             raise unknown_state(name, declarations(self._function))
         if self._ranges is None:
@@ -349,11 +383,7 @@ class Harness(HarnessBase):
                 "no row has come yet, and the key's type is not known; say it: "
                 "key={'user': 'string'}"
             )
-        return self._ranges.look(name, key, namespace)
-
-    def states(self, key: Any, namespace: Any = None) -> dict[str, Any]:
-        """All states of one key by name; parameters and values are those of `state`."""
-        return {n: self.state(n, key, namespace) for n in declarations(self._function)}
+        return self._ranges
 
     def next_timer(self, domain: TimeDomain) -> int | None:
         """When the earliest timer is due, in milliseconds since 1970; None if there is none.
@@ -456,6 +486,25 @@ class Harness(HarnessBase):
         most = options.max_parallelism
         spec = operator_spec(self._function, options.uid, ranges.key, most)
         begin_with_state(ranges, spec, state, timers)
+
+    def _begin_with_function(self, rows: Any, function: StatefulFunction) -> None:
+        """Have another function of the same states handle rows before the first epoch."""
+        given = InputRows(self._options.key_names)
+        batch = given.batch(rows)
+        if batch is None:
+            return
+        ranges = self._ranges
+        if ranges is None:
+            ranges = self._make_ranges(key_of(batch.schema, self._options.key))
+        options = replace(self._options, event_time=None, allowed_delay_ms=None, late=PROCESS_LATE)
+        clock = replace(self._clock, epoch=1)
+        try:
+            LocalOperator(function, options, ranges).run_epoch(
+                batch, given.schema, clock, None, drain=False
+            )
+        except BaseException:
+            self.close()
+            raise
 
     def _begin_with_rows(self, rows: Any) -> None:
         self._process(rows)

@@ -185,6 +185,13 @@ class ProcessHarness(Harness):
         """All states of an instance by name; parameters and values are those of `state`."""
         return super().states(key, namespace)
 
+    def set_state(self, name: str, key: Any, value: Any, namespace: Any = None) -> NoReturn:
+        """Refuse: what instances have belongs to no key."""
+        raise InvalidArgumentError(
+            f"state {name!r:.80} of a ProcessFunction belongs to no key: begin with "
+            "initial_state=, or send the rows that fill it"
+        )
+
     def keys(self) -> NoReturn:
         """Refuse: there are no keys."""
         raise InvalidArgumentError("a ProcessFunction has no keys: state(name, instance) has all")

@@ -20,6 +20,7 @@ from pystate.checkpoint.manifest import Schema
 from pystate.coordinator.evolution import lost_timers
 from pystate.errors import InvalidArgumentError
 from pystate.functions.context import TimeDomain
+from pystate.state.aggregating import AggregatingState
 from pystate.state.evolution import same_content
 from pystate.state.operator_spec import OperatorSpec, declared_fills
 from pystate.types.arrays import as_array, hash_keys, key_groups
@@ -158,6 +159,28 @@ class RangeTables:
             return list(found) if isinstance(found, Iterator) else found
         finally:
             backend.rollback()
+
+    def put(self, name: str, key: Any, namespace: Any, value: Any, processing_time: int) -> None:
+        """Set one state of one key, as an epoch of its own."""
+        backend: Any = self.find(key).backend
+        with self.epoch(lambda: None):
+            backend.set_clock(processing_time=processing_time)
+            backend.set_current_key(key)
+            if namespace is not None or backend.namespace is not None:
+                backend.set_current_namespace(namespace)
+            handle = backend[name]
+            handle.clear()
+            if value is None:
+                return
+            if hasattr(handle, "put_all"):
+                handle.put_all(value)
+            elif hasattr(handle, "update"):
+                handle.update(value)
+            elif isinstance(backend.declarations[name], AggregatingState):
+                for each in value:
+                    handle.add(each)
+            else:
+                handle.add(value)
 
     def next_timer(self, domain: TimeDomain) -> int | None:
         """When the earliest timer is due, in milliseconds since 1970."""

@@ -390,6 +390,13 @@ class TwoInputHarness(OperatorHarness):
             raise unknown_state(name, known)
         return self._ranges.look(name, key, namespace)
 
+    def set_state(self, name: str, key: Any, value: Any, namespace: Any = None) -> None:
+        """Set one state of one key, of a function; see `Harness.set_state`."""
+        known = {} if self._function is None else declarations(self._function)
+        if name not in known:
+            raise unknown_state(name, known)
+        self._ranges.put(name, key, namespace, value, self.processing_time)
+
     def __repr__(self) -> str:
         what = type(self._join if self._function is None else self._function).__name__
         return f"<TwoInputHarness of {what} after {self.epoch} epochs>"

@@ -30,7 +30,7 @@ from pystate.spark.evaluation.initial import InitialRows, RowsOf
 from pystate.spark.operators.arrow_map import arrow_map
 from pystate.spark.ported.forms import Form, RowForm
 from pystate.spark.ported.function import Options, PortedFunction, ported
-from pystate.spark.ported.group_state import GroupStateProcessor, checked_timeout
+from pystate.spark.ported.group_state import GroupStateProcessor, checked_timeout, mode_of
 from pystate.spark.ported.modes import checked_output_mode, time_mode_of
 from pystate.spark.ported.rows import RowOutput
 from pystate.spark.tasks.bodies import FunctionBody
@@ -230,7 +230,7 @@ class PortedOperators:
             self._owner,
         )
         form, output = self._in_frames(cut_by_bytes=False)
-        mode = "EventTime" if event_time else "ProcessingTime"
+        mode = mode_of(given)
         return self._ported(processor, output_schema, output_mode, mode, None, "", form, output)
 
     def _is_timed(self) -> bool:

@@ -41,6 +41,8 @@ class PortedCalls(KeyedCalls):
         self.most = self.function.options.form.collected
         self._batches: list[pa.RecordBatch] = []
         self.function._backend = self.backend
+        timed = run.spec.event_time is not None or run.watermark_ms is not None
+        self.function.takes(run.spec.columns, timed=timed)
         self._timer_key = _key_row(run.spec.key, run.spec.key_types, self.function.options.key)
 
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:

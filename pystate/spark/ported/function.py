@@ -9,7 +9,7 @@ Thread safety: as any stateful function.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -115,6 +115,22 @@ class PortedFunction(KeyedProcessFunction):
         if handle is not None:
             handle.end()
             self._processor.close()
+
+    def beginning_with(self, rows: Any) -> PortedFunction:
+        """The same, which a harness begins with these rows of the initial state."""
+        self._initial_rows = rows
+        return self
+
+    @property
+    def _beginning(self) -> tuple[Any, PortedFunction] | None:
+        rows = self.__dict__.get("_initial_rows")
+        return None if rows is None else (rows, self.for_initial())
+
+    def takes(self, columns: Sequence[str], *, timed: bool) -> None:
+        """Tell a processor that asks for it what its input is."""
+        tell = getattr(self._processor, "takes_input", None)
+        if tell is not None:
+            tell(columns, timed=timed)
 
     def for_initial(self) -> PortedFunction:
         """The same for the rows of the initial state."""

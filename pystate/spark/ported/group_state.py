@@ -21,8 +21,9 @@ from pystate.arguments import shown
 from pystate.errors import WrongTypeError
 from pystate.operator.drain import MAX_WATERMARK
 from pystate.spark.base.errors import StatefulProcessorError
+from pystate.spark.ported.handle import TimeMode
 
-__all__ = ["GroupStateProcessor", "checked_timeout"]
+__all__ = ["GroupStateProcessor", "checked_timeout", "mode_of"]
 
 #: The names of the states.
 _STATE, _TIMEOUT = "state", "timeout"
@@ -48,6 +49,11 @@ def checked_timeout(given: Any, owner: str) -> str:
     return str(given)
 
 
+def mode_of(timeout: str) -> TimeMode:
+    """The time mode in which a timeout of this configuration is a timer."""
+    return "EventTime" if timeout == GroupStateTimeout.EventTimeTimeout else "ProcessingTime"
+
+
 class GroupStateProcessor(StatefulProcessor):
     """Calls a function with its group's state.
 
@@ -59,10 +65,10 @@ class GroupStateProcessor(StatefulProcessor):
         The state's.
     timeout : str
         Spark's timeout configuration.
-    columns : sequence of str
-        The columns of the frames.
+    columns : sequence of str or None
+        The columns of the frames; None for what a task's input has.
     has_watermark : bool
-        Whether the operator has event time.
+        Whether the operator has event time; what a task's input says where `columns` is None.
     owner : str
         What errors name.
     """
@@ -72,16 +78,22 @@ class GroupStateProcessor(StatefulProcessor):
         function: Callable[..., Any],
         schema: Any,
         timeout: str,
-        columns: Iterable[str],
+        columns: Iterable[str] | None,
         has_watermark: bool,
         owner: str,
     ) -> None:
         self._function = function
         self._schema = schema
         self._timeout = timeout
-        self._columns = list(columns)
+        self._is_told = columns is None
+        self._columns = [] if columns is None else list(columns)
         self._has_watermark = has_watermark
         self._owner = owner
+
+    def takes_input(self, columns: Iterable[str], *, timed: bool) -> None:
+        """Take what a task's input is, unless it is known."""
+        if self._is_told:
+            self._columns, self._has_watermark = list(columns), timed
 
     def init(self, handle: Any) -> None:
         """Ask for the states."""

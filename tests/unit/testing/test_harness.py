@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections import namedtuple
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -807,3 +808,71 @@ def test_a_function_learns_of_checkpoints(caplog: pytest.LogCaptureFixture) -> N
             assert harness.process([{"k": 1}]) == [(1, number + 1)]
     assert told == [1, 2]
     assert "on_checkpoint_complete(2) failed" in caplog.text
+
+
+class EveryKind(ps.KeyedProcessFunction):
+    """A state of each kind, which it only shows."""
+
+    value = ps.ValueState("long", default=0)
+    nested = ps.ValueState("struct<a:long>")
+    items = ps.ListState("string")
+    entries = ps.MapState("string", "long")
+    most = ps.ReducingState("long", max)
+    mean = ps.AggregatingState(ps.Mean(), "long")
+    namespace = "long"
+
+    def process(self, key: Any, row: Any, ctx: Any) -> Iterator[Any]:
+        ctx.set_namespace(row["n"])
+        yield self.value.value(), self.items.get(), self.entries.items(), self.most.get()
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_states_are_set_and_read_between_epochs(parallelism: int) -> None:
+    values: dict[str, Any] = {
+        "value": 7,
+        "nested": {"a": 1},
+        "items": ["x", "y"],
+        "entries": {"k": 3},
+        "most": 9,
+    }
+    with Harness(EveryKind(), key={"k": "string"}, parallelism=parallelism) as harness:
+        for name, value in values.items():
+            harness.set_state(name, "a", 0 if name == "most" else value, namespace=5)
+            harness.set_state(name, "a", value, namespace=5)
+            assert harness.state(name, "a", namespace=5) == value
+        harness.set_state("mean", "a", [1, 2, 6], namespace=5)
+        assert harness.state("mean", "a", namespace=5) == 3.0
+        assert harness.state("value", "a") == 0 and harness.epoch == 0
+        shown = (7, ["x", "y"], [("k", 3)], 9)
+        assert harness.process([{"k": "a", "n": 5}]) == [shown]
+        # What was set stays if an epoch after it fails, and is in snapshots.
+        harness.set_state("value", "a", 8, namespace=5)
+        with pytest.raises(WrongTypeError):
+            harness.process([{"k": "a", "n": "x"}])
+        with pytest.raises(WrongTypeError):
+            harness.set_state("value", "a", "x", namespace=5)
+        snapshot = harness.snapshot()
+        with pytest.raises(ps.errors.PystateError, match="values"):
+            harness.set_state("values", "a", 1)
+    with Harness.restore(snapshot, EveryKind(), parallelism=2) as harness:
+        assert harness.process([{"k": "a", "n": 5}]) == [(8, *shown[1:])]
+        for name in ("value", "items", "entries", "most", "mean", "nested"):
+            harness.set_state(name, "a", None, namespace=5)
+        assert harness.keys() == []
+    with Harness(EveryKind(), key="k") as harness, pytest.raises(InvalidArgumentError, match="say"):
+        harness.set_state("value", "a", 1)
+
+
+def test_a_state_that_was_set_expires_by_the_harness_s_time() -> None:
+    class Kept(ps.KeyedProcessFunction):
+        v = ps.ValueState("long", ttl=ps.StateTtl(1_000))
+
+        def process(self, key: Any, row: Any, ctx: Any) -> Iterator[Any]:
+            yield self.v.value()
+
+    with Harness(Kept(), key={"k": "string"}, processing_time=50_000) as harness:
+        harness.set_state("v", "a", 1)
+        harness.advance_processing_time(50_999)
+        assert harness.process([{"k": "a"}]) == [1]
+        harness.advance_processing_time(51_000)
+        assert harness.process([{"k": "a"}]) == [None]

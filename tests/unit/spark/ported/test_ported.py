@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -715,3 +716,127 @@ def test_what_cannot_go_to_the_tasks_is_made_in_init() -> None:
     processor.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(DeclarationError, match=r"lock = .*make it in init\(self, handle\)"):
         adapt(processor, "k")
+
+
+# -- in the harness
+
+
+class Begun(Scripted):
+    """Adds numbers to what the initial state says."""
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        now = timerValues.getCurrentProcessingTimeInMs()
+        self.n.update((initialState["start"],))
+        self.handle.registerTimer(now + 1_000)
+        self.handle.registerTimer(now)
+
+
+def begun(rows: Any) -> Any:
+    def init(self: Any, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long")
+
+    def added(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        n = (self.n.get() or (0,))[0] + sum(row.v for row in rows)
+        self.n.update((n,))
+        yield key[0], n
+
+    def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Any]:
+        yield key[0], -info.getExpiryTimeInMs(), self.n.get()
+
+    processor = Begun(init, added, timer)
+    return adapt(processor, "k", time_mode="ProcessingTime", initial_state=rows)
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_a_processor_begins_with_its_initial_state(parallelism: int) -> None:
+    rows = [{"k": "a", "start": 40}, {"k": "b", "start": 7}]
+    for initial in (rows, pa.Table.from_pylist(rows)):
+        with Harness(
+            begun(initial), key="k", processing_time=5_000, parallelism=parallelism
+        ) as harness:
+            assert (harness.epoch, harness.output) == (0, [])
+            assert harness.state("n", "b") == (7,)
+            # Timers that are due fire in the first epoch, after its rows.
+            found = sorted(harness.process([{"k": "a", "v": 2}]))
+            assert found == [("a", -5_000, (42,)), ("a", 42), ("b", -5_000, (7,))]
+            found = sorted(harness.advance_processing_time(6_000))
+            assert found == [("a", -6_000, (42,)), ("b", -6_000, (7,))]
+            snapshot = harness.snapshot()
+        # What begins anew begins with it again, and what goes on does not.
+        with Harness.restore(snapshot, begun(initial)) as harness:
+            assert harness.process([{"k": "b", "v": 1}]) == [("b", 8)]
+    with Harness(begun([]), key="k") as harness:
+        assert harness.process([{"k": "b", "v": 1}]) == [("b", 1)]
+    with pytest.raises(InvalidArgumentError, match="key column"):
+        Harness(begun([{"start": 1}]), key="k")
+
+
+def test_states_are_set_between_epochs() -> None:
+    def init(self: Any, handle: Any) -> None:
+        self.v = handle.getValueState("v", "n long")
+        self.l = handle.getListState("l", "n long")
+        self.m = handle.getMapState("m", "k string", "n long")
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        yield self.v.get(), list(self.l.get()), dict(self.m.iterator())
+
+    with Harness(adapt(Scripted(init, rows), "k"), key={"k": "long"}) as harness:
+        harness.set_state("v", 1, (5,))
+        harness.set_state("l", 1, [(1,), (2,)])
+        harness.set_state("m", 1, {"x": (3,)})
+        assert harness.process([{"k": 1}]) == [((5,), [(1,), (2,)], {("x",): (3,)})]
+        harness.set_state("m", 1, None)
+        assert harness.process([{"k": 1}]) == [((5,), [(1,), (2,)], {})]
+
+
+def quiet(key: Any, frames: Any, state: Any) -> Iterator[Any]:
+    if state.hasTimedOut:
+        assert all(frame.empty and list(frame.columns) == ["k", "at"] for frame in frames)
+        state.remove()
+        yield pd.DataFrame({"k": [key[0]], "n": [-1]})
+        return
+    n = sum(map(len, frames)) + (state.getOption or (0,))[0]
+    state.update((n,))
+    if state._timeout_conf == "EventTimeTimeout":
+        state.setTimeoutTimestamp(state.getCurrentWatermarkMs() + 3_000)
+    else:
+        state.setTimeoutDuration(3_000)
+    yield pd.DataFrame({"k": [key[0]], "n": [n]})
+
+
+def test_a_function_with_group_state_runs_in_the_harness() -> None:
+    def found(frames: list[Any]) -> list[Any]:
+        return [tuple(row) for frame in frames for row in frame.itertuples(index=False)]
+
+    function = adapt(quiet, "k", state_schema="n long", timeout="EventTimeTimeout")
+    with Harness(function, key="k", event_time="at", allowed_delay=0, late="drop") as harness:
+        at = [{"k": "a", "at": time} for time in (1_000, 2_000)]
+        assert found(harness.process(at)) == [("a", 2)]
+        assert found(harness.process([{"k": "b", "at": 3_000}])) == [("b", 1)]
+        harness.set_state("state", "b", (10,))
+        assert found(harness.process([{"k": "b", "at": 3_001}])) == [("b", 11)]
+        # A timeout is due once the watermark is after it.
+        assert found(harness.process([])) == [("a", -1)]
+        assert harness.state("state", "a") is None and harness.state("state", "b") == (11,)
+        snapshot = harness.snapshot()
+    with Harness.restore(snapshot, function) as harness:
+        assert found(harness.advance_watermark(7_000)) == [("b", -1)]
+
+    function = adapt(quiet, "k", state_schema="n long", timeout="ProcessingTimeTimeout")
+    with Harness(function, key="k", columns="k string, at long") as harness:
+        assert found(harness.process([("a", 1)])) == [("a", 1)]
+        assert found(harness.advance_processing_time(3_000)) == []
+        assert found(harness.advance_processing_time(3_001)) == [("a", -1)]
+
+
+def test_what_adapt_does_not_take() -> None:
+    processor = Scripted(lambda self, handle: None)
+    for what, options, text in (
+        (processor, {"state_schema": "n long"}, "of a function of applyInPandasWithState"),
+        (quiet, {"timeout": "NoTimeout"}, "state_schema='n long'"),
+        (quiet, {"state_schema": "n long", "initial_state": []}, "Harness.set_state"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=text):
+            adapt(what, "k", **options)  # type: ignore[arg-type]
+    with pytest.raises(StatefulProcessorError, match="the timeout is"):
+        adapt(quiet, "k", state_schema="n long", timeout="Never")
