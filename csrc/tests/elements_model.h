@@ -177,30 +177,51 @@ static inline void em_set_key(const elements_model *m, pst_table *t, int k) {
 
 /* ---- comparing ------------------------------------------------------------------------------ */
 
+/* Is the walk's next item the one of that index, or with -1 its end? */
+static inline int em_compare_next(pst_elements *walk, int c, const em_stamped *items, int i) {
+    pst_cell key, cell;
+    uint8_t room[200];
+    pst_status s = pst_elements_next(walk, &key, &cell);
+    if (i < 0 || s)
+        return CHECK_EQ(s, i < 0 ? PST_NOT_FOUND : PST_OK);
+    if (c == EM_LONGS)
+        return CHECK_EQ(cell.word[0], items[i].value);
+    pst_cell want = em_text(items[i].value, room);
+    return CHECK(cell.bytes.size == want.bytes.size &&
+                 !memcmp(cell.bytes.data, room, want.bytes.size));
+}
+
+/* Walks that pass some items. */
+static inline int em_compare_skips(const elements_model *m, pst_elements *walk, int c,
+                                   const em_stamped *items, int n, uint64_t seen) {
+    const uint64_t skips[] = {0, 1, seen / 2, seen ? seen - 1 : 0, seen, seen + 3, UINT64_MAX};
+    for (size_t k = 0; k < sizeof skips / sizeof *skips; k++) {
+        uint64_t left = skips[k];
+        int i = 0;
+        while (i < n && (!em_seen(m, &items[i]) || left--))
+            i++;
+        REQUIRE(pst_elements_start(walk, m->column[c]) == PST_OK);
+        if (!CHECK_EQ(pst_elements_skip(walk, skips[k]), PST_OK) ||
+            !em_compare_next(walk, c, items, i < n ? i : -1))
+            return 0;
+    }
+    return 1;
+}
+
 static inline int em_compare_list(const elements_model *m, pst_table *t, pst_elements *walk, int c,
                                   const em_stamped *items, int n) {
-    pst_cell key, cell, want;
-    uint8_t room[200];
     uint64_t count, seen = 0;
     REQUIRE(pst_elements_start(walk, m->column[c]) == PST_OK);
     for (int i = 0; i < n; i++) {
         if (!em_seen(m, &items[i]))
             continue;
         seen++;
-        if (!CHECK_EQ(pst_elements_next(walk, &key, &cell), PST_OK))
+        if (!em_compare_next(walk, c, items, i))
             return 0;
-        if (c == EM_LONGS) {
-            if (!CHECK_EQ(cell.word[0], items[i].value))
-                return 0;
-        } else {
-            want = em_text(items[i].value, room);
-            if (!CHECK(cell.bytes.size == want.bytes.size &&
-                       !memcmp(cell.bytes.data, room, want.bytes.size)))
-                return 0;
-        }
     }
-    return CHECK_EQ(pst_elements_next(walk, &key, &cell), PST_NOT_FOUND) &&
-           CHECK_EQ(pst_elements_count(t, m->column[c], &count), PST_OK) && CHECK_EQ(count, seen);
+    return em_compare_next(walk, c, items, -1) &&
+           CHECK_EQ(pst_elements_count(t, m->column[c], &count), PST_OK) && CHECK_EQ(count, seen) &&
+           em_compare_skips(m, walk, c, items, n, seen);
 }
 
 static inline int em_compare_map(const elements_model *m, pst_table *t, pst_elements *walk, int c,

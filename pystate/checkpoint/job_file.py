@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 
 from pystate.checkpoint.manifest import MANIFESTS, Schema, decode_schema
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
@@ -96,7 +96,11 @@ class JobFile:
 
     def operator(self, uid: str) -> OperatorEntry | None:
         """Find the entry of that uid."""
-        return next((found for found in self.operators if found.uid == uid), None)
+        return self._entries_by_uid.get(uid)
+
+    @cached_property
+    def _entries_by_uid(self) -> dict[str, OperatorEntry]:
+        return {entry.uid: entry for entry in self.operators}
 
     def with_operators(self, entries: tuple[OperatorEntry, ...]) -> JobFile:
         """Return a copy in which these operators are added or replaced; self if nothing changes."""

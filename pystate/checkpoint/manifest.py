@@ -175,7 +175,12 @@ class Manifest:
 
     def operator(self, uid: str) -> OperatorState | None:
         """Find the operator of that uid."""
-        return next((found for found in self.operators if found.uid == uid), None)
+        return self._operators_by_uid.get(uid)
+
+    @cached_property
+    def _operators_by_uid(self) -> dict[str, OperatorState]:
+        # Each of an epoch's operators is looked up several times.
+        return {operator.uid: operator for operator in self.operators}
 
     def progress(self, query_id: str) -> QueryProgress | None:
         """Return the position of a streaming query."""

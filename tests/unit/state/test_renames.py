@@ -264,3 +264,56 @@ def test_it_is_part_of_the_declaration(state: State[Any]) -> None:
     for each in (copy.copy(named), pickle.loads(pickle.dumps(named))):
         assert each == state and each.previously == ("a",)
         assert each.file_name("n") == "a" and each.stored_as().startswith('"a": ')
+
+
+def waiting(state: State[Any], name: str) -> ps.ProcessFunction:
+    def process(self: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        handle = getattr(self, name)
+        handle.add(row["v"])
+        yield (len(handle.get()),)
+
+    return type("Waiting", (ps.ProcessFunction,), {name: state, "process": process})()  # type: ignore[no-any-return]
+
+
+def test_instances_continue_it_when_they_are_divided_anew() -> None:
+    first = waiting(ps.OperatorListState("long"), "rows")
+    with ps.testing.ProcessHarness(first, columns="v long", parallelism=2) as harness:
+        harness.process([{"v": v} for v in range(6)])
+        snapshot = harness.snapshot()
+    restore = ps.testing.ProcessHarness.restore
+    with pytest.raises(UnclaimedStateError, match="a rename: rows -> kept"):
+        restore(snapshot, waiting(ps.OperatorListState("long"), "kept"))
+    later = waiting(ps.OperatorListState("long", previously="rows"), "kept")
+    with restore(snapshot, later, parallelism=3) as harness:
+        assert harness.process([{"v": 7}]) == [(3,)]
+        snapshot = harness.snapshot()
+    with restore(snapshot, waiting(ps.OperatorListState("long"), "kept"), parallelism=1) as harness:
+        assert harness.process([{"v": 8}]) == [(8,)]
+
+
+def flagged(state: State[Any], name: str) -> ps.KeyedBroadcastProcessFunction:
+    def process_broadcast(self: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+        getattr(self, name).put(row["word"], row["n"])
+
+    def process(self: Any, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        yield key, dict(getattr(self, name).items())
+
+    members = {name: state, "process_broadcast": process_broadcast, "process": process}
+    return type("Flagged", (ps.KeyedBroadcastProcessFunction,), members)()  # type: ignore[no-any-return]
+
+
+def test_instances_copies_continue_it() -> None:
+    first, key = flagged(ps.BroadcastState("string", "long"), "words"), {"k": "long"}
+    with ps.testing.BroadcastHarness(first, key=key) as harness:
+        harness.process(broadcast=[{"word": "spam", "n": 1}])
+        snapshot = harness.snapshot()
+    restore = ps.testing.BroadcastHarness.restore
+    with pytest.raises(UnclaimedStateError, match="a rename: words -> rules"):
+        restore(snapshot, flagged(ps.BroadcastState("string", "long"), "rules"))
+    later = flagged(ps.BroadcastState("string", "long", previously="words"), "rules")
+    with restore(snapshot, later, parallelism=3) as harness:
+        found = harness.process([{"k": 1}], broadcast=[{"word": "eggs", "n": 2}])
+        assert found == [(1, {"spam": 1, "eggs": 2})]
+        snapshot = harness.snapshot()
+    with restore(snapshot, later, parallelism=1) as harness:
+        assert harness.process([{"k": 1}]) == [(1, {"spam": 1, "eggs": 2})]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import pystate as ps
-from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.errors import InvalidArgumentError, SchemaError, WrongTypeError
 
 COLUMNS = "user string, at timestamp, v long"
 NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.timezone.utc)
@@ -177,6 +177,9 @@ def test_windows_may_get_another_aggregate_over_the_same_state() -> None:
     restore = ps.testing.WindowHarness.restore
     with restore(snapshot, ps.Tumbling("10 min"), {"v": ps.sum("v")}) as harness:
         assert [row.v for row in harness.drain()] == [7]
+    # A maximum is kept in a column of the same type, and is no sum.
+    with pytest.raises(SchemaError, match=r"^operator '.*', state '.*': stored as #Sum\(\) of "):
+        restore(snapshot, ps.Tumbling("10 min"), {"v": ps.max("v")})
     with pytest.raises(InvalidArgumentError, match="restore takes what snapshot"):
         restore("a snapshot", ps.Tumbling("10 min"))  # type: ignore[arg-type]
 
