@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as at
 
 from pystate._core import core
 from pystate.backend.keyed import KeyedStateBackend
@@ -143,6 +144,10 @@ class Calls:
     def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
         """Call the function for some timers."""
         raise NotImplementedError
+
+    def read(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The columns that the function gets as Python values."""
+        return rows
 
     def key_columns(self, rows: pa.RecordBatch) -> list[pa.Array[Any]]:
         """The key columns of some rows."""
@@ -334,11 +339,18 @@ class KeyRowsCalls(KeyedCalls):
         self._times: list[pa.Array[Any]] = []
 
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
-        """Hold rows."""
+        """Hold rows, of which the keys can be Python values."""
+        for column, name in zip(self.key_columns(rows), self.key, strict=True):
+            if at.is_temporal(column.type):
+                python_values(column, name)
         self._batches.append(rows)
         if times is not None:
             self._times.append(times)
         return iter(())
+
+    def read(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The key columns."""
+        return pa.RecordBatch.from_arrays(self.key_columns(rows), names=list(self.key))
 
     def finish(self) -> Iterator[Any]:
         """Call the function for each key, in order of its first row."""

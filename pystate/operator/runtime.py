@@ -277,7 +277,7 @@ class FunctionRuntime:
             return calls.process(rows, times)
         except (InvalidArgumentError, ValueError, OverflowError):
             # Values are read before the first call.
-            bad = unreadable(rows)
+            bad = unreadable(calls.read(rows))
             if not bad.any():
                 raise
         rows = invalid.without(

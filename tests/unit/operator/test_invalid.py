@@ -246,6 +246,27 @@ def test_a_date_that_python_cannot_hold(kind: Any, value: Any, keyed: bool) -> N
         harness.process(rows)
 
 
+class SeenByKey(ps.KeyedProcessFunction):
+    """All rows of a key at once."""
+
+    n = ps.ValueState("long", default=0)
+
+    def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
+        self.n.update(batch.num_rows)
+        yield from batch["at"].to_pylist()
+
+
+def test_a_key_that_python_cannot_hold_where_rows_are_columns() -> None:
+    dates = pa.array([1, (1 << 31) - 1, 1], pa.date32())
+    rows = pa.record_batch({"v": dates, "w": dates, "at": [1, 2, 3]})
+    with Harness(SeenByKey(), key="v", event_time="at") as harness:
+        assert harness.process(rows) == [1, 3]
+        assert harness.invalid_rows == 1
+    with Harness(SeenByKey(), key="at", event_time="at") as harness:
+        assert harness.process(rows) == [1, 2, 3]
+        assert harness.invalid_rows == 0
+
+
 def test_options_that_make_no_sense() -> None:
     with pytest.raises(InvalidArgumentError, match=r"max_ahead is about .* event_time='column'"):
         Harness(Seen(), key="k", max_ahead="1 day")
