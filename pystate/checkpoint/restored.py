@@ -149,15 +149,21 @@ def begin_with(
             f"{max_parallelism}: keys are placed by it; leave the argument out to take that"
         )
     operators = _renamed(origin, manifest.operators, uid_map or {})
-    same = _is_left_by(checkpoint, savepoint, operators)
+    # A driver that begins at the same time writes restored.json first: what is there without that
+    # was left by a start that is forgotten, and looked for before.
+    left = begun is not None or any(checkpoint.list(folder) for folder in (RUNS, SPARK_FOLDER))
+    restored = _restored(checkpoint)
+    same = restored == _begun_with(savepoint) and _has_operators(checkpoint, manifest, operators)
     if begun is not None:
         same = same and (begun.name, begun.max_parallelism) == (job, stored.max_parallelism)
         if same and checkpoint.exists(manifest_path(manifest.epoch)):
             return False
     if not same:
-        if begun is not None or checkpoint.exists(RESTORED_FILE):
+        if begun is not None or restored is not None:
             fence()
-        _forget(checkpoint, files_of(operators))
+        _refuse_epochs(checkpoint)
+        if left or restored is not None:
+            _forget(checkpoint, files_of(operators))
     keep(checkpoint, RESTORED_FILE, _begun_with(savepoint))
 
     def begin(ref: FileRef) -> None:
@@ -240,27 +246,36 @@ def _begun_with(savepoint: Savepoint) -> bytes:
     return encode_document("restored", 1, content)
 
 
-def _is_left_by(
-    checkpoint: CheckpointStorage, savepoint: Savepoint, operators: tuple[OperatorState, ...]
-) -> bool:
-    """Whether what is in a checkpoint is that savepoint with these operators, or a part of it."""
+def _restored(checkpoint: CheckpointStorage) -> bytes | None:
+    """With which savepoint a checkpoint began, or begins; None for none."""
     try:
-        if checkpoint.read_bytes(RESTORED_FILE) != _begun_with(savepoint):
-            return False
-        found = read_manifest(checkpoint, manifest_path(savepoint.epoch))
+        return checkpoint.read_bytes(RESTORED_FILE)
     except FileNotFoundError:
-        return checkpoint.exists(RESTORED_FILE)
-    return found.operators == operators
+        return None
 
 
-def _forget(checkpoint: CheckpointStorage, wanted: Container[str]) -> None:
-    """Remove what a start has left that published nothing, but for the state files in `wanted`."""
+def _has_operators(
+    checkpoint: CheckpointStorage, savepoint: Manifest, operators: tuple[OperatorState, ...]
+) -> bool:
+    """Whether a checkpoint begins with these operators, as far as it was filled."""
+    try:
+        return read_manifest(checkpoint, savepoint.path).operators == operators
+    except FileNotFoundError:
+        return True
+
+
+def _refuse_epochs(checkpoint: CheckpointStorage) -> None:
+    """Refuse to begin where a job has begun."""
     if has_begun(checkpoint):
         raise CheckpointError(
             f"checkpoint {checkpoint.uri} has epochs, but {JOB_FILE}, which says whose they are, "
             "is lost, or another driver has written it only now: start the job again; if that "
             "does not help, bring the file back from a copy, or use another folder"
         )
+
+
+def _forget(checkpoint: CheckpointStorage, wanted: Container[str]) -> None:
+    """Remove what a start has left that published nothing, but for the state files in `wanted`."""
     if checkpoint.delete(JOB_FILE):
         checkpoint.sync_folder("")
     if checkpoint.delete(manifest_path(begun_epoch(checkpoint))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -12,11 +13,18 @@ import pytest
 
 import pystate as ps
 from pystate.checkpoint.job_file import read_job
+from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.restored import begin_with, claim_savepoint, require_restore
 from pystate.checkpoint.storage import LocalStorage
 from pystate.coordinator.ownership import Ownership, fence_start
-from pystate.errors import FencedError, InUseError, InvalidArgumentError, UnclaimedStateError
-from tests.work import Work, a_run_and_a_stream, content, cuts, read, spark_files
+from pystate.errors import (
+    CheckpointError,
+    FencedError,
+    InUseError,
+    InvalidArgumentError,
+    UnclaimedStateError,
+)
+from tests.work import Cut, Work, a_run_and_a_stream, content, cuts, read, spark_files
 
 
 @pytest.fixture
@@ -84,8 +92,6 @@ def test_a_start_after_one_that_published_nothing(
 
 
 def _files(job: Work) -> list[Any]:
-    from pystate.checkpoint.manifest_log import read_head
-
     head = read_head(job.storage)
     assert head is not None
     return [ref for operator in head.operators for ref in operator.files]
@@ -279,3 +285,39 @@ def test_a_store_that_is_open_is_no_jobs(tmp_path: Path) -> None:
     act().close()
     with pytest.raises(InvalidArgumentError, match="is no store"):
         ps.open(tmp_path / "s", key="long", states=states)
+
+
+def test_two_drivers_that_begin_at_once(
+    work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one has begun at any point of the other's beginning; both begin with the same."""
+    a_run_and_a_stream(work)
+    ps.savepoint(work.root, tmp_path / "savepoint")
+    origin = LocalStorage(tmp_path / "savepoint")
+    for step in range(100):
+        root = tmp_path / f"job{step}"
+
+        class Slow(Cut):
+            def _step(self) -> None:
+                self.left -= 1
+                if self.left == 0:
+                    begin_with(origin, LocalStorage(self.uri), job="job")
+
+        slow = Slow(root)
+        slow.left = step
+        begin_with(origin, slow, job="job")
+        query_id = json.loads((root / "spark" / "metadata").read_text())["id"]
+        head = read_head(slow)
+        assert head is not None and head.query_id == query_id
+        assert head.progress(query_id) is not None and read(root, "old") == work.counts
+        if slow.left > 0:
+            break
+    assert 10 < step < 90
+
+
+def test_epochs_whose_job_is_lost(work: Work, origin: LocalStorage) -> None:
+    (work.root / "job.json").unlink()
+    before = content(work.root)
+    with pytest.raises(CheckpointError, match=r"has epochs, but job\.json"):
+        begin_with(origin, work.storage, job="job")
+    assert content(work.root) == before
