@@ -75,10 +75,13 @@ class Environment:
         if NAME in without:
             return
         (self._packages / "pystate").symlink_to(ROOT / "pystate")
-        for file in distribution(NAME).files or ():
-            if file.parts[0].endswith(".dist-info") and file.name == "METADATA":
-                info = self._packages / file.parts[0]
-                info.symlink_to(Path(str(file.locate())).parent)
+        # A wheel that was built in the checkout leaves a second record of the distribution there.
+        for found in Distribution.discover(name=NAME):
+            for file in found.files or ():
+                if file.parts[0].endswith(".dist-info") and file.name == "METADATA":
+                    info = self._packages / file.parts[0]
+                    if not info.is_symlink():
+                        info.symlink_to(Path(str(file.locate())).parent)
 
     def _link(self, found: Distribution) -> None:
         for top in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
