@@ -108,6 +108,8 @@ class Input:
     """Whether it gets other rows, too."""
     holds: Mapping[str, Hold] = field(default_factory=lambda: MappingProxyType({}))
     """By operator that feeds it, how its rows may be behind that one's watermark."""
+    loops: tuple[str, ...] = ()
+    """The loops of whose rows it waits for the oldest in flight."""
 
 
 @dataclass(frozen=True)
@@ -175,10 +177,11 @@ class Watermarks:
             The operator in the base.
         """
         self._inputs[uid] = tuple(inputs)
+        states = _by_name(() if stored is None else stored.inputs)
         if not inputs or not all(self.is_timed(given) for given in inputs):
+            self._marks[uid] = _Mark(None, kept=states.get(KEPT))
             return
         before = None if stored is None else stored.watermark_ms
-        states = _by_name(() if stored is None else stored.inputs)
         mark = self._combined(inputs, states, self._marks, self._before_ms)
         watermark_ms = _latest(before, mark.watermark_ms)
         chained = any(self._fed_by(given) for given in inputs)
@@ -212,6 +215,7 @@ class Watermarks:
         }
         kept = self._kept(part for part in seen if part.name == KEPT)
         watermark_ms = None
+        marks[uid] = _Mark(None, kept=kept)
         if uid in self._times:
             # The operators before it stay where they were while its rows came from them.
             mark = self._combined(inputs, states, marks, self._now_ms)
@@ -281,7 +285,10 @@ class Watermarks:
         found = _smallest(parts)
         if found.watermark_ms is None:
             return found
-        return _Mark(max(found.watermark_ms - given.allowed_delay_ms, _LEAST_TIME_MS))
+        kept = [marks[uid].kept for uid in given.loops if uid in marks]
+        times = [each.max_event_time_ms for each in kept if each is not None]
+        reached = max(found.watermark_ms - given.allowed_delay_ms, _LEAST_TIME_MS)
+        return _Mark(min([reached, *(time for time in times if time is not None)]))
 
 
 def _held(mark: _Mark, hold: Hold | None) -> _Mark:

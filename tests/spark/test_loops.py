@@ -258,6 +258,31 @@ def test_watermarks_do_not_wait_for_a_loop(spark: SparkSession, make_job: MakeJo
     assert rows_of(result.dataframe.select("k", "at")) == [("a", 120), ("b", 120)]
 
 
+def test_watermarks_wait_for_a_loop_that_has_event_time(
+    spark: SparkSession, make_job: MakeJob
+) -> None:
+    """A row that has gone round is not late in a window behind."""
+    job = make_job()
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        loop = job.feedback("l", "k string, at long, tries int", event_time="at")
+        rows = df.unionByName(loop.rows())
+        loop.feed(rows.where("tries > 0").selectExpr("k", "at", "tries - 1 AS tries"))
+        windows = job.key_by(rows.where("tries = 0"), "k", uid="w", event_time="at")
+        return windows.window(ps.Tumbling(10)).aggregate(n=ps.count())
+
+    found = []
+    for at in (3, 100, 200, 300):
+        tries = 2 if at == 3 else 0
+        data = spark.createDataFrame([("a", at, tries)], "k string, at long, tries int")
+        found += rows_of(job.run_epoch(data, pipeline, drain=at == 300).dataframe)
+        assert job.last_progress is not None
+        assert set(job.last_progress.late_rows.values()) == {0}
+    assert sorted(found) == [("a", at, at + 10, 1) for at in (0, 100, 200, 300)]
+    with pytest.raises(InvalidArgumentError, match="event_time='when' is not a column"):
+        job.run_epoch(data, lambda df: job.feedback("l", ROW, event_time="when").rows())
+
+
 @pytest.mark.parametrize(
     ("schema", "values"),
     [

@@ -243,8 +243,8 @@ class Evaluation:
         """
         if not self.epoch.has_event_time and not self._once.has_loops:
             return Input()
-        uids, others = self._once.feeding(frame)
-        return Input(upstream=uids, source=others)
+        uids, loops, others = self._once.feeding(frame)
+        return Input(upstream=uids, source=others, loops=loops)
 
     def holds(self, given: Input, frame: DataFrame, event_time: str | None) -> Mapping[str, Hold]:
         """Return how what feeds a frame holds back the watermark of its rows.

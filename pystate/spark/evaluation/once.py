@@ -187,13 +187,15 @@ class OperatorOutputs:
         """The output of an operator's tasks."""
         return self._maps[uid]
 
-    def feeding(self, frame: DataFrame) -> tuple[tuple[str, ...], bool]:
-        """Find the operators whose output a frame is made of.
+    def feeding(self, frame: DataFrame) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+        """Find the operators and loops whose rows a frame is made of.
 
         Returns
         -------
         tuple of str
-            Their uids, in the order of their declaration.
+            The uids of the operators, in the order of their declaration.
+        tuple of str
+            The uids of the loops.
         bool
             Whether the frame has rows of something else, too; those of a loop do not count.
         """
@@ -206,7 +208,8 @@ class OperatorOutputs:
             fed, others = self._behind(frame, found.materialised)
             uids |= fed
             sources = sources or others
-        return tuple(uid for uid in self._frames if uid in uids), sources
+        loops = tuple(uid.removeprefix(_LOOP) for uid in self._loops if uid in uids)
+        return tuple(uid for uid in self._frames if uid in uids), loops, sources
 
     def column(self, uid: str, frame: DataFrame, name: str) -> str | None:
         """Find the column of an operator's output that a frame has under some name.

@@ -24,6 +24,7 @@ from pyspark.sql import types as st
 from pystate.checkpoint.loops import BUCKET, LOOP_KEY
 from pystate.checkpoint.manifest import EMPTY_ID
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
+from pystate.operator.event_time import event_times
 from pystate.operator.loop import LoopSpec, LoopTable, buckets
 from pystate.operator.output import OutputColumns
 from pystate.shared_tables import tables
@@ -70,10 +71,17 @@ class FeedbackLoop:
         The columns of its rows.
     uid : str
         Its name in checkpoints.
+    event_time : str or None
+        The column for whose oldest time in flight watermarks wait.
     """
 
     def __init__(
-        self, evaluation: Evaluation, name: str, schema: str | st.StructType, uid: str
+        self,
+        evaluation: Evaluation,
+        name: str,
+        schema: str | st.StructType,
+        uid: str,
+        event_time: str | None,
     ) -> None:
         self.uid = uid
         self._evaluation = evaluation
@@ -81,6 +89,15 @@ class FeedbackLoop:
         self._schema = declared = _nullable(parse_schema(schema, owner))
         refuse_reserved(declared.names, owner)
         self._output = output_columns(declared, owner)
+        self._event_time = event_time
+        if event_time is not None:
+            if event_time not in declared.names:
+                raise InvalidArgumentError(
+                    f"{owner}: event_time={event_time!r} is not a column; the loop has "
+                    f"{', '.join(declared.names)}"
+                )
+            type_ = self._output.schema.field(event_time).type
+            event_times(pa.array([], type_), f"{owner}: event-time column {event_time!r}")
         self._spec = LoopSpec.of([(f.name, f.dataType) for f in declared], owner)
         plan = evaluation.declare(self._spec.operator(uid), LOOP_KEY)
         self._plan = replace(plan, replaces=True)
@@ -95,7 +112,7 @@ class FeedbackLoop:
         -------
         DataFrame
             The loop's columns; rows come in no particular order. It may be read any number of
-            times. No watermark waits for its rows.
+            times. Watermarks wait for its rows only if the loop has an `event_time`.
         """
         if self._rows is None:
             plan, schema = self._plan, self._schema
@@ -156,7 +173,7 @@ class FeedbackLoop:
             fed = self._selected(nothing.select(*empty))
         plan = self._plan
         routed = route(fed, [BUCKET], plan.operator.max_parallelism, plan.parallelism)
-        body = partial(_LoopBody, self._spec)
+        body = partial(_LoopBody, self._spec, self._event_time)
         return arrow_map(routed, plan, fed.columns, body, _NOTHING)
 
     def _selected(self, df: DataFrame) -> DataFrame:
@@ -187,8 +204,10 @@ class FeedbackLoop:
 class _LoopBody:
     """Replaces the rows of one range."""
 
-    def __init__(self, spec: LoopSpec, task: RangeTask) -> None:
+    def __init__(self, spec: LoopSpec, event_time: str | None, task: RangeTask) -> None:
         self._spec = spec
+        self._event_time = event_time
+        self._oldest: int | None = None
         self._task = task
         task.metrics[IN_FLIGHT] = 0
 
@@ -200,10 +219,18 @@ class _LoopBody:
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Keep rows for the next epoch."""
         self._table.feed(rows.column(BUCKET), rows)
+        if self._event_time is not None:
+            times = event_times(rows.column(self._event_time), "a row that is fed back")
+            times = times.drop_null()
+            if len(times):
+                oldest = int(times.to_numpy().min())
+                self._oldest = oldest if self._oldest is None else min(self._oldest, oldest)
         return iter(())
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Count them."""
+        """Count them, and say how old they are."""
+        if self._event_time is not None:
+            self._task.note_kept(self._oldest)
         self._task.metrics[IN_FLIGHT] = self._task.rows_in
         return iter(())
 

@@ -226,7 +226,12 @@ class PipelineContext:
         return BroadcastFrame(evaluation, df, name, order_by, event_time, allowed_delay, idle_after)
 
     def feedback(
-        self, name: str, schema: str | StructType, *, uid: str | None = None
+        self,
+        name: str,
+        schema: str | StructType,
+        *,
+        uid: str | None = None,
+        event_time: str | None = None,
     ) -> FeedbackLoop:
         """Open a loop: rows that an epoch feeds are read by the next one.
 
@@ -238,6 +243,10 @@ class PipelineContext:
             The columns of its rows, as DDL: ``"order long, tries int"``.
         uid : str, optional
             Names the rows in flight in checkpoints; by default `name`.
+        event_time : str, optional
+            The column with the rows' event time. The watermark of an operator that reads the loop's
+            rows then waits for the oldest one in flight, so that none is late. Without it no
+            watermark waits for a loop.
 
         Returns
         -------
@@ -249,12 +258,13 @@ class PipelineContext:
         -----
         The rows in flight are state: they are in every checkpoint and savepoint, exactly once.
         `Job.run_until_empty` runs epochs until there are none; in a stream each batch is an epoch,
-        and `heartbeat` makes batches without input. Watermarks do not wait for a loop.
+        and `heartbeat` makes batches without input.
         """
         evaluation = self._current("feedback")
         require_pandas("feedback")
         text(name, "feedback: name")
-        return FeedbackLoop(evaluation, name, schema, checked_uid(name if uid is None else uid))
+        known = checked_uid(name if uid is None else uid)
+        return FeedbackLoop(evaluation, name, schema, known, event_time)
 
     def partition_by(
         self,

@@ -247,6 +247,29 @@ def test_what_an_operator_keeps_holds_back_what_it_feeds() -> None:
     assert epoch(70) == time(47, 47)
 
 
+def test_rows_of_a_loop_in_flight_hold_back_what_reads_them() -> None:
+    reads = Input(event_time=True, allowed_delay_ms=2, loops=("loop",))
+    stored: dict[str, OperatorState] = {}
+    found = []
+    for latest, in_flight in ((10, None), (20, 5), (30, 25), (40, None), (50, None)):
+        marks, operators = Watermarks(0, 0), []
+        for uid, inputs in (("loop", ()), ("a", (reads,)), ("b", (behind("a"),))):
+            marks.declare(uid, inputs, stored.get(uid))
+            known = stored[uid].inputs if uid in stored else ()
+            operators.append(OperatorState(uid, 1, (), (), (), inputs=known))
+        seen = {"a": [InputSeen("input", 1, latest)], "loop": [InputSeen(KEPT, 0, in_flight)]}
+        found.append(marks.time("a"))
+        stored = {op.uid: op for op in marks.after(operators, seen)}
+        assert stored["loop"].watermark_ms is None
+    assert found == [
+        time(None, None),
+        time(8, 8),
+        time(8, 8),  # 5 is late already
+        time(25, 25),
+        time(38, 38),
+    ]
+
+
 def test_holds_by_column() -> None:
     holds = Holds({"end": None, "start": Lag(1)}, Lag(2))
     assert [holds.of(name) for name in ("end", "start", "other", None)] == [
