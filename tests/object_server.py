@@ -13,11 +13,15 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPConnection, HTTPResponse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 BUCKET = "pystate-tests"
@@ -73,6 +77,123 @@ class Gate:
                 self._lost.add(path)
                 return _answer(start, "503 Slow Down", "SlowDown")
             return [answer]
+
+
+class Faults:
+    """A connection to a server that fails when it is told to: a proxy of a thread per connection.
+
+    A request is lost (``"reset before"``), or its answer is (``"reset after"``), or the answer ends
+    in its middle (``"cut"``); one without content is lost then.
+    """
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = upstream
+        self._wanted: tuple[str, str, int] | None = None
+        self._lock = threading.Lock()
+        proxy = self
+
+        class Handler(_Proxy):
+            faults = proxy
+
+        self.server = _Server(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def next(self, method: str, fault: str, skipped: int = 0) -> None:
+        """Let a request of that method fail, after some that do not."""
+        with self._lock:
+            self._wanted = method, fault, skipped
+
+    def reached(self) -> bool:
+        """Whether that has happened; it does not happen any more."""
+        with self._lock:
+            wanted, self._wanted = self._wanted, None
+        return wanted is None
+
+    def take(self, method: str) -> str:
+        """The fault of a request that begins; empty for none."""
+        with self._lock:
+            if self._wanted is None or self._wanted[0] != method:
+                return ""
+            _, fault, skipped = self._wanted
+            self._wanted = (method, fault, skipped - 1) if skipped else None
+            return "" if skipped else fault
+
+    def forward(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[HTTPResponse, bytes]:
+        """Send a request on."""
+        upstream = HTTPConnection(self._upstream.partition("://")[2])
+        headers = {k: v for k, v in request.headers.items() if k.lower() != "connection"}
+        upstream.request(request.command, request.path, body, headers)
+        answer = upstream.getresponse()
+        data = answer.read()
+        upstream.close()
+        return answer, data
+
+
+class _Proxy(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    faults: Faults
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except (OSError, ValueError):
+            self.close_connection = True
+
+    def _reset(self) -> None:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close()
+
+    def _handle(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        fault = self.faults.take(self.command)
+        if fault == "reset before":
+            self._reset()
+            return
+        answer, data = self.faults.forward(self, body)
+        is_head = self.command == "HEAD"
+        if fault == "reset after" or (fault and (is_head or not data)):
+            self._reset()
+            return
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("connection", "transfer-encoding", "content-length"):
+                self.send_header(name, value)
+        length = answer.getheader("Content-Length") or "0" if is_head else str(len(data))
+        self.send_header("Content-Length", length)
+        self.end_headers()
+        if fault:
+            self.wfile.write(data[: len(data) // 2])
+            self.wfile.flush()
+            self._reset()
+        elif not is_head:
+            self.wfile.write(data)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _handle  # noqa: N815
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away is no error."""
+
+
+@contextmanager
+def faults(upstream: str) -> Iterator[Faults]:
+    """Run a proxy before a server."""
+    made = Faults(upstream)
+    thread = threading.Thread(target=made.server.serve_forever)
+    thread.start()
+    try:
+        yield made
+    finally:
+        made.server.shutdown()
+        made.server.server_close()
+        thread.join()
 
 
 def _answer(start: Start, status: str, code: str) -> list[bytes]:

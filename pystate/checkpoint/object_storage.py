@@ -9,8 +9,11 @@ Invariants
 2. `publish`, `create`, `share` and `mark` are conditional writes, which the store decides: of two
    writers of one name exactly one succeeds. A store that ignores the condition is refused at the
    first `publish` of a process.
-3. An answer that was lost does not turn success into failure: each small object names its writer,
-   who looks for the name if the store says that the object exists, or says nothing.
+3. A request whose connection fails, before or after the store has handled it, or in the middle of
+   its answer, is sent again for up to a minute (`_repeated`). The answer may have been that it was
+   done: a second write, delete or listing does no harm, and of a conditional write it is found out
+   whether what exists is our own. Each small object names its writer; a copy is compared with its
+   origin, byte by byte, and nobody else writes the same, since state files have random ids.
 4. What is larger than `_ONE_PUT` is uploaded in pieces, which no store makes conditional, under a
    temporary name. It is then copied to its final name inside the store, which is conditional.
 5. A folder in which marks are made is an object in it. `mark` writes first and then looks for that
@@ -25,10 +28,11 @@ import errno
 import os
 import re
 import tempfile
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar, cast
 
 from pystate.checkpoint.object_client import ACCESS, SCHEMES, client_of, package, parsed
 from pystate.checkpoint.object_reader import ObjectReader
@@ -71,7 +75,19 @@ _DENIED = (
     *("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "Forbidden"),
     *("Unauthorized", "AuthenticationFailed", "InvalidToken", "InvalidClientTokenId"),
 )
+#: For how long requests are repeated, and how long is waited before they are.
+_PATIENCE_S = 60.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+#: What errors of the network say, and codes of a store that cannot answer now.
+_NETWORK = ("HTTP error", "response body", "error decoding", "onnection", "timed out")
+_BUSY = ("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "ServerBusy")
+_COMPARED = 8 << 20
 _proved: set[str] = set()
+Result = TypeVar("Result")
+
+
+class _TransientError(CheckpointError):
+    """A request failed on its way, or the store could not answer: it may be sent again."""
 
 
 class ObjectStorage:
@@ -134,8 +150,11 @@ class ObjectStorage:
     def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
         """See `CheckpointStorage.replace`."""
         key = self._key(path)
-        with self._translated("write", key):
-            self._obstore.put(self._client, key, data, use_multipart=False)
+        self._repeated(
+            "write",
+            key,
+            lambda: self._obstore.put(self._client, key, data, use_multipart=False),
+        )
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
@@ -185,8 +204,9 @@ class ObjectStorage:
     def read_bytes(self, path: str) -> bytes:
         """See `CheckpointStorage.read_bytes`."""
         key = self._key(path)
-        with self._translated("read", key):
-            return bytes(self._obstore.get(self._client, key).bytes())
+        return self._repeated(
+            "read", key, lambda: bytes(self._obstore.get(self._client, key).bytes())
+        )
 
     def open_read(self, path: str) -> BinaryIO:
         """See `CheckpointStorage.open_read`; pieces are fetched as they are read."""
@@ -195,11 +215,10 @@ class ObjectStorage:
         if size is None:
             raise FileNotFoundError(errno.ENOENT, "no such object", self._url(key))
 
-        def fetch(start: int, end: int) -> memoryview:
-            with self._translated("read", key):
-                return memoryview(self._obstore.get_range(self._client, key, start=start, end=end))
-
-        return cast(BinaryIO, ObjectReader(self._url(key), size, fetch))
+        return cast(
+            BinaryIO,
+            ObjectReader(self._url(key), size, lambda start, end: self._range(key, start, end)),
+        )
 
     def list(self, prefix: str, *, temporary: bool = False) -> _Entries:
         """See `CheckpointStorage.list`."""
@@ -212,12 +231,7 @@ class ObjectStorage:
 
     def size_bytes(self, path: str) -> int | None:
         """See `CheckpointStorage.size_bytes`."""
-        key = self._key(path)
-        try:
-            with self._translated("look at", key):
-                return int(self._obstore.head(self._client, key)["size"])
-        except FileNotFoundError:
-            return None
+        return self._size(self._key(path))
 
     def local_path(self, path: str) -> None:
         """Return None: an object has no path."""
@@ -236,8 +250,10 @@ class ObjectStorage:
                 self._delete(self._key(f"{path}/{_FOLDER}"))  # first: see the invariants
             keys = [self._key(entry.path) for entry in self._listed(path)]
             if keys:
-                with suppress(FileNotFoundError), self._translated("delete", keys[0]):
-                    self._obstore.delete(self._client, keys)
+                with suppress(FileNotFoundError):
+                    self._repeated(
+                        "delete", keys[0], lambda: self._obstore.delete(self._client, keys)
+                    )
         except CheckpointError as error:
             _LOG.warning("%s; orphan collection tries again", error)
 
@@ -258,26 +274,29 @@ class ObjectStorage:
     def touch(self, path: str) -> bool:
         """See `CheckpointStorage.touch`; it is for small files: the object is written once more."""
         key = self._key(path)
+
+        def touch() -> bool:
+            found = self._obstore.get(self._client, key)
+            version = {k: v for k in ("e_tag", "version") if (v := found.meta.get(k))}
+            attributes, data = found.attributes, bytes(found.bytes())
+            try:
+                # Only over what was read: an object that was deleted meanwhile stays away.
+                self._obstore.put(
+                    self._client,
+                    key,
+                    data,
+                    mode=cast(Any, version),
+                    attributes=attributes,
+                    use_multipart=False,
+                )
+            except self._obstore.exceptions.PreconditionError:
+                return self.exists(path)
+            return True
+
         try:
-            with self._translated("touch", key):
-                found = self._obstore.get(self._client, key)
-                version = {k: v for k in ("e_tag", "version") if (v := found.meta.get(k))}
-                attributes, data = found.attributes, bytes(found.bytes())
-                try:
-                    # Only over what was read: an object that was deleted meanwhile stays away.
-                    self._obstore.put(
-                        self._client,
-                        key,
-                        data,
-                        mode=cast(Any, version),
-                        attributes=attributes,
-                        use_multipart=False,
-                    )
-                except self._obstore.exceptions.PreconditionError:
-                    return self.exists(path)
+            return self._repeated("touch", key, touch)
         except FileNotFoundError:
             return False
-        return True
 
     # ---- requests ------------------------------------------------------------------------------
 
@@ -298,14 +317,27 @@ class ObjectStorage:
     def _url(self, key: str) -> str:
         return f"{self._place.root}/{key}".rstrip("/")
 
+    def _repeated(self, action: str, key: str, request: Callable[[], Result]) -> Result:
+        """Send a request, and send it again while connections fail; errors are translated."""
+        until_s, pause_s = time.monotonic() + _PATIENCE_S, _FIRST_PAUSE_S
+        while True:
+            try:
+                with self._translated(action, key):
+                    return request()
+            except _TransientError as error:
+                if time.monotonic() + pause_s >= until_s:
+                    raise CheckpointError(str(error)) from None
+                _LOG.info("%s; it is tried again", error)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
     def _put_new(self, key: str, data: bytes) -> str:
         """Write a new object in one request; return the name of its writer."""
         writer = uuid.uuid4().hex
         try:
-            with self._translated("write", key):
-                self._put_as(writer, key, data)
+            self._repeated("write", key, lambda: self._put_as(writer, key, data))
         except AlreadyPublishedError:
-            # It may be ours: the client repeats a request whose answer was lost.
+            # It may be ours: of a request that is repeated the first answer was lost.
             if self._writer_of(key) != writer:
                 raise
         except CheckpointError:
@@ -328,17 +360,30 @@ class ObjectStorage:
         )
 
     def _writer_of(self, key: str) -> str | None:
-        with suppress(FileNotFoundError), self._translated("look at", key):
+        def look() -> str | None:
             found = self._obstore.get(self._client, key, options={"head": True})
             writer: str | None = found.attributes.get(_WRITER)
             return writer
+
+        with suppress(FileNotFoundError):
+            return self._repeated("look at", key, look)
         return None
+
+    def _range(self, key: str, start: int, end: int) -> memoryview:
+        """Fetch some bytes of an object."""
+
+        def fetch() -> memoryview:
+            data = memoryview(self._obstore.get_range(self._client, key, start=start, end=end))
+            if len(data) != end - start:
+                raise _TransientError(f"{self._url(key)}: the store returned too few bytes")
+            return data
+
+        return self._repeated("read", key, fetch)
 
     def _prove(self, key: str, data: bytes, writer: str) -> None:
         """Make sure that the store honours conditions, by the same write once more."""
         try:
-            with self._translated("write", key):
-                self._put_as(writer, key, data)
+            self._repeated("write", key, lambda: self._put_as(writer, key, data))
         except AlreadyPublishedError:
             return
         raise CheckpointError(
@@ -355,47 +400,95 @@ class ObjectStorage:
             )
         folder, slash, name = key.rpartition("/")
         temporary = f"{folder}{slash}.{name}.{uuid.uuid4().hex}.tmp"
+
+        def upload() -> None:
+            source.seek(0)
+            try:
+                with self._translated("write", key):
+                    self._obstore.put(
+                        self._client,
+                        temporary,
+                        source,
+                        use_multipart=True,
+                        chunk_size=_PIECE,
+                        max_concurrency=_PIECES_AT_ONCE,
+                    )
+            except FileNotFoundError:
+                # As of a copy in pieces: it may have ended, and the answer was lost.
+                if self._size(temporary) != size:
+                    raise _TransientError(f"{self._url(key)}: the upload was ended") from None
+
         try:
-            with self._translated("write", key):
-                self._obstore.put(
-                    self._client,
-                    temporary,
-                    source,
-                    use_multipart=True,
-                    chunk_size=_PIECE,
-                    max_concurrency=_PIECES_AT_ONCE,
-                )
-            self._copy_new(temporary, key)
+            self._repeated("write", key, upload)
+            # The package repeats requests itself, and does not tell: what exists may be ours.
+            self._copy_new(temporary, key, is_unsure=True)
         except FileNotFoundError as error:
             self._fail("write", key, error)
         finally:
             with suppress(CheckpointError):
                 self._delete(temporary)
 
-    def _copy_new(self, origin: str, key: str) -> None:
-        with self._translated("write", key):
-            self._obstore.copy(self._client, origin, key, overwrite=False)
+    def _copy_new(self, origin: str, key: str, *, is_unsure: bool = False) -> None:
+        """Copy an object to a new name.
+
+        If an answer was lost, or may have been (`is_unsure`), an object that is there already, and
+        equal, is our copy.
+        """
+
+        def copy() -> None:
+            nonlocal is_unsure
+            try:
+                with self._translated("write", key):
+                    self._obstore.copy(self._client, origin, key, overwrite=False)
+            except _TransientError:
+                is_unsure = True
+                raise
+            except (AlreadyPublishedError, FileNotFoundError):
+                # A copy in pieces that is done says that there is none to be ended.
+                if not is_unsure or not self._are_equal(origin, key):
+                    raise
+
+        self._repeated("write", key, copy)
+
+    def _are_equal(self, origin: str, key: str) -> bool:
+        size = self._size(key)
+        return (size is not None and size == self._size(origin)) and all(
+            self._range(origin, start, end) == self._range(key, start, end)
+            for start in range(0, size, _COMPARED)
+            for end in (min(start + _COMPARED, size),)
+        )
+
+    def _size(self, key: str) -> int | None:
+        try:
+            return self._repeated(
+                "look at", key, lambda: int(self._obstore.head(self._client, key)["size"])
+            )
+        except FileNotFoundError:
+            return None
 
     def _delete(self, key: str) -> None:
-        with suppress(FileNotFoundError), self._translated("delete", key):
-            self._obstore.delete(self._client, key)
+        with suppress(FileNotFoundError):
+            self._repeated("delete", key, lambda: self._obstore.delete(self._client, key))
 
     def _listed(self, folder: str) -> _Entries:
         key = self._key(folder) if folder else self._place.prefix.rstrip("/")
         skipped = len(self._place.prefix)
+
+        def listing() -> _Entries:
+            return [
+                FileEntry(
+                    meta["path"][skipped:],
+                    int(meta["size"]),
+                    int(meta["last_modified"].timestamp() * 1000),
+                )
+                for chunk in self._obstore.list(self._client, key or None, chunk_size=1000)
+                for meta in chunk
+                # Consoles and Hadoop make empty objects that stand for folders.
+                if len(meta["path"]) > len(key)
+            ]
+
         try:
-            with self._translated("list", key):
-                found = [
-                    FileEntry(
-                        meta["path"][skipped:],
-                        int(meta["size"]),
-                        int(meta["last_modified"].timestamp() * 1000),
-                    )
-                    for chunk in self._obstore.list(self._client, key or None, chunk_size=1000)
-                    for meta in chunk
-                    # Consoles and Hadoop make empty objects that stand for folders.
-                    if len(meta["path"]) > len(key)
-                ]
+            found = self._repeated("list", key, listing)
         except FileNotFoundError as error:
             self._fail("list", key, error)
         found.sort()
@@ -442,7 +535,8 @@ class ObjectStorage:
                 f"{where}: access is denied ({reason}): the driver and the executors take "
                 f"credentials from the environment ({ACCESS[extra]})"
             ) from None
-        raise CheckpointError(
+        is_passing = code[1] in _BUSY if code else _says(text, _NETWORK)
+        raise (_TransientError if is_passing else CheckpointError)(
             f"{where}: {reason}; look at the endpoint, the region and the network"
         ) from None
 

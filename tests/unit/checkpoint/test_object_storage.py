@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -29,8 +29,9 @@ def storage(s3_url: str) -> ObjectStorage:
 
 @pytest.fixture
 def one_try(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Clients that do not repeat requests."""
+    """Nobody repeats requests."""
     monkeypatch.setattr(object_client, "_RETRIES", 0)
+    monkeypatch.setattr("pystate.checkpoint.object_storage._PATIENCE_S", 0.0)
     object_client._client_of.cache_clear()
     yield
     object_client._client_of.cache_clear()
@@ -77,6 +78,100 @@ def test_a_lost_answer_is_no_other_writer(storage: ObjectStorage) -> None:
 def test_who_gets_an_error_looks_whether_it_was_written(storage: ObjectStorage) -> None:
     storage.publish("lost-answer", b"mine")
     assert storage.read_bytes("lost-answer") == b"mine"
+
+
+# ---- connections that fail -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def faults(
+    object_store: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[object_server.Faults]:
+    monkeypatch.setattr("pystate.checkpoint.object_storage._FIRST_PAUSE_S", 0.01)
+    with object_server.faults(object_store["AWS_ENDPOINT_URL"]) as made:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
+        yield made
+
+
+def written(storage: ObjectStorage, path: str) -> None:
+    with storage.create(path) as out:
+        out.write(bytes(range(200)))
+
+
+#: Operations by name: the requests that each is made of, and what shows that it was done once.
+OPERATIONS: dict[str, tuple[tuple[str, ...], Callable[[ObjectStorage], object], object]] = {
+    "publish": (("PUT",), lambda s: (s.publish("n", b"1"), s.read_bytes("n"))[1], b"1"),
+    "replace": (("PUT",), lambda s: (s.replace("old", b"1"), s.read_bytes("old"))[1], b"1"),
+    "create": (("PUT",), lambda s: (written(s, "n"), s.size_bytes("n"))[1], 200),
+    "mark": (("PUT", "HEAD"), lambda s: s.mark("folder/m", b"1"), None),
+    "touch": (("GET", "PUT"), lambda s: s.touch("old"), True),
+    "read_bytes": (("GET",), lambda s: s.read_bytes("old"), b"old"),
+    "open_read": (("HEAD", "GET"), lambda s: s.open_read("old").read(), b"old"),
+    "list": (("GET",), lambda s: [e.path for e in s.list("folder/x")], ["folder/x/1"]),
+    "exists": (("HEAD",), lambda s: s.exists("old"), True),
+    "delete": (("HEAD", "POST"), lambda s: (s.delete("old"), s.exists("old")), (True, False)),
+    "remove_folder": (
+        ("GET", "POST"),
+        lambda s: (s.remove_folder("folder/x"), s.list("folder/x"))[1],
+        [],
+    ),
+    "share": (
+        ("POST", "PUT"),
+        lambda s: (s.share("n", s, "old"), s.read_bytes("n")),
+        (True, b"old"),
+    ),
+    "create in pieces": (
+        ("POST", "PUT"),
+        lambda s: (written(s, "large/n"), s.read_bytes("large/n"))[1],
+        bytes(range(200)),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", ["reset before", "reset after", "cut"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_failed_connection_is_no_failure(
+    faults: object_server.Faults,
+    s3_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+    fault: str,
+) -> None:
+    """Whichever request of an operation it hits, and whatever the store has done by then."""
+    methods, act, expected = OPERATIONS[operation]
+    if operation == "create in pieces":
+        monkeypatch.setattr("pystate.checkpoint.object_storage._ONE_PUT", 8)
+    for method in methods:
+        for skipped in range(3):
+            storage = ObjectStorage(f"{s3_url}/{method}{skipped}")
+            storage.publish("warm", b"")
+            storage.replace("old", b"old")
+            storage.make_folder("folder")
+            storage.publish("folder/x/1", b"1")
+            faults.next(method, fault, skipped)
+            assert act(storage) == expected
+            if not faults.reached():
+                assert skipped, f"{operation} sends no {method}"
+                break
+
+
+def test_another_writer_is_told_from_a_lost_answer(
+    faults: object_server.Faults, storage: ObjectStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.publish("other", b"old")
+    storage.publish("copied", b"not old")
+    faults.next("PUT", "reset before")
+    with pytest.raises(AlreadyPublishedError):
+        storage.publish("other", b"old")
+    faults.next("POST", "cut")
+    with pytest.raises(AlreadyPublishedError):
+        storage.share("copied", storage, "other")
+    monkeypatch.setattr("pystate.checkpoint.object_storage._ONE_PUT", 8)
+    faults.next("POST", "cut")
+    with pytest.raises(AlreadyPublishedError):
+        written(storage, "copied")
+    assert (storage.read_bytes("other"), storage.read_bytes("copied")) == (b"old", b"not old")
+    assert storage.list("", temporary=True) == []
 
 
 # ---- stores and access ---------------------------------------------------------------------------
