@@ -24,7 +24,13 @@ import pyarrow as pa
 from pystate.arguments import flag, folder_path, integer, mapping, shown
 from pystate.backend.keyed import KeyedStateBackend, KeyLike, Lineage, Snapshot, TableStats
 from pystate.backend.snapshots import SealedReader
-from pystate.checkpoint.job_file import check_schemas, library, open_job, read_job
+from pystate.checkpoint.job_file import (
+    OperatorEntry,
+    check_schemas,
+    library,
+    open_job,
+    read_job,
+)
 from pystate.checkpoint.locations import local_only
 from pystate.checkpoint.manifest import (
     EMPTY_ID,
@@ -147,7 +153,7 @@ class Store:
         self._lock = FolderLock(self.path, lock_timeout_ms)
         try:
             self._storage = LocalStorage(self.path)
-            job = open_job(self._storage, _UID, 1, max_parallelism, self._refuse_job)
+            self._job = job = open_job(self._storage, _UID, 1, max_parallelism, self._refuse_job)
             self._history = History(self._storage)
             self._history.refresh()
             self._history.make_durable()
@@ -164,10 +170,10 @@ class Store:
             try:
                 self._tick()
                 self._restore(allow_unclaimed_state)
+                delete_unnamed(self._storage, self._history)
             except BaseException:
                 self._backend.close()
                 raise
-            delete_unnamed(self._storage, self._history)
         except BaseException:
             self._lock.release()
             raise
@@ -373,12 +379,23 @@ class Store:
             raise
         self._adopt(manifest)
         self._unsynced = False
+        self._note_operator()
         try:
             # What the checkpoint before has retired: this one's publish has made that durable.
             delete_files(self._storage, self._retired.paths)
             self._retired = self._history.retire(self._retained)
         except (PystateError, OSError) as error:
             _LOG.warning("%s: old checkpoints could not be removed: %s", self.path, error)
+
+    def _note_operator(self) -> None:
+        """Tell ``job.json`` of the states, as a job does: it then shows that there are epochs."""
+        job = self._job.with_operators((OperatorEntry(_UID, *self._schemas()),))
+        if job is not self._job:
+            try:
+                job.save(self._storage)
+                self._job = job
+            except (PystateError, OSError) as error:
+                _LOG.warning("%s: job.json could not be updated: %s", self.path, error)
 
     def _adopt(self, manifest: Manifest) -> None:
         self._history.add(manifest)

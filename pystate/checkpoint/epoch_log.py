@@ -27,7 +27,7 @@ import json
 import re
 import uuid
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
@@ -42,6 +42,7 @@ __all__ = [
     "EpochRecord",
     "OperatorRecord",
     "Recorded",
+    "newest_records",
     "read_records",
     "without_epochs_after",
 ]
@@ -54,6 +55,8 @@ _VERSION = 2
 _NAME = re.compile(HISTORY + r"/(\d{8,})-[0-9a-f]{12}\.epochs")
 #: The records of a file when its driver begins the next one.
 _FULL = 64
+#: Of a large file at first so many bytes are read, from its end.
+_TAIL = 256 << 10
 #: So many neighbours that are smaller than one of these sizes are merged.
 _MERGED = 8
 _SIZES = (8 << 10, 64 << 10, 512 << 10)
@@ -280,6 +283,39 @@ def read_records(storage: CheckpointStorage) -> Recorded:
         with suppress(FileNotFoundError):
             return _combined({path: _read(storage, path) for path in paths})
     return _combined({path: _read(storage, path) for path in before or ()})
+
+
+def newest_records(storage: CheckpointStorage) -> list[EpochRecord]:
+    """Read the last records of the newest file that has intact ones; none if none has.
+
+    It costs the same for any number of epochs. Damage, and what later versions have written, is
+    left out.
+    """
+    for _, entry in reversed(_listed(storage)):
+        found: list[EpochRecord] = []
+        size, wanted = entry.size_bytes, _TAIL
+        while True:
+            # A file grows while its job runs, so it is read up to its end.
+            start = max(0, size - wanted)
+            try:
+                with storage.open_read(entry.path) as file:
+                    file.seek(start)
+                    lines = file.read().splitlines(keepends=True)
+            except FileNotFoundError:
+                break  # merged meanwhile, into one that has another name
+            found = list(_intact(lines[1:] if start else lines, entry.path))
+            if found or not start:
+                break
+            wanted *= 8
+        if found:
+            return found
+    return []
+
+
+def _intact(lines: Sequence[bytes], path: str) -> Iterator[EpochRecord]:
+    for line in lines:
+        with suppress(CheckpointError):
+            yield EpochRecord.decode(line, path)
 
 
 def _combined(files: dict[str, _Content]) -> Recorded:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
+from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.manifest import MANIFESTS, Schema, decode_schema
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
-from pystate.checkpoint.refs import WITH_KINDS, decode_states
+from pystate.checkpoint.refs import WITH_KINDS, decode_states, state_epoch
+from pystate.checkpoint.run_keys import RUNS
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import (
     AlreadyPublishedError,
@@ -43,6 +45,7 @@ __all__ = [
     "check_parallelism",
     "check_schemas",
     "default_max_parallelism",
+    "has_epochs",
     "is_sparks",
     "library",
     "open_job",
@@ -164,6 +167,11 @@ def read_job(storage: CheckpointStorage) -> JobFile | None:
     return JobFile.decode(data, JOB_FILE)
 
 
+def has_epochs(storage: CheckpointStorage) -> bool:
+    """Whether there are files of epochs, also where ``job.json`` is lost."""
+    return any(storage.list(folder) for folder in (MANIFESTS, HISTORY, RUNS, "state"))
+
+
 def open_job(
     storage: CheckpointStorage,
     name: str,
@@ -222,14 +230,14 @@ def open_job(
             f"checkpoint {storage.uri}: a job began to restore a savepoint here, and did not end: "
             "start it again with the same restore, or remove the folder"
         )
-    if job is None and storage.list(MANIFESTS):
+    if job is None and has_epochs(storage):
         # It is not lost if another driver has made the file and an epoch meanwhile.
         job = read_job(storage)
         if job is None:
             raise CheckpointError(
                 f"checkpoint {storage.uri} has epochs, but {JOB_FILE}, which says whose they are "
-                "and which tables belong to them, is lost: bring the file back from a copy, or use "
-                "another checkpoint folder"
+                "and which tables belong to them, is lost: bring the file back from a copy, let "
+                "`pystate repair --job NAME` make it anew, or use another checkpoint folder"
             )
     if job is None:
         refuse_spark(storage)
@@ -239,11 +247,11 @@ def open_job(
         if job.create(storage):
             return job
         job = JobFile.decode(storage.read_bytes(JOB_FILE), JOB_FILE)
-    if (job.name, job.max_parallelism) != (name, wanted) and _published_nothing(storage):
+    if (job.name, job.max_parallelism) != (name, wanted) and _published_nothing(storage, job):
         refuse_spark(storage)
         check_parallelism(storage, parallelism, wanted)
         fence()
-        if _published_nothing(storage):
+        if _published_nothing(storage, job):
             job = replace(job, name=name, max_parallelism=wanted, checkpoint_id=str(uuid.uuid4()))
             job.save(storage)
     if job.name != name:
@@ -260,9 +268,16 @@ def open_job(
     return job
 
 
-def _published_nothing(storage: CheckpointStorage) -> bool:
-    """Whether a checkpoint has no epoch, of its own or of a savepoint that it begins with."""
-    return not storage.exists(RESTORED_FILE) and not storage.list(MANIFESTS)
+def _published_nothing(storage: CheckpointStorage, job: JobFile) -> bool:
+    """Whether a checkpoint has no epoch, of its own or of a savepoint that it begins with.
+
+    Manifests that are lost have left traces: see `pystate.checkpoint.traces`.
+    """
+    if job.operators or storage.exists(RESTORED_FILE):
+        return False
+    if any(storage.list(folder) for folder in (MANIFESTS, HISTORY, RUNS)):
+        return False
+    return all((state_epoch(entry.path) or 1) == 1 for entry in storage.list("state"))
 
 
 def refuse_spark(storage: CheckpointStorage) -> None:

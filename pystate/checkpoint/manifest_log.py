@@ -7,14 +7,16 @@ Invariants
 1. Retained epochs are consecutive: retention removes the oldest first. A gap is a lost manifest and
    is never skipped.
 2. ``manifests/latest`` is at most the newest epoch ever published. It is written after the manifest
-   and not synced, so that it can only lag behind. It shows if the newest manifest is lost. It and
+   and not synced, but for the first one, so that it can only lag behind. It shows if the newest
+   manifest is lost, as other traces of epochs do (`pystate.checkpoint.traces`). It and
    ``manifests/committed`` may be damaged, and are then as if they were not there; but those of a
    later version are not overwritten.
 3. A manifest with a run key is not removed before `RunKeys` has the key. A damaged manifest may
    have had any key: it is retired like others, and ``runs/unknown`` names its epoch.
 4. Before a manifest is removed, ``manifests/<epoch>.retired`` is written. A driver that was delayed
    between its last check and its publish finds the manifest's name free again, and must see that
-   the epoch is over. Manifests at or below the newest mark do not count.
+   the epoch is over. Manifests at or below the newest mark do not count. A mark also says up to
+   which epoch `RunKeys` has keys, so that their loss is noticed; of earlier versions it is empty.
 5. A mark is not synced. A retired manifest, and the files that only it names, are removed after the
    folder is synced, which the next publish does: if the machine stops before, the epoch may be a
    retained one again.
@@ -26,6 +28,8 @@ import re
 from contextlib import suppress
 from typing import NamedTuple
 
+from pystate.checkpoint.epoch_log import HISTORY, newest_records
+from pystate.checkpoint.job_file import JOB_FILE, RESTORED_FILE
 from pystate.checkpoint.manifest import (
     MANIFESTS,
     Manifest,
@@ -35,8 +39,17 @@ from pystate.checkpoint.manifest import (
 )
 from pystate.checkpoint.metadata import decode_document, encode_document
 from pystate.checkpoint.parts import Parts
-from pystate.checkpoint.run_keys import RUNS, RunKeys
+from pystate.checkpoint.run_keys import RUNS, RunKeys, covered_epoch
 from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.traces import (
+    COMMITTED,
+    LATEST,
+    STATE,
+    Trace,
+    begun_trace,
+    marked_epoch,
+    read_traces,
+)
 from pystate.errors import CheckpointError, CorruptFileError, FencedError, NewerFormatError
 from pystate.redaction import logger
 
@@ -46,6 +59,7 @@ __all__ = [
     "History",
     "Retired",
     "Survey",
+    "check_runs",
     "mark_retired",
     "read_head",
     "retained_epochs",
@@ -54,9 +68,6 @@ __all__ = [
 ]
 
 _LOG = logger("pystate.checkpoint.manifest_log")
-#: The files that name the newest epoch, and the newest whose output is committed.
-LATEST = f"{MANIFESTS}/latest"
-COMMITTED = f"{MANIFESTS}/committed"
 _UNKNOWN_RUNS = f"{RUNS}/unknown"
 _LISTINGS = 5
 _MARK = re.compile(MANIFESTS + r"/(\d{8,})\.retired")
@@ -81,6 +92,8 @@ class History:
         self._cache: dict[int, Manifest] = {}
         self._epochs: tuple[int, ...] = ()
         self._leftovers: tuple[str, ...] = ()
+        self._compared = False
+        self._runs_until: int | None = None
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -93,7 +106,7 @@ class History:
         return self._cache[self._epochs[-1]] if self._epochs else None
 
     def refresh(self) -> None:
-        """Read the storage again.
+        """Read the storage again; the first time manifests are compared with other traces.
 
         Raises
         ------
@@ -106,7 +119,8 @@ class History:
         """
         known = self._epochs[-1] if self._epochs else 0
         for _ in range(_LISTINGS):
-            epochs, _, self._leftovers = _retained(self._storage, known)
+            epochs, _, self._leftovers = _retained(self._storage, known, compare=not self._compared)
+            self._compared = True
             try:
                 if epochs:
                     self.manifest(epochs[-1])
@@ -168,9 +182,10 @@ class History:
             self._parts.keep(manifest.part.part)
         self._epochs = (*self._epochs, manifest.epoch)
         content = encode_document("latest", 1, {"epoch": manifest.epoch})
-        # Without it, only the detection of a lost manifest is weaker.
+        # Without it, only the detection of a lost manifest is weaker. The first one is durable, so
+        # that a checkpoint has it from then on, unless it is lost.
         with suppress(CheckpointError, OSError):
-            self._storage.replace(LATEST, content, durable=False)
+            self._storage.replace(LATEST, content, durable=len(self._epochs) == 1)
 
     def note_committed(self, manifest: Manifest, *, durable: bool = False) -> None:
         """Note that an epoch's sink transactions are committed.
@@ -220,8 +235,10 @@ class History:
         Raises
         ------
         CheckpointError
-            No readable epoch is that run's, but some epochs cannot be read.
+            No readable epoch is that run's, but some epochs cannot be read; or the keys of
+            earlier runs are lost.
         """
+        self._check_runs(must_be_told=True)
         damaged = _unknown_runs(self._storage)
         for epoch in reversed(self._epochs):
             manifest = self._intact(epoch)
@@ -235,6 +252,12 @@ class History:
                 self._check_other(epoch, run_key)
             return None
         return retired, None
+
+    def _check_runs(self, *, must_be_told: bool = False) -> int:
+        """Make sure that no run keys are lost; returns up to which epoch there are any."""
+        if self._runs_until is None:
+            self._runs_until = check_runs(self._storage, must_be_told=must_be_told)
+        return self._runs_until
 
     def _check_other(self, epoch: int, run_key: str) -> None:
         """Refuse a run that may have been applied, unless a user has declared that it was not."""
@@ -288,7 +311,11 @@ class History:
             manifest = self._intact(epoch)
             if manifest is None:
                 _LOG.warning("%s is damaged, and retired without its files", manifest_path(epoch))
-            mark_retired(self._storage, self._runs, epoch, manifest)
+            until = self._check_runs()
+            if manifest is not None and manifest.run_key is not None:
+                until = max(until, epoch)
+            mark_retired(self._storage, self._runs, epoch, manifest, until)
+            self._runs_until = until
             log += [manifest_path(epoch), _mark_path(max(epoch - _MARKS, 0))]
             self._epochs = self._epochs[1:]
             self._cache.pop(epoch, None)
@@ -342,18 +369,79 @@ def _scan(storage: CheckpointStorage) -> _Listing:
     )
 
 
-def _retained(storage: CheckpointStorage, at_least: int) -> _Listing:
-    lost = 0
+def _retained(storage: CheckpointStorage, at_least: int, *, compare: bool = True) -> _Listing:
+    """List the retained epochs.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    at_least : int
+        An epoch that is known to have been published.
+    compare : bool
+        Compare with all traces; otherwise only with ``manifests/latest``, for an epoch more.
+    """
+    loss = _Loss(0, Trace())
     # A listing is not atomic: while a driver retires manifests it can show a false gap, which the
     # next listing does not show.
     for _ in range(_LISTINGS):
-        listing = _scan(storage)
-        lost = _first_hole(listing, max(at_least, _latest(storage)))
-        if not lost:
+        if compare:
+            listing, loss = _compared(storage)
+        else:
+            noted = _latest(storage)
+            listing = _scan(storage)
+            loss = _Loss(_first_hole(listing, max(at_least, noted)), Trace(noted, LATEST))
+        if not loss.epoch:
             return listing
-    raise CheckpointError(
-        f"checkpoint {storage.uri}: the manifest {manifest_path(lost)} is lost; nothing is built "
-        "on an older epoch in its place: bring the file back from a copy"
+    raise _lost(storage, loss)
+
+
+class _Loss(NamedTuple):
+    """A manifest that is lost, or may be."""
+
+    epoch: int
+    """0 for none."""
+    trace: Trace
+    """What tells of it."""
+    certain: bool = True
+
+
+def _compared(storage: CheckpointStorage) -> tuple[_Listing, _Loss]:
+    """List the manifests, and find the first one that is lost."""
+    traces = read_traces(storage)
+    listing = _scan(storage)
+    head = listing.epochs[-1] if listing.epochs else 0
+    if traces.agree_on(head):
+        return listing, _Loss(_first_hole(listing, head), traces.newest)
+    begun = begun_trace(entry.path for entry in storage.list(STATE))
+    listing = _scan(storage)
+    head = listing.epochs[-1] if listing.epochs else 0
+    known = max(traces.newest, Trace(begun.epoch - 1, begun.path), key=lambda trace: trace.epoch)
+    if known.epoch <= traces.restored and not storage.exists(JOB_FILE):
+        known = Trace()  # a start began to fill the folder from a savepoint, and did not end
+    lost = _first_hole(listing, known.epoch)
+    if not lost and 0 < head < begun.epoch and traces.leave_open(head):
+        return listing, _Loss(head + 1, begun, certain=False)
+    return listing, _Loss(lost, known)
+
+
+def _lost(storage: CheckpointStorage, loss: _Loss) -> CheckpointError:
+    """The error of who finds that a manifest is lost."""
+    path = manifest_path(loss.epoch)
+    way_out = (
+        "bring the file back from a copy, or let `pystate repair` set the checkpoint back to what "
+        "is left of it"
+    )
+    if not loss.certain:
+        return CheckpointError(
+            f"checkpoint {storage.uri}: {loss.trace.path} is of epoch {loss.epoch}, and without "
+            f"{LATEST} and the records in {HISTORY}/, which are lost, it cannot be told whether "
+            f"that epoch was published and its manifest {path} is lost, too: {way_out}"
+        )
+    known = f" ({loss.trace.path} tells of it)" if loss.trace.path else ""
+    return CheckpointError(
+        f"checkpoint {storage.uri}: the manifest {path} is lost{known}; nothing is built on an "
+        f"older epoch in its place: {way_out}"
     )
 
 
@@ -383,23 +471,32 @@ def survey(storage: CheckpointStorage) -> Survey:
     """List the manifests of a checkpoint that may be damaged."""
     lost: tuple[int, ...] = ()
     for _ in range(_LISTINGS):  # as in `_retained`
-        listing = _scan(storage)
-        noted = 0
-        with suppress(NewerFormatError):  # reported with the other small files
-            noted = _latest(storage)
-        newest = max(noted, *listing.epochs, listing.floor)
-        first = listing.floor + 1 if listing.floor else min(listing.epochs, default=newest)
-        found = set(listing.epochs)
-        lost = tuple(epoch for epoch in range(max(first, 1), newest + 1) if epoch not in found)
+        try:
+            listing, loss = _compared(storage)
+        except NewerFormatError:  # reported with the other small files
+            listing = _scan(storage)
+            loss = _Loss(_first_hole(listing, 0), Trace())
+        newest = max(loss.trace.epoch if loss.epoch else 0, *listing.epochs, loss.epoch)
+        lost = ()
+        if loss.epoch:
+            found = set(listing.epochs)
+            lost = tuple(epoch for epoch in range(loss.epoch, newest + 1) if epoch not in found)
         if not lost:
             break
     return Survey(listing.epochs, lost, listing.floor)
 
 
 def mark_retired(
-    storage: CheckpointStorage, runs: RunKeys, epoch: int, manifest: Manifest | None
+    storage: CheckpointStorage,
+    runs: RunKeys,
+    epoch: int,
+    manifest: Manifest | None,
+    runs_until: int | None = None,
 ) -> None:
-    """Do what must precede the removal of a manifest; None for one that cannot be read."""
+    """Do what must precede the removal of a manifest; None for one that cannot be read.
+
+    `runs_until` is the newest epoch whose run key is kept; it is looked up if it is None.
+    """
     if manifest is None:
         unknown = _unknown_runs(storage)
         if epoch not in unknown:
@@ -407,7 +504,57 @@ def mark_retired(
             storage.replace(_UNKNOWN_RUNS, encode_document("unknown runs", 1, content))
     elif manifest.run_key is not None:
         runs.add(manifest.run_key, epoch)
-    storage.replace(_mark_path(epoch), b"", durable=False)
+    until = covered_epoch(storage) if runs_until is None else runs_until
+    said = {"epoch": epoch, "runs_until": until}
+    storage.replace(_mark_path(epoch), encode_document("retired", 1, said), durable=False)
+
+
+def check_runs(storage: CheckpointStorage, *, must_be_told: bool = False) -> int:
+    """Make sure that the keys of earlier runs are there; returns the newest epoch of one.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    must_be_told : bool
+        Whether it is wrong, too, that nothing tells if there were any.
+
+    Raises
+    ------
+    CheckpointError
+        They are lost: the marks of retired epochs, or the history, tell of later ones.
+    """
+    covered = told = 0
+    for _ in range(_LISTINGS):  # while files of keys are merged a listing can miss them
+        listing = _scan(storage)
+        over = max(listing.floor, min(listing.epochs, default=1) - 1)
+        records, unknown = newest_records(storage), _unknown_runs(storage)
+        runs = {record.epoch for record in records if record.run_key is not None}
+        recorded = max((e for e in runs.difference(unknown) if e <= over), default=0)
+        told = max(_marked_runs(storage, listing.floor), recorded)
+        restored = marked_epoch(storage, RESTORED_FILE, "restored") or 0
+        if must_be_told and not listing.floor and not records and over > restored:
+            told = 1
+        covered = covered_epoch(storage)
+        # Earlier versions had a file per key, whose name does not say the epoch.
+        if covered >= told or any(e.path.endswith(".run") for e in storage.list(RUNS)):
+            return covered
+    raise CheckpointError(
+        f"checkpoint {storage.uri}: the files of {RUNS}/ are lost that hold the keys of runs from "
+        f"epoch {covered + 1} on: bring them back from a copy, or no run could be told from one "
+        "that was applied"
+    )
+
+
+def _marked_runs(storage: CheckpointStorage, floor: int) -> int:
+    path = _mark_path(floor)
+    try:
+        fields = decode_document("retired", 1, storage.read_bytes(path), path)
+        return fields.integer("runs_until")
+    except NewerFormatError:
+        raise
+    except (FileNotFoundError, CheckpointError):
+        return 0  # not synced, or of an earlier version
 
 
 def set_back(storage: CheckpointStorage, manifest: Manifest) -> None:
@@ -436,7 +583,8 @@ def read_head(storage: CheckpointStorage) -> Manifest | None:
 def _first_hole(listing: _Listing, newest: int) -> int:
     """Return the first epoch without a manifest up to `newest`, or 0."""
     if listing.floor:
-        expected = listing.floor + 1
+        # An epoch is retired when a later one is there.
+        expected, newest = listing.floor + 1, max(newest, listing.floor + 1)
     else:
         expected = listing.epochs[0] if listing.epochs else newest
     for epoch in listing.epochs:
@@ -447,13 +595,7 @@ def _first_hole(listing: _Listing, newest: int) -> int:
 
 
 def _latest(storage: CheckpointStorage) -> int:
-    try:
-        fields = decode_document("latest", 1, storage.read_bytes(LATEST), LATEST)
-        return fields.integer("epoch")
-    except NewerFormatError:
-        raise
-    except (FileNotFoundError, CheckpointError):
-        return 0
+    return marked_epoch(storage, LATEST, "latest") or 0
 
 
 def _mark_path(epoch: int) -> str:

@@ -5,6 +5,7 @@ Thread safety: all types are immutable.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,6 +38,7 @@ __all__ = [
     "encode_states",
     "has_timers",
     "only_input",
+    "state_epoch",
     "state_folder",
     "state_path",
     "uid_folder",
@@ -56,6 +58,7 @@ INPUT = "input"
 KEPT = "#kept"
 _ID_DIGITS = 32
 _CHECKSUM_DIGITS = 16
+_STATE_FILE = re.compile(r".*/(\d{8,})-(?:t\d+-)?[0-9a-f]+\.(?:delta|base)")
 
 #: Columns in order: (name, type in DDL).
 Schema = tuple[tuple[str, str], ...]
@@ -88,6 +91,12 @@ def state_path(
 def path_in(folder: str, epoch: int, file_id: str, kind: str) -> str:
     """Name a file in a range's folder, as `state_path` does."""
     return f"{folder}/{epoch:08d}-{file_id}.{kind}"
+
+
+def state_epoch(path: str) -> int | None:
+    """Return the epoch in the name of a delta, a base or a merged file; None for other files."""
+    match = _STATE_FILE.fullmatch(path)
+    return None if match is None else int(match[1])
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ from pystate.checkpoint.source_position import (
     read_query_id,
 )
 from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.traces import LATEST
 from pystate.errors import (
     AlreadyPublishedError,
     CheckpointError,
@@ -176,6 +177,8 @@ def begin_with(
     query_id = _begin_runs_and_position(origin, savepoint, checkpoint)
     first = _with_query(origin, replace(manifest, operators=operators, term=0), query_id)
     keep(checkpoint, first.path, first.encode())
+    # Each later epoch replaces it: see `pystate.checkpoint.traces`.
+    checkpoint.replace(LATEST, encode_document("latest", 1, {"epoch": first.epoch}))
     own = JobFile(
         name=job,
         checkpoint_id=str(uuid.uuid4()),
@@ -278,6 +281,7 @@ def _forget(checkpoint: CheckpointStorage, wanted: Container[str]) -> None:
     """Remove what a start has left that published nothing, but for the state files in `wanted`."""
     if checkpoint.delete(JOB_FILE):
         checkpoint.sync_folder("")
+    checkpoint.delete(LATEST)
     if checkpoint.delete(manifest_path(begun_epoch(checkpoint))):
         checkpoint.sync_folder(MANIFESTS)
     for folder in (RUNS, SPARK_FOLDER, HELD):

@@ -34,7 +34,7 @@ from pystate.errors import (
     SwappedFileError,
 )
 
-__all__ = ["RUNS", "RunKeys", "check_version"]
+__all__ = ["RUNS", "RunKeys", "check_version", "covered_epoch"]
 
 RUNS = "runs"
 _FORMAT_VERSION = 1
@@ -91,6 +91,12 @@ def check_version(path: str, data: bytes) -> None:
     """
     if _NAME.fullmatch(path):
         decode_document("run keys", _FORMAT_VERSION, data, path)
+
+
+def covered_epoch(storage: CheckpointStorage) -> int:
+    """Return the newest epoch whose run key is kept here, by the names of the files; 0 for none."""
+    matches = (_NAME.fullmatch(entry.path) for entry in storage.list(RUNS))
+    return max((int(match[2]) for match in matches if match), default=0)
 
 
 class RunKeys:

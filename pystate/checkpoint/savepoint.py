@@ -41,7 +41,7 @@ from pystate.checkpoint.manifest import (
     manifest_path,
     read_manifest,
 )
-from pystate.checkpoint.manifest_log import History
+from pystate.checkpoint.manifest_log import History, check_runs
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
 from pystate.checkpoint.run_keys import RUNS, RunKeys
 from pystate.checkpoint.source_position import (
@@ -503,6 +503,7 @@ def _copy_runs(
     for epoch in history.epochs:
         with suppress(FencedError):  # retired meanwhile: its key is among the others then
             retained.append(history.manifest(epoch))
+    check_runs(source)
     RunKeys(source).copy_to(destination, manifest.epoch)
     for entry in source.list(RUNS):
         if not entry.path.endswith((".keys", ".run")):

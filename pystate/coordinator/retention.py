@@ -25,7 +25,9 @@ makes a file safe to remove. The order of epochs and terms determines which file
    attempt has left whose epoch was never published goes, too (`find_abandoned`). Whoever knows that
    they have ended then reads the manifests, lists the files before its own first attempt, and makes
    sure that nobody has followed it meanwhile, whose files would be in the list.
-7. Files are listed first, then `live` is called, then the manifests are read. A file made later is
+7. A file of an epoch after the one that follows the newest manifest shows that manifests are lost.
+   Then nothing is removed: what looks superfluous may be the state.
+8. Files are listed first, then `live` is called, then the manifests are read. A file made later is
    not listed, and a file that moves from `live` to a manifest is seen in at least one of them.
 
 The grace period only spares attempts that outlive their evaluation from failing writes. Correctness
@@ -45,6 +47,7 @@ from pystate.checkpoint.manifest import MANIFESTS, Manifest, manifest_path, read
 from pystate.checkpoint.manifest_log import History, retained_epochs
 from pystate.checkpoint.parts import Parts, part_epoch
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry, final_name
+from pystate.checkpoint.traces import STATE, begun_trace
 from pystate.errors import CheckpointError
 from pystate.redaction import logger
 
@@ -62,7 +65,6 @@ __all__ = [
 ]
 
 _LOG = logger("pystate.coordinator.retention")
-_STATE = "state"
 _STATE_FILE = re.compile(r".*/(\d{8,})-(?:t(\d+)-)?[0-9a-f]+\.(delta|base)")
 _EVALUATION = re.compile(r"(.*/(\d{8,})-[0-9a-f]+)/[^/]+")
 _FOLDERS = ("manifests", "owners", "runs", HISTORY)
@@ -119,7 +121,7 @@ def collect_orphans(
     Raises
     ------
     CheckpointError
-        A retained manifest cannot be read; nothing was deleted. `FencedError` likewise.
+        A retained manifest cannot be read, or is lost; nothing was deleted. `FencedError` likewise.
     """
     found = find_orphans(
         storage, term=term, grace_ms=grace_ms, live=live, check_owner=check_owner, now_ms=now_ms
@@ -150,7 +152,7 @@ def find_orphans(
 
     With `at_rest` all drivers have ended, so that no manifest comes to name a file.
     """
-    files = storage.list(_STATE) + storage.list(_STATE, temporary=True)
+    files = storage.list(STATE) + storage.list(STATE, temporary=True)
     files += [entry for entry in storage.list(MANIFESTS) if part_epoch(entry.path) is not None]
     others = [entry for folder in _FOLDERS for entry in storage.list(folder, temporary=True)]
     protected = set(live())
@@ -162,6 +164,7 @@ def find_orphans(
         except FileNotFoundError:
             return Orphans((), ())  # retired just now: the next collection sees the new list
         protected |= newest.paths
+    check_not_behind(storage, files, 0 if newest is None else newest.epoch)
     check_owner()
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     small_ms = max(grace_ms, _LEAST_GRACE_MS)
@@ -180,6 +183,18 @@ def find_orphans(
     return Orphans(tuple(doomed), tuple(_evaluations(storage, epoch, now_ms - small_ms)))
 
 
+def check_not_behind(storage: CheckpointStorage, files: Iterable[FileEntry], newest: int) -> None:
+    """Raise `CheckpointError` if state files show that an epoch after the newest was published."""
+    begun = begun_trace(final_name(entry.path) for entry in files)
+    before = begun.epoch - 1
+    if before > newest:
+        raise CheckpointError(
+            f"checkpoint {storage.uri}: {begun.path} was begun after epoch {before}, whose "
+            f"manifest {manifest_path(before)} is lost; no file is removed: bring it back "
+            "from a copy, or let `pystate repair` set the checkpoint back to what is left of it"
+        )
+
+
 def find_abandoned(storage: CheckpointStorage, history: History) -> Orphans:
     """Find what attempts left whose epoch was never published; all their drivers have ended.
 
@@ -189,10 +204,16 @@ def find_abandoned(storage: CheckpointStorage, history: History) -> Orphans:
         The checkpoint.
     history : History
         Its retained epochs.
+
+    Raises
+    ------
+    CheckpointError
+        A manifest is lost.
     """
     newest = 0 if history.head is None else history.head.epoch
     named = {path for epoch in history.epochs for path in history.manifest(epoch).paths}
-    found = [*storage.list(_STATE), *storage.list(_STATE, temporary=True), *storage.list(MANIFESTS)]
+    found = [*storage.list(STATE), *storage.list(STATE, temporary=True), *storage.list(MANIFESTS)]
+    check_not_behind(storage, found, newest)
     doomed = []
     for entry in found:
         final = final_name(entry.path)
@@ -271,11 +292,18 @@ def delete_unnamed(storage: CheckpointStorage, history: History) -> None:
         The checkpoint.
     history : History
         Its retained epochs.
+
+    Raises
+    ------
+    CheckpointError
+        A manifest is lost; nothing was removed.
     """
+    files = storage.list(STATE)
+    check_not_behind(storage, files, history.epochs[-1] if history.epochs else 0)
     try:
         named = {path for epoch in history.epochs for path in history.manifest(epoch).paths}
-        doomed = [f.path for f in storage.list(_STATE) if f.path not in named]
-        for folder in (_STATE, MANIFESTS, HISTORY):
+        doomed = [f.path for f in files if f.path not in named]
+        for folder in (STATE, MANIFESTS, HISTORY):
             doomed += [f.path for f in storage.list(folder, temporary=True)]
         delete_files(storage, doomed)
     except (CheckpointError, OSError) as error:

@@ -12,7 +12,13 @@ import os
 from dataclasses import dataclass
 
 from pystate.arguments import flag
-from pystate.checkpoint.job_file import REPAIR_FILE, RESTORED_FILE, SAVEPOINT_FILE, read_job
+from pystate.checkpoint.job_file import (
+    JOB_FILE,
+    REPAIR_FILE,
+    RESTORED_FILE,
+    SAVEPOINT_FILE,
+    read_job,
+)
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import CheckpointStorage
@@ -103,6 +109,11 @@ def collect(
     if storage.exists(REPAIR_FILE):
         raise CheckpointError(
             f"checkpoint {storage.uri}: a repair was interrupted: run `pystate repair` once more"
+        )
+    if not storage.exists(JOB_FILE):
+        raise CheckpointError(
+            f"checkpoint {storage.uri}: {JOB_FILE} is lost: nothing is removed before it is back; "
+            "`pystate verify` says what else is"
         )
     require_unused(storage, owner_is_gone)
     lock = lock_store(storage)

@@ -9,7 +9,13 @@ import os
 from dataclasses import dataclass
 
 from pystate.arguments import folder_path
-from pystate.checkpoint.job_file import JOB_FILE, SAVEPOINT_FILE, read_job, refuse_spark
+from pystate.checkpoint.job_file import (
+    JOB_FILE,
+    SAVEPOINT_FILE,
+    has_epochs,
+    read_job,
+    refuse_spark,
+)
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import Manifest, OperatorState, RangeState
 from pystate.checkpoint.manifest_log import History
@@ -196,7 +202,7 @@ def open_existing(location: str | os.PathLike[str], caller: str) -> CheckpointSt
     """
     storage = open_storage(folder_path(location, f"{caller}: location"))
     if not storage.exists(JOB_FILE) and not storage.exists(SAVEPOINT_FILE):
-        if storage.list("manifests"):
+        if has_epochs(storage):
             return storage  # a checkpoint, of which that file is lost
         if not _is_part(storage):
             refuse_spark(storage)

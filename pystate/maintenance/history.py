@@ -96,7 +96,7 @@ def history(
         since_ms = int(given.timestamp() * 1000)
     recorded = read_records(storage)
     found = survey(storage)
-    newest = max(*found.epochs, found.floor, 0)
+    newest = max(*found.epochs, *found.lost, found.floor, 0)
     records = [record for record in recorded.records if record.epoch <= newest]
     if since_ms is not None:
         records = [record for record in records if record.published_ms >= since_ms]

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pystate.checkpoint.epoch_log import read_records
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, RESTORED_FILE, JobFile
 from pystate.checkpoint.manifest import Manifest
-from pystate.checkpoint.manifest_log import COMMITTED, LATEST, read_head
+from pystate.checkpoint.manifest_log import COMMITTED, LATEST, check_runs, read_head
 from pystate.checkpoint.metadata import decode_document, is_torn
 from pystate.checkpoint.restored import begun_epoch
 from pystate.checkpoint.run_keys import RUNS, RunKeys
@@ -57,7 +57,9 @@ def _try(path: str, act: Callable[[], object], message: str) -> Iterator[Finding
         yield failure(path, error, message)
 
 
-def check_checkpoint(storage: CheckpointStorage, head: Manifest | None) -> Iterator[Finding]:
+def check_checkpoint(
+    storage: CheckpointStorage, head: Manifest | None, *, has_runs: bool
+) -> Iterator[Finding]:
     """Check a checkpoint's small files.
 
     Parameters
@@ -66,6 +68,8 @@ def check_checkpoint(storage: CheckpointStorage, head: Manifest | None) -> Itera
         The checkpoint.
     head : Manifest or None
         Its newest epoch; None if that cannot be read.
+    has_runs : bool
+        Whether a retained epoch is a run with a key.
     """
     if storage.exists(REPAIR_FILE):
         message = "a repair was interrupted, and no job can start: run `pystate repair` once more"
@@ -90,7 +94,7 @@ def check_checkpoint(storage: CheckpointStorage, head: Manifest | None) -> Itera
                 "it would say which driver has opened the checkpoint",
             )
     yield from _try(RESTORED_FILE, lambda: begun_epoch(storage), "it says with what the job began")
-    yield from _check_runs(storage)
+    yield from _check_runs(storage, has_runs=has_runs)
     for path, error in read_records(storage).problems:
         with suppress(FileNotFoundError):
             data = storage.read_bytes(path)
@@ -137,10 +141,13 @@ def _check_job(storage: CheckpointStorage, head: Manifest | None) -> Iterator[Fi
         )
 
 
-def _check_runs(storage: CheckpointStorage) -> Iterator[Finding]:
+def _check_runs(storage: CheckpointStorage, *, has_runs: bool) -> Iterator[Finding]:
     try:
         for path, error in RunKeys(storage).damage():
             yield failure(path, error, "a run that was applied could not be recognised")
+        check_runs(storage, must_be_told=has_runs)
+    except NewerFormatError as error:  # of the mark of a retired epoch, which the message names
+        yield failure(str(error).partition(":")[0], error)
     except CheckpointError as error:
         yield Finding(f"{RUNS}/", "missing", str(error))
     path = f"{RUNS}/unknown"
@@ -234,4 +241,4 @@ def check_savepoint(storage: CheckpointStorage) -> Iterator[Finding]:
                 path, "damaged", f"{path} is not what it was when the savepoint was taken"
             )
     if not wrong:
-        yield from _check_runs(storage)
+        yield from _check_runs(storage, has_runs=False)

@@ -151,7 +151,8 @@ def examine(
     if found.kind == "checkpoint":
         # The stream's position is compared with the newest epoch, or with nothing.
         newest = found.manifests.get(max(found.epochs, default=0))
-        found.findings += check_checkpoint(storage, newest)
+        has_runs = any(manifest.run_key is not None for manifest in found.manifests.values())
+        found.findings += check_checkpoint(storage, newest, has_runs=has_runs)
         _forget_retired(found)
     _find_unnamed(found, listed)
     return found

@@ -121,6 +121,7 @@ KINDS: dict[str, tuple[str, str, tuple[Act, ...]]] = {
     "part": ("parts", r"manifests/.*\.part", (run, read_all, savepoint, ps.repair, ps.collect)),
     "latest": ("checkpoint", "manifests/latest", (run, ps.repair, ps.collect)),
     "committed": ("checkpoint", "manifests/committed", (run, ps.repair, savepoint)),
+    "retired": ("checkpoint", r"manifests/\d+\.retired", (run, savepoint)),
     "owner": ("checkpoint", r"owners/.*\.owner", (run, ps.repair, ps.collect)),
     "run keys": ("checkpoint", r"runs/.*\.keys", (run, savepoint)),
     "unknown runs": ("checkpoint", "runs/unknown", (run,)),
@@ -136,7 +137,7 @@ KINDS: dict[str, tuple[str, str, tuple[Act, ...]]] = {
 #: Files that have no content of pystate's, or that nothing reads; and records of epochs, each of
 #: which has a version of its own (`tests/unit/checkpoint/test_epoch_log.py`).
 OTHERS = (
-    r"history/.*\.epochs|manifests/\d+\.retired|owners/\d+\.closed|runs/\d+\.other|spark/.*|"
+    r"history/.*\.epochs|owners/\d+\.closed|runs/\d+\.other|spark/.*|"
     r"\.lock|lock"
 )
 #: A document that says what a repair has done.

@@ -117,11 +117,14 @@ def test_a_repair_that_is_killed_forgets_them_too(tmp_path: Path) -> None:
     assert left > 20
 
 
-def test_a_record_of_an_epoch_that_is_not_published_does_not_count(work: Work) -> None:
-    """As is left where the manifests were brought back from an older copy."""
+def test_records_of_epochs_whose_manifests_are_lost_are_shown(work: Work) -> None:
+    """As where the manifests were brought back from an older copy: it says what is missing."""
     last = ps.history(work.root).records[-1]
     EpochLog(work.storage).add(type(last)(**{**vars(last), "epoch": 7}))
-    assert epochs(work) == [1, 2, 3, 4, 5, 6]
+    assert epochs(work) == [1, 2, 3, 4, 5, 6, 7]
+    assert ps.verify(work.root).errors[0].path == "manifests/00000007.manifest"
+    ps.repair(work.root, owner_is_gone=True)
+    assert epochs(work) == [1, 2, 3, 4, 5, 6] and ps.verify(work.root).ok
 
 
 def test_a_savepoint_has_no_history(work: Work, tmp_path: Path) -> None:
