@@ -13,7 +13,7 @@ import socket
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -179,6 +179,7 @@ def write_state(
     operators: Mapping[str, StateRows],
     *,
     base: str | os.PathLike[str] | None = None,
+    remove: Sequence[str] = (),
     max_parallelism: int | None = None,
     parallelism: int | None = None,
     job: str = "written",
@@ -194,6 +195,8 @@ def write_state(
     base : str or path, optional
         A savepoint. Its other operators, its run keys and its stream's position are taken over;
         operators of the same uid are replaced. Files are shared where the file system can do it.
+    remove : sequence of str
+        The uids of operators of `base` that are left out, with all of their state.
     max_parallelism : int, optional
         Number of key groups, which the job must have, too; by default that of `base`, else 128.
     parallelism : int, optional
@@ -208,8 +211,9 @@ def write_state(
     Raises
     ------
     InvalidArgumentError
-        The destination is not empty, a column is missing or unknown, a key stands in two rows, or a
-        timer is none. `WrongTypeError` for a column of another type.
+        The destination is not empty, a column is missing or unknown, a key stands in two rows, a
+        timer is none, or `base` has no operator that is to be removed. `WrongTypeError` for a
+        column of another type.
     DeclarationError
         A state cannot be written.
     CheckpointError
@@ -234,6 +238,7 @@ def write_state(
     [{'user': 'ann', 'n': 3}, {'user': 'bob', 'n': 5}]
     """
     with Destination(destination, base, max_parallelism, parallelism, job) as made:
+        made.leave_out(remove, operators)
         for uid, rows in checked_operators(operators).items():
             made.add(rows, _write(made, rows.operator(uid, made.max_parallelism), rows))
         return made.finish()
@@ -270,6 +275,7 @@ class Destination:
         check_destination(self._base, self.storage)
         self._job = checked_text(job, "write_state: job")
         self._written: dict[str, OperatorState] = {}
+        self._left_out: frozenset[str] = frozenset()
         wanted = None
         if parallelism is not None:
             integer(parallelism, "write_state: parallelism", least=1, most=MAX_PARALLELISM)
@@ -310,6 +316,30 @@ class Destination:
                 for entry in self.storage.list(""):  # it was empty
                     self.storage.delete(entry.path)
 
+    def leave_out(self, remove: Any, operators: Any) -> None:
+        """Note which operators of the base are not taken over."""
+        example = "remove=['counts']"
+        if isinstance(remove, str) or not isinstance(remove, Collection):
+            raise InvalidArgumentError(
+                f"write_state: remove is a list of uids, not {shown(remove)}: write {example}"
+            )
+        known = ", ".join(repr(found.uid) for found in self._manifest.operators) or "none"
+        for uid in remove:
+            checked_uid(uid)
+            if isinstance(operators, Mapping) and uid in operators:
+                raise InvalidArgumentError(
+                    f"write_state: operator {uid!r} is to be written and to be removed: rows that "
+                    "are given replace it, so leave it out of remove"
+                )
+            if self._manifest.operator(uid) is None:
+                raise InvalidArgumentError(
+                    "write_state: remove leaves out operators of a base, and there is no base"
+                    if self._base is None
+                    else f"write_state: {self._base.uri} has no operator {uid!r} to remove; it has "
+                    f"{known}"
+                )
+        self._left_out = frozenset(remove)
+
     def add(self, rows: StateRows, written: tuple[OperatorSpec, tuple[RangeState, ...]]) -> None:
         """Note an operator whose files are written."""
         operator, ranges = written
@@ -338,7 +368,8 @@ class Destination:
 
     def finish(self) -> Savepoint:
         """Take over the other operators, and make the folder a savepoint."""
-        kept = [found for found in self._manifest.operators if found.uid not in self._written]
+        gone = self._left_out.union(self._written)
+        kept = [found for found in self._manifest.operators if found.uid not in gone]
         base = self._base
         if base is not None:
             for_all(

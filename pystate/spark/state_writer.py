@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -50,6 +50,7 @@ def write_state(
     operators: Mapping[str, StateRows],
     *,
     base: str | os.PathLike[str] | None = None,
+    remove: Sequence[str] = (),
     max_parallelism: int | None = None,
     parallelism: int | None = None,
     job: str = "written",
@@ -58,7 +59,7 @@ def write_state(
 
     Parameters
     ----------
-    destination, base, max_parallelism, job
+    destination, base, remove, max_parallelism, job
         As for `pystate.write_state`. The executors must reach the destination.
     operators : mapping of str to StateRows
         The rows of each operator, by its uid: ``rows`` and ``timers`` are DataFrames of a classic
@@ -83,6 +84,7 @@ def write_state(
     >>> write_state("savepoints/begin", {"counts": rows})  # doctest: +SKIP
     """
     with Destination(destination, base, max_parallelism, parallelism, job) as made:
+        made.leave_out(remove, operators)
         for uid, rows in checked_operators(operators).items():
             operator = rows.operator(uid, made.max_parallelism)
             made.add(rows, (operator, _write(made, operator, rows)))

@@ -209,6 +209,26 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path, rows: ps.StateRows, mess
     assert not [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
 
 
+def test_an_operator_is_left_out(tmp_path: Path) -> None:
+    rows = ps.StateRows({"k": [1], "n": [1]}, {"k": "long"}, {"n": LONG})
+    ps.write_state(tmp_path / "base", {"kept": rows, "gone": rows, "old": rows})
+    base = {"base": tmp_path / "base"}
+    ps.write_state(tmp_path / "less", {"new": rows}, remove=["gone", "old"], **base)
+    assert [o.uid for o in ps.describe(tmp_path / "less").operators] == ["kept", "new"]
+    assert ps.verify(tmp_path / "less").ok and not list(tmp_path.glob("less/state/gone*"))
+    for remove, message in (
+        (["other"], r"has no operator 'other' to remove; it has 'gone', 'kept', 'old'"),
+        (["new"], r"'new' is to be written and to be removed"),
+        ("gone", r"remove is a list of uids, not 'gone'"),
+        ([1], r"uid"),
+    ):
+        with pytest.raises(PystateError, match=message):
+            ps.write_state(tmp_path / "x", {"new": rows}, remove=remove, **base)  # type: ignore[arg-type]
+    with pytest.raises(PystateError, match="and there is no base"):
+        ps.write_state(tmp_path / "x", {"new": rows}, remove=["gone"])
+    assert not list((tmp_path / "x").rglob("*.*"))
+
+
 def test_wrong_arguments(tmp_path: Path) -> None:
     good = {"c": ps.StateRows({"k": [1], "n": [1]}, {"k": "long"}, {"n": LONG})}
     ps.write_state(tmp_path / "s", good)
