@@ -187,7 +187,10 @@ class Manifest:
         return next((found for found in self.queries if found.query_id == query_id), None)
 
     def encode(self) -> bytes:
-        """Return the manifest's bytes.
+        """Return the manifest's bytes, in the format that it was read in.
+
+        What was read in format 1 or 2 is written in format 3, which says the same, and which those
+        have no fields for.
 
         Raises
         ------
@@ -223,7 +226,7 @@ class Manifest:
                 operator.encode(self.format_version) for operator in self.operators
             ]
         try:
-            return encode_document("manifest", self.format_version, fields)
+            return encode_document("manifest", max(self.format_version, 3), fields)
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 f"{self.path}: a sink's transaction must be plain JSON: {error}"
