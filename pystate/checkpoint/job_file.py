@@ -92,10 +92,12 @@ class JobFile:
     library: str
     operators: tuple[OperatorEntry, ...] = field(default=())
 
-    @property
-    def application(self) -> bytes:
-        """32 bytes that distinguish this checkpoint's shared tables from those of others."""
-        return hashlib.sha256(self.checkpoint_id.encode()).digest()
+    def application(self, storage: CheckpointStorage) -> bytes:
+        """32 bytes that distinguish the shared tables of the checkpoint at a place from others'.
+
+        A copy of a checkpoint has the same id, and may be used beside it.
+        """
+        return hashlib.sha256(f"{self.checkpoint_id}\0{storage.uri}".encode()).digest()
 
     def operator(self, uid: str) -> OperatorEntry | None:
         """Find the entry of that uid."""
@@ -169,7 +171,9 @@ def read_job(storage: CheckpointStorage) -> JobFile | None:
 
 def has_epochs(storage: CheckpointStorage) -> bool:
     """Whether there are files of epochs, also where ``job.json`` is lost."""
-    return any(storage.list(folder) for folder in (MANIFESTS, HISTORY, RUNS, "state"))
+    if any(storage.list(folder) for folder in (MANIFESTS, HISTORY, RUNS)):
+        return True
+    return any(state_epoch(entry.path) is not None for entry in storage.list("state"))
 
 
 def open_job(

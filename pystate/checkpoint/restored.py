@@ -29,6 +29,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from pystate.checkpoint.copying import for_all, keep, place
+from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.held import HELD
 from pystate.checkpoint.job_file import (
     JOB_FILE,
@@ -162,7 +163,8 @@ def begin_with(
     if not same:
         if begun is not None or restored is not None:
             fence()
-        _refuse_epochs(checkpoint)
+        if not _has_only(checkpoint, files_of(operators)):
+            _refuse_epochs(checkpoint)
         if left or restored is not None:
             _forget(checkpoint, files_of(operators))
     keep(checkpoint, RESTORED_FILE, _begun_with(savepoint))
@@ -291,6 +293,15 @@ def _forget(checkpoint: CheckpointStorage, wanted: Container[str]) -> None:
             checkpoint.delete(entry.path)
     checkpoint.sync_folder("")
     checkpoint.delete(RESTORED_FILE)
+
+
+def _has_only(checkpoint: CheckpointStorage, wanted: Container[str]) -> bool:
+    """Whether there is nothing in a checkpoint but some of those state files."""
+    if any(checkpoint.exists(path) for path in (JOB_FILE, RESTORED_FILE)):
+        return False
+    if any(checkpoint.list(folder) for folder in (MANIFESTS, HISTORY, RUNS)):
+        return False
+    return all(entry.path in wanted for entry in checkpoint.list("state"))
 
 
 def _check_names(checkpoint: CheckpointStorage, job: JobFile, uid_map: Mapping[str, str]) -> None:

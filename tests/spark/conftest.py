@@ -162,6 +162,6 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60.0
 def close_for_good(job: Job) -> None:
     """Close a job, and wait until its tables have gone: the next one reads files."""
     assert job._epochs.coordinator is not None
-    folder = job._epochs.coordinator.job.application.hex()[:16]
+    folder = job._epochs.coordinator.job.application(job._epochs.storage).hex()[:16]
     job.close()
     wait_for(lambda: not [*SHARED.glob(f"pystate-*/*/{folder}")], "the janitor")

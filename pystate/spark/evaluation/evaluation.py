@@ -333,7 +333,7 @@ class Evaluation:
             key_schema=keys,
             ranges=planned,
             storage=self._storage,
-            application=epoch.job.application,
+            application=epoch.job.application(self._storage),
             epoch=epoch.number,
             evaluation_id=self._id,
             query=_fingerprint(epoch, uid),

@@ -120,7 +120,7 @@ def test_until_an_epoch_is_published_a_job_begins_anew(storage: LocalStorage) ->
     assert open_job(storage, "j", 2, 64, lambda: fenced.append(1)) == first and not fenced
     second = open_job(storage, "other", 300, None, lambda: fenced.append(2))
     assert (second.name, second.max_parallelism) == ("other", 512)
-    assert second.application != first.application
+    assert second.application(storage) != first.application(storage)
     assert read_job(storage) == second and fenced == [2]
 
     def refuse() -> None:
@@ -197,7 +197,7 @@ def test_operators(storage: LocalStorage) -> None:
     assert [e.uid for e in more.operators] == ["a", "b"]
     assert more.with_operators(entries) is more
     more.save(storage)
-    assert read_job(storage) == more and more.application == job.application
+    assert read_job(storage) == more and more.application(storage) == job.application(storage)
 
 
 def test_every_flipped_byte_of_the_identity(storage: LocalStorage) -> None:

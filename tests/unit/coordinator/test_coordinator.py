@@ -1143,7 +1143,7 @@ def test_construction_touches_no_owner(work: FakeWork) -> None:
 
 def test_job_identity(work: FakeWork) -> None:
     first = work.coordinator()
-    assert work.coordinator().job == first.job and len(first.job.application) == 32
+    assert work.coordinator().job == first.job and len(first.job.application(work.storage)) == 32
     first.run(work.evaluate(), **batch(0))
     with pytest.raises(InvalidArgumentError, match="belongs to the job 'job'"):
         work.coordinator(job="other")
