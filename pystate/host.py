@@ -32,8 +32,10 @@ __all__ = [
     "TableHome",
     "TableIdentity",
     "ancestor_named",
+    "base_folder",
     "choose_home",
     "counted_home",
+    "living_owners",
     "process_start",
     "sweep",
     "table_identity",
@@ -212,7 +214,7 @@ def counted_home(path: str) -> tuple[str, int]:
 
 def _owner_folder(parent: str, identity: TableIdentity) -> str:
     """Make the folder of an owner's tables in `parent`, which is swept the first time."""
-    base = os.path.join(parent, f"pystate-{os.geteuid()}")
+    base = base_folder(parent)
     owner = "-".join(map(str, (identity.boot_id.hex(), *identity[1:4])))
     folder = os.path.join(base, owner)
     _make_private(base)
@@ -261,6 +263,26 @@ def ancestor_named(name: str, pid: int | None = None) -> int | None:
             return None
         current = int(fields[1])
     return None
+
+
+def base_folder(parent: str = _SHM) -> str:
+    """The folder in `parent` that holds one folder per owner of this user."""
+    return os.path.join(parent, f"pystate-{os.geteuid()}")
+
+
+def living_owners(base: str) -> dict[str, tuple[int, int]]:
+    """Find the folders of owners that run here, with their process and its start."""
+    boot_id, namespace = _boot_id().hex(), _pid_namespace()
+    found = {}
+    with suppress(FileNotFoundError):
+        for name in os.listdir(base):
+            match = _OWNER.fullmatch(name)
+            if match is None or match[1] != boot_id or int(match[2]) != namespace:
+                continue
+            pid, start = int(match[3]), int(match[4])
+            if not _is_gone(pid, start):
+                found[os.path.join(base, name)] = pid, start
+    return found
 
 
 def sweep(base: str) -> int:

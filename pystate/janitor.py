@@ -18,7 +18,8 @@ Thread safety: functions without state.
 Invariants
 ----------
 1. One janitor looks after an owner's folder: it holds a lock there, for as long as the owner's
-   process runs. So a worker that finds the lock held need not start another, ever.
+   process runs. It may be killed, too: each task that finds the lock free starts another, and so
+   does a driver that closes its job. The lock's file says which folders are looked after.
 2. Tables are a cache of files: removing one only costs its next user a restore.
 3. The memory of a table that is removed goes back at once, unless somebody holds its lock: other
    processes may still map it, and find zeros.
@@ -39,6 +40,7 @@ __all__ = [
     "LOCK",
     "USE",
     "closing_mark",
+    "looked_after",
     "main",
     "read_use",
     "remove_folder",
@@ -110,6 +112,15 @@ def read_use(folder: str, application: str) -> tuple[str, str] | None:
     return checkpoint, closed
 
 
+def looked_after(folder: str) -> list[str]:
+    """Read which folders an owner's janitor looks after; none if it never had one."""
+    try:
+        with open(os.path.join(folder, LOCK), encoding="utf-8") as file:
+            return [name for name in file.read().split("\0") if name]
+    except (OSError, ValueError):
+        return []
+
+
 def is_over(checkpoint: str, closed: str) -> bool:
     """Whether a job is closed, or its checkpoint gone."""
     try:
@@ -175,6 +186,8 @@ def main(arguments: list[str]) -> int:
             if time.monotonic() > deadline:
                 return 0
             time.sleep(0.05)
+    os.truncate(lock, 0)
+    os.pwrite(lock, "\0".join(folders).encode(), 0)
     with suppress(FileNotFoundError):  # somebody else has swept the folder
         look_after(folders, pid, start)
     return 0

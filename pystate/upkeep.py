@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -18,11 +19,11 @@ from pathlib import Path
 from pystate import janitor
 from pystate._core.core import range_bounds
 from pystate.checkpoint.manifest import RangeState, uid_folder
-from pystate.host import TableHome, process_start
+from pystate.host import TableHome, living_owners, process_start
 from pystate.redaction import logger
 from pystate.table_files import TableSpec
 
-__all__ = ["engage_janitor", "note_use", "remove_outdated"]
+__all__ = ["engage_janitor", "note_use", "remove_outdated", "replace_janitors"]
 
 _LOG = logger("pystate.upkeep")
 _NAME = re.compile(r"(\d{5,})-(\d{5,})-([0-9a-f]+)\.table(?:\.outgrown)?")
@@ -50,6 +51,29 @@ def engage_janitor(home: TableHome) -> None:
         _LOG.warning("nobody frees the tables in %s once they are done with: %s", home, error)
 
 
+def replace_janitors(base: str) -> int:
+    """Start janitors anew that were killed, of the executors of this host; returns how many.
+
+    Each task does that for its own executor. This is for a driver, after the last task.
+
+    Parameters
+    ----------
+    base : str
+        The folder with one folder per executor.
+    """
+    count = 0
+    try:
+        for folder, (pid, start) in living_owners(base).items():
+            # Only executors have janitors, which say in their lock what they look after.
+            folders = janitor.looked_after(folder)
+            if folders and not _is_looked_after(folder):
+                _start(pid, start, folders)
+                count += 1
+    except OSError as error:
+        _LOG.warning("nobody frees the tables in %s once they are done with: %s", base, error)
+    return count
+
+
 def _is_looked_after(folder: str) -> bool:
     path = os.path.join(folder, janitor.LOCK)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -64,8 +88,11 @@ def _is_looked_after(folder: str) -> bool:
 
 def _start_janitor(home: TableHome) -> None:
     assert home.identity is not None
-    owner = map(str, (home.identity.owner_pid, home.identity.owner_start))
-    program = [sys.executable, "-I", "-S", janitor.__file__, *owner, *home.folders]
+    _start(home.identity.owner_pid, home.identity.owner_start, home.folders)
+
+
+def _start(pid: int, start: int, folders: Sequence[str]) -> None:
+    program = [sys.executable, "-I", "-S", janitor.__file__, str(pid), str(start), *folders]
     streams = [(os.POSIX_SPAWN_OPEN, i, os.devnull, os.O_RDWR, 0) for i in range(3)]
     # In a session of its own, so that it outlives the group that its executor is killed with.
     os.posix_spawn(sys.executable, program, os.environ, file_actions=streams, setsid=True)

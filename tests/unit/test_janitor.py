@@ -158,6 +158,27 @@ def test_a_worker_engages_one_janitor(executor: Executor, monkeypatch: pytest.Mo
     assert running.wait(60) == 0 and executor.gone
 
 
+@pytest.mark.parametrize("by", ["a task", "a driver"])
+def test_a_janitor_that_was_killed_is_replaced(executor: Executor, tmp_path: Path, by: str) -> None:
+    base = str(executor.folder.parent)
+    assert upkeep.replace_janitors(base) == 0  # there was none: it may be no executor
+    first = executor.janitor()
+    wait_for(lambda: upkeep._is_looked_after(str(executor.folder)))
+    wait_for(lambda: janitor.looked_after(str(executor.folder)) == list(executor.home.folders))
+    assert upkeep.replace_janitors(base) == 0
+    first.kill()
+    first.wait(60)
+    if by == "a task":
+        upkeep.engage_janitor(executor.home)
+    else:
+        assert upkeep.replace_janitors(base) == 1
+    wait_for(lambda: upkeep._is_looked_after(str(executor.folder)))
+    assert all(table.exists() for table in executor.tables)
+    end(executor.process)
+    wait_for(lambda: executor.gone)
+    assert upkeep.replace_janitors(base) == upkeep.replace_janitors(str(tmp_path / "nothing")) == 0
+
+
 def test_what_is_over(tmp_path: Path) -> None:
     storage, root = LocalStorage(tmp_path / "ck"), str(tmp_path / "ck")
     assert janitor.is_over(root, closing_mark(1))  # there is no checkpoint

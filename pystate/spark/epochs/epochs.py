@@ -40,7 +40,9 @@ from pystate.spark.sinks.commits import SinkCommitter
 from pystate.spark.sinks.outputs import Outputs, begin_outputs, checkpoint_folder
 from pystate.spark.sinks.waiting import Waiting, check_at_least_once
 from pystate.spark.state_source import register_state_source
+from pystate.spark.tasks.moving import tables_folder
 from pystate.spark.tasks.reports import ReportBox
+from pystate.upkeep import replace_janitors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -243,7 +245,10 @@ class EpochRunner:
         outputs = self._last_outputs
         assert outputs is not None
         write = HeldWriter(
-            session.sparkContext, self.storage, self.options.tables, coordinator.job.application
+            session.sparkContext,
+            self.storage,
+            self.options.tables,
+            coordinator.job.application(self.storage),
         )
         with outputs.held(), self._commits.within(outputs, coordinator.check_owner):
             manifest = coordinator.flush(write)
@@ -313,6 +318,8 @@ class EpochRunner:
             coordinator, self.coordinator = self.coordinator, None
         if coordinator is not None:
             coordinator.close()
+            # No task follows that would do it for its executor.
+            replace_janitors(tables_folder(self.options.tables.home))
 
     def _open(self, parallelism: int) -> Coordinator:
         options = self.options

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pystate.errors import NoSpaceError, TableMovedError
-from pystate.host import TableHome, ancestor_named, choose_home
+from pystate.host import TableHome, ancestor_named, base_folder, choose_home
 from pystate.upkeep import engage_janitor
 
 if TYPE_CHECKING:
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from pystate.shared_tables import Attachment
     from pystate.table_files import TableSpec
 
-__all__ = ["executor_home", "move_table"]
+__all__ = ["executor_home", "move_table", "tables_folder"]
 
 
-@lru_cache(maxsize=64)
 def executor_home(application: bytes, wanted: str) -> TableHome:
     """Return the folder for tables that all workers of this executor share.
 
-    They belong to the executor's JVM: its workers come and go.
+    They belong to the executor's JVM: its workers come and go. Each task looks whether somebody
+    frees them in the end: a janitor may have been killed.
 
     Parameters
     ----------
@@ -40,18 +40,33 @@ def executor_home(application: bytes, wanted: str) -> TableHome:
     wanted : str
         ``"shm"``, ``"local"``, ``"heap"``, or a folder, which is created.
     """
-    if wanted == "heap":
-        return TableHome(None, None)
-    folders = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
-    local, owner = folders.split(",")[0], ancestor_named("java")
-    if wanted == "shm":
-        home = choose_home(application, owner_pid=owner, fallback=local)
-    else:
-        folder = local if wanted == "local" else wanted
-        os.makedirs(folder, exist_ok=True)
-        home = choose_home(application, owner_pid=owner, shm=folder, least_bytes=0, fallback=local)
+    home = _executor_home(application, wanted)
     engage_janitor(home)
     return home
+
+
+@lru_cache(maxsize=64)
+def _executor_home(application: bytes, wanted: str) -> TableHome:
+    if wanted == "heap":
+        return TableHome(None, None)
+    local, owner = _local_folder(), ancestor_named("java")
+    if wanted == "shm":
+        return choose_home(application, owner_pid=owner, fallback=local)
+    folder = local if wanted == "local" else wanted
+    os.makedirs(folder, exist_ok=True)
+    return choose_home(application, owner_pid=owner, shm=folder, least_bytes=0, fallback=local)
+
+
+def _local_folder() -> str:
+    folders = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
+    return folders.split(",")[0]
+
+
+def tables_folder(wanted: str) -> str:
+    """The folder of all executors' tables on this host, by the same choice."""
+    if wanted in ("shm", "heap"):
+        return base_folder()
+    return base_folder(_local_folder() if wanted == "local" else wanted)
 
 
 def move_table(
