@@ -223,7 +223,7 @@ class Manifest:
             fields["operators"] = encode_operators(self.operators, part, self.format_version)
         else:
             fields["operators"] = [
-                operator.encode(self.format_version) for operator in self.operators
+                operator.encode(max(self.format_version, 3)) for operator in self.operators
             ]
         try:
             return encode_document("manifest", max(self.format_version, 3), fields)
