@@ -137,7 +137,7 @@ def collect(folder: Path) -> Path:
 def look(folder: Path) -> Path:
     """Whatever only reads."""
     uid, epochs = ps.describe(folder).operators[0].uid, ps.describe(folder).epochs
-    assert ps.history(folder).records == ()
+    assert {record.epoch for record in ps.history(folder).records} <= set(range(epochs[-1] + 1))
     assert set(ps.state_metadata(folder)["epoch"].to_pylist()) == {*epochs}
     scanned = [row for batch in ps.scan_state(folder, uid) for row in batch.to_pylist()]
     assert sorted(map(repr, scanned)) == rows(folder)
