@@ -28,7 +28,7 @@ from pystate.coordinator.retention import (
     delete_retired,
     find_abandoned,
 )
-from pystate.errors import PystateError
+from pystate.errors import CheckpointError, PystateError
 from pystate.redaction import logger
 
 __all__ = ["Housekeeping"]
@@ -138,7 +138,13 @@ class Housekeeping:
         # One of them may have published before it ended, but after this driver has looked.
         now = History(self._storage)
         now.refresh()
-        abandoned = find_abandoned(self._storage, now)
+        try:
+            abandoned = find_abandoned(self._storage, now)
+        except CheckpointError:
+            # Manifests are lost, unless a follower has published while files were listed.
+            if self._ownership.is_followed():
+                return
+            raise
         # The listing has no file of a driver that follows only now.
         if not self._ownership.is_followed():
             self._maintenance.submit(lambda: delete_orphans(self._storage, abandoned))
