@@ -50,8 +50,10 @@ __all__ = [
 HISTORY = "history"
 #: Records are kept for at least so many epochs.
 KEPT_EPOCHS = 10_000
-#: Version 2 has the watermarks of operators.
-_VERSION = 2
+#: Version 2 has the watermarks of operators, and version 3 what went through the whole pipeline.
+_VERSION = 3
+#: The values that version 3 has added, before the operators.
+_ADDED = 3
 _NAME = re.compile(HISTORY + r"/(\d{8,})-[0-9a-f]{12}\.epochs")
 #: The records of a file when its driver begins the next one.
 _FULL = 64
@@ -158,6 +160,11 @@ class EpochRecord:
         Size of the files, made of earlier epochs' files by merging, that it is the first to name.
     operators : tuple of OperatorRecord
         Each operator, in the order of their uids.
+    rows_in, rows_out : int or None
+        Rows that came into the pipeline, and that were written. None for a store, and in records
+        that were written before this was kept.
+    late_rows : int or None
+        How many of the rows that came were late; None without event time.
     """
 
     epoch: int
@@ -176,6 +183,9 @@ class EpochRecord:
     total_ms: float
     merged_bytes: int
     operators: tuple[OperatorRecord, ...]
+    rows_in: int | None = None
+    rows_out: int | None = None
+    late_rows: int | None = None
 
     def total(self, name: str) -> int:
         """Add up a number of all operators."""
@@ -188,7 +198,9 @@ class EpochRecord:
     def encode(self) -> bytes:
         """Return the record's line."""
         # Values in the order of the fields: names would take most of the space.
-        values = _rounded((_VERSION, *astuple(self)))
+        *values, operators = astuple(self)[:-_ADDED]
+        flow = self.rows_in, self.rows_out, self.late_rows
+        values = _rounded((_VERSION, *values, *flow, operators))
         data = json.dumps(values, separators=(",", ":"), ensure_ascii=True).encode("ascii")
         return b"%08x %s\n" % (zlib.crc32(data), data)
 
@@ -212,7 +224,10 @@ class EpochRecord:
                         f"{path}: format version {version} was written by a later pystate; "
                         f"this one reads up to {_VERSION}: upgrade pystate"
                     )
-                return cls(*[*values, tuple(OperatorRecord(*found) for found in operators)])
+                flow = values[-_ADDED:] if version > 2 else []
+                values = values[: len(values) - len(flow)]
+                found = tuple(OperatorRecord(*each) for each in operators)
+                return cls(*[*values, found, *flow])
         raise CorruptFileError(f"{path}: a line is not the record of an epoch")
 
 

@@ -132,15 +132,15 @@ def _rows(records: Sequence[EpochRecord]) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     before: EpochRecord | None = None
     for record in records:
-        late = [o.late_rows for o in record.operators if o.late_rows is not None]
+        rows_in, rows_out, late = _flow(record)
         rows.append(
             (
                 record.epoch,
                 _time(record.published_ms),
                 _input(record),
-                _some(record.total("rows_in")),
-                _some(record.total("rows_out")),
-                number(sum(late)) if late else None,
+                _some(rows_in),
+                _some(rows_out),
+                None if late is None else number(late),
                 number(record.total("rows_changed")),
                 number(record.total("keys")),
                 size(record.total("state_bytes")),
@@ -153,6 +153,15 @@ def _rows(records: Sequence[EpochRecord]) -> list[tuple[object, ...]]:
         )
         before = record
     return rows
+
+
+def _flow(record: EpochRecord) -> tuple[int, int, int | None]:
+    """The rows that came into the pipeline, those that were written, and the late ones."""
+    if record.rows_in is not None and record.rows_out is not None:
+        return record.rows_in, record.rows_out, record.late_rows
+    # An old record knows only what the operators have read and emitted.
+    late = [each.late_rows for each in record.operators if each.late_rows is not None]
+    return record.total("rows_in"), record.total("rows_out"), sum(late) if late else None
 
 
 def _parts(record: EpochRecord) -> tuple[object, ...]:

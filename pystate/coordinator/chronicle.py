@@ -17,7 +17,7 @@ from dataclasses import replace
 from pystate.checkpoint.epoch_log import EpochLog, EpochRecord, OperatorRecord
 from pystate.checkpoint.manifest import Manifest, OperatorState
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.epoch import Epoch
+from pystate.coordinator.epoch import Epoch, Flow
 from pystate.coordinator.merges import Maintenance
 from pystate.coordinator.ownership import Ownership
 from pystate.coordinator.range_report import RangeReport
@@ -120,6 +120,7 @@ class Chronicle:
         self._operators: dict[str, OperatorRecord] = {}
         self._batches = self._evaluations = 0
         self._total_ms = 0.0
+        self._flow: Flow | None = None
 
     def step(self, epoch: Epoch, took_s: float, *, first: bool) -> None:
         """Add a step that has ended.
@@ -137,6 +138,8 @@ class Chronicle:
             self._operators = {}
             self._batches = self._evaluations = 0
             self._total_ms = 0.0
+            self._flow = None
+        self._flow = _together(self._flow, epoch.flow)
         self._batches += 1
         self._evaluations += len(epoch.discarded_evaluations) + 1
         self._total_ms += took_s * 1000
@@ -166,6 +169,7 @@ class Chronicle:
         known = frozenset() if before is None else before.paths
         new = {op.uid: _new_bytes(op, known) for op in manifest.operators}
         marks = {op.uid: op.watermark_ms for op in manifest.operators}
+        flow = self._flow
         record = EpochRecord(
             epoch=manifest.epoch,
             published_ms=manifest.created_ms,
@@ -186,6 +190,9 @@ class Chronicle:
                 replace(self._operators[uid], checkpoint_bytes=new[uid][0], watermark_ms=marks[uid])
                 for uid in sorted(self._operators.keys() & new)
             ),
+            rows_in=None if flow is None else flow.rows_in,
+            rows_out=None if flow is None else flow.rows_out,
+            late_rows=None if flow is None else flow.late_rows,
         )
         try:
             if self._log.add(record):
@@ -199,6 +206,16 @@ class Chronicle:
 
     def _tidy(self, newest: int) -> None:
         self._log.tidy(newest, self._ownership.check)
+
+
+def _together(before: Flow | None, step: Flow | None) -> Flow | None:
+    """What went through the pipeline in an epoch, with one step more."""
+    if before is None or step is None:
+        return step or before
+    late = [flow.late_rows for flow in (before, step) if flow.late_rows is not None]
+    return Flow(
+        before.rows_in + step.rows_in, before.rows_out + step.rows_out, sum(late) if late else None
+    )
 
 
 def _added(before: OperatorRecord, step: OperatorRecord) -> OperatorRecord:

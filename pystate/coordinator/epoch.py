@@ -21,7 +21,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -62,7 +62,15 @@ from pystate.errors import (
 )
 from pystate.types.fills import Fills
 
-__all__ = ["NO_END", "Epoch", "RangeReport", "RepeatableError", "SideFile", "describe_ranges"]
+__all__ = [
+    "NO_END",
+    "Epoch",
+    "Flow",
+    "RangeReport",
+    "RepeatableError",
+    "SideFile",
+    "describe_ranges",
+]
 
 NO_END = (
     "drain=True takes the watermark to its end, and no operator of the pipeline has event time, so "
@@ -94,6 +102,20 @@ class RepeatableError(EvaluationError):
         self.hint = hint
         self.kind = kind or message
         self.is_progress = is_progress
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The rows that went through a whole pipeline."""
+
+    rows_in: int
+    """Those that came into it."""
+    rows_out: int
+    """Those that were written, without side outputs."""
+    late_rows: int | None
+    """How many of those that came were late; None without event time."""
+    outputs: Mapping[str, int] = field(default_factory=dict)
+    """Those that were written, by the name of the output; empty if the outputs have no names."""
 
 
 class Epoch:
@@ -150,6 +172,8 @@ class Epoch:
         self.news = news
         self.head = head
         self.step = step
+        #: What went through the pipeline, once that is known; None without a pipeline.
+        self.flow: Flow | None = None
         self.discarded_evaluations: list[str] = []
         #: What operators begin with that begin in this epoch; its evaluations share it.
         self.begun: dict[str, tuple[tuple[InputState, ...], tuple[RangeState, ...]]] = {}

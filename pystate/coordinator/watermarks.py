@@ -110,6 +110,8 @@ class Input:
     """By operator that feeds it, how its rows may be behind that one's watermark."""
     loops: tuple[str, ...] = ()
     """The loops of whose rows it waits for the oldest in flight."""
+    origin: int = field(default=-1, compare=False)
+    """The number that the evaluation has given to the frame; -1 if it is none."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ from pystate.spark.epochs.streaming import StreamRun
 from pystate.spark.job_control import JobControl
 from pystate.spark.operators.pipeline import Pipeline
 from pystate.spark.running import note_query, require_unused, stop_query
-from pystate.spark.sinks.outputs import outputs_of
+from pystate.spark.sinks.outputs import ONLY, outputs_of
 from pystate.spark.sinks.sink import Sink
 from pystate.types.durations import Duration
 
@@ -250,7 +250,7 @@ class Job(JobControl):
         stream: DataFrame,
         pipeline: Pipeline,
         *,
-        sink: Sink | None = None,
+        sink: Sink | Mapping[str, Sink] | None = None,
         side_outputs: Mapping[str, Sink] | None = None,
         trigger: Mapping[str, Any] | None = None,
         heartbeat: Duration | None = None,
@@ -365,7 +365,7 @@ class Job(JobControl):
         pipeline: Pipeline,
         *,
         run_key: str | None = None,
-        sink: Sink | None = None,
+        sink: Sink | Mapping[str, Sink] | None = None,
         side_outputs: Mapping[str, Sink] | None = None,
         schema: str | StructType | None = None,
         drain: bool = False,
@@ -425,12 +425,14 @@ class Job(JobControl):
                 data, session, pipeline, outputs, on_epoch, line, schema=schema, **position
             )
         number, manifest, done = outcome.epoch, outcome.manifest, outcome.already_done
+        outputs = outputs.of_epoch(number, manifest)
         if done and manifest is not None and manifest.sinks:
-            outputs.require(manifest.sinks[0], f"run {run_key!r}, epoch {number},")
+            outputs.require(manifest.sinks, f"run {run_key!r}, epoch {number},")
         # The rows of an epoch before the savepoint are where the job before this one has put them.
         before = done and number <= begun_epoch(self._storage)
-        rows = None if before else outputs.read(number)
-        return EpochResult(number, run_key, rows, done, manifest, outputs.main)
+        rows = dict.fromkeys(outputs.mains) if before else outputs.read(number)
+        shown = rows if isinstance(outputs.main, Mapping) else rows[ONLY]
+        return EpochResult(number, run_key, shown, done, manifest, outputs.main)
 
     def run_until_empty(
         self,
@@ -439,7 +441,7 @@ class Job(JobControl):
         *,
         run_key: str | None = None,
         max_rounds: int = 1000,
-        sink: Sink | None = None,
+        sink: Sink | Mapping[str, Sink] | None = None,
         side_outputs: Mapping[str, Sink] | None = None,
         on_epoch: Callable[[EpochProgress], None] | None = None,
         progress: Show = False,

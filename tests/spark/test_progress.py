@@ -57,7 +57,7 @@ def test_the_line(progress: EpochProgress) -> None:
         "watermark 2023-11-14 22:13:20.123 UTC, 4 keys, 1.23 s"
     )
     run = dataclasses.replace(
-        progress, batch_id=None, run_key="may", late_rows={}, side_rows={}, watermark_ms=1 << 60
+        progress, batch_id=None, run_key="may", rows_late=None, side_rows={}, watermark_ms=1 << 60
     )
     assert str(run) == (
         f"epoch 1 (run 'may'): 40 rows in, 20 out, watermark {1 << 60} ms, 4 keys, 1.23 s"

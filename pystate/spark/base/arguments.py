@@ -212,7 +212,9 @@ def frame_input(
             "name the column of the event time, event_time='column'",
         )
     given = _input(event_time is not None, allowed_delay, idle_after, owner)
-    return replace(given, upstream=fed.upstream, source=fed.source, loops=fed.loops)
+    return replace(
+        given, upstream=fed.upstream, source=fed.source, loops=fed.loops, origin=fed.origin
+    )
 
 
 def element_input(

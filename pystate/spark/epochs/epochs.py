@@ -5,9 +5,11 @@ Thread safety: one epoch at a time; other threads wait for it.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,12 @@ from typing import TYPE_CHECKING, Any
 from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.held import HELD
 from pystate.checkpoint.manifest import Manifest
-from pystate.checkpoint.restored import begin_with, claim_savepoint, require_restore
+from pystate.checkpoint.restored import (
+    begin_with,
+    begun_epoch,
+    claim_savepoint,
+    require_restore,
+)
 from pystate.checkpoint.savepoint import Savepoint, take_savepoint, write_savepoint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.auto_rescale import Rescaler
@@ -91,6 +98,8 @@ class EpochRunner:
         self._job = job
         self._commits = SinkCommitter(checkpoint_folder(storage))
         self._waiting = Waiting(checkpoint_folder(storage))
+        #: Folders of outputs that this job has published rows in.
+        self._published: set[str] = set()
         #: The outputs of the last step.
         self._last_outputs: Outputs | None = None
         self._at_once = options.checkpoints.mode == "at_least_once"
@@ -159,6 +168,10 @@ class EpochRunner:
             self.flush(session)
         self._last_outputs = given
         epochs: list[Epoch] = []
+        #: The folders of outputs of the evaluation that counts.
+        folders: list[str] = []
+        #: Holds the folders of outputs that the pipeline's result has shown.
+        shown = ExitStack()
 
         def evaluate(epoch: Epoch) -> Sequence[Any]:
             epochs[:] = [epoch]
@@ -166,11 +179,20 @@ class EpochRunner:
             outputs = self._waiting.outputs(given) if waits else given
             evaluation = self._evaluation(epoch, session, coordinator, outputs)
             line.begin(epoch.number, partial(tasks_done, session.sparkContext, evaluation.tag))
+
+            def begin(found: Outputs) -> None:
+                shown.enter_context(found.held())
+                self._check_folders(found, epoch)
+                if not self._at_once:
+                    begin_outputs(found, coordinator, epoch)
+
             try:
+                self._check_folders(outputs, epoch)
                 if not self._at_once:
                     begin_outputs(outputs, coordinator, epoch)
                 with evaluating(self._job, evaluation):
-                    transactions = evaluation.run(data, for_job(pipeline, self._job), schema)
+                    transactions = evaluation.run(data, for_job(pipeline, self._job), schema, begin)
+                folders[:] = evaluation.outputs.folders()
                 # Missing or repeated reports also discard what was staged.
                 epoch.collect()
                 self._commits.check(transactions, epoch.number)
@@ -180,16 +202,17 @@ class EpochRunner:
                 self._commits.at_once(transactions, epoch.number)
                 return []
             except BaseException:
-                outputs.abort(epoch.number, epoch.evaluation_id)
+                evaluation.outputs.abort(epoch.number, epoch.evaluation_id)
                 raise
 
         try:
-            with given.held(), self._commits.within(given, coordinator.check_owner):
+            with shown, given.held(), self._commits.within(given, coordinator.check_owner):
                 result = coordinator.run(evaluate, retryable=is_retryable, **position)
         finally:
             line.idle()
         if not result.already_done:
             assert result.manifest is not None
+            self._published.update(folders)
             if not result.held:
                 self._end_steps(result.epoch)
                 self._claim()
@@ -198,6 +221,28 @@ class EpochRunner:
             line.end(progress)
             notify(on_epoch, progress)
         return result
+
+    def _check_folders(self, outputs: Outputs, epoch: Epoch) -> None:
+        """Refuse to go on in a folder that somebody has removed, with the rows of earlier epochs.
+
+        Raises
+        ------
+        CheckpointError
+            An output's folder is not there, and had rows before.
+        """
+        head = epoch.head
+        for path in outputs.folders():
+            if os.path.isdir(path) or head is None:
+                continue
+            named = path in outputs.folders_of(head.sinks)
+            # What an epoch before the savepoint has written is not this job's.
+            if path in self._published or (named and head.epoch > begun_epoch(self.storage)):
+                raise CheckpointError(
+                    f"{path} is gone, and with it the output of epochs up to {head.epoch}: put it "
+                    "back from a backup; or, if these rows are not needed any more, make an empty "
+                    "folder there, or pass another one, and start the job again; nothing was "
+                    "computed"
+                )
 
     def is_done(self, run_key: str) -> bool:
         """Whether a run was published; the job has a checkpoint open."""

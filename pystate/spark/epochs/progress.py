@@ -14,7 +14,7 @@ from typing import Any
 from pystate.checkpoint.epoch_log import OperatorRecord
 from pystate.checkpoint.manifest import OperatorState
 from pystate.coordinator.chronicle import longest, operator_record, total
-from pystate.coordinator.epoch import Epoch, RangeReport
+from pystate.coordinator.epoch import Epoch, Flow, RangeReport
 from pystate.coordinator.watermarks import smallest
 from pystate.markup import bytes_shown, panel
 from pystate.redaction import logger
@@ -146,11 +146,17 @@ class EpochProgress:
     watermark_ms : int or None
         The smallest watermark after the epoch of the operators that have one.
     rows_in : int
-        Rows that all stateful operators read.
+        Rows that came into the pipeline: those that stateful operators read, but for what other
+        operators have emitted. A row that several of them read counts once.
     rows_out : int
-        Rows that they emitted.
+        Rows that the pipeline returned, and that were written; those of side outputs are in
+        `side_rows`.
+    outputs : mapping from name to int
+        The same by output, if the pipeline returned several frames.
     late_rows : mapping from uid to int
         Rows below the late bound, of each operator whose rows have event time.
+    rows_late : int or None
+        How many of the rows that came into the pipeline were late; None if none has event time.
     side_rows : mapping from tag to int
         Rows of the side outputs that had any.
     keys : int
@@ -176,7 +182,10 @@ class EpochProgress:
     total_ms : float
         Time from the start of the epoch to its published output.
     operators : tuple of OperatorProgress
-        The progress of each operator, in the order of their uids.
+        The progress of each operator, in the order of their uids: the rows that it read and
+        emitted, and all else.
+    by_operator : mapping from uid to OperatorProgress
+        The same by uid.
     invalid_rows : mapping from uid to int
         Rows that operators could not process, of each operator that had any.
     in_flight : mapping from uid to int
@@ -207,6 +216,13 @@ class EpochProgress:
     operators: tuple[OperatorProgress, ...] = ()
     in_flight: Mapping[str, int] = field(default_factory=dict)
     invalid_rows: Mapping[str, int] = field(default_factory=dict)
+    outputs: Mapping[str, int] = field(default_factory=dict)
+    rows_late: int | None = None
+
+    @property
+    def by_operator(self) -> Mapping[str, OperatorProgress]:
+        """The progress of each operator, by its uid."""
+        return {operator.uid: operator for operator in self.operators}
 
     @classmethod
     def of(
@@ -232,7 +248,11 @@ class EpochProgress:
             invalid[report.uid] += int(report.metrics.get("invalid_rows", 0))
             for file in report.side_files:
                 side[file.tag] += file.rows
-
+        flow = epoch.flow or Flow(
+            total(reports, "rows_in"),
+            total(reports, "rows_out"),
+            sum(late.values()) if late else None,
+        )
         return cls(
             epoch=epoch.number,
             batch_id=epoch.position.batch_id,
@@ -241,8 +261,8 @@ class EpochProgress:
             evaluations=len(epoch.discarded_evaluations) + 1,
             processing_time_ms=epoch.processing_time_ms,
             watermark_ms=smallest(operators),
-            rows_in=total(reports, "rows_in"),
-            rows_out=total(reports, "rows_out"),
+            rows_in=flow.rows_in,
+            rows_out=flow.rows_out,
             late_rows=dict(late),
             side_rows=dict(side),
             keys=sum(keys for (uid, _), (keys, _) in sizes.items() if uid not in in_flight),
@@ -263,6 +283,8 @@ class EpochProgress:
             ),
             in_flight=in_flight,
             invalid_rows=dict(+invalid),
+            outputs=flow.outputs,
+            rows_late=flow.late_rows,
         )
 
     def _repr_html_(self) -> str:
@@ -282,8 +304,11 @@ class EpochProgress:
         elif drains_a_stream(self.run_key):
             came = "the end of the stream"
         parts = [f"epoch {self.epoch} ({came}): {self.rows_in} rows in, {self.rows_out} out"]
-        if self.late_rows:
-            parts.append(f"{sum(self.late_rows.values())} late")
+        if self.outputs:
+            each = ", ".join(f"{rows} to {name!r}" for name, rows in self.outputs.items())
+            parts[-1] += f" ({each})"
+        if self.rows_late is not None:
+            parts.append(f"{self.rows_late} late")
         if self.invalid_rows:
             parts.append(f"{sum(self.invalid_rows.values())} invalid")
         parts += [f"{rows} to {tag!r}" for tag, rows in sorted(self.side_rows.items())]

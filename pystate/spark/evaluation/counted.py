@@ -16,7 +16,7 @@ Thread safety: `CountedOperators` belongs to the thread that runs the epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ class CountedOperators:
         self,
         epoch: Epoch,
         marks: BeginMarks,
-        executed: Callable[[], Any],
+        executed: Callable[[], Sequence[Any]],
         is_in_result: Callable[[str], bool],
         hint: str,
     ) -> RepeatableError | None:
@@ -91,7 +91,9 @@ class CountedOperators:
             return None
         # Each number takes calls to the JVM, and mostly all ranges have reported.
         numbers = {_number_of(output): uid for uid, output in self._outputs}
-        sent = _rows_sent(executed(), numbers)
+        sent: dict[int, int] = {}
+        for plan in executed():
+            sent |= _rows_sent(plan, numbers)
         known = {uid: sent[number] for number, uid in numbers.items() if number in sent}
         for uid in known.keys() & silent:
             if known[uid] == sum(_came(r) for r in epoch.reports if r.uid == uid):

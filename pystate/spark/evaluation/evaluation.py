@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pystate.arguments import text
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.backend.options import TableOptions
 from pystate.checkpoint.begin_marks import BeginMarks
 from pystate.checkpoint.manifest import EMPTY_ID, RangeState
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.epoch import Epoch, RepeatableError, describe_ranges
+from pystate.coordinator.epoch import Epoch, Flow, RepeatableError, describe_ranges
 from pystate.coordinator.planned_ranges import PlannedRanges
 from pystate.coordinator.watermarks import Hold, Holds, Input
 from pystate.errors import (
@@ -46,11 +47,12 @@ from pystate.spark.base.environment import require_classic
 from pystate.spark.base.failures import original_error
 from pystate.spark.base.schemas import KeySchema, parse_schema
 from pystate.spark.evaluation.counted import CountedOperators
+from pystate.spark.evaluation.flow import InputFlow
 from pystate.spark.evaluation.initial import Initial
 from pystate.spark.evaluation.learned import Learned
 from pystate.spark.evaluation.once import Loop, OperatorOutputs, executors
 from pystate.spark.evaluation.watch import EvaluationWatch
-from pystate.spark.sinks.outputs import Outputs
+from pystate.spark.sinks.outputs import ONLY, Outputs, Staged, rows_of
 from pystate.spark.sinks.sink import Transaction
 from pystate.spark.tasks.delta import HeldPlan
 from pystate.spark.tasks.range_task import STAGING, WRITING, OperatorPlan, ResultFiles
@@ -75,6 +77,10 @@ _RDD_HINT = (
     "call persist() and then localCheckpoint() on the RDD that the operator gives before the "
     "pipeline uses it, so that Spark computes it whole, and once; without persist() PySpark "
     "computes it as a part of whatever reads it"
+)
+_RETURNS = (
+    "it must return a DataFrame, the rows to write; a dict of DataFrames by name, "
+    "{'users': users, 'pages': pages}, for several outputs; or, in run_epoch with schema=, an RDD"
 )
 #: The most hanging tasks that a message names.
 _SHOWN = 8
@@ -152,6 +158,7 @@ class Evaluation:
         self._learned = learned
         self._holds: dict[str, Holds] = {}
         self._once = OperatorOutputs(learned.materialised)
+        self._flow = InputFlow(lambda frame: self._once.feeding(frame)[2])
         self._counted = CountedOperators(learned.announced)
         self._timeout_ms = timeout_ms
         self._executors: frozenset[str] = frozenset()
@@ -241,10 +248,11 @@ class Evaluation:
         Before any operator has event time nobody needs to know, and no call to the JVM is made;
         unless rows of a loop may be all that the frame has.
         """
+        origin = self._flow.note(frame)
         if not self.epoch.has_event_time and not self._once.has_loops:
-            return Input()
+            return Input(origin=origin)
         uids, loops, others = self._once.feeding(frame)
-        return Input(upstream=uids, source=others, loops=loops)
+        return Input(upstream=uids, source=others, loops=loops, origin=origin)
 
     def holds(self, given: Input, frame: DataFrame, event_time: str | None) -> Mapping[str, Hold]:
         """Return how what feeds a frame holds back the watermark of its rows.
@@ -301,6 +309,7 @@ class Evaluation:
         epoch, uid = self.epoch, operator.uid
         operator = replace(operator, max_parallelism=epoch.max_parallelism)
         operator = operator.continuing(epoch.stored_states(uid))
+        self._flow.declare(uid, inputs)
         if not self._tables.allow_pickle:
             refuse_pickled(operator.states, f"operator {uid!r}")
         _check_table(operator)
@@ -373,16 +382,18 @@ class Evaluation:
         )
         return self._counted.add(plan) if countable else plan
 
-    def _tell_empty(self, staged: list[Any], frame: DataFrame) -> EvaluationError | None:
+    def _tell_empty(
+        self, staged: Mapping[str, Staged], frames: Sequence[DataFrame]
+    ) -> EvaluationError | None:
         """Report the ranges that had no rows; return the error to raise if they are not known."""
         if not self._counted:
             return None
 
         def is_in_result(uid: str) -> bool:
-            return self._once.is_in(uid, frame)
+            return any(self._once.is_in(uid, frame) for frame in frames)
 
         return self._counted.tell(
-            self.epoch, self._marks, lambda: Outputs.plan_of(staged), is_in_result, _HINT
+            self.epoch, self._marks, lambda: Outputs.plans_of(staged), is_in_result, _HINT
         )
 
     def _planned(self, uid: str, ranges: Sequence[RangeState]) -> PlannedRanges:
@@ -423,7 +434,7 @@ class Evaluation:
                 f"operator {uid!r} has the side output {tag!r}, and the job no sink for it: pass "
                 f"side_outputs={{{tag!r}: ParquetSink(path)}} to start or run_epoch"
             )
-        folder = self._outputs.side_folder(tag, schema.names, self.epoch.number, self._id)
+        folder = self._outputs.side_folder(tag, schema, self.epoch.number, self._id)
         other, known = self._tags.setdefault(tag, (uid, schema))
         if known != schema:
             raise DeclarationError(
@@ -440,21 +451,44 @@ class Evaluation:
                 f"pipeline has; it has {', '.join(map(repr, sorted(self._tags))) or 'none'}"
             )
 
-    def run(self, data: Any, pipeline: Callable[[Any], Any], schema: Any) -> list[Transaction]:
-        """Call the pipeline, write its result through the sinks, collect the reports."""
-        number, outputs = self.epoch.number, self._outputs
+    @property
+    def outputs(self) -> Outputs:
+        """Where the rows go, for what the pipeline has returned."""
+        return self._outputs
+
+    def run(
+        self,
+        data: Any,
+        pipeline: Callable[[Any], Any],
+        schema: Any,
+        begin: Callable[[Outputs], None] = lambda outputs: None,
+    ) -> list[Transaction]:
+        """Call the pipeline, write its result through the sinks, collect the reports.
+
+        Parameters
+        ----------
+        begin : callable
+            Begins the part of outputs that only the pipeline's result has shown.
+        """
+        number = self.epoch.number
         context, timeout_ms = self.session.sparkContext, self._timeout_ms
         watch = EvaluationWatch(context, self._marks, self.tag, timeout_ms)
         described = JobDescription(context, self.epoch)
+        self._flow.begin(data)
         try:
             with described, watch, large_batches(self.session):
-                frame = self._once.with_loops(self._as_frame(pipeline(data), schema))
+                frames = self._frames(pipeline(data), schema)
                 self.epoch.check_declared()
+                outputs = self._outputs.resolved(None if ONLY in frames else tuple(frames))
                 self._check_sides()
+                if outputs is not self._outputs:
+                    self._outputs = outputs
+                    begin(outputs)
+                self._materialise_shared(list(frames.values()))
                 described.operators(entry.uid for entry in self.epoch.entries())
                 # The rows are staged, so that nobody sees them unless they count.
                 with self._told(STAGING, self._id):
-                    staged = self._staged(frame)
+                    staged = {name: self._staged(name, frame) for name, frame in frames.items()}
         except Exception as error:
             self._take_reports()
             unsound = self._evaluated_twice() or self._hung(watch)
@@ -468,28 +502,76 @@ class Evaluation:
             raise original from error
         self._take_reports()
         # The pipeline may have caught the error of a refused task.
+        results = list(frames.values())
         unsound = (
-            self._evaluated_twice() or self._tell_empty(staged, frame) or self._read_in_part(frame)
+            self._evaluated_twice()
+            or self._tell_empty(staged, results)
+            or self._read_in_part(results)
         )
         if unsound is not None:
             raise unsound
-        return outputs.prepare(staged, self.epoch.reports, number, self._id)
+        transactions = outputs.prepare(staged, self.epoch.reports, number, self._id)
+        self._note_flow(frames, staged, transactions)
+        return transactions
 
-    def _staged(self, frame: DataFrame) -> list[Any]:
-        """Stage the result, and return the sink's receipts.
+    def _note_flow(
+        self,
+        frames: Mapping[str, DataFrame],
+        staged: Mapping[str, Staged],
+        transactions: Sequence[Transaction],
+    ) -> None:
+        """Count what came into the pipeline, and what was written."""
+        reports = self.epoch.reports
+        came = self._flow.counted(reports)
+        written = {}
+        for (name, each), transaction in zip(staged.items(), transactions, strict=False):
+            rows = rows_of(transaction) if each.rows is None else each.rows
+            if rows is None:
+                # The sink does not say it. What its operators have emitted is close to it.
+                uids = self._once.feeding(frames[name])[0]
+                rows = sum(int(r.metrics.get("rows_out", 0)) for r in reports if r.uid in uids)
+            written[name] = rows
+        named = {} if ONLY in written else written
+        self.epoch.flow = Flow(came.rows, sum(written.values()), came.late, named)
+
+    def _materialise_shared(self, frames: Sequence[DataFrame]) -> None:
+        """Make sure that operators which feed several outputs are computed once.
+
+        Raises
+        ------
+        RepeatableError
+            Some are not materialised yet, and are from now on; nothing was computed.
+        """
+        if len(frames) < 2:
+            return
+        uids = [entry.uid for entry in self.epoch.entries()]
+        shared = {
+            uid
+            for uid in uids
+            if self._once.can_be_materialised([uid])
+            and sum(self._once.is_in(uid, frame) for frame in frames) > 1
+        }
+        if shared:
+            names = ", ".join(map(repr, sorted(shared)))
+            raise self._materialise(
+                shared, f"epoch {self.epoch.number}: several outputs are made of {names}"
+            )
+
+    def _staged(self, name: str, frame: DataFrame) -> Staged:
+        """Stage a frame that the pipeline has returned.
 
         If it is an operator's output as it is, the tasks that compute it write it.
         """
         number, outputs = self.epoch.number, self._outputs
         found = self._once.selected(frame)
-        form = None if found is None else outputs.task_format(frame, number)
+        form = None if found is None else outputs.task_format(name, frame, number)
         # A pipeline that has computed it already may have kept it.
         if found is None or form is None or found[0] in {uid for uid, _ in self._marks.begun()}:
-            return outputs.stage_main(frame, number, self._id)
+            return outputs.stage_main(name, frame, number, self._id)
         uid, columns = found
-        files = ResultFiles(uid, outputs.task_folder(number, self._id), columns, form)
+        files = ResultFiles(uid, outputs.task_folder(name, number, self._id), columns, form)
         with self._told(WRITING, files.text()):
-            return outputs.stage_written(self._once.of_tasks(uid), form)
+            return outputs.stage_written(self._once.of_tasks(uid), form, uid)
 
     def _take_reports(self) -> None:
         for report in self._box.take():
@@ -539,7 +621,7 @@ class Evaluation:
             return RepeatableError(f"{text}: a stage ran again after an executor was lost", _HINT)
         return self._materialise({uid for uid, _ in ranges}, f"{text}: it is read more than once")
 
-    def _read_in_part(self, frame: DataFrame) -> EvaluationError | None:
+    def _read_in_part(self, frames: Sequence[DataFrame]) -> EvaluationError | None:
         """Return the error to raise if operators were not read to their end.
 
         It is also None for an operator that nothing reads: `Epoch.collect` reports that.
@@ -550,7 +632,8 @@ class Evaluation:
         begun = {uid for uid, _ in self._marks.begun()}
         uids = dict.fromkeys(uid for uid, _ in missing)
         if not all(
-            self._once.can_be_materialised([uid]) and (uid in begun or self._once.is_in(uid, frame))
+            self._once.can_be_materialised([uid])
+            and (uid in begun or any(self._once.is_in(uid, frame) for frame in frames))
             for uid in uids
         ):
             return None
@@ -568,6 +651,24 @@ class Evaluation:
             _HINT,
         )
 
+    def _frames(self, result: Any, schema: Any) -> dict[str, DataFrame]:
+        """The frames that the pipeline has returned, by output; loops are taken with the first."""
+        if isinstance(result, Mapping):
+            frames = self._named_frames(result)
+        else:
+            frames = {ONLY: self._as_frame(result, schema)}
+        first = next(iter(frames))
+        return {**frames, first: self._once.with_loops(frames[first])}
+
+    def _named_frames(self, result: Mapping[Any, Any]) -> dict[str, DataFrame]:
+        if not result:
+            raise InvalidArgumentError(f"the pipeline returned an empty dict: {_RETURNS}")
+        frames = {}
+        for name, frame in result.items():
+            text(name, "the pipeline's result: the name of an output")
+            frames[name] = _returned(frame, f"the pipeline's result: output {name!r}")
+        return frames
+
     def _as_frame(self, result: Any, schema: Any) -> DataFrame:
         from pyspark.core.rdd import RDD
 
@@ -582,8 +683,18 @@ class Evaluation:
             named = partial(in_order, names=tuple(parsed.names), owner="run_epoch: the pipeline")
             return self.session.createDataFrame(result.mapPartitions(named), parsed)
         if result is None:
-            raise InvalidArgumentError("the pipeline returned None: it must return a DataFrame")
-        return require_classic(result, "the pipeline's result")
+            raise InvalidArgumentError(f"the pipeline returned None: {_RETURNS}")
+        return _returned(result, "the pipeline's result")
+
+
+def _returned(result: Any, what: str) -> DataFrame:
+    """A frame that a pipeline has returned; the error for anything else says what it may return."""
+    try:
+        return require_classic(result, what)
+    except InvalidArgumentError as error:
+        if hasattr(result, "sparkSession"):
+            raise
+        raise InvalidArgumentError(f"{error}. A pipeline: {_RETURNS}") from None
 
 
 def _check_table(operator: OperatorSpec) -> None:

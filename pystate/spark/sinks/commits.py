@@ -107,9 +107,20 @@ class SinkCommitter:
                 )
 
     def __call__(self, manifest: Manifest) -> None:
-        """Commit all transactions of a manifest."""
+        """Commit all transactions of a manifest.
+
+        One that fails keeps no other output waiting; its error is raised after the others.
+        """
+        failed: PystateError | OSError | None = None
         for transaction in manifest.sinks:
-            self._commit(transaction, manifest.epoch)
+            try:
+                self._commit(transaction, manifest.epoch)
+            except FencedError:
+                raise
+            except (PystateError, OSError) as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def at_once(self, transactions: Sequence[Transaction], epoch: int) -> None:
         """Commit transactions that no manifest names, and of which there may be more."""

@@ -6,13 +6,16 @@ Thread safety: immutable.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import quote
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from urllib.parse import quote, unquote
 
-from pystate.arguments import mapping, require_no_credentials, shown
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from pystate.arguments import mapping, require_no_credentials, shown, text
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport
@@ -21,51 +24,85 @@ from pystate.redaction import logger
 from pystate.spark.base.environment import local_uri
 from pystate.spark.base.parquet_format import ParquetFormat, parquet_format
 from pystate.spark.sinks.folders import shared
-from pystate.spark.sinks.parquet import EXECUTED, ParquetSink
+from pystate.spark.sinks.parquet import EXECUTED, KIND, ParquetSink
 from pystate.spark.sinks.sink import (
     Sink,
     Transaction,
     as_json,
     check_sink,
     raise_failed,
+    staged_by_tasks,
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
-__all__ = ["OWN", "Outputs", "begin_outputs", "checkpoint_folder", "outputs_of", "relocatable"]
+__all__ = [
+    "ONLY",
+    "OUTPUT",
+    "OWN",
+    "RESULTS",
+    "Outputs",
+    "Staged",
+    "begin_outputs",
+    "checkpoint_folder",
+    "is_own",
+    "outputs_of",
+    "relocatable",
+    "rows_of",
+]
 
 _LOG = logger("pystate.spark.sinks.outputs")
 
 #: The kind of a transaction that only its own sink can commit.
 OWN = "sink"
+#: The name of the output of a pipeline that returns one frame.
+ONLY = ""
+#: In a transaction, the name of the output; an only output has none.
+OUTPUT = "output"
 _RESULTS = "results"
+#: The folder of the outputs that have names and no sinks.
+RESULTS = "outputs"
 _SIDE = "side"
-#: In a receipt of this process, how the tasks have written the rows.
+#: In a receipt of this process, how the tasks have written the rows, and of which operator.
 _FORMAT = "format"
+_OPERATOR = "operator"
 _NOTHING = "nothing of the epoch was published"
+
+
+class Staged(NamedTuple):
+    """What a sink has staged."""
+
+    receipts: list[Any]
+    rows: int | None = None
+    """How many rows; None if the sink's transaction says it, or nothing does."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of an epoch: one sink for the pipeline's result, and one for each tag.
+    """The outputs of an epoch: sinks for what the pipeline returns, and one for each tag.
 
     Parameters
     ----------
-    main : Sink
-        The sink for the pipeline's result.
+    main : Sink or mapping from name to Sink
+        The sink for the pipeline's result, or one for each of the frames that it returns.
     sides : mapping from tag to Sink
         The sinks for the side outputs.
     checkpoint : str or None
         The checkpoint's folder, if it is one.
     session : SparkSession, optional
         The session of the epoch.
+    default : bool
+        Whether `main` was not given, so that it depends on what the pipeline returns.
     """
 
-    main: Sink
+    main: Sink | Mapping[str, Sink]
     sides: Mapping[str, Sink] = field(default_factory=dict)
     checkpoint: str | None = None
     session: SparkSession | None = None
+    default: bool = False
 
     def __post_init__(self) -> None:
         taken: dict[str, str] = {}
@@ -84,11 +121,84 @@ class Outputs:
 
     def _owners(self) -> list[tuple[Sink, str]]:
         sides = [(sink, f"side_outputs[{tag!r}]") for tag, sink in self.sides.items()]
+        if isinstance(self.main, Mapping):
+            return [*((sink, f"sink[{name!r}]") for name, sink in self.main.items()), *sides]
         return [(self.main, "the job's sink"), *sides]
+
+    @property
+    def mains(self) -> Mapping[str, Sink]:
+        """The sinks for what the pipeline returns, by the name of the output."""
+        return self.main if isinstance(self.main, Mapping) else {ONLY: self.main}
 
     def sinks(self) -> list[Sink]:
         """All of them."""
-        return [self.main, *self.sides.values()]
+        return [*self.mains.values(), *self.sides.values()]
+
+    def folders(self) -> list[str]:
+        """The folders that rows are published in by a rename."""
+        return [sink.path for sink in self.sinks() if isinstance(sink, ParquetSink)]
+
+    def folders_of(self, transactions: Sequence[Transaction]) -> set[str]:
+        """The folders that transactions have published rows in."""
+        paths = (str(each["path"]) for each in transactions if each.get("kind") == KIND)
+        return {os.path.join(self.checkpoint or "", path) for path in paths}
+
+    def resolved(self, names: Sequence[str] | None) -> Outputs:
+        """The outputs of a pipeline that has returned frames of some names, or one without.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There are sinks of other names.
+        """
+        if self.default:
+            return self if names is None else self._by_default(names)
+        if names is None:
+            if not isinstance(self.main, Mapping):
+                return self
+            wanted = ", ".join(map(repr, self.main))
+            raise InvalidArgumentError(
+                f"the pipeline returned one DataFrame, and sink= has sinks for {wanted}: return a "
+                "dict of DataFrames with these names, or pass one sink"
+            )
+        if not isinstance(self.main, Mapping):
+            example = ", ".join(f"{name!r}: ..." for name in names)
+            raise InvalidArgumentError(
+                f"the pipeline returned the outputs {', '.join(map(repr, names))}, and sink= is "
+                f"one sink: pass a sink for each, sink={{{example}}}"
+            )
+        missing = [name for name in names if name not in self.main]
+        left = [name for name in self.main if name not in names]
+        if missing or left:
+            wrong = [f"no sink for {', '.join(map(repr, missing))}"] if missing else []
+            wrong += [f"a sink for {', '.join(map(repr, left))}, which it did not"] if left else []
+            raise InvalidArgumentError(
+                f"the pipeline returned the outputs {', '.join(map(repr, names))}; sink= has "
+                f"{' and '.join(wrong)}: it must have the same names"
+            )
+        return self
+
+    def _by_default(self, names: Iterable[str]) -> Outputs:
+        assert self.checkpoint is not None
+        root = os.path.join(self.checkpoint, RESULTS)
+        sinks = {name: ParquetSink(os.path.join(root, quote(name, safe=""))) for name in names}
+        return replace(self, main=sinks, default=False)
+
+    def of_epoch(self, epoch: int, manifest: Manifest | None) -> Outputs:
+        """The outputs of a published epoch, whose pipeline may have returned several frames."""
+        if not self.default or self.checkpoint is None:
+            return self
+        if manifest is not None:
+            names = [str(each[OUTPUT]) for each in manifest.sinks if OUTPUT in each]
+        else:
+            root = os.path.join(self.checkpoint, RESULTS)
+            found = sorted(os.listdir(root)) if os.path.isdir(root) else []
+            names = [
+                unquote(name)
+                for name in found
+                if epoch in ParquetSink(os.path.join(root, name)).epochs()
+            ]
+        return self._by_default(names) if names else self
 
     def begin(self, epoch: int, evaluation_id: str) -> None:
         """Fail now if the epoch could not be committed later."""
@@ -115,9 +225,9 @@ class Outputs:
             # It must not hide the error that ended the evaluation.
             _LOG.warning("%s", _message(sink, epoch, "abort", error), exc_info=error)
 
-    def side_folder(self, tag: str, names: Sequence[str], epoch: int, evaluation_id: str) -> str:
+    def side_folder(self, tag: str, schema: pa.Schema, epoch: int, evaluation_id: str) -> str:
         """The folder where tasks write the rows of a tag that has a sink."""
-        self.sides[tag].check_columns(names)
+        self._check_columns(self.sides[tag], from_arrow_schema(schema), epoch)
         return self._side_store(tag).task_folder(epoch, evaluation_id)
 
     def stage_one(
@@ -126,58 +236,83 @@ class Outputs:
         """Take rows through all of a sink's part in an epoch up to its transaction."""
         self._abort(sink, epoch, evaluation_id)  # what an earlier call may have staged
         self._begin(sink, epoch, evaluation_id)
-        return self._prepare(
-            sink, self._stage(sink, frame, epoch, evaluation_id), epoch, evaluation_id
-        )
+        staged = self._stage(sink, frame, epoch, evaluation_id)
+        return self._prepare(sink, staged.receipts, epoch, evaluation_id)
 
     @property
     def shows_plan(self) -> bool:
-        """Whether the executed plan of the main sink's write can be had."""
-        return type(self.main) is ParquetSink
+        """Whether the executed plans of the writes of the pipeline's frames can be had."""
+        return all(type(sink) is ParquetSink for sink in self.mains.values())
 
     @staticmethod
-    def plan_of(staged: list[Any]) -> Any:
-        """The executed plan of what `stage_main` has written; None if this Spark hides it."""
-        [receipt] = staged
-        return receipt[EXECUTED]
+    def plans_of(staged: Mapping[str, Staged]) -> list[Any]:
+        """The executed plans of what was written; None for those that this Spark hides."""
+        return [each.receipts[0][EXECUTED] for each in staged.values()]
 
-    def task_format(self, frame: DataFrame, epoch: int) -> ParquetFormat | None:
-        """How tasks could write the result for the main sink; None if Spark has to."""
-        if not isinstance(self.main, ParquetSink) or is_own(self.main) or self.main.partition_by:
+    def task_format(self, name: str, frame: DataFrame, epoch: int) -> ParquetFormat | None:
+        """How tasks could write an output; None if Spark has to."""
+        sink = self.mains[name]
+        if not isinstance(sink, ParquetSink) or is_own(sink) or sink.partition_by:
             return None
-        self._check_columns(self.main, frame.columns, epoch)
+        self._check_columns(sink, frame.schema, epoch)
         return parquet_format(frame)
 
-    def task_folder(self, epoch: int, evaluation_id: str) -> str:
-        """The folder where tasks write the result."""
-        assert isinstance(self.main, ParquetSink)
-        return self.main.task_folder(epoch, evaluation_id)
+    def task_folder(self, name: str, epoch: int, evaluation_id: str) -> str:
+        """The folder where tasks write an output."""
+        sink = self.mains[name]
+        assert isinstance(sink, ParquetSink)
+        return sink.task_folder(epoch, evaluation_id)
 
     @staticmethod
-    def stage_written(frame: DataFrame, form: ParquetFormat) -> list[Any]:
-        """Run tasks that write the result, and so give no rows. Return receipts."""
+    def stage_written(frame: DataFrame, form: ParquetFormat, uid: str) -> Staged:
+        """Run an operator's tasks that write the result, and so give no rows."""
         frame._jdf.collectAsList()
-        return [{_FORMAT: form, EXECUTED: frame._jdf.queryExecution().executedPlan()}]
+        executed = frame._jdf.queryExecution().executedPlan()
+        return Staged([{_FORMAT: form, _OPERATOR: uid, EXECUTED: executed}])
 
-    def stage_main(self, frame: DataFrame, epoch: int, evaluation_id: str) -> list[Any]:
-        """Write the pipeline's result; return the sink's receipts."""
-        self._check_columns(self.main, frame.columns, epoch)
-        return self._stage(self.main, frame, epoch, evaluation_id)
+    def stage_main(self, name: str, frame: DataFrame, epoch: int, evaluation_id: str) -> Staged:
+        """Write a frame that the pipeline has returned."""
+        sink = self.mains[name]
+        self._check_columns(sink, frame.schema, epoch)
+        return self._stage(sink, frame, epoch, evaluation_id)
 
     def prepare(
-        self, staged: list[Any], reports: Sequence[RangeReport], epoch: int, evaluation_id: str
+        self,
+        staged: Mapping[str, Staged],
+        reports: Sequence[RangeReport],
+        epoch: int,
+        evaluation_id: str,
     ) -> list[Transaction]:
         """Stage the side outputs that the reports name, and return all transactions.
 
         A tag without rows has no transaction.
         """
+        transactions = [
+            self._prepare_main(name, each.receipts, reports, epoch, evaluation_id)
+            for name, each in staged.items()
+        ]
+        return [*transactions, *self.stage_sides(reports, epoch, evaluation_id)]
+
+    def _prepare_main(
+        self,
+        name: str,
+        staged: list[Any],
+        reports: Sequence[RangeReport],
+        epoch: int,
+        evaluation_id: str,
+    ) -> Transaction:
+        sink = self.mains[name]
         [receipt, *_] = staged or [None]
         if isinstance(receipt, dict) and _FORMAT in receipt:
-            assert isinstance(self.main, ParquetSink)
-            files = [report.result_file for report in reports if report.result_file is not None]
-            staged = self.main.stage_result(files, receipt[_FORMAT], epoch, evaluation_id)
-        main = self._prepare(self.main, staged, epoch, evaluation_id)
-        return [main, *self.stage_sides(reports, epoch, evaluation_id)]
+            assert isinstance(sink, ParquetSink)
+            files = [
+                report.result_file
+                for report in reports
+                if report.result_file is not None and report.uid == receipt[_OPERATOR]
+            ]
+            staged = sink.stage_result(files, receipt[_FORMAT], epoch, evaluation_id)
+        transaction = self._prepare(sink, staged, epoch, evaluation_id)
+        return {**transaction, OUTPUT: name} if name != ONLY else transaction
 
     def stage_sides(
         self, reports: Sequence[RangeReport], epoch: int, evaluation_id: str
@@ -198,7 +333,7 @@ class Outputs:
                 assert self.session is not None
                 folder = store.staged_folder(epoch, evaluation_id)
                 frame = self.session.read.parquet(local_uri(folder, to_read=True))
-                staged = self._stage(sink, frame, epoch, evaluation_id)
+                staged = self._stage(sink, frame, epoch, evaluation_id).receipts
                 store.abort(epoch, evaluation_id)
             transactions.append(self._prepare(sink, staged, epoch, evaluation_id))
         return transactions
@@ -207,36 +342,34 @@ class Outputs:
         """While the block runs, the folders of the outputs are not compacted."""
         return shared(sink.path for sink in self.sinks() if isinstance(sink, ParquetSink))
 
-    def read(self, epoch: int) -> DataFrame | None:
-        """Read the rows of an epoch again, if the sink supports it."""
-        main = self.main
-        assert self.session is not None
-        if isinstance(main, ParquetSink) and main.is_compacted(epoch):
-            return None
-        return main.read(self.session, epoch)
+    def read(self, epoch: int) -> Mapping[str, DataFrame | None]:
+        """Read the rows of an epoch again, by output; None where the sink does not support it."""
+        return {name: self._read(sink, epoch) for name, sink in self.mains.items()}
 
-    def require(self, transaction: Transaction, what: str) -> None:
-        """Make sure that a run's transaction was made by the sink that this call is given.
+    def _read(self, sink: Sink, epoch: int) -> DataFrame | None:
+        assert self.session is not None
+        if isinstance(sink, ParquetSink) and sink.is_compacted(epoch):
+            return None
+        return sink.read(self.session, epoch)
+
+    def require(self, transactions: Sequence[Transaction], what: str) -> None:
+        """Make sure that a run's transactions were made by the sinks that this call is given.
 
         Raises
         ------
         InvalidArgumentError
-            It was another sink; the message begins with `what`.
+            They were other sinks; the message begins with `what`.
         """
-        sink, own = self.main, transaction.get("kind") == OWN
-        if own:
-            if not is_own(sink) or sink.name != transaction["name"]:
-                raise InvalidArgumentError(
-                    f"{what} has its rows in the sink {transaction['name']!r}: pass that one as "
-                    "sink=, as when it was computed"
-                )
-        elif isinstance(sink, ParquetSink):
-            sink.require(transaction, what)
-        else:
+        named = {str(each[OUTPUT]): each for each in transactions if OUTPUT in each}
+        made = named or {ONLY: transactions[0]}
+        if made.keys() != self.mains.keys():
+            have = f"the outputs {', '.join(map(repr, named))}" if named else "one output"
             raise InvalidArgumentError(
-                f"{what} has its rows in {transaction['path']}: pass "
-                f"sink=ParquetSink({transaction['path']!r}), as when it was computed"
+                f"{what} has {have}: pass sink= as when it was computed, "
+                + ("a dict with a sink for each" if named else "one sink")
             )
+        for name, sink in self.mains.items():
+            _require(sink, made[name], what)
 
     def _side_store(self, tag: str) -> ParquetSink:
         """The sink itself if tasks can write its files; else a store where they wait for it."""
@@ -252,15 +385,21 @@ class Outputs:
     def _bound(self, sink: Sink) -> Sink:
         return sink._bound(self.checkpoint, self.session)
 
-    def _check_columns(self, sink: Sink, names: Sequence[str], epoch: int) -> None:
+    def _check_columns(self, sink: Sink, schema: StructType, epoch: int) -> None:
+        """Refuse columns that the sink cannot take; nothing has been written yet."""
         try:
-            sink.check_columns(names)
+            sink.check_columns(schema.names)
+            if isinstance(sink, ParquetSink):
+                sink.check_schema(schema)
         except Exception as error:
             _fail(sink, epoch, "check_columns", error, _NOTHING)
 
-    def _stage(self, sink: Sink, frame: DataFrame, epoch: int, evaluation_id: str) -> list[Any]:
+    def _stage(self, sink: Sink, frame: DataFrame, epoch: int, evaluation_id: str) -> Staged:
+        bound = self._bound(sink)
         try:
-            return list(self._bound(sink).stage_frame(frame, epoch, evaluation_id))
+            if type(bound).stage_frame is Sink.stage_frame:
+                return Staged(*staged_by_tasks(bound, frame, epoch, evaluation_id))
+            return Staged(list(bound.stage_frame(frame, epoch, evaluation_id)))
         except Exception as error:
             # The caller decides which of Spark's errors are worth another evaluation.
             if not is_own(sink) or type(error).__module__.startswith(("pyspark", "py4j")):
@@ -287,6 +426,29 @@ class Outputs:
         }
 
 
+def _require(sink: Sink, transaction: Transaction, what: str) -> None:
+    if transaction.get("kind") == OWN:
+        if not is_own(sink) or sink.name != transaction["name"]:
+            raise InvalidArgumentError(
+                f"{what} has its rows in the sink {transaction['name']!r}: pass that one as "
+                "sink=, as when it was computed"
+            )
+    elif isinstance(sink, ParquetSink):
+        sink.require(transaction, what)
+    else:
+        raise InvalidArgumentError(
+            f"{what} has its rows in {transaction['path']}: pass "
+            f"sink=ParquetSink({transaction['path']!r}), as when it was computed"
+        )
+
+
+def rows_of(transaction: Transaction) -> int | None:
+    """How many rows a transaction has; None if its sink does not say so."""
+    content = transaction["transaction"] if transaction.get("kind") == OWN else transaction
+    rows = content.get("rows") if isinstance(content, dict) else None
+    return rows if isinstance(rows, int) else None
+
+
 def _fail(sink: Sink, epoch: int, method: str, error: Exception, then: str) -> NoReturn:
     raise_failed(error, f"sink {sink.name or sink!r}, epoch {epoch}: {method}", then)
 
@@ -302,20 +464,23 @@ def is_own(sink: Sink) -> bool:
 
 def outputs_of(
     storage: CheckpointStorage,
-    sink: Sink | None,
+    sink: Sink | Mapping[str, Sink] | None,
     sides: Mapping[str, Sink] | None,
     session: SparkSession,
 ) -> Outputs:
     """The outputs that a job is given, checked."""
     folder = checkpoint_folder(storage)
-    _check_given(sink)
-    if sink is None:
+    main = _by_name(sink) if isinstance(sink, Mapping) else sink
+    if not isinstance(main, Mapping):
+        _check_given(main)
+    default = main is None
+    if main is None:
         if folder is None:
             raise InvalidArgumentError(
                 f"{storage.uri} is no local folder, so that results cannot be kept in it: pass a "
                 "sink"
             )
-        sink = ParquetSink(os.path.join(folder, _RESULTS))
+        main = ParquetSink(os.path.join(folder, _RESULTS))
     given = {} if sides is None else sides
     tags = mapping(given, "side_outputs", "side_outputs={'late': ParquetSink('/data/late')}")
     for tag, side in tags.items():
@@ -325,10 +490,29 @@ def outputs_of(
                 f"side_outputs={{{tag!r}: ParquetSink(path)}}"
             )
         _check_given(side, f"side_outputs[{tag!r}]")
-    outputs = Outputs(sink, dict(tags), folder, session)
+    outputs = Outputs(main, dict(tags), folder, session, default)
     for each in outputs.sinks():
         outputs._bound(each)
     return outputs
+
+
+def _by_name(sinks: Mapping[Any, Any]) -> dict[str, Sink]:
+    """The sinks of a pipeline that returns several frames, checked."""
+    example = "sink={'users': ParquetSink('/data/users'), 'pages': ParquetSink('/data/pages')}"
+    if not sinks:
+        raise InvalidArgumentError(
+            f"sink is an empty dict: it has a sink for each frame that the pipeline returns, "
+            f"{example}; leave it out for files in the checkpoint"
+        )
+    for name, sink in sinks.items():
+        text(name, "sink: the name of an output")
+        if sink is None:
+            raise InvalidArgumentError(
+                f"sink[{name!r}] is None: give each output a sink, {example}; or leave sink= out, "
+                "and all of them are kept in the checkpoint"
+            )
+        _check_given(sink, f"sink[{name!r}]")
+    return dict(sinks)
 
 
 def _check_given(sink: object, what: str = "sink") -> None:

@@ -30,6 +30,14 @@ from pystate.coordinator.epoch import RepeatableError
 from pystate.coordinator.range_report import SideFile
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.base.environment import local_uri
+from pystate.spark.sinks.columns import (
+    as_columns,
+    columns_of_file,
+    columns_of_files,
+    fitted,
+    read_columns,
+    save_columns,
+)
 from pystate.spark.sinks.compaction import Compaction, compact_folder, read_compacted
 from pystate.spark.sinks.folders import data_files, shared, sync_all, sync_file, sync_folder
 from pystate.spark.sinks.partitioning import Partitioning, read_layout, save_layout, with_types
@@ -73,7 +81,10 @@ class ParquetSink(Sink):
     -----
     ``spark.read.parquet(path)`` reads all published epochs, with a column ``epoch`` and those of
     `partition_by` from the folders' names. Spark guesses the types of these columns; `read` knows
-    them. Tasks write below ``_staging/.<epoch>-<evaluation>/_rows/``, which patterns such as
+    them. A column has one type in all epochs; an epoch that would give it another one is refused. A
+    later epoch may have more columns, or lack some. `read` has all of them, with null where an
+    epoch has none; so has ``spark.read.option("mergeSchema", True).parquet(path)``. Tasks write
+    below ``_staging/.<epoch>-<evaluation>/_rows/``, which patterns such as
     ``<path>/*/*`` do not find. A commit is one rename.
 
     Examples
@@ -134,6 +145,30 @@ class ParquetSink(Sink):
                     "rename yours"
                 )
 
+    def check_schema(self, schema: StructType) -> StructType:
+        """Refuse columns that do not fit those of the earlier epochs; return all of them.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A column has another type or spelling than before.
+        """
+        given = as_columns(schema, self.partition_by)
+        try:
+            return fitted(self._columns(), given, repr(self))
+        except InvalidArgumentError:
+            if self.epochs():
+                raise
+            return given
+
+    def _columns(self) -> StructType | None:
+        """The columns of all epochs, without those from the names of folders."""
+        stored = read_columns(self.path)
+        if stored is not None:
+            return stored
+        folders = [self._final(epoch) for epoch in self._folders()]
+        return columns_of_files(folders, len(read_layout(self.path) or ()))
+
     def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Sequence[Any]:
         """Write the frame, sync the files, and describe them."""
         from pystate.spark.sinks.written import write_parquet
@@ -157,7 +192,12 @@ class ParquetSink(Sink):
         sync_all([os.path.join(staging, name) for name, _ in files])
         if not files:
             _save_schema(staging, frame)
-        staged = {"files": files, "rows": written.rows, "partition_by": layout}
+        staged: dict[str, Any] = {
+            "files": files,
+            "rows": written.rows,
+            "partition_by": layout,
+            "columns": frame.schema,
+        }
         return [{**staged, EXECUTED: written.plan}]
 
     def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Transaction:
@@ -169,7 +209,7 @@ class ParquetSink(Sink):
         while above != self.path:
             folders.append(above := os.path.dirname(above))
         sync_all(folders)
-        transaction = {
+        transaction: Transaction = {
             "kind": KIND,
             "path": self.path,
             "staging": os.path.relpath(staging, self.path),
@@ -180,6 +220,14 @@ class ParquetSink(Sink):
             transaction["rows"] = staged["rows"]
         if staged.get("partition_by"):
             transaction["partition_by"] = [list(column) for column in staged["partition_by"]]
+        schema = staged.get("columns")
+        if schema is None and staged["files"]:
+            schema = columns_of_file(os.path.join(staging, staged["files"][0][0]))
+        if schema is not None:
+            columns = self.check_schema(schema)
+            if columns != read_columns(self.path):
+                # Only where they are new, because there may be thousands.
+                transaction["columns"] = columns.jsonValue()
         return transaction
 
     def commit(self, epoch: int, transaction: Transaction) -> None:
@@ -373,10 +421,16 @@ class ParquetSink(Sink):
     def _read(self, session: SparkSession, folder: str) -> DataFrame:
         uri = local_uri(folder, to_read=True)
         guessed = session.read.parquet(uri)
+        schema = guessed.schema
         layout = read_layout(self.path)
-        if layout is None:
-            return guessed
-        schema = with_types(guessed.schema, layout)
+        if layout is not None:
+            schema = with_types(schema, layout)
+        columns = self._columns() if folder == self.path else None
+        if columns is not None:
+            # Those of one file, and after them those from the folders' names.
+            own = {field.name.lower() for field in columns}
+            others = [field for field in schema.fields if field.name.lower() not in own]
+            schema = StructType([*columns.fields, *others])
         return guessed if schema == guessed.schema else session.read.schema(schema).parquet(uri)
 
     def _final(self, epoch: int) -> str:
@@ -426,6 +480,8 @@ def _commit(transaction: Mapping[str, Any], root: str) -> None:
             _check_files(staging, staged, wanted)
             if layout:
                 save_layout(root, layout)
+            if transaction.get("columns"):
+                save_columns(root, transaction["columns"])
             with contextlib.suppress(OSError):
                 os.rename(staging, final)
     published = data_files(final, levels)

@@ -45,12 +45,13 @@ __all__ = [
     "register_sink",
     "registered_names",
     "registered_sink",
+    "staged_by_tasks",
 ]
 
 #: A manifest's record of a sink's part in an epoch: plain JSON, with ``"kind"``.
 Transaction = dict[str, Any]
 
-_RECEIPTS = "partition int, receipt string"
+_RECEIPTS = "partition int, receipt string, rows long"
 
 
 @dataclass(frozen=True)
@@ -169,9 +170,7 @@ class Sink:
         It runs `stage` in each task. Override it instead of `stage` to write with one of Spark's
         writers, ``frame.write...``, in one action that reads `frame` to its end.
         """
-        call = _Stage(self, epoch, evaluation_id)
-        rows = frame.mapInArrow(call, _RECEIPTS).collect()
-        return [json.loads(row.receipt) for row in sorted(rows)]
+        return staged_by_tasks(self, frame, epoch, evaluation_id)[0]
 
     def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Any:
         """Make sure that what was staged can be committed, and describe it.
@@ -366,6 +365,15 @@ def as_json(value: Any, what: str) -> Any:
         ) from error
 
 
+def staged_by_tasks(
+    sink: Sink, frame: DataFrame, epoch: int, evaluation_id: str
+) -> tuple[list[Any], int]:
+    """Run a sink's `stage` in each task; return the receipts, and how many rows there were."""
+    call = _Stage(sink, epoch, evaluation_id)
+    found = sorted(frame.mapInArrow(call, _RECEIPTS).collect())
+    return [json.loads(row.receipt) for row in found], sum(row.rows for row in found)
+
+
 class _Stage:
     """Runs a sink's `stage` in a task, over one partition."""
 
@@ -373,6 +381,8 @@ class _Stage:
         self._sink = sink
         self._epoch = epoch
         self._evaluation_id = evaluation_id
+        #: The rows of the partition.
+        self.rows = 0
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -383,11 +393,15 @@ class _Stage:
         task = SinkTask(self._epoch, self._evaluation_id, partition, context.taskAttemptId())
         receipt = self.run(batches, task)
         yield pa.RecordBatch.from_pydict(
-            {"partition": pa.array([partition], pa.int32()), "receipt": [json.dumps(receipt)]}
+            {
+                "partition": pa.array([partition], pa.int32()),
+                "receipt": [json.dumps(receipt)],
+                "rows": [self.rows],
+            }
         )
 
     def run(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any:
-        """Stage the rows; return the receipt."""
+        """Stage the rows, and count them; return the receipt."""
         what = f"sink {self._sink.name!r}, epoch {task.epoch}, partition {task.partition}: stage"
         rows = _Rows(at_once(batches))
         try:
@@ -403,6 +417,7 @@ class _Stage:
                 f"{what} returned before it had read all its rows, which would be lost: read "
                 "batches to the end"
             )
+        self.rows = rows.count
         return receipt
 
 
@@ -412,13 +427,16 @@ class _Rows:
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
         self._batches = iter(batches)
         self.failed = False
+        self.count = 0
 
     def __iter__(self) -> _Rows:
         return self
 
     def __next__(self) -> pa.RecordBatch:
         try:
-            return next(self._batches)
+            batch = next(self._batches)
+            self.count += batch.num_rows
+            return batch
         except StopIteration:
             raise
         except BaseException:

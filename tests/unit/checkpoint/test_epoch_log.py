@@ -6,6 +6,7 @@ import json
 import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -220,7 +221,7 @@ def damaged(line: bytes) -> bytes:
 
 
 def later(line: bytes) -> bytes:
-    data = json.dumps([3, "all", "is", "new"]).encode()
+    data = json.dumps([4, "all", "is", "new"]).encode()
     return b"%08x %s\n" % (zlib.crc32(data), data)
 
 
@@ -274,9 +275,21 @@ def test_epochs_that_are_given_up_are_forgotten() -> None:
 
 def test_records_of_version_1_have_no_watermarks_of_operators() -> None:
     values = json.loads(record(3).encode().partition(b" ")[2])
+    # Version 3 has what went through the pipeline, before the operators.
     values[0], values[-1] = 1, [operator[:-1] for operator in values[-1]]
+    assert decoded([*values[:-4], values[-1]]) == record(3)
+
+
+def decoded(values: list[Any]) -> EpochRecord:
     data = json.dumps(values).encode()
-    assert EpochRecord.decode(b"%08x %s\n" % (zlib.crc32(data), data), "x") == record(3)
+    return EpochRecord.decode(b"%08x %s\n" % (zlib.crc32(data), data), "x")
+
+
+def test_a_record_has_what_went_through_the_pipeline_since_version_3() -> None:
+    told = replace(record(3), rows_in=4, rows_out=1, late_rows=2)
+    values = json.loads(told.encode().partition(b" ")[2])
+    assert decoded(values) == told
+    assert decoded([2, *values[1:-4], values[-1]]) == record(3)
 
 
 def test_of_two_records_of_an_epoch_that_of_the_later_driver_counts() -> None:
