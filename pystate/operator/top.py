@@ -12,6 +12,9 @@ Invariants
    that is below the bar cannot enter. So what most rows cost is one look-up.
 3. The bar's name says what it belongs to: under another order or another `k` there is none yet.
 4. Only keys whose rows change are written, and these are the ones that are emitted.
+5. Where a later row replaces an earlier one (`TopSpec.by_key`), a row that is among the best may
+   become worse, and the next one takes its place. So all rows of a key are kept (`.latest`), and
+   there is no bar.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import pyarrow.compute as pc
 from pystate.operator.event_rows import EventRows, columns_of
 from pystate.operator.function_spec import PROCESS_LATE
 from pystate.operator.invalid import InvalidRows
+from pystate.operator.latest import LATEST, LatestRows, Merged, latest_state
 from pystate.operator.output import OutputColumns
 from pystate.operator.runtime import Side
 from pystate.state.declaration import State
@@ -39,7 +43,7 @@ from pystate.types.state_type import StateType
 if TYPE_CHECKING:
     from pystate.backend.keyed import KeyedStateBackend
 
-__all__ = ["By", "TopRows", "TopSpec", "has_order"]
+__all__ = ["By", "TopLatest", "TopRows", "TopSpec", "has_order"]
 
 TOP = "top"
 #: Rows of an output batch, about.
@@ -88,6 +92,9 @@ class TopSpec:
         The column with the rows' event time.
     late : str
         What happens to rows below the watermark, as in `FunctionSpec`.
+    by_key : tuple of str, optional
+        The columns, beside the key, that say which thing a row tells of: a later row of the same
+        thing replaces the earlier one. None if each row is a thing of its own.
     """
 
     key: tuple[str, ...]
@@ -97,9 +104,12 @@ class TopSpec:
     rank: str = "rank"
     event_time: str | None = None
     late: str = PROCESS_LATE
+    by_key: tuple[str, ...] | None = None
 
     def states(self) -> Mapping[str, State[Any]]:
         """The operator's states."""
+        if self.by_key is not None:
+            return {LATEST: latest_state(self.columns)}
         fields = ",".join(f"{quoted(name)}:{type_.ddl}" for name, type_ in self.columns)
         states: dict[str, State[Any]] = {TOP: ValueState(f"array<struct<{fields}>>")}
         if self.bar is not None:
@@ -115,9 +125,10 @@ class TopSpec:
         side: Side | None = None,
         uid: str = "",
         invalid: InvalidRows | None = None,
-    ) -> TopRows:
+    ) -> TopRows | TopLatest:
         """Make the operator of one task; the arguments are those of `TopRows`."""
-        return TopRows(
+        make = TopRows if self.by_key is None else TopLatest
+        return make(
             self,
             backend,
             processing_time=processing_time,
@@ -294,6 +305,103 @@ class TopRows:
     def _keys_at(self, columns: Sequence[pa.Array[Any]], rows: _Longs) -> KeyBatch:
         at: Any = pa.array(rows)
         return self._backend.keys([column.take(at) for column in columns])
+
+
+class TopLatest:
+    """The same where a later row of a thing replaces the earlier one; see `TopRows`.
+
+    Examples
+    --------
+    >>> import pyarrow as pa, pystate as ps
+    >>> from pystate.operator.top import By, TopLatest, TopSpec
+    >>> from pystate.types.state_type import parse_type
+    >>> columns = (("url", parse_type("string")), ("n", parse_type("long")))
+    >>> spec = TopSpec(("hour",), 2, (By("n", True),), columns, by_key=("url",))
+    >>> backend = ps.KeyedStateBackend({"hour": "long"}, states=spec.states())
+    >>> for urls, ns in ((["a", "b"], [2, 1]), (["b", "b"], [2, 3])):
+    ...     task = TopLatest(spec, backend, processing_time=0)
+    ...     task.open()
+    ...     hours = pa.array([10] * len(urls))
+    ...     rows = pa.record_batch({"hour": hours, "url": pa.array(urls), "n": pa.array(ns)})
+    ...     out = [*task.process(rows), *task.finish()]
+    ...     print([(row["url"], row["n"], row["rank"]) for p in out for row in p.to_pylist()])
+    ...     backend.seal().close()
+    [('a', 2, 1), ('b', 1, 2)]
+    [('b', 3, 1), ('a', 2, 2)]
+    >>> backend.close()
+    """
+
+    def __init__(
+        self,
+        spec: TopSpec,
+        backend: KeyedStateBackend,
+        *,
+        processing_time: int,
+        watermark: int | None = None,
+        side: Side | None = None,
+        uid: str = "",
+        invalid: InvalidRows | None = None,
+    ) -> None:
+        self.spec = spec
+        self.events = EventRows(spec.event_time, watermark, spec.late, side, uid, invalid)
+        self._backend = backend
+        self._owner = f"operator {uid!r}"
+
+    def open(self) -> None:
+        """Register the state."""
+        spec = self.spec
+        assert spec.by_key is not None
+        self._latest = LatestRows(self._backend, spec.key, spec.by_key, spec.columns, self._owner)
+
+    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Handle some rows; nothing is emitted yet."""
+        rows = self.events.on_time(rows)
+        if rows.num_rows:
+            self._latest.hold(rows)
+        return iter(())
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Emit the best rows of each key where they changed, in order, with their ranks."""
+        merged = self._latest.merge()
+        if merged is None:
+            return
+        before = self._best(merged, np.arange(merged.stored))
+        now = self._best(merged, np.flatnonzero(merged.counts))
+        changed = _differ(before, now)
+        written = changed[now.owners]
+        rows, owners = now.rows[written], now.owners[written]
+        ranks = now.ranks[written] + 1
+        names = [*self.spec.key, *(name for name, _ in self.spec.columns), self.spec.rank]
+        keys = merged.keys.key_arrays()
+        for begin in range(0, len(rows), _OUTPUT_ROWS):
+            piece = slice(begin, begin + _OUTPUT_ROWS)
+            owned: Any = pa.array(owners[piece])
+            place: Any = pa.array(rows[piece])
+            arrays = [
+                *(column.take(owned) for column in keys),
+                *(merged.rows[name].take(place) for name, _ in self.spec.columns),
+                pa.array(ranks[piece], pa.int32()),
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, names=names)
+
+    def _best(self, merged: Merged, among: _Longs) -> _Best:
+        """The best of some rows, by their places among all."""
+        at: Any = pa.array(among)
+        first, *more_by = self.spec.by
+        score = _score(merged.rows[first.column].take(at), first.descending)
+        more = [(merged.rows[name].take(at), down) for name, down in more_by]
+        owners = merged.owners[among]
+        found = _best(owners, len(merged.keys), score, more, self.spec.k)
+        return found._replace(rows=among[found.rows])
+
+
+def _differ(one: _Best, other: _Best) -> _Flags:
+    """The keys whose best rows are others."""
+    changed: _Flags = one.sizes != other.sizes
+    mine = ~changed[one.owners], ~changed[other.owners]
+    left, right = one.rows[mine[0]], other.rows[mine[1]]
+    changed[one.owners[mine[0]][left != right]] = True
+    return changed
 
 
 class _Score(NamedTuple):

@@ -47,12 +47,17 @@ class Deduplicate:
 
 @dataclass(frozen=True)
 class Top:
-    """``keyed.top(k, by, descending=..., rank=...)``, for a harness."""
+    """``keyed.top(k, by, descending=..., rank=..., by_key=...)``, for a harness.
+
+    Over updates, such as the counts of ``aggregate``, `by_key` names the columns of the aggregate's
+    key that are not columns of this one.
+    """
 
     k: int
     by: str | Sequence[str]
     descending: bool | Sequence[bool] = True
     rank: str = "rank"
+    by_key: str | Sequence[str] | None = None
 
 
 class RowHarness(OperatorHarness):
@@ -317,6 +322,15 @@ def _top(
                 f"{owner}: by={name!r} is no column with an order besides the key; those are "
                 f"{', '.join(name for name, type_ in types.items() if has_order(type_))}"
             )
+    things = given.by_key
+    if isinstance(things, str):
+        things = [things]
+    for name in things or ():
+        if name not in schema.names or (name not in key and not has_order(types[name])):
+            raise InvalidArgumentError(
+                f"{owner}: by_key={name!r} is no column that can say which row replaces which; "
+                f"those are {', '.join(n for n, type_ in types.items() if has_order(type_))}"
+            )
     return TopSpec(
         key=key,
         k=given.k,
@@ -325,4 +339,5 @@ def _top(
         rank=given.rank,
         event_time=event_time,
         late=late,
+        by_key=None if things is None else tuple(n for n in things if n not in key),
     )

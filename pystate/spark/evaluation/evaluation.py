@@ -51,6 +51,7 @@ from pystate.spark.evaluation.flow import InputFlow
 from pystate.spark.evaluation.initial import Initial
 from pystate.spark.evaluation.learned import Learned
 from pystate.spark.evaluation.once import Loop, OperatorOutputs, executors
+from pystate.spark.evaluation.updates import UpdateFrames, Updates
 from pystate.spark.evaluation.watch import EvaluationWatch
 from pystate.spark.sinks.outputs import ONLY, Outputs, Staged, rows_of
 from pystate.spark.sinks.sink import Transaction
@@ -158,6 +159,7 @@ class Evaluation:
         self._learned = learned
         self._holds: dict[str, Holds] = {}
         self._once = OperatorOutputs(learned.materialised)
+        self._updates = UpdateFrames()
         self._flow = InputFlow(lambda frame: self._once.feeding(frame)[2])
         self._counted = CountedOperators(learned.announced)
         self._timeout_ms = timeout_ms
@@ -229,6 +231,27 @@ class Evaluation:
                 base.epoch,
                 self._storage.uri,
             )
+
+    def emits_updates(
+        self, uid: str, frame: DataFrame, identity: Sequence[str], unstable: str | None = None
+    ) -> DataFrame:
+        """Note that rows of an operator's output replace earlier ones; return the output.
+
+        Parameters
+        ----------
+        identity : sequence of str
+            The columns that say which row replaces which.
+        unstable : str, optional
+            Why that is not always the row that it comes from.
+        """
+        self._updates.add(uid, frame, identity, unstable)
+        return frame
+
+    def updates(self, frame: DataFrame) -> Updates | None:
+        """What is known of a frame of updates; None if it is none."""
+        if not self._updates:
+            return None
+        return self._updates.find(frame, self._once.feeding(frame)[0])
 
     def combines(self, uid: str) -> bool:
         """Whether the rows of an operator should be combined before the shuffle."""

@@ -5,7 +5,7 @@ Thread safety: an `AggregatePlan` belongs to the thread that makes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from pyspark.sql import types as st
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.functions.aggregates import Aggregate
 from pystate.operator.combined import LOW, TIME
+from pystate.operator.latest import LATEST, latest_state
 from pystate.operator.output import OutputColumns
 from pystate.spark.base.combining import (
     ORDERED,
@@ -27,11 +28,12 @@ from pystate.spark.base.combining import (
 )
 from pystate.spark.base.resolve import column_named, column_text, key_column, key_text
 from pystate.spark.base.schemas import ddl_of
-from pystate.spark.tasks.bodies import AggregateBody, Operation, StateUpdate
+from pystate.spark.tasks.bodies import AggregateBody, Operation, StateUpdate, UpdatesBody
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
 from pystate.state.aggregators import Aggregator, Count, Max, Min, Sum
 from pystate.state.declaration import State
 from pystate.state.identity import StoredFold, stored_aggregate
+from pystate.types.state_type import parse_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -117,6 +119,32 @@ class AggregatePlan:
         """Return what makes the body of a task."""
         given = tuple(self.updates), tuple(self.results), output, event_time
         return partial(_body, *given, combined=combined)
+
+    def over_updates(
+        self,
+        make: Callable[[RangeTask], AggregateBody],
+        selected: st.StructType,
+        keys: Sequence[str],
+        identity: Sequence[str],
+    ) -> tuple[Mapping[str, State[Any]], Callable[[RangeTask], UpdatesBody]]:
+        """The state over updates, and what makes the body of a task.
+
+        Parameters
+        ----------
+        make : callable
+            What makes the body over rows.
+        selected : StructType
+            The columns that are sent.
+        keys, identity : sequence of str
+            The columns among them of the key, and of what an update is of.
+        """
+        columns = tuple(
+            (field.name, parse_type(field.dataType, f"{self._owner}: column {field.name!r}"))
+            for field in selected
+            if field.name not in keys and field.name != TIMES
+        )
+        body = partial(UpdatesBody, make, self.states, tuple(identity), columns)
+        return {LATEST: latest_state(columns)}, body
 
     def combines(self, combine: Combine, event_time: str | None, *, ordered: bool) -> bool:
         """Whether rows may be combined before the shuffle.

@@ -191,6 +191,20 @@ class Connectable:
     def _broadcast(self, rules: BroadcastFrame) -> BroadcastFrames:
         raise NotImplementedError
 
+    def _refuse_all_updates(self, method: str, problem: str) -> None:
+        raise NotImplementedError
+
+    def _of_rows_only(self, method: str) -> JoinedFrame:
+        """The input of a join, which has no use for updates.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It holds some.
+        """
+        self._refuse_all_updates(method, "what was joined with an earlier row cannot be taken back")
+        return self._joined()
+
     @overload
     def connect(self, right: Connectable) -> ConnectedFrames: ...
     @overload
@@ -272,7 +286,13 @@ class Connectable:
         the state up to twice its width after it, since they leave together.
         """
         return interval_join(
-            self._joined(), _other(right, "interval_join"), lower, upper, how, suffixes, late
+            self._of_rows_only("interval_join"),
+            _other(right, "interval_join", refuses=True),
+            lower,
+            upper,
+            how,
+            suffixes,
+            late,
         )
 
     def asof_join(
@@ -315,7 +335,14 @@ class Connectable:
         A row is emitted once the watermark has passed it: until then an earlier version could come.
         Nulls and late rows are treated as in `interval_join`.
         """
-        return asof_join(self._joined(), _other(right, "asof_join"), how, tolerance, suffixes, late)
+        return asof_join(
+            self._of_rows_only("asof_join"),
+            _other(right, "asof_join", refuses=True),
+            how,
+            tolerance,
+            suffixes,
+            late,
+        )
 
     def join(
         self,
@@ -364,14 +391,23 @@ class Connectable:
         key equals nothing: an outer join emits such a row with its window. A row without a time is
         in no window.
         """
-        return window_join(self._joined(), _other(right, "join"), window, how, suffixes, late)
+        return window_join(
+            self._of_rows_only("join"),
+            _other(right, "join", refuses=True),
+            window,
+            how,
+            suffixes,
+            late,
+        )
 
 
-def _other(right: Any, method: str, takes: str = "job.key_by(...)") -> JoinedFrame:
-    """The other input of a method."""
+def _other(
+    right: Any, method: str, takes: str = "job.key_by(...)", *, refuses: bool = False
+) -> JoinedFrame:
+    """The other input of a method, which may refuse updates."""
     if not isinstance(right, Connectable):
         raise InvalidArgumentError(f"{method} takes another input, {takes}, not {shown(right)}")
-    return right._joined()
+    return right._of_rows_only(method) if refuses else right._joined()
 
 
 class CoFunctionBody(FunctionBody):

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pyspark import cloudpickle
 from pyspark.sql import types as st
 
-from pystate.arguments import checked_uid, choice
+from pystate.arguments import checked_uid, choice, flag
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError
 from pystate.functions.aggregates import Aggregate
@@ -47,6 +47,7 @@ from pystate.spark.evaluation.initial import (
     initial_of,
     like,
 )
+from pystate.spark.evaluation.updates import Updates
 from pystate.spark.operators.aggregated import TIMES, AggregatePlan
 from pystate.spark.operators.arrow_map import arrow_map
 from pystate.spark.operators.broadcast import BroadcastApplied, BroadcastFrame, BroadcastFrames
@@ -59,6 +60,7 @@ from pystate.spark.operators.windowed import WindowedFrame, WindowInput
 from pystate.spark.tasks.bodies import FunctionBody
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.spark.tasks.row_bodies import RowsBody, RowSpec
+from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec
 from pystate.types.durations import Duration
 from pystate.types.keys import parse_key
@@ -73,6 +75,16 @@ if TYPE_CHECKING:
     from pystate.spark.evaluation.evaluation import Evaluation
 
 __all__ = ["KeyedFrame"]
+
+#: Columns that are sent for what an update is of, in front of a number.
+_IDENTITY = "__pystate_identity_"
+_WAYS = {
+    "top": "Name the columns that say which row replaces which, top(..., by_key='column')",
+    "deduplicate": "keep='last' passes on the newest one of each key",
+    "interval_join": "Join the rows before they are aggregated",
+    "asof_join": "Join the rows before they are aggregated",
+    "join": "Join the rows before they are aggregated",
+}
 
 
 class KeyedFrame(RowOperators, PortedOperators, Connectable):
@@ -102,6 +114,8 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         How far ahead of the processing time an event time may be.
     invalid : str, optional
         The tag of the side output for rows that cannot be processed.
+    as_rows : bool
+        Whether updates that an operator has emitted are taken for rows of their own.
     """
 
     def __init__(
@@ -117,8 +131,11 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         initial_rows: Given | None = None,
         max_ahead: Duration | None = None,
         invalid: str | None = None,
+        as_rows: bool = False,
     ) -> None:
         self._evaluation = evaluation
+        self._as_rows = flag(as_rows, "key_by: as_rows")
+        self._given = order_by, allowed_delay, idle_after, initial_rows, max_ahead, invalid
         self._uid = uid
         self._owner = "key_by" if uid is None else f"operator {uid!r}"
         refuse_reserved(frame.columns, self._owner)
@@ -246,6 +263,42 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         """What becomes of invalid rows, and the columns of their side output."""
         return {INPUT: invalid_schema(self._invalid, self._frame, self._owner)}
 
+    def _updates(self, method: str) -> Updates | None:
+        """What is known of the rows if they are updates that can be taken as such.
+
+        Raises
+        ------
+        InvalidArgumentError
+            They are updates, and cannot.
+        """
+        if self._as_rows:
+            return None
+        found = self._evaluation.updates(self._frame)
+        if found is None:
+            return None
+        problem = found.problem_by(self._names)
+        if problem is None:
+            types = [found.frame.schema[name].dataType for name in found.identity]
+            if any(isinstance(each, st.StructType) for each in types):
+                problem = "the updates are of a struct: name its fields in the first key_by"
+        if problem is not None:
+            self._refuse_updates(method, found.uid, problem)
+        return found
+
+    def _refuse_updates(self, method: str, uid: str, problem: str) -> NoReturn:
+        raise InvalidArgumentError(
+            f"{self._owner}: {method} gets updates that operator {uid!r} emits, each of which "
+            f"replaces an earlier one, and cannot take them as such: {problem}. "
+            + _WAYS.get(method, "Compute it from the rows themselves, not from the updates")
+            + "; or take each update for a row of its own, key_by(..., as_rows=True)"
+        )
+
+    def _refuse_all_updates(self, method: str, problem: str) -> None:
+        """Refuse updates in an operator that has no use for them."""
+        found = None if self._as_rows else self._evaluation.updates(self._frame)
+        if found is not None:
+            self._refuse_updates(method, found.uid, problem)
+
     def _joined(self) -> JoinedFrame:
         return JoinedFrame(
             self._evaluation,
@@ -342,6 +395,25 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         """
         uid = checked_uid(self._uid)
         checked_combine(combine, self._owner)
+        updates = self._updates("aggregate")
+        if updates is not None and updates.frame is not self._frame:
+            # What the updates are of has been dropped, and is taken along.
+            order_by, *others = self._given
+            names = [column_text(name) for name in self._names]
+            keyed = KeyedFrame(
+                self._evaluation,
+                updates.frame,
+                names,
+                uid,
+                order_by,
+                None if self._event_time is None else column_text(self._event_time),
+                *others,
+            )
+            return keyed.aggregate(
+                *unnamed, initial_state=initial_state, combine=combine, **aggregates
+            )
+        if updates is not None:
+            self._check_over_updates(updates, initial_state, combine)
         columns = self._columns.copy()
         found = self._aggregates(unnamed, aggregates, columns)
         frame = columns.frame
@@ -353,11 +425,18 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         declared = st.StructType([*(st.StructField(*leaf) for leaf in leaves), *plan.fields])
         output = output_columns(declared, self._owner)
         selected = plan.selected(frame, keys, self._event_time)
+        body: Any = plan.body(output, TIMES if self._event_time is not None else None)
+        states: Mapping[str, State[Any]] = plan.states
+        if updates is not None:
+            beside = [name for name in updates.identity if name not in self._names]
+            taken = {f"{_IDENTITY}{i}": name for i, name in enumerate(beside)}
+            selected |= {name: column_named(of).alias(name) for name, of in taken.items()}
+            sent_columns = frame.select(*selected.values()).schema
+            states, body = plan.over_updates(body, sent_columns, keys, [*taken])
         if self._invalid.tag is not None:
             selected |= {
                 name: column_named(name) for name in self._invalid.columns if name not in selected
             }
-        body = plan.body(output, TIMES if self._event_time is not None else None)
 
         def routed(frame: DataFrame, operator: OperatorPlan) -> DataFrame:
             if not (plan.ordered and self._order_by):
@@ -370,7 +449,7 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
 
         rows = self._initial_rows(columns, body, routed)
         operator = self._evaluation.declare(
-            OperatorSpec(uid, parse_key(self._keys), plan.states),
+            OperatorSpec(uid, parse_key(self._keys), states),
             self._keys,
             inputs=(self._input,),
             initial=initial_of(rows, initial_state, None, self._owner),
@@ -381,7 +460,8 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         if not self._combinable and combine is True:
             raise InvalidArgumentError(f"{self._owner}: combine=True: {NOT_INVALID}")
         if (
-            self._combinable
+            updates is None
+            and self._combinable
             and plan.combines(combine, self._event_time, ordered=bool(self._order_by))
             and (combine is True or self._evaluation.combines(uid))
         ):
@@ -390,7 +470,20 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         else:
             rows_in = routed(frame, operator)
         out = arrow_map(rows_in, operator, names, body, declared)
-        return self._evaluation.output(uid, out, self._with_structs(out, [*aggregates]))
+        out = self._evaluation.output(uid, out, self._with_structs(out, [*aggregates]))
+        return self._evaluation.emits_updates(uid, out, self._names)
+
+    def _check_over_updates(
+        self, updates: Updates, initial_state: Given | None, combine: Combine
+    ) -> None:
+        if initial_state is not None:
+            self._refuse_updates(
+                "aggregate", updates.uid, "initial_state has aggregates, and not what they are of"
+            )
+        if combine is True:
+            self._refuse_updates(
+                "aggregate", updates.uid, "combine=True combines rows, and these replace others"
+            )
 
     @property
     def _combinable(self) -> bool:
@@ -538,6 +631,11 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             initial,
             bool(self._order_by),
             self._invalid_rows(),
+            partial(
+                self._refuse_all_updates,
+                "window(...).aggregate",
+                "a window does not forget the row that an update replaces",
+            ),
         )
         return WindowedFrame(given, options, late)
 

@@ -78,6 +78,7 @@ class PipelineContext:
         max_ahead: Duration | None = None,
         invalid: str | None = None,
         initial_rows: Given | None = None,
+        as_rows: bool = False,
     ) -> KeyedFrame:
         """Partition one epoch's rows by key, for a stateful operator.
 
@@ -127,6 +128,12 @@ class PipelineContext:
             dropped. So the first epoch has the watermark that they give, and what is due by then,
             such as a window, is done. Once the checkpoint has the operator, they are not read. A
             function without arguments makes the frame only when it is needed.
+        as_rows : bool
+            Take updates that an operator before this one has emitted, such as the counts of
+            `aggregate`, for rows of their own. By default `top`, `aggregate` and `deduplicate` with
+            ``keep="last"`` take each for the newest state of what it is of, which replaces the
+            earlier one; joins, windows and other duplicates refuse them. A function sees each
+            update as a row in any case.
 
         Returns
         -------
@@ -150,6 +157,7 @@ class PipelineContext:
             initial_rows,
             max_ahead,
             invalid,
+            as_rows,
         )
 
     def operator(

@@ -6,7 +6,7 @@ Thread safety: immutable.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from pyspark.sql import types as st
 
@@ -24,6 +24,9 @@ from pystate.types.state_type import StateType, parse_type
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+    from pystate.spark.evaluation.evaluation import Evaluation
+    from pystate.spark.evaluation.updates import Updates
+
 __all__ = ["RowOperators"]
 
 
@@ -37,6 +40,16 @@ class RowOperators:
     _keys: KeySchema
     _order_by: tuple[Column, ...]
     _event_time: str | None
+
+    _evaluation: Evaluation
+    _uid: str | None
+
+    def _updates(self, method: str) -> Updates | None:
+        """What is known of the rows if they are updates."""
+        raise NotImplementedError
+
+    def _refuse_updates(self, method: str, uid: str, problem: str) -> NoReturn:
+        raise NotImplementedError
 
     def _of_rows(
         self,
@@ -96,6 +109,11 @@ class RowOperators:
         if within is not None:
             within = milliseconds(within, f"{what}: within", least=1)
         choice(keep, f"{what}: keep", ("first", "last"))
+        updates = self._updates("deduplicate")
+        if updates is not None and (keep == "first" or within is not None):
+            self._refuse_updates(
+                "deduplicate", updates.uid, "what was passed on first is replaced later"
+            )
         spec = DeduplicateSpec(
             key=tuple(name for name, _ in self._keys),
             within_ms=within,
@@ -107,7 +125,10 @@ class RowOperators:
         order = self._order_by
         if not order and self._event_time is not None and keep == "first":
             order = (column_named(self._event_time).asc_nulls_last(),)
-        return self._of_rows(spec, order, self._frame.schema, self._frame.columns)
+        out = self._of_rows(spec, order, self._frame.schema, self._frame.columns)
+        if keep == "first":
+            return out
+        return self._evaluation.emits_updates(str(self._uid), out, self._names)
 
     def top(
         self,
@@ -117,6 +138,7 @@ class RowOperators:
         descending: bool | Sequence[bool] = True,
         rank: str = "rank",
         late: Literal["process", "drop"] | str = PROCESS_LATE,
+        by_key: str | Sequence[str] | None = None,
     ) -> DataFrame:
         """Keep the `k` best rows of each key over all epochs, and number them.
 
@@ -134,6 +156,11 @@ class RowOperators:
             The name of the column with a row's place, from 1.
         late : {"process", "drop"} or str
             What happens to rows whose event time is below the watermark, as in `process`.
+        by_key : str or sequence of str, optional
+            The columns that, with the key, say which thing a row tells of. A later row of the same
+            thing replaces the earlier one, whether it is better or worse. By default each row is a
+            thing of its own; but updates that an operator before this one has emitted, such as the
+            counts of `aggregate`, replace each other by that operator's key.
 
         Returns
         -------
@@ -152,7 +179,9 @@ class RowOperators:
         Notes
         -----
         Ranks are only ever added: once a key has a row of some rank, there is always one. The state
-        is `k` rows per key, for ever.
+        is `k` rows per key, for ever. Where rows replace others it is all newest rows of a key,
+        since one that is not among the best may become so when a better one becomes worse; each
+        epoch that changes a key reads and writes all of them.
 
         Examples
         --------
@@ -171,6 +200,7 @@ class RowOperators:
         if twice:
             raise InvalidArgumentError(f"{what}: two columns are called {', '.join(twice)}")
         order = self._order(by, descending, what)
+        things = self._things(by_key, what)
         stored = [name for name in columns if name not in self._names]
         spec = TopSpec(
             key=tuple(name for name, _ in self._keys),
@@ -180,6 +210,7 @@ class RowOperators:
             rank=rank,
             event_time=self._event_time,
             late=checked_late(late, (), self._owner),
+            by_key=things,
         )
         schema = self._frame.schema
         for name, _ in order:
@@ -194,7 +225,39 @@ class RowOperators:
             + [st.StructField(name, schema[name].dataType) for name in stored]
             + [st.StructField(rank, st.IntegerType(), False)]
         )
-        return self._of_rows(spec, self._order_by, declared, [*columns, rank])
+        out = self._of_rows(spec, self._order_by, declared, [*columns, rank])
+        return self._evaluation.emits_updates(str(self._uid), out, [*self._names, rank])
+
+    def _things(self, by_key: str | Sequence[str] | None, what: str) -> tuple[str, ...] | None:
+        """The columns that, with the key, say which row replaces which; None if none does."""
+        if by_key is None:
+            updates = self._updates("top")
+            if updates is None:
+                return None
+            if updates.frame is not self._frame:
+                self._refuse_updates(
+                    "top", updates.uid, "the columns that they are of were dropped"
+                )
+            return tuple(name for name in updates.identity if name not in self._names)
+        given = [by_key] if isinstance(by_key, str) else by_key
+        if not isinstance(given, (list, tuple)) or not given:
+            raise InvalidArgumentError(
+                f"{what}: by_key is the name of a column, or a list of names, not {shown(by_key)}"
+            )
+        found: list[str] = []
+        for each in given:
+            name, *below = self._columns.find(each, "top: by_key").parts
+            data_type = self._frame.schema[name].dataType
+            if below or not has_order(self._stored_type(name, what)):
+                raise InvalidArgumentError(
+                    f"{what}: by_key={each!r} is {'a field of a struct' if below else ''}"
+                    f"{'' if below else data_type.simpleString()}: numbers, strings, binaries, "
+                    "booleans, dates and timestamps can say which row replaces which; make such a "
+                    "column of it first"
+                )
+            if name not in self._names and name not in found:
+                found.append(name)
+        return tuple(found)
 
     def _order(
         self, by: str | Sequence[str], descending: bool | Sequence[bool], what: str

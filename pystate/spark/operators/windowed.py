@@ -52,7 +52,7 @@ from pystate.windows.operator import EpochTimes
 from pystate.windows.process import WindowProcessSpec
 from pystate.windows.row_windows import WindowRowsSpec
 from pystate.windows.sessions import earliest_start
-from pystate.windows.specification import WindowOptions, WindowSpec
+from pystate.windows.specification import END, START, WindowOptions, WindowSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -60,6 +60,12 @@ if TYPE_CHECKING:
     from pystate.spark.evaluation.evaluation import Evaluation
 
 __all__ = ["WindowBody", "WindowInput", "WindowedFrame"]
+
+
+_SESSIONS = (
+    "a session grows, and its update has another end than what it replaces: emit sessions once, "
+    "window(..., emit='final') without early= and allowed_lateness="
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,8 @@ class WindowInput:
         Whether the rows of a key have an order.
     invalid : mapping
         What becomes of invalid rows, and the columns of their side output.
+    refuse_updates : callable
+        Refuses rows that are updates.
     """
 
     evaluation: Evaluation
@@ -102,6 +110,7 @@ class WindowInput:
     initial_rows: Callable[[FrameColumns, Any, Sequence[str]], InitialRows | None]
     ordered: bool
     invalid: Mapping[str, tuple[InvalidRule, pa.Schema | None]]
+    refuse_updates: Callable[[], None]
 
     @property
     def rule(self) -> InvalidRule:
@@ -159,6 +168,7 @@ class WindowedFrame:
         """
         checked_combine(combine, self._given.owner)
         given, options = self._given, self._options
+        given.refuse_updates()
         columns = given.columns.copy()
         found = {name: _resolved(columns, each) for name, each in aggregates.items()}
         frame = columns.frame
@@ -191,7 +201,14 @@ class WindowedFrame:
             frame = _combined(frame, spec, plan)
             names, body = frame.columns, partial(body, combined=True)
         out = given.apply(frame, names, plan, body, declared)
-        return given.evaluation.output(given.uid, out, holds=spec.options.holds())
+        out = given.evaluation.output(given.uid, out, holds=spec.options.holds())
+        if options.emit == "update" or options.early_ms is not None or options.lateness_ms:
+            moves = isinstance(options.windows, Session)
+            identity = [*given.names, START, END]
+            out = given.evaluation.emits_updates(
+                given.uid, out, identity, _SESSIONS if moves else None
+            )
+        return out
 
     def _uncombined(self, spec: WindowSpec, schema: st.StructType) -> str | None:
         """Why rows cannot be combined before the shuffle; None if they can."""

@@ -5,9 +5,12 @@ Thread safety: a body belongs to its task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,13 +22,16 @@ from pystate.operator.combined import LATE, LOW, WEIGHT, total_weight, whole_sum
 from pystate.operator.event_time import event_times
 from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.invalid import InvalidRows
+from pystate.operator.latest import LatestRows
 from pystate.operator.output import OutputColumns
 from pystate.operator.runtime import FunctionRuntime
-from pystate.spark.tasks.range_task import RangeTask
+from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
+from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch, overflowed
 from pystate.state.value import ValueState
+from pystate.types.state_type import StateType
 
-__all__ = ["AggregateBody", "FunctionBody", "Operation", "RoutedBody", "StateUpdate"]
+__all__ = ["AggregateBody", "FunctionBody", "Operation", "RoutedBody", "StateUpdate", "UpdatesBody"]
 
 #: Keys of an aggregate's output batch.
 _OUTPUT_KEYS = 65_536
@@ -156,7 +162,7 @@ class AggregateBody:
 
     def __init__(
         self,
-        task: RangeTask,
+        task: RangeTask | Recomputed,
         updates: Sequence[StateUpdate],
         results: Sequence[tuple[str, str | None]],
         output: OutputColumns,
@@ -177,7 +183,7 @@ class AggregateBody:
     def open(self) -> None:
         """Register the states."""
         backend = self._task.backend
-        self._invalid = self._task.invalid(event_time=self._event_time)
+        self.open_times()
         self._handles = {
             name: backend.register(name, declaration)
             for name, declaration in self._task.plan.operator.states.items()
@@ -185,11 +191,7 @@ class AggregateBody:
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Update the states; nothing is emitted yet."""
-        rows = self._invalid.timely(rows, self._event_time)
-        if self._combined:
-            self._task.note_combined(rows.num_rows, total_weight(rows))
-        if self._event_time is not None:
-            self._note_event_time(rows)
+        rows = self.timely(rows)
         columns = [rows.column(name) for name in self._keys]
         keys = self._task.backend.keys(columns)
         nulls: Any = True
@@ -206,6 +208,22 @@ class AggregateBody:
         if nulls is not None and nulls.true_count:
             self._note_nulls([column.filter(nulls) for column in columns])
         return iter(())
+
+    def open_times(self) -> None:
+        """Begin to take event times."""
+        self._invalid = self._task.invalid(event_time=self._event_time)
+
+    def without_times(self) -> None:
+        """Take no event times: the rows have come before."""
+        self._event_time = None
+
+    def timely(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Take the event times of some rows; return those that can be processed."""
+        rows = self._invalid.timely(rows, self._event_time)
+        if self._combined:
+            self._task.note_combined(rows.num_rows, total_weight(rows))
+        self.note_event_time(rows)
+        return rows
 
     def _note_nulls(self, columns: Sequence[pa.Array[Any]]) -> None:
         """Remember keys of rows whose values are all null."""
@@ -269,8 +287,10 @@ class AggregateBody:
             self._nulls.close()
             self._nulls = None
 
-    def _note_event_time(self, rows: pa.RecordBatch) -> None:
-        assert self._event_time is not None
+    def note_event_time(self, rows: pa.RecordBatch) -> None:
+        """Take the event times of some rows, if they have any."""
+        if self._event_time is None or self._event_time not in rows.schema.names:
+            return
         column = rows.column(self._event_time)
         times = event_times(column, f"event-time column {self._event_time!r}")
         time, late = self._task.plan.time, 0
@@ -288,3 +308,97 @@ class AggregateBody:
             counts = self._handles[divisor].values(keys).cast(values.type)
             values = pc.divide(values, counts)
         return values
+
+
+class UpdatesBody:
+    """`aggregate(...)` over updates, of which a later one replaces the earlier one of its identity.
+
+    What an update replaces has to leave the aggregates again. So the newest row of each identity is
+    kept, and the aggregates of a key that changes are computed from its rows anew, by the same
+    `AggregateBody`, over a table of its own.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the body that aggregates rows, of a task.
+    states : mapping
+        Its states.
+    identity : sequence of str
+        The columns that say which row replaces which, beside the key.
+    columns : sequence of (name, StateType)
+        All columns that arrive, but those of the key and the event time.
+    task : RangeTask
+        The range.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Any], AggregateBody],
+        states: Mapping[str, State[Any]],
+        identity: Sequence[str],
+        columns: Sequence[tuple[str, StateType]],
+        task: RangeTask,
+    ) -> None:
+        self._make = make
+        self._states = states
+        self._identity = identity
+        self._columns = columns
+        self._task = task
+        self._keys = [name for name, _ in task.plan.key_schema]
+
+    def open(self) -> None:
+        """Register the state."""
+        self._arrival = self._make(self._task)
+        self._arrival.open_times()
+        owner = f"operator {self._task.plan.operator.uid!r}"
+        self._latest = LatestRows(
+            self._task.backend, self._keys, self._identity, self._columns, owner
+        )
+
+    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Take some updates; nothing is emitted yet."""
+        self._latest.hold(self._arrival.timely(rows))
+        return iter(())
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Emit every key of which an update came, with its current results."""
+        merged = self._latest.merge()
+        if merged is None:
+            return
+        plan = self._task.plan
+        count = np.flatnonzero(merged.counts)
+        owners: Any = pa.array(merged.owners[count])
+        place: Any = pa.array(count)
+        keys = [column.take(owners) for column in merged.keys.key_arrays()]
+        own = [merged.rows[name].take(place) for name, _ in self._columns]
+        names = [*self._keys, *(name for name, _ in self._columns)]
+        operator = replace(plan.operator, states=self._states)
+        with closing(KeyedStateBackend.of(operator)) as backend:
+            body = self._make(Recomputed(replace(plan, operator=operator), backend))
+            body.without_times()
+            body.open()
+            try:
+                yield from body.process(pa.RecordBatch.from_arrays([*keys, *own], names=names))
+                yield from body.finish()
+            finally:
+                body.close()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Recomputed(NamedTuple):
+    """The task of a body that aggregates the rows of some keys anew."""
+
+    plan: OperatorPlan
+    backend: KeyedStateBackend
+
+    def note_event_time(self, latest_ms: int | None, late_rows: int) -> None:
+        """Nothing: the rows have come before."""
+
+    def note_combined(self, came: int, rows: int) -> None:
+        """Nothing: no row was combined."""
+
+    def invalid(self, *, event_time: str | None) -> InvalidRows:
+        """No row is invalid: they have come before."""
+        return InvalidRows(f"operator {self.plan.operator.uid!r}")

@@ -1,0 +1,260 @@
+"""Frames of updates: rows that replace earlier rows of the same thing.
+
+`aggregate`, `top` and others emit a key again in each epoch that changes it. An operator behind
+them must not take two updates of one key for two rows. So such a frame is known by the columns that
+say which thing a row tells of, its identity: by Spark's numbers of these columns, which stay the
+same through all that only chooses, renames or computes columns. The numbers are looked up in the
+analysed plan, and nothing is added to the user's frame.
+
+A frame stays one of updates through projections, sorts, repartitions and filters by the identity.
+Whatever else a pipeline does with it, a filter by a count for example, makes rows appear without
+saying which ones have disappeared: an operator that takes rows for a table refuses them then.
+
+Thread safety: an `UpdateFrames` belongs to the thread that runs the epoch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["UpdateFrames", "Updates"]
+
+_NUMBER = re.compile(r"#(\d+)")
+#: An item of a projection that only gives a column another name.
+_DEFINED = re.compile(r".* AS .*#(\d+)L?", re.DOTALL)
+_KEEPING = ("SubqueryAlias", "Sort", "Repartition", "RepartitionByExpression", "ResolvedHint")
+_PROJECT, _FILTER = "Project", "Filter"
+#: Names of columns that are taken along, which no user has.
+_TAKEN = "pystate: identity "
+
+
+@dataclass(frozen=True)
+class _Emitter:
+    """An operator that emits updates."""
+
+    frame: DataFrame
+    identity: tuple[str, ...]
+    unstable: str | None
+    """Why a row may have another identity than the one that it replaces; None if it has not."""
+
+
+class Updates:
+    """What is known of a frame of updates.
+
+    Parameters
+    ----------
+    uid : str
+        The operator that emits them.
+    frame : DataFrame
+        The frame.
+    identity : sequence of str
+        The columns that say which thing a row tells of.
+    problem : str or None
+        Why its rows cannot be taken for the newest ones of a table.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        frame: DataFrame,
+        identity: Sequence[str],
+        problem: str | None,
+        determined: Callable[[str], bool],
+    ) -> None:
+        self.uid = uid
+        self.frame = frame
+        self.identity = tuple(identity)
+        self.problem = problem
+        self._determined = determined
+
+    def problem_by(self, keys: Sequence[str]) -> str | None:
+        """Why an operator with these key columns cannot take the rows as updates."""
+        if self.problem is not None:
+            return self.problem
+        changing = [key for key in keys if not self._determined(key)]
+        if changing:
+            return (
+                f"the key {', '.join(map(repr, changing))} does not follow from what the updates "
+                f"are of ({', '.join(map(repr, self.identity))}), so that an update may leave its "
+                "old key"
+            )
+        return None
+
+
+class UpdateFrames:
+    """The operators of one evaluation that emit updates."""
+
+    def __init__(self) -> None:
+        self._emitters: dict[str, _Emitter] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._emitters)
+
+    def add(
+        self, uid: str, frame: DataFrame, identity: Sequence[str], unstable: str | None = None
+    ) -> None:
+        """Note an operator's output, whose rows replace earlier ones of the same identity."""
+        self._emitters[uid] = _Emitter(frame, tuple(identity), unstable)
+
+    def find(self, frame: DataFrame, uids: Sequence[str]) -> Updates | None:
+        """What is known of a frame that these operators feed; None if it holds no updates."""
+        found = [uid for uid in uids if uid in self._emitters]
+        if not found:
+            return None
+        uid = found[0]
+        emitter = self._emitters[uid]
+        problem = emitter.unstable
+        if len(found) > 1:
+            problem = f"updates of {', '.join(map(repr, found))} come together in it"
+        walk = _Walk(_plan(frame), emitter)
+        problem = problem or walk.problem
+        if problem is not None:
+            return Updates(uid, frame, emitter.identity, problem, lambda name: False)
+        names = walk.identity(frame.columns)
+        if names is None:
+            frame = walk.with_identity(frame)
+            walk = _Walk(_plan(frame), emitter)
+            names = walk.identity(frame.columns)
+            assert names is not None
+        return Updates(uid, frame, names, None, partial_of(walk, frame.columns))
+
+
+def partial_of(walk: _Walk, columns: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a column, by its name, follows from the identity."""
+    return lambda name: walk.determined(walk.numbers[columns.index(name)])
+
+
+class _Walk:
+    """The way from a frame down to the output of an operator, through its analysed plan."""
+
+    def __init__(self, plan: Any, emitter: _Emitter) -> None:
+        self._plan = plan
+        self._top = top = _plan(emitter.frame)
+        numbers = _numbers(top.output().mkString("\n").splitlines())
+        columns = emitter.frame.columns
+        self._identity = [numbers[columns.index(name)] for name in emitter.identity]
+        self._emitted = frozenset(numbers)
+        self._attributes = [top.output().apply(columns.index(n)) for n in emitter.identity]
+        self._filters: list[Any] = []
+        #: Where a column is defined: the projection, and the item's place.
+        self._defined: dict[str, tuple[Any, int]] = {}
+        self.numbers = _numbers(plan.output().mkString("\n").splitlines())
+        self.problem = self._down(plan)
+
+    def _down(self, node: Any) -> str | None:
+        while True:
+            name = node.nodeName()
+            if self._is_emitter(node):
+                break
+            if name == _PROJECT:
+                items = node.projectList()
+                lines = items.mkString("\n").splitlines()
+                if len(lines) != items.size():
+                    lines = [items.apply(i).toString() for i in range(items.size())]
+                for i, line in enumerate(lines):
+                    defined = _DEFINED.fullmatch(line)
+                    if defined is not None and defined[1] not in self._emitted:
+                        self._defined[defined[1]] = node, i
+            elif name == _FILTER:
+                self._filters.append(node)
+            elif name not in _KEEPING:
+                return f"{_said(name)} stands between them"
+            node = node.children().head()
+        for found in self._filters:
+            condition = found.condition()
+            if not condition.deterministic() or not self._all_determined(condition):
+                return (
+                    "a filter by what an update changes stands between them, and says nothing of "
+                    "rows that no longer pass it"
+                )
+        return None
+
+    def _is_emitter(self, node: Any) -> bool:
+        return bool(node.equals(self._top))
+
+    def determined(self, number: str) -> bool:
+        """Whether a column follows from the identity."""
+        if number in self._identity:
+            return True
+        if number not in self._defined:
+            return False
+        node, i = self._defined[number]
+        item = node.projectList().apply(i)
+        return bool(item.deterministic()) and self._all_determined(item)
+
+    def _all_determined(self, expression: Any) -> bool:
+        numbers = _NUMBER.findall(expression.references().toSeq().mkString(" "))
+        return all(self.determined(number) for number in numbers)
+
+    def identity(self, columns: Sequence[str]) -> list[str] | None:
+        """The frame's columns with the identity, under their names there; None if one is gone."""
+        named = {self._source(number): name for number, name in self._pairs(columns)}
+        if not named.keys() >= set(self._identity):
+            return None
+        return [named[number] for number in self._identity]
+
+    def _pairs(self, columns: Sequence[str]) -> list[tuple[str, str]]:
+        return list(zip(self.numbers, columns, strict=True))
+
+    def _source(self, number: str) -> str:
+        """The column that another one is a mere name of."""
+        while number in self._defined:
+            node, i = self._defined[number]
+            child = node.projectList().apply(i).child()
+            if child.getClass().getSimpleName() != "AttributeReference":
+                break
+            number = str(child.exprId().id())
+        return number
+
+    def with_identity(self, frame: DataFrame) -> DataFrame:
+        """The frame with the identity's columns behind its own, which projections have dropped."""
+        from pyspark.sql import DataFrame
+
+        session = frame.sparkSession
+        jvm = session._jvm
+        assert jvm is not None
+        plan = self._taking(self._plan, jvm)
+        wide = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
+        taken = [f"{_TAKEN}{i}" for i in range(len(self._identity))]
+        return DataFrame(wide, session).toDF(*frame.columns, *taken)
+
+    def _taking(self, node: Any, jvm: Any) -> Any:
+        if self._is_emitter(node):
+            return node
+        child = self._taking(node.children().head(), jvm)
+        if node.nodeName() != _PROJECT:
+            return node.withNewChildren(jvm.PythonUtils.toSeq([child]))
+        items = node.projectList()
+        # In the order of the identity, each of them once more where it is there already.
+        for attribute in self._attributes:
+            items = items.appended(attribute)
+        return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(items, child)
+
+
+def _plan(frame: DataFrame) -> Any:
+    return frame._jdf.queryExecution().analyzed()
+
+
+def _numbers(lines: Sequence[str]) -> list[str]:
+    """The numbers of columns, from the texts of attributes."""
+    return [_NUMBER.findall(line)[-1] for line in lines]
+
+
+def _said(node: str) -> str:
+    return {
+        "Union": "a union",
+        "Join": "a join of Spark's",
+        "Aggregate": "an aggregation of Spark's",
+        "GlobalLimit": "a limit",
+        "Deduplicate": "a deduplication of Spark's",
+        "Distinct": "a deduplication of Spark's",
+        "Generate": "an explode",
+        "Window": "a window of Spark's",
+        "LogicalRDD": "a localCheckpoint",
+    }.get(node, f"Spark's {node}")
