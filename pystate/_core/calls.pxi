@@ -46,6 +46,7 @@ cdef class _Calls:
         kind = type(rows)
         if self.check is not None and kind not in self.iterables:
             self.check(rows)
+        self.emitted.key = self.key
         return self.emitted.add_all(rows)
 
 

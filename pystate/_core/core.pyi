@@ -342,6 +342,7 @@ _Taken: TypeAlias = tuple[int, bytes | None, bytes, bytes | None]
 
 @disjoint_base
 class Emitted:
+    key: Any
     def __new__(
         cls,
         codes: Sequence[int] | None,
@@ -352,6 +353,7 @@ class Emitted:
     def append(self, row: Any) -> None: ...
     def extend(self, rows: Any) -> None: ...
     def take(self) -> list[list[Any] | tuple[int, list[list[Any] | _Taken]]]: ...
+    def key_of(self, row: int) -> Any: ...
 
 # The types of values that can be iterated over, and what is done with one of another type.
 _Checked: TypeAlias = tuple[set[type], Callable[[Any], None] | None]

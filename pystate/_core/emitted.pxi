@@ -54,11 +54,17 @@ cdef class Emitted:
     cdef list objects       # for each column a list, or None while it is in its cells
     cdef list parts
     cdef list rows          # None: the columns are open
+    cdef list keys          # whose rows these are, one for each
+    cdef list taken_keys    # those of the rows that were taken last
+    cdef public object key
+    """Whose rows come next; None for nobody's."""
 
     def __cinit__(self, codes, kind=None, names=()):
         cdef int i
         self.parts = []
         self.rows = []
+        self.keys = []
+        self.taken_keys = []
         if codes is None:
             return
         codes = list(codes)
@@ -120,6 +126,7 @@ cdef class Emitted:
     cdef int add(self, object row) except -1:
         cdef PyObject **values
         cdef int i
+        self.keys.append(self.key)
         if self.rows is None:
             if self.fits(row):
                 values = PySequence_Fast_ITEMS(row)
@@ -229,9 +236,14 @@ cdef class Emitted:
             self.parts.append(self.rows)
         parts = self.parts
         self.parts = []
+        self.taken_keys, self.keys = self.keys, []
         self.ended = 0
         self.begin()
         return parts
+
+    def key_of(self, Py_ssize_t row):
+        """Whose row it was, by its place among all that were taken last."""
+        return self.taken_keys[row]
 
 
 cdef inline int64_t least_of(int code) noexcept:

@@ -213,10 +213,21 @@ class RowsOut(Calls):
         """What a loop of the core checks return values with."""
         return self.iterables, partial(self.check, method) if returns else None
 
-    def drain(self) -> Iterator[Any]:
-        """Output the collected rows."""
+    def drain(self, method: str = "") -> Iterator[Any]:
+        """Output the collected rows; errors about them say which method has yielded them."""
         if len(self.emitted):
-            yield from self.output.pieces(self.emitted)
+            try:
+                yield from self.output.pieces(self.emitted)
+            except WrongTypeError as error:
+                begin = "" if "; yielded for key " in str(error) else "; yielded"
+                raise WrongTypeError(f"{error}{begin} by {self._place(method)}") from None
+
+    def _place(self, method: str) -> str:
+        """Where a method of the function is written."""
+        kind, name = type(self.run.spec.function), method or self.method
+        code = getattr(getattr(kind, name, None), "__code__", None)
+        where = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
+        return f"{kind.__name__}.{name}{where}"
 
 
 class KeyedCalls(RowsOut):
@@ -229,7 +240,7 @@ class KeyedCalls(RowsOut):
     def fire(self, domain: TimeDomain, until: int) -> Firing:
         """Call the function for every due timer."""
         fired = yield from super().fire(domain, until)
-        yield from self.drain()
+        yield from self.drain("on_timer")
         self.context.timestamp = None
         return fired
 
@@ -251,7 +262,7 @@ class KeyedCalls(RowsOut):
             run.leave_namespace if run.named else None,
         )
         while self.fired(loop, "on_timer"):
-            yield from self.drain()
+            yield from self.drain("on_timer")
         return loop.fired
 
     def fired(self, loop: core.TimerLoop, method: str, *, to_end: bool = False) -> bool:
@@ -388,6 +399,7 @@ class KeyRowsCalls(KeyedCalls):
                 result = process_rows(key, batch, self.context)
                 if result is not None:
                     self.check(method, result)
+                    self.emitted.key = key
                     self.emitted.extend(result)
             except Exception as error:
                 self.note(error, method, f"key {key!r:.80}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -91,14 +92,22 @@ class OutputColumns:
         return core.Emitted(self._codes)
 
     def pieces(self, emitted: core.Emitted) -> Iterator[pa.RecordBatch]:
-        """Batches of collected rows, which are taken; raises what `from_rows` does."""
+        """Batches of collected rows, which are taken; raises what `from_rows` does.
+
+        Its errors name the key whose row it was.
+        """
+        taken = 0
         for part in emitted.take():
-            if isinstance(part, list):
-                yield self.from_rows(part)
-                continue
-            rows, columns = part
-            arrays = [self._collected(i, rows, column) for i, column in enumerate(columns)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            with _named_key(emitted, taken):
+                if isinstance(part, list):
+                    taken += len(part)
+                    batch = self.from_rows(part)
+                else:
+                    rows, columns = part
+                    taken += rows
+                    arrays = [self._collected(i, rows, column) for i, column in enumerate(columns)]
+                    batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+            yield batch
 
     def _collected(self, index: int, rows: int, column: Any) -> pa.Array[Any]:
         if isinstance(column, list):
@@ -129,10 +138,12 @@ class OutputColumns:
             rows = list(in_order(rows, self.names, self.owner))
             self._require_tuples(rows)
         if set(map(len, rows)) - {len(self.names)}:
-            wrong = next(row for row in rows if len(row) != len(self.names))
-            raise WrongTypeError(
+            place = next(i for i, row in enumerate(rows) if len(row) != len(self.names))
+            wrong = rows[place]
+            raise _of_row(
                 f"{self.owner} yielded {len(wrong)} values, {shown(wrong)}; its schema has "
-                f"{len(self.names)} columns: {', '.join(self.names)}"
+                f"{len(self.names)} columns: {', '.join(self.names)}",
+                place,
             )
         if not rows:
             return self.empty()
@@ -144,11 +155,12 @@ class OutputColumns:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _require_tuples(self, rows: Sequence[Any]) -> None:
-        for row in rows:
+        for place, row in enumerate(rows):
             if not isinstance(row, (tuple, list)):
-                raise WrongTypeError(
+                raise _of_row(
                     f"{self.owner} yielded {shown(row)}: yield a tuple with a value for each of "
-                    f"{', '.join(self.names)}; or a Row, dict or named tuple of these names"
+                    f"{', '.join(self.names)}; or a Row, dict or named tuple of these names",
+                    place,
                 )
 
     def empty(self) -> pa.RecordBatch:
@@ -174,10 +186,12 @@ class OutputColumns:
         try:
             array = self._made(index, values)
         except _MISFITS as error:
-            got, reason = self._misfit(index, values) or ("values of several types", error)
-            raise WrongTypeError(
+            found = self._misfit(index, values)
+            got, reason, place = found or ("values of several types", error, None)
+            raise _of_row(
                 f"{self.owner}: column {self.names[index]!r} is declared {self.ddl[index]} and "
-                f"got {got}: {reason}"
+                f"got {got}: {reason}",
+                place,
             ) from None
         return self._checked(index, array)
 
@@ -187,13 +201,13 @@ class OutputColumns:
             return nested.array(values)
         return _exact_array(values, self.schema.field(index).type)
 
-    def _misfit(self, index: int, values: Sequence[Any]) -> tuple[str, Exception] | None:
-        """The first value that by itself does not fit, and the reason."""
-        for value in values:
+    def _misfit(self, index: int, values: Sequence[Any]) -> tuple[str, Exception, int] | None:
+        """The first value that by itself does not fit, the reason, and its place."""
+        for place, value in enumerate(values):
             try:
                 self._made(index, [value])
             except _MISFITS as error:
-                return f"{shown(value)} of type {type(value).__qualname__}", error
+                return f"{shown(value)} of type {type(value).__qualname__}", error, place
         return None
 
     def _cast_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -228,10 +242,31 @@ class OutputColumns:
 
     def _checked(self, index: int, array: pa.Array[Any]) -> pa.Array[Any]:
         if self.required[index] and array.null_count:
-            raise WrongTypeError(
-                f"{self.owner}: column {self.names[index]!r} is declared not null and got a null"
+            raise _of_row(
+                f"{self.owner}: column {self.names[index]!r} is declared not null and got a null",
+                array.is_null().to_pylist().index(True),
             )
         return array
+
+
+def _of_row(message: str, row: int | None) -> WrongTypeError:
+    """An error about a row, whose place among those that were given it remembers."""
+    error = WrongTypeError(message)
+    vars(error)[_PLACE] = row
+    return error
+
+
+@contextmanager
+def _named_key(emitted: core.Emitted, taken: int) -> Iterator[None]:
+    """Let an error about a row name its key; `taken` rows came before those of the block."""
+    try:
+        yield
+    except WrongTypeError as error:
+        row = vars(error).get(_PLACE)
+        key = None if row is None else emitted.key_of(taken + row)
+        if key is None:
+            raise
+        raise WrongTypeError(f"{error}; yielded for key {shown(key)}") from None
 
 
 def parse_columns(schema: SchemaLike, owner: str) -> OutputColumns:
@@ -299,6 +334,8 @@ def parse_sides(
     }
 
 
+#: In an error, the place of the row that it is about.
+_PLACE = "_row"
 _COLUMN = re.compile(
     r"\s*(?:`((?:[^`]|``)+)`|(\w+))(?:\s*:\s*|\s+)(.+?)(\s+not\s+null)?\s*", re.I | re.S
 )
@@ -364,9 +401,13 @@ class RowsAsYielded:
 
     def pieces(self, emitted: core.Emitted) -> Iterator[list[Any]]:
         """Collected rows, which are taken."""
+        taken = 0
         for part in emitted.take():
             assert isinstance(part, list), "nothing is taken apart"
-            yield self.from_rows(part)
+            with _named_key(emitted, taken):
+                rows = self.from_rows(part)
+            taken += len(part)
+            yield rows
 
     def from_rows(self, rows: list[Any]) -> list[Any]:
         """The rows themselves."""

@@ -89,7 +89,15 @@ class PortedCalls(KeyedCalls):
             self.refuse(name, returned, self.function.options.form.wanted)
         self.iterables.add(type(returned))
 
-    def drain(self) -> Iterator[Any]:
+    def _place(self, method: str) -> str:
+        """Where the processor is written."""
+        kind = type(self.function._processor)
+        name = "handleExpiredTimer" if method == "on_timer" else "handleInputRows"
+        code = getattr(getattr(kind, name, None), "__code__", None)
+        where = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
+        return f"{kind.__name__}.{name}{where}"
+
+    def drain(self, method: str = "") -> Iterator[Any]:
         """Output the collected rows."""
         for piece in super().drain():
             yield self._timely(piece)

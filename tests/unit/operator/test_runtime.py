@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -228,10 +229,52 @@ def test_an_error_of_a_call_says_where_it_happened(function: Any, where: str, ke
     assert raised.value.__notes__ == [f"in {where} of operator 'one': {key}"]
 
 
-def test_an_error_of_the_output_names_no_key() -> None:
-    with pytest.raises(WrongTypeError, match="yielded 1 values") as raised:
-        Run(FailingRow(), [("a", 1, 1)], output=parse_columns("k string, n long", "operator 'one'"))
+def test_an_error_of_the_output_names_the_key_and_the_place_of_the_function() -> None:
+    columns = parse_columns("k string, n long", "operator 'one'")
+    by = rf"by FailingRow.process \({re.escape(__file__)}, line \d+\)"
+    with pytest.raises(
+        WrongTypeError, match=f"yielded 1 values.*; yielded for key 'a' {by}"
+    ) as raised:
+        Run(FailingRow(), [("a", 1, 1)], output=columns)
     assert not hasattr(raised.value, "__notes__")
+
+
+class Typed(ps.KeyedProcessFunction):
+    """Yields a text for a number of one key, by the way that is said."""
+
+    n = ps.ValueState("long", default=0)
+
+    def __init__(self, way: str) -> None:
+        self.way = way
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        if self.way == "timer":
+            ctx.register_processing_time_timer(1)
+            return []
+        wrong = {"value": "x", "null": None, "row": {"k": key, "n": "x"}}
+        good: list[Any] = [(key, 1), (key, 2)]
+        if key == "c":
+            good.insert(1, wrong["row"] if self.way == "row" else (key, wrong[self.way]))
+        return good
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        yield key, "x" if key == "c" else 1
+
+
+@pytest.mark.parametrize(
+    ("way", "what", "method"),
+    [
+        ("value", "declared long and got 'x' of type str", "process"),
+        ("row", "declared long and got 'x' of type str", "process"),
+        ("null", "declared not null and got a null", "process"),
+        ("timer", "declared long and got 'x' of type str", "on_timer"),
+    ],
+)
+def test_a_wrong_value_names_its_key_among_many(way: str, what: str, method: str) -> None:
+    columns = parse_columns("k string, n long not null", "operator 'one'")
+    match = f"operator 'one': column 'n' is {what}.*; yielded for key 'c' by Typed.{method} "
+    with pytest.raises(WrongTypeError, match=match):
+        Run(Typed(way), [(k, 1, 1) for k in "abcd"], output=columns)
 
 
 class Keyless(ps.KeyedProcessFunction):
