@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 from typing import Any
 
 import pytest
@@ -115,3 +116,65 @@ def test_bad_arguments() -> None:
         pytest.raises(InvalidArgumentError, match="timers"),
     ):
         harness.fail_after(timers=1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_top_of_updates_equals_a_recomputation(seed: int) -> None:
+    """Counts go up and down, and only the newest row of a thing counts, also within an epoch."""
+    generator = random.Random(seed)
+    top = ps.testing.Top(2, by=["n", "url"], by_key=["url", "hour"])
+    columns = "hour long, url string, at timestamp, n double"
+    newest: dict[tuple[Any, Any], Any] = {}
+    table: dict[tuple[Any, int], tuple[Any, ...]] = {}
+    run = ps.testing.RowHarness(top, "hour", columns=columns, parallelism=2, batch_rows=3)
+    try:
+        for _ in range(6):
+            rows = [
+                (
+                    generator.choice([1, 2, None]),
+                    generator.choice(["a", "b", "c", None]),
+                    None,
+                    generator.choice([1.0, 2.0, 3.5, float("nan"), None]),
+                )
+                for _ in range(generator.randrange(7))
+            ]
+            newest.update({(row[0], row[1]): row[3] for row in rows})
+            if generator.random() < 0.3:
+                run.fail_at("publish")
+            for hour, url, _, n, rank in run.process(rows):
+                table[hour, rank] = url, n
+            if generator.random() < 0.3:
+                snapshot = run.snapshot()
+                run.close()
+                run = ps.testing.RowHarness.restore(snapshot, top, parallelism=3)
+    finally:
+        run.close()
+    found = {at: (url, repr(n)) for at, (url, n) in table.items()}
+    assert found == {
+        (hour, rank): (url, repr(n))
+        for hour in {hour for hour, _ in newest}
+        for rank, (url, n) in enumerate(best_of(newest, hour), 1)
+    }
+
+
+def best_of(newest: dict[tuple[Any, Any], Any], hour: Any) -> list[tuple[Any, Any]]:
+    """The two best: NaN above all numbers, nulls last, then by the text."""
+
+    def order(item: tuple[Any, Any]) -> tuple[Any, ...]:
+        url, n = item
+        return (
+            n is not None,
+            0 if n is None else n != n,
+            0.0 if n is None or n != n else n,
+            url is not None,
+            url or "",
+        )
+
+    rows = [(url, n) for (of, url), n in newest.items() if of == hour]
+    return sorted(rows, key=order, reverse=True)[:2]
+
+
+def test_the_columns_that_say_which_row_replaces_which_exist() -> None:
+    top = ps.testing.Top(2, by="n", by_key="link")
+    with pytest.raises(InvalidArgumentError, match=r"by_key='link' is no column .* url, n"):
+        ps.testing.RowHarness(top, "hour", columns="hour long, url string, n long")
