@@ -171,6 +171,13 @@ class Calls:
             name = type(self.run.spec.function).__name__
             error.add_note(f"in {name}.{method} of operator {self.context.uid!r}: {what}")
 
+    def _place(self, method: str) -> str:
+        """Where a method of the function is written."""
+        kind, name = type(self.run.spec.function), method or self.method
+        code = getattr(getattr(kind, name, None), "__code__", None)
+        where = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
+        return f"{kind.__name__}.{name}{where}"
+
     def keyless(self, error: NoCurrentKeyError, advice: str) -> None:
         """Add advice to the error for a missing current key."""
         found, missing, _ = str(error).partition("no key is current")
@@ -221,13 +228,6 @@ class RowsOut(Calls):
             except WrongTypeError as error:
                 begin = "" if "; yielded for key " in str(error) else "; yielded"
                 raise WrongTypeError(f"{error}{begin} by {self._place(method)}") from None
-
-    def _place(self, method: str) -> str:
-        """Where a method of the function is written."""
-        kind, name = type(self.run.spec.function), method or self.method
-        code = getattr(getattr(kind, name, None), "__code__", None)
-        where = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
-        return f"{kind.__name__}.{name}{where}"
 
 
 class KeyedCalls(RowsOut):
@@ -446,6 +446,12 @@ class VectorCalls(Calls):
         self.run.leave_namespace()
         return len(timestamps)
 
+    def _output(self, method: str, value: object) -> list[Any]:
+        try:
+            return self.output.from_value(value)
+        except WrongTypeError as error:
+            raise WrongTypeError(f"{error}; yielded by {self._place(method)}") from None
+
     def _emit(self, method: str, keys: Any, rows: Any) -> Iterator[Any]:
         self.backend.clear_current_key()
         try:
@@ -457,7 +463,7 @@ class VectorCalls(Calls):
                     method, result, "yield or return RecordBatches, Tables or dicts of arrays"
                 )
             for value in [result] if is_batch(result) else result:
-                yield from self.output.from_value(value)
+                yield from self._output(method, value)
         except NoCurrentKeyError as error:
             self.keyless(error, _ROWS_KEYS)
             raise

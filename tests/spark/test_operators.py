@@ -302,7 +302,9 @@ def test_operators_in_a_row_commit_together(spark: SparkSession, make_job: MakeJ
     def pipeline(df: DataFrame) -> DataFrame:
         per_key = job.key_by(df, "k", uid="first").aggregate(n=ps.count())
         sizes = per_key.selectExpr("n % 2 AS parity", "n")
-        return job.key_by(sizes, "parity", uid="second").aggregate(keys=ps.count())
+        # Each count is an event here, of a parity that the next one changes.
+        keyed = job.key_by(sizes, "parity", uid="second", as_rows=True)
+        return keyed.aggregate(keys=ps.count())
 
     job.run_epoch(numbers(spark, 0, 100), pipeline)
     result = job.run_epoch(numbers(spark, 100, 150), pipeline)
