@@ -398,7 +398,7 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         updates = self._updates("aggregate")
         if updates is not None and updates.frame is not self._frame:
             # What the updates are of has been dropped, and is taken along.
-            order_by, *others = self._given
+            order_by, allowed_delay, idle_after, earlier, max_ahead, invalid = self._given
             names = [column_text(name) for name in self._names]
             keyed = KeyedFrame(
                 self._evaluation,
@@ -407,7 +407,11 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
                 uid,
                 order_by,
                 None if self._event_time is None else column_text(self._event_time),
-                *others,
+                allowed_delay,
+                idle_after,
+                earlier,
+                max_ahead,
+                invalid,
             )
             return keyed.aggregate(
                 *unnamed, initial_state=initial_state, combine=combine, **aggregates
