@@ -198,6 +198,8 @@ def test_operators(storage: LocalStorage) -> None:
     assert more.with_operators(entries) is more
     more.save(storage)
     assert read_job(storage) == more and more.application(storage) == job.application(storage)
+    copy = LocalStorage(f"{storage.uri}-copy")  # it may be used beside the other, with the same id
+    assert more.application(copy) != more.application(storage)
 
 
 def test_every_flipped_byte_of_the_identity(storage: LocalStorage) -> None:
