@@ -499,7 +499,8 @@ pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, const pst_bytes_out
             if (s)
                 return s;
         }
-        if (!out->data && noted(b->t, column, 0)) /* noted in the pass that sizes, as empty values need no other */
+        /* Noted in the pass that sizes, as empty values need no other. */
+        if (!out->data && noted(b->t, column, 0))
             s = refresh_group(b, column, from, to);
         if (s)
             return s;

@@ -75,9 +75,9 @@ static inline int pst_ttl_is_stale(const pst_table *t, int32_t column, int64_t w
 static inline int64_t pst_ttl_read(const pst_table *t, int32_t column, int64_t written) {
     if (t->ttl[column].lenient && pst_ttl_expired(t, column, written))
         return PST_SHOWN_TIME;
-    return t->ttl[column].on_read && pst_ttl_is_stale(t, column, written)
-               ? pst_ttl_stamp(t, column)
-               : written;
+    if (t->ttl[column].on_read && pst_ttl_is_stale(t, column, written))
+        return pst_ttl_stamp(t, column);
+    return written;
 }
 
 /* The latest time whose values have expired, or PST_NO_TIME. */
