@@ -480,11 +480,11 @@ def test_no_row_is_late_behind_any_operator(
     check(stages, *source, restarts)
 
 
-def last_emitted(
+def emitted(
     make: Callable[[Any, OperatorTime, int], Any], operator: OperatorSpec, epochs: Any, delay: int
-) -> dict[Any, Any]:
-    """What one operator emits at last, by key and window; its epochs are a second apart."""
-    last: dict[Any, Any] = {}
+) -> list[dict[Any, Any]]:
+    """What one operator emits, in order; its epochs are a second apart."""
+    found: list[dict[Any, Any]] = []
     latest: int | None = None
     with KeyedStateBackend.of(operator) as backend:
         for number, rows in enumerate(epochs):
@@ -493,13 +493,20 @@ def last_emitted(
             pieces = [*task.process(batch(rows))]
             end = MAX_WATERMARK if number == len(epochs) - 1 else bound
             pieces += task.finish(end) if operator.timers else task.finish()
-            for out in [row for piece in pieces for row in piece.to_pylist()]:
-                name = out["k"], out.get("window_start"), out.get("window_end"), out.get("rank")
-                last[name] = out
+            found += [row for piece in pieces for row in piece.to_pylist()]
             for _, time, _ in rows:
                 latest = time if latest is None or time is None else max(latest, time)
             backend.seal(snapshot=False) if backend.dirty else backend.end_idle_epoch()
-    return last
+    return found
+
+
+def last_emitted(
+    make: Callable[[Any, OperatorTime, int], Any], operator: OperatorSpec, epochs: Any, delay: int
+) -> dict[Any, Any]:
+    """What one operator emits at last, by key and window."""
+    names = ("k", "window_start", "window_end", "rank")
+    rows = emitted(make, operator, epochs, delay)
+    return {tuple(map(row.get, names)): row for row in rows}
 
 
 @settings(max_examples=100, deadline=None)
@@ -545,6 +552,58 @@ def test_what_top_emits_at_last_does_not_depend_on_the_cut(
     delay, epochs = source
     whole = last_emitted(make, operator, [[row for rows in epochs for row in rows]], delay)
     assert last_emitted(make, operator, epochs, delay) == whole
+
+
+def distinct(
+    keep: Any, within: int | None, late: str
+) -> tuple[Callable[[Any, OperatorTime, int], Any], OperatorSpec]:
+    spec = DeduplicateSpec(("k",), within, keep, event_time="t", late=late)
+
+    def make(backend: Any, time: OperatorTime, now: int) -> Any:
+        task = spec.start(backend, processing_time=now, watermark=time.late_bound_ms)
+        task.open()
+        return task
+
+    return make, OperatorSpec("d", KEY, spec.states(), max_parallelism=16)
+
+
+WITHIN = st.sampled_from([None, 1, 5, 30])
+LATE = st.sampled_from(["process", "drop"])
+
+
+@settings(max_examples=150, deadline=None)
+@given(WITHIN, LATE, sources(), st.sets(st.integers(0, 23), max_size=6))
+def test_the_last_row_of_a_key_does_not_depend_on_the_cut(
+    within: int | None, late: str, source: tuple[int, list[list[Row]]], untimed: set[int]
+) -> None:
+    delay, epochs = source
+    # Halved, so that times are there twice; values tell the rows apart.
+    number = iter(range(100))
+    epochs = [
+        [(k, None if n in untimed else t // 2, n) for k, t, _ in rows for n in [next(number)]]
+        for rows in epochs
+        if all(row[1] is not None for row in rows)
+    ]
+    make, operator = distinct("last", within, late)
+    whole = last_emitted(make, operator, [[row for rows in epochs for row in rows]], delay)
+    assert last_emitted(make, operator, epochs, delay) == whole
+    for (k, *_), row in whole.items():
+        mine = [each for rows in epochs for each in rows if each[0] == k]
+        last = max(mine, key=lambda each: (-1 if each[1] is None else each[1], each[2]))
+        assert tuple(row.values()) == last
+
+
+@settings(max_examples=100, deadline=None)
+@given(WITHIN, LATE, sources())
+def test_the_first_rows_of_keys_in_order_do_not_depend_on_the_cut(
+    within: int | None, late: str, source: tuple[int, list[list[Row]]]
+) -> None:
+    epochs = source[1]
+    rows = iter(sorted((row for rows in epochs for row in rows), key=lambda row: row[1] or 0))
+    ordered = [[next(rows) for _ in each] for each in epochs]
+    make, operator = distinct("first", within, late)
+    whole = emitted(make, operator, [[row for rows in ordered for row in rows]], 0)
+    assert Counter(map(str, emitted(make, operator, ordered, 0))) == Counter(map(str, whole))
 
 
 # A view and a purchase at each time, and a purchase counts some time later.
