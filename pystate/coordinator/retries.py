@@ -6,12 +6,12 @@ Thread safety: functions without state.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from pystate.coordinator.epoch import Epoch, RepeatableError
 from pystate.errors import EvaluationError, PystateError
+from pystate.notes import add_note
 from pystate.redaction import logger
 
 __all__ = ["evaluate_epoch"]
@@ -65,7 +65,7 @@ def evaluate_epoch(
             repeated = isinstance(error, RepeatableError)
             if not repeated and not (retryable or _is_retryable)(error):
                 if discarded is not None:
-                    _note(error, f"the epoch's evaluation before was discarded: {discarded}")
+                    add_note(error, f"the epoch's evaluation before was discarded: {discarded}")
                 raise
             signature = _signature(error)
             again = signature == previous
@@ -94,11 +94,6 @@ def evaluate_epoch(
 
 def _is_retryable(error: Exception) -> bool:
     return not isinstance(error, PystateError)
-
-
-def _note(error: Exception, note: str) -> None:
-    if sys.version_info >= (3, 11):
-        error.add_note(note)
 
 
 def _brief(error: Exception) -> str:

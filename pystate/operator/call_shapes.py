@@ -6,8 +6,8 @@ Thread safety: an object belongs to its task.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import GeneratorType
 from typing import Any, NoReturn, Protocol, TypeAlias
@@ -22,6 +22,7 @@ from pystate.backend.keyed import KeyedStateBackend
 from pystate.backend.timers import DueTimers
 from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeError
 from pystate.functions.context import RuntimeContext, TimeDomain
+from pystate.notes import add_note
 from pystate.operator.firing import FiringLimit
 from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.grouping import grouped_columns, grouped_rows
@@ -166,10 +167,20 @@ class Calls:
         )
 
     def note(self, error: Exception, method: str, what: str) -> None:
-        """Add a note to a user's error that says where it happened; needs Python 3.11."""
-        if sys.version_info >= (3, 11):
-            name = type(self.run.spec.function).__name__
-            error.add_note(f"in {name}.{method} of operator {self.context.uid!r}: {what}")
+        """Add a note to a user's error that says where it happened."""
+        name = type(self.run.spec.function).__name__
+        add_note(error, f"in {name}.{method} of operator {self.context.uid!r}: {what}")
+
+    @contextmanager
+    def noted(self, method: str, what: str) -> Iterator[None]:
+        """Note where it happened on an error of a call for many keys, or for none."""
+        try:
+            yield
+        except WrongTypeError:
+            raise  # it names the operator, and the state or column
+        except Exception as error:
+            self.note(error, method, what)
+            raise
 
     def _place(self, method: str) -> str:
         """Where a method of the function is written."""
@@ -454,16 +465,18 @@ class VectorCalls(Calls):
 
     def _emit(self, method: str, keys: Any, rows: Any) -> Iterator[Any]:
         self.backend.clear_current_key()
+        what = "timers" if method == "on_timers" else "rows"
         try:
-            result = getattr(self.function, method)(keys, rows, self.context)
-            if result is None:
-                return
-            if not are_batches(result):
-                self.refuse(
-                    method, result, "yield or return RecordBatches, Tables or dicts of arrays"
-                )
-            for value in [result] if is_batch(result) else result:
-                yield from self._output(method, value)
+            with self.noted(method, f"a batch of {len(rows)} {what}"):
+                result = getattr(self.function, method)(keys, rows, self.context)
+                if result is None:
+                    return
+                if not are_batches(result):
+                    self.refuse(
+                        method, result, "yield or return RecordBatches, Tables or dicts of arrays"
+                    )
+                for value in [result] if is_batch(result) else result:
+                    yield from self._output(method, value)
         except NoCurrentKeyError as error:
             self.keyless(error, _ROWS_KEYS)
             raise

@@ -137,13 +137,14 @@ class _InstanceCalls(RowsOut):
         yield from self.drain()
 
     def finish(self) -> Iterator[Any]:
-        result = self.function.on_epoch_end(self.context)
-        if result is not None:
-            self.check("on_epoch_end", result)
-            for row in result:
-                self.emitted.append(row)
-                if len(self.emitted) >= OUTPUT_ROWS:
-                    yield from self.drain()
+        with self.noted("on_epoch_end", "the end of an epoch"):
+            result = self.function.on_epoch_end(self.context)
+            if result is not None:
+                self.check("on_epoch_end", result)
+                for row in result:
+                    self.emitted.append(row)
+                    if len(self.emitted) >= OUTPUT_ROWS:
+                        yield from self.drain()
         yield from self.drain()
 
 
@@ -151,18 +152,22 @@ class _InstanceBatchCalls(Calls):
     """`ProcessFunction.process_rows`: one call per batch."""
 
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
-        yield from self._emit("process_rows", self.function.process_rows(rows, self.context))
+        yield from self._emit("process_rows", f"a batch of {rows.num_rows} rows", rows)
 
     def finish(self) -> Iterator[Any]:
-        yield from self._emit("on_epoch_end", self.function.on_epoch_end(self.context))
+        yield from self._emit("on_epoch_end", "the end of an epoch")
 
-    def _emit(self, method: str, result: Any) -> Iterator[Any]:
-        if result is None:
-            return
-        if not are_batches(result):
-            self.refuse(method, result, "yield or return RecordBatches, Tables or dicts of arrays")
-        for value in [result] if is_batch(result) else result:
-            yield from self.output.from_value(value)
+    def _emit(self, method: str, what: str, *rows: pa.RecordBatch) -> Iterator[Any]:
+        with self.noted(method, what):
+            result = getattr(self.function, method)(*rows, self.context)
+            if result is None:
+                return
+            if not are_batches(result):
+                self.refuse(
+                    method, result, "yield or return RecordBatches, Tables or dicts of arrays"
+                )
+            for value in [result] if is_batch(result) else result:
+                yield from self.output.from_value(value)
 
 
 class _NoKeys:

@@ -5,7 +5,6 @@ Thread safety: a `WindowProcess` belongs to its task.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +23,7 @@ from pystate.functions.windows import (
     WindowFunctionLike,
     window_shape,
 )
+from pystate.notes import add_note
 from pystate.operator.call_shapes import (
     OUTPUT_ROWS,
     are_batches,
@@ -241,10 +241,9 @@ class WindowProcess:
             raise
 
     def _note(self, error: Exception, what: str) -> None:
-        if sys.version_info >= (3, 11):
-            function = self._spec.function
-            name = getattr(function, "__name__", type(function).__name__)
-            error.add_note(f"in {name} of {self._spec.owner}: {what}")
+        function = self._spec.function
+        name = getattr(function, "__name__", type(function).__name__)
+        add_note(error, f"in {name} of {self._spec.owner}: {what}")
 
     # -- side outputs
 

@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from pystate.checkpoint.begin_marks import RefusedError
 from pystate.errors import NoSpaceError
+from pystate.notes import with_notes
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.described import plan_name
 from pystate.spark.base.routing import split_markers
@@ -194,6 +195,11 @@ def run_task(
         # If the input were not read to its end, Spark would end the worker.
         for _ in arrived:
             pass
+    except Exception as error:
+        reported = with_notes(error)
+        if reported is error:
+            raise
+        raise reported from reported.__cause__
     finally:
         try:
             if writer is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.functions.binding import has_timers
+from pystate.notes import notes_of
 from pystate.operator.call_shapes import OUTPUT_ROWS
 from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.output import OutputColumns, RowsAsYielded, parse_columns
@@ -214,7 +214,6 @@ class FailingTimer(Failing):
         ctx.register_processing_time_timer(row.v)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
 @pytest.mark.parametrize(
     ("function", "where", "key"),
     [
@@ -226,7 +225,7 @@ class FailingTimer(Failing):
 def test_an_error_of_a_call_says_where_it_happened(function: Any, where: str, key: str) -> None:
     with pytest.raises(WrongTypeError, match="state 'n' is int") as raised:
         Run(function, [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("d", 4, 4)])
-    assert raised.value.__notes__ == [f"in {where} of operator 'one': {key}"]
+    assert notes_of(raised.value) == [f"in {where} of operator 'one': {key}"]
 
 
 def test_an_error_of_the_output_names_the_key_and_the_place_of_the_function() -> None:
@@ -236,7 +235,20 @@ def test_an_error_of_the_output_names_the_key_and_the_place_of_the_function() ->
         WrongTypeError, match=f"yielded 1 values.*; yielded for key 'a' {by}"
     ) as raised:
         Run(FailingRow(), [("a", 1, 1)], output=columns)
-    assert not hasattr(raised.value, "__notes__")
+    assert not notes_of(raised.value)
+
+
+class FailingVector(ps.VectorizedFunction):
+    def process(self, keys: ps.KeyBatch, rows: Any, ctx: ps.RuntimeContext) -> Any:
+        yield {"k": rows.column("k"), "n": [1 // 0]}
+
+
+def test_an_error_of_a_batch_says_where_it_happened() -> None:
+    with pytest.raises(ZeroDivisionError) as raised:
+        Run(FailingVector(), [("a", 1, 1), ("b", 2, 2)])
+    assert notes_of(raised.value) == [
+        "in FailingVector.process of operator 'one': a batch of 2 rows"
+    ]
 
 
 class Typed(ps.KeyedProcessFunction):

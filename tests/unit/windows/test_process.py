@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import pystate as ps
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.functions.windows import window_shape
+from pystate.notes import notes_of
 from pystate.windows import counted, kept_rows, operator, sessions, sliced, tumbling
 from pystate.windows.assigners import Assigner, CountWindow, Global, Session, Sliding, Tumbling
 from tests.unit.windows.test_aligned import KINDS, compare
@@ -205,9 +206,7 @@ def test_an_epoch_that_fails_changes_nothing() -> None:
         harness.process([(1, 5, 5)])
         with pytest.raises(RuntimeError, match="once") as error:
             harness.advance_watermark(10)
-        assert "key 1, window 0 to 10" in str(
-            getattr(error.value, "__notes__", ["key 1, window 0 to 10"])
-        )
+        assert "key 1, window 0 to 10" in str(notes_of(error.value))
         assert harness.side_outputs == {"aside": []} and harness.watermark is None
         fails[0] = False
         assert harness.advance_watermark(10) == [(1, 1)]
