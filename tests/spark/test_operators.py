@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import sys
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -16,15 +15,18 @@ import pytest
 import pystate as ps
 from pystate.errors import (
     DeclarationError,
+    FunctionError,
     InvalidArgumentError,
     SchemaError,
     StateOverflowError,
     WrongTypeError,
 )
+from pystate.notes import notes_of
 
 from .conftest import rows_of, state_of
 
 if TYPE_CHECKING:
+    from pyspark.core.rdd import RDD
     from pyspark.sql import DataFrame, SparkSession
 
     from pystate.spark import EpochResult, Job
@@ -340,10 +342,45 @@ def test_an_error_in_a_worker_keeps_its_class(spark: SparkSession, make_job: Mak
     assert "PythonException" in type(no.value.__cause__).__name__
     with pytest.raises(WrongTypeError, match="state 'n' is long") as no:
         run("text")
-    if sys.version_info >= (3, 11):
-        assert no.value.__notes__ == ["in OneRow.process of operator 'one': key 'a'"]
+    assert notes_of(no.value) == ["in OneRow.process of operator 'one': key 'a'"]
     # Nothing happened.
     assert run([("a", 1)]).epoch == 1
+
+
+class Rate(ps.KeyedProcessFunction):
+    n = ps.ValueState("long", default=0)
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        yield key, 1 // (row.v - 3)
+
+
+def test_a_run_raises_the_functions_own_error(spark: SparkSession, make_job: MakeJob) -> None:
+    job, frame = make_job(), spark.createDataFrame([("a", 1), ("b", 3)], "k string, v long")
+    line = Rate.process.__code__.co_firstlineno + 1
+
+    def rate(df: DataFrame) -> DataFrame:
+        return job.key_by(df, "k", uid="one").process(Rate(), "k string, n long")
+
+    def rates(rdd: RDD[Any]) -> RDD[Any]:
+        split = job.partition_by(rdd, lambda row: row.k, key_type="string", uid="one")
+        return spark.sparkContext.parallelize(
+            split.mapPartitions(job.partitions(Rate(), uid="one")).collect()
+        )
+
+    runs: list[Callable[[], Any]] = [
+        lambda: job.run_epoch(frame, rate),
+        lambda: job.run_until_empty(frame, rate),
+        lambda: job.run_epoch(frame.rdd, rates, schema="k string, n long"),
+    ]
+    for run in runs:
+        with pytest.raises(FunctionError) as raised:
+            run()
+        assert str(raised.value) == (
+            "ZeroDivisionError: integer division or modulo by zero\n"
+            f"in Rate.process of operator 'one': key 'b', line {line} of {__file__}"
+        )
+        assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    assert job.run_epoch(frame.limit(1), rate).epoch == 1
 
 
 def test_state_of_another_type_is_refused(spark: SparkSession, make_job: MakeJob) -> None:

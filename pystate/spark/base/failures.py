@@ -14,6 +14,7 @@ import traceback
 
 from pystate import errors
 from pystate.errors import FunctionError, MissingPackageError, PystateError
+from pystate.notes import PRINTED, add_note
 from pystate.spark.base import errors as spark_errors
 
 __all__ = [
@@ -51,6 +52,8 @@ _OURS = re.compile(
     r"^pystate/_core/|^<frozen |/(?:site|dist)-packages/|/pyspark\.zip/|/lib/python3|^"
     + re.escape(os.path.dirname(errors.__file__) + os.sep)
 )
+#: What py4j's text of a worker's exception has before the trace.
+_OF_JAVA = "org.apache.spark.api.python.PythonException: "
 _STOPPED = ("SPARK_JOB_CANCELLED", "InterruptedException", "was cancelled", "SparkContext was shut")
 
 #: How Spark describes the jobs that it cancels because their query ends.
@@ -106,9 +109,10 @@ def original_error(error: BaseException) -> BaseException:
     kind = getattr(errors, found[1], None) or getattr(spark_errors, found[1], None)
     if not (isinstance(kind, type) and issubclass(kind, PystateError)):
         return error
-    original = _caused(kind(found[2].strip()), error)
-    if found[3] and sys.version_info >= (3, 11):
-        original.add_note(found[3].strip())
+    message, note = found[2].strip(), (found[3] or "").strip()
+    original = _caused(kind("\n".join(filter(None, [message, "" if PRINTED else note]))), error)
+    if note:
+        add_note(original, note)
     return original
 
 
@@ -121,11 +125,10 @@ def as_function_error(error: BaseException) -> BaseException:
         A `FunctionError` with the function, the operator, the key and the line, caused by an
         exception of the user's class if this process knows it; or `error` itself.
     """
-    from pyspark.errors import PythonException
-
-    if not isinstance(error, PythonException):
+    text = _of_worker(error)
+    if text is None:
         return error
-    trace = str(error).rpartition(_TRACE)[2]
+    trace = text.rpartition(_TRACE)[2]
     frames = list(_FRAME.finditer(trace))
     below = trace[frames[-1].end() :] if frames else ""
     end = re.search(r"^(?=[A-Za-z_])", below, re.MULTILINE)
@@ -138,6 +141,25 @@ def as_function_error(error: BaseException) -> BaseException:
     comma = ", " if said["notes"] else "\n"
     made = FunctionError(f"{text}{comma}line {users[-1]['line']} of {users[-1]['file']}")
     return _caused(made, _exception(said["kind"], message))
+
+
+def _of_worker(error: BaseException) -> str | None:
+    """What Spark reports of a Python worker, from whose traces Java's are taken away."""
+    from pyspark.errors import PythonException
+
+    if isinstance(error, PythonException):
+        return str(error)
+    # An action on an RDD raises what py4j knows.
+    _, found, after = str(error).partition(_OF_JAVA)
+    return after.partition("\n\tat ")[0].rstrip() if found and _is_py4j(error) else None
+
+
+def _is_py4j(error: BaseException) -> bool:
+    try:
+        from py4j.protocol import Py4JError
+    except ImportError:  # pragma: no cover - comes with a classic session
+        return False
+    return isinstance(error, Py4JError)
 
 
 def _exception(kind: str, message: str) -> BaseException:
@@ -201,8 +223,4 @@ def is_retryable(error: Exception) -> bool:
         return False
     if isinstance(error, (AnalysisException, PythonException)):
         return False
-    try:
-        from py4j.protocol import Py4JError
-    except ImportError:  # pragma: no cover - comes with a classic session
-        return isinstance(error, PySparkException)
-    return isinstance(error, (PySparkException, Py4JError))
+    return isinstance(error, PySparkException) or _is_py4j(error)

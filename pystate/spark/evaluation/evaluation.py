@@ -44,7 +44,7 @@ from pystate.redaction import logger
 from pystate.spark.base.batches import large_batches
 from pystate.spark.base.described import JobDescription
 from pystate.spark.base.environment import require_classic
-from pystate.spark.base.failures import original_error
+from pystate.spark.base.failures import as_function_error, original_error
 from pystate.spark.base.schemas import KeySchema, parse_schema
 from pystate.spark.evaluation.counted import CountedOperators
 from pystate.spark.evaluation.flow import InputFlow
@@ -521,8 +521,10 @@ class Evaluation:
             if isinstance(original, TableMovedError):
                 raise RepeatableError(str(original), _HOME_HINT, is_progress=True) from error
             if original is error:
+                original = as_function_error(error)
+            if original is error:
                 raise
-            raise original from error
+            raise original from original.__cause__
         self._take_reports()
         # The pipeline may have caught the error of a refused task.
         results = list(frames.values())

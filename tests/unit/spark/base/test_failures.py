@@ -6,10 +6,12 @@ import sys
 import types
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import PythonException
 
-from pystate.errors import FunctionError, InvalidArgumentError
-from pystate.spark.base.failures import as_function_error, called_by_user
+from pystate.errors import FunctionError, InvalidArgumentError, WrongTypeError
+from pystate.notes import notes_of
+from pystate.spark.base.failures import as_function_error, called_by_user, original_error
 
 FRAMES = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
@@ -70,6 +72,31 @@ def test_a_workers_exception_is_the_cause(
     expected = RuntimeError(said) if cause is None else cause
     assert repr(error.__cause__) == repr(expected)
     assert "absent" not in sys.modules
+
+
+@pytest.mark.parametrize("printed", [True, False])
+def test_an_error_of_pystates_own_says_in_which_call_it_happened(
+    monkeypatch: pytest.MonkeyPatch, printed: bool
+) -> None:
+    monkeypatch.setattr("pystate.spark.base.failures.PRINTED", printed)
+    note = "in F.process of operator 'u': key 'ann'"
+    reported = Reported(f"{FRAMES}pystate.errors.WrongTypeError: state 'n' is long\n{note}\n")
+    error = original_error(reported)
+    assert isinstance(error, WrongTypeError) and error.__cause__ is reported
+    assert str(error) == "state 'n' is long" + ("" if printed else f"\n{note}")
+    assert notes_of(error) == [note]
+
+
+def test_the_error_of_an_action_on_an_rdd_is_that_of_the_function() -> None:
+    java = "An error occurred.\n: SparkException: org.apache.spark.api.python.PythonException: {}"
+    after = "\n\n\tat org.apache.spark.api.python.BasePythonRunner\nCaused by: other: 1\n\tat x"
+    note = "in F.process of operator 'u': key 'ann'"
+    text = java.format(FRAMES.partition("\n")[2]) + f"KeyError: 1\n{note}{after}"
+    error = as_function_error(Py4JError(text))
+    assert isinstance(error, FunctionError)
+    assert str(error) == f"KeyError: 1\n{note}, line 4 of /home/ann/pystate/rates.py"
+    for other in (Py4JError("no trace"), RuntimeError(text)):
+        assert as_function_error(other) is other
 
 
 def test_what_is_no_exception_of_a_function_stays() -> None:
