@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from types import GeneratorType
 from typing import Any, NoReturn, Protocol, TypeAlias
@@ -33,6 +34,7 @@ from pystate.types.state_type import StateType
 
 __all__ = [
     "OUTPUT_ROWS",
+    "Call",
     "Calls",
     "KeyRowsCalls",
     "KeyedCalls",
@@ -63,6 +65,22 @@ _ROWS_KEYS = (
 Firing: TypeAlias = "Generator[Any, None, int]"
 
 
+@dataclass(slots=True)
+class Call:
+    """A method of a function that is called for rows, keys or timers.
+
+    Attributes
+    ----------
+    keyed : object
+        Its `key` is that of the call; None for calls of many keys or of none.
+    place : callable
+        Says where the method is written.
+    """
+
+    keyed: Any
+    place: Callable[[], str]
+
+
 class Run(Protocol):
     """What the calls use of a function's run in a task."""
 
@@ -77,6 +95,8 @@ class Run(Protocol):
     """Whether event time ends after the rows."""
     firing: FiringLimit
     """Makes sure that timers come to an end."""
+    call: Call | None
+    """Which method is called, for errors about what it emits aside."""
     watermark_ms: int | None
     """The watermark with which the epoch ends, as far as it is known before its rows are."""
 
@@ -170,6 +190,10 @@ class Calls:
         """Add a note to a user's error that says where it happened."""
         name = type(self.run.spec.function).__name__
         add_note(error, f"in {name}.{method} of operator {self.context.uid!r}: {what}")
+
+    def calls(self, method: str, keyed: Any = None) -> None:
+        """Remember which method is called from now on, and what has the key."""
+        self.run.call = Call(keyed, partial(self._place, method))
 
     @contextmanager
     def noted(self, method: str, what: str) -> Iterator[None]:
@@ -272,6 +296,7 @@ class KeyedCalls(RowsOut):
             run.row_clock,
             run.leave_namespace if run.named else None,
         )
+        self.calls("on_timer", loop)
         while self.fired(loop, "on_timer"):
             yield from self.drain("on_timer")
         return loop.fired
@@ -335,6 +360,7 @@ class RowCalls(KeyedCalls):
             run.row_clock,
             run.leave_namespace if run.named else None,
         )
+        self.calls(method, loop)
         more = True
         while more:
             try:
@@ -397,6 +423,7 @@ class KeyRowsCalls(KeyedCalls):
         clock, named, method = self.run.row_clock, self.run.named, self.method
         process_rows = getattr(self.function, method)
         latest = None if clock is None else self._latest(order, starts)
+        self.calls(method, self.emitted)
         for i, key in enumerate(self.key_values(firsts)):
             keys.select(places[i])
             if clock is not None:
@@ -406,11 +433,11 @@ class KeyRowsCalls(KeyedCalls):
                 batch = rows.slice(first, ends[i] - first)
             else:
                 batch = _as_declared(rows.take(pa.array(order[first : ends[i]])), schema)
+            self.emitted.key = key
             try:
                 result = process_rows(key, batch, self.context)
                 if result is not None:
                     self.check(method, result)
-                    self.emitted.key = key
                     self.emitted.extend(result)
             except Exception as error:
                 self.note(error, method, f"key {key!r:.80}")
@@ -466,6 +493,7 @@ class VectorCalls(Calls):
     def _emit(self, method: str, keys: Any, rows: Any) -> Iterator[Any]:
         self.backend.clear_current_key()
         what = "timers" if method == "on_timers" else "rows"
+        self.calls(method)
         try:
             with self.noted(method, f"a batch of {len(rows)} {what}"):
                 result = getattr(self.function, method)(keys, rows, self.context)

@@ -120,6 +120,7 @@ class _InstanceCalls(RowsOut):
         context, process = self.context, self.function.process
         emitted, returns, iterables = self.emitted, self.returns("process"), self.iterables
         moments = [None] * rows.num_rows if times is None else times.to_pylist()
+        self.calls("process")
         for row, moment in zip(self._factory.rows(rows), moments, strict=True):
             context.timestamp = moment
             try:
@@ -137,6 +138,7 @@ class _InstanceCalls(RowsOut):
         yield from self.drain()
 
     def finish(self) -> Iterator[Any]:
+        self.calls("on_epoch_end")
         with self.noted("on_epoch_end", "the end of an epoch"):
             result = self.function.on_epoch_end(self.context)
             if result is not None:
@@ -158,6 +160,7 @@ class _InstanceBatchCalls(Calls):
         yield from self._emit("on_epoch_end", "the end of an epoch")
 
     def _emit(self, method: str, what: str, *rows: pa.RecordBatch) -> Iterator[Any]:
+        self.calls(method)
         with self.noted(method, what):
             result = getattr(self.function, method)(*rows, self.context)
             if result is None:

@@ -38,6 +38,7 @@ __all__ = [
     "castable",
     "parse_columns",
     "parse_sides",
+    "place_of",
 ]
 
 #: Columns: ``"tailnum string, legs long not null"``, types by name, or an Arrow schema.
@@ -135,7 +136,7 @@ class OutputColumns:
         """
         kinds = set(map(type, rows))
         if kinds - BY_PLACE:
-            rows = list(in_order(rows, self.names, self.owner))
+            rows = self._ordered(rows)
             self._require_tuples(rows)
         if set(map(len, rows)) - {len(self.names)}:
             place = next(i for i, row in enumerate(rows) if len(row) != len(self.names))
@@ -153,6 +154,17 @@ class OutputColumns:
         # each.
         arrays = [self._array(i, [row[i] for row in rows]) for i in range(len(self.names))]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _ordered(self, rows: Sequence[Any]) -> list[Any]:
+        try:
+            return list(in_order(rows, self.names, self.owner))
+        except WrongTypeError:
+            for place, row in enumerate(rows):
+                try:
+                    list(in_order([row], self.names, self.owner))
+                except WrongTypeError as error:
+                    raise _of_row(str(error), place) from None
+            raise
 
     def _require_tuples(self, rows: Sequence[Any]) -> None:
         for place, row in enumerate(rows):
@@ -256,13 +268,19 @@ def _of_row(message: str, row: int | None) -> WrongTypeError:
     return error
 
 
+def place_of(error: WrongTypeError) -> int | None:
+    """Which of some rows an error is about, if it is known."""
+    place: int | None = vars(error).get(_PLACE)
+    return place
+
+
 @contextmanager
 def _named_key(emitted: core.Emitted, taken: int) -> Iterator[None]:
     """Let an error about a row name its key; `taken` rows came before those of the block."""
     try:
         yield
     except WrongTypeError as error:
-        row = vars(error).get(_PLACE)
+        row = place_of(error)
         key = None if row is None else emitted.key_of(taken + row)
         if key is None:
             raise

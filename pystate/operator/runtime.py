@@ -16,6 +16,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import compress
 from typing import Any, NoReturn, TypeAlias
@@ -31,6 +32,7 @@ from pystate.errors import (
     InvalidArgumentError,
     NoCurrentKeyError,
     NoEventTimeError,
+    WrongTypeError,
 )
 from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import (
@@ -48,6 +50,7 @@ from pystate.functions.context import RuntimeContext, TimeDomain, Timers
 from pystate.operator.broadcast import BroadcastCalls, BroadcastStates
 from pystate.operator.call_shapes import (
     OUTPUT_ROWS,
+    Call,
     Calls,
     KeyRowsCalls,
     RowCalls,
@@ -61,7 +64,9 @@ from pystate.operator.event_time import event_times, instants
 from pystate.operator.firing import FiringLimit
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec
 from pystate.operator.invalid import InvalidRows
+from pystate.operator.output import place_of
 from pystate.operator.rows import unreadable
+from pystate.operator.yielded import shown
 from pystate.redaction import logger
 from pystate.state.key_batch import KeyBatch
 
@@ -158,6 +163,7 @@ class FunctionRuntime:
         self.late_input: Callable[[InputName, pa.RecordBatch], None] | None = None
         #: Makes sure that timers come to an end.
         self.firing = FiringLimit(context.uid)
+        self.call: Call | None = None
         self.drain = drain
         self._time = time
         self.watermark_ms = None if time is None else time.watermark_ms
@@ -355,7 +361,7 @@ class FunctionRuntime:
 
     def output(self, tag: str, row: Any) -> None:
         """See `RuntimeContext.output`."""
-        self._sides.output(tag, row)
+        self._sides.output(tag, row, self.call)
 
     def set_namespace(self, value: Any) -> None:
         """See `RuntimeContext.set_namespace`."""
@@ -452,24 +458,30 @@ class _SideOutputs:
         batches = in_batches(spec.function) or shape(spec.function) == "instance_rows"
         self._is_batch = is_batch if batches else is_arrow_batch
         self._rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
+        #: For each of these rows the call that has emitted it, and its key.
+        self._calls: dict[str, list[tuple[Call | None, Any]]] = {tag: [] for tag in self._rows}
         if side is None:
             if spec.side_outputs or spec.late_tag is not None:
                 raise InvalidArgumentError(f"operator {uid!r} has side outputs and nowhere to go")
             side = _nowhere
         self._side = side
 
-    def output(self, tag: str, row: Any) -> None:
+    def output(self, tag: str, row: Any, call: Call | None = None) -> None:
         rows = self._rows.get(tag)
         if rows is None:
             known = ", ".join(map(repr, self._rows)) or "none"
             raise InvalidArgumentError(
                 f"operator {self._uid!r}: no side output {tag!r:.80} is declared; declared: {known}"
             )
+        keyed = None if call is None else call.keyed
         if self._is_batch(row):
-            for piece in self._outputs[tag].from_value(row):
+            with _named([(call, None if keyed is None else keyed.key)]):
+                pieces = self._outputs[tag].from_value(row)
+            for piece in pieces:
                 self._side(tag, piece)
             return
         rows.append(row)
+        self._calls[tag].append((call, None if keyed is None else keyed.key))
         if len(rows) >= OUTPUT_ROWS:
             self._flush(tag)
 
@@ -483,10 +495,27 @@ class _SideOutputs:
             self._flush(tag)
 
     def _flush(self, tag: str) -> None:
-        rows = self._rows[tag]
+        rows, calls = self._rows[tag], self._calls[tag]
         if rows:
-            self._rows[tag] = []
-            self._side(tag, self._outputs[tag].from_rows(rows))
+            self._rows[tag], self._calls[tag] = [], []
+            with _named(calls):
+                piece = self._outputs[tag].from_rows(rows)
+            self._side(tag, piece)
+
+
+@contextmanager
+def _named(calls: Sequence[tuple[Call | None, Any]]) -> Iterator[None]:
+    """Let an error about a row say for which key and in which method it was emitted."""
+    try:
+        yield
+    except WrongTypeError as error:
+        place = place_of(error)
+        call, key = calls[-1 if place is None else place]
+        if call is None:
+            raise
+        one = call.keyed is not None and (place is not None or len(calls) == 1)
+        whose = f" for key {shown(key)}" if one else ""
+        raise WrongTypeError(f"{error}; emitted{whose} by {call.place()}") from None
 
 
 def _nowhere(tag: str, piece: Any) -> None:

@@ -5,9 +5,10 @@ Thread safety: a `WindowProcess` belongs to its task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -32,8 +33,9 @@ from pystate.operator.call_shapes import (
     is_batch,
 )
 from pystate.operator.invalid import InvalidRows
-from pystate.operator.output import Output
+from pystate.operator.output import Output, place_of
 from pystate.operator.rows import python_values
+from pystate.operator.yielded import shown
 from pystate.windows.kept_rows import Loaded, RowColumns
 from pystate.windows.making import make_operator
 from pystate.windows.operator import EpochTimes, LateRows, take
@@ -42,6 +44,8 @@ from pystate.windows.row_windows import WindowRowsSpec
 __all__ = ["WindowProcess", "WindowProcessSpec"]
 
 Side = Callable[[str, Any], None]
+#: The key and the window that a function was called for; None for many of them.
+_Owner: TypeAlias = "tuple[Any, TimeWindow] | None"
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,10 @@ class WindowProcess:
         self._side = side
         self._side_rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
         self._rows: list[Any] = []
+        #: The key and the window of each row, of those of side outputs, and of the call.
+        self._owners: list[_Owner] = []
+        self._side_owners: dict[str, list[_Owner]] = {tag: [] for tag in spec.side_outputs}
+        self._owner: _Owner = None
         self.operator = make_operator(spec.rows, backend, times, late, spec.owner, invalid=invalid)
         columns = self.operator.columns
         assert isinstance(columns, RowColumns)
@@ -186,6 +194,7 @@ class WindowProcess:
         for i, (key, at_, to) in enumerate(zip(found, begins, ends, strict=True)):
             window = TimeWindow(start[i], end[i])
             rows = batch.slice(at_, to - at_)
+            self._owner = key, window
             try:
                 returned = call(key, window, rows, *more)
                 if returned is not None:
@@ -206,24 +215,59 @@ class WindowProcess:
                 "return a list of them, or a batch of Arrow"
             )
         self._rows.extend(returned)
+        self._owners.extend([self._owner] * (len(self._rows) - len(self._owners)))
 
     def _flushed(self, least: int) -> Iterator[Any]:
         """Output what the function has emitted, if it is enough: rows and batches in order."""
         if len(self._rows) < max(least, 1):
             return
         emitted, self._rows = self._rows, []
+        owners, self._owners = self._owners, []
         output, begin = self._spec.output, 0
         for i, each in enumerate(emitted):
             if is_arrow_batch(each):
                 if begin < i:
-                    yield output.from_rows(emitted[begin:i])
-                yield from output.from_value(each)
+                    with self._named(owners[begin:i]):
+                        piece = output.from_rows(emitted[begin:i])
+                    yield piece
+                with self._named(owners[i : i + 1]):
+                    pieces = output.from_value(each)
+                yield from pieces
                 begin = i + 1
         if begin < len(emitted):
-            yield output.from_rows(emitted[begin:])
+            with self._named(owners[begin:]):
+                piece = output.from_rows(emitted[begin:])
+            yield piece
+
+    @contextmanager
+    def _named(self, owners: Sequence[_Owner]) -> Iterator[None]:
+        """Let an error about a row name its key and window, and where the function is written."""
+        try:
+            yield
+        except WrongTypeError as error:
+            place = 0 if len(owners) == 1 else place_of(error)
+            owner = None if place is None else owners[place]
+            whose = ""
+            if owner is not None:
+                key, window = owner
+                whose = f" for key {shown(key)}, window {window.start} to {window.end}"
+            raise WrongTypeError(f"{error}; emitted{whose} by {self._place()}") from None
+
+    def _place(self) -> str:
+        """The function, and where it is written."""
+        called: Any = self._spec.function
+        if isinstance(called, WindowFunction):
+            kind = type(called)
+            method = "process_windows" if self._shape == "windows" else "process"
+            name, called = f"{kind.__name__}.{method}", getattr(kind, method)
+        else:
+            name = getattr(called, "__name__", type(called).__name__)
+        code = getattr(called, "__code__", None)
+        return name if code is None else f"{name} ({code.co_filename}, line {code.co_firstlineno})"
 
     def _many(self, windows: pa.RecordBatch, offsets: Any, batch: pa.RecordBatch) -> Iterator[Any]:
         function: Any = self._spec.function
+        self._owner = None
         try:
             returned = function.process_windows(windows, offsets, batch, self._context)
             if returned is None:
@@ -235,7 +279,9 @@ class WindowProcess:
                     "arrays by column"
                 )
             for each in [returned] if is_batch(returned) else returned:
-                yield from self._spec.output.from_value(each)
+                with self._named([None]):
+                    pieces = self._spec.output.from_value(each)
+                yield from pieces
         except Exception as error:
             self._note(error, f"{windows.num_rows} windows with {batch.num_rows} rows")
             raise
@@ -255,10 +301,13 @@ class WindowProcess:
                 f"{self._spec.owner}: no side output {tag!r:.80} is declared; declared: {known}"
             )
         if is_arrow_batch(row):
-            for piece in self._spec.side_outputs[tag].from_value(row):
+            with self._named([self._owner]):
+                pieces = self._spec.side_outputs[tag].from_value(row)
+            for piece in pieces:
                 self._side(tag, piece)
             return
         rows.append(row)
+        self._side_owners[tag].append(self._owner)
         if len(rows) >= OUTPUT_ROWS:
             self._flush_aside(tag)
 
@@ -266,7 +315,10 @@ class WindowProcess:
         rows = self._side_rows[tag]
         if rows and self._side is not None:
             self._side_rows[tag] = []
-            self._side(tag, self._spec.side_outputs[tag].from_rows(rows))
+            owners, self._side_owners[tag] = self._side_owners[tag], []
+            with self._named(owners):
+                piece = self._spec.side_outputs[tag].from_rows(rows)
+            self._side(tag, piece)
 
 
 def _ms(times: pa.Array[Any]) -> list[int | None]:

@@ -583,6 +583,64 @@ def test_a_wrong_row_names_the_side_output() -> None:
         Run(Wrong(), ROWS, side_outputs={"bad": side("bad")})
 
 
+class Aside:
+    """Emits what does not fit, of one key."""
+
+    n = ps.ValueState("long", default=0)
+
+    def __init__(self, wrong: Any) -> None:
+        self.wrong = wrong
+
+    def emit(self, key: Any, ctx: ps.RuntimeContext) -> None:
+        ctx.output("bad", (key, 1))
+        ctx.output("bad", self.wrong if key == "c" else (key, 2))
+
+
+class AsideRow(Aside, ps.KeyedProcessFunction):
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+        self.emit(key, ctx)
+
+
+class AsideRows(Aside, ps.KeyedProcessFunction):
+    def process_rows(self, key: Any, batch: Any, ctx: ps.RuntimeContext) -> None:
+        self.emit(key, ctx)
+
+
+class AsideTimer(Aside, ps.KeyedProcessFunction):
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+        ctx.register_processing_time_timer(1)
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> None:
+        self.emit(key, ctx)
+
+
+@pytest.mark.parametrize("wrong", [("c", "x"), {"k": "c", "w": 1}, ("c",), 7])
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [(AsideRow, "process"), (AsideRows, "process_rows"), (AsideTimer, "on_timer")],
+)
+def test_a_wrong_row_of_a_side_output_names_its_key_and_method(
+    kind: Any, method: str, wrong: Any
+) -> None:
+    line = getattr(kind, method).__code__.co_firstlineno
+    match = (
+        "^operator 'one', side output 'bad'.*; emitted for key 'c' by "
+        rf"{kind.__name__}\.{method} \({re.escape(__file__)}, line {line}\)$"
+    )
+    with pytest.raises(WrongTypeError, match=match):
+        Run(kind(wrong), [(k, 1, 1) for k in "abcd"], side_outputs={"bad": side("bad")})
+
+
+class AsideBatch(Aside, ps.VectorizedFunction):
+    def process(self, keys: Any, batch: Any, ctx: ps.RuntimeContext) -> None:
+        ctx.output("bad", {"k": ["a"], "v": ["x"]})
+
+
+def test_a_wrong_batch_of_a_side_output_names_its_method() -> None:
+    with pytest.raises(WrongTypeError, match=r"side output 'bad': .*; emitted by AsideBatch\.proc"):
+        Run(AsideBatch(None), ROWS, side_outputs={"bad": side("bad")})
+
+
 def test_side_outputs_need_somewhere_to_go() -> None:
     spec = FunctionSpec(Count(), ("k",), ("k",), RowsAsYielded(), side_outputs={"x": side("x")})
     context = ps.RuntimeContext("one", 1, (0, 127), 1, 128, 0)

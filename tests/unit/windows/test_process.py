@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -236,6 +237,34 @@ def test_what_cannot_be_returned(returned: Any, message: str) -> None:
         harness.process([(1, 5, 5)])
         with pytest.raises(WrongTypeError, match=message):
             harness.advance_watermark(10)
+
+
+@pytest.mark.parametrize("wrong", [(2, "x"), {"k": 2, "m": 1}, pa.record_batch({"k": ["x"]})])
+@pytest.mark.parametrize("aside", [True, False])
+def test_a_wrong_row_names_its_key_and_window(aside: bool, wrong: Any) -> None:
+    def process(key: Any, window: Any, batch: pa.RecordBatch, ctx: Any) -> Any:
+        row = wrong if key == 2 else (key, 1)
+        if not aside:
+            return [row]
+        ctx.output("aside", row)
+        return []
+
+    with ps.testing.WindowHarness(
+        Tumbling(10),
+        process=process,
+        schema="k long, n long",
+        key="k",
+        columns=COLUMNS,
+        event_time="t",
+        side_outputs={"aside": "k long, n long"},
+    ) as harness:
+        harness.process([(key, 5, 5) for key in (1, 2, 3)])
+        line = process.__code__.co_firstlineno
+        place = rf"process \({re.escape(__file__)}, line {line}\)"
+        match = f"; emitted for key 2, window 0 to 10 by {place}"
+        with pytest.raises(WrongTypeError, match=match) as raised:
+            harness.advance_watermark(10)
+        assert ("side output 'aside'" in str(raised.value)) == aside
 
 
 def test_a_side_output_that_is_not_declared() -> None:
