@@ -165,9 +165,11 @@ typedef struct pst_clock {
 typedef struct pst_ttl {
     int64_t duration_ms;    /* 0: nothing expires */
     int64_t granularity_ms; /* a time that moved by less is not written again */
+    int64_t ahead_ms;       /* the time that a write leaves is that of the clock and this */
     uint8_t event_time;     /* else processing time */
     uint8_t on_read;        /* reading counts as use: of a value, an entry, or all elements */
     uint8_t lenient;        /* what has expired is visible once, unless it is taken away before */
+    uint8_t goes_back;      /* a write may leave an earlier time than there was */
 } pst_ttl;
 
 /* How column's values (the elements of a list or map) expire. The column after it must be of kind

@@ -13,6 +13,9 @@
  *  X2. The time written is the epoch's processing time; or the row's event time, but at least the
  *      watermark. While the value stays the same its time moves only by `granularity` or more, so
  *      that neither reads nor equal writes fill the deltas. The items of a list move together.
+ *      With `ahead` (negative, too) the time written is another one: whoever wants what is stored
+ *      to keep its expiry under another duration goes on with the first one and sets `ahead` to
+ *      the difference. Then an equal write may move a time back (`goes_back`).
  *  X3. A sweep looks at a given number of rows and entries (a list counts with its row), and at
  *      four more for each row that its epoch made and each entry made since the last sweep. So it
  *      keeps pace: where as much expires as is made, at most a quarter of all that is there waits
@@ -42,9 +45,14 @@ static inline int64_t pst_ttl_now(const pst_table *t, int32_t column) {
 /* The time that a write leaves. */
 static inline int64_t pst_ttl_stamp(const pst_table *t, int32_t column) {
     const pst_clock *c = &t->clock;
-    if (!t->ttl[column].event_time)
-        return c->processing_ms;
-    return c->event_ms > c->watermark_ms ? c->event_ms : c->watermark_ms;
+    int64_t at = c->processing_ms, ahead = t->ttl[column].ahead_ms, stamp;
+    if (t->ttl[column].event_time)
+        at = c->event_ms > c->watermark_ms ? c->event_ms : c->watermark_ms;
+    if (!ahead || at == PST_NO_TIME)
+        return at;
+    if (__builtin_add_overflow(at, ahead, &stamp))
+        stamp = ahead > 0 ? INT64_MAX : INT64_MIN;
+    return stamp > PST_SHOWN_TIME ? stamp : PST_SHOWN_TIME + 1;
 }
 
 static inline int pst_ttl_expired(const pst_table *t, int32_t column, int64_t written) {
@@ -65,8 +73,10 @@ static inline int pst_ttl_hides(const pst_table *t, int32_t column, int64_t writ
 /* Is `written` old enough that writing or reading the value again must be noted? */
 static inline int pst_ttl_is_stale(const pst_table *t, int32_t column, int64_t written) {
     int64_t stamp = pst_ttl_stamp(t, column);
-    if (written == PST_NO_TIME)
+    if (written == PST_NO_TIME || stamp == PST_NO_TIME)
         return stamp != PST_NO_TIME;
+    if (stamp < written)
+        return t->ttl[column].goes_back;
     return stamp > written &&
            (uint64_t)stamp - (uint64_t)written >= (uint64_t)t->ttl[column].granularity_ms;
 }

@@ -192,6 +192,8 @@ class Table:
         event_time: bool,
         on_read: bool,
         lenient: bool,
+        ahead_ms: int = 0,
+        goes_back: bool = False,
     ) -> None: ...
     def set_clock(
         self, processing_ms: int | None, watermark_ms: int | None, event_ms: int | None

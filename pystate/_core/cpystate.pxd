@@ -251,9 +251,11 @@ cdef extern from "pystate.h" nogil:
     ctypedef struct pst_ttl:
         int64_t duration_ms
         int64_t granularity_ms
+        int64_t ahead_ms
         uint8_t event_time
         uint8_t on_read
         uint8_t lenient
+        uint8_t goes_back
 
     pst_status pst_table_set_ttl(pst_table *t, int32_t column, const pst_ttl *ttl)
     void pst_table_set_clock(pst_table *t, const pst_clock *clock)

@@ -470,10 +470,12 @@ cdef class Table:
     # -- time to live
 
     def set_ttl(self, int32_t column, int64_t duration_ms, int64_t granularity_ms,
-                bint event_time, bint on_read, bint lenient):
+                bint event_time, bint on_read, bint lenient, int64_t ahead_ms=0,
+                bint goes_back=False):
         """Say how a column's values expire."""
         cdef pst_ttl ttl = pst_ttl(duration_ms=duration_ms, granularity_ms=granularity_ms,
-                                   event_time=event_time, on_read=on_read, lenient=lenient)
+                                   ahead_ms=ahead_ms, event_time=event_time, on_read=on_read,
+                                   lenient=lenient, goes_back=goes_back)
         self.ready()
         self.check(pst_table_set_ttl(self.t, column, &ttl))
 

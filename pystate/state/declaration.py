@@ -25,7 +25,16 @@ from pystate.types.state_type import StateType, TypeLike, parse_type
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["MOST_TEXT_BYTES", "State", "arguments_of", "parted", "renamed", "spelled", "written"]
+__all__ = [
+    "MOST_TEXT_BYTES",
+    "State",
+    "arguments_of",
+    "parted",
+    "referred",
+    "renamed",
+    "spelled",
+    "written",
+]
 
 H = TypeVar("H", covariant=True)
 
@@ -40,7 +49,7 @@ class State(Generic[H]):
     `pystate.state.kinds`.
     """
 
-    __slots__ = ("_file_name", "_previously", "_ttl", "_type")
+    __slots__ = ("_file_name", "_previously", "_reference_ms", "_ttl", "_type")
 
     #: Whether a reader of sealed epochs sees states of this kind.
     in_readers: ClassVar[bool] = False
@@ -49,6 +58,7 @@ class State(Generic[H]):
     _ttl: StateTtl | None
     _previously: tuple[str, ...]
     _file_name: str | None
+    _reference_ms: int | None
 
     def _declare(
         self, type: TypeLike, ttl: StateTtl | None, previously: str | Iterable[str] = ()
@@ -71,6 +81,7 @@ class State(Generic[H]):
         former = _former_names(previously, builtins.type(self).__name__)
         object.__setattr__(self, "_previously", former)
         object.__setattr__(self, "_file_name", None)
+        object.__setattr__(self, "_reference_ms", None)
 
     @property
     def type(self) -> StateType:
@@ -93,12 +104,28 @@ class State(Generic[H]):
 
     def in_files(self, file_name: str | None) -> Self:
         """The same state, which files call by another name than the program; None: by the same."""
+        return self._with("_file_name", file_name)
+
+    @property
+    def reference_ms(self) -> int | None:
+        """The duration to which the times in files refer, for ever; None: that of the `ttl`.
+
+        A value whose time is `t` expires at ``t + reference_ms``. So it keeps its expiry when the
+        `ttl` has another duration, which counts for what is written from then on.
+        """
+        return self._reference_ms
+
+    def referring_to(self, reference_ms: int | None) -> Self:
+        """The same state with that `reference_ms`."""
+        return self._with("_reference_ms", reference_ms)
+
+    def _with(self, name: str, value: object) -> Self:
         made: Self = object.__new__(builtins.type(self))
         for cls in builtins.type(self).__mro__:
             for slot in getattr(cls, "__slots__", ()):
                 if hasattr(self, slot):
                     object.__setattr__(made, slot, getattr(self, slot))
-        object.__setattr__(made, "_file_name", file_name)
+        object.__setattr__(made, name, value)
         return made
 
     def columns(self, name: str) -> list[Column]:
@@ -136,10 +163,12 @@ class State(Generic[H]):
         pystate.state.kinds.declared_as : the inverse.
         """
         spelled = self._spelled()
+        if self._reference_ms is not None:
+            spelled = f"{self._reference_ms} ms: {spelled}"
         return spelled if self._file_name is None else renamed(spelled, self._file_name)
 
     def _spelled(self) -> str:
-        """What `from_stored` takes: `stored_as` without the name in files."""
+        """What `from_stored` takes: `stored_as` without what `parted` and `referred` find."""
         return self._column("state").ddl
 
     @classmethod
@@ -215,8 +244,8 @@ class State(Generic[H]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        names = self._previously, self._file_name
-        return _declared, (builtins.type(self), self._arguments(), self._ttl, *names)
+        rest = self._previously, self._file_name, self._reference_ms
+        return _declared, (builtins.type(self), self._arguments(), self._ttl, *rest)
 
 
 def _declared(
@@ -225,11 +254,14 @@ def _declared(
     ttl: Any,
     previously: tuple[str, ...] = (),
     file_name: str | None = None,
+    reference_ms: int | None = None,
 ) -> State[Any]:
     given = {} if ttl is None else {"ttl": ttl}
     if previously:
         given["previously"] = previously
     made = kind(*arguments, **given)
+    if reference_ms is not None:
+        made = made.referring_to(reference_ms)
     return made if file_name is None else made.in_files(file_name)
 
 
@@ -251,7 +283,31 @@ def renamed(spelled: str, file_name: str) -> str:
 
 
 def parted(stored: str) -> tuple[str | None, str]:
-    """The inverse of `renamed`: the name in files, None where it is the state's own."""
+    """What a checkpoint's metadata says of a state, in parts.
+
+    Returns
+    -------
+    file_name : str or None
+        The inverse of `renamed`: the name in files, None where it is the state's own.
+    spelled : str
+        The rest, without what `referred` gives.
+    """
+    file_name, spelled = _named(stored)
+    found = _REFERENCE.match(spelled)
+    return file_name, spelled if found is None else spelled[found.end() :]
+
+
+def referred(stored: str) -> int | None:
+    """The `State.reference_ms` that a checkpoint's metadata says of a state."""
+    found = _REFERENCE.match(_named(stored)[1])
+    return None if found is None else int(found[1])
+
+
+#: No type and no declaration begins with a digit.
+_REFERENCE = re.compile(r"(\d+) ms: ")
+
+
+def _named(stored: str) -> tuple[str | None, str]:
     if not stored.startswith('"'):  # which no type and no declaration begins with
         return None, stored
     file_name, end = json.JSONDecoder().raw_decode(stored)

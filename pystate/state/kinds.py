@@ -9,7 +9,7 @@ from typing import Any
 
 from pystate.errors import DeclarationError
 from pystate.state.aggregating import AggregatingState
-from pystate.state.declaration import State, parted
+from pystate.state.declaration import State, parted, referred
 from pystate.state.identity import StoredFold
 from pystate.state.list import ListState, UnionListState
 from pystate.state.map import MapState
@@ -46,5 +46,5 @@ def declared_as(stored: str) -> State[Any]:
     for kind in KINDS:
         found = kind.from_stored(spelling)
         if found is not None:
-            return found.in_files(file_name)
+            return found.referring_to(referred(stored)).in_files(file_name)
     raise DeclarationError(f"{stored!r}: this version knows no such state")

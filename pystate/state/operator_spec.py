@@ -94,8 +94,9 @@ class OperatorSpec:
 
 
 def _described(name: str, state: State[Any]) -> list[str]:
-    own = state.file_name(name)
-    return [name, repr(state)] if own == name else [name, repr(state), own]
+    own, reference_ms = state.file_name(name), state.reference_ms
+    described = [name, repr(state)] if own == name else [name, repr(state), own]
+    return described if reference_ms is None else [*described, f"{reference_ms} ms"]
 
 
 def declared_fills(states: Mapping[str, State[Any]]) -> dict[str, int]:

@@ -119,14 +119,17 @@ class StateRegistry:
         """Tell the open table how its states expire."""
         for name, declaration in self._declarations.items():
             if declaration.ttl is not None:
-                ttl = declaration.ttl
+                ttl, reference_ms = declaration.ttl, declaration.reference_ms
+                kept_ms = ttl.duration_ms if reference_ms is None else reference_ms
                 self._table.set_ttl(
                     self._handles[name].column,
-                    ttl.duration_ms,
+                    kept_ms,
                     ttl.granularity_ms,
                     ttl.time == "event",
                     ttl.update == "read_and_write",
                     ttl.visibility == "return_if_not_cleaned_up",
+                    ttl.duration_ms - kept_ms,
+                    reference_ms is not None,
                 )
 
     @property

@@ -1,4 +1,4 @@
-"""Renamed states: which of a checkpoint's states a declaration continues, and how files call it.
+"""Which of a checkpoint's states a declaration continues, and what its files go by for ever.
 
 Thread safety: pure functions.
 
@@ -10,6 +10,10 @@ Invariants
    is found by its new name from then on, and no longer needs to be declared with its former one.
 3. No two states of an operator have one name in files. A new state whose name is that of a renamed
    one in files gets another name there.
+4. The times of a state that keeps the expiry of what is stored refer to one duration for ever, the
+   first that the state was declared with (`State.reference_ms`), as do those of files from before
+   a checkpoint has known it: then the duration of the next start counts for them. A state without
+   a time to live keeps it, for files that have times when it has one again.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pystate.errors import DeclarationError, SchemaError
-from pystate.state.declaration import State, parted
+from pystate.state.declaration import State, parted, referred
 
 __all__ = ["check_former_names", "file_name", "in_files"]
 
@@ -65,7 +69,7 @@ def in_files(
     what: str,
     dropped: Collection[str] = (),
 ) -> dict[str, State[Any]]:
-    """The declared states with the names that the files of a checkpoint have for them.
+    """The declared states with what the files of a checkpoint have for them: names, and durations.
 
     Parameters
     ----------
@@ -89,7 +93,9 @@ def in_files(
     gone = set(dropped).difference(declared)
     known = {name: file_name(name, text) for name, text in stored if name not in gone}
     taken = {file_name(name, text) for name, text in stored}
+    references = {file_name(name, text): referred(text) for name, text in stored}
     found: dict[str, str] = {}
+    continued = set()
     for name, state in declared.items():
         names = [each for each in (name, *state.previously) if each in known]
         if len(names) > 1:
@@ -101,13 +107,17 @@ def in_files(
             )
         if names:
             found[name] = known[names[0]]
+            continued.add(name)
     for name in declared:
         if name not in found:
             found[name] = _unused(name, taken.union(found.values()))
-    return {
-        name: state.in_files(None if found[name] == name else found[name])
-        for name, state in declared.items()
-    }
+    made = {}
+    for name, state in declared.items():
+        reference_ms = references[found[name]] if name in continued else None
+        if reference_ms is not None and (state.ttl is None or state.reference_ms is not None):
+            state = state.referring_to(reference_ms)
+        made[name] = state.in_files(None if found[name] == name else found[name])
+    return made
 
 
 def _unused(name: str, taken: Collection[str]) -> str:

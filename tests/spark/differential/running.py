@@ -196,12 +196,13 @@ def on_spark(
     mode: str = "Update",
     no_data: bool = False,
     branch: Callable[[Case, DataFrame, str], DataFrame] = spark_branch,
+    first: int = 0,
 ) -> Run:
-    """Run the cases as one streaming query."""
+    """Run the cases as one streaming query, which goes on with the batch `first`."""
     outputs: list[Counter[tuple[str, str]]] = []
 
     def collect(frame: DataFrame, batch_id: int) -> None:
-        assert batch_id == len(outputs)
+        assert batch_id == first + len(outputs)
         outputs.append(Counter((row.case, row.row) for row in frame.collect()))
 
     with settings(spark, **{NO_DATA: str(no_data).lower()}):

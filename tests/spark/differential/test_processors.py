@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 from collections import Counter
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,19 @@ def test_over_more_batches(spark: SparkSession, tmp_path: Path, seed: int, no_da
     cases = EVENTS if no_data else {**PLAIN, **ODD, **FRAMES}
     found = differences(spark, cases, tmp_path, made_batches(seed, 6, 60), no_data=no_data)
     assert not found, "\n".join(found[:20])
+
+
+def test_what_is_stored_keeps_its_expiry(spark: SparkSession, tmp_path: Path) -> None:
+    """Each start asks for another time to live."""
+    paths = write_batches(tmp_path / "batches", made_batches(6, 3, 8))
+    (tmp_path / "input").mkdir()
+    for number, ttl_ms in enumerate((timed.HOUR, 1, timed.HOUR)):
+        cases = {"brief": replace(CLOCKS["brief"], processor=partial(timed.Brief, ttl_ms))}
+        path = Path(shutil.copy2(paths[number], tmp_path / "input"))
+        theirs = on_spark(spark, cases, [path], tmp_path / "spark", first=number)
+        ours = on_pystate(spark, cases, [path], tmp_path / "pystate")
+        assert any(theirs.outputs)
+        assert not output_differences(theirs, ours)
 
 
 def test_late_rows_are_dropped_an_epoch_earlier(spark: SparkSession, tmp_path: Path) -> None:
