@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +18,7 @@ import pystate as ps
 from pystate.errors import CheckpointError, InvalidArgumentError, SinkError
 from pystate.spark import Job, ParquetSink, Sink, SinkTask, foreach_epoch
 
-from .conftest import Source
+from .conftest import ROOT, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -146,6 +149,55 @@ def test_one_sink_that_fails_keeps_the_others_from_more_or_less(
     assert sinks["users"].epochs() == [1]
     assert content(sinks["users"].read(spark, 1)) == [("ann", 2), ("bob", 1)]
     assert (tmp_path / "pages" / "epoch-1").read_text() == "['home', 'news']"
+
+
+DRIVER = """
+import os, signal, sys
+from pathlib import Path
+from pyspark.sql import SparkSession
+from pystate.spark import Job, ParquetSink
+from tests.spark.test_outputs import VISITS, Broken, counts, visits
+
+folder = Path(sys.argv[1])
+Broken.commit = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+spark = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+         .config("spark.driver.host", "127.0.0.1").getOrCreate())
+sinks = {"users": ParquetSink(folder / "users"), "pages": Broken(folder / "pages", "never")}
+Job("test", checkpoint=folder / "checkpoint", parallelism=2).run_epoch(
+    visits(spark, VISITS), counts, run_key="a", sink=sinks
+)
+"""
+
+
+def test_a_driver_killed_between_the_commits_of_two_outputs(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        start_new_session=True,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+    sinks = {
+        "users": ParquetSink(tmp_path / "users"),
+        "pages": Broken(tmp_path / "pages", "never"),
+    }
+    # One is committed, and the other one is not.
+    assert sinks["users"].epochs() == [1] and not (tmp_path / "pages").exists()
+    published = sorted((tmp_path / "users").rglob("*.parquet"))
+    job = make_job()
+    assert job.run_epoch(visits(spark, VISITS), counts, run_key="a", sink=sinks).already_done
+    assert sorted((tmp_path / "users").rglob("*.parquet")) == published
+    assert (tmp_path / "pages" / "epoch-1").read_text() == "['home', 'news']"
+    result = job.run_epoch(visits(spark, VISITS[:1]), counts, run_key="b", sink=sinks)
+    assert result.epoch == 2 and sinks["users"].epochs() == [1, 2]
+    # The last column is the epoch.
+    assert content(sinks["users"].read(spark)) == [("ann", 2, 1), ("ann", 3, 2), ("bob", 1, 1)]
+    assert (tmp_path / "pages" / "epoch-2").read_text() == "['home']"
 
 
 def test_a_stream_has_several_outputs_and_holds_them(
