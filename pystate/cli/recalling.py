@@ -29,6 +29,7 @@ _COLUMNS = (
     "rows in",
     "rows out",
     "late",
+    "invalid",
     "changed",
     "keys",
     "state",
@@ -39,7 +40,18 @@ _COLUMNS = (
     "notes",
 )
 #: What is left out, in this order, where the screen is too narrow.
-_SPARE = ("watermark", "state", "merged", "late", "rows out", "keys", "written", "input", "changed")
+_SPARE = (
+    "watermark",
+    "state",
+    "merged",
+    "late",
+    "rows out",
+    "keys",
+    "written",
+    "input",
+    "invalid",
+    "changed",
+)
 _TIMES = ("attach", "process", "seal", "write")
 _PARTS = ("epoch", "published (UTC)", *_TIMES, "publish", "commit", "took")
 _OPERATORS = (
@@ -49,6 +61,7 @@ _OPERATORS = (
     "rows in",
     "rows out",
     "late",
+    "invalid",
     "changed",
     "keys",
     "state",
@@ -141,6 +154,7 @@ def _rows(records: Sequence[EpochRecord]) -> list[tuple[object, ...]]:
                 _some(rows_in),
                 _some(rows_out),
                 None if late is None else number(late),
+                _some(record.total("invalid_rows")),
                 number(record.total("rows_changed")),
                 number(record.total("keys")),
                 size(record.total("state_bytes")),
@@ -179,6 +193,7 @@ def _operators(record: EpochRecord) -> list[tuple[object, ...]]:
             _some(operator.rows_in),
             _some(operator.rows_out),
             None if operator.late_rows is None else number(operator.late_rows),
+            _some(operator.invalid_rows),
             number(operator.rows_changed),
             number(operator.keys),
             size(operator.state_bytes),

@@ -26,7 +26,17 @@ __all__ = ["EpochProgress", "OperatorProgress", "notify", "progress_panel"]
 _LOG = logger("pystate.spark.epochs.progress")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 #: The column heads of `OperatorProgress.as_row`.
-_HEADS = ("operator", "rows in", "rows out", "late", "keys", "state", "changed", "checkpoint")
+_HEADS = (
+    "operator",
+    "rows in",
+    "rows out",
+    "late",
+    "invalid",
+    "keys",
+    "state",
+    "changed",
+    "checkpoint",
+)
 
 
 @dataclass(frozen=True)
@@ -93,6 +103,7 @@ class OperatorProgress(OperatorRecord):
             self.rows_in,
             self.rows_out,
             self.late_rows,
+            self.invalid_rows,
             self.keys,
             bytes_shown(self.state_bytes),
             self.rows_changed,

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import pystate as ps
+from pystate.cli import recalling
 from pystate.cli.app import app
 from pystate.coordinator.epoch import Epoch
 from pystate.coordinator.range_report import InputSeen, RangeReport
@@ -241,6 +243,19 @@ def test_history_shows_epochs_that_are_gone(tmp_path: Path) -> None:
     assert code == 0 and found == json.loads(json.dumps(ps.history(work.root), default=vars))
     assert [r["epoch"] for r in found["records"]] == [1, 2, 3, 4, 5, 6, 7]
     assert found["records"][0]["operators"][1]["uid"] == "b" and found["missing"] == []
+
+
+def test_history_shows_invalid_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work(tmp_path / "c", uids=("a", "b")).some(1)
+    found = ps.history(work.root)
+    [record] = found.records
+    a, b = record.operators
+    record = replace(record, operators=(replace(a, late_rows=4), replace(b, invalid_rows=1234)))
+    monkeypatch.setattr(recalling, "recall", lambda *_, **__: replace(found, records=(record,)))
+    heads, line = run("history", work.root)[1].splitlines()
+    assert heads.index("late") < heads.index("invalid") and "1 234" in line
+    heads, first, second = run("history", work.root, "--operators")[1].splitlines()
+    assert "1 234" in second and "1 234" not in first and "invalid" in heads
 
 
 def test_history_since(tmp_path: Path) -> None:
