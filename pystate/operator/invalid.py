@@ -210,10 +210,10 @@ class InvalidRows:
         """The error for a row that cannot be processed."""
         values = [_shown(leaf(rows.slice(i, 1), name)[0]) for name in self._key]
         key = values[0] if len(values) == 1 else tuple(values)
+        of, way = (f"a row of key {key!r:.80}", "key_by") if values else ("a row", "operator")
         return InvalidRowError(
-            f"{self._owner}: a row of key {key!r:.80} {why(i)}: have such rows dropped and counted "
-            "by Job(..., on_invalid='drop'), or written to a side output by "
-            "key_by(..., invalid='tag')"
+            f"{self._owner}: {of} {why(i)}: have such rows dropped and counted by "
+            f"Job(..., on_invalid='drop'), or written to a side output by {way}(..., invalid='tag')"
         )
 
 

@@ -312,6 +312,26 @@ def test_rows_have_event_times_and_may_be_late(
     assert sum(sum(row["n"]) for row in job.read_state("times").to_pylist()) == 4
 
 
+def test_rows_that_are_far_ahead_are_invalid(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
+    job = make_job()
+    far = 253_402_300_000_000
+    frame = spark.createDataFrame([(1_000, 1), (far, 2), (2_000, 3)], "t long, v long")
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        operator = job.operator(df, uid="o", event_time="t", max_ahead="1 day", invalid="odd")
+        return operator.process(Times(), "t long, watermark long")
+
+    sink = ParquetSink(tmp_path / "odd")
+    result = job.run_epoch(frame, pipeline, side_outputs={"odd": sink})
+    assert {row.t for row in result.dataframe.collect()} == {1_000, 2_000, None}
+    assert [tuple(row) for row in sink.read(spark, 1).collect()] == [(far, 2)]
+    progress = job.last_progress
+    assert progress is not None and progress.invalid_rows == {"o": 1}
+    assert progress.by_operator["o"].watermark_ms == 2_000
+
+
 class Divided(ps.ProcessFunction):
     """Keeps numbers."""
 

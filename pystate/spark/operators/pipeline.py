@@ -168,6 +168,8 @@ class PipelineContext:
         event_time: str | None = None,
         allowed_delay: Duration | None = None,
         idle_after: Duration | None = None,
+        max_ahead: Duration | None = None,
+        invalid: str | None = None,
     ) -> OperatorFrame:
         """Give one epoch's rows to the instances of an operator, for state without keys.
 
@@ -177,7 +179,7 @@ class PipelineContext:
             The rows. It may be called only inside a pipeline.
         uid : str
             Names the operator in checkpoints.
-        event_time, allowed_delay, idle_after
+        event_time, allowed_delay, idle_after, max_ahead, invalid
             As in `key_by`.
 
         Returns
@@ -189,7 +191,14 @@ class PipelineContext:
         require_classic(df)
         require_pandas("operator")
         return OperatorFrame(
-            evaluation, df, checked_uid(uid), event_time, allowed_delay, idle_after
+            evaluation,
+            df,
+            checked_uid(uid),
+            event_time,
+            allowed_delay,
+            idle_after,
+            max_ahead,
+            invalid,
         )
 
     def broadcast(

@@ -28,7 +28,7 @@ from pystate.spark.base.schemas import output_columns, parse_schema, refuse_rese
 from pystate.spark.evaluation.initial import Given, checked_given
 from pystate.spark.evaluation.initial_items import InitialItems
 from pystate.spark.operators.arrow_map import arrow_map
-from pystate.spark.operators.inputs import input_of
+from pystate.spark.operators.inputs import input_of, invalid_schema
 from pystate.spark.tasks.instances import InstanceBody, InstanceOperator
 from pystate.state.operator_state import INSTANCE_SCHEMA
 from pystate.types.durations import Duration
@@ -58,6 +58,10 @@ class OperatorFrame:
         How late a row may be by its event time.
     idle_after : str, timedelta or int, optional
         After how long without rows the input is idle.
+    max_ahead : str, timedelta or int, optional
+        How far a row's event time may be ahead of the processing time.
+    invalid : str, optional
+        The side output for rows that cannot be processed.
     """
 
     def __init__(
@@ -68,6 +72,8 @@ class OperatorFrame:
         event_time: str | None = None,
         allowed_delay: Duration | None = None,
         idle_after: Duration | None = None,
+        max_ahead: Duration | None = None,
+        invalid: str | None = None,
     ) -> None:
         self._evaluation = evaluation
         self._uid = uid
@@ -75,7 +81,14 @@ class OperatorFrame:
         refuse_reserved(frame.columns, self._owner)
         columns = FrameColumns(frame, self._owner)
         self._frame, self._event_time, _, self._input, self._invalid = input_of(
-            evaluation, columns, self._owner, event_time, allowed_delay, idle_after
+            evaluation,
+            columns,
+            self._owner,
+            event_time,
+            allowed_delay,
+            idle_after,
+            max_ahead=max_ahead,
+            invalid=invalid,
         )
 
     def process(
@@ -158,7 +171,7 @@ class OperatorFrame:
             inputs=(self._input,),
             sides=written,
             initial=None if given_items is None else InitialItems(given_items, states),
-            invalid={INPUT: (self._invalid, None)},
+            invalid={INPUT: invalid_schema(self._invalid, frame, owner)},
         )
         plan = replace(plan, every_epoch=works_in_every_epoch(function))
         routed = spread(frame, plan.parallelism)
