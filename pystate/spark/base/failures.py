@@ -133,8 +133,8 @@ def as_function_error(error: BaseException) -> BaseException:
     below = trace[frames[-1].end() :] if frames else ""
     end = re.search(r"^(?=[A-Za-z_])", below, re.MULTILINE)
     said = None if end is None else _END.match(below[end.start() :])
-    if said is None:
-        return error
+    if said is None or said["kind"].startswith("pystate."):
+        return error  # no function of the user has raised it
     users = [frame for frame in frames if not _OURS.search(frame["file"])] or frames[-1:]
     message = said["message"] or ""
     text = said["kind"] + (f": {message}" if message else "") + said["notes"]

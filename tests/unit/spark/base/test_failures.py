@@ -100,7 +100,9 @@ def test_the_error_of_an_action_on_an_rdd_is_that_of_the_function() -> None:
 
 
 def test_what_is_no_exception_of_a_function_stays() -> None:
-    for error in (ValueError("a"), InvalidArgumentError("b"), Reported("no trace"), Reported("")):
+    ours = Reported(f"{FRAMES}pystate.checkpoint.begin_marks.RefusedError: it has ended")
+    others = ValueError("a"), InvalidArgumentError("b"), Reported("no trace"), Reported("")
+    for error in (*others, ours):
         assert as_function_error(error) is error
     library = FRAMES.replace("/home/ann/", "/env/lib/python3.11/site-packages/")
     assert "\nline 7 of" in str(as_function_error(Reported(f"{library}ValueError: x")))
