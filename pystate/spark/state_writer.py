@@ -34,7 +34,7 @@ from pystate.processor.writing import (
 )
 from pystate.spark.base.environment import require_classic, use_this_python
 from pystate.spark.base.resolve import column_named
-from pystate.spark.base.routing import route, split_markers
+from pystate.spark.base.routing import RANGE_COLUMN, route, split_markers
 from pystate.spark.base.schemas import key_schema
 from pystate.state.operator_spec import OperatorSpec
 from pystate.types.keys import describe
@@ -99,7 +99,10 @@ def _write(made: Destination, operator: OperatorSpec, given: StateRows) -> tuple
     use_this_python(frame.sparkSession.sparkContext)
     names = [name for name, _ in operator.key]
     routed = route(frame, names, made.max_parallelism, made.parallelism)
-    task = _writer(made.storage, operator, made.parallelism, made.epoch)
+    columns = routed.columns[:-1]
+    task = _writer(made.storage, operator, made.parallelism, made.epoch, columns)
+    # `mapInArrow` takes names for paths, and those of a struct's fields have dots.
+    routed = routed.toDF(*(f"c{i}" for i in range(len(columns))), RANGE_COLUMN)
     found: dict[int, RangeState] = {}
     for row in routed.mapInArrow(task, "written string").collect():
         state = RangeState.decode(json.loads(row.written), "a task's report", version=3)
@@ -131,7 +134,11 @@ def _frame(operator: OperatorSpec, given: Any, *, timers: bool = False) -> DataF
 
 
 def _writer(
-    storage: CheckpointStorage, operator: OperatorSpec, parallelism: int, epoch: int
+    storage: CheckpointStorage,
+    operator: OperatorSpec,
+    parallelism: int,
+    epoch: int,
+    columns: Sequence[str],
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         parts, ranges = [], []
@@ -144,7 +151,7 @@ def _writer(
                 f"operator {operator.uid!r}: a task has the rows of {len(ranges)} ranges instead "
                 "of one; this is a defect of pystate: please report it"
             )
-        rows = pa.Table.from_batches(parts)
+        rows = pa.Table.from_batches(parts).rename_columns(list(columns))
         is_timer: Any = rows.column(_TIMER)
         rows = rows.drop_columns([_TIMER])
         timers = None
