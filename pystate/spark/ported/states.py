@@ -125,13 +125,18 @@ class MapKeys:
             self.type = StateType("binary")
             self._codec = NestedCodec(struct.type, "a map's key")
             self._codec.tuples = True
+        self._floats = self._codec is not None and _has_floats(struct.type)
         self.plain = self._codec is None and struct.plain
 
     def pack(self, key: Any) -> Any:
         """Turn the tuple that Spark takes into the state's key."""
         found = self._struct.pack(key)
         if self._codec is not None:
-            return self._codec.pack(found)
+            packed = self._codec.pack(found)
+            if self._floats:
+                # Zeros are equal, as in a key of one field; NaNs have one form in any case.
+                packed = self._codec.pack(_one_zero(self._codec.unpack(packed)))
+            return packed
         if found[0] is None:
             raise StatefulProcessorError(
                 f"{self._struct.what}: {self._struct.names[0]!r} is None: the key of a map with "
@@ -142,6 +147,21 @@ class MapKeys:
     def unpack(self, key: Any) -> tuple[Any, ...]:
         """Turn the state's key into the tuple that Spark gives."""
         return self._struct.unpack((key,) if self._codec is None else self._codec.unpack(key))
+
+
+def _has_floats(type: StateType) -> bool:
+    return type.name in ("float", "double") or any(_has_floats(each) for _, each in type.children)
+
+
+def _one_zero(value: Any) -> Any:
+    """A value that a codec has given, without negative zeros."""
+    if isinstance(value, float):
+        return value + 0.0
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_one_zero, value))
+    if isinstance(value, dict):
+        return {_one_zero(key): _one_zero(each) for key, each in value.items()}
+    return value
 
 
 class PortedValue(ValueState):
