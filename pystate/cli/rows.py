@@ -22,7 +22,7 @@ import typer
 from pystate.arguments import shown
 from pystate.cli.screen import is_ascii, number, say, table
 from pystate.errors import InvalidArgumentError
-from pystate.types.keys import KeyColumns
+from pystate.types.keys import KeyColumns, null_marks
 
 __all__ = ["Format", "Keys", "Limit", "Style", "keys_of", "print_rows", "style_of"]
 
@@ -78,6 +78,7 @@ def keys_of(given: list[str], key: KeyColumns) -> list[pa.Array[Any]]:
         A text is not a key.
     """
     rows: list[list[Any]] = []
+    marks = null_marks(key)
     for text in given:
         values: Any = [text]
         if len(key) > 1:
@@ -85,6 +86,9 @@ def keys_of(given: list[str], key: KeyColumns) -> list[pa.Array[Any]]:
                 values = json.loads(text)
             except ValueError:
                 values = None
+            if isinstance(values, list) and len(values) == len(key) - len(marks):
+                rest = iter(values)
+                values = [None if i in marks else next(rest) for i in range(len(key))]
             if not isinstance(values, list) or len(values) != len(key):
                 columns = ", ".join(f"{name} {type_.ddl}" for name, type_ in key)
                 raise InvalidArgumentError(

@@ -223,7 +223,7 @@ class Calls:
         """The keys as a function sees them: values, or tuples if there are several columns."""
         values = map(python_values, columns, self.key)
         if self.run.spec.key_types:
-            return map(key_maker(self.run.spec.key_types), zip(*values, strict=True))
+            return map(key_maker(self.run.spec.key_types, self.key), zip(*values, strict=True))
         return next(values) if len(columns) == 1 else zip(*values, strict=True)
 
 

@@ -27,7 +27,7 @@ from pystate.errors import InvalidArgumentError, InvalidRowError
 from pystate.operator.event_time import event_times
 from pystate.operator.function_spec import DROP_LATE, PROCESS_LATE
 from pystate.types.durations import Duration, milliseconds
-from pystate.types.keys import leaf
+from pystate.types.keys import leaf, marked_struct
 
 __all__ = [
     "InvalidRows",
@@ -208,7 +208,8 @@ class InvalidRows:
 
     def error(self, rows: pa.RecordBatch, i: int, why: Callable[[int], str]) -> InvalidRowError:
         """The error for a row that cannot be processed."""
-        values = [_shown(leaf(rows.slice(i, 1), name)[0]) for name in self._key]
+        names = [name for name in self._key if marked_struct(name) is None] or self._key
+        values = [_shown(leaf(rows.slice(i, 1), name)[0]) for name in names]
         key = values[0] if len(values) == 1 else tuple(values)
         of, way = (f"a row of key {key!r:.80}", "key_by") if values else ("a row", "operator")
         return InvalidRowError(

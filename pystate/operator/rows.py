@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import keyword
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +19,20 @@ from pystate._core import core
 from pystate.arguments import repeated
 from pystate.errors import InvalidArgumentError
 from pystate.types.arrays import datetimes, reference
+from pystate.types.keys import has_null_marks
 from pystate.types.state_type import StateType
 
-__all__ = ["READABLE", "Row", "RowFactory", "key_maker", "python_values", "readable", "unreadable"]
+__all__ = [
+    "READABLE",
+    "Row",
+    "RowFactory",
+    "key_maker",
+    "key_parts",
+    "part_maker",
+    "python_values",
+    "readable",
+    "unreadable",
+]
 
 #: Columns whose values the core makes one at a time, when they are asked for.
 READABLE: dict[pa.DataType, StateType] = {
@@ -126,15 +137,18 @@ def _row_class(names: tuple[str, ...]) -> type[Row]:
     return type("Row", (Row,), members)
 
 
-def key_maker(types: Sequence[StateType]) -> Callable[[Iterable[Any]], Any]:
+def key_maker(types: Sequence[StateType], names: Sequence[str]) -> Callable[[Iterable[Any]], Any]:
     """Return a function that makes a key of its parts: rows of structs, a tuple of several.
 
     Parameters
     ----------
     types : sequence of StateType
-        The types of the key's columns; the parts are those of `pystate.types.keys.leaves`.
+        The types of the key's columns.
+    names : sequence of str
+        The parts: those of `pystate.types.keys.leaves`, or these without the marks of null structs.
     """
-    makers = [_part_maker(type_) for type_ in types]
+    marked = has_null_marks(names, types)
+    makers = [part_maker(type_, _row_class, marked=marked) for type_ in types]
 
     def make(parts: Iterable[Any]) -> Any:
         rest = iter(parts)
@@ -144,12 +158,78 @@ def key_maker(types: Sequence[StateType]) -> Callable[[Iterable[Any]], Any]:
     return make
 
 
-def _part_maker(type: StateType) -> Callable[[Iterator[Any]], Any]:
+def part_maker(
+    type: StateType, row_class: Callable[[tuple[str, ...]], Any], *, marked: bool
+) -> Callable[[Iterator[Any]], Any]:
+    """Return a function that makes the value of one column of a key from its parts.
+
+    Parameters
+    ----------
+    type : StateType
+        The column's type.
+    row_class : callable
+        Gives the class of rows of some names.
+    marked : bool
+        Whether the parts have the marks of null structs.
+    """
     if type.name != "struct":
         return next
-    row = _row_class(tuple(name for name, _ in type.children))
-    makers = [_part_maker(child) for _, child in type.children]
-    return lambda rest: tuple.__new__(row, [maker(rest) for maker in makers])
+    row = row_class(tuple(name for name, _ in type.children))
+    makers = [part_maker(child, row_class, marked=marked) for _, child in type.children]
+
+    def make(rest: Iterator[Any]) -> Any:
+        found = tuple.__new__(row, [maker(rest) for maker in makers])
+        return None if marked and next(rest) else found
+
+    return make
+
+
+def key_parts(key: Any, types: Sequence[StateType], names: Sequence[str]) -> tuple[Any, ...]:
+    """The parts of a key that is given as a function sees it; structs may be tuples or mappings.
+
+    Parameters
+    ----------
+    key : object
+        The key; a tuple of several columns.
+    types, names : sequence
+        As for `key_maker`.
+
+    Raises
+    ------
+    InvalidArgumentError
+        It is no such key.
+    """
+    marked = has_null_marks(names, types)
+    parts: list[Any] = []
+
+    def refuse() -> NoReturn:
+        wanted = ", ".join(type_.ddl for type_ in types)
+        raise InvalidArgumentError(f"the key {key!r:.80} is not as a function sees it: {wanted}")
+
+    def add(value: Any, type: StateType) -> None:
+        if type.name != "struct":
+            parts.append(value)
+            return
+        fields = type.children
+        if value is None:
+            values: Iterable[Any] = [None] * len(fields)
+        elif isinstance(value, Mapping) and {*value} == {name for name, _ in fields}:
+            values = [value[name] for name, _ in fields]
+        elif isinstance(value, tuple) and len(value) == len(fields):
+            values = value
+        else:
+            refuse()
+        for each, (_, child) in zip(values, fields, strict=True):
+            add(each, child)
+        if marked:
+            parts.append(True if value is None else None)
+
+    columns = (key,) if len(types) == 1 else key
+    if not isinstance(columns, tuple) or len(columns) != len(types):
+        refuse()
+    for value, type_ in zip(columns, types, strict=True):
+        add(value, type_)
+    return tuple(parts)
 
 
 class RowFactory:

@@ -16,6 +16,8 @@ from pystate.processor.range_rows import put_rows, put_timers
 from pystate.processor.writing import check_columns
 from pystate.state.operator_spec import OperatorSpec
 from pystate.testing.range_tables import RangeTables
+from pystate.types.ddl import path_parts
+from pystate.types.keys import leaf, marked_struct
 
 __all__ = ["as_table", "begin_with_state"]
 
@@ -35,6 +37,22 @@ def as_table(given: Any, what: str) -> pa.Table:
             f"{what} is a pyarrow.Table, a pandas DataFrame, or a dict of columns, not "
             f"{shown(given)}: {error}"
         ) from error
+
+
+def _with_key_columns(table: pa.Table, operator: OperatorSpec) -> pa.Table:
+    """The table with the key's columns in place of structs; a mark that is left out is null."""
+    structs = set()
+    for name, _ in operator.key:
+        if name in table.column_names:
+            continue
+        struct = marked_struct(name)
+        first = path_parts(struct or name)[0]
+        if first in table.column_names:
+            table = table.append_column(name, leaf(table, name))
+            structs.add(first)
+        elif struct is not None:
+            table = table.append_column(name, pa.nulls(len(table), pa.bool_()))
+    return table.drop_columns([*structs])
 
 
 def begin_with_state(ranges: RangeTables, operator: OperatorSpec, state: Any, timers: Any) -> None:
@@ -63,7 +81,7 @@ def begin_with_state(ranges: RangeTables, operator: OperatorSpec, state: Any, ti
             if given is None:
                 continue
             what = f"operator {operator.uid!r}: initial_{'timers' if of_timers else 'state'}"
-            table = as_table(given, what)
+            table = _with_key_columns(as_table(given, what), operator)
             kept = {name: d for name, d in operator.states.items() if name in table.column_names}
             some = replace(operator, states=kept)
             table = table.select(check_columns(some, table.column_names, timers=of_timers))

@@ -22,6 +22,7 @@ from pystate.operator.event_time import milliseconds
 from pystate.operator.function_spec import PROCESS_LATE, checked_late
 from pystate.operator.invalid import harness_rule
 from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
+from pystate.operator.rows import key_maker, key_parts
 from pystate.state.registry import unknown_state
 from pystate.testing.base import HarnessBase
 from pystate.testing.beginning import as_table, begin_with_state
@@ -325,7 +326,12 @@ class Harness(HarnessBase):
 
     def keys(self) -> list[Any]:
         """All keys that have state, in no particular order."""
-        return [key for share in self._ranges or () for key in share.backend]
+        found = [key for share in self._ranges or () for key in share.backend]
+        types = self._options.key_types(self._rows.schema)
+        if not types or self._ranges is None:
+            return found
+        maker = key_maker(types, [name for name, _ in self._ranges.key])
+        return [maker(key if isinstance(key, tuple) else (key,)) for key in found]
 
     def state(self, name: str, key: Any, namespace: Any = None) -> Any:
         """One state of one key.
@@ -335,7 +341,7 @@ class Harness(HarnessBase):
         name : str
             The state.
         key : object
-            The key; a tuple if it has several columns.
+            The key as the function sees it; a tuple if it has several columns.
         namespace : object, optional
             The namespace; by default the default one.
 
@@ -344,7 +350,8 @@ class Harness(HarnessBase):
         object
             What the handle returns: a value, a list, an aggregate's result; for a map a dict.
         """
-        return self._known_ranges(name).look(name, key, namespace)
+        ranges = self._known_ranges(name)
+        return ranges.look(name, self._stored(key, ranges), namespace)
 
     def states(self, key: Any, namespace: Any = None) -> dict[str, Any]:
         """All states of one key by name; parameters and values are those of `state`."""
@@ -358,7 +365,7 @@ class Harness(HarnessBase):
         name : str
             The state.
         key : object
-            The key; a tuple if it has several columns.
+            The key as the function sees it; a tuple if it has several columns.
         value : object
             What `state` would return; of an aggregating state the values that it is to have
             aggregated. None clears it.
@@ -372,7 +379,16 @@ class Harness(HarnessBase):
         WrongTypeError
             The value is not of the state's type.
         """
-        self._known_ranges(name).put(name, key, namespace, value, self._clock.processing_time)
+        ranges, now = self._known_ranges(name), self._clock.processing_time
+        ranges.put(name, self._stored(key, ranges), namespace, value, now)
+
+    def _stored(self, key: Any, ranges: RangeTables) -> Any:
+        """A key as the tables have it: of structs their fields."""
+        types = self._options.key_types(self._rows.schema)
+        if not types:
+            return key
+        parts = key_parts(key, types, [name for name, _ in ranges.key])
+        return parts if len(parts) > 1 else parts[0]
 
     def _known_ranges(self, name: str) -> RangeTables:
         """The tables, which have this state."""
@@ -482,7 +498,10 @@ class Harness(HarnessBase):
         if ranges is None:
             name, given = ("timers", timers) if state is None else ("state", state)
             table = as_table(given, f"operator {options.uid!r}: initial_{name}")
-            ranges = self._make_ranges(key_of(table.schema, options.key))
+            schema, known = table.schema, self._rows.schema
+            if known is not None and not {*options.key} <= {*schema.names}:
+                schema = known  # states come with the fields of structs, as read_state gives them
+            ranges = self._make_ranges(key_of(schema, options.key))
         most = options.max_parallelism
         spec = operator_spec(self._function, options.uid, ranges.key, most)
         begin_with_state(ranges, spec, state, timers)

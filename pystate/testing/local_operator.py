@@ -153,11 +153,11 @@ class OperatorOptions:
             event_time=self.event_time if known else None,
             side_outputs=self.sides,
             late=self.late if known else PROCESS_LATE,
-            key_types=self._key_types(columns),
+            key_types=self.key_types(columns),
             broadcast=self.broadcast,
         )
 
-    def _key_types(self, columns: pa.Schema | None) -> tuple[StateType, ...]:
+    def key_types(self, columns: pa.Schema | None) -> tuple[StateType, ...]:
         """The types of the key's columns, if one of them is a struct."""
         if columns is None or not self.names_only:
             return ()

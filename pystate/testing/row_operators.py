@@ -6,7 +6,7 @@ Thread safety: a `RowHarness` belongs to one thread.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from pystate.testing.operator_harness import (
 )
 from pystate.testing.range_tables import RangeTable
 from pystate.types.durations import Duration, delay_milliseconds, milliseconds
+from pystate.types.keys import KeyColumns, whole
 from pystate.types.state_type import parse_type
 
 __all__ = ["Deduplicate", "RowHarness", "Top"]
@@ -161,6 +162,7 @@ class RowHarness(OperatorHarness):
                 f"{', '.join(schema.names)}"
             )
         found = key_of(schema, names)
+        self._keys = tuple((each, parse_type(schema.field(each).type, owner)) for each in names)
         checked_late(late, (), owner)
         self._spec: DeduplicateSpec | TopSpec
         if isinstance(operator, Deduplicate):
@@ -169,6 +171,7 @@ class RowHarness(OperatorHarness):
             )
         elif isinstance(operator, Top):
             self._spec = _top(operator, names, schema, event_time, late, owner)
+            self._spec = replace(self._spec, key=tuple(name for name, _ in found))
         else:
             raise InvalidArgumentError(
                 f"{owner}: {operator!r:.80} is no ps.testing.Deduplicate or Top"
@@ -179,7 +182,7 @@ class RowHarness(OperatorHarness):
         rule = harness_rule(owner, event_time, max_ahead, invalid, on_invalid)
         super().__init__(
             OperatorSpec(uid, found, self._spec.states(), max_parallelism=max_parallelism),
-            [HarnessInput(_INPUT, names, rows, event_time, delay, rule)],
+            [HarnessInput(_INPUT, tuple(n for n, _ in found), rows, event_time, delay, rule)],
             parallelism=parallelism,
             batch_rows=batch_rows,
             processing_time=processing_time,
@@ -191,7 +194,7 @@ class RowHarness(OperatorHarness):
 
     def _start(self, share: RangeTable, attempt: Attempt) -> Running:
         invalid = attempt.invalid_of(self._inputs[_INPUT], self._owner)
-        return _RowRun(self._spec, share, attempt, self._operator.uid, invalid)
+        return _RowRun(self._spec, self._keys, share, attempt, self._operator.uid, invalid)
 
     def _batches(self, given: Mapping[str, Any]) -> dict[str, pa.RecordBatch]:
         found = super()._batches(given)
@@ -249,12 +252,15 @@ class _RowRun:
     def __init__(
         self,
         spec: DeduplicateSpec | TopSpec,
+        keys: KeyColumns,
         share: RangeTable,
         attempt: Attempt,
         uid: str,
         invalid: InvalidRows,
     ) -> None:
         self._fault = attempt.fault
+        # A job, too, makes structs of the fields that a ranked row comes with.
+        self._keys = keys if isinstance(spec, TopSpec) and len(keys) < len(spec.key) else ()
         self._run = spec.start(
             share.backend,
             processing_time=attempt.times.processing_time,
@@ -276,10 +282,18 @@ class _RowRun:
     def process(self, name: str, rows: pa.RecordBatch) -> Iterator[Any]:
         if self._fault is not None:
             self._fault.count("rows", rows.num_rows)
-        return self._run.process(rows)
+        return map(self._with_structs, self._run.process(rows))
 
     def finish(self) -> Iterator[Any]:
-        return self._run.finish()
+        return map(self._with_structs, self._run.finish())
+
+    def _with_structs(self, piece: Any) -> Any:
+        if not self._keys:
+            return piece
+        more = piece.schema.names[len(self._run.spec.key) :]
+        arrays = [whole(piece, name, type_) for name, type_ in self._keys]
+        names = [*(name for name, _ in self._keys), *more]
+        return pa.RecordBatch.from_arrays([*arrays, *map(piece.column, more)], names)
 
     def close(self) -> None:
         pass

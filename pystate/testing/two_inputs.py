@@ -247,6 +247,11 @@ class TwoInputHarness(OperatorHarness):
             )
         require_state(function, self._owner)
         keys = [key_of(_schema(each), each.key) for each in (left, right)]
+        for each, found in zip((left, right), keys, strict=True):
+            if len(found) != len(each.key):
+                raise WrongTypeError(
+                    f"{self._owner}: a key of two inputs is no struct: make columns of its fields"
+                )
         if [type_.ddl for _, type_ in keys[0]] != [type_.ddl for _, type_ in keys[1]]:
             raise WrongTypeError(f"{self._owner}: the keys of the inputs have different types")
 

@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,3 +98,77 @@ def test_keys_are_those_of_sql(rows: list[tuple[Any, ...]], chosen: set[str]) ->
     ) as join:
         pairs = sum(len(own) ** 2 for key, own in seen.items() if None not in key)
         assert len(join.process(batch, more)) == pairs
+
+
+#: A struct of structs, each of which may be null, as all fields may be.
+PLACES = st.none() | st.fixed_dictionaries(
+    {
+        "a": NUMBERS,
+        "in": st.none()
+        | st.fixed_dictionaries(
+            {"x": FLOATS, "to": st.none() | st.fixed_dictionaries({"t": TEXTS, "u": NUMBERS})}
+        ),
+    }
+)
+PLACE = pa.struct(
+    [
+        ("a", pa.int64()),
+        (
+            "in",
+            pa.struct(
+                [
+                    ("x", pa.float64()),
+                    ("to", pa.struct([("t", pa.string()), ("u", pa.int64())])),
+                ]
+            ),
+        ),
+    ]
+)
+NAMES = st.sampled_from([["k"], ["k", "m"], ["m", "k", "j"]])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(PLACES, NUMBERS, PLACES), min_size=1, max_size=20), NAMES)
+def test_keys_of_structs_are_those_of_sql(rows: list[tuple[Any, ...]], names: list[str]) -> None:
+    duckdb = pytest.importorskip("duckdb", reason="needs the package duckdb: pip install duckdb")
+    columns = [*zip(*rows, strict=True), range(len(rows))]
+    types = PLACE, pa.int64(), PLACE, pa.int64()
+    arrays = [pa.array(column, type_) for column, type_ in zip(columns, types, strict=True)]
+    batch = pa.RecordBatch.from_arrays(arrays, names=["k", "m", "j", "at"])
+    with duckdb.connect() as connection:
+        given = pa.table(batch).rename_columns([*"kmji"])
+        connection.register("given", given)
+        groups = f"SELECT list(i) FROM given GROUP BY {', '.join(names)}"
+        seen = [sorted(own) for (own,) in connection.sql(groups).fetchall()]
+    numbers = {at: i + 1 for own in seen for i, at in enumerate(own)}
+    firsts = sorted(own[0] for own in seen)
+
+    for parallelism in (1, 3):
+        with Harness(Numbered(), key=names, parallelism=parallelism) as harness:
+            assert dict(harness.process(batch)) == numbers
+    with RowHarness(Deduplicate(), names, columns=batch.schema) as harness:
+        assert sorted(row.at for row in harness.process(batch)) == firsts
+    with RowHarness(Deduplicate(keep="last"), names, columns=batch.schema) as harness:
+        assert sorted(row.at for row in harness.process(batch)) == sorted(own[-1] for own in seen)
+    latest = ps.testing.Top(1, "at", by_key="at")
+    with RowHarness(latest, names, columns=batch.schema) as harness:
+        assert sorted(row.at for row in harness.process(batch)) == sorted(own[-1] for own in seen)
+    with RowHarness(ps.testing.Top(1, "at", False), names, columns=batch.schema) as harness:
+        best = harness.process(batch)
+        assert sorted(row.at for row in best) == firsts
+        # The structs are whole again, null or not.
+        keys = batch.select(names).to_pylist()
+        for row in best:
+            for name in names:
+                assert repr(as_dict(getattr(row, name))) == repr(as_same(keys[row.at][name]))
+
+
+def as_dict(value: Any) -> Any:
+    """A key's column as a dict."""
+    row = value.asDict(recursive=True) if hasattr(value, "asDict") else value
+    return as_same(row)
+
+
+def as_same(value: Any) -> Any:
+    """A value, with one zero and one NaN."""
+    return {n: as_same(v) for n, v in value.items()} if isinstance(value, dict) else same(value)

@@ -16,6 +16,7 @@ from pyspark.sql import types as st
 from pystate.arguments import nearest
 from pystate.errors import InvalidArgumentError
 from pystate.types.ddl import path_parts, quoted
+from pystate.types.keys import marked_struct, null_mark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -43,31 +44,39 @@ def column_text(*parts: str) -> str:
 
 
 def key_column(frame: DataFrame, name: str) -> Column:
-    """A key's column, which may be a field of a struct."""
-    return column_named(name) if name in frame.columns else column_named(*path_parts(name))
+    """A key's column, which may be a field of a struct, or say whether one is null."""
+    return F.expr(key_text(frame.columns, name))
 
 
 def key_text(columns: Sequence[str], name: str) -> str:
     """The same in SQL, of a frame with these columns."""
-    return column_text(name) if name in columns else column_text(*path_parts(name))
+    if name in columns:
+        return column_text(name)
+    struct = marked_struct(name)
+    if struct is None:
+        return column_text(*path_parts(name))
+    return f"if({column_text(*path_parts(struct))} IS NULL, true, cast(null as boolean))"
 
 
-def whole_key(field: st.StructField) -> Column:
-    """A key's column, rebuilt from the columns of its fields."""
+def whole_key(field: st.StructField, *, marked: bool) -> Column:
+    """A key's column, rebuilt from the columns of its fields, and from marks of null structs."""
     if not (isinstance(field.dataType, st.StructType) and field.dataType.fields):
         return column_named(field.name)
-    return _struct(quoted(field.name), field.dataType).alias(field.name)
+    return _struct(quoted(field.name), field, field.dataType, marked=marked).alias(field.name)
 
 
-def _struct(path: str, struct: st.StructType) -> Column:
+def _struct(path: str, whole: st.StructField, struct: st.StructType, *, marked: bool) -> Column:
     parts = []
     for field in struct.fields:
         below = f"{path}.{quoted(field.name)}"
         part = column_named(below)
         if isinstance(field.dataType, st.StructType) and field.dataType.fields:
-            part = _struct(below, field.dataType)
+            part = _struct(below, field, field.dataType, marked=marked)
         parts.append(part.alias(field.name))
-    return F.struct(*parts)
+    found = F.struct(*parts)
+    if not marked or not whole.nullable:
+        return found
+    return F.when(column_named(null_mark(path)).isNull(), found)
 
 
 class ColumnPath(NamedTuple):

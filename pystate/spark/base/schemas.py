@@ -17,6 +17,7 @@ from pystate.arguments import shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operator.output import OutputColumns
 from pystate.types.ddl import quoted
+from pystate.types.keys import null_mark
 
 __all__ = [
     "KeySchema",
@@ -102,8 +103,21 @@ def refuse_reserved(names: Iterable[str], owner: str) -> None:
             )
 
 
-def key_schema(schema: st.StructType, names: Sequence[str], owner: str) -> KeySchema:
+def key_schema(
+    schema: st.StructType, names: Sequence[str], owner: str, *, marked: bool = True
+) -> KeySchema:
     """The types of the key columns, under the schema's names.
+
+    Parameters
+    ----------
+    schema : StructType
+        The columns of the rows.
+    names : sequence of str
+        Those that are the key.
+    owner : str
+        What the errors begin with.
+    marked : bool
+        Whether there are marks of null structs, see `pystate.types.keys`.
 
     Raises
     ------
@@ -117,7 +131,7 @@ def key_schema(schema: st.StructType, names: Sequence[str], owner: str) -> KeySc
     if len(set(names)) != len(names):
         raise InvalidArgumentError(f"{owner}: a key column is named twice: {', '.join(names)}")
     columns = []
-    for name, data_type in key_leaves(schema, names):
+    for name, data_type in key_leaves(schema, names, marked=marked):
         if isinstance(data_type, st.StringType) and data_type != st.StringType():
             raise WrongTypeError(
                 f"{owner}: key column {name!r} is {data_type.simpleString()}: under a collation "
@@ -134,26 +148,30 @@ def key_schema(schema: st.StructType, names: Sequence[str], owner: str) -> KeySc
     return tuple(columns)
 
 
-def key_leaves(schema: st.StructType, names: Sequence[str]) -> list[tuple[str, st.DataType]]:
+def key_leaves(
+    schema: st.StructType, names: Sequence[str], *, marked: bool = True
+) -> list[tuple[str, st.DataType]]:
     """The key columns that some columns stand for: themselves, or the fields of a struct."""
     found: list[tuple[str, st.DataType]] = []
     for name in names:
         data_type = schema[name].dataType
         if isinstance(data_type, st.StructType) and data_type.fields:
-            found += _leaves(quoted(name), data_type)
+            found += _leaves(quoted(name), data_type, marked=marked)
         else:
             found.append((name, data_type))
     return found
 
 
-def _leaves(path: str, struct: st.StructType) -> list[tuple[str, st.DataType]]:
+def _leaves(path: str, struct: st.StructType, *, marked: bool) -> list[tuple[str, st.DataType]]:
     found: list[tuple[str, st.DataType]] = []
     for field in struct.fields:
         below = f"{path}.{quoted(field.name)}"
         if isinstance(field.dataType, st.StructType) and field.dataType.fields:
-            found += _leaves(below, field.dataType)
+            found += _leaves(below, field.dataType, marked=marked)
         else:
             found.append((below, field.dataType))
+    if marked:
+        found.append((null_mark(path), st.BooleanType()))
     return found
 
 

@@ -28,6 +28,7 @@ from pystate.backend.keyed import KeyedStateBackend
 from pystate.backend.options import TableOptions
 from pystate.checkpoint.begin_marks import BeginMarks
 from pystate.checkpoint.manifest import EMPTY_ID, RangeState
+from pystate.checkpoint.refs import as_schema
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.epoch import Epoch, Flow, RepeatableError, describe_ranges
 from pystate.coordinator.planned_ranges import PlannedRanges
@@ -231,6 +232,36 @@ class Evaluation:
                 base.epoch,
                 self._storage.uri,
             )
+
+    def has_plain_key(self, uid: str, key: KeySchema, marks: Sequence[str]) -> bool:
+        """Whether the checkpoint has an operator's key without the marks of null structs.
+
+        Such an operator goes on with the keys that it has, and that is said once.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        key : sequence of (name, type)
+            The key columns without marks.
+        marks : sequence of str
+            Those that are the marks.
+        """
+        base = self.epoch.base
+        stored = None if base is None else base.operator(uid)
+        if base is None or stored is None or stored.key_schema != as_schema(key):
+            return False
+        if uid not in self._learned.plain_keys:
+            self._learned.plain_keys.add(uid)
+            _LOG.warning(
+                "operator %r: an earlier version has begun its state, whose keys do not tell a "
+                "null struct from a struct of nulls, as SQL does: both stay one key. To tell them "
+                "apart from now on, read the state by ps.read_state, add the key columns %s, which "
+                "are null booleans, and write it by ps.write_state as a savepoint to begin with",
+                uid,
+                ", ".join(map(repr, marks)),
+            )
+        return True
 
     def emits_updates(
         self, uid: str, frame: DataFrame, identity: Sequence[str], unstable: str | None = None

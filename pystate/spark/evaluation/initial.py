@@ -55,7 +55,7 @@ from pystate.spark.tasks.worker import Body
 from pystate.state.columns import NAMESPACE
 from pystate.state.kinds import declared_as
 from pystate.types.ddl import path_parts
-from pystate.types.keys import describe, leaf
+from pystate.types.keys import describe, leaf, marked_struct
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -251,6 +251,12 @@ def initial_of(
     return InitialState(state, timers)
 
 
+def _lacks_mark(frame: DataFrame, name: str) -> bool:
+    """Whether a key column is a mark of null structs, and a frame has neither it nor the struct."""
+    struct = None if name in frame.columns else marked_struct(name)
+    return struct is not None and path_parts(struct)[0] not in frame.columns
+
+
 def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFrame, list[str]]:
     """The columns of states or timers, and which of them are no key or namespace."""
     operator = plan.operator
@@ -259,7 +265,13 @@ def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFr
     keys = [name for name, _ in operator.key]
     spaces = [] if operator.namespace is None else [NAMESPACE]
     known = [TIMER_DOMAIN, TIMER_MS] if timers else list(operator.states)
-    outer = {name if name in frame.columns else path_parts(name)[0] for name in keys}
+    # Marks of null structs may be left out: then there are none.
+    unmarked = {name for name in keys if _lacks_mark(frame, name)}
+    outer = {
+        name if name in frame.columns else path_parts(marked_struct(name) or name)[0]
+        for name in keys
+        if name not in unmarked
+    }
     needed = [*outer, *spaces, *(known if timers else ())]
     counts, declared = Counter(frame.columns), {*needed, *known}
     for name in needed:
@@ -284,7 +296,12 @@ def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFr
                 "earlier rows, key_by(initial_rows=...)"
             )
     selected = frame.select(
-        *(key_column(frame, name).alias(name) for name in keys),
+        *(
+            (F.lit(None).cast("boolean") if name in unmarked else key_column(frame, name)).alias(
+                name
+            )
+            for name in keys
+        ),
         *map(column_named, [*spaces, *own]),
     )
     found = tuple(key_schema(selected.schema, keys, what))

@@ -26,3 +26,5 @@ class Learned:
     """Those whose rows are combined before the shuffle."""
     begun: set[str] = field(default_factory=set)
     """Those of which it was said that they begin with nothing any more."""
+    plain_keys: set[str] = field(default_factory=set)
+    """Those of which it was said that their keys do not tell null structs from structs of nulls."""

@@ -5,7 +5,7 @@ Thread safety: `ConnectedFrames` is immutable; a body belongs to its task.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -30,7 +30,7 @@ from pystate.operator.function_spec import (
 )
 from pystate.operator.invalid import InvalidRows
 from pystate.spark.base.arguments import side_columns
-from pystate.spark.base.schemas import key_schema, output_columns, parse_schema
+from pystate.spark.base.schemas import key_leaves, key_schema, output_columns, parse_schema
 from pystate.spark.evaluation.initial import Given, initial_of
 from pystate.spark.operators.arrow_map import arrow_map
 from pystate.spark.operators.broadcast import BroadcastFrame, BroadcastFrames
@@ -59,6 +59,10 @@ if TYPE_CHECKING:
 __all__ = ["CoFunctionBody", "Connectable", "ConnectedFrames"]
 
 
+def _fields(schema: st.StructType, keys: Sequence[str]) -> list[str]:
+    return [name for name, _ in key_leaves(schema, keys, marked=False)]
+
+
 class ConnectedFrames:
     """Two inputs with keys of the same types, made by `KeyedFrame.connect`.
 
@@ -82,7 +86,7 @@ class ConnectedFrames:
             if tuple(name for name, _ in found) != keys:
                 raise WrongTypeError(
                     f"{self._owner}: a key of two inputs is no struct: use its fields, "
-                    f"key_by(df, {', '.join(repr(name) for name, _ in found)}) of "
+                    f"key_by(df, {', '.join(map(repr, _fields(frame.frame.schema, keys)))}) of "
                     f"{', '.join(frame.frame.columns)}"
                 )
         if [ddl for _, ddl in self._key] != [ddl for _, ddl in other]:

@@ -155,6 +155,12 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         self._frame = frame
         self._names = names
         self._keys: KeySchema = key_schema(frame.schema, names, self._owner)
+        #: Whether the key has marks of null structs; if not, an earlier version has begun it.
+        self._marked = True
+        plain = key_schema(frame.schema, names, self._owner, marked=False)
+        marks = [name for name, _ in self._keys if name not in dict(plain)]
+        if marks and uid is not None and evaluation.has_plain_key(uid, plain, marks):
+            self._keys, self._marked = plain, False
         self._earlier = checked_given(initial_rows, f"{self._owner}: initial_rows")
 
     def process(
@@ -425,7 +431,7 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         for name, aggregate in found.items():
             plan.add(name, aggregate)
         keys = [name for name, _ in self._keys]
-        leaves = key_leaves(self._frame.schema, self._names)
+        leaves = key_leaves(self._frame.schema, self._names, marked=self._marked)
         declared = st.StructType([*(st.StructField(*leaf) for leaf in leaves), *plan.fields])
         output = output_columns(declared, self._owner)
         selected = plan.selected(frame, keys, self._event_time)
@@ -515,7 +521,8 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         """Make structs of the key's fields, which were sent on their own."""
         if [name for name, _ in self._keys] == self._names:
             return frame
-        whole = [whole_key(self._frame.schema[name]) for name in self._names]
+        schema, marked = self._frame.schema, self._marked
+        whole = [whole_key(schema[name], marked=marked) for name in self._names]
         return frame.select(*whole, *map(column_named, results))
 
     def _of_rows(
@@ -547,7 +554,8 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         out = arrow_map(routed(frame, plan), plan, frame.columns, body, declared)
         if declared.names == list(result):
             return self._evaluation.output(uid, out)
-        keys = {name: whole_key(frame.schema[name]) for name in self._names}
+        schema, marked = frame.schema, self._marked
+        keys = {name: whole_key(schema[name], marked=marked) for name in self._names}
         selected = out.select(*(keys.get(name, column_named(name)) for name in result))
         return self._evaluation.output(uid, out, selected)
 

@@ -90,8 +90,8 @@ class PipelineContext:
             The key columns, found as `DataFrame.select` finds them: upper and lower case are the
             same unless ``spark.sql.caseSensitive`` says otherwise, and names may have backticks. A
             field inside of a struct, ``"user.id"``, becomes a column of its own. Null is an
-            ordinary key. A struct may be a key: a function sees it as a row, ``key.id``. It stands
-            for its fields, so that a null struct and a struct of nulls are the same key.
+            ordinary key. A struct may be a key: a function sees it as a row, ``key.id``, or None.
+            As in SQL, a null struct and a struct of nulls are different keys.
         uid : str
             Names the operator in checkpoints. It is required: by it a later run, with other code
             around the operator, finds the operator's state. A join's right input may leave it out.

@@ -67,6 +67,7 @@ class PortedOperators:
     _frame: DataFrame
     _names: list[str]
     _keys: KeySchema
+    _marked: bool
     _order_by: tuple[Column, ...]
     _event_time: str | None
     _input: Input
@@ -388,7 +389,7 @@ class PortedOperators:
         columns = FrameColumns(frame, what)
         names = [columns.take(name) for name in self._names]
         frame = columns.frame
-        found = key_schema(frame.schema, names, what)
+        found = key_schema(frame.schema, names, what, marked=self._marked)
         if found != self._keys or names != self._names:
             raise WrongTypeError(
                 f"{what}: the key is ({describe(parse_key(found))}) there, and "

@@ -38,6 +38,7 @@ class RowOperators:
     _frame: DataFrame
     _names: list[str]
     _keys: KeySchema
+    _marked: bool
     _order_by: tuple[Column, ...]
     _event_time: str | None
 
@@ -221,7 +222,10 @@ class RowOperators:
                     "order here: numbers, strings, binaries, booleans, dates and timestamps have"
                 )
         declared = st.StructType(
-            [st.StructField(name, type_) for name, type_ in key_leaves(schema, self._names)]
+            [
+                st.StructField(name, type_)
+                for name, type_ in key_leaves(schema, self._names, marked=self._marked)
+            ]
             + [st.StructField(name, schema[name].dataType) for name in stored]
             + [st.StructField(rank, st.IntegerType(), False)]
         )

@@ -18,9 +18,10 @@ from pystate.functions.context import TimeDomain
 from pystate.operator.call_shapes import Firing, KeyedCalls, one_batch
 from pystate.operator.event_time import event_times
 from pystate.operator.grouping import grouped_rows
-from pystate.operator.rows import python_values, readable
+from pystate.operator.rows import part_maker, python_values, readable
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.rows import row_class
+from pystate.types.keys import has_null_marks
 from pystate.types.state_type import StateType
 
 __all__ = ["PortedCalls"]
@@ -180,17 +181,12 @@ class _key_row:  # noqa: N801 - a function with options
             source.fill(0, [readable(column, name, _local) for column, name in named])
             return list(source.rows(0, len(columns[0])))
         values = map(_local, columns, self._leaves)
+        marked = has_null_marks(self._leaves, self._types)
+        makers = [part_maker(each, row_class, marked=marked) for each in self._types]
         return [
-            tuple.__new__(row, [_part(each, rest) for each in self._types])
+            tuple.__new__(row, [maker(rest) for maker in makers])
             for rest in map(iter, zip(*values, strict=True))
         ]
-
-
-def _part(type: StateType, rest: Iterator[Any]) -> Any:
-    if type.name != "struct":
-        return next(rest)
-    row = row_class(tuple(name for name, _ in type.children))
-    return tuple.__new__(row, [_part(child, rest) for _, child in type.children])
 
 
 def _local(column: pa.Array[Any], name: str) -> list[Any]:

@@ -156,6 +156,53 @@ def test_map_keys_of_several_fields_may_hold_nulls() -> None:
     ]
 
 
+def test_null_structs_are_grouping_keys_of_their_own() -> None:
+    def init(self: Any, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long")
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        n = (self.n.get() or (0,))[0] + sum(len(each) for each in rows)
+        self.n.update((n,))
+        self.handle.registerTimer(times.getCurrentProcessingTimeInMs() + 5)
+        yield key, n
+
+    def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Any]:
+        yield key, -self.n.get()[0]
+
+    function = adapt(Scripted(init, rows, timer), "k", time_mode="ProcessingTime")
+    keys = [None, {"a": None, "b": None}, {"a": None, "b": {"x": None}}, {"a": None, "b": {"x": 1}}]
+    columns = "k struct<a:string,b:struct<x:long>>"
+    with Harness(function, key="k", columns=columns) as harness:
+        found = harness.process([{"k": key} for key in (*keys, *keys[:2])])
+        assert found == [((key,), n) for key, n in zip(keys, (2, 2, 1, 1), strict=True)]
+        fired = harness.advance_processing_time(5)
+        structs = [None, Row(a=None, b=None), Row(a=None, b=Row(x=None)), Row(a=None, b=Row(x=1))]
+        assert sorted(fired, key=repr) == sorted(
+            ((Row(k=key), -n) for key, n in zip(structs, (2, 2, 1, 1), strict=True)), key=repr
+        )
+
+
+def test_map_keys_of_structs_are_one_where_sql_says_so() -> None:
+    def init(self: Any, handle: Any) -> None:
+        self.m = handle.getMapState("m", "a double, b struct<x:float,c:struct<y:int>>", "n long")
+
+    def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        nan = float("nan")
+        inner = [None, (None, None), (None, (None,)), (0.0, None), (nan, None)]
+        keys = [(a, each) for a in (None, 0.0, nan) for each in inner]
+        for n, each in enumerate(keys):
+            self.m.updateValue(each, (n,))
+        values = [self.m.getValue(each) for each in keys]
+        yield values, len(list(self.m.keys()))
+        other = [(-0.0, (-0.0, None)), (-nan, (-nan, None)), (-0.0, None)]
+        yield [self.m.getValue(each) for each in other], self.m.containsKey((-0.0, (nan, None)))
+
+    assert seen(rows, init) == [
+        ([(n,) for n in range(15)], 15),
+        ([(8,), (14,), (5,)], True),
+    ]
+
+
 @pytest.mark.parametrize(
     ("given", "found"),
     [
