@@ -96,7 +96,7 @@ def spark_files(root: Path, query_id: str, batches: int) -> None:
     for name, data in {
         "metadata": json.dumps({"id": query_id}),
         ".metadata.crc": "crc",
-        **{f"offsets/{n}": f"v1\noffset {n}" for n in range(batches)},
+        **{f"offsets/{n}": f'v1\n{{"batchTimestampMs":1}}\noffset {n}' for n in range(batches)},
         **{f"offsets/.{n}.crc": "crc" for n in range(batches)},
         **{f"commits/{n}": "v1\n{}" for n in range(batches)},
         **{f"sources/0/{n}": f"v1\nfile {n}" for n in range(batches)},

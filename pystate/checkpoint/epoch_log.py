@@ -29,8 +29,8 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass
-from typing import NamedTuple
+from dataclasses import astuple, dataclass, replace
+from typing import Any, NamedTuple
 
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
 from pystate.errors import CheckpointError, CorruptFileError, NewerFormatError
@@ -50,8 +50,9 @@ __all__ = [
 HISTORY = "history"
 #: Records are kept for at least so many epochs.
 KEPT_EPOCHS = 10_000
-#: Version 2 has the watermarks of operators, and version 3 what went through the whole pipeline.
-_VERSION = 3
+#: Version 2 has the watermarks of operators, version 3 what went through the whole pipeline, and
+#: version 4 the fingerprints of the operators' state.
+_VERSION = 4
 #: The values that version 3 has added, before the operators.
 _ADDED = 3
 _NAME = re.compile(HISTORY + r"/(\d{8,})-[0-9a-f]{12}\.epochs")
@@ -105,6 +106,11 @@ class OperatorRecord:
         before operators had watermarks of their own.
     invalid_rows : int
         Rows that it could not process.
+    fingerprint : str
+        By which its state in this epoch is recognised among files, as `fingerprint` of
+        `pystate.checkpoint.refs`; empty in records that were written before this was kept.
+    since : tuple of (str, int)
+        From which epoch on files count, as in `RangeState`.
     """
 
     uid: str
@@ -124,6 +130,14 @@ class OperatorRecord:
     write_ms: float
     watermark_ms: int | None = None
     invalid_rows: int = 0
+    fingerprint: str = ""
+    since: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def decode(cls, values: Sequence[Any]) -> OperatorRecord:
+        """Take the values of a record's line."""
+        record = cls(*values)
+        return replace(record, since=tuple((name, epoch) for name, epoch in record.since))
 
 
 @dataclass(frozen=True)
@@ -226,7 +240,7 @@ class EpochRecord:
                     )
                 flow = values[-_ADDED:] if version > 2 else []
                 values = values[: len(values) - len(flow)]
-                found = tuple(OperatorRecord(*each) for each in operators)
+                found = tuple(OperatorRecord.decode(each) for each in operators)
                 return cls(*[*values, found, *flow])
         raise CorruptFileError(f"{path}: a line is not the record of an epoch")
 

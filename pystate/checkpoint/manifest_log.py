@@ -25,6 +25,7 @@ Invariants
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -498,15 +499,21 @@ def mark_retired(
     `runs_until` is the newest epoch whose run key is kept; it is looked up if it is None.
     """
     if manifest is None:
-        unknown = _unknown_runs(storage)
-        if epoch not in unknown:
-            content = {"epochs": [*unknown, epoch]}
-            storage.replace(_UNKNOWN_RUNS, encode_document("unknown runs", 1, content))
+        note_unknown_runs(storage, (epoch,))
     elif manifest.run_key is not None:
         runs.add(manifest.run_key, epoch)
     until = covered_epoch(storage) if runs_until is None else runs_until
     said = {"epoch": epoch, "runs_until": until}
     storage.replace(_mark_path(epoch), encode_document("retired", 1, said), durable=False)
+
+
+def note_unknown_runs(storage: CheckpointStorage, epochs: Iterable[int]) -> None:
+    """Keep in mind that the runs of some epochs are not known, if they were runs."""
+    unknown = _unknown_runs(storage)
+    new = [epoch for epoch in epochs if epoch not in unknown]
+    if new:
+        content = {"epochs": [*unknown, *new]}
+        storage.replace(_UNKNOWN_RUNS, encode_document("unknown runs", 1, content))
 
 
 def check_runs(storage: CheckpointStorage, *, must_be_told: bool = False) -> int:

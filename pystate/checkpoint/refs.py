@@ -5,6 +5,8 @@ Thread safety: all types are immutable.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,8 +38,10 @@ __all__ = [
     "decode_states",
     "empty_range",
     "encode_states",
+    "fingerprint",
     "has_timers",
     "only_input",
+    "parted_fingerprint",
     "state_epoch",
     "state_folder",
     "state_path",
@@ -58,6 +62,7 @@ INPUT = "input"
 KEPT = "#kept"
 _ID_DIGITS = 32
 _CHECKSUM_DIGITS = 16
+_FINGERPRINT = 32
 _STATE_FILE = re.compile(r".*/(\d{8,})-(?:t\d+-)?[0-9a-f]+\.(?:delta|base)")
 
 #: Columns in order: (name, type in DDL).
@@ -463,6 +468,29 @@ def encode_states(states: Schema, version: int) -> Schema:
     if version >= WITH_KINDS:
         return states
     return tuple((name, without_kind(stored)) for name, stored in states)
+
+
+def fingerprint(operator: OperatorState) -> str:
+    """What tells an operator's state from any other that its files could be read as.
+
+    It begins with a digest of the ids of its ranges, of its schemas, and of what counts in its
+    files. Then follow two digits of each range's id, by which few candidates are left for each.
+    """
+    said = [
+        operator.uid,
+        operator.key_schema,
+        operator.state_schema,
+        operator.timers,
+        [(state.first_key_group, state.last_key_group, state.id) for state in operator.ranges],
+        [state.since for state in operator.ranges],
+    ]
+    digest = hashlib.sha256(json.dumps(said, separators=(",", ":")).encode()).hexdigest()
+    return digest[:_FINGERPRINT] + "".join(state.id[:2] for state in operator.ranges)
+
+
+def parted_fingerprint(found: str) -> list[str]:
+    """The two digits of each range's id in a fingerprint."""
+    return [found[at : at + 2] for at in range(_FINGERPRINT, len(found), 2)]
 
 
 def as_schema(columns: Mapping[str, str] | Schema) -> Schema:

@@ -10,6 +10,7 @@ reads from the position that ``offsets`` names, whatever its log has beyond.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 
@@ -22,6 +23,7 @@ __all__ = [
     "SPARK_FOLDER",
     "batches_of",
     "encode_query_id",
+    "offsets_hash",
     "position_files",
     "query_of",
     "read_query_id",
@@ -69,6 +71,23 @@ def batches_of(storage: CheckpointStorage, folder: str) -> frozenset[int]:
     """Return the batches that have a file in ``offsets`` or ``commits``."""
     names = (entry.path.rpartition("/")[2] for entry in storage.list(f"{SPARK_FOLDER}/{folder}"))
     return frozenset(int(name) for name in names if name.isdigit())
+
+
+def offsets_hash(data: bytes, path: str) -> str:
+    """Identify the source rows of a batch, by the content of its file in ``offsets``.
+
+    Raises
+    ------
+    CorruptFileError
+        The file is not one that Spark writes.
+    """
+    try:
+        version, _, *sources = data.decode("utf-8").splitlines()
+    except ValueError as error:
+        raise CorruptFileError(f"{path}: not an offset log that Spark writes: {error}") from None
+    if not version.startswith("v") or not sources:
+        raise CorruptFileError(f"{path}: not an offset log that Spark writes: {version!r}")
+    return hashlib.blake2b("\n".join(sources).encode(), digest_size=16).hexdigest()
 
 
 def position_files(storage: CheckpointStorage, batch_id: int) -> Iterator[str]:

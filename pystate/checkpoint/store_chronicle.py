@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from pystate.checkpoint.epoch_log import EpochLog, EpochRecord, OperatorRecord
 from pystate.checkpoint.manifest import FileRef, Manifest
+from pystate.checkpoint.refs import fingerprint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import PystateError
 from pystate.redaction import logger
@@ -71,6 +72,8 @@ class StoreChronicle:
             process_ms=0.0,
             seal_ms=0.0,
             write_ms=(written_s - began_s) * 1000,
+            fingerprint=fingerprint(operator),
+            since=operator.ranges[0].since,
         )
         record = EpochRecord(
             epoch=manifest.epoch,

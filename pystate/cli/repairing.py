@@ -92,6 +92,13 @@ def _show(plan: RepairPlan) -> None:
         _show_lost(plan)
     else:
         say(f"No epoch of the job is lost: epoch {plan.good_epoch} stays the newest.", "bold")
+    if plan.remade is not None:
+        say(
+            f"The manifest of epoch {plan.remade} is made anew, from the state files and the "
+            "history."
+        )
+    for what in plan.unknown:
+        say(f"Not known any more: {what}.", "yellow")
     if plan.rebuilt:
         say(
             f"Of {_epochs(plan.rebuilt)} the damaged files are superfluous: others hold the same "

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from pystate.checkpoint.epoch_log import EpochLog, EpochRecord, OperatorRecord
 from pystate.checkpoint.manifest import Manifest, OperatorState
+from pystate.checkpoint.refs import fingerprint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.coordinator.epoch import Epoch, Flow
 from pystate.coordinator.merges import Maintenance
@@ -168,7 +169,7 @@ class Chronicle:
         """
         known = frozenset() if before is None else before.paths
         new = {op.uid: _new_bytes(op, known) for op in manifest.operators}
-        marks = {op.uid: op.watermark_ms for op in manifest.operators}
+        operators = {op.uid: op for op in manifest.operators}
         flow = self._flow
         record = EpochRecord(
             epoch=manifest.epoch,
@@ -187,8 +188,15 @@ class Chronicle:
             total_ms=self._total_ms + (publish_s + commit_s) * 1000,
             merged_bytes=sum(bases for _, bases in new.values()),
             operators=tuple(
-                replace(self._operators[uid], checkpoint_bytes=new[uid][0], watermark_ms=marks[uid])
-                for uid in sorted(self._operators.keys() & new)
+                replace(
+                    self._operators[uid],
+                    checkpoint_bytes=new[op.uid][0],
+                    watermark_ms=op.watermark_ms,
+                    fingerprint=fingerprint(op),
+                    since=op.ranges[0].since,
+                )
+                for uid, op in sorted(operators.items())
+                if uid in self._operators
             ),
             rows_in=None if flow is None else flow.rows_in,
             rows_out=None if flow is None else flow.rows_out,

@@ -14,6 +14,8 @@ Invariants
 4. The stream's position goes back with the state: commits before offsets, newest first. After each
    removal Spark finds a position that it can go on from.
 5. All that was moved is durable before ``repair.json`` is removed.
+6. If no manifest is left, one is made anew (`pystate.maintenance.remaking`), after the history has
+   gone back to its epoch and the keys of runs that it knows are kept.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from pystate.checkpoint.copying import keep
 from pystate.checkpoint.epoch_log import HISTORY, without_epochs_after
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, JobFile, library
 from pystate.checkpoint.manifest import MANIFESTS, manifest_path
-from pystate.checkpoint.manifest_log import mark_retired, set_back
+from pystate.checkpoint.manifest_log import mark_retired, note_unknown_runs, set_back
 from pystate.checkpoint.metadata import decode_document, encode_document
 from pystate.checkpoint.parts import part_epoch
 from pystate.checkpoint.run_keys import RunKeys
@@ -100,6 +102,11 @@ def repair(
         It is a savepoint, or nothing.
     CheckpointError
         No retained epoch can be restored. Nothing was changed.
+
+    Notes
+    -----
+    If all manifests are lost, that of the newest epoch is made anew of which the state files and
+    the history say the same. The plan says what is not known any more.
     """
     storage = open_existing(location, "repair")
     flag(dry_run, "repair: dry_run")
@@ -169,6 +176,7 @@ class _Repair:
         done = replace(plan, folder=self._folder)
         self._set_aside_marks(job)
         self._set_history_back()
+        self._note_runs()
         self._rewrite()
         self._retire()
         self._set_stream_back()
@@ -241,6 +249,18 @@ class _Repair:
             for path in without_epochs_after(self._storage, self._work.plan.good_epoch):
                 self._aside(path)
 
+    def _note_runs(self) -> None:
+        """Keep what only the history knows of runs before an epoch whose manifest is made anew."""
+        made = self._work.remade
+        if made is None:
+            return
+        runs = RunKeys(self._storage)
+        for epoch, key in made.runs:
+            self._ownership.check()
+            runs.add(key, epoch)
+        self._ownership.check()
+        note_unknown_runs(self._storage, made.unknown_runs)
+
     def _rewrite(self) -> None:
         """Let manifests name intact files of the same state."""
         for manifest in self._work.rewritten:
@@ -294,8 +314,11 @@ class _Repair:
 
     def _set_state_back(self) -> None:
         """Make the good epoch the newest one."""
-        plan = self._work.plan
-        if plan.lost:
+        plan, made = self._work.plan, self._work.remade
+        if made is not None:
+            self._aside(made.manifest.path)  # what is there cannot be read
+            self._storage.publish(made.manifest.path, made.manifest.encode())
+        if plan.lost or made is not None:
             set_back(self._storage, self._work.good)
         for lost in reversed(plan.lost):
             self._aside(manifest_path(lost.epoch))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pystate.checkpoint.epoch_log import HISTORY
@@ -31,6 +31,7 @@ from pystate.errors import (
     NewerFormatError,
 )
 from pystate.maintenance.findings import Finding
+from pystate.maintenance.remaking import Remade, remade
 from pystate.maintenance.salvage import salvaged
 from pystate.maintenance.verification import Examination
 
@@ -109,6 +110,11 @@ class RepairPlan:
         What cannot be repaired.
     folder : str or None
         Where in the checkpoint everything is kept that the repair has set aside; None before it.
+    remade : int or None
+        The epoch whose manifest is made anew from the state files and the history, since no
+        manifest is left.
+    unknown : tuple of str
+        What is not known any more of that epoch.
     """
 
     location: str
@@ -123,6 +129,8 @@ class RepairPlan:
     marks: tuple[str, ...]
     remaining: tuple[Finding, ...]
     folder: str | None = None
+    remade: int | None = None
+    unknown: tuple[str, ...] = ()
 
     @property
     def is_needed(self) -> bool:
@@ -140,6 +148,8 @@ class Work:
     kept: tuple[Manifest, ...]
     """The manifests of the epochs that stay, as they are after the repair."""
     manifests: dict[int, Manifest]
+    remade: Remade | None = None
+    """The good epoch, if its manifest is to be made anew."""
 
 
 def plan(found: Examination, job: str | None) -> Work:
@@ -165,25 +175,43 @@ def plan(found: Examination, job: str | None) -> Work:
             f"{storage.uri} is a savepoint: nothing changes one; copy it once more"
         )
     errors = tuple(found.result().errors)
-    later = next((finding.message for finding in errors if finding.kind == "newer"), None)
-    if later is not None:
-        raise NewerFormatError(f"checkpoint {storage.uri} is not repaired: {later}")
-    usable = dict(_usable(found))
+    newer = next((finding.message for finding in errors if finding.kind == "newer"), None)
+    if newer is not None:
+        raise NewerFormatError(f"checkpoint {storage.uri} is not repaired: {newer}")
+    usable, manifests = dict(_usable(found)), found.manifests
+    if not epochs:
+        raise CheckpointError(
+            f"checkpoint {storage.uri} has no epoch: there is nothing to repair; remove the folder "
+            "to begin anew"
+        )
+    made = None if found.manifests else _made(found)
+    if made is not None:
+        usable[made.manifest.epoch] = made.manifest
+        later = range(made.manifest.epoch + 1, max(epochs) + 1)
+        epochs = tuple(sorted({*epochs, made.manifest.epoch, *later}))
+        retired = (epoch for epoch in epochs if epoch < made.manifest.epoch)
+        manifests = {
+            epoch: replace(made.manifest, epoch=epoch, run_key=made.records[epoch].run_key)
+            for epoch in retired
+            if epoch in made.records
+        }
     if not usable:
         raise CheckpointError(
             f"checkpoint {storage.uri}: none of its {len(epochs)} retained epochs can be restored: "
             "bring the damaged files back from a copy, or begin from a savepoint"
-            if epochs
-            else f"checkpoint {storage.uri} has no epoch: there is nothing to repair; remove the "
-            "folder to begin anew"
         )
     good = max(usable)
     first = max((e for e in epochs if e < good and e not in usable), default=0) + 1
     kept = tuple(usable[epoch] for epoch in sorted(usable) if first <= epoch)
-    rewritten = tuple(m for m in kept if m is not found.manifests[m.epoch])
+    remade_epoch = None if made is None else made.manifest.epoch
+    rewritten = tuple(
+        m for m in kept if m.epoch != remade_epoch and m is not found.manifests[m.epoch]
+    )
     lost = tuple(epoch for epoch in epochs if epoch > good)
     marks = tuple(f.path for f in errors if _is_mark(f.path) or (f.path == JOB_FILE and job))
-    goes_back = bool(lost) or any(finding.kind == "position" for finding in errors)
+    goes_back = (
+        bool(lost) or made is not None or any(finding.kind == "position" for finding in errors)
+    )
     batches, hindrance = _batches_after(storage, usable[good]) if goes_back else ((), ())
     hindrance = tuple(f for f in hindrance if f.path not in {e.path for e in errors})
     remaining = tuple(f for f in errors if not _is_repairable(f, marks, stuck=not batches))
@@ -199,8 +227,23 @@ def plan(found: Examination, job: str | None) -> Work:
         outputs=tuple(_outputs(found, lost)),
         marks=marks,
         remaining=(*remaining, *hindrance),
+        remade=remade_epoch,
+        unknown=() if made is None else made.unknown,
     )
-    return Work(result, usable[good], rewritten, kept, found.manifests)
+    return Work(result, usable[good], rewritten, kept, manifests, made)
+
+
+def _made(found: Examination) -> Remade:
+    """Make the manifest of the newest epoch anew for which that is possible."""
+    storage, epochs = found.storage, found.epochs
+    made = remade(storage, max(epochs))
+    if isinstance(made, str):
+        raise CheckpointError(
+            f"checkpoint {storage.uri}: none of its {len(epochs)} retained epochs can be restored: "
+            f"no manifest is left, and {made}. Bring the files back from a copy, or begin from a "
+            "savepoint"
+        )
+    return made
 
 
 def _usable(found: Examination) -> Iterator[tuple[int, Manifest]]:

@@ -6,11 +6,10 @@ again after a crash finds the same file. Thread safety: the functions keep no st
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pystate.checkpoint.source_position import SPARK_FOLDER
+from pystate.checkpoint.source_position import SPARK_FOLDER, offsets_hash
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, CorruptFileError, MissingRequirementError
 from pystate.spark.base.environment import local_uri
@@ -118,18 +117,17 @@ def read_offsets(storage: CheckpointStorage, batch_id: int) -> BatchOffsets:
     """
     path = f"{_OFFSETS}/{batch_id}"
     try:
-        lines = storage.read_bytes(path).decode("utf-8").splitlines()
+        data = storage.read_bytes(path)
     except FileNotFoundError:
         raise CheckpointError(
             f"{path}: Spark runs batch {batch_id} but its offset log is not in the job's "
             "checkpoint: start the query through Job.start, and leave that folder alone"
         ) from None
+    digest = offsets_hash(data, path)
     try:
-        version, metadata, *sources = lines
-        time_ms = int(json.loads(metadata)["batchTimestampMs"])
+        time_ms = int(json.loads(data.splitlines()[1])["batchTimestampMs"])
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptFileError(f"{path}: not an offset log that Spark writes: {error}") from None
-    if not version.startswith("v") or not sources or time_ms <= 0:
-        raise CorruptFileError(f"{path}: not an offset log that Spark writes: {version!r}")
-    digest = hashlib.blake2b("\n".join(sources).encode(), digest_size=16).hexdigest()
+    if time_ms <= 0:
+        raise CorruptFileError(f"{path}: not an offset log that Spark writes: time {time_ms}")
     return BatchOffsets(time_ms, digest)

@@ -221,7 +221,7 @@ def damaged(line: bytes) -> bytes:
 
 
 def later(line: bytes) -> bytes:
-    data = json.dumps([4, "all", "is", "new"]).encode()
+    data = json.dumps([5, "all", "is", "new"]).encode()
     return b"%08x %s\n" % (zlib.crc32(data), data)
 
 
@@ -276,8 +276,17 @@ def test_epochs_that_are_given_up_are_forgotten() -> None:
 def test_records_of_version_1_have_no_watermarks_of_operators() -> None:
     values = json.loads(record(3).encode().partition(b" ")[2])
     # Version 3 has what went through the pipeline, before the operators.
-    values[0], values[-1] = 1, [operator[:-1] for operator in values[-1]]
+    values[0], values[-1] = 1, [operator[:-4] for operator in values[-1]]
     assert decoded([*values[:-4], values[-1]]) == record(3)
+
+
+def test_a_record_has_what_tells_the_state_since_version_4() -> None:
+    said = replace(OPERATOR, fingerprint="ab" * 18, since=(("n", 2), ("s#f", 4)))
+    told = replace(record(3), operators=(said,))
+    values = json.loads(told.encode().partition(b" ")[2])
+    assert decoded(values) == told
+    values[0], values[-1] = 3, [operator[:-2] for operator in values[-1]]
+    assert decoded(values) == replace(told, operators=(OPERATOR,))
 
 
 def decoded(values: list[Any]) -> EpochRecord:

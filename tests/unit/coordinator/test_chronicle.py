@@ -11,6 +11,7 @@ import pytest
 
 import pystate as ps
 from pystate.checkpoint.epoch_log import HISTORY, read_records
+from pystate.checkpoint.refs import fingerprint
 from pystate.checkpoint.storage import LocalStorage
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch
@@ -76,6 +77,8 @@ def test_a_record_says_what_an_epoch_was(metered: Metered) -> None:
         **{name: 2 * METRICS[name] for name in METRICS if name.endswith("_ms")},
         "checkpoint_bytes": sum(ref.file_bytes for ref in files),
         "watermark_ms": None,
+        "fingerprint": fingerprint(manifest.operators[0]),
+        "since": (),
     }
     assert operator.checkpoint_bytes > 0 and operator.late_rows == 3
 

@@ -350,7 +350,7 @@ class Killed(Cut):
         return LocalStorage.read_bytes(self, path)
 
 
-@pytest.mark.parametrize("case", ["newest", "older", "shared", "superfluous"])
+@pytest.mark.parametrize("case", ["newest", "older", "shared", "superfluous", "manifests"])
 def test_a_repair_that_was_killed_is_run_again(tmp_path: Path, case: str) -> None:
     """Before each change of a file, or each third; the next repair comes to the same end."""
     whole = merged(tmp_path / "whole")
@@ -361,6 +361,10 @@ def test_a_repair_that_was_killed_is_run_again(tmp_path: Path, case: str) -> Non
     elif case == "shared":
         damage(delta(whole.root, 5))
         (whole.root / manifest_path(2)).unlink()
+    elif case == "manifests":
+        for path in (whole.root / "manifests").iterdir():
+            path.unlink()
+        damage(delta(whole.root, 6))
     else:
         head = read_head(whole.work.storage)
         assert head is not None
