@@ -5,8 +5,8 @@
 
 #include "table/ttl.h"
 
-pst_status pst_check_elements(pst_batch *b, int32_t column, pst_kind kind, uint8_t type,
-                              const pst_array *values) {
+pst_status pst_check_values(pst_batch *b, int32_t column, pst_kind kind, uint8_t type,
+                            const pst_array *values) {
     pst_table *t = b->t;
     pst_status s = pst_batch_usable(b);
     if (s)
@@ -20,12 +20,18 @@ pst_status pst_check_elements(pst_batch *b, int32_t column, pst_kind kind, uint8
         return PST_WRONG_TYPE;
     if (type == PST_FIXED && values->width != t->schema.states[column].width)
         return PST_WRONG_TYPE;
-    for (int64_t i = 0; values->validity && i < values->length; i++)
-        if (pst_array_is_null(values, i)) {
-            t->detail.row = i;
-            return PST_INVALID;
-        }
     return PST_OK;
+}
+
+pst_status pst_check_elements(pst_batch *b, int32_t column, pst_kind kind, uint8_t type,
+                              const pst_array *values) {
+    pst_status s = pst_check_values(b, column, kind, type, values);
+    for (int64_t i = 0; !s && values->validity && i < values->length; i++)
+        if (pst_array_is_null(values, i)) {
+            b->t->detail.row = i;
+            s = PST_INVALID;
+        }
+    return s;
 }
 
 void pst_batch_bring_roots(pst_batch *b, int64_t i) {

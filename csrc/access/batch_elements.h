@@ -11,8 +11,11 @@
 #include "access/batch.h"
 #include "elements/collections.h"
 
-/* Checks whether these elements fit a column of that kind: what pst_batch_usable and pst_check_kind
- * return; PST_WRONG_TYPE; PST_INVALID for a null, whose row is noted. */
+/* Checks whether these values fit a column of that kind: what pst_batch_usable and pst_check_kind
+ * return; PST_WRONG_TYPE. */
+pst_status pst_check_values(pst_batch *b, int32_t column, pst_kind kind, uint8_t type,
+                            const pst_array *values);
+/* The same, and PST_INVALID for a null, whose row is noted. */
 pst_status pst_check_elements(pst_batch *b, int32_t column, pst_kind kind, uint8_t type,
                               const pst_array *values);
 

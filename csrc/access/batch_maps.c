@@ -58,7 +58,7 @@ pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys
     pst_table *t = b->t;
     pst_status s = check_map_keys(b, column, keys);
     if (!s)
-        s = pst_check_elements(b, column, PST_MAP, t->lay.fields[column].type, values);
+        s = pst_check_values(b, column, PST_MAP, t->lay.fields[column].type, values);
     if (!s && values->length != b->length && values->length != 1)
         s = PST_INVALID;
     if (s)
@@ -73,7 +73,7 @@ pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys
             bring_paths(b, &r, keys, i);
         }
         pst_cell key, value;
-        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+        pst_tree_entry e = {.is_null = 0};
         uint64_t room[PST_TREE_MAX_VALUE_WORDS];
         uint32_t slot;
         if (!s)
@@ -81,9 +81,12 @@ pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys
         if (s)
             break;
         pst_array_cell(keys, i, &key);
-        pst_array_cell(values, values->length == 1 ? 0 : i, &value);
+        int64_t at = values->length == 1 ? 0 : i;
+        int is_null = pst_array_is_null(values, at);
+        if (!is_null)
+            pst_array_cell(values, at, &value);
         pst_entry_key(t, column, &key, &e);
-        s = pst_entry_value(t, column, &value, room, &e);
+        s = pst_entry_value(t, column, is_null ? NULL : &value, room, &e);
         if (!s)
             s = pst_row_map_put(t, slot, column, &e);
     }
@@ -101,7 +104,7 @@ static pst_status remove_entries(pst_batch *b, int32_t column, const pst_array *
         if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
         pst_cell key;
-        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+        pst_tree_entry e = {.is_null = 0};
         uint32_t slot = pst_batch_slot(b, i);
         if (s || slot == PST_NONE)
             continue;
@@ -135,7 +138,7 @@ static pst_status get_entry(pst_batch *b, int64_t i, int32_t column, const pst_a
 static pst_status entries_read(pst_batch *b, int32_t column, const pst_array *keys) {
     pst_status s = PST_OK;
     for (int64_t i = 0; !s && b->t->ttl[column].lenient && i < b->length; i++) {
-        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+        pst_tree_entry e = {.is_null = 0};
         pst_cell key;
         uint32_t slot = pst_batch_slot(b, i);
         if (slot == PST_NONE)
@@ -160,12 +163,12 @@ static inline __attribute__((always_inline)) pst_status get_fixed(pst_batch *b, 
             pst_array_prefetch(keys, i);
             bring_paths(b, &r, keys, i);
         }
-        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+        pst_tree_entry e = {.is_null = 0};
         pst_status s = get_entry(b, i, column, keys, &e);
         uint8_t *out = values + (size_t)i * width;
         if (s && s != PST_NOT_FOUND)
             return s;
-        valid[i] = s == PST_OK;
+        valid[i] = s == PST_OK && !e.is_null;
         if (valid[i])
             memcpy(out, e.value, width);
         else
@@ -199,12 +202,12 @@ pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array
     pst_roots r = pst_roots_of(b, column);
     int64_t total = 0;
     for (int64_t i = 0; i < b->length; i++) {
-        pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+        pst_tree_entry e = {.is_null = 0};
         pst_bring_elements(b, &r, i, PST_MAP_ROOT);
         s = get_entry(b, i, column, keys, &e);
         if (s && s != PST_NOT_FOUND)
             return s;
-        int found = s == PST_OK;
+        int found = s == PST_OK && !e.is_null;
         s = pst_out_value(out, i, found, found ? e.value_bytes : (pst_bytes){NULL, 0}, &total);
         if (s)
             return s;

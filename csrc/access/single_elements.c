@@ -12,6 +12,7 @@ struct pst_elements {
     int32_t column;
     pst_kind kind;
     int ended;
+    int is_null;   /* the entry that was given last has no value */
     uint32_t slot; /* of the current key; PST_NONE in a walk over a batch's row */
     union {
         pst_list_cursor list;
@@ -35,9 +36,10 @@ pst_status pst_list_add(pst_table *t, int32_t column, const pst_cell *cell) {
     return s ? s : pst_poison(t, pst_row_list_append(t, slot, column, &item));
 }
 
-pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_cell *value) {
+pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_cell *value,
+                       int *is_null) {
     uint32_t slot;
-    pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+    pst_tree_entry e = {.is_null = 0};
     pst_status s = row_of(t, column, PST_MAP, 0, &slot);
     if (s)
         return s;
@@ -47,13 +49,14 @@ pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_ce
     s = pst_row_map_use(t, slot, column, &e);
     if (!s)
         pst_entry_value_cell(t, column, &e, value);
+    *is_null = e.is_null;
     return s;
 }
 
 pst_status pst_map_put(pst_table *t, int32_t column, const pst_cell *key, const pst_cell *value) {
     uint32_t slot;
     uint64_t room[PST_TREE_MAX_VALUE_WORDS];
-    pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+    pst_tree_entry e = {.is_null = 0};
     pst_status s = pst_check_kind(t, column, PST_MAP);
     if (s)
         return s;
@@ -68,7 +71,7 @@ pst_status pst_map_put(pst_table *t, int32_t column, const pst_cell *key, const 
 
 static pst_status remove_entry(pst_table *t, int32_t column, const pst_cell *key) {
     uint32_t slot;
-    pst_tree_entry e = {{0, 0}, {NULL, 0}, NULL, {NULL, 0}, 0};
+    pst_tree_entry e = {.is_null = 0};
     pst_status s = row_of(t, column, PST_MAP, 0, &slot);
     if (s)
         return s;
@@ -115,6 +118,7 @@ static void start(pst_elements *e, uint32_t slot, int32_t column) {
     const pst_table *t = e->t;
     e->column = column;
     e->kind = (pst_kind)t->lay.fields[column].kind;
+    e->is_null = 0;
     e->ended = slot == PST_NONE || !pst_row_has(&t->lay, pst_row(t, slot), column);
     if (e->ended)
         return;
@@ -200,6 +204,7 @@ pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value) {
             goto skip;
         pst_entry_key_cell(t, e->column, &entry, key);
         pst_entry_value_cell(t, e->column, &entry, value);
+        e->is_null = entry.is_null;
         return PST_OK;
     skip:
         if (s && s != PST_NOT_FOUND)
@@ -212,6 +217,10 @@ pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value) {
         }
     }
     return PST_NOT_FOUND;
+}
+
+int pst_elements_is_null(const pst_elements *e) {
+    return e->is_null;
 }
 
 pst_status pst_elements_skip(pst_elements *e, uint64_t items) {

@@ -62,6 +62,9 @@ pst_status pst_entry_value(const pst_table *t, int32_t i, const pst_cell *value,
                            uint64_t room[PST_TREE_MAX_VALUE_WORDS], pst_tree_entry *e) {
     const pst_tree_shape *s = &t->collections[i].map;
     e->time = pst_ttl_stamp(t, i);
+    e->is_null = !value;
+    if (!value)
+        return PST_OK;
     if (s->value_is_ref) {
         e->value_bytes = value->bytes;
         return value->bytes.size > PST_MAX_BYTES ? PST_TOO_LARGE : PST_OK;
@@ -79,6 +82,8 @@ pst_status pst_entry_value(const pst_table *t, int32_t i, const pst_cell *value,
 
 void pst_entry_value_cell(const pst_table *t, int32_t i, const pst_tree_entry *e, pst_cell *value) {
     const pst_tree_shape *s = &t->collections[i].map;
+    if (e->is_null)
+        return;
     if (s->value_is_ref) {
         value->bytes = e->value_bytes;
     } else if (t->lay.fields[i].type == PST_FIXED) {
@@ -154,6 +159,8 @@ static int is_settled(const pst_table *t, int32_t i, pst_tree_root root, const p
     if (pst_tree_find(t->heap, pst_heap_bytes(t), s, root, &old) ||
         pst_ttl_is_stale(t, i, old.time) || pst_ttl_expired(t, i, old.time))
         return 0;
+    if (old.is_null || e->is_null)
+        return old.is_null && e->is_null;
     if (s->value_is_ref)
         return old.value_bytes.size == e->value_bytes.size &&
                (!old.value_bytes.size ||

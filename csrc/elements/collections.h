@@ -27,7 +27,8 @@ pst_status pst_check_kind(const pst_table *t, int32_t i, pst_kind kind);
 /* An element as a list item, whose data lie in the cell. */
 pst_status pst_item_of(const pst_table *t, int32_t i, const pst_cell *cell, pst_item *item);
 void pst_item_cell(const pst_table *t, int32_t i, const pst_item *item, pst_cell *cell);
-/* A map's key and value as an entry, whose value lies in the cell, or if it is a struct in `room`.
+/* A map's key and value as an entry, whose value lies in the cell, or if it is a struct in `room`;
+ * NULL: an entry without a value. The cell of such an entry is not filled.
  * PST_WRONG_TYPE for a struct of another width. */
 void pst_entry_key(const pst_table *t, int32_t i, const pst_cell *key, pst_tree_entry *e);
 pst_status pst_entry_value(const pst_table *t, int32_t i, const pst_cell *value,

@@ -24,15 +24,13 @@ static int32_t source_of(int32_t i, const int32_t *columns, int32_t n) {
     return n;
 }
 
-/* What a put carries of column i, and the time beside it. */
+/* What a put carries of column i, NULL for nothing or for a null, and the time beside it. */
 static const pst_cell *value_of(const pst_record *r, int32_t i, int64_t *time) {
     uint64_t bit = UINT64_C(1) << i, after = bit << 1;
     *time = PST_NO_TIME;
-    if (!(r->changed & r->present & bit))
-        return NULL;
     if (r->changed & r->present & after)
         *time = (int64_t)r->cells[i + 1].word[0];
-    return &r->cells[i];
+    return r->changed & r->present & bit ? &r->cells[i] : NULL;
 }
 
 static pst_status apply_items(pst_table *t, uint32_t slot, int32_t i, uint64_t seq,
@@ -58,7 +56,7 @@ static pst_status apply_items(pst_table *t, uint32_t slot, int32_t i, uint64_t s
     return PST_OK;
 }
 
-static pst_status apply_entry(pst_table *t, uint32_t slot, int32_t i, pst_bytes key,
+static pst_status apply_entry(pst_table *t, uint32_t slot, int32_t i, pst_bytes key, int put,
                               const pst_cell *value, int64_t time, uint32_t more) {
     const pst_tree_shape *s = &t->collections[i].map;
     uint64_t room[PST_TREE_MAX_VALUE_WORDS];
@@ -67,10 +65,10 @@ static pst_status apply_entry(pst_table *t, uint32_t slot, int32_t i, pst_bytes 
     if (s->key_is_ref)
         e.key_bytes = key;
     else if (key.size != size)
-        return value ? PST_CORRUPT : PST_OK;
+        return put ? PST_CORRUPT : PST_OK;
     for (int k = 0; !s->key_is_ref && k < s->key_words; k++)
         e.key[k] = pst_get_big(key.data + 8 * k, 8);
-    if (!value) {
+    if (!put) {
         pst_status st = pst_row_map_remove(t, slot, i, &e);
         return st == PST_NOT_FOUND ? PST_OK : st;
     }
@@ -126,19 +124,19 @@ pst_status pst_element_apply(pst_table *t, const pst_key *key, const pst_record 
     int32_t i = column_of(t, id), from = i < 0 ? -1 : source_of(i, columns, n_columns);
     if (i < 0)
         return PST_OK;
-    int is_list = t->lay.fields[i].kind == PST_LIST;
-    if (r->op == PST_PUT) {
+    int is_list = t->lay.fields[i].kind == PST_LIST, put = r->op == PST_PUT;
+    if (put) {
         value = from < 0 ? NULL : value_of(r, from, &time);
-        if (!value || (is_list && rest.size != 8))
+        if (from < 0 || !(r->changed >> from & 1) || (is_list && (!value || rest.size != 8)))
             return PST_CORRUPT;
     } else if (is_list) {
         return PST_OK; /* runs of items are never taken back */
     }
     /* A run without items makes no row: it would hold nothing. */
-    pst_status s = row_of(t, key, value && !(is_list && value->bytes.size <= 1), slot);
+    pst_status s = row_of(t, key, put && !(is_list && value->bytes.size <= 1), slot);
     if (s || *slot == PST_NONE)
         return s;
     if (is_list)
         return apply_items(t, *slot, i, pst_get_big(rest.data, 8), value->bytes);
-    return apply_entry(t, *slot, i, rest, value, time, more);
+    return apply_entry(t, *slot, i, rest, put, value, time, more);
 }

@@ -130,9 +130,11 @@ pst_status pst_list_add(pst_table *t, int32_t column, const pst_cell *item);
  * key has no list then. Nothing happens if it has none, or is the current key. PST_WRONG_KEY_GROUP:
  * that key; PST_NO_MEMORY. */
 pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from, uint32_t nulls);
-/* PST_NOT_FOUND where there is no such entry. */
-pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_cell *value);
-/* PST_TOO_LARGE: key or value; PST_WRONG_TYPE: a struct of another width. */
+/* PST_NOT_FOUND where there is no such entry. *is_null: it has no value, and the cell is not filled. */
+pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_cell *value,
+                       int *is_null);
+/* NULL: an entry without a value. PST_TOO_LARGE: key or value; PST_WRONG_TYPE: a struct of another
+ * width. */
 pst_status pst_map_put(pst_table *t, int32_t column, const pst_cell *key, const pst_cell *value);
 /* PST_NOT_FOUND where there is no such entry. */
 pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key);
@@ -150,6 +152,8 @@ pst_status pst_elements_start(pst_elements *e, int32_t column);
 pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int32_t column);
 /* `key` is filled for maps. PST_NOT_FOUND at the end; PST_CORRUPT. */
 pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value);
+/* Whether the entry that `next` gave last has no value, so that the cell was not filled. */
+int pst_elements_is_null(const pst_elements *e);
 /* Passes so many items of a list, as `next` would: those without a time at once, from the nearer end
  * of the list, others one by one. PST_INVALID: a map; PST_CORRUPT. */
 pst_status pst_elements_skip(pst_elements *e, uint64_t items);
@@ -183,10 +187,10 @@ pst_status pst_batch_elements_read(pst_batch *b, int32_t column);
 pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values,
                                uint64_t capacity);
 
-/* Entry (keys[i]) of the map of key i; in row order. Null keys and values are PST_INVALID with
- * their row, before anything is written. get as pst_batch_get, get_bytes as pst_batch_get_bytes,
- * with PST_TOO_LARGE and PST_CHANGED as there. PST_STALE, PST_WRONG_TYPE; PST_TOO_LARGE: a key or
- * value. */
+/* Entry (keys[i]) of the map of key i; in row order. Null keys are PST_INVALID with their row,
+ * before anything is written; a null value makes an entry without one. get as pst_batch_get,
+ * get_bytes as pst_batch_get_bytes, which both give a null for such an entry and for none, with
+ * PST_TOO_LARGE and PST_CHANGED as there. PST_STALE, PST_WRONG_TYPE; PST_TOO_LARGE: a key or value. */
 pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys,
                              const pst_array *values);
 pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *keys);

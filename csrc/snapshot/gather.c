@@ -332,7 +332,7 @@ pst_status pst_gather_entry(pst_gatherer *g, int32_t column, pst_bytes key, cons
     pst_gathered *c = &g->states[column];
     pst_cell cell = key_cell(c->key_type, key);
     pst_status s = add_cell(g, &c->keys, &cell, 1);
-    return s ? s : add_cell(g, &c->values, value, 1);
+    return s ? s : add_cell(g, &c->values, value, value != NULL);
 }
 
 static pst_bytes entry_key(const pst_sst_values *elements, uint32_t row) {

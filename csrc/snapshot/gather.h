@@ -86,6 +86,7 @@ pst_status pst_gather_view_value(pst_gatherer *g, int32_t column, const pst_sst_
  * also where it does not follow the run before. */
 pst_status pst_gather_items(pst_gatherer *g, int32_t column, uint64_t seq, uint64_t start,
                             pst_bytes run);
+/* A value of NULL: the entry has none. */
 pst_status pst_gather_entry(pst_gatherer *g, int32_t column, pst_bytes key, const pst_cell *value);
 /* n entries: their keys are elements from `row` on, their values those from `at` on. */
 pst_status pst_gather_view_entries(pst_gatherer *g, int32_t column, const pst_sst_values *elements,

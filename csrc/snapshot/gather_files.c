@@ -18,16 +18,16 @@
 /* ---- records --------------------------------------------------------------------------------- */
 
 static pst_status add_element(pst_gatherer *g, const pst_record *r, uint64_t start) {
-    uint64_t carried = r->changed & r->present & g->collections;
+    uint64_t carried = r->changed & g->collections;
     pst_bytes element = r->key[g->n_keys].bytes;
     if (!carried)
         return PST_OK;
     int32_t column = __builtin_ctzll(carried);
     pst_bytes rest = {element.data + PST_ELEMENT_ID, element.size - PST_ELEMENT_ID};
-    const pst_cell *cell = &r->cells[column];
+    const pst_cell *cell = r->present >> column & 1 ? &r->cells[column] : NULL;
     int is_list = g->states[column].kind == PST_LIST;
     pst_status s = PST_OK;
-    if (is_list && cell->bytes.size <= 1)
+    if (is_list && (!cell || cell->bytes.size <= 1))
         return PST_OK; /* a run without items makes no row */
     if (!pst_gather_is_last(g, r->hash, r->key, r->key_nulls))
         s = pst_gather_row(g, r->hash, r->key, r->key_nulls);

@@ -201,7 +201,8 @@ static const pst_record *fold(merge *m, const int32_t *group, int32_t n) {
             fold_put(m, s, to);
         }
     }
-    if (m->all && to->op == PST_PUT && to->changed == m->all && to->present == 0) {
+    if (m->all && to->op == PST_PUT && to->changed == m->all && to->present == 0 &&
+        !is_element(m, to)) {
         to->op = PST_DELETE;
         to->changed = 0;
     }
@@ -217,8 +218,9 @@ static pst_status pass_on(merge *m, const pst_record *r, uint64_t start) {
         m->folded->changed &= ~m->elements;
         r = m->folded;
     }
+    /* An entry may have no value. */
     if (m->info->kind == PST_BASE &&
-        (r->op == PST_DELETE || (m->all && (r->changed & r->present) == 0)))
+        (r->op == PST_DELETE || (m->all && (r->changed & r->present) == 0 && !is_element(m, r))))
         return PST_OK;
     if (m->all && r->op == PST_PUT && r->changed == 0)
         return PST_OK; /* all that it carried was dropped */

@@ -43,7 +43,8 @@ struct pst_sealed {
     pst_huge huge;      /* pages of a shared table's file, for the thread that writes */
     pst_key_kind key_kind;
     int wide;
-    int tied; /* words of bytes keys may be hashes of their own, see index.h */
+    int tied;         /* words of bytes keys may be hashes of their own, see index.h */
+    int null_entries; /* there is an entry of a map without a value */
     int32_t max_parallelism;
     int32_t first_key_group;
     int32_t last_key_group;

@@ -160,9 +160,11 @@ static pst_status emit_entry(pst_sealed *s, const pst_table *t, const uint64_t *
     int timed = t->collections[i].map.timed;
     uint64_t columns = timed ? bit | bit << 1 : bit;
     pst_cell cell;
-    w = pst_entry_info(s, w + 3, op, columns, columns);
+    w = pst_entry_info(s, w + 3, op, columns, e->is_null ? columns & ~bit : columns);
     pst_entry_value_cell(t, i, e, &cell);
-    if (!pst_is_wide_value((pst_type)t->lay.fields[i].type)) {
+    if (e->is_null) {
+        s->null_entries = 1;
+    } else if (!pst_is_wide_value((pst_type)t->lay.fields[i].type)) {
         *w++ = cell.word[0];
         s->logical_bytes += 8;
     } else if (t->lay.fields[i].type == PST_DECIMAL) {

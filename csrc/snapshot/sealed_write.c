@@ -113,7 +113,8 @@ pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info
                          .lineage = s->lineage,
                          .max_parallelism = s->max_parallelism,
                          .first_key_group = s->first_key_group,
-                         .last_key_group = s->last_key_group};
+                         .last_key_group = s->last_key_group,
+                         .null_entries = s->null_entries};
     writing *x = pst_calloc(1, sizeof *x);
     if (!x)
         return PST_NO_MEMORY;

@@ -34,7 +34,8 @@ static int is_distinct(const pst_record_rules *rules, int32_t i) {
     return 1;
 }
 
-pst_status pst_record_rules_make(const pst_schema *schema, pst_record_rules *rules) {
+pst_status pst_record_rules_make(const pst_schema *schema, int null_entries,
+                                 pst_record_rules *rules) {
     *rules = (pst_record_rules){.schema = schema, .has_element = pst_schema_has_element(schema)};
     for (int32_t i = 0; i < schema->n_states; i++) {
         const pst_column *c = &schema->states[i];
@@ -50,6 +51,8 @@ pst_status pst_record_rules_make(const pst_schema *schema, pst_record_rules *rul
             rules->ids[i] = c->kind == PST_TIMERS ? PST_TIMERS_ID : pst_collection_id(c->name);
             rules->elements |= bit;
         }
+        if (c->kind == PST_MAP && null_entries)
+            rules->nullable |= bit;
         if (!is_distinct(rules, i))
             return PST_CORRUPT;
     }
@@ -103,7 +106,7 @@ static int element_is_sound(const pst_record_rules *rules, const pst_record *r) 
         return s->n_states == 0; /* of states that a merge has dropped */
     int i = __builtin_ctzll(r->changed);
     uint64_t bit = UINT64_C(1) << i, beside = r->changed & ~bit;
-    if (!(rules->elements & r->present & bit) ||
+    if (!(rules->elements & (r->present | rules->nullable) & bit) ||
         rules->ids[i] != (uint32_t)pst_get_big(element.data, PST_ELEMENT_ID))
         return 0;
     if (beside && (beside != bit << 1 || s->states[i + 1].kind != PST_TIME))

@@ -48,7 +48,9 @@ enum {
  * without lists, maps, timers, namespaces and nested types is a file of the first release. */
 #define PST_SST_FEATURE_KINDS UINT64_C(1) /* the schema section says more of each column */
 #define PST_SST_FEATURE_TIMER UINT64_C(2) /* a row's record may bear the key's only timer */
-#define PST_SST_KNOWN_FEATURES (PST_SST_FEATURE_KINDS | PST_SST_FEATURE_TIMER)
+#define PST_SST_FEATURE_NULLS UINT64_C(4) /* a map's entry may have no value */
+#define PST_SST_KNOWN_FEATURES                                                                     \
+    (PST_SST_FEATURE_KINDS | PST_SST_FEATURE_TIMER | PST_SST_FEATURE_NULLS)
 #define PST_SST_LZ4_MAX_INPUT UINT64_C(0x7E000000)
 
 typedef enum pst_sst_codec { PST_CODEC_RAW = 0, PST_CODEC_LZ4 = 1 } pst_sst_codec;
@@ -69,10 +71,11 @@ typedef struct pst_sst_header {
     uint64_t features;     /* incompatible ones */
 } pst_sst_header;
 
-static inline uint64_t pst_sst_features(const pst_schema *schema) {
+static inline uint64_t pst_sst_features(const pst_schema *schema, int null_entries) {
     if (pst_schema_is_plain(schema))
         return 0;
-    return PST_SST_FEATURE_KINDS | (pst_schema_has_timer(schema) ? PST_SST_FEATURE_TIMER : 0);
+    return PST_SST_FEATURE_KINDS | (pst_schema_has_timer(schema) ? PST_SST_FEATURE_TIMER : 0) |
+           (null_entries ? PST_SST_FEATURE_NULLS : 0);
 }
 
 void pst_sst_put_header(const pst_sst_header *h, uint8_t out[PST_SST_HEADER_BYTES]);

@@ -86,6 +86,7 @@ static pst_status read_header(pst_sst_reader *r, uint64_t file_bytes, uint64_t *
     r->info.first_key_group = h.first_key_group;
     r->info.last_key_group = h.last_key_group;
     r->info.file_bytes = file_bytes;
+    r->info.null_entries = (h.features & PST_SST_FEATURE_NULLS) != 0;
     s = pst_sst_reserve(&r->stored, h.schema_bytes);
     if (s)
         return s;
@@ -94,7 +95,7 @@ static pst_status read_header(pst_sst_reader *r, uint64_t file_bytes, uint64_t *
         return s;
     s = pst_sst_get_schema(r->stored.data, h.schema_bytes, h.lineage.id, h.features, &r->schema);
     if (!s)
-        s = pst_record_rules_make(&r->schema, &r->rules);
+        s = pst_record_rules_make(&r->schema, r->info.null_entries, &r->rules);
     return s == PST_CORRUPT ? fail_at(r, s, PST_SST_HEADER_BYTES) : s;
 }
 

@@ -19,6 +19,7 @@ struct pst_sst_writer {
     pst_file_info info;
     pst_schema schema;
     uint64_t states_mask;
+    uint64_t maps;   /* a bit per map */
     uint64_t offset; /* written so far */
     pst_xxh64_state sum;
     pst_sst_totals totals;
@@ -58,7 +59,7 @@ static pst_status write_head(pst_sst_writer *w) {
                         w->info.first_key_group,
                         w->info.last_key_group,
                         schema_bytes,
-                        pst_sst_features(&w->schema)};
+                        pst_sst_features(&w->schema, w->info.null_entries)};
     pst_status s = pst_sst_reserve(&w->packed, PST_SST_HEADER_BYTES + (size_t)schema_bytes);
     if (s)
         return s;
@@ -83,6 +84,8 @@ pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *
     w->info = *info;
     w->last_key_group = -1;
     w->states_mask = schema->n_states < 64 ? (UINT64_C(1) << schema->n_states) - 1 : ~UINT64_C(0);
+    for (int32_t i = 0; i < schema->n_states; i++)
+        w->maps |= (uint64_t)(schema->states[i].kind == PST_MAP) << i;
     pst_xxh64_init(&w->sum, 0);
     pst_status s = pst_schema_copy(schema, &w->schema);
     if (!s) {
@@ -206,20 +209,28 @@ static inline pst_status charge(pst_sst_writer *w) {
                                             w->refs_capacity * sizeof *w->refs);
 }
 
-/* The columns of the record that are stored: a base has no nulls, a tombstone no columns. */
+/* The columns of the record that are stored: a base has no nulls but those of entries without a
+ * value, a tombstone no columns. */
 static uint64_t stored_columns(const pst_sst_writer *w, pst_record_op op, uint64_t changed,
-                               uint64_t present) {
+                               uint64_t present, int is_element) {
     if (op == PST_DELETE)
         return 0;
-    return w->info.kind == PST_BASE ? changed & present : changed;
+    return w->info.kind == PST_BASE ? changed & (present | (is_element ? w->maps : 0)) : changed;
+}
+
+static int is_element(const pst_sst_writer *w, const pst_record *r) {
+    return w->maps && !(r->key_nulls >> (w->schema.n_keys - 1) & 1);
 }
 
 pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record) {
     if (w->failed || w->finished)
         return w->failed ? w->failed : PST_INVALID;
-    uint64_t changed = stored_columns(w, record->op, record->changed, record->present);
-    int fits;
+    int fits, element = is_element(w, record);
+    uint64_t changed = stored_columns(w, record->op, record->changed, record->present, element);
     pst_status s = check_record(w, record);
+    if (!s && element && !w->info.null_entries && record->op == PST_PUT &&
+        (record->changed & ~record->present & w->maps))
+        s = PST_INVALID;
     if (!s)
         s = pst_sst_builder_measure(&w->block, record, changed, &fits);
     if (s)
@@ -338,7 +349,7 @@ pst_status pst_sst_writer_add_rows(pst_sst_writer *w, const pst_rows *rows) {
     pst_status s = rows->n ? check_rows(w, rows) : PST_OK;
     if (s)
         return s;
-    uint64_t changed = stored_columns(w, rows->op, rows->changed, rows->present);
+    uint64_t changed = stored_columns(w, rows->op, rows->changed, rows->present, 0);
     for (uint32_t from = 0, n; from < rows->n; from += n) {
         s = pst_sst_builder_measure_rows(&w->block, rows, from, changed, &n);
         if (!s && !n) {

@@ -16,6 +16,7 @@ static struct {
     uint64_t values;
     uint64_t items;
     uint64_t entries;
+    uint64_t null_entries;
     uint64_t value_times;
     uint64_t item_times;
     uint64_t entry_times;
@@ -35,6 +36,7 @@ typedef struct side {
     uint64_t passed;   /* elements so far */
     pst_cell key;
     pst_cell value;
+    int is_null;
     int64_t time; /* 0: the column has none */
 } side;
 
@@ -63,6 +65,7 @@ static inline pst_status side_read(side *s) {
     pst_status st;
     s->key = s->value = (pst_cell){{0, 0}, {NULL, 0}};
     s->time = 0;
+    s->is_null = 0;
     switch (t->lay.fields[s->column].kind) {
     case PST_LIST:
         st = pst_list_next(&s->items, &item, NULL);
@@ -76,6 +79,8 @@ static inline pst_status side_read(side *s) {
         if (!st) {
             pst_entry_key_cell(t, s->column, &entry, &s->key);
             pst_entry_value_cell(t, s->column, &entry, &s->value);
+            s->is_null = entry.is_null;
+            compared.null_entries += (uint64_t)entry.is_null;
             s->time = t->collections[s->column].map.timed ? entry.time : 0;
         }
         return st;
@@ -119,8 +124,9 @@ static inline int same_column(const world *w, side *a, side *b, int32_t column) 
         more = side_next(a);
         if (!CHECK_EQ(side_next(b), more))
             return 0;
-        if (more && !(CHECK(same_cell(&key, &a->key, &b->key)) &&
-                      CHECK(same_cell(c, &a->value, &b->value)) && CHECK_EQ(a->time, b->time)))
+        if (more &&
+            !(CHECK(same_cell(&key, &a->key, &b->key)) && CHECK_EQ(a->is_null, b->is_null) &&
+              CHECK(same_cell(c, &a->value, &b->value)) && CHECK_EQ(a->time, b->time)))
             return 0;
         *seen += (uint64_t)more;
         *times += (uint64_t)(more && timed && a->time != PST_NO_TIME);

@@ -332,7 +332,7 @@ static inline int world_did(world *w, pst_status s) {
 static inline void world_put_entry(world *w, pst_table *t, int32_t column, uint64_t key) {
     pst_cell k = world_map_key(w, column, key);
     pst_cell v = world_value(w, column, world_seed(w));
-    world_did(w, pst_map_put(t, column, &k, &v));
+    world_did(w, pst_map_put(t, column, &k, world_one_in(w, 6) ? NULL : &v));
 }
 
 static inline void world_put_entries(world *w, pst_table *t, int32_t column, uint64_t n) {
@@ -360,6 +360,7 @@ static inline void world_add_items(world *w, pst_table *t, int32_t column, uint6
 typedef struct world_copy {
     pst_cell keys[4000];
     pst_cell values[4000];
+    int is_null[4000];
     int n;
     byte_heap heap;
 } world_copy;
@@ -387,7 +388,9 @@ static inline void world_copy_elements(world *w, pst_table *t, int32_t column, w
             break;
         if (c->kind == PST_MAP)
             world_own_bytes(copy, (pst_type)c->map_key, key);
-        world_own_bytes(copy, c->type, value);
+        copy->is_null[copy->n] = pst_elements_is_null(walk);
+        if (!copy->is_null[copy->n])
+            world_own_bytes(copy, c->type, value);
         copy->n++;
     }
     pst_elements_destroy(walk);
@@ -408,7 +411,8 @@ static inline void world_refill(world *w, pst_table *t, int32_t column) {
     }
     for (int i = 0; i < copy.n && !w->failed; i++)
         if (i != but)
-            world_did(w, is_map ? pst_map_put(t, column, &copy.keys[i], &copy.values[i])
+            world_did(w, is_map ? pst_map_put(t, column, &copy.keys[i],
+                                              copy.is_null[i] ? NULL : &copy.values[i])
                                 : pst_list_add(t, column, &copy.values[i]));
     heap_free(&copy.heap);
 }
@@ -458,11 +462,12 @@ static inline void world_step_map(world *w, pst_table *t, int32_t column) {
 static inline void world_read(world *w, pst_table *t, int32_t column) {
     pst_elements *walk = NULL;
     pst_cell key, value;
+    int is_null;
     if (w->columns[column].kind == PST_VALUE) {
         world_did(w, pst_value_get(t, column, &value));
     } else if (w->columns[column].kind == PST_MAP && world_one_in(w, 2)) {
         key = world_map_key(w, column, world_below(w, w->domain));
-        world_did(w, pst_map_get(t, column, &key, &value));
+        world_did(w, pst_map_get(t, column, &key, &value, &is_null));
     } else if (world_did(w, pst_elements_create(t, &walk))) {
         world_did(w, pst_elements_start(walk, column));
         pst_elements_destroy(walk);

@@ -45,6 +45,7 @@ typedef struct em_stamped {
     uint64_t value;
     int64_t time;
     uint8_t present; /* of map entries */
+    uint8_t is_null; /* likewise: without a value */
 } em_stamped;
 
 typedef struct em_key {
@@ -145,7 +146,7 @@ static inline int em_seen(const elements_model *m, const em_stamped *e) {
 }
 
 static inline em_stamped em_stamp(const elements_model *m, uint64_t value) {
-    return (em_stamped){value, m->now_ms, 1};
+    return (em_stamped){value, m->now_ms, 1, 0};
 }
 
 /* A text from a number; now and then one too long for a reference. */
@@ -229,14 +230,18 @@ static inline int em_compare_map(const elements_model *m, pst_table *t, pst_elem
     pst_cell key, cell;
     uint8_t room[200];
     uint64_t count, seen = 0, walked = 0;
+    int is_null;
     for (int i = 0; i < n; i++) {
         int there = entries[i].present && em_seen(m, &entries[i]);
         key = (pst_cell){{(uint64_t)(int64_t)(i - 3), 0}, {NULL, 0}};
         if (c == EM_BOOK)
             key = em_text((uint64_t)i, room);
         seen += (uint64_t)there;
-        if (!CHECK_EQ(pst_map_get(t, m->column[c], &key, &cell), there ? PST_OK : PST_NOT_FOUND))
+        if (!CHECK_EQ(pst_map_get(t, m->column[c], &key, &cell, &is_null),
+                      there ? PST_OK : PST_NOT_FOUND) ||
+            (there && !CHECK_EQ(is_null, entries[i].is_null)))
             return 0;
+        there &= !entries[i].is_null;
         if (there && c == EM_MAP && !CHECK_EQ((int32_t)cell.word[0], (int32_t)entries[i].value))
             return 0;
         if (there && c == EM_BOOK) {
@@ -420,8 +425,10 @@ static inline void em_one(elements_model *m, pst_table *t, uint64_t *random) {
         for (int i = 0; i < 1 + (int)((r >> 8) % 10); i++) {
             int at = (int)(check_random(random) % EM_ENTRIES);
             key.word[0] = (uint64_t)(int64_t)(at - 3);
-            CHECK_EQ(pst_map_put(t, m->column[EM_MAP], &key, &cell), PST_OK);
+            int is_null = (cell.word[0] + (uint64_t)at) % 6 == 0;
+            CHECK_EQ(pst_map_put(t, m->column[EM_MAP], &key, is_null ? NULL : &cell), PST_OK);
             w->m[at] = em_stamp(m, cell.word[0]);
+            w->m[at].is_null = (uint8_t)is_null;
         }
         break;
     case 9:
@@ -450,8 +457,9 @@ static inline void em_one(elements_model *m, pst_table *t, uint64_t *random) {
             break;
         }
         cell = em_text(r >> 24, other);
-        CHECK_EQ(pst_map_put(t, m->column[EM_BOOK], &key, &cell), PST_OK);
         w->b[at] = em_stamp(m, r >> 24);
+        w->b[at].is_null = r >> 20 & 1;
+        CHECK_EQ(pst_map_put(t, m->column[EM_BOOK], &key, w->b[at].is_null ? NULL : &cell), PST_OK);
         break;
     }
     case 13:
@@ -535,7 +543,7 @@ static inline void em_many(elements_model *m, pst_table *t, uint64_t *random) {
     CHECK_EQ(pst_batch_map_get(b, m->column[EM_MAP], &map_keys, got, valid), PST_OK);
     for (int64_t i = 0; i < n; i++) {
         const em_stamped *e = &m->now.keys[spaces[i]].m[keys[i] + 3];
-        int there = e->present && em_seen(m, e);
+        int there = e->present && em_seen(m, e) && !e->is_null;
         CHECK_EQ(valid[i], there);
         CHECK(!there || got[i] == (int32_t)e->value);
     }

@@ -387,6 +387,8 @@ static inline pst_status file_merge(const pst_schema *s, pst_file_info *info,
                                     pst_sst_reader *const *readers, const int32_t *const *columns,
                                     int32_t n, const pst_io *io) {
     pst_sst_writer *w = NULL;
+    for (int32_t i = 0; i < n; i++)
+        info->null_entries |= pst_sst_reader_info(readers[i])->null_entries;
     pst_status status = pst_sst_writer_create(s, info, io, &w);
     if (!status)
         status = pst_merge(readers, columns, n, w);

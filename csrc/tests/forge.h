@@ -236,7 +236,7 @@ static inline void forge_write(const forge_file *f, uint64_t *rng, memory_file *
                         .first_key_group = f->info.first_key_group,
                         .last_key_group = f->info.last_key_group,
                         .schema_bytes = pst_sst_schema_bytes(&f->schema),
-                        .features = pst_sst_features(&f->schema)};
+                        .features = pst_sst_features(&f->schema, f->info.null_entries)};
     uint8_t *head = malloc(PST_SST_HEADER_BYTES + h.schema_bytes);
     memset(&w, 0, sizeof w);
     w.block = malloc(sizeof *w.block);

@@ -28,7 +28,7 @@ typedef struct gather_files {
 
 /* What was found in all, for the claim that there was something to find. */
 static struct {
-    uint64_t batches, rows, values, items, entries, trimmed;
+    uint64_t batches, rows, values, items, entries, null_entries, trimmed;
 } gathered_in_all;
 
 typedef struct gather_sight {
@@ -133,8 +133,11 @@ static inline void check_elements(gather_sight *x, int32_t i, const pst_block_co
     for (; at < end; at++) {
         if (!CHECK_EQ(pst_elements_next(walk, &key, &value), PST_OK))
             break;
+        int has = !pst_elements_is_null(walk);
         pst_cell found = block_cell(values, c->type, at);
-        CHECK(same_cell(c, &found, &value));
+        CHECK_EQ(has, block_has(values, at));
+        CHECK(!has || same_cell(c, &found, &value));
+        gathered_in_all.null_entries += (uint64_t)!has;
         if (c->kind == PST_MAP) {
             found = block_cell(keys, name.type, at);
             CHECK(same_cell(&name, &found, &key));

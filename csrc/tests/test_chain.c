@@ -442,6 +442,7 @@ static void check_coverage(int expected) {
         {"values", compared.values},
         {"items", compared.items},
         {"entries", compared.entries},
+        {"entries without a value", compared.null_entries},
         {"times of values", compared.value_times},
         {"times of items", compared.item_times},
         {"times of entries", compared.entry_times},

@@ -108,6 +108,7 @@ static void check_table(pst_table *t) {
     for (int32_t i = 0; i < KEYS; i++) {
         pst_cell cell, key = {{7, 0}, {NULL, 0}};
         uint64_t n = 0;
+        int is_null;
         REQUIRE(pst_key_set_word(t, (uint64_t)i) == PST_OK);
         CHECK(pst_value_get(t, 0, &cell) == PST_OK && (int64_t)cell.word[0] == -i);
         CHECK_EQ(pst_value_get(t, 1, &cell), i % 3 ? PST_OK : PST_NOT_FOUND);
@@ -115,7 +116,7 @@ static void check_table(pst_table *t) {
             check_filled(cell.bytes, i);
         CHECK_EQ(pst_elements_count(t, 2, &n), PST_OK);
         CHECK_EQ(n, (uint64_t)(i % 4));
-        CHECK_EQ(pst_map_get(t, 3, &key, &cell), PST_OK);
+        CHECK_EQ(pst_map_get(t, 3, &key, &cell, &is_null), PST_OK);
         check_triple(cell.bytes, i);
     }
 }

@@ -161,7 +161,7 @@ int main(int argc, char **argv) {
         test_world(TRIMMED[i]);
     if (argc == 1)
         CHECK(gathered_in_all.values && gathered_in_all.items && gathered_in_all.entries &&
-              gathered_in_all.batches < gathered_in_all.rows);
+              gathered_in_all.null_entries && gathered_in_all.batches < gathered_in_all.rows);
     else
         fprintf(stderr,
                 "    %" PRIu64 " batches, %" PRIu64 " rows, %" PRIu64 " values, %" PRIu64

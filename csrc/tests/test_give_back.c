@@ -345,6 +345,7 @@ static void check_items(void) {
     for (uint32_t k = 0; k < HOLDERS; k++) {
         pst_cell a, b;
         uint32_t n = 0;
+        int is_null;
         CHECK_EQ(pst_key_set_word(run.t, k), PST_OK);
         CHECK_EQ(pst_elements_start(e, 0), PST_OK);
         for (; pst_elements_next(e, &a, &b) == PST_OK; n++)
@@ -353,7 +354,7 @@ static void check_items(void) {
         for (n = 0; n < items[k]; n++) {
             entry_of(k, n, key, value);
             a.bytes = (pst_bytes){(const uint8_t *)key, (uint32_t)strlen(key)};
-            CHECK_EQ(pst_map_get(run.t, 1, &a, &b), PST_OK);
+            CHECK_EQ(pst_map_get(run.t, 1, &a, &b, &is_null), PST_OK);
             CHECK(b.bytes.size == strlen(value) && !memcmp(b.bytes.data, value, b.bytes.size));
         }
     }

@@ -126,7 +126,7 @@ static void test_versions(void) {
     } cases[] = {
         {8, PST_SST_VERSION + 1, PST_NEWER_FORMAT}, /* version */
         {9, 1, PST_NEWER_FORMAT},
-        {24, 4, PST_NEWER_FORMAT}, /* an incompatible feature */
+        {24, 8, PST_NEWER_FORMAT}, /* an incompatible feature */
         {31, 0x80, PST_NEWER_FORMAT},
         {16, 1, PST_OK},           /* a compatible one */
         {11, 2, PST_NEWER_FORMAT}, /* another hash */

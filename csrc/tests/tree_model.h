@@ -69,6 +69,7 @@ static inline void tree_value(const pst_tree_shape *s, uint64_t seed, pst_tree_e
     uint32_t size = (uint32_t)(seed % (seed & 64 ? TREE_TEXT : 16));
     for (uint32_t i = 0; i < size; i++)
         room->value_bytes[i] = (uint8_t)check_random(&x);
+    e->is_null = s->value_words && seed % 5 == 2;
     e->value = room->value;
     e->value_bytes = (pst_bytes){room->value_bytes, size};
 }
@@ -250,8 +251,12 @@ static inline int tree_same_value(const pst_tree_shape *s, const tree_version *v
     tree_room room;
     pst_tree_entry want;
     tree_value(s, v->seed[k], &want, &room);
-    if (e->time != v->time[k])
+    if (e->time != v->time[k] || e->is_null != want.is_null)
         return 0;
+    if (e->is_null) {
+        memset(room.value, 0, sizeof room.value);
+        want.value_bytes.size = 0;
+    }
     if (s->value_is_ref)
         return e->value_bytes.size == want.value_bytes.size &&
                !memcmp(e->value_bytes.data, room.value_bytes, want.value_bytes.size);
@@ -321,6 +326,10 @@ static inline int tree_unchanged(const pst_tree_shape *s, const tree_version *be
     pst_tree_entry e;
     tree_value(s, before->seed[k], &e, &room);
     e.time = before->time[k];
+    if (e.is_null) {
+        memset(room.value, 0, sizeof room.value);
+        e.value_bytes.size = 0;
+    }
     return tree_same_value(s, after, k, &e);
 }
 
@@ -347,7 +356,7 @@ static inline int tree_compare_diff(const tree_model *m, const tree_version *bef
 /* ---- structure ------------------------------------------------------------------------------- */
 
 typedef struct tree_shape_stats {
-    uint64_t nodes, bytes, entries, born;
+    uint64_t nodes, bytes, entries, born, marked;
     uint32_t levels;
 } tree_shape_stats;
 
@@ -363,10 +372,11 @@ static inline int tree_inspect_node(const tree_model *m, uint32_t granule, int64
     stats->nodes++;
     stats->bytes += pst_class_size(pst_node_class(h));
     stats->born += pst_node_birth(h) == (uint32_t)m->t->h->active;
-    CHECK(8 + (uint64_t)pst_node_capacity(h) * pst_node_entry_words(&m->shape, pst_node_level(h)) *
-                  8 <=
-          pst_class_size(pst_node_class(h)));
-    if (!pst_node_level(h)) {
+    uint32_t level_of = pst_node_level(h), words = pst_node_entry_words(&m->shape, level_of);
+    uint64_t head = pst_node_is_marked(h) ? 16 : 8;
+    CHECK(head + (uint64_t)pst_node_capacity(h) * words * 8 <= pst_class_size(pst_node_class(h)));
+    stats->marked += (uint64_t)pst_node_is_marked(h);
+    if (!level_of) {
         stats->entries += pst_node_count(h);
         return 1;
     }

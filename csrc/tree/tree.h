@@ -18,6 +18,7 @@
  *       own their bytes; the first of an inner node is never looked at.
  *  TR5. All leaves have one level, 0. No node is empty. A level is one less than its parent's and
  *       below PST_TREE_LEVELS: whatever bytes a reader meets, a descent ends.
+ *  TR6. An entry without a value has zeros in its place, as wide as a value. Its leaf marks it.
  *
  * Complexity: find, put, remove O(log n); a first put of an epoch copies one node per level. An
  * append reads one node per level, and searches none. A cursor's step O(1) amortised, a diff O(what differs * log n).
@@ -55,6 +56,7 @@ typedef struct pst_tree_entry {
     const uint64_t *value;
     pst_bytes value_bytes; /* value_is_ref */
     int64_t time;
+    int is_null; /* it has no value: going in, `value` and `value_bytes` are not looked at */
 } pst_tree_entry;
 
 /* Looks e->key up and fills value, value_bytes and time. PST_NOT_FOUND, PST_CORRUPT. */

@@ -6,12 +6,15 @@
  *
  * Invariants
  *  TN1. A node is an array of words: header, `capacity` keys, `capacity` values, `capacity` times
- *       (timed leaves). In an inner node a value is one word, the child's granule.
- *  TN2. The header is one word, so that count and capacity are never seen apart:
- *       birth (32 bits), level (8), size class (8), count (8), capacity (8).
+ *       (timed leaves), marks (marked leaves). In an inner node a value is one word, the child's
+ *       granule.
+ *  TN2. The header is one word, so that count and capacity are never seen apart: birth (32 bits),
+ *       level (7), marked (1), size class (8), count (8), capacity (8).
  *  TN3. Birth is the low half of the epoch in which the node was allocated. It would come round
  *       after 2^32 epochs.
  *  TN4. A byte block of a tree bears its birth behind its bytes, rounded up to four.
+ *  TN5. Only a leaf that had an entry without a value is marked, and has at most PST_TREE_MARKS
+ *       entries. Bit i of its marks: entry i has no value. Bits of no entry mean nothing.
  */
 #ifndef PST_TREE_NODE_H
 #define PST_TREE_NODE_H
@@ -21,10 +24,13 @@
 #include "memory/store.h"
 #include "tree/tree.h"
 
-static inline uint64_t pst_node_make(uint32_t birth, uint32_t level, uint32_t size_class,
-                                     uint32_t count, uint32_t capacity) {
-    return birth | (uint64_t)level << 32 | (uint64_t)size_class << 40 | (uint64_t)count << 48 |
-           (uint64_t)capacity << 56;
+enum { PST_TREE_MARKS = 64, PST_NODE_MARKED = 0x80 };
+
+static inline uint64_t pst_node_make(uint32_t birth, uint32_t level, int marked,
+                                     uint32_t size_class, uint32_t count, uint32_t capacity) {
+    uint32_t flag = marked ? PST_NODE_MARKED : 0;
+    return birth | (uint64_t)(level | flag) << 32 | (uint64_t)size_class << 40 |
+           (uint64_t)count << 48 | (uint64_t)capacity << 56;
 }
 
 static inline uint32_t pst_node_birth(uint64_t header) {
@@ -32,7 +38,11 @@ static inline uint32_t pst_node_birth(uint64_t header) {
 }
 
 static inline uint32_t pst_node_level(uint64_t header) {
-    return (uint32_t)(header >> 32) & 0xFF;
+    return (uint32_t)(header >> 32) & 0x7F;
+}
+
+static inline int pst_node_is_marked(uint64_t header) {
+    return (int)(header >> 39) & 1;
 }
 
 static inline uint32_t pst_node_class(uint64_t header) {
@@ -75,6 +85,23 @@ static inline const uint64_t *pst_node_time(const pst_tree_shape *s, const uint6
     return node + 1 + pst_node_capacity(header) * (uint32_t)(s->key_words + s->value_words) + i;
 }
 
+static inline const uint64_t *pst_node_marks_at(const pst_tree_shape *s, const uint64_t *node,
+                                                uint64_t header) {
+    return node + 1 + pst_node_capacity(header) * pst_node_entry_words(s, 0);
+}
+
+/* The marks of a leaf's entries; 0 where all have values. */
+static inline uint64_t pst_node_marks(const pst_tree_shape *s, const uint64_t *node,
+                                      uint64_t header) {
+    return pst_node_is_marked(header) ? pst_get64(pst_node_marks_at(s, node, header)) : 0;
+}
+
+/* Whether entry i has no value. */
+static inline int pst_node_is_null(const pst_tree_shape *s, const uint64_t *node, uint64_t header,
+                                   uint32_t i) {
+    return pst_node_is_marked(header) && (pst_node_marks(s, node, header) >> i & 1);
+}
+
 static inline uint32_t pst_node_child(const pst_tree_shape *s, const uint64_t *node,
                                       uint64_t header, uint32_t i) {
     return (uint32_t)pst_get64(pst_node_value(s, node, header, i));
@@ -88,9 +115,12 @@ static inline int pst_node_open(const uint8_t *heap, uint64_t heap_bytes, const 
         return 0;
     uint64_t h = pst_get64(heap + at);
     uint32_t level = pst_node_level(h), count = pst_node_count(h), capacity = pst_node_capacity(h);
+    uint64_t words = 1 + (uint64_t)capacity * pst_node_entry_words(s, level);
     *header = h;
+    if (pst_node_is_marked(h) && (level || capacity > PST_TREE_MARKS))
+        return 0;
     return count - 1 < capacity && level < PST_TREE_LEVELS &&
-           at + 8 + (uint64_t)capacity * pst_node_entry_words(s, level) * 8 <= heap_bytes;
+           at + (words + (uint64_t)pst_node_is_marked(h)) * 8 <= heap_bytes;
 }
 
 /* As pst_node_open, for a child of a node of level + 1. The search needs several lines of its keys
@@ -237,6 +267,7 @@ static inline int pst_node_fill_value(const uint8_t *heap, uint64_t heap_bytes,
                                       uint64_t header, uint32_t i, pst_tree_entry *e) {
     e->value = pst_node_value(s, node, header, i);
     e->time = s->timed ? (int64_t)pst_get64(pst_node_time(s, node, header, i)) : 0;
+    e->is_null = pst_node_is_null(s, node, header, i);
     return !s->value_is_ref || pst_tree_bytes(heap, heap_bytes, e->value, &e->value_bytes);
 }
 

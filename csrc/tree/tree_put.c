@@ -89,7 +89,7 @@ static pst_status grow_root(pst_tree_writer *w) {
     uint32_t granule;
     if (w->top + 1 == PST_TREE_LEVELS)
         return PST_TOO_LARGE;
-    pst_status s = pst_tw_make_node(w, w->top + 1, 2, &granule);
+    pst_status s = pst_tw_make_node(w, w->top + 1, 0, 2, &granule);
     if (s)
         return s;
     uint64_t *node = pst_tw_node(w, granule);
@@ -133,7 +133,8 @@ static pst_status split(pst_tree_writer *w, uint32_t level, const pst_tree_probe
         cut = cut_of(w, level, level ? here->index + 1 : here->index, count);
         if (w->more && !level)
             want = count - cut + 1 + w->more;
-        s = pst_tw_make_node(w, level, want, &granule);
+        s = pst_tw_make_node(w, level, pst_node_is_marked(pst_tw_header(w, here->node)), want,
+                             &granule);
     }
     if (s)
         return s;
@@ -181,6 +182,11 @@ static pst_status prepare_parent(pst_tree_writer *w, uint32_t level, const pst_t
 /* The words of an entry's value; for bytes, a reference to a new block. */
 static pst_status value_of(const pst_tree_writer *w, const pst_tree_entry *e, uint64_t ref[2],
                            const uint64_t **value) {
+    static const uint64_t NOTHING[PST_TREE_MAX_VALUE_WORDS];
+    if (e->is_null) {
+        *value = NOTHING;
+        return PST_OK;
+    }
     *value = w->s->value_is_ref ? ref : e->value;
     return w->s->value_is_ref ? pst_tw_store_bytes(w, e->value_bytes, ref) : PST_OK;
 }
@@ -190,6 +196,9 @@ static int is_same(const pst_tree_writer *w, const pst_tree_entry *e) {
     uint32_t i = w->at[0].index;
     if (w->s->timed && *pst_tw_time(w, leaf, i) != (uint64_t)e->time)
         return 0;
+    int is_null = pst_node_is_null(w->s, leaf, *leaf, i);
+    if (is_null || e->is_null)
+        return is_null && e->is_null;
     const uint64_t *value = pst_tw_value(w, leaf, i);
     if (w->s->value_is_ref)
         return pst_ref_equals(w->t->heap, value, e->value_bytes);
@@ -215,6 +224,7 @@ static pst_status replace(pst_tree_writer *w, const pst_tree_entry *e) {
     pst_put_words(to, value, w->s->value_words);
     if (w->s->timed)
         pst_put64(pst_tw_time(w, leaf, w->at[0].index), (uint64_t)e->time);
+    pst_tw_mark(w, leaf, w->at[0].index, e->is_null);
     return pst_tw_free_bytes(w, old);
 }
 
@@ -239,13 +249,15 @@ static pst_status insert(pst_tree_writer *w, const pst_tree_probe *p, const pst_
         return s;
     uint32_t granule = w->root->node;
     if (!granule) {
-        s = pst_tw_make_node(w, 0, 1 + w->more, &granule);
+        s = pst_tw_make_node(w, 0, e->is_null, 1 + w->more, &granule);
         if (s)
             return s;
         w->at[0] = (pst_tree_step){granule, 0};
         w->root->node = granule;
     } else {
         s = is_full(w, 0) ? split(w, 0, p) : own_leaf(w);
+        if (!s && w->marked)
+            s = pst_tw_own(w, 0, pst_node_count(pst_tw_header(w, w->at[0].node)) + 1);
     }
     if (s)
         return s;
@@ -259,6 +271,7 @@ static pst_status insert(pst_tree_writer *w, const pst_tree_probe *p, const pst_
     pst_put_words(pst_tw_value(w, leaf, i), value, w->s->value_words);
     if (w->s->timed)
         pst_put64(pst_tw_time(w, leaf, i), (uint64_t)e->time);
+    pst_tw_mark(w, leaf, i, e->is_null);
     w->root->count++;
     return PST_OK;
 }
@@ -268,8 +281,9 @@ pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *ro
     pst_tree_writer w = pst_tw_begin(t, s, root);
     pst_tree_probe p;
     if ((s->key_is_ref && e->key_bytes.size > PST_TREE_MAX_KEY) ||
-        (s->value_is_ref && e->value_bytes.size > PST_MAX_BYTES))
+        (s->value_is_ref && !e->is_null && e->value_bytes.size > PST_MAX_BYTES))
         return PST_TOO_LARGE;
+    w.marked = e->is_null;
     pst_tree_probe_make(&p, t->heap, pst_tw_heap_bytes(&w), s, e);
     pst_status st = root->node ? pst_tw_descend(&w, &p) : PST_NOT_FOUND;
     if (st == PST_OK)
@@ -302,8 +316,9 @@ pst_status pst_tree_append(pst_table *t, const pst_tree_shape *s, pst_tree_root 
     pst_tree_writer w = pst_tw_begin(t, s, root);
     pst_tree_probe p;
     if ((s->key_is_ref && e->key_bytes.size > PST_TREE_MAX_KEY) ||
-        (s->value_is_ref && e->value_bytes.size > PST_MAX_BYTES))
+        (s->value_is_ref && !e->is_null && e->value_bytes.size > PST_MAX_BYTES))
         return PST_TOO_LARGE;
+    w.marked = e->is_null;
     pst_tree_probe_make(&p, t->heap, pst_tw_heap_bytes(&w), s, e);
     w.more = more > PST_TREE_MOST ? PST_TREE_MOST : more;
     if (root->node && !is_behind_all(&w, &p)) {
@@ -332,6 +347,7 @@ static pst_status put_last(pst_tree_writer *w, uint64_t *leaf, uint32_t count,
     pst_put_words(pst_tw_value(w, leaf, count), value, w->s->value_words);
     if (w->s->timed)
         pst_put64(pst_tw_time(w, leaf, count), (uint64_t)e->time);
+    pst_tw_mark(w, leaf, count, e->is_null);
     w->at[0].index = count;
     w->root->count++;
     return PST_OK;
@@ -345,13 +361,13 @@ pst_status pst_tree_append_run(pst_table *t, const pst_tree_shape *s, pst_tree_r
     for (uint32_t i = 0; !st && i < n; i++) {
         pst_tree_probe p;
         if ((s->key_is_ref && e[i].key_bytes.size > PST_TREE_MAX_KEY) ||
-            (s->value_is_ref && e[i].value_bytes.size > PST_MAX_BYTES))
+            (s->value_is_ref && !e[i].is_null && e[i].value_bytes.size > PST_MAX_BYTES))
             return PST_TOO_LARGE;
         if (i && root->count < UINT32_MAX) {
             uint64_t *leaf = pst_tw_node(&w, w.at[0].node);
             uint32_t count = pst_node_count(*leaf);
             w.at[0].index = count;
-            if (count < pst_node_capacity(*leaf)) {
+            if (count < pst_node_capacity(*leaf) && (!e[i].is_null || pst_node_is_marked(*leaf))) {
                 st = put_last(&w, leaf, count, &e[i]);
                 continue;
             }
@@ -360,6 +376,7 @@ pst_status pst_tree_append_run(pst_table *t, const pst_tree_shape *s, pst_tree_r
         if (!i && root->node && !is_behind_all(&w, &p))
             return p.corrupt ? PST_CORRUPT : PST_OK;
         w.more = n - 1 - i + more > PST_TREE_MOST ? PST_TREE_MOST : n - 1 - i + more;
+        w.marked = e[i].is_null;
         st = insert(&w, &p, &e[i]);
     }
     *done = n;

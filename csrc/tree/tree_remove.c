@@ -25,6 +25,7 @@ static pst_status merge(pst_tree_writer *w, uint32_t level, uint32_t i) {
     here->node = (uint32_t)*pst_tw_value(w, parent, i);
     uint64_t *right = pst_tw_node(w, granule);
     uint32_t l = pst_node_count(pst_tw_header(w, here->node)), r = pst_node_count(*right);
+    w->marked = pst_node_is_marked(*right);
     pst_status s = pst_tw_own(w, level, l + r);
     if (s)
         return s;

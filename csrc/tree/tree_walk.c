@@ -330,6 +330,8 @@ static int compare_keys(const pst_tree_cursor *c, const pst_tree_entry *a,
 static int same_value(const pst_tree_shape *s, const pst_tree_entry *a, const pst_tree_entry *b) {
     if (s->timed && a->time != b->time)
         return 0;
+    if (a->is_null || b->is_null)
+        return a->is_null && b->is_null;
     if (s->value_is_ref)
         return a->value_bytes.size == b->value_bytes.size &&
                (a->value_bytes.data == b->value_bytes.data ||
@@ -338,6 +340,16 @@ static int same_value(const pst_tree_shape *s, const pst_tree_entry *a, const ps
         if (pst_get64(a->value + i) != pst_get64(b->value + i))
             return 0;
     return 1;
+}
+
+/* How many of the n entries at both positions have a value, or have none, alike. */
+static uint32_t same_marks(const pst_tree_shape *s, const pst_tree_frame *f, const uint64_t *old,
+                           const pst_tree_frame *g, const uint64_t *now, uint32_t n) {
+    uint32_t i = 0;
+    while (i < n && pst_node_is_null(s, old, f->header, f->index + i) ==
+                        pst_node_is_null(s, now, g->header, g->index + i))
+        i++;
+    return i;
 }
 
 /* Passes entries that are the same words on both sides, references too (TR3). Says whether there
@@ -357,6 +369,8 @@ static int pass_entries(pst_tree_cursor *a, pst_tree_cursor *b) {
     if (n)
         n = common(pst_node_key(s, old, i), pst_node_key(s, now, k), n * s->key_words) /
             s->key_words;
+    if (pst_node_is_marked(f->header) || pst_node_is_marked(g->header))
+        n = same_marks(s, f, old, g, now, n);
     if (!n || a->left < n || b->left < n)
         return 0;
     a->left -= n;

@@ -34,9 +34,9 @@ pst_status pst_tw_free_bytes(const pst_tree_writer *w, const uint64_t ref[2]) {
 
 /* ---- blocks of nodes ------------------------------------------------------------------------- */
 
-static uint32_t capacity_of(uint64_t bytes, uint32_t entry_bytes) {
-    uint64_t n = (bytes - 8) / entry_bytes;
-    return n > PST_TREE_MOST ? PST_TREE_MOST : (uint32_t)n;
+static uint32_t capacity_of(uint64_t bytes, uint32_t head, uint32_t entry_bytes, uint32_t most) {
+    uint64_t n = (bytes - head) / entry_bytes;
+    return n > most ? most : (uint32_t)n;
 }
 
 static uint32_t full_class(uint32_t level, uint32_t entry_bytes) {
@@ -46,26 +46,39 @@ static uint32_t full_class(uint32_t level, uint32_t entry_bytes) {
 
 uint32_t pst_tw_full_capacity(const pst_tree_writer *w, uint32_t level) {
     uint32_t entry_bytes = pst_node_entry_words(w->s, level) * 8;
-    return capacity_of(pst_class_size(full_class(level, entry_bytes)), entry_bytes);
+    return capacity_of(pst_class_size(full_class(level, entry_bytes)), 8, entry_bytes,
+                       PST_TREE_MOST);
 }
 
-pst_status pst_tw_make_node(const pst_tree_writer *w, uint32_t level, uint32_t want,
+/* A full marked leaf has as many entries as another one, whatever its block would hold: they go from
+ * the one to the other. */
+pst_status pst_tw_make_node(const pst_tree_writer *w, uint32_t level, int marked, uint32_t want,
                             uint32_t *granule) {
-    uint32_t entry_bytes = pst_node_entry_words(w->s, level) * 8;
-    uint32_t c = full_class(level, entry_bytes);
-    if (want <= PST_TREE_MOST && pst_class_of(8 + (uint64_t)want * entry_bytes) < c)
-        c = pst_class_of(8 + (uint64_t)want * entry_bytes);
+    uint32_t entry_bytes = pst_node_entry_words(w->s, level) * 8, head = marked ? 16 : 8;
+    uint32_t full = pst_tw_full_capacity(w, level);
+    uint32_t c =
+        marked ? pst_class_of(head + (uint64_t)full * entry_bytes) : full_class(level, entry_bytes);
+    if (want <= PST_TREE_MOST && pst_class_of(head + (uint64_t)want * entry_bytes) < c)
+        c = pst_class_of(head + (uint64_t)want * entry_bytes);
     pst_status s = pst_block_alloc(w->t, c, granule);
     if (s)
         return s;
-    uint32_t capacity = capacity_of(pst_class_size(c), entry_bytes);
-    pst_put64(pst_tw_node(w, *granule), pst_node_make(w->now, level, c, 0, capacity));
+    uint32_t capacity = capacity_of(pst_class_size(c), head, entry_bytes, full);
+    uint64_t *node = pst_tw_node(w, *granule);
+    pst_put64(node, pst_node_make(w->now, level, marked, c, 0, capacity));
+    if (marked)
+        pst_put64(pst_tw_marks(w, node), 0);
     return PST_OK;
 }
 
 pst_status pst_tw_free_node(const pst_tree_writer *w, uint32_t granule) {
     uint64_t h = pst_tw_header(w, granule);
     return pst_block_free(w->t, pst_node_class(h), granule, pst_node_birth(h) == w->now);
+}
+
+/* REQUIRES: n <= PST_TREE_MARKS. */
+static uint64_t first_bits(uint32_t n) {
+    return n < 64 ? (UINT64_C(1) << n) - 1 : ~UINT64_C(0);
 }
 
 void pst_tw_copy_entries(const pst_tree_writer *w, uint64_t *to, uint32_t at, uint64_t *from,
@@ -76,6 +89,18 @@ void pst_tw_copy_entries(const pst_tree_writer *w, uint64_t *to, uint32_t at, ui
     pst_fill_words(pst_tw_value(w, to, at), pst_tw_value(w, from, first), n * values);
     if (w->s->timed && !level)
         pst_fill_words(pst_tw_time(w, to, at), pst_tw_time(w, from, first), n);
+    if (pst_node_is_marked(*to)) {
+        uint64_t moved = first_bits(n);
+        uint64_t marks = pst_node_marks(w->s, from, *from) >> first & moved;
+        pst_put64(pst_tw_marks(w, to), (*pst_tw_marks(w, to) & ~(moved << at)) | marks << at);
+    }
+}
+
+void pst_tw_mark(const pst_tree_writer *w, uint64_t *leaf, uint32_t i, int is_null) {
+    if (!pst_node_is_marked(*leaf))
+        return;
+    uint64_t *marks = pst_tw_marks(w, leaf), bit = UINT64_C(1) << i;
+    pst_put64(marks, is_null ? *marks | bit : *marks & ~bit);
 }
 
 static void link_node(pst_tree_writer *w, uint32_t level, uint32_t granule) {
@@ -90,7 +115,9 @@ static void link_node(pst_tree_writer *w, uint32_t level, uint32_t granule) {
 pst_status pst_tw_move_node(pst_tree_writer *w, uint32_t level, uint32_t want) {
     uint32_t old = w->at[level].node, granule;
     uint64_t *from = pst_tw_node(w, old);
-    pst_status s = pst_tw_make_node(w, level, want, &granule);
+    uint64_t marks = level ? 0 : pst_node_marks(w->s, from, *from);
+    int marked = !level && (w->marked || (marks & first_bits(pst_node_count(*from))));
+    pst_status s = pst_tw_make_node(w, level, marked, want, &granule);
     if (s)
         return s;
     s = pst_ring_reserve(w->t, pst_node_class(*from), 1);
@@ -133,6 +160,12 @@ void pst_tw_shift_entries(const pst_tree_writer *w, uint64_t *node, uint32_t i, 
     shift(pst_tw_value(w, node, i), n * (size_t)values, by * values);
     if (w->s->timed && !level)
         shift(pst_tw_time(w, node, i), n, by);
+    if (pst_node_is_marked(*node)) {
+        uint64_t *marks = pst_tw_marks(w, node);
+        uint64_t before = *marks & first_bits(by < 0 ? i - (uint32_t)-by : i);
+        uint64_t behind = i < 64 ? *marks >> i : 0;
+        pst_put64(marks, before | behind << ((int)i + by));
+    }
     pst_tw_set_count(node, count + (uint32_t)by);
 }
 

@@ -32,6 +32,7 @@ typedef struct pst_tree_writer {
     pst_tree_root *root;
     uint32_t now;  /* the open epoch, as nodes bear it */
     uint32_t more; /* entries that are about to follow the one that is put at the end */
+    int marked;    /* the leaf that is made born is to have marks */
     uint32_t top;
     pst_tree_step at[PST_TREE_LEVELS];
 } pst_tree_writer;
@@ -60,6 +61,10 @@ static inline uint64_t *pst_tw_time(const pst_tree_writer *w, uint64_t *node, ui
     return node + (pst_node_time(w->s, node, *node, i) - node);
 }
 
+static inline uint64_t *pst_tw_marks(const pst_tree_writer *w, uint64_t *node) {
+    return node + (pst_node_marks_at(w->s, node, *node) - node);
+}
+
 static inline void pst_tw_set_count(uint64_t *node, uint32_t count) {
     pst_put64(node, (*node & ~(UINT64_C(0xFF) << 48)) | (uint64_t)count << 48);
 }
@@ -72,6 +77,7 @@ static inline pst_tree_writer pst_tw_begin(pst_table *t, const pst_tree_shape *s
     w.root = root;
     w.now = (uint32_t)t->h->active;
     w.more = 0;
+    w.marked = 0;
     w.top = 0;
     return w;
 }
@@ -92,24 +98,29 @@ static inline uint32_t pst_tw_with_room(uint32_t n) {
 /* Entries of a full node of this level. */
 uint32_t pst_tw_full_capacity(const pst_tree_writer *w, uint32_t level);
 /* A node without entries, for at least `want` of them or a full node's number. */
-pst_status pst_tw_make_node(const pst_tree_writer *w, uint32_t level, uint32_t want,
+pst_status pst_tw_make_node(const pst_tree_writer *w, uint32_t level, int marked, uint32_t want,
                             uint32_t *granule);
 pst_status pst_tw_free_node(const pst_tree_writer *w, uint32_t granule);
-/* Copies n entries to another node of the same level. Leaves the counts as they are. */
+/* Copies n entries to another node of the same level, which is marked if one of them has no value.
+ * Leaves the counts as they are. */
 void pst_tw_copy_entries(const pst_tree_writer *w, uint64_t *to, uint32_t at, uint64_t *from,
                          uint32_t first, uint32_t n);
 /* Makes room for `by` entries at i, or closes the gap of -by before it. REQUIRES: a born node. */
 void pst_tw_shift_entries(const pst_tree_writer *w, uint64_t *node, uint32_t i, int by);
+/* Marks entry i, which was just written. REQUIRES: a marked leaf, if the entry has no value. */
+void pst_tw_mark(const pst_tree_writer *w, uint64_t *leaf, uint32_t i, int is_null);
 /* Moves the path's node of this level to a block for `want` entries. REQUIRES: its parent is
  * born. */
 pst_status pst_tw_move_node(pst_tree_writer *w, uint32_t level, uint32_t want);
 /* The same for at least `need` entries, after its ancestors were made born. */
 pst_status pst_tw_replace_node(pst_tree_writer *w, uint32_t level, uint32_t need);
 
-/* Makes the path's node of this level born, with room for `need` entries. */
+/* Makes the path's node of this level born, with room for `need` entries, and with marks if
+ * w->marked. */
 static inline pst_status pst_tw_own(pst_tree_writer *w, uint32_t level, uint32_t need) {
     uint64_t h = pst_tw_header(w, w->at[level].node);
-    if (pst_node_birth(h) == w->now && pst_node_capacity(h) >= need)
+    if (pst_node_birth(h) == w->now && pst_node_capacity(h) >= need &&
+        (level || !w->marked || pst_node_is_marked(h)))
         return PST_OK;
     return pst_tw_replace_node(w, level, need);
 }

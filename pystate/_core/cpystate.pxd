@@ -266,7 +266,8 @@ cdef extern from "pystate.h" nogil:
 
     pst_status pst_list_add(pst_table *t, int32_t column, const pst_cell *item)
     pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from_, uint32_t nulls)
-    pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_cell *value)
+    pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_cell *value,
+                           int *is_null)
     pst_status pst_map_put(pst_table *t, int32_t column, const pst_cell *key,
                            const pst_cell *value)
     pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key)
@@ -276,6 +277,7 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_elements_start(pst_elements *e, int32_t column)
     pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int32_t column)
     pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value)
+    bint pst_elements_is_null(const pst_elements *e)
 
     ctypedef struct pst_run:
         const void *items
@@ -388,6 +390,7 @@ cdef extern from "pystate.h" nogil:
         uint64_t raw_bytes
         uint64_t file_bytes
         uint64_t checksum
+        int null_entries
 
     pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info)
 

@@ -105,7 +105,8 @@ cdef class CollectionHandle:
             while status == PST_OK:
                 status = pst_elements_next(self.walk, &key, &value)
                 if status == PST_OK:
-                    status = append_cell(&cells[0], n[0], &value, True)
+                    status = append_cell(&cells[0], n[0], &value,
+                                         not pst_elements_is_null(self.walk))
                     if status == PST_OK and is_map:
                         status = append_cell(&cells[1], n[0], &key, True)
                     n[0] += 1

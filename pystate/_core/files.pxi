@@ -395,8 +395,11 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
     info.first_key_group = first_key_group
     info.last_key_group = last_key_group
     cdef _Sources sources = _Sources(readers, columns)
+    cdef int32_t i
     sources.begin()
     try:
+        for i in range(sources.n):
+            info.null_entries |= pst_sst_reader_info(sources.files[i]).null_entries
         with nogil:
             status = pst_sst_writer_create(&schema.c, &info, &io.c, &writer)
             if status == PST_OK:

@@ -10,12 +10,12 @@ cdef class MapElements(CollectionHandle):
 
     @cython.binding(False)
     def put(self, key, value, /):
-        """Store a value under `key`.
+        """Store a value under `key`. It may be None: the map has the key then, without a value.
 
         Raises
         ------
         WrongTypeError
-            The key or the value is None, or of another type; nothing was written.
+            The key is None, or the key or the value is of another type; nothing was written.
         """
         stored(self, key, value)
 
@@ -45,7 +45,9 @@ cdef class MapElements(CollectionHandle):
                 status = pst_elements_next(self.walk, &key, &cell)
                 if status != PST_OK:
                     break
-                result.append((self.map_codec.decode(&key), self.codec.decode(&cell)))
+                result.append((self.map_codec.decode(&key),
+                               None if pst_elements_is_null(self.walk)
+                               else self.codec.decode(&cell)))
         finally:
             self.table.end()
         if status != PST_NOT_FOUND:
@@ -63,7 +65,7 @@ cdef class MapElements(CollectionHandle):
                 status = pst_batch_map_put(keys.b, self.column, &map_keys.c, &values.c)
         finally:
             keys.end()
-        self.check_elements(status, "a map key or value")
+        self.check_elements(status, "a map key")
 
     def remove_all(self, Batch keys not None, ArrayRef map_keys not None):
         """Remove an entry of the map of each key."""
@@ -113,14 +115,15 @@ cdef class MapElements(CollectionHandle):
 cdef object looked_up(MapElements elements, key, default):
     cdef pst_cell at, cell
     cdef pst_status status
+    cdef int is_null = 0
     cdef unsigned long turn = elements.table.turn
     if key is None:
         raise elements.none("map key")
     owner = elements.map_codec.encode(key, &at)
     elements.table.ready_for(turn, elements.codec)
-    status = pst_map_get(elements.table.t, elements.column, &at, &cell)
+    status = pst_map_get(elements.table.t, elements.column, &at, &cell, &is_null)
     if status == PST_OK:
-        return elements.codec.decode(&cell)
+        return None if is_null else elements.codec.decode(&cell)
     if status == PST_NOT_FOUND:
         return default
     elements.table.check(status)
@@ -131,26 +134,24 @@ cdef int stored(MapElements elements, key, value) except -1:
     cdef unsigned long turn = elements.table.turn
     if key is None:
         raise elements.none("map key")
-    if value is None:
-        raise errors.WrongTypeError(
-            f"state {elements.codec.name!r}: None is no value of a map; remove({key!r:.40}) takes "
-            "it away")
     owner = elements.map_codec.encode(key, &at)
-    other = elements.codec.encode(value, &cell)
+    other = None if value is None else elements.codec.encode(value, &cell)
     elements.table.ready_for(turn, elements.codec)
-    elements.table.check(pst_map_put(elements.table.t, elements.column, &at, &cell))
+    elements.table.check(pst_map_put(elements.table.t, elements.column, &at,
+                                     NULL if value is None else &cell))
     return 0
 
 
 cdef bint held(MapElements elements, key) except -1:
     cdef pst_cell at, cell
     cdef pst_status status
+    cdef int is_null
     cdef unsigned long turn = elements.table.turn
     if key is None:
         raise elements.none("map key")
     owner = elements.map_codec.encode(key, &at)
     elements.table.ready_for(turn, elements.codec)
-    status = pst_map_get(elements.table.t, elements.column, &at, &cell)
+    status = pst_map_get(elements.table.t, elements.column, &at, &cell, &is_null)
     if status != PST_NOT_FOUND:
         elements.table.check(status)
     return status == PST_OK

@@ -174,7 +174,7 @@ class BroadcastHandle(Named):
         ReadOnlyStateError
             Other instances do not see the row that is handled.
         WrongTypeError
-            The key or value is None or of another type; nothing was written.
+            The key is None, or key or value are of another type; nothing was written.
         """
         self._writable("put")
         self._handle.put(key, value)

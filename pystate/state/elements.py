@@ -54,7 +54,9 @@ class Elements(Named, StateHandle, core.CollectionHandle):
         return pickled(self.name, value) if self._pickles else value
 
     def _unpacked(self, values: list[Any]) -> list[Any]:
-        return [unpickled(self.name, v) for v in values] if self._pickles else values
+        if not self._pickles:
+            return values
+        return [None if v is None else unpickled(self.name, v) for v in values]
 
     def _column_of(
         self, values: Any, type: StateType, codec: core.Codec, what: str
@@ -62,7 +64,7 @@ class Elements(Named, StateHandle, core.CollectionHandle):
         if type.is_object:
             if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
                 raise WrongTypeError(f"{what}: objects come as a sequence, got {values!r:.80}")
-            # None is not a valid object: the core refuses a null, and names its row.
+            # None stays a null, which a map takes as a value; elsewhere the core names its row.
             values = [None if value is None else pickled(self.name, value) for value in values]
             values = pa.array(values, pa.binary())
         return encoded(values, type, codec, what)

@@ -202,7 +202,8 @@ class MapHandle(Elements, core.MapElements):
         entries = self.entries_list()
         if not self._pickles:
             return entries
-        return [(key, unpickled(self.name, value)) for key, value in entries]
+        keys = [key for key, _ in entries]
+        return list(zip(keys, self._unpacked([value for _, value in entries]), strict=True))
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.keys())
@@ -231,12 +232,12 @@ class MapHandle(Elements, core.MapElements):
         keys : KeyBatch
             The keys of the maps.
         map_keys, values : array-like
-            As many as there are keys; `values` may be one value for all.
+            As many as there are keys; `values` may be one value for all. Values may be null.
 
         Raises
         ------
         WrongTypeError
-            A map key or value is null or of another type; nothing was written.
+            A map key is null, or a key or value is of another type; nothing was written.
         """
         what = f"state {self.name!r}"
         at = self._map_keys(keys, map_keys)
@@ -259,7 +260,8 @@ class MapHandle(Elements, core.MapElements):
         Returns
         -------
         pyarrow.Array
-            In the keys' order; null where there is no such entry. For objects a list.
+            In the keys' order; null where there is no such entry, or it has no value. For objects
+            a list.
         """
         at = self._map_keys(keys, map_keys)
         array = copied(
@@ -269,8 +271,7 @@ class MapHandle(Elements, core.MapElements):
             lambda offsets, valid: self.get_all_bytes(keys, at, offsets, valid),
         )
         if self._pickles:
-            found = array.to_pylist()
-            return [None if value is None else unpickled(self.name, value) for value in found]
+            return self._unpacked(array.to_pylist())
         return decoded(array, self.type, self.codec)
 
     def remove_entries(self, keys: KeyBatch, map_keys: Any) -> None:
@@ -327,8 +328,10 @@ class ObjectMapHandle(MapHandle):
 
     def get(self, key: Any, default: Any = None, /) -> Any:
         """The value under `key`, or the default."""
-        found = super().get(key)
-        return default if found is None else unpickled(self.name, found)
+        found = super().get(key, MISSING)
+        if found is MISSING:
+            return default
+        return None if found is None else unpickled(self.name, found)
 
     def put(self, key: Any, value: Any, /) -> None:
         """Store a value under `key`."""

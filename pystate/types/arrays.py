@@ -336,7 +336,8 @@ def from_parts(
         Rows.
     valid, values, offsets : buffer
         A byte of validity per row, or None if no value is null; values of the type's width
-        (booleans: a byte each), or the bytes' data with their 32-bit `offsets`.
+        (booleans: a byte each), or the bytes' data with their 32-bit `offsets`. Where there are
+        offsets, a null has no bytes, whatever the type.
     """
     nulls, validity = 0, None
     if valid is not None:
@@ -349,6 +350,11 @@ def from_parts(
         buffers = [validity, pa.py_buffer(values)]
     if type.is_bytes:
         buffers.insert(1, pa.py_buffer(offsets))
+    elif nulls and offsets is not None:
+        # Structs of one width, of which a null has no bytes.
+        buffers.insert(1, pa.py_buffer(offsets))
+        found = pa.Array.from_buffers(pa.binary(), length, buffers, nulls)
+        return found.cast(type.stored_arrow)
     return pa.Array.from_buffers(type.stored_arrow, length, buffers, nulls)
 
 

@@ -300,6 +300,10 @@ class Entries(Kind):
         entry[1] = self.read_at(entry[1])
         return entry[0]
 
+    def contains(self, row: Row, key: Any) -> bool:
+        self.get(row, key)
+        return key in self.visible(row)
+
     def get_all(self, places: Iterable[tuple[Row, Any]]) -> list[Any]:
         """A batch sees an entry at each place of it."""
         places = list(places)

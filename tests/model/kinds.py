@@ -231,7 +231,7 @@ class MapDriver(Driver):
             handle.clear()
             kind.clear(row)
         elif what == "put_all":
-            entries = st.dictionaries(self.keys, self.spec.values, max_size=20)
+            entries = st.dictionaries(self.keys, maybe_null(self.spec.values), max_size=20)
             given = data.draw(entries, label="entries")
             handle.put_all(given)
             for key, value in given.items():
@@ -243,7 +243,7 @@ class MapDriver(Driver):
         kind: Any = self.kind
         key = data.draw(self.keys, label="map key")
         if what == "put":
-            value = data.draw(self.spec.values, label="value")
+            value = data.draw(maybe_null(self.spec.values), label="value")
             handle.put(key, value)
             kind.put(row, key, value)
         elif what == "remove":
@@ -252,7 +252,8 @@ class MapDriver(Driver):
         elif what == "get":
             assert handle.get(key) == kind.get(row, key)
         else:
-            assert handle.contains(key) == (kind.get(row, key) is not None)
+            there = kind.contains(row, key)
+            assert handle.contains(key) == there
 
     def walk(self, kind: Any, handle: Any, row: Row) -> None:
         wanted = kind.read(row)
@@ -275,7 +276,7 @@ class MapDriver(Driver):
             return
         at = one_each(data, self.keys, rows)
         if what == "put_entries":
-            values = one_each(data, self.spec.values, rows)
+            values = one_each(data, maybe_null(self.spec.values), rows)
             handle.put_entries(keys, at, values)
             for row, key, value in zip(rows, at, values, strict=True):
                 kind.put(row, key, value)
@@ -293,7 +294,7 @@ class MapDriver(Driver):
 
     def column(self, kind: Any, row: Row, stored: Any) -> None:
         if self.declaration.type.is_object:
-            stored = [(key, pickle.loads(value)) for key, value in stored]
+            stored = [(k, None if v is None else pickle.loads(v)) for k, v in stored]
         assert dict(stored) == kind.read(row) and len(stored) == len(dict(stored)), self.name
 
 

@@ -72,6 +72,8 @@ ITEMS = {
     "paths": nested,
     "things": st.sampled_from([1, "a", (2, None)]),
 }
+#: Removes an entry.
+GONE = ("gone",)
 ENTRIES = {
     "by_id": (longs, longs),
     "by_name": (st.text(max_size=3), texts),
@@ -90,9 +92,9 @@ VALUES = {
     "nested": nested,
     # What is appended.
     **{name: st.lists(items, max_size=4) for name, items in ITEMS.items()},
-    # What is put; None removes an entry.
+    # What is put.
     **{
-        name: st.dictionaries(key, st.none() | value, max_size=4)
+        name: st.dictionaries(key, st.none() | st.just(GONE) | value, max_size=4)
         for name, (key, value) in ENTRIES.items()
     },
 }
@@ -135,7 +137,7 @@ def apply(backend: ps.KeyedStateBackend, key: Any, values: dict[str, Any], timer
             state.add_all(value)
         elif name in MAPS:
             for at, put in value.items():
-                state.remove(at) if put is None else state.put(at, put)
+                state.remove(at) if put is GONE else state.put(at, put)
         else:
             state.update(value)
 
@@ -152,7 +154,7 @@ def remember(rows: dict[Any, dict[str, Any]], key: Any, values: dict[str, Any]) 
             row[name] = row.get(name, []) + value
         elif name in MAPS:
             both = {**row.get(name, {}), **value}
-            row[name] = {at: put for at, put in both.items() if put is not None}
+            row[name] = {at: put for at, put in both.items() if put is not GONE}
         else:
             row[name] = value
 

@@ -467,7 +467,7 @@ def test_methods_of_a_harness(call: str, message: str) -> None:
         ("s['l'].extend([5])", r"'l': extend\(keys, lists\) .*key write add_all\(items\)$"),
         ("s['n'].add(3)", r"'n': add\(keys, values\) .*key write update\(value\(\) \+ number\)$"),
         ("s['m'].put(1, 2)", "state 'm'.* string"),
-        ("s['m'].put('a', None)", "state 'm': None is no value of a map"),
+        ("s['m'].put(None, 'a')", "state 'm': None is no map key"),
         ("s['m'].get(1)", "state 'm'.* string"),
         ("s['m'].put_all(3)", "state 'm': put_all takes a dict, or pairs .* got 3"),
         ("s['m'].put_all(['a'])", "state 'm': put_all takes a dict, or pairs .* got 'a'"),
