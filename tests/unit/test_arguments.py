@@ -208,6 +208,7 @@ OFFLINE: dict[Any, tuple[dict[str, str], dict[str, tuple[list[str], str]]]] = {
             "destination": (["3", "''", "None"], "^write_state: .* is the path of a folder, not"),
             "operators": (["3", "[]", "None", "{'a': 3}", "{3: None}"], "^write_state"),
             "base": (["3", "''", "'nope'"], "write_state: base|nope"),
+            "remove": (["3", "['nope']"], "write_state: remove"),
             "max_parallelism": (["'4'", "0", "4.5", "32769"], "^write_state: max_parallelism is"),
             "parallelism": (["'4'", "0", "4.5", "32769"], "^write_state: parallelism is"),
             "job": (["3", "''", "None"], "^write_state: job"),
