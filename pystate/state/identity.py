@@ -127,7 +127,7 @@ def without_kind(stored: str) -> str:
 def shown_as(stored: str) -> str:
     """A stored state for people."""
     _, spelling = parted(stored)
-    return without_kind(spelling) if _UNKNOWN.fullmatch(spelling) else spelling
+    return without_kind(spelling) if _UNKNOWN.fullmatch(spelling) else spelling.removeprefix("#")
 
 
 class StoredFold(ValueState):

@@ -201,7 +201,7 @@ def test_a_sum_beyond_its_range_is_an_error_that_names_it(
 ) -> None:
     big = (1 << 63) - 1
     frame = spark.createDataFrame([(1, big), (1, big), (1, -5)], "k int, v long").coalesce(1)
-    with pytest.raises(StateOverflowError, match=r"total=sum\(v\) of a key"):
+    with pytest.raises(StateOverflowError, match=r"total=sum\(v\) of key"):
         make_job().run_epoch(
             frame,
             lambda df, job: job.key_by(df, "k", uid="a").aggregate(total=ps.sum("v"), combine=True),

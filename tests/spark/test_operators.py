@@ -242,7 +242,7 @@ def test_sum_overflows_loudly(spark: SparkSession, make_job: MakeJob, tmp_path: 
     job.run_epoch(frame, pipeline)
     with pytest.raises(
         StateOverflowError,
-        match=r"operator 'sums', epoch 2: total=sum\(v\) of a key .* Cast the column to decimal",
+        match=r"operator 'sums', epoch 2: total=sum\(v\) of key .* Cast the column to decimal",
     ):
         job.run_epoch(frame, pipeline)
     exact = make_job(checkpoint=tmp_path / "exact")
@@ -387,7 +387,7 @@ def test_state_of_another_type_is_refused(spark: SparkSession, make_job: MakeJob
     job = make_job()
     frame = spark.createDataFrame([("a", 1)], "k string, v long")
     job.run_epoch(frame, lambda df: job.key_by(df, "k", uid="x").aggregate(n=ps.sum("v")))
-    with pytest.raises(SchemaError, match=r"operator 'x', state 'n': stored as long.*double"):
+    with pytest.raises(SchemaError, match=r"operator 'x', state 'n': stored as Sum\(\) of long.*double"):
         job.run_epoch(
             frame.selectExpr("k", "CAST(v AS DOUBLE) AS v"),
             lambda df: job.key_by(df, "k", uid="x").aggregate(n=ps.sum("v")),

@@ -127,7 +127,10 @@ def test_state_of_a_streaming_aggregation(
     run_to_end(totals, tmp_path / "spark")
     store = spark.read.format("statestore").load(str(tmp_path / "spark"))
     rows = store.select("key.k", F.col("value.count").alias("n"), F.col("value.sum").alias("total"))
-    states = {"n": ps.ValueState("long"), "total": ps.ValueState("long")}
+    states = {
+        "n": ps.AggregatingState(ps.Count(), type="long"),
+        "total": ps.AggregatingState(ps.Sum(), type="long"),
+    }
     made = write_state(tmp_path / "s", {"counts": ps.StateRows(rows, {"k": "string"}, states)})
     job = make_job(restore=made.location)
     more = spark.createDataFrame([("a", 10), ("d", 20)], "k string, v long")

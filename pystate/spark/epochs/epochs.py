@@ -192,7 +192,7 @@ class EpochRunner:
                     begin_outputs(outputs, coordinator, epoch)
                 with evaluating(self._job, evaluation):
                     transactions = evaluation.run(data, for_job(pipeline, self._job), schema, begin)
-                folders[:] = evaluation.outputs.folders()
+                folders[:] = evaluation.outputs.folders_of(transactions)
                 # Missing or repeated reports also discard what was staged.
                 epoch.collect()
                 self._commits.check(transactions, epoch.number)

@@ -117,7 +117,7 @@ def test_no_kind_takes_the_values_of_another(kinds: dict[str, ps.State[Any]]) ->
     ("old", "new", "says"),
     [
         ("a value", "sum", r"ValueState\('long'\), declared as ReducingState\('long', 'sum'\)"),
-        ("Sum", "Count", r"#Sum\(\) of long, declared as #Count\(\) of long"),
+        ("Sum", "Count", r"Sum\(\) of long, declared as Count\(\) of long"),
         ("max", "sum", r"ReducingState\('long', 'max'\), declared as ReducingState\('long', 'sum'"),
     ],
 )

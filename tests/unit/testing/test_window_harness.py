@@ -178,7 +178,7 @@ def test_windows_may_get_another_aggregate_over_the_same_state() -> None:
     with restore(snapshot, ps.Tumbling("10 min"), {"v": ps.sum("v")}) as harness:
         assert [row.v for row in harness.drain()] == [7]
     # A maximum is kept in a column of the same type, and is no sum.
-    with pytest.raises(SchemaError, match=r"^operator '.*', state '.*': stored as #Sum\(\) of "):
+    with pytest.raises(SchemaError, match=r"^operator '.*', state '.*': stored as Sum\(\) of "):
         restore(snapshot, ps.Tumbling("10 min"), {"v": ps.max("v")})
     with pytest.raises(InvalidArgumentError, match="restore takes what snapshot"):
         restore("a snapshot", ps.Tumbling("10 min"))  # type: ignore[arg-type]
