@@ -387,7 +387,9 @@ def test_state_of_another_type_is_refused(spark: SparkSession, make_job: MakeJob
     job = make_job()
     frame = spark.createDataFrame([("a", 1)], "k string, v long")
     job.run_epoch(frame, lambda df: job.key_by(df, "k", uid="x").aggregate(n=ps.sum("v")))
-    with pytest.raises(SchemaError, match=r"operator 'x', state 'n': stored as Sum\(\) of long.*double"):
+    with pytest.raises(
+        SchemaError, match=r"operator 'x', state 'n': stored as Sum\(\) of long.*double"
+    ):
         job.run_epoch(
             frame.selectExpr("k", "CAST(v AS DOUBLE) AS v"),
             lambda df: job.key_by(df, "k", uid="x").aggregate(n=ps.sum("v")),
