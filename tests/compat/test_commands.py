@@ -21,7 +21,11 @@ from pystate.errors import SchemaError
 from pystate.processor.writing import StateRows
 
 HERE = Path(__file__).parent
-GOLDEN = sorted(str(path.parent.relative_to(HERE)) for path in HERE.rglob("job.json"))
+GOLDEN = sorted(
+    str(path.parent.relative_to(HERE))
+    for path in HERE.rglob("job.json")
+    if (path.parent / "manifests").is_dir()  # of the others none is opened before it is repaired
+)
 
 
 def rows(folder: Path, epoch: int | None = None) -> list[str]:
