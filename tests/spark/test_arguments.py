@@ -94,7 +94,20 @@ KEY_BY: dict[str, list[tuple[Any, str]]] = {
         ("soon", "^operator 'one': idle_after='soon': write a length of time"),
         (0, "^operator 'one': idle_after=0 "),
     ],
+    "max_ahead": [
+        ("soon", "^operator 'one': max_ahead='soon': write a length of time"),
+        (-1, "^operator 'one': max_ahead=-1 "),
+    ],
+    "invalid": [
+        (3, "^operator 'one': invalid, the tag of a side output, is a string, not 3"),
+        ("drop", "^operator 'one': invalid='drop' is the tag of a side output; "),
+        ("odd", "^operator 'one'.*'odd'.* side_outputs="),
+    ],
     "initial_rows": frames("initial_rows"),
+    "as_rows": [
+        ("yes", "^operator 'one': as_rows is True or False, not 'yes'"),
+        (None, "^operator 'one': as_rows is True or False, not None"),
+    ],
 }
 PROCESS: dict[str, list[tuple[Any, str]]] = {
     "function": [

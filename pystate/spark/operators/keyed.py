@@ -134,10 +134,10 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         as_rows: bool = False,
     ) -> None:
         self._evaluation = evaluation
-        self._as_rows = flag(as_rows, "key_by: as_rows")
         self._given = order_by, allowed_delay, idle_after, initial_rows, max_ahead, invalid
         self._uid = uid
         self._owner = "key_by" if uid is None else f"operator {uid!r}"
+        self._as_rows = flag(as_rows, f"{self._owner}: as_rows")
         refuse_reserved(frame.columns, self._owner)
         self._columns = columns = FrameColumns(frame, self._owner)
         names = [columns.take(key) for key in keys]
