@@ -153,6 +153,12 @@ class History:
                 self._cache[epoch] = read_manifest(self._storage, path, self._parts)
             except FileNotFoundError as error:
                 raise FencedError(f"{path} was retired by another driver") from error
+            except CorruptFileError as error:
+                # Its part goes as an orphan, which may be before the manifest itself.
+                lost = isinstance(error.__cause__, FileNotFoundError)
+                if not (lost and self._storage.exists(_mark_path(epoch))):
+                    raise
+                raise FencedError(f"{path} was retired by another driver") from error
         return self._cache[epoch]
 
     def find_published(self, epoch: int) -> Manifest | None:
