@@ -54,6 +54,7 @@ _OURS = re.compile(
 )
 #: What py4j's text of a worker's exception has before the trace.
 _OF_JAVA = "org.apache.spark.api.python.PythonException: "
+_UNREPEATED = "Could not recover from a failed barrier ResultStage"
 _STOPPED = ("SPARK_JOB_CANCELLED", "InterruptedException", "was cancelled", "SparkContext was shut")
 
 #: How Spark describes the jobs that it cancels because their query ends.
@@ -215,10 +216,14 @@ def is_retryable(error: Exception) -> bool:
     """Whether an evaluation that failed with this error may succeed when it is run again.
 
     It may after a lost executor, a killed worker or a full disk; never after a mistake in the plan,
-    an exception of the user's function, or the stop of a query.
+    an exception of the user's function, or the stop of a query. Spark itself repeats a task whose
+    function failed, but not those of a job's last stage if that is a barrier stage.
     """
     from pyspark.errors import AnalysisException, PySparkException, PythonException
 
+    if isinstance(error, FunctionError):
+        # Raised while Spark's report of it was handled.
+        return _UNREPEATED in str(error.__context__)
     if isinstance(error, PystateError) or is_stop(error):
         return False
     if isinstance(error, (AnalysisException, PythonException)):

@@ -16,7 +16,11 @@ import pytest
 
 import pystate as ps
 from pystate.cli import reading
+from pystate.cli.rows import keys_of
+from pystate.errors import InvalidArgumentError
 from pystate.processor.epochs import missing_file
+from pystate.types.keys import leaves
+from pystate.types.state_type import parse_type
 from tests.unit.cli.test_cli import run
 from tests.work import Work
 
@@ -90,6 +94,15 @@ def test_read_prints_all_types(typed: Path) -> None:
     assert '{"a": "1970-01-02", "b": "1.50"}' in said
     exploded = ("--state", "l", "--explode", "--json")
     assert [r["l"] for r in json.loads(run("read", typed, *exploded)[1])] == [1, 2]
+
+
+def test_keys_of_structs_may_leave_out_the_marks_of_null_structs() -> None:
+    key = tuple(leaves("st", parse_type("struct<city:string,at:struct<x:long,y:long>>")))
+    for texts in (['["a", 1, 2]', '["b", null, null]'], ['["a", 1, 2, null, null]']):
+        columns = keys_of(texts, key)
+        assert [column[0].as_py() for column in columns] == ["a", 1, 2, None, None]
+    with pytest.raises(InvalidArgumentError, match="give a JSON list of 5 values"):
+        keys_of(['["a", 1]'], key)
 
 
 def test_keys_of_several_columns(typed: Path) -> None:

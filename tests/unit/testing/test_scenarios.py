@@ -115,7 +115,6 @@ def test_null_handling(backend: ps.KeyedStateBackend) -> None:
         backend["mean"].add,
         lambda value: backend["list"].add_all(["x", value]),
         lambda value: backend["list"].update(["x", value]),
-        lambda value: backend["map"].put("x", value),
         lambda value: backend["map"].put(value, 1),
     ):
         with pytest.raises(WrongTypeError, match="None"):
@@ -126,6 +125,9 @@ def test_null_handling(backend: ps.KeyedStateBackend) -> None:
         backend["list"].append(keys, ["x", None])
     with pytest.raises(WrongTypeError, match="row 0"):
         backend["map"].put_entries(keys, [None, "x"], [1, 2])
+    backend["map"].put("x", None)
+    assert (backend["map"].contains("x"), backend["map"].get("x")) == (True, None)
+    backend["map"].remove("x")
     backend["list"].extend(keys, [None, None])
     backend["sum"].add_all(keys, [None, None])
     backend["mean"].add_all(keys, [None, None])

@@ -9,7 +9,6 @@ import pytest
 
 import pystate as ps
 from pystate.backend.keyed import hash_keys
-from pystate.cli.rows import keys_of
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.types.keys import has_null_marks, key_columns, leaf, leaves
 from pystate.types.state_type import parse_type
@@ -236,8 +235,3 @@ def test_keys_are_named_by_structs_or_their_fields() -> None:
         named, marks = key_columns(one, named_by)
         assert list(named) in (["a", "b"], [pa.scalar("a"), pa.scalar("b")])
         assert marks.to_pylist() == [None, None]
-    for texts in (['["a", 1, 2]', '["b", null, null]'], ['["a", 1, 2, null, null]']):
-        columns = keys_of(texts, key)
-        assert [column[0].as_py() for column in columns] == ["a", 1, 2, None, None]
-    with pytest.raises(InvalidArgumentError, match="give a JSON list of 5 values"):
-        keys_of(['["a", 1]'], key)
