@@ -19,6 +19,7 @@ import logging
 import re
 from collections.abc import Mapping
 from functools import cache
+from urllib.parse import unquote
 
 __all__ = ["HIDDEN", "has_credentials", "is_secret", "logger", "redacted", "without_secrets"]
 
@@ -34,13 +35,19 @@ _ADDRESS = re.compile(
 )
 _HOST = r"(?:\[[0-9A-Fa-f:.%]*\]|[^:@%]*)(?::\d*)?"
 _HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
+#: A password may have what ends an address in a sentence; then its end stands in front of a @.
+_REST = re.compile(r"(?<=[:/]\*{3})(?=[\s'\"<>`\\])(?:(?!://)[^@\n]){1,64}(?=@)")
+#: Oracle's addresses have the user and the password without slashes in front of them.
+_ORACLE = re.compile(r"(?i)(?P<head>\bjdbc:oracle:\w+:)[^\s'\"]{1,256}(?=@)")
+#: How many addresses within each other are read; what is deeper is hidden.
+_DEPTH = 30
 #: What ends a sentence is not part of an address.
 _STOPS = ":;,.)]}>"
 
 #: Words that make a name that of a secret, whatever stands around them and between their parts.
 _WORD = (
     r"secret|passw(?:or)?d|passphrase|pwd|token|credentials?|signature|authorization"
-    r"|(?:access|account|api|private|shared|master|encryption|storage)[._ -]?key"
+    r"|(?:access|account|api|private|shared|master|encryption|storage|sse[._ -]customer)[._ -]?key"
     r"|jaas[._ -]?config|connection[._ -]?string"
 )
 #: Names that count only as a whole.
@@ -62,7 +69,13 @@ _ITEM = re.compile(
 _KEY_ITEM = re.compile(
     rf"(?P<head>(?P<quote>\\*['\"])key(?P=quote)\s*[:,]\s*b?)(?P<value>{_VALUE})", re.I
 )
-_QUERY_ITEM = re.compile(r"(?P<head>[?&](?P<name>[\w.%-]+)=)(?P<value>[^\s&#'\"]+)")
+_QUERY_ITEM = re.compile(r"(?P<head>[?&#](?P<name>[\w.%-]+)=)(?P<value>[^\s&#'\"]+)")
+#: Of XML, in which stores answer.
+_ELEMENT = re.compile(rf"<(?P<name>{_SECRET_NAME})>(?P<value>[^<]+)", re.I)
+_PRIVATE_KEY = re.compile(
+    r"(?P<head>-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?P<tail>-----END [A-Z ]*PRIVATE KEY-----|$)",
+    re.S,
+)
 _HEADER = re.compile(
     r"(?i)(?P<head>\b(?:Bearer|Basic)\s+)[\w.~+/=-]{6,}"
     r"|(?P<line>\bAuthorization['\"]?\s*[:=]\s*['\"]?)(?!\*{3})[^\s'\"][^'\"\n]*"
@@ -71,6 +84,7 @@ _HEADER = re.compile(
 _CONNECTION = re.compile(
     r"(?i)(?:AccountKey|SharedAccessKey|SharedAccessSignature|AccountName|BlobEndpoint)\s*="
     r"|(?:^|[?&;])sv=[^&]+&.*\bsig=|\bsig=[^&]+&.*\bsv="
+    r"|\w=[^\s;]*[\s;]+(?:password|pwd)\s*=|^(?:password|pwd)\s*=[^\s;]*[\s;]+\w[\w ]*="
 )
 
 
@@ -89,7 +103,8 @@ def redacted(text: str) -> str:
     'abfss://container@account.dfs.core.windows.net/x?sv=1&sig=***'
     """
     if ":" in text:
-        text = _ADDRESS.sub(_address, text)
+        text = _REST.sub("", _ADDRESS.sub(_address, text))
+        text = _ORACLE.sub(lambda user: user["head"] + HIDDEN, text)
         found = _ITEM.sub(_pair, text)
         if HIDDEN in found:
             found = _KEY_ITEM.sub(lambda item: item["head"] + _hidden(item["value"]), found)
@@ -99,16 +114,26 @@ def redacted(text: str) -> str:
     if "=" in text:
         text = _QUERY_ITEM.sub(_query_item, text)
         text = _ASSIGNED.sub(_pair, text)
+    if "<" in text:
+        text = _ELEMENT.sub(_pair, text)
+    if "PRIVATE KEY" in text:
+        text = _PRIVATE_KEY.sub(lambda key: f"{key['head']}{HIDDEN}{key['tail']}", text)
     return _HEADER.sub(lambda header: f"{header['head'] or header['line']}{HIDDEN}", text)
 
 
-def _address(found: re.Match[str]) -> str:
+def _address(found: re.Match[str], depth: int = 0) -> str:
     scheme, rest = found["scheme"].lower(), found["rest"]
     start = f"{found['scheme']}{found['slashes']}"
     stops = rest[len(rest.rstrip(_STOPS)) :]
     rest = rest[: len(rest) - len(stops)] if stops else rest
     if not _has_user(scheme, rest):
-        return found[0]
+        if "://" not in rest:
+            return found[0]
+        # Another address is in its path or query, and perhaps another one in that.
+        inner = HIDDEN
+        if depth < _DEPTH:
+            inner = _ADDRESS.sub(lambda next_: _address(next_, depth + 1), rest)
+        return f"{start}{inner}{stops}"
     _, at, place = rest.rpartition("@")
     return f"{start}{HIDDEN}{at}{place if at else ''}{stops}"
 
@@ -137,7 +162,10 @@ def _pair(found: re.Match[str]) -> str:
 
 
 def _query_item(found: re.Match[str]) -> str:
-    return f"{found['head']}{HIDDEN}" if is_secret(found["name"]) else found[0]
+    secret = is_secret(unquote(found["name"])) or (
+        "%" in found["value"] and has_credentials(unquote(found["value"]))
+    )
+    return f"{found['head']}{HIDDEN}" if secret else found[0]
 
 
 @cache
@@ -176,14 +204,17 @@ def has_credentials(location: str) -> bool:
 
     A path may have any characters. Only an address and a connection string can have credentials.
     """
-    found = _ADDRESS.match(location)
+    address = location[5:] if location[:5].lower() == "jdbc:" else location
+    found = _ADDRESS.match(address)
     if found is None:
-        return _CONNECTION.search(location) is not None
-    scheme = found["scheme"].lower()
-    rest = location[found.start("rest") :]
-    if _has_user(scheme, rest):
+        return any(form.search(location) for form in (_CONNECTION, _ORACLE))
+    rest = address[found.start("rest") :]
+    if _has_user(found["scheme"].lower(), rest) or _ADDRESS.sub(_address, rest) != rest:
         return True
-    return any(is_secret(item["name"]) for item in _QUERY_ITEM.finditer(rest))
+    # In a path, password=1 is a partition.
+    place = re.match(r"[^?#;]*", rest)
+    options = rest[place.end() if place else 0 :].replace(HIDDEN, "x")
+    return redacted(options) != options
 
 
 class _Redacting(logging.Filter):

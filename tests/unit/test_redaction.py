@@ -28,6 +28,9 @@ SECRETS = (
     "wJalrX:Utn/FEMI:K7MDENG",
     "wJalrX?Utn#FEMI&K7MDENG",
     "/+@%wJalrXUtnFEMIxK7MDENG==",
+    "wJalrX Utn\"FEMI'K7MDENG",
+    "wJalrX<UtnFEMI`K7MDENG",
+    "wJalrX\\UtnFEMI\\K7MDENG",
     "123456/K7MDENG",
 )
 USERS = (
@@ -61,6 +64,15 @@ QUERIES = (
     "https://host/p?token=K7MDENG",
     "https://host/p?a=1&access_token=K7MDENG",
     "file:///p?sig=K7MDENG",
+    "s3://bucket/p?X%2DAmz%2DSignature=K7MDENG",
+    "s3://bucket/p?secret%5Fkey=K7MDENG",
+    "s3://bucket/p?aws_sse_customer_key_base64=K7MDENG",
+    "s3://bucket/p?a=1;secret_key=K7MDENG",
+    "s3://bucket/p;secret=K7MDENG",
+    "s3://bucket/p#secret=K7MDENG",
+    "s3://bucket/p?endpoint=http://me:K7MDENG@host",
+    "s3://bucket/p?endpoint=http%3A%2F%2Fme%3AK7MDENG%40host&a=1",
+    "s3://bucket/http://me:K7MDENG@host",
 )
 CONNECTIONS = (
     "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=K7MDENG/+==;EndpointSuffix=core",
@@ -69,10 +81,20 @@ CONNECTIONS = (
 )
 LOCATIONS = (*(form.format(secret) for form in USERS for secret in SECRETS), *QUERIES, *CONNECTIONS)
 
+#: Databases, which are no locations, but may be taken for names.
+DATABASES = (
+    "jdbc:postgresql://me:K7MDENG/x@host/db",
+    "jdbc:postgresql://host/db?user=me&password=K7MDENG",
+    "jdbc:sqlserver://host:1433;databaseName=d;user=me;password=K7MDENG;encrypt=true",
+    "jdbc:oracle:thin:me/K7MDENG@host:1521:d",
+    "jdbc:oracle:thin:me/x@K7MDENG@//host:1521/d",
+    "host=h user=me password=K7MDENG dbname=d",
+    "password=K7MDENG host=h",
+)
+
 #: What is in texts and options, and in no location.
 TEXTS = (
-    "jdbc:postgresql://me:K7MDENG/x@host/db is down",
-    "jdbc:postgresql://host/db?user=me&password=K7MDENG",
+    *DATABASES,
     "could not connect: host=h user=me password=K7MDENG dbname=d",
     "could not connect: host=h password='a K7MDENG b' dbname=d",
     "Server=h;User Id=me;Password=K7MDENG;",
@@ -88,6 +110,10 @@ TEXTS = (
     "Options(api_key='K7MDENG', url=None)",
     "{'Authorization': 'Bearer K7MDENG.K7MDENG'}",
     "Authorization: AWS4-HMAC-SHA256 Credential=a/b, Signature=K7MDENG",
+    "<Error><AWSAccessKeyId>AKID</AWSAccessKeyId><SignatureProvided>K7MDENG=</SignatureProvided>",
+    "<Credentials><SessionToken>K7MDENG/x</SessionToken></Credentials>",
+    "-----BEGIN RSA PRIVATE KEY-----\nK7MDENG\n-----END RSA PRIVATE KEY-----",
+    "-----BEGIN PRIVATE KEY-----\nK7MDENG\nK7MD",
     # Cut short in front of what would say that there is a secret.
     "s3://AKIDEXAMPLE:K7MDENG",
     "s3://AKIDEXAMPLE:K7MDENG...",
@@ -103,6 +129,9 @@ PLAIN = (
     "C:/data, /data/a:b@c and key='ann'",
     "row {'key': 'ann', 'n': 1}",
     "operator 'token': no state 'password'; declared: n",
+    "http://host/p?next=http://host/q#top and customer_key=7, mail to me@host",
+    "jdbc:oracle:thin:@//host:1521/d",
+    "<Error><Code>SignatureDoesNotMatch</Code></Error>",
 )
 
 
@@ -118,6 +147,13 @@ def test_nothing_of_a_secret_is_left(text: str) -> None:
 @pytest.mark.parametrize("text", PLAIN)
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redacted(text) == text
+
+
+def test_addresses_within_addresses() -> None:
+    for times in (1, 10, 100, 2000):
+        clean = redacted("http://host/" * times + "s3://AKID:K7MDENG@bucket")
+        assert "K7MDENG" not in clean and redacted(clean) == clean
+        assert clean.startswith("http://host/")
 
 
 def test_the_place_stays() -> None:
@@ -148,7 +184,14 @@ def test_every_location_is_refused_without_its_secret(location: str, tmp_path: P
 
 @pytest.mark.parametrize(
     "location",
-    ["s3://bucket/a@b/c:d", "/data/token=1/x", "a:b@c", "s3://bucket/token=1/x", "out?sig"],
+    [
+        "s3://bucket/a@b/c:d",
+        "/data/token=1/x",
+        "a:b@c",
+        "s3://bucket/token=1/x",
+        "out?sig",
+        "password=1/x",
+    ],
 )
 def test_places_are_not_refused(location: str) -> None:
     assert not has_credentials(location)
@@ -249,4 +292,7 @@ def test_names_that_manifests_keep_have_no_secret(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match="contains credentials") as caught:
             call()
         assert "K7MDENG" not in str(caught.value), what
+    for database in DATABASES:
+        with pytest.raises(InvalidArgumentError, match="contains credentials"):
+            checked_run_key(database)
     assert checked_run_key("s3://bucket/2026-01-01?part=3") == "s3://bucket/2026-01-01?part=3"
