@@ -51,7 +51,8 @@ class BackendTime(BackendTable):
         }
         if clock != self._clock:
             for handle in self._states.timed_objects:
-                if clock[handle.domain] != self._clock.get(handle.domain):
+                assert handle.ttl is not None
+                if clock[handle.ttl.time] != self._clock.get(handle.ttl.time):
                     # Pending objects were written, and kept ones were read, at the old time.
                     handle.flush(self._batch_of)
                     handle.discard()

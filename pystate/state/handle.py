@@ -13,6 +13,7 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.errors import InvalidArgumentError
 from pystate.state.key_batch import KeyBatch, checked_batch
+from pystate.state.ttl import StateTtl
 
 __all__ = ["MISSING", "Objects", "StateHandle", "for_batches"]
 
@@ -23,8 +24,8 @@ MISSING: Any = type("Missing", (), {"__slots__": (), "__repr__": lambda _: "<mis
 class Objects(Protocol):
     """Python objects that a handle keeps until they are pickled, by the end of the epoch."""
 
-    domain: str
-    """The clock by which they expire, if they expire."""
+    ttl: StateTtl | None
+    """How they expire. The registry says it: an aggregate keeps its objects in another's handle."""
 
     @property
     def dirty(self) -> bool:

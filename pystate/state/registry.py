@@ -111,7 +111,7 @@ class StateRegistry:
         self._declarations[name] = declaration
         kept = handle.objects
         if kept is not None and declaration.ttl is not None:
-            kept.domain = declaration.ttl.time
+            kept.ttl = declaration.ttl
             self.timed_objects.append(kept)
         return handle
 

@@ -337,8 +337,7 @@ class ObjectHandle(ValueHandle):
     ``__getstate__``) must not update the state or end the epoch: that raises `InUseError`.
     """
 
-    #: The clock that expires its values, if they expire.
-    domain = "processing"
+    ttl: StateTtl | None = None
 
     def __init__(self, table: core.Table, column: int, name: str, declaration: ValueState) -> None:
         super().__init__(table, column, name, declaration)
@@ -346,9 +345,6 @@ class ObjectHandle(ValueHandle):
         self._dirty: dict[Any, None] = {}
         self._drops = 0  # how often the kept objects were dropped
         self._flushing = False
-        # What has expired and may be seen once must not be seen again out of the cache.
-        ttl = declaration.ttl
-        self._keeps = ttl is None or ttl.visibility == "never_return_expired"
 
     @property
     def objects(self) -> Objects:
@@ -359,6 +355,11 @@ class ObjectHandle(ValueHandle):
     def dirty(self) -> bool:
         """Whether values wait to be pickled."""
         return bool(self._dirty)
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether what was read is kept; not where that might be seen once after it has expired."""
+        return self.ttl is None or self.ttl.visibility == "never_return_expired"
 
     def value(self) -> Any:
         """The current key's value, or a copy of the default."""

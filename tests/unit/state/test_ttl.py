@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import operator
 import pickle
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,22 @@ def test_what_is_seen_is_what_is_added_to(vectorised: bool) -> None:
         assert [s.get() for s in made.states.values()] == [4, 2, 3.0, [4, 2]]
 
 
+class Largest(ps.AggregateFunction[Any, Any, Any]):
+    """Objects as accumulators."""
+
+    def create(self) -> list[int]:
+        return []
+
+    def add(self, accumulator: list[int], value: int) -> list[int]:
+        return [max([*accumulator, value])]
+
+    def merge(self, a: list[int], b: list[int]) -> list[int]:
+        return [max([*a, *b])]
+
+    def result(self, accumulator: list[int]) -> tuple[int, ...]:
+        return tuple(accumulator)
+
+
 def lenient_states(update: Any) -> dict[str, ps.State]:
     ttl = ps.StateTtl(100, update=update, visibility="return_if_not_cleaned_up")
     return {
@@ -244,7 +261,12 @@ def lenient_states(update: Any) -> dict[str, ps.State]:
         "map": ps.MapState("long", "long", ttl=ttl),
         "names": ps.MapState("string", "string", ttl=ttl),
         "most": ps.ReducingState("long", max, ttl=ttl),
+        "joined": ps.ReducingState("string", operator.add, ttl=ttl),
+        "pile": ps.ReducingState(object, operator.or_, ttl=ttl),
         "mean": ps.AggregatingState(ps.Mean(), "long", ttl=ttl),
+        "count": ps.AggregatingState(ps.Count(), "long", ttl=ttl),
+        "top": ps.AggregatingState(ps.TopK(2), "long", ttl=ttl),
+        "own": ps.AggregatingState(Largest(), "long", ttl=ttl),
     }
 
 
@@ -258,9 +280,15 @@ FILLED: dict[str, Any] = {
     "map": [(1, 2), (3, 4)],
     "names": [("k", "v" * 40)],
     "most": 4,
+    "joined": "j" * 40,
+    "pile": {1, 2},
     "mean": 4.0,
+    "count": 1,
+    "top": [4],
+    "own": (4,),
 }
 EMPTY = {name: [] if isinstance(value, list) else None for name, value in FILLED.items()}
+EMPTY["count"] = 0
 
 
 def fill(made: ps.KeyedStateBackend) -> None:
@@ -268,8 +296,10 @@ def fill(made: ps.KeyedStateBackend) -> None:
         state = made[name]
         if name in ("map", "names"):
             state.put_all(value)
-        elif name in ("most", "mean"):
-            state.add(int(value))
+        elif name in ("mean", "count", "top", "own"):
+            state.add(4)
+        elif hasattr(state, "add") and not hasattr(state, "update"):
+            state.add(value)
         else:
             state.update(value)
 
@@ -290,7 +320,7 @@ def many(made: ps.KeyedStateBackend) -> dict[str, Any]:
     keys, found = made.keys([1, 2, 1]), {}
     for name in FILLED:
         state = made[name]
-        ways = ("maps", "lists", "values") if name != "mean" else ("results",)
+        ways = ("results", "maps", "lists", "values")
         got = next(getattr(state, way) for way in ways if hasattr(state, way))(keys)
         one, other, again = got if isinstance(got, list) else got.to_pylist()
         assert (one, other) == (again, EMPTY[name]), name
