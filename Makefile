@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test wheel pythons wheels bench bench-spark bench-peers bench-report docs lint clean build java test-c sanitize sanitize-python
+.PHONY: help demo test test-slow wheel pythons wheels bench bench-spark bench-peers bench-report docs lint clean build java test-c sanitize sanitize-python
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -12,6 +12,9 @@ ifeq ($(origin CC),default)
 CC :=
 endif
 export CC PYTHON
+
+# As many of its programs at a time as there are processors.
+C_TESTS = $(MAKE) -s -C csrc/tests -j $$(nproc) --output-sync
 
 C_FILES := $(wildcard csrc/*.c csrc/*/*.c)
 C_HEADERS := $(wildcard csrc/*.h csrc/*/*.h)
@@ -25,9 +28,18 @@ help: ## this list
 demo: java build ## follow 336 776 real flights as a stream on Spark, and verify the result
 	@$(PY) -m pystate.examples.flights $(DEMO)
 
-# Two at a time: Spark's tests wait more than they compute. Files stay whole, for their fixtures.
+# Two at a time: Spark's tests wait more than they compute. Files stay whole, for their fixtures, and
+# begin in the order of pyproject.toml's `testpaths`: the long ones first, so that both end together.
+PYTEST_RUN := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: java build test-c ## the C tests, then pytest
-	@$(PY) -m pytest -n 2 --dist loadfile $(PYTEST)
+	@$(PYTEST_RUN) $(PYTEST)
+
+# Hours: kills, random programs and models for long, everything at every step.
+test-slow: java build ## what `make test` leaves out, and how long it takes
+	@cc=$$(.ci/preflight compiler $(PY)) && begun=$$(date +%s) && $(C_TESTS) CC=$$cc slow && \
+	    echo "the C tests took $$(($$(date +%s) - begun)) s"
+	@$(PYTEST_RUN) -m slow $(PYTEST)
 
 wheel: java ## build dist/*.whl, install it alone into fresh environments, and run README's examples there
 	@python=$$(.ci/preflight python) && cc=$$(.ci/preflight compiler "$$python") && \
@@ -103,13 +115,13 @@ $(VENV)/.built: $(VENV)/.installed $(CORE)
 	@touch $@
 
 test-c:
-	@cc=$$(.ci/preflight compiler $(PY)) && $(MAKE) -s -C csrc/tests CC=$$cc
+	@cc=$$(.ci/preflight compiler $(PY)) && $(C_TESTS) CC=$$cc
 
 # The C tests under ASan and UBSan; the one with threads under TSan.
 sanitize: build
 	@cc=$$(.ci/preflight compiler $(PY)) && \
-	    $(MAKE) -s -C csrc/tests CC=$$cc SANITIZE=address,undefined && \
-	    $(MAKE) -s -C csrc/tests run-test_reader run-test_tree_reader CC=$$cc SANITIZE=thread
+	    $(C_TESTS) CC=$$cc SANITIZE=address,undefined && \
+	    $(C_TESTS) run-test_reader run-test_tree_reader CC=$$cc SANITIZE=thread
 
 # The Python tests over an instrumented extension, built beside the ordinary one.
 SANITIZE := address,undefined

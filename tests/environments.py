@@ -45,6 +45,7 @@ def clean_environment() -> dict[str, str]:
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("PYTHON", "PYSPARK", "SPARK", "VIRTUAL_ENV"))
+        or name == "SPARK_SUBMIT_OPTS"  # of the JVM alone
     }
     return {**kept, "SPARK_LOCAL_IP": "127.0.0.1"}
 
