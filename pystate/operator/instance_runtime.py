@@ -12,7 +12,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -117,11 +117,15 @@ class _InstanceCalls(RowsOut):
         self._factory = RowFactory(run.spec.columns)
 
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        moments = [None] * rows.num_rows if times is None else times.to_pylist()
+        # Values are read now, so that the caller learns of those that Python cannot hold.
+        return self._each(self._factory.rows(rows), moments)
+
+    def _each(self, rows: Iterator[Any], moments: Sequence[int | None]) -> Iterator[Any]:
         context, process = self.context, self.function.process
         emitted, returns, iterables = self.emitted, self.returns("process"), self.iterables
-        moments = [None] * rows.num_rows if times is None else times.to_pylist()
         self.calls("process")
-        for row, moment in zip(self._factory.rows(rows), moments, strict=True):
+        for row, moment in zip(rows, moments, strict=True):
             context.timestamp = moment
             try:
                 result = process(row, context)

@@ -299,8 +299,16 @@ def unreadable(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which rows have a value that Python cannot hold, such as a date after the year 9999."""
     bad = np.zeros(rows.num_rows, np.bool_)
     for column, name in zip(rows.columns, rows.schema.names, strict=True):
-        if not _is_held(column, name):
-            bad |= [not _is_held(column.slice(i, 1), name) for i in range(len(column))]
+        parts = [(0, len(column))]
+        while parts:
+            begin, end = parts.pop()
+            if _is_held(column.slice(begin, end - begin), name):
+                continue
+            if end - begin == 1:
+                bad[begin] = True
+            else:
+                middle = (begin + end) // 2
+                parts += [(begin, middle), (middle, end)]
     return bad
 
 

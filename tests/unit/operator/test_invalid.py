@@ -10,9 +10,11 @@ import pytest
 
 import pystate as ps
 from pystate.errors import InvalidArgumentError, InvalidRowError
+from pystate.operator.rows import unreadable
 from pystate.testing import (
     Deduplicate,
     Harness,
+    ProcessHarness,
     RowHarness,
     TwoInputHarness,
     WindowHarness,
@@ -244,6 +246,37 @@ def test_a_date_that_python_cannot_hold(kind: Any, value: Any, keyed: bool) -> N
         pytest.raises(InvalidRowError, match="Python's years 1 to 9999"),
     ):
         harness.process(rows)
+
+
+class SeenWithoutKey(ps.ProcessFunction):
+    """Tells what it sees, without a key."""
+
+    n = ps.OperatorListState("long")
+
+    def process(self, row: Any, ctx: ps.InstanceContext) -> Any:
+        yield (row["at"],)
+
+
+def test_a_date_that_python_cannot_hold_in_rows_without_a_key() -> None:
+    dates = pa.array([1, (1 << 31) - 1, 3], pa.date32())
+    rows = pa.record_batch({"at": [1, 2, 3], "v": dates})
+    with ProcessHarness(SeenWithoutKey(), event_time="at", invalid="odd") as harness:
+        assert harness.process(rows) == [(1,), (3,)]
+        assert (harness.invalid_rows, len(harness.side_output("odd"))) == (1, 1)
+    with (
+        ProcessHarness(SeenWithoutKey(), on_invalid="fail") as harness,
+        pytest.raises(InvalidRowError, match="Python's years 1 to 9999"),
+    ):
+        harness.process(rows)
+
+
+def test_which_rows_python_cannot_hold() -> None:
+    bad = [(1 << 31) - 1, 1 << 30]
+    given = [1, bad[0], None, 2, *bad, *range(3_000), bad[0]]
+    rows = pa.record_batch({"n": [*range(len(given))], "v": pa.array(given, pa.date32())})
+    assert unreadable(rows).nonzero()[0].tolist() == [1, 4, 5, len(given) - 1]
+    assert unreadable(rows.slice(4)).nonzero()[0].tolist() == [0, 1, len(given) - 5]
+    assert not unreadable(rows.slice(0, 0)).any()
 
 
 class SeenByKey(ps.KeyedProcessFunction):
