@@ -83,9 +83,11 @@ _HEADER = re.compile(
 #: Connection strings that are no addresses, and would be taken for the name of a folder.
 _CONNECTION = re.compile(
     r"(?i)(?:AccountKey|SharedAccessKey|SharedAccessSignature|AccountName|BlobEndpoint)\s*="
-    r"|(?:^|[?&;])sv=[^&]+&.*\bsig=|\bsig=[^&]+&.*\bsv="
-    r"|\w=[^\s;]*[\s;]+(?:password|pwd)\s*=|^(?:password|pwd)\s*=[^\s;]*[\s;]+\w[\w ]*="
+    r"|(?:^|[\s;])[^\s;=]*\w=[^\s;]*[\s;]+(?:password|pwd)\s*="
+    r"|^(?:password|pwd)\s*=[^\s;]*[\s;]+\w[\w ]*="
 )
+#: What SAS tokens have, in any order.
+_PARTS = tuple(re.compile(rf"(?i)(?:^|[?&;\s]){name}=[^&]") for name in ("sv", "sig"))
 
 
 def redacted(text: str) -> str:
@@ -207,7 +209,9 @@ def has_credentials(location: str) -> bool:
     address = location[5:] if location[:5].lower() == "jdbc:" else location
     found = _ADDRESS.match(address)
     if found is None:
-        return any(form.search(location) for form in (_CONNECTION, _ORACLE))
+        if any(form.search(location) for form in (_CONNECTION, _ORACLE)):
+            return True
+        return all(part.search(location) for part in _PARTS)
     rest = address[found.start("rest") :]
     if _has_user(found["scheme"].lower(), rest) or _ADDRESS.sub(_address, rest) != rest:
         return True
