@@ -374,7 +374,9 @@ class LocalStorage:
         """See `CheckpointStorage.remove_folder`."""
         top = self.local_path(path)
         # The next file there makes its folder again.
-        self._synced = {f for f in self._synced if f != top and not f.startswith(f"{top}/")}
+        # Other threads add to the set meanwhile; what they add to the old one is synced again.
+        known = self._synced.copy()
+        self._synced = {f for f in known if f != top and not f.startswith(f"{top}/")}
         # If a late task creates a file meanwhile, the folder is left for orphan collection.
         shutil.rmtree(top, ignore_errors=True)
 

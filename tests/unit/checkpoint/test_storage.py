@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,26 @@ def test_refused_locations(location: str, message: str) -> None:
     with pytest.raises(PystateError, match=message) as caught:
         open_storage(location)
     assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
+
+
+def test_a_folder_is_removed_while_others_are_made(storage: LocalStorage) -> None:
+    """The storage knows many folders, and a thread makes one more at any moment."""
+    storage._synced.update(f"{storage.uri}/known/{i}" for i in range(200_000))
+    end = threading.Event()
+
+    def make() -> None:
+        number = 0
+        while not end.is_set():
+            storage._synced.add(f"{storage.uri}/new/{number}")
+            number += 1
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        for _ in range(5):
+            storage.remove_folder("f")
+    finally:
+        end.set()
+        thread.join()
+    storage.replace("f/x", b"1")
+    assert storage.read_bytes("f/x") == b"1"
