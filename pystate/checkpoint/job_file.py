@@ -27,6 +27,7 @@ from pystate.errors import (
     SchemaError,
     UnclaimedStateError,
 )
+from pystate.state.declaration import parted
 from pystate.state.evolution import hints, stored_change
 from pystate.state.identity import other_meaning, shown_as, without_kind
 from pystate.state.kinds import declared_as
@@ -390,14 +391,17 @@ def _told(before: str, after: str) -> tuple[str, str]:
 
 def _way_out(unclaimed: Schema, added: Sequence[tuple[str, str]]) -> str:
     """What to do about stored states that are not declared."""
-    left, pairs = dict(added), []
+    kept = cache(lambda before, after: not stored_change(before, after).types.refused)
+    alike: dict[str, dict[str, str]] = {}
+    for name, after in added:
+        alike.setdefault(without_kind(after), {})[name] = parted(after)[1]
+    pairs = []
     for former, before in unclaimed:
-        for name, after in left.items():
-            refused = stored_change(before, after).types.refused
-            if not refused and without_kind(before) == without_kind(after):
-                pairs.append((former, name))
-                del left[name]
-                break
+        left, spelled = alike.get(without_kind(before), {}), parted(before)[1]
+        found = next((name for name, after in left.items() if kept(spelled, after)), None)
+        if found is not None:
+            pairs.append((former, found))
+            del left[found]
     if not pairs:
         return (
             "declare it, with previously= and the stored name where it has another name now; or "

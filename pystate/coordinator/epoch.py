@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -382,17 +382,18 @@ class Epoch:
     def _renaming(self, missing: Sequence[str]) -> str:
         """How the state of these operators gets to new ones that seem to be the same."""
         assert self.base is not None
-        new = [op for uid, op in self._declared.items() if self.base.operator(uid) is None]
+        alike: dict[tuple[Schema, Schema], deque[str]] = {}
+        for uid, operator in self._declared.items():
+            if self.base.operator(uid) is None:
+                schemas = operator.key_schema, operator.state_schema
+                alike.setdefault(schemas, deque()).append(uid)
         names: dict[str, str] = {}
         for uid in missing:
             stored = self.base.operator(uid)
             assert stored is not None
-            schemas = stored.key_schema, stored.state_schema
-            for operator in new:
-                like = (operator.key_schema, operator.state_schema) == schemas
-                if like and operator.uid not in names.values():
-                    names[uid] = operator.uid
-                    break
+            found = alike.get((stored.key_schema, stored.state_schema))
+            if found:
+                names[uid] = found.popleft()
         if not names:
             return ""
         old, uid = next(iter(names.items()))

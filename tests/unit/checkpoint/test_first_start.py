@@ -260,6 +260,15 @@ def test_a_rename_is_advised_before_state_is_left_behind(
     assert "uid_map" not in str(raised.value)
 
 
+def test_each_renamed_operator_is_advised_another_name(tmp_path: Path) -> None:
+    job = Work(tmp_path / "job")
+    job.uids = ("a", "b", "c")
+    job.some(1)
+    job.uids = ("c", "x", "y")
+    with pytest.raises(UnclaimedStateError, match=r"uid_map=\{'a': 'x', 'b': 'y'\}"):
+        job.some(1)
+
+
 @pytest.mark.parametrize("groups", [None, 64])
 def test_a_store_that_has_no_checkpoint_yet(tmp_path: Path, groups: int | None) -> None:
     states = {"n": ps.ValueState("long")}

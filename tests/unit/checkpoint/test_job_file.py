@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import pystate as ps
+from pystate.checkpoint import job_file
 from pystate.checkpoint.job_file import (
     JobFile,
     OperatorEntry,
+    check_schemas,
     default_max_parallelism,
     library,
     open_job,
@@ -22,7 +24,14 @@ from pystate.checkpoint.metadata import encode_document
 from pystate.checkpoint.restored import begin_with
 from pystate.checkpoint.storage import LocalStorage
 from pystate.coordinator.ownership import Ownership, current_owner
-from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentError, NewerFormatError
+from pystate.errors import (
+    CheckpointError,
+    CorruptFileError,
+    InvalidArgumentError,
+    NewerFormatError,
+    UnclaimedStateError,
+)
+from pystate.state.evolution import stored_change
 from tests.conftest import FakeWork
 
 
@@ -200,6 +209,26 @@ def test_operators(storage: LocalStorage) -> None:
     assert read_job(storage) == more and more.application(storage) == job.application(storage)
     copy = LocalStorage(f"{storage.uri}-copy")  # it may be used beside the other, with the same id
     assert more.application(copy) != more.application(storage)
+
+
+def test_renames_are_looked_for_among_states_of_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two types are compared once, however many states have them."""
+    compared: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        job_file,
+        "stored_change",
+        lambda *pair: compared.append(pair) or stored_change(*pair),
+    )
+    key = (("k", "long"),)
+    kinds = ["long", "ReducingState('long', 'max')", "ListState('long')"]
+    old = tuple((f"old{i}", kinds[i % 3]) for i in range(60))
+    new = tuple((f"new{i}", kinds[i % 3 - 1]) for i in range(59))
+    with pytest.raises(UnclaimedStateError) as raised:
+        check_schemas("u", (key, old), (key, new), allow_unclaimed_state=False)
+    assert len(compared) <= 9
+    text = str(raised.value)
+    assert "looks like a rename: old0 -> new1, old1 -> new2, old2 -> new0, old3 -> new4," in text
+    assert "old59" in text and "-> new58" in text
 
 
 def test_every_flipped_byte_of_the_identity(storage: LocalStorage) -> None:
