@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from pystate._core.core import range_bounds
 from pystate.checkpoint.copying import for_all
@@ -91,6 +92,10 @@ class _File(NamedTuple):
     has_timers: bool
 
 
+#: State files by their folders, the ranges of operators.
+_Files: TypeAlias = dict[str, list[_File]]
+
+
 def remade(storage: CheckpointStorage, newest: int) -> Remade | str:
     """Find the newest epoch that other files than manifests know completely.
 
@@ -136,8 +141,8 @@ def remade(storage: CheckpointStorage, newest: int) -> Remade | str:
     return reason
 
 
-def _read(storage: CheckpointStorage) -> tuple[_File, ...]:
-    """Read all state files that are intact, from end to end."""
+def _read(storage: CheckpointStorage) -> _Files:
+    """Read all state files that are intact, from end to end; return them by their folders."""
     found: dict[str, _File] = {}
     newer: list[NewerFormatError] = []
 
@@ -159,7 +164,10 @@ def _read(storage: CheckpointStorage) -> tuple[_File, ...]:
     for_all(read, [e.path for e in storage.list(STATE) if state_epoch(e.path) is not None])
     if newer:
         raise newer[0]
-    return tuple(found[path] for path in sorted(found))
+    folders: dict[str, list[_File]] = {}
+    for path in sorted(found):
+        folders.setdefault(posixpath.dirname(path), []).append(found[path])
+    return folders
 
 
 def _at(
@@ -167,7 +175,7 @@ def _at(
     storage: CheckpointStorage,
     job: JobFile,
     all_records: Mapping[int, EpochRecord],
-    files: Sequence[_File],
+    files: _Files,
 ) -> Remade:
     records = {number: record for number, record in all_records.items() if number <= epoch}
     unknown: list[str] = []
@@ -258,7 +266,7 @@ def _operators(
     epoch: int,
     job: JobFile,
     records: Mapping[int, EpochRecord],
-    files: Sequence[_File],
+    files: _Files,
 ) -> Iterator[OperatorState]:
     last: dict[str, OperatorRecord] = {}
     # An operator that an epoch does not have stays as it was. In one without a record it may have
@@ -267,14 +275,16 @@ def _operators(
     for record in records.values():  # the newest first
         for operator in record.operators if record.epoch > complete else ():
             last.setdefault(operator.uid, operator)
+    of_operators: dict[str, _Files] = {}
+    for folder, found in files.items():
+        of_operators.setdefault(posixpath.dirname(folder), {})[folder] = found
     for uid in sorted({*last, *(entry.uid for entry in job.operators)}):
-        folder = state_folder(uid, 0, 0).rpartition("/")[0] + "/"
-        mine = [f for f in files if f.ref.path.startswith(folder)]
+        mine = of_operators.get(posixpath.dirname(state_folder(uid, 0, 0)), {})
         entry, record_of = job.operator(uid), last.get(uid)
         if entry is None:
             raise _ImpossibleError(f"{JOB_FILE} does not have operator {uid!r}")
         if record_of is None:
-            if any(f.ref.epoch <= epoch for f in mine):
+            if any(f.ref.epoch <= epoch for found in mine.values() for f in found):
                 raise _ImpossibleError(
                     f"the history does not have operator {uid!r}, which has state files, after "
                     f"epoch {complete}"
@@ -288,7 +298,7 @@ def _operator(
     entry: OperatorEntry,
     record: OperatorRecord,
     groups: int,
-    files: Sequence[_File],
+    files: _Files,
 ) -> OperatorState:
     """Choose the files of an operator by its fingerprint."""
     uid, marks = entry.uid, parted_fingerprint(record.fingerprint)
@@ -297,12 +307,10 @@ def _operator(
     choices: list[list[RangeState]] = []
     for index, mark in enumerate(marks):
         first, last = range_bounds(index, groups, len(marks))
-        folder = f"{state_folder(uid, first, last)}/"
         mine = [
             f
-            for f in files
-            if f.ref.path.startswith(folder)
-            and (f.ref.first_key_group, f.ref.last_key_group) == (first, last)
+            for f in files.get(state_folder(uid, first, last), ())
+            if (f.ref.first_key_group, f.ref.last_key_group) == (first, last)
             and f.ref.epoch <= epoch
             and f.max_parallelism == groups
         ]
@@ -314,7 +322,7 @@ def _operator(
                 "parallelism, whose order only manifests tell"
             )
         choices.append(found)
-    timers = any(file.has_timers for file in files)
+    timers = any(file.has_timers for found in files.values() for file in found)
     for ranges in itertools.islice(itertools.product(*choices), _CHOICES):
         for has_timers in (timers, not timers):
             found_operator = OperatorState(
