@@ -181,7 +181,7 @@ class Outputs:
     def _by_default(self, names: Iterable[str]) -> Outputs:
         assert self.checkpoint is not None
         root = os.path.join(self.checkpoint, RESULTS)
-        sinks = {name: ParquetSink(os.path.join(root, quote(name, safe=""))) for name in names}
+        sinks = {name: ParquetSink(os.path.join(root, _folder(name))) for name in names}
         return replace(self, main=sinks, default=False)
 
     def of_epoch(self, epoch: int, manifest: Manifest | None) -> Outputs:
@@ -424,6 +424,13 @@ class Outputs:
             "class": f"{kind.__module__}.{kind.__qualname__}",
             "transaction": content,
         }
+
+
+def _folder(name: str) -> str:
+    """The name of an output's folder, from which `unquote` gives the output's name."""
+    quoted = quote(name, safe="")
+    # "." and ".." are folders already.
+    return quoted if quoted.strip(".") else quoted.replace(".", "%2E")
 
 
 def _require(sink: Sink, transaction: Transaction, what: str) -> None:
