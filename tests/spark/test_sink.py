@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 MakeJob = Callable[..., Job]
 
+ADDRESS = "postgresql://me:wJal/K7MDENG@host/db"
+
 
 class Lines(Sink):
     """A file of lines for each epoch, and a log of what the driver called."""
@@ -47,14 +50,14 @@ class Lines(Sink):
         with open(f"{self.folder}/calls", "a") as calls:
             calls.write(f"{what}\n")
         if what.split()[0] == self.fails:
-            raise OSError(f"no {what.split()[0]} today\nand a second line")
+            raise OSError(f"no {what.split()[0]} today\nat {ADDRESS}")
 
     def begin(self, epoch: int, evaluation_id: str) -> None:
         self.called(f"begin {epoch}")
 
     def stage(self, batches: Iterator[pa.RecordBatch], task: SinkTask) -> Any:
         if self.fails == "stage":
-            raise OSError("no stage today")
+            raise OSError(f"no stage today\nat {ADDRESS}")
         if self.fails == "first attempt":
             from pyspark import TaskContext
 
@@ -155,6 +158,10 @@ def test_what_fails_before_the_manifest_publishes_nothing(
     with pytest.raises(SinkError, match=message) as raised:
         run(job, spark, "ab", sink)
     assert "\n" not in str(raised.value)
+    printed = "".join(traceback.format_exception(raised.value))
+    assert "K7MDENG" not in printed
+    # Of what tasks raise, Spark reports the last exception only.
+    assert ("***@host" in printed) == (fails != "stage")
     assert sink.calls[-1] == "abort 1" and sink.left() == [] and job.latest_epoch() is None
     sink.fails = ""
     run(job, spark, "ab", sink)

@@ -31,6 +31,7 @@ from pystate.coordinator.coordinator import Coordinator, RunOutcome
 from pystate.coordinator.epoch import Epoch
 from pystate.coordinator.ownership import fence_start
 from pystate.errors import CheckpointError, InvalidArgumentError, PystateError
+from pystate.notes import hide_in_causes
 from pystate.redaction import logger
 from pystate.spark.base.environment import use_this_python
 from pystate.spark.base.failures import is_retryable
@@ -208,6 +209,9 @@ class EpochRunner:
         try:
             with shown, given.held(), self._commits.within(given, coordinator.check_owner):
                 result = coordinator.run(evaluate, retryable=is_retryable, **position)
+        except PystateError as error:
+            hide_in_causes(error)
+            raise
         finally:
             line.idle()
         if not result.already_done:

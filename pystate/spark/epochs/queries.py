@@ -17,6 +17,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pystate.errors import FencedError, FunctionError, PystateError
+from pystate.notes import hide_in_causes
 from pystate.spark.base.failures import (
     QueryStopped,
     as_function_error,
@@ -78,6 +79,8 @@ class QueryOutcome:
         if self.stopping:
             return False
         self._error = as_function_error(error)
+        if isinstance(self._error, PystateError):
+            hide_in_causes(self._error)
         return not stopped_its_query(error)
 
     @property
