@@ -143,6 +143,17 @@ def test_sinks_that_do_not_fit(tmp_path: Path) -> None:
         Outputs(main, {"late": ParquetSink(tmp_path / "main")})
     with pytest.raises(InvalidArgumentError, match=r"'b'.*'a'.* both write to"):
         Outputs(main, {"a": late, "b": late})
+    within = ParquetSink(tmp_path / "main" / "late" / "x")
+    for outputs in ((main, {"a": within}), (within, {"a": main}), ({"a": within, "b": main}, {})):
+        with pytest.raises(InvalidArgumentError, match=r"x, which is within .*main, where "):
+            Outputs(*outputs)
+    (tmp_path / "link").symlink_to(tmp_path / "main")
+    with pytest.raises(InvalidArgumentError, match="by symbolic links"):
+        Outputs(main, {"a": ParquetSink(tmp_path / "link")})
+    with pytest.raises(InvalidArgumentError, match="link/late, which is within .*main"):
+        Outputs(main, {"a": ParquetSink(tmp_path / "link" / "late")})
+    # The name of one begins with that of the other.
+    Outputs(main, {"a": ParquetSink(tmp_path / "main-late")})
 
 
 def test_reports_with_side_files_can_be_pickled(tmp_path: Path) -> None:

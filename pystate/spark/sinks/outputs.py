@@ -118,6 +118,9 @@ class Outputs:
                     "own"
                 )
             taken[what] = owner
+        _require_apart(
+            {sink.path: owner for sink, owner in self._owners() if isinstance(sink, ParquetSink)}
+        )
 
     def _owners(self) -> list[tuple[Sink, str]]:
         sides = [(sink, f"side_outputs[{tag!r}]") for tag, sink in self.sides.items()]
@@ -424,6 +427,24 @@ class Outputs:
             "class": f"{kind.__module__}.{kind.__qualname__}",
             "transaction": content,
         }
+
+
+def _require_apart(owners: Mapping[str, str]) -> None:
+    """Refuse a folder within another one, whose readers and compaction take all of it as theirs."""
+    real = {os.path.realpath(path): (path, owner) for path, owner in owners.items()}
+    for folder, (inner, owner) in real.items():
+        for other, (outer, whose) in real.items():
+            if folder != other and os.path.commonpath([folder, other]) == other:
+                raise InvalidArgumentError(
+                    f"{owner} writes to {inner}, which is within {outer}, where {whose} writes: "
+                    "readers of that folder would take all of it for its rows; put the folders "
+                    "side by side"
+                )
+    if len(real) < len(owners):
+        raise InvalidArgumentError(
+            f"{' and '.join(owners.values())}: by symbolic links some of {', '.join(owners)} are "
+            "one folder: each output needs a folder of its own"
+        )
 
 
 def _folder(name: str) -> str:
