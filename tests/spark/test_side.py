@@ -150,7 +150,7 @@ def test_sinks_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "main")
     with pytest.raises(InvalidArgumentError, match="by symbolic links"):
         Outputs(main, {"a": ParquetSink(tmp_path / "link")})
-    with pytest.raises(InvalidArgumentError, match="link/late, which is within .*main"):
+    with pytest.raises(InvalidArgumentError, match=r"link/late, which is within .*main"):
         Outputs(main, {"a": ParquetSink(tmp_path / "link" / "late")})
     # The name of one begins with that of the other.
     Outputs(main, {"a": ParquetSink(tmp_path / "main-late")})
