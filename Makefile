@@ -84,9 +84,7 @@ lint: build ## ruff, mypy, stubtest, clang-format, C warnings as errors
 	@$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES) $(C_HEADERS)
 	@for cc in gcc clang; do \
 	    command -v $$cc >/dev/null 2>&1 || continue; \
-	    for file in $(C_FILES); do \
-	        $$cc $(C_CHECK) -c -o /dev/null $$file || exit 1; \
-	    done; \
+	    echo $(C_FILES) | xargs -P $$(nproc) -n 1 $$cc $(C_CHECK) -c -o /dev/null || exit 1; \
 	    echo "$$cc: no warnings"; \
 	done
 

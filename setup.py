@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 
@@ -104,16 +105,22 @@ class BuildCore(build_ext):
         werror = [] if os.environ.get("PYSTATE_WERROR") == "0" else ["-Werror"]
         flags = CORE_FLAGS + WARNINGS + werror + sanitize
         headers = [path.stat().st_mtime_ns for path in core_files("*.h")]
-        objects = []
+        objects, old = [], []
+        folder = str(Path(self.build_temp) / kind)
         for source in core_files("*.c"):
-            folder = str(Path(self.build_temp) / kind)
             [name] = self.compiler.object_filenames([str(source)], output_dir=folder)
             objects.append(name)
             newest = max([source.stat().st_mtime_ns, *headers])
             if self.force or not os.path.exists(name) or os.stat(name).st_mtime_ns < newest:
-                self.compiler.compile(
-                    [str(source)], output_dir=folder, include_dirs=["csrc"], extra_postargs=flags
-                )
+                old.append(str(source))
+
+        def compile_one(source: str) -> None:
+            self.compiler.compile(
+                [source], output_dir=folder, include_dirs=["csrc"], extra_postargs=flags
+            )
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(compile_one, old))
         ext.extra_objects = objects
         ext.extra_compile_args = WRAPPER_FLAGS + sanitize
         ext.extra_link_args = sanitize
