@@ -155,7 +155,7 @@ class Calls:
                 break
             handled = yield from self.on_due(due, domain)
             fired += handled
-            self.run.firing.check(due, handled)
+            self.run.firing.check(due, handled, domain)
             # If a due timer was registered meanwhile, the rest of the batch is read again.
             most = max(_FEW_TIMERS, 2 * handled) if due.stale else 2 * most
             most = min(most, _TIMERS)

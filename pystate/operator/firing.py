@@ -2,7 +2,9 @@
 
 A callback that always registers a timer which is due already would never end. What is legitimate
 are chains: one timer each second through the hours for which a stream stood still, or to the end of
-event time in a drain. So each key has a bound of its own, which no chain of use reaches.
+event time in a drain. So each key has a bound of its own, which no chain of use reaches. A chain
+gets on: of timers that register others at the same time or before, the bound is lower, so that one
+does not wait long for the error.
 
 Thread safety: a `FiringLimit` belongs to its task.
 """
@@ -10,11 +12,11 @@ Thread safety: a `FiringLimit` belongs to its task.
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from pystate.backend.timers import DueTimers
+from pystate.backend.timers import DueTimers, TimeDomain
 from pystate.errors import EvaluationError
 from pystate.types.arrays import hash_keys
 
@@ -23,12 +25,19 @@ __all__ = ["FiringLimit"]
 #: The most due timers that callbacks may register for a key in an epoch: this many in any case, and
 #: this many for each of its timers that was there before.
 _MOST, _MOST_EACH = 1_000_000, 1_000
+#: The most that callbacks may register for keys in one place, while none of their timers fires at a
+#: later time than those before.
+_MOST_STILL = 100_000
 #: Keys are counted by their hashes modulo this, so that the room does not grow with the keys: the
 #: counts of keys that are in one place add up.
 _PLACES = 1 << 16
 #: Of batches with less than this many timers one in `_SAMPLED` is looked at, on average, and stands
 #: for those since the last one: timers that are due again come one at a time.
 _SMALL, _SAMPLED = 256, 16
+
+
+_Times: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+_Counts: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class FiringLimit:
@@ -47,9 +56,13 @@ class FiringLimit:
         self._fired = self._registered = np.zeros(0)
         #: The same of the batches that were not looked at.
         self._unseen_fired = self._unseen_registered = 0
+        #: By domain, for the keys in each place: the latest time of a timer that has fired, and how
+        #: many were registered since the first one of that time.
+        self._latest: dict[TimeDomain, _Times] = {}
+        self._still: dict[TimeDomain, _Counts] = {}
         self._random = random.Random(0)
 
-    def check(self, due: DueTimers, fired: int) -> None:
+    def check(self, due: DueTimers, fired: int, domain: TimeDomain) -> None:
         """After some of the timers that were due have fired, count what they have registered.
 
         Parameters
@@ -58,6 +71,8 @@ class FiringLimit:
             The timers.
         fired : int
             How many of them, from the first one on, have fired or were deleted.
+        domain : {"event", "processing"}
+            Their clock.
 
         Raises
         ------
@@ -77,14 +92,31 @@ class FiringLimit:
         places = (hash_keys(columns) % _PLACES).astype(np.int64)
         # Which of them has registered is not known; over many calls it is those that go on.
         np.add.at(self._fired, places, self._unseen_fired / fired)
-        np.add.at(self._registered, places, self._unseen_registered / fired)
+        each = self._unseen_registered / fired
+        np.add.at(self._registered, places, each)
         self._unseen_fired = self._unseen_registered = 0
-        self._compare(due, places)
+        self._compare(due, places, self._count_still(due.timestamps, places, each, domain))
 
-    def _compare(self, due: DueTimers, places: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def _count_still(
+        self, times: _Times, places: _Times, registered: float, domain: TimeDomain
+    ) -> _Counts:
+        """How many each place's keys have registered without getting on."""
+        if domain not in self._latest:
+            self._latest[domain] = np.full(_PLACES, np.iinfo(np.int64).min)
+            self._still[domain] = np.zeros(_PLACES)
+        latest, still, times = self._latest[domain], self._still[domain], times[: len(places)]
+        still[places[times > latest[places]]] = 0
+        np.add.at(still, places, registered)
+        np.maximum.at(latest, places, times)
+        return still[places]
+
+    def _compare(self, due: DueTimers, places: _Times, still: _Counts) -> None:
         registered = self._registered[places]
         before = np.maximum(self._fired[places] - registered, 1)
-        endless = np.flatnonzero(registered > np.maximum(_MOST, _MOST_EACH * before))
+        endless = np.flatnonzero(
+            (registered > np.maximum(_MOST, _MOST_EACH * before))
+            | (still > np.maximum(_MOST_STILL, _MOST_EACH * before))
+        )
         if len(endless):
             self._refuse(due, int(endless[0]), int(registered[endless[0]]))
 

@@ -139,7 +139,7 @@ class PortedCalls(KeyedCalls):
             if not self.run.drain or domain != "event" or last is None:
                 break
             # Those of the next pass have been registered only now.
-            firing.check(last, len(last))
+            firing.check(last, len(last), domain)
         yield from self.drain()
         return 0
 

@@ -25,6 +25,7 @@ _REGISTER: dict[str, Register] = {
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(firing, "_MOST", 300)
+    monkeypatch.setattr(firing, "_MOST_STILL", 300)
     monkeypatch.setattr(firing, "_MOST_EACH", 4)
     monkeypatch.setattr(firing, "_SAMPLED", 1)
 
@@ -125,6 +126,34 @@ def test_two_clocks_that_register_each_other_have_no_end() -> None:
         harness.advance_watermark(5)
         with pytest.raises(EvaluationError, match="timers of key 1 have no end"):
             harness.process([{"k": 1, "at": 9}])
+
+
+class Back(Again):
+    """Registers an earlier timer each time."""
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Iterator[Any]:
+        _REGISTER[self.domain](ctx, timestamp - 1)
+        yield key, timestamp
+
+
+@pytest.mark.parametrize("domain", ["event", "processing"])
+@pytest.mark.parametrize("make", [Again, Back, VectorAgain])
+def test_timers_that_do_not_get_on_are_noticed_earlier(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Any], domain: str
+) -> None:
+    monkeypatch.setattr(firing, "_MOST", 10**6)
+    monkeypatch.setattr(firing, "_MOST_STILL", 100)
+    with Harness(make(domain), key="k", event_time="at") as harness:
+        harness.advance_watermark(0)
+        with pytest.raises(EvaluationError, match="timers of key 'x' have no end"):
+            harness.process([{"k": key, "at": 0} for key in "axb"])
+    # A chain that gets on is as long as before, with many keys at each time.
+    keys = [str(i) for i in range(20)]
+    with Harness(Again(domain, chain=120), key="k", event_time="at") as harness:
+        harness.process([{"k": key, "at": 0} for key in keys])
+        harness.advance_processing_time(10_000)
+        harness.advance_watermark(10_000)
+        assert harness.process([{"k": "x", "at": 20_000}]) == []
 
 
 def test_chains_of_many_keys_end() -> None:
