@@ -63,7 +63,7 @@ from pystate.redaction import logger
 from pystate.state.declaration import State
 from pystate.state.evolution import same_content
 from pystate.state.key_batch import KeyBatch
-from pystate.state.operator_spec import declared_fills
+from pystate.state.operator_spec import declared_fills, stored_defaults
 from pystate.state.registry import refuse_pickled
 from pystate.state.renames import in_files
 
@@ -348,7 +348,6 @@ class Store:
         return replaced(state, run.sources, merged) or state
 
     def _manifest(self, epoch: int, state: RangeState) -> Manifest:
-        keys, states = self._schemas()
         return Manifest(
             epoch=epoch,
             predecessor=self.epoch,
@@ -360,7 +359,7 @@ class Store:
             processing_time_ms=self._now_ms,
             created_ms=time.time_ns() // 1_000_000,
             library=library(),
-            operators=(OperatorState(_UID, 1, keys, states, (state,)),),
+            operators=(self._operator(state),),
             query_id=_UID,
             batch_id=epoch,
             offsets_hash="",
@@ -389,7 +388,7 @@ class Store:
 
     def _note_operator(self) -> None:
         """Tell ``job.json`` of the states, as a job does: it then shows that there are epochs."""
-        job = self._job.with_operators((OperatorEntry(_UID, *self._schemas()),))
+        job = self._job.with_operators((OperatorEntry.of(self._operator(self._range)),))
         if job is not self._job:
             try:
                 job.save(self._storage)
@@ -402,6 +401,10 @@ class Store:
         self._range = manifest.operators[0].ranges[0]
         self._pending.clear()
         self._rebase = False
+
+    def _operator(self, state: RangeState) -> OperatorState:
+        defaults = stored_defaults(self._backend.declarations)
+        return OperatorState(_UID, 1, *self._schemas(), (state,), defaults=defaults)
 
     def _schemas(self) -> tuple[Schema, Schema]:
         keys = tuple((name, type_.ddl) for name, type_ in self._backend.key)

@@ -59,6 +59,7 @@ class Program:
             key_schema=[("k", "bigint")],
             state_schema=operator.stored_states(),
             fills=operator.fills(),
+            defaults=operator.defaults(),
         )
 
     def _evaluate(self, rows: Rows) -> Callable[[Epoch], Sequence[Any]]:

@@ -17,7 +17,13 @@ from functools import cache, cached_property
 from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.manifest import MANIFESTS, Schema, decode_schema
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
-from pystate.checkpoint.refs import WITH_KINDS, decode_states, state_epoch
+from pystate.checkpoint.refs import (
+    WITH_KINDS,
+    OperatorState,
+    decode_defaults,
+    decode_states,
+    state_epoch,
+)
 from pystate.checkpoint.run_keys import RUNS
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import (
@@ -27,7 +33,7 @@ from pystate.errors import (
     SchemaError,
     UnclaimedStateError,
 )
-from pystate.state.declaration import parted
+from pystate.state.declaration import Defaults, parted
 from pystate.state.evolution import hints, stored_change
 from pystate.state.identity import other_meaning, shown_as, without_kind
 from pystate.state.kinds import declared_as
@@ -54,8 +60,8 @@ __all__ = [
     "refuse_spark",
 ]
 
-#: Version 2 spells states as manifests from format 6 on do.
-_FORMAT_VERSION = 2
+#: Version 2 spells states as manifests from format 6 on do. Version 3 has the defaults of states.
+_FORMAT_VERSION = 3
 JOB_FILE = "job.json"
 #: What makes a folder a savepoint: see `pystate.checkpoint.savepoint`.
 SAVEPOINT_FILE = "savepoint.json"
@@ -79,6 +85,12 @@ class OperatorEntry:
     uid: str
     key_schema: Schema
     state_schema: Schema
+    defaults: Defaults = ()
+
+    @classmethod
+    def of(cls, operator: OperatorState) -> OperatorEntry:
+        """The entry of an operator as a manifest has it."""
+        return cls(operator.uid, operator.key_schema, operator.state_schema, operator.defaults)
 
 
 @dataclass(frozen=True)
@@ -136,10 +148,7 @@ class JobFile:
                 "max_parallelism": self.max_parallelism,
                 "created_ms": self.created_ms,
                 "library": self.library,
-                "operators": [
-                    {"uid": e.uid, "key_schema": e.key_schema, "state_schema": e.state_schema}
-                    for e in self.operators
-                ],
+                "operators": [{**vars(e), "defaults": dict(e.defaults)} for e in self.operators],
             },
         )
 
@@ -437,6 +446,7 @@ def _decode_entry(content: object, path: str, version: int) -> OperatorEntry:
         state_schema=decode_states(
             fields.items("state_schema"), path, 1 if version < 2 else WITH_KINDS
         ),
+        defaults=decode_defaults(fields.mapping("defaults"), path) if version >= 3 else (),
     )
     fields.finish()
     return entry

@@ -72,8 +72,9 @@ __all__ = [
 #: reading, and names files in a part that manifests share. Version 5 has a watermark per operator;
 #: in older ones all operators share the manifest's. Version 6 has the kind of each state, with the
 #: function that made its values, and the name that files have for a renamed one; in older ones a
-#: value may be that of a fold.
-FORMAT_VERSION = 6
+#: value may be that of a fold. Version 7 has what keys without a value have, the declared default;
+#: in older ones that is not known.
+FORMAT_VERSION = 7
 _NAME = re.compile(re.escape(MANIFESTS) + r"/(\d{8,})\.manifest")
 
 

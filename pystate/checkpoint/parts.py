@@ -32,11 +32,13 @@ from pystate._core.core import range_bounds
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
 from pystate.checkpoint.refs import (
     EMPTY_ID,
+    WITH_DEFAULTS,
     FileRef,
     InputState,
     OperatorState,
     RangeState,
     check_count,
+    decode_defaults,
     decode_schema,
     decode_since,
     decode_states,
@@ -258,6 +260,7 @@ def encode_operators(
             "state_schema": encode_states(op.state_schema, version),
             "timers": op.timers,
             **_encode_time(op, version),
+            **({"defaults": dict(op.defaults)} if version >= WITH_DEFAULTS else {}),
             "ranges": [
                 _encode_range(op.uid, state, _known(part, op.uid, state)) for state in op.ranges
             ],
@@ -305,6 +308,9 @@ def _decode_operator(
         timers=fields.boolean("timers"),
         inputs=inputs,
         watermark_ms=watermark_ms,
+        defaults=decode_defaults(fields.mapping("defaults"), path)
+        if version >= WITH_DEFAULTS
+        else (),
     )
     fields.finish()
     operator.check_ranges(path, groups)

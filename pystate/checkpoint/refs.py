@@ -17,6 +17,7 @@ from urllib.parse import quote
 from pystate._core.core import range_bounds
 from pystate.checkpoint.metadata import Fields
 from pystate.errors import CorruptFileError, InvalidArgumentError
+from pystate.state.declaration import Defaults
 from pystate.state.identity import of_unknown_kind, without_kind
 from pystate.state.renames import file_name
 
@@ -25,6 +26,7 @@ __all__ = [
     "INPUT",
     "KEPT",
     "TIMERS",
+    "WITH_DEFAULTS",
     "WITH_KINDS",
     "FileRef",
     "InputState",
@@ -33,6 +35,7 @@ __all__ = [
     "RangeState",
     "Schema",
     "as_schema",
+    "decode_defaults",
     "decode_schema",
     "decode_since",
     "decode_states",
@@ -50,6 +53,8 @@ __all__ = [
 
 #: The first format of manifests that says of what kind states are, and what files call them.
 WITH_KINDS = 6
+#: The first format of manifests that says what keys have that have no value.
+WITH_DEFAULTS = 7
 #: The lineage id of a range that has never been written: the empty table.
 EMPTY_ID = "0" * 32
 #: What state files name timers.
@@ -368,6 +373,8 @@ class OperatorState:
     """Its inputs; none for a store."""
     watermark_ms: int | None = None
     """Its watermark after the epoch; None if it has no event time, or has not seen any."""
+    defaults: Defaults = ()
+    """What keys have in states that hold nothing for them, as the epoch's program declared it."""
 
     @property
     def max_event_time_ms(self) -> int | None:
@@ -461,6 +468,12 @@ def decode_states(items: list[Any], path: str, version: int) -> Schema:
     if version >= WITH_KINDS:
         return states
     return tuple((name, of_unknown_kind(stored)) for name, stored in states)
+
+
+def decode_defaults(content: Any, path: str) -> Defaults:
+    """Parse what keys without a value have."""
+    fields = Fields(content, path)
+    return tuple((name, fields.text(name)) for name in sorted(content))
 
 
 def encode_states(states: Schema, version: int) -> Schema:

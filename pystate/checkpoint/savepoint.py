@@ -489,7 +489,7 @@ def lost(storage: CheckpointStorage, path: str) -> CorruptFileError:
 
 def entries_of(operators: Iterable[OperatorState]) -> tuple[OperatorEntry, ...]:
     """Return what ``job.json`` says of operators."""
-    entries = (OperatorEntry(o.uid, o.key_schema, o.state_schema) for o in operators)
+    entries = map(OperatorEntry.of, operators)
     return tuple(sorted(entries, key=lambda entry: entry.uid))
 
 

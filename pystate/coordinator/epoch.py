@@ -60,6 +60,7 @@ from pystate.errors import (
     NoEventTimeError,
     UnclaimedStateError,
 )
+from pystate.state.declaration import Defaults
 from pystate.types.fills import Fills
 
 __all__ = [
@@ -232,6 +233,7 @@ class Epoch:
         inputs: Sequence[Input] = (),
         timers: bool | None = None,
         fills: Mapping[str, Fills] = MappingProxyType({}),
+        defaults: Defaults = (),
         seen: Sequence[InputState] = (),
         dropped: Collection[str] = (),
     ) -> tuple[RangeState, ...]:
@@ -252,6 +254,8 @@ class Epoch:
             Whether it has timers; by default it has if it had any, or reports one.
         fills : mapping of str to Fills, optional
             What fields have that are added to structs, by the states' names in files.
+        defaults : sequence of (name, JSON), optional
+            What keys without a value have, for readers of the checkpoint.
         seen : sequence of InputState, optional
             What an operator that is not in the base has seen of its inputs before this epoch.
         dropped : collection of str
@@ -313,7 +317,9 @@ class Epoch:
                 fills=fills,
             )
         known = tuple(seen) if stored is None else stored.inputs
-        declared = OperatorState(uid, width, keys, states, ranges, timers or False, known)
+        declared = OperatorState(
+            uid, width, keys, states, ranges, timers or False, known, defaults=tuple(defaults)
+        )
         self._declared[uid] = declared
         self._watermarks.declare(uid, inputs, declared if stored is None else stored)
         return ranges
@@ -473,9 +479,7 @@ class Epoch:
 
     def entries(self) -> tuple[OperatorEntry, ...]:
         """Return the entries of ``job.json`` for the declared operators."""
-        return tuple(
-            OperatorEntry(op.uid, op.key_schema, op.state_schema) for op in self._declared.values()
-        )
+        return tuple(map(OperatorEntry.of, self._declared.values()))
 
     def failures(self) -> list[str]:
         """Why ranges could not write the state of a step that was to close the epoch."""

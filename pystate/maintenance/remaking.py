@@ -333,6 +333,7 @@ def _operator(
                 ranges=ranges if has_timers else tuple(map(_untimed, ranges)),
                 timers=has_timers,
                 watermark_ms=record.watermark_ms,
+                defaults=entry.defaults,
             )
             if fingerprint(found_operator) == record.fingerprint:
                 return found_operator

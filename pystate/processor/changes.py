@@ -24,6 +24,7 @@ from pystate.checkpoint.manifest import FileRef, OperatorState, RangeState
 from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError, SchemaError
+from pystate.processor.defaults import filled
 from pystate.processor.epochs import epoch_of, storage_at
 from pystate.processor.equality import same_rows
 from pystate.processor.scan import StateScan, load_files, opened
@@ -87,8 +88,8 @@ def changes(
 
     Notes
     -----
-    Both sides have the newer epoch's types. A type that became wider, and fields that were removed,
-    make no difference; nor does a field that was added, as long as it is null.
+    Both sides have the newer epoch's types and defaults. A type that became wider, and fields that
+    were removed, make no difference; nor does a field that was added, as long as it is null.
 
     Where the newer epoch only continues the older one's files, the cost is in the order of the
     changes and the key groups that have any; if files were merged in between, in the order of the
@@ -359,6 +360,7 @@ def _labelled(
 ) -> pa.RecordBatch:
     """The rows that differ, with what happened to them."""
     taken = after.num_columns - len(new.read)
+    before, after = _with_defaults(new, before, taken), _with_defaults(new, after, taken)
     differ = np.zeros(after.num_rows, np.bool_)
     for i in range(taken, after.num_columns):
         differ |= ~same_rows(before.column(i), after.column(i))
@@ -382,6 +384,14 @@ def _labelled(
     return pa.RecordBatch.from_arrays(
         [*columns, pa.array(labels.tolist(), pa.string()), *sides], schema=schema
     )
+
+
+def _with_defaults(new: StateScan, side: pa.RecordBatch, taken: int) -> pa.RecordBatch:
+    """A side in which keys that exist have what a function sees of them."""
+    if not new.defaults:
+        return side
+    exist = np.logical_or.reduce([present(column) for column in side.columns[taken:]])
+    return filled(side, new.defaults, exist)
 
 
 def _or_null(state: pa.Array[Any], exists: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.Array[Any]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["lengths_of", "same_rows"]
+__all__ = ["Flags", "lengths_of", "same_rows"]
 
 Flags = npt.NDArray[np.bool_]
 

@@ -19,6 +19,7 @@ from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState, empty_ran
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
+from pystate.processor.defaults import default_columns, default_of, without_defaults
 from pystate.processor.equality import lengths_of
 from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS
 from pystate.state.aggregating import AggregatingState
@@ -120,7 +121,7 @@ def put_rows(backend: KeyedStateBackend, rows: pa.Table, states: Sequence[str]) 
         A column is of another type than its state.
     """
     for part in _parts(rows):
-        keys = _keys(backend, part)
+        keys, part = _keys(backend, part), _stored_rows(backend, part, states)
         for name in states:
             try:
                 _put(backend, keys, part, name)
@@ -190,6 +191,19 @@ def sealed_range(
 def _parts(rows: pa.Table) -> Iterator[pa.Table]:
     for start in range(0, rows.num_rows, _BATCH_ROWS):
         yield rows.slice(start, _BATCH_ROWS)
+
+
+def _stored_rows(backend: KeyedStateBackend, rows: pa.Table, states: Sequence[str]) -> pa.Table:
+    """The rows without the defaults that reading them has filled in."""
+    noted = {name: default_of(rows.schema.field(name)) for name in states}
+    texts = {name: text for name, text in noted.items() if text is not None}
+    if not texts:
+        return rows
+    defaults = default_columns({name: backend.declarations[name] for name in texts}, texts)
+    columns = {name: _column(rows, name) for name in states}
+    for name, column in without_defaults(columns, defaults).items():
+        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
+    return rows
 
 
 def _column(rows: pa.Table, name: str) -> Any:

@@ -36,6 +36,7 @@ def read_state(
     explode: bool = False,
     timers: bool = False,
     accumulators: bool = False,
+    defaults: bool = True,
 ) -> pa.Table:
     """Read an operator's state from a checkpoint or savepoint into one table.
 
@@ -67,14 +68,17 @@ def read_state(
     accumulators : bool
         Of aggregates whose state is more than their result, such as means and sketches, the bytes
         that are kept, which `write_state` takes, instead of the result.
+    defaults : bool
+        Whether a key without a value has the default that the epoch's program declared; otherwise
+        it has null.
 
     Returns
     -------
     pyarrow.Table
         A row per key: the key columns, the column ``namespace`` if the operator has namespaces (a
-        window is one), then a column per state. A value that the key does not have is null, a list
-        or map is empty. An aggregate's column has the results, an object's the pickled bytes:
-        nothing is unpickled.
+        window is one), then a column per state. A value that the key does not have is the declared
+        default, or else null; a list or map is empty. An aggregate's column has the results, an
+        object's the pickled bytes: nothing is unpickled.
 
     Raises
     ------
@@ -100,7 +104,7 @@ def read_state(
         storage,
         uid,
         epoch=epoch,
-        selection=Selection(state, explode, timers, accumulators),
+        selection=Selection(state, explode, timers, accumulators, defaults),
         keys=keys,
         key_groups=key_groups,
     )
@@ -117,12 +121,13 @@ def scan_state(
     explode: bool = False,
     timers: bool = False,
     accumulators: bool = False,
+    defaults: bool = True,
 ) -> pa.RecordBatchReader:
     """Read an operator's state from a checkpoint or savepoint, lazily.
 
     Parameters
     ----------
-    location, uid, state, epoch, keys, key_groups, explode, timers, accumulators
+    location, uid, state, epoch, keys, key_groups, explode, timers, accumulators, defaults
         As for `read_state`.
 
     Returns
@@ -142,7 +147,7 @@ def scan_state(
         storage_at(location, "scan_state"),
         uid,
         epoch=epoch,
-        selection=Selection(state, explode, timers, accumulators),
+        selection=Selection(state, explode, timers, accumulators, defaults),
         keys=keys,
         key_groups=key_groups,
     )

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any, BinaryIO
 
@@ -28,6 +29,7 @@ from pystate.checkpoint.manifest import FileRef, OperatorState, RangeState
 from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
+from pystate.processor.defaults import default_columns, filled, marked
 from pystate.processor.epochs import epoch_of, missing_file, namespace_of, operator_of
 from pystate.processor.merged import can_merge, merged_rows
 from pystate.processor.selection import (
@@ -107,6 +109,14 @@ class StateScan:
         selection.check(scan.states, operator.timers, operator.uid)
         return scan
 
+    @cached_property
+    def defaults(self) -> dict[str, pa.Array[Any]]:
+        """What keys have in states that hold nothing for them."""
+        # Of one state alone only the keys are read that have it.
+        if not self.selection.defaults or self.selection.state is not None:
+            return {}
+        return default_columns(self.read, dict(self.operator.defaults))
+
     @property
     def states(self) -> dict[str, State[Any]]:
         """The declarations of all states, as far as files know them."""
@@ -148,7 +158,11 @@ class StateScan:
             name = str(self.selection.state)
             fields += exploded_fields(name, self.states[name])
         else:
-            fields += [pa.field(name, self._type_of(d)) for name, d in self.read.items()]
+            texts = dict(self.operator.defaults) if self.defaults else {}
+            fields += [
+                marked(pa.field(name, self._type_of(d)), texts.get(name))
+                for name, d in self.read.items()
+            ]
         for name in repeated(field.name for field in fields):
             raise InvalidArgumentError(
                 f"operator {self.operator.uid!r}: a key column and a column of the rows are "
@@ -273,6 +287,8 @@ class StateScan:
 
     def _shaped(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         rows = self._within(rows)
+        if self.defaults:
+            rows = filled(rows, self.defaults)
         if self.selection.explode:
             rows = exploded(rows, self.schema)
         if rows.num_rows:

@@ -52,12 +52,15 @@ class Selection:
         Timers in place of states.
     accumulators : bool
         What aggregates keep in place of their results.
+    defaults : bool
+        Whether a state that holds nothing has its declared default.
     """
 
     state: str | None = None
     explode: bool = False
     timers: bool = False
     accumulators: bool = False
+    defaults: bool = True
 
     def check(self, states: dict[str, State[Any]], has_timers: bool, uid: str) -> None:
         """Refuse what the operator does not have.
@@ -70,6 +73,7 @@ class Selection:
         """
         flag(self.explode, "explode")
         flag(self.accumulators, "accumulators")
+        flag(self.defaults, "defaults")
         if flag(self.timers, "timers") and (self.state is not None or self.explode):
             raise InvalidArgumentError(
                 "timers=True reads timers alone: read states by another call, without it"

@@ -46,9 +46,10 @@ from pystate.processor.reading import read_state
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS
 from pystate.state.columns import NAMESPACE
-from pystate.state.declaration import State
+from pystate.state.declaration import Defaults, State
 from pystate.state.kinds import declared_as
-from pystate.state.operator_spec import OperatorSpec
+from pystate.state.operator_spec import OperatorSpec, stored_defaults
+from pystate.state.value import ValueState
 from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.keys import MAX_PARALLELISM, KeyLike, parse_key
 from pystate.types.state_type import TypeLike, parse_type
@@ -134,22 +135,29 @@ class StateRows:
             for given in operator.inputs
             if given.max_event_time_ms is not None and given.name != KEPT
         }
+        texts = dict(operator.defaults)
+        states = {
+            name: state.with_default(texts[name])
+            if name in texts and isinstance(state, ValueState)
+            else state
+            for name, state in scan.states.items()
+        }
         return cls(
-            read_state(location, operator.uid, accumulators=True, epoch=scan.epoch),
+            read_state(location, operator.uid, accumulators=True, epoch=scan.epoch, defaults=False),
             dict(operator.key_schema),
-            scan.states,
+            states,
             None if scan.namespace is None else scan.namespace.ddl,
             timers,
             seen or None,
         )
 
-    def operator(self, uid: str, max_parallelism: int) -> OperatorSpec:
-        """Return what determines the operator's tables.
+    def declared(self, uid: str) -> dict[str, State[Any]]:
+        """Return the declarations of the operator's states.
 
         Raises
         ------
         DeclarationError
-            A state cannot be written.
+            One is none.
         """
         given = self.states
         cls = given if isinstance(given, type) else type(given)
@@ -162,8 +170,22 @@ class StateRows:
                 raise DeclarationError(
                     f"operator {uid!r}, state {name!r}: expected a declaration, not {shown(state)}"
                 )
-            # As files know it: without its default and time to live.
-            states[name] = declared_as(state.in_files(None).stored_as())
+            states[name] = state
+        return states
+
+    def operator(self, uid: str, max_parallelism: int) -> OperatorSpec:
+        """Return what determines the operator's tables.
+
+        Raises
+        ------
+        DeclarationError
+            A state cannot be written.
+        """
+        # As files know them: without defaults and times to live.
+        states = {
+            name: declared_as(state.in_files(None).stored_as())
+            for name, state in self.declared(uid).items()
+        }
         return OperatorSpec(
             uid=checked_uid(uid),
             key=parse_key(self.key),
@@ -363,6 +385,7 @@ class Destination:
             timers=operator.timers,
             inputs=inputs,
             watermark_ms=watermark_ms,
+            defaults=_defaults(rows.declared(operator.uid), replaced),
         )
         self._written[operator.uid] = gathered(written_state, self.max_parallelism)
 
@@ -397,6 +420,21 @@ class Destination:
             created_ms=time.time_ns() // 1_000_000,
             library=library(),
         )
+
+
+def _defaults(states: Mapping[str, State[Any]], replaced: OperatorState | None) -> Defaults:
+    """The declared defaults; objects keep the one that they had, which is not unpickled."""
+    found = dict(stored_defaults(states))
+    if replaced is not None:
+        before, schema = dict(replaced.defaults), dict(replaced.state_schema)
+        for name, state in states.items():
+            if (
+                name not in found
+                and name in before
+                and state.stored_as() == schema[name] == "object"
+            ):
+                found[name] = before[name]
+    return tuple(sorted(found.items()))
 
 
 def _empty_manifest(max_parallelism: int) -> Manifest:

@@ -36,6 +36,7 @@ from pystate.arguments import choice, nearest
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest_log import retained_epochs
 from pystate.errors import InvalidArgumentError, PystateError
+from pystate.processor.defaults import DEFAULT, default_of
 from pystate.processor.epochs import epoch_of
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import Selection, WantedKeys
@@ -46,7 +47,17 @@ from pystate.types.keys import parse_key
 __all__ = ["StateSource", "register_state_source"]
 
 SOURCE = "pystate"
-_OPTIONS = ("path", "uid", "state", "epoch", "explode", "timers", "accumulators", "metadata")
+_OPTIONS = (
+    "path",
+    "uid",
+    "state",
+    "epoch",
+    "explode",
+    "timers",
+    "accumulators",
+    "defaults",
+    "metadata",
+)
 _ALL = "all"
 #: The columns of the option ``metadata``.
 _EPOCH, _KEY_GROUP = "epoch", "key_group"
@@ -72,9 +83,9 @@ class StateSource(DataSource):
 
     The executors read the files, a part of the key groups at a time. Columns are those of
     `pystate.read_state`. The argument of ``load`` (or the option ``path``) is the checkpoint. Other
-    options are ``uid``, ``state``, ``epoch``, ``explode``, ``timers`` and ``accumulators``, as
-    there. ``metadata`` adds the columns ``epoch`` and ``key_group``; with it, the epoch ``all``
-    stands for all that are retained.
+    options are ``uid``, ``state``, ``epoch``, ``explode``, ``timers``, ``accumulators`` and
+    ``defaults``, as there. ``metadata`` adds the columns ``epoch`` and ``key_group``; with it, the
+    epoch ``all`` stands for all that are retained.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -92,7 +103,10 @@ class StateSource(DataSource):
             )
         selection = Selection(
             options.get("state"),
-            *(_flag(options, name) for name in ("explode", "timers", "accumulators")),
+            explode=_flag(options, "explode"),
+            timers=_flag(options, "timers"),
+            accumulators=_flag(options, "accumulators"),
+            defaults=_flag(options, "defaults", default=True),
         )
         storage = open_storage(path)
         self._metadata = _flag(options, "metadata")
@@ -109,8 +123,9 @@ class StateSource(DataSource):
         for older in retained_epochs(storage) if whole else ():
             operator = epoch_of(storage, older).operator(newest.operator.uid)
             if older < newest.epoch and operator is not None:
-                # States that came later are absent in it.
-                operator = replace(operator, state_schema=newest.operator.state_schema)
+                # States that came later are absent in it, and have their default.
+                now = newest.operator
+                operator = replace(operator, state_schema=now.state_schema, defaults=now.defaults)
                 self._scans.append(replace(newest, epoch=older, operator=operator))
 
     @classmethod
@@ -129,15 +144,19 @@ class StateSource(DataSource):
                         "its own: read it without the option 'metadata'"
                     )
                 schema = schema.append(field)
-        return from_arrow_schema(schema)
+        # Spark does not take the metadata of fields from Arrow.
+        found = from_arrow_schema(schema)
+        for field, column in zip(schema, found.fields, strict=True):
+            column.metadata = {DEFAULT: text} if (text := default_of(field)) is not None else {}
+        return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the epochs that were found."""
         return _Reader(self._scans, self._metadata)
 
 
-def _flag(options: MutableMapping[str, str], name: str) -> bool:
-    given = str(options.get(name, "false")).lower()
+def _flag(options: MutableMapping[str, str], name: str, *, default: bool = False) -> bool:
+    given = str(options.get(name, default)).lower()
     return choice(given, f"option {name!r}", ("true", "false")) == "true"
 
 

@@ -23,6 +23,7 @@ from pystate.checkpoint.manifest import RangeState
 from pystate.checkpoint.savepoint import Savepoint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, WrongTypeError
+from pystate.processor.defaults import DEFAULT, marked
 from pystate.processor.range_rows import write_range
 from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS
 from pystate.processor.writing import (
@@ -100,7 +101,12 @@ def _write(made: Destination, operator: OperatorSpec, given: StateRows) -> tuple
     names = [name for name, _ in operator.key]
     routed = route(frame, names, made.max_parallelism, made.parallelism)
     columns = routed.columns[:-1]
-    task = _writer(made.storage, operator, made.parallelism, made.epoch, columns)
+    noted = {
+        field.name: field.metadata[DEFAULT]
+        for field in frame.schema.fields
+        if DEFAULT in field.metadata
+    }
+    task = _writer(made.storage, operator, made.parallelism, made.epoch, columns, noted)
     # `mapInArrow` takes names for paths, and those of a struct's fields have dots.
     routed = routed.toDF(*(f"c{i}" for i in range(len(columns))), RANGE_COLUMN)
     found: dict[int, RangeState] = {}
@@ -139,6 +145,7 @@ def _writer(
     parallelism: int,
     epoch: int,
     columns: Sequence[str],
+    noted: Mapping[str, str],
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         parts, ranges = [], []
@@ -151,7 +158,12 @@ def _writer(
                 f"operator {operator.uid!r}: a task has the rows of {len(ranges)} ranges instead "
                 "of one; this is a defect of pystate: please report it"
             )
-        rows = pa.Table.from_batches(parts).rename_columns(list(columns))
+        found = pa.Table.from_batches(parts)
+        fields = [
+            marked(field.with_name(name), noted.get(name))
+            for field, name in zip(found.schema, columns, strict=True)
+        ]
+        rows = pa.Table.from_arrays(found.columns, schema=pa.schema(fields))
         is_timer: Any = rows.column(_TIMER)
         rows = rows.drop_columns([_TIMER])
         timers = None

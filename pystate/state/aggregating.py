@@ -118,6 +118,10 @@ class AggregatingState(State["AggregatingHandle"]):
         """The aggregate bound to its type, for the core; None for an `AggregateFunction`."""
         return self._bound
 
+    def stored_default(self) -> str | None:
+        """Return the result where nothing was added, as JSON: a count has one."""
+        return "0" if isinstance(self._aggregate, aggregators.Count) else None
+
     def _column(self, name: str) -> Column:
         bound = self._bound
         if bound is None:

@@ -11,7 +11,7 @@ import builtins
 import json
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar, overload
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST_TEXT_BYTES",
+    "Defaults",
     "State",
     "arguments_of",
     "parted",
@@ -37,6 +38,9 @@ __all__ = [
 ]
 
 H = TypeVar("H", covariant=True)
+
+#: What keys without a value have, by the names of states: as `State.stored_default` gives it.
+Defaults: TypeAlias = tuple[tuple[str, str], ...]
 
 #: The longest name, and the longest type as it is written, in a state file; see csrc/FORMAT.md.
 MOST_TEXT_BYTES = 65535
@@ -154,6 +158,14 @@ class State(Generic[H]):
     def fills(self) -> Fills:
         """Return what fields have, once they are added, where nothing was stored of them."""
         return {}
+
+    def stored_default(self) -> str | None:
+        """What a key without a value has, as JSON for a checkpoint's metadata; None if nothing."""
+        return None
+
+    def default_column(self, text: str, name: str) -> pa.Array[Any]:
+        """What `stored_default` has given, as one row of the state's column in exported rows."""
+        return pa.array([json.loads(text)], self.arrow_type)
 
     def stored_as(self) -> str:
         """The state in a checkpoint's metadata: what its files hold, and what that means.

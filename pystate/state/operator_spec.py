@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pystate.state.declaration import State
+from pystate.state.declaration import Defaults, State
 from pystate.state.renames import in_files
 from pystate.types.fills import Fills, pin
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType
 
-__all__ = ["OperatorSpec", "declared_fills"]
+__all__ = ["OperatorSpec", "declared_fills", "stored_defaults"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,10 @@ class OperatorSpec:
         """Return what fields have that are added to structs, by the states' names in files."""
         return {state.file_name(name): state.fills() for name, state in self.states.items()}
 
+    def defaults(self) -> Defaults:
+        """Return what keys without a value have, for a checkpoint's metadata."""
+        return stored_defaults(self.states)
+
     def continuing(self, stored: Sequence[tuple[str, str]]) -> OperatorSpec:
         """Return the operator as one whose states a checkpoint has already, under these spellings.
 
@@ -97,6 +101,12 @@ def _described(name: str, state: State[Any]) -> list[str]:
     own, reference_ms = state.file_name(name), state.reference_ms
     described = [name, repr(state)] if own == name else [name, repr(state), own]
     return described if reference_ms is None else [*described, f"{reference_ms} ms"]
+
+
+def stored_defaults(states: Mapping[str, State[Any]]) -> Defaults:
+    """Return what keys without a value have, by the names of states."""
+    found = {name: states[name].stored_default() for name in sorted(states)}
+    return tuple((name, text) for name, text in found.items() if text is not None)
 
 
 def declared_fills(states: Mapping[str, State[Any]]) -> dict[str, int]:

@@ -7,6 +7,7 @@ at a time.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 from pystate._core import core
 from pystate.errors import DeclarationError, InUseError, PystateError, WrongTypeError
 from pystate.state.columns import Column, value_column
-from pystate.state.declaration import State, spelled, written
+from pystate.state.declaration import MOST_TEXT_BYTES, State, spelled, written
 from pystate.state.habits import VALUE_NAMES, NoValue
 from pystate.state.handle import MISSING, Objects, StateHandle, for_batches
 from pystate.state.key_batch import ADD, MAX, MIN, KeyBatch, Step, copied
@@ -27,6 +28,7 @@ from pystate.state.ttl import StateTtl
 from pystate.types.arrays import check_rows, decoded, encoded, is_many, reference
 from pystate.types.codecs import codec_of
 from pystate.types.fills import Fills, fills_of
+from pystate.types.json_values import from_json, to_json
 from pystate.types.state_type import TypeLike
 
 if TYPE_CHECKING:
@@ -127,6 +129,41 @@ class ValueState(State["ValueHandle"]):
     def fills(self) -> Fills:
         """Return the fields of the default."""
         return {} if self._type.is_object else fills_of(self._type, self._default)
+
+    def stored_default(self) -> str | None:
+        """Return the default as JSON, and of an object the digits of its pickle.
+
+        None if there is no default, and for one that metadata does not keep: it cannot be pickled,
+        or is longer than a type may be.
+        """
+        if self._default is None:
+            return None
+        if self._type.is_object:
+            try:
+                value: Any = pickled("default", self._default).hex()
+            except PystateError:
+                return None
+        else:
+            value = to_json(self._type, self._default)
+        text = json.dumps(value, separators=(",", ":"))
+        return text if len(text) <= MOST_TEXT_BYTES else None
+
+    def with_default(self, text: str) -> Self:
+        """The same state with a default as `stored_default` gives it; objects are left as bytes."""
+        if self._type.is_object:
+            return self
+        value = from_json(self._type, json.loads(text))
+        shared = not self._type.is_nested or isinstance(value, _IMMUTABLE)
+        return self._with("_default", value)._with("_shared", shared)
+
+    def default_column(self, text: str, name: str) -> pa.Array[Any]:
+        """Return a default as `stored_default` gives it, as one row of the state's column."""
+        value = json.loads(text)
+        if self._type.is_object:
+            return pa.array([bytes.fromhex(value)], self.arrow_type)
+        codec = codec_of(self._type, name)
+        values = [codec.normalize(from_json(self._type, value))]
+        return decoded(encoded(values, self._type, codec, f"state {name!r}"), self._type, codec)
 
     def _column(self, name: str) -> Column:
         return value_column(name, self._type, self._default)

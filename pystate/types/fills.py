@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from datetime import date, datetime, time, timezone
-from decimal import Decimal
 from typing import Any, TypeAlias
 
 from pystate.types.evolution import field_path
+from pystate.types.json_values import from_json, to_json
 from pystate.types.nested import NestedCodec
 from pystate.types.state_type import StateType
 
@@ -35,7 +34,7 @@ def fills_of(type: StateType, default: Any, path: str = "") -> dict[str, Any]:
         value = default[name]
         if value is not None:
             at = field_path(path, name)
-            found[at] = _to_json(child, value)
+            found[at] = to_json(child, value)
             found |= fills_of(child, value, at)
     return found
 
@@ -112,56 +111,7 @@ def _filled(
         if child.name == "struct" and (mine is None or mine[1] is not None):
             made[name] = _filled(child, at, added, marks, mine)
         elif mine is not None:
-            made[name] = _from_json(child, mine[1])
+            made[name] = from_json(child, mine[1])
     if above is None and all(value is None for value in made.values()):
         return None
     return made
-
-
-# ---- JSON ----------------------------------------------------------------------------------------
-
-
-def _to_json(type: StateType, value: Any) -> Any:
-    if value is None:
-        return None
-    if type.name == "struct":
-        return {name: _to_json(child, value[name]) for name, child in type.children}
-    if type.name == "array":
-        return [_to_json(type.children[0][1], item) for item in value]
-    if type.name == "map":
-        (_, key), (_, held) = type.children
-        return [[_to_json(key, k), _to_json(held, v)] for k, v in value.items()]
-    if isinstance(value, (date, datetime)):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return str(value)
-    return value.hex() if isinstance(value, bytes) else value
-
-
-def _from_json(type: StateType, value: Any) -> Any:
-    """Take what a type had, or one that became this one since."""
-    if value is None:
-        return None
-    if type.name == "struct":
-        return {name: _from_json(child, value.get(name)) for name, child in type.children}
-    if type.name == "array":
-        return [_from_json(type.children[0][1], item) for item in value]
-    if type.name == "map":
-        (_, key), (_, held) = type.children
-        return {_from_json(key, k): _from_json(held, v) for k, v in value}
-    if type.name == "decimal":
-        return Decimal(value)
-    if type.name in ("float", "double"):
-        return float(value)
-    if type.name == "date":
-        return date.fromisoformat(value)
-    if type.name in ("timestamp", "timestamp_ntz"):
-        return _instant(type.name, value)
-    return bytes.fromhex(value) if type.name == "binary" else value
-
-
-def _instant(name: str, value: str) -> datetime:
-    if "T" in value:
-        return datetime.fromisoformat(value)
-    zone = timezone.utc if name == "timestamp" else None
-    return datetime.combine(date.fromisoformat(value), time(), zone)

@@ -50,6 +50,27 @@ def counts(job: Job) -> Callable[[DataFrame], DataFrame]:
     return lambda df: job.key_by(df, "k", uid="counts").aggregate(**totals)
 
 
+def test_reading_and_writing_stores_no_default(spark: SparkSession, tmp_path: Path) -> None:
+    key, states = {"k": "string"}, {"n": Visits.n, "seen": Visits.seen}
+    rows = spark.createDataFrame(
+        [("a", None, [1]), ("b", 7, None)], "k string, n long, seen array<long>"
+    )
+    write_state(tmp_path / "one", {"op": ps.StateRows(rows, key, states)}, parallelism=2)
+    register_state_source(spark)
+    source = spark.read.format("pystate")
+    read = source.load(str(tmp_path / "one"))
+    assert [tuple(row) for row in read.orderBy("k").collect()] == [("a", 0, [1]), ("b", 7, [])]
+    stored = source.option("defaults", False).load(str(tmp_path / "one"))
+    assert [row.n for row in stored.orderBy("k").collect()] == [None, 7]
+    upper = read.selectExpr("upper(k) AS k", "n", "seen")
+    write_state(tmp_path / "two", {"op": ps.StateRows(upper, key, states)}, parallelism=2)
+    found = ps.read_state(tmp_path / "two", defaults=False).sort_by("k")
+    assert found.to_pylist() == [
+        {"k": "A", "n": None, "seen": [1]},
+        {"k": "B", "n": 7, "seen": []},
+    ]
+
+
 def test_a_job_goes_on_from_frames(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
     history = spark.range(60).selectExpr("CAST(id % 9 AS STRING) AS k", "id AS v")
     rows = history.groupBy("k").agg(

@@ -383,6 +383,7 @@ class Evaluation:
             inputs=inputs,
             timers=operator.timers,
             fills=operator.fills(),
+            defaults=operator.defaults(),
             seen=seen,
             dropped=operator.dropped,
         )

@@ -104,7 +104,7 @@ def test_every_flipped_byte_and_every_truncation() -> None:
 
 def test_newer_format_is_told_apart_from_damage() -> None:
     data = encode_document("manifest", FORMAT_VERSION + 1, {"what": "ever"})
-    with pytest.raises(NewerFormatError, match=r"m: format version 7 .* upgrade"):
+    with pytest.raises(NewerFormatError, match=r"m: format version 8 .* upgrade"):
         Manifest.decode(data, "m")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,12 +105,23 @@ def test_what_is_written_is_read(
     table = pa.Table.from_pylist(listed, pa.schema(list(TYPES.items())))
     written = ps.StateRows(table, {"a": "string", "b": "int"}, Everything)
     ps.write_state(folder, {"all": written}, parallelism=parallelism)
-    read = ps.read_state(folder, "all")
+    read = ps.read_state(folder, "all", defaults=False)
     assert read.schema.names == list(TYPES)
     as_read = [plain(row) for row in read.to_pylist()]
     wanted = [plain(row) for row in table.to_pylist()]
     wanted = [row for row in wanted if any(v not in (None, []) for v in list(row.values())[2:])]
     assert sorted(as_read, key=str) == sorted(wanted, key=str)
+    # A function sees a default where nothing is stored, and no default is stored by reading it.
+    seen = ps.read_state(folder, "all")
+    assert seen.column("n").combine_chunks() == pc.fill_null(read.column("n"), 0).combine_chunks()
+    again = folder.with_name("again")
+    ps.write_state(again, {"all": ps.StateRows(seen, {"a": "string", "b": "int"}, Everything)})
+    for row in wanted:
+        others = [value for name, value in row.items() if name not in ("a", "b", "n")]
+        if row["n"] == 0 and any(value not in (None, []) for value in others):
+            row["n"] = None
+    kept = [plain(row) for row in rows_of(again, "all", defaults=False)]
+    assert sorted(kept, key=str) == sorted(wanted, key=str)
 
 
 def test_timers_and_namespaces(tmp_path: Path) -> None:
