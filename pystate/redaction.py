@@ -226,7 +226,12 @@ class _Redacting(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Redact the message, and the trace as it will be printed."""
-        record.msg, record.args = redacted(record.getMessage()), ()
+        try:
+            text = record.getMessage()
+        except Exception as error:
+            # As of an exception of Java's whose JVM has gone: to log it must not raise another one.
+            text = f"{record.msg} (what belongs to it cannot be shown: {type(error).__name__})"
+        record.msg, record.args = redacted(text), ()
         if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
             record.exc_text = redacted(logging.Formatter().formatException(record.exc_info))
         return True

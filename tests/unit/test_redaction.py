@@ -17,6 +17,7 @@ from pystate.redaction import has_credentials, is_secret, logger, redacted, with
 from pystate.spark import Job, ParquetSink, foreach_epoch
 from pystate.spark.base.drain_keys import checked_run_key
 from pystate.spark.sinks.sink import because
+from pystate.state.kinds import declared_as
 
 #: Parts of what is secret; none of their middles may be in a message.
 SECRETS = (
@@ -256,6 +257,19 @@ def test_a_logger_writes_no_secret(caplog: pytest.LogCaptureFixture) -> None:
     assert "OSError: s3://***@bucket is gone" in caplog.text
 
 
+class Gone:
+    """What cannot be shown any more."""
+
+    def __str__(self) -> str:
+        raise ConnectionError("nobody answers")
+
+
+def test_what_cannot_be_shown_fails_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "pystate.test_redaction"):
+        logger("pystate.test_redaction").warning("could not close: %s", Gone())
+    assert "could not close: %s" in caplog.text and "ConnectionError" in caplog.text
+
+
 def test_every_log_of_the_package_is_written_by_it() -> None:
     package = Path(ps.__file__).parent
     found = [
@@ -295,3 +309,31 @@ def test_names_that_manifests_keep_have_no_secret(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match="contains credentials"):
             checked_run_key(database)
     assert checked_run_key("s3://bucket/2026-01-01?part=3") == "s3://bucket/2026-01-01?part=3"
+
+
+class Masked(ps.AggregateFunction):
+    """Aggregates under a secret."""
+
+    def __init__(self, token: str, most: int) -> None:
+        self.token = token
+        self.most = most
+
+    def create(self) -> int:
+        return 0
+
+    def add(self, accumulator: int, value: int) -> int:
+        return accumulator + hash((self.token, value)) % self.most
+
+    def merge(self, accumulator: int, other: int) -> int:
+        return accumulator + other
+
+    def result(self, accumulator: int) -> int:
+        return accumulator
+
+
+def test_a_state_is_spelled_without_a_secret_of_its_function() -> None:
+    spelled = ps.AggregatingState(Masked("K7MDENG", 3)).stored_as()
+    assert "K7MDENG" not in spelled and "most=3" in spelled
+    assert spelled == ps.AggregatingState(Masked("another", 3)).stored_as()
+    declared = declared_as(spelled)
+    assert declared.stored_as() == spelled
