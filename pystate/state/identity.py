@@ -19,6 +19,7 @@ import operator
 import re
 from typing import TYPE_CHECKING, Any
 
+from pystate.redaction import redacted
 from pystate.state import aggregators
 from pystate.state.aggregators import Aggregator
 from pystate.state.declaration import arguments_of, parted, spelled
@@ -67,7 +68,8 @@ def function_name(function: Any) -> str:
 def class_name(object: Any) -> str:
     """The name of an object's class with its module, and the object's parameters."""
     kind = type(object)
-    listed = ", ".join(f"{name}={value!r}" for name, value in _parameters(object))
+    # Others read manifests, where this stands.
+    listed = ", ".join(redacted(f"{name}={value!r}") for name, value in _parameters(object))
     return f"{_qualified(kind, kind.__qualname__)}({listed})"
 
 
