@@ -35,14 +35,17 @@ def test_top_and_aggregates_over_updates_equal_a_recomputation(
         updates = counts(df, job)
         top = job.key_by(updates, "hour", uid="top").top(2, by=["n", "url"])
         renamed = updates.select(
-            F.col("n").alias("count"), (F.col("hour") % 2).alias("odd"), "url"
+            # A name of several lines is one, too.
+            F.col("n").alias("count\nof #1"),
+            (F.col("hour") % 2).alias("odd"),
+            "url",
         ).where("url <> '/c'")
         return {
             "top": top,
             "best": job.key_by(top, "hour", uid="best").aggregate(n=ps.sum("n"), urls=ps.count()),
             # `hour` is dropped here, and each update still replaces the one of its hour and url.
             "odd": job.key_by(renamed, "odd", uid="odd").aggregate(
-                total=ps.sum("count"), least=ps.min("count"), rows=ps.count()
+                total=ps.sum("count\nof #1"), least=ps.min("count\nof #1"), rows=ps.count()
             ),
             "all": job.key_by(updates.selectExpr("1 AS one", "n"), "one", uid="all").aggregate(
                 total=ps.sum("n"), mean=ps.mean("n")

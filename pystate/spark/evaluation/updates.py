@@ -136,7 +136,7 @@ class _Walk:
     def __init__(self, plan: Any, emitter: _Emitter) -> None:
         self._plan = plan
         self._top = top = _plan(emitter.frame)
-        numbers = _numbers(top.output().mkString("\n").splitlines())
+        numbers = _numbers(top.output())
         columns = emitter.frame.columns
         self._identity = [numbers[columns.index(name)] for name in emitter.identity]
         self._emitted = frozenset(numbers)
@@ -144,7 +144,7 @@ class _Walk:
         self._filters: list[Any] = []
         #: Where a column is defined: the projection, and the item's place.
         self._defined: dict[str, tuple[Any, int]] = {}
-        self.numbers = _numbers(plan.output().mkString("\n").splitlines())
+        self.numbers = _numbers(plan.output())
         self.problem = self._down(plan)
 
     def _down(self, node: Any) -> str | None:
@@ -153,11 +153,7 @@ class _Walk:
             if self._is_emitter(node):
                 break
             if name == _PROJECT:
-                items = node.projectList()
-                lines = items.mkString("\n").splitlines()
-                if len(lines) != items.size():
-                    lines = [items.apply(i).toString() for i in range(items.size())]
-                for i, line in enumerate(lines):
+                for i, line in enumerate(_texts(node.projectList())):
                     defined = _DEFINED.fullmatch(line)
                     if defined is not None and defined[1] not in self._emitted:
                         self._defined[defined[1]] = node, i
@@ -241,9 +237,17 @@ def _plan(frame: DataFrame) -> Any:
     return frame._jdf.queryExecution().analyzed()
 
 
-def _numbers(lines: Sequence[str]) -> list[str]:
-    """The numbers of columns, from the texts of attributes."""
-    return [_NUMBER.findall(line)[-1] for line in lines]
+def _texts(expressions: Any) -> list[str]:
+    """The texts of expressions, by one call of the JVM unless a name has several lines."""
+    lines: list[str] = expressions.mkString("\n").splitlines()
+    if len(lines) == expressions.size():
+        return lines
+    return [expressions.apply(i).toString() for i in range(expressions.size())]
+
+
+def _numbers(attributes: Any) -> list[str]:
+    """The numbers of columns."""
+    return [_NUMBER.findall(text)[-1] for text in _texts(attributes)]
 
 
 def _said(node: str) -> str:
