@@ -11,8 +11,9 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from pystate.checkpoint.epoch_log import EpochLog, EpochRecord, OperatorRecord
 from pystate.checkpoint.manifest import Manifest, OperatorState
@@ -25,7 +26,15 @@ from pystate.coordinator.range_report import RangeReport
 from pystate.errors import PystateError
 from pystate.redaction import logger
 
-__all__ = ["Chronicle", "RangeSizes", "longest", "operator_record", "total"]
+__all__ = [
+    "Chronicle",
+    "RangeSizes",
+    "Sizes",
+    "by_operator",
+    "longest",
+    "operator_record",
+    "total",
+]
 
 _LOG = logger("pystate.coordinator.chronicle")
 #: What an operator's record adds up over the steps of an epoch; of the rest the last step counts.
@@ -43,30 +52,40 @@ _ADDED = (
 )
 
 
+#: Keys and bytes of tables, by operator and range. So an operator's are found without a look at
+#: those of all others, of which there may be a thousand.
+Sizes: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
+
+
 class RangeSizes:
-    """Keys and bytes of tables by (uid, range), as far as a driver has seen them."""
+    """Keys and bytes of tables, as far as a driver has seen them."""
 
     def __init__(self) -> None:
-        self.sizes: dict[tuple[str, int], tuple[int, int]] = {}
+        self.sizes: dict[str, dict[int, tuple[int, int]]] = {}
 
-    def note(self, epoch: Epoch) -> Mapping[tuple[str, int], tuple[int, int]]:
+    def note(self, epoch: Epoch) -> Sizes:
         """Take what an epoch's reports say; returns all sizes."""
-        before = () if epoch.base is None else epoch.base.operators
-        changed = {op.uid for op in before if op.parallelism != epoch.parallelism}
-        if changed:  # other ranges had these numbers
-            self.sizes = {at: size for at, size in self.sizes.items() if at[0] not in changed}
+        for operator in () if epoch.base is None else epoch.base.operators:
+            if operator.parallelism != epoch.parallelism:  # other ranges had these numbers
+                self.sizes.pop(operator.uid, None)
         for report in epoch.reports:
             if "keys" in report.metrics:
                 size = int(report.metrics["keys"]), int(report.metrics["state_bytes"])
-                self.sizes[report.uid, report.index] = size
+                self.sizes.setdefault(report.uid, {})[report.index] = size
         return self.sizes
 
 
-def operator_record(
-    uid: str, reports: Sequence[RangeReport], sizes: Mapping[tuple[str, int], tuple[int, int]]
-) -> OperatorRecord:
+def by_operator(reports: Iterable[RangeReport]) -> dict[str, list[RangeReport]]:
+    """The reports of each operator, by its uid."""
+    found: dict[str, list[RangeReport]] = {}
+    for report in reports:
+        found.setdefault(report.uid, []).append(report)
+    return found
+
+
+def operator_record(uid: str, reports: Sequence[RangeReport], sizes: Sizes) -> OperatorRecord:
     """Add up an operator's reports of one step."""
-    held = [size for (owner, _), size in sizes.items() if owner == uid]
+    held = sizes.get(uid, {}).values()
     timed = any("late_rows" in report.metrics for report in reports)
     return OperatorRecord(
         uid=uid,
@@ -145,10 +164,7 @@ class Chronicle:
         self._evaluations += len(epoch.discarded_evaluations) + 1
         self._total_ms += took_s * 1000
         sizes = self._sizes.note(epoch)
-        by_uid: dict[str, list[RangeReport]] = {}
-        for report in epoch.reports:
-            by_uid.setdefault(report.uid, []).append(report)
-        for uid, reports in by_uid.items():
+        for uid, reports in by_operator(epoch.reports).items():
             record = operator_record(uid, reports, sizes)
             before = self._operators.get(uid)
             self._operators[uid] = record if before is None else _added(before, record)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pystate.checkpoint.epoch_log import OperatorRecord
 from pystate.checkpoint.manifest import OperatorState
-from pystate.coordinator.chronicle import longest, operator_record, total
+from pystate.coordinator.chronicle import Sizes, by_operator, longest, operator_record, total
 from pystate.coordinator.epoch import Epoch, Flow, RangeReport
 from pystate.coordinator.watermarks import smallest
 from pystate.markup import bytes_shown, panel
@@ -89,7 +89,7 @@ class OperatorProgress(OperatorRecord):
         cls,
         uid: str,
         reports: Sequence[RangeReport],
-        sizes: Mapping[tuple[str, int], Any],
+        sizes: Sizes,
         watermark_ms: int | None = None,
     ) -> OperatorProgress:
         """Add up an operator's reports."""
@@ -241,7 +241,7 @@ class EpochProgress:
         epoch: Epoch,
         operators: Sequence[OperatorState],
         reports: Sequence[RangeReport],
-        sizes: Mapping[tuple[str, int], tuple[int, int]],
+        sizes: Sizes,
         total_ms: float,
     ) -> EpochProgress:
         """Add up the reports; `operators` is the state after the epoch."""
@@ -259,6 +259,7 @@ class EpochProgress:
             invalid[report.uid] += int(report.metrics.get("invalid_rows", 0))
             for file in report.side_files:
                 side[file.tag] += file.rows
+        held = [(uid, size) for uid, ranges in sizes.items() for size in ranges.values()]
         flow = epoch.flow or Flow(
             total(reports, "rows_in"),
             total(reports, "rows_out"),
@@ -276,21 +277,19 @@ class EpochProgress:
             rows_out=flow.rows_out,
             late_rows=dict(late),
             side_rows=dict(side),
-            keys=sum(keys for (uid, _), (keys, _) in sizes.items() if uid not in in_flight),
+            keys=sum(keys for uid, (keys, _) in held if uid not in in_flight),
             rows_changed=total(reports, "rows_changed"),
             rows_restored=total(reports, "rows_restored"),
             rows_copied=total(reports, "rows_copied"),
-            state_bytes=sum(size for _, size in sizes.values()),
+            state_bytes=sum(size for _, (_, size) in held),
             checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
             attach_ms=longest(reports, "attach_ms"),
             seal_ms=longest(reports, "seal_ms"),
             write_ms=longest(reports, "write_ms"),
             total_ms=total_ms,
             operators=tuple(
-                OperatorProgress.of(
-                    uid, [r for r in reports if r.uid == uid], sizes, marks.get(uid)
-                )
-                for uid in sorted({report.uid for report in reports})
+                OperatorProgress.of(uid, own, sizes, marks.get(uid))
+                for uid, own in sorted(by_operator(reports).items())
             ),
             in_flight=in_flight,
             invalid_rows=dict(+invalid),

@@ -13,6 +13,7 @@ import pystate as ps
 from pystate.checkpoint.epoch_log import HISTORY, read_records
 from pystate.checkpoint.refs import fingerprint
 from pystate.checkpoint.storage import LocalStorage
+from pystate.coordinator.chronicle import operator_record
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch
 from pystate.coordinator.merges import MergePolicy
@@ -123,6 +124,21 @@ def test_keys_of_ranges_that_did_not_report_stay_known(metered: Metered) -> None
     assert [r.total("keys") for r in records] == [30, 30, 100]
     assert [r.total("rows_in") for r in records] == [15, 6, 50]
     assert [r.operators[0].ranges for r in records] == [2, 2, 4]
+
+
+class OfOne(dict[str, Any]):
+    """Sizes of many operators, of which one may be asked for, and not all."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("all operators were looked at")
+
+    items = keys = values = __iter__
+
+
+def test_an_operator_is_added_up_without_a_look_at_others() -> None:
+    record = operator_record("a", [], OfOne(a={0: (3, 40), 1: (1, 2)}, b={0: (7, 7)}))
+    assert (record.keys, record.state_bytes) == (4, 42)
+    assert operator_record("c", [], OfOne()).keys == 0
 
 
 def test_evaluations_are_counted(work: FakeWork) -> None:
