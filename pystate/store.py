@@ -30,6 +30,7 @@ from pystate.checkpoint.job_file import (
     library,
     open_job,
     read_job,
+    refuse_spark,
 )
 from pystate.checkpoint.locations import local_only
 from pystate.checkpoint.manifest import (
@@ -150,9 +151,11 @@ class Store:
                 f"{owner}: {', '.join(map(repr, by_event))} would never expire: a "
                 "store has no event time; declare StateTtl(..., time='processing')"
             )
+        self._storage = LocalStorage(self.path)
+        # Nothing is left in Spark's folder, not even a lock.
+        refuse_spark(self._storage)
         self._lock = FolderLock(self.path, lock_timeout_ms)
         try:
-            self._storage = LocalStorage(self.path)
             self._job = job = open_job(self._storage, _UID, 1, max_parallelism, self._refuse_job)
             self._history = History(self._storage)
             self._history.refresh()

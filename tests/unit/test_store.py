@@ -513,3 +513,11 @@ def test_a_store_has_no_event_time(tmp_path: Path) -> None:
     with pytest.raises(NoEventTimeError, match=r"'n' would never expire: a store has no event"):
         ps.open(tmp_path / "store", key="long", states=states)
     assert not (tmp_path / "store").exists()
+
+
+def test_a_folder_of_sparks_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "metadata").write_text('{"id": "0a1b2c3d"}')
+    (tmp_path / "offsets").mkdir()
+    with pytest.raises(InvalidArgumentError, match="checkpointLocation of a Spark query"):
+        ps.open(tmp_path, key="long", states={"n": ps.ValueState("long")})
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["metadata", "offsets"]
