@@ -39,7 +39,7 @@ test: java build test-c ## the C tests, then pytest
 test-slow: java build ## what `make test` leaves out, and how long it takes
 	@cc=$$(.ci/preflight compiler $(PY)) && begun=$$(date +%s) && $(C_TESTS) CC=$$cc slow && \
 	    echo "the C tests took $$(($$(date +%s) - begun)) s"
-	@$(PYTEST_RUN) -m slow $(PYTEST)
+	@PYSTATE_THOROUGH=1 $(PYTEST_RUN) -m "slow or drawn or hypothesis" $(PYTEST)
 
 wheel: java ## build dist/*.whl, install it alone into fresh environments, and run README's examples there
 	@python=$$(.ci/preflight python) && cc=$$(.ci/preflight compiler "$$python") && \

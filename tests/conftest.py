@@ -18,8 +18,9 @@ from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport
 from tests import object_server
 
+from tests.drawn import count
 # A busy machine is no failure.
-settings.register_profile("pystate", deadline=None)
+settings.register_profile("pystate", deadline=None, max_examples=count(150))
 settings.load_profile("pystate")
 
 # A JVM ends before it pays to compile code twice, which took half of these tests' processor time;

@@ -46,6 +46,7 @@ from pystate.errors import (
     StateOverflowError,
 )
 from pystate.types.arrays import key_groups
+from tests.drawn import count
 
 STATES = {
     "n": ps.ValueState("long"),
@@ -573,9 +574,10 @@ class DoubleMachine(BackendMachine):
 MACHINES = [LongMachine, StringMachine, PairMachine, DoubleMachine]
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("machine", MACHINES)
 def test_short(machine: type[BackendMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings_for(40, 50))
+    run_state_machine_as_test(machine, settings=settings_for(count(40), 50))
 
 
 def run_long(machines: Sequence[Any]) -> None:

@@ -10,11 +10,12 @@ from collections import Counter
 from contextlib import ExitStack
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.testing import BroadcastHarness
+from tests.drawn import drawn
 
 KEY = {"k": "string"}
 ROWS = {"k": "string", "v": "long", "t": "long"}
@@ -122,7 +123,7 @@ def fail(harness: BroadcastHarness, how: str, count: int) -> None:
         harness.fail_at(how)  # type: ignore[arg-type]
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(st.lists(epochs, max_size=6), st.booleans())
 def test_any_stream(stream: list[Any], interleave: bool) -> None:
     with ExitStack() as stack:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import pystate as ps
@@ -36,6 +36,7 @@ from pystate.windows.making import make_operator
 from pystate.windows.operator import EpochTimes
 from pystate.windows.sessions import earliest_start
 from pystate.windows.specification import WindowSpec, window_options
+from tests.drawn import drawn
 
 #: Key, time and value.
 Row = tuple[int, int | None, int]
@@ -472,7 +473,7 @@ def check(stages: list[Stage], delay: int, epochs: list[list[Row]], restarts: li
                 each.close()
 
 
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 @given(pipelines(), sources(), st.lists(st.booleans(), min_size=1, max_size=5))
 def test_no_row_is_late_behind_any_operator(
     stages: list[Stage], source: tuple[int, list[list[Row]]], restarts: list[bool]
@@ -509,7 +510,7 @@ def last_emitted(
     return {tuple(map(row.get, names)): row for row in rows}
 
 
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 @given(
     WINDOWS,
     st.sampled_from([{"emit": "update"}, {"early": 1_500}, {"allowed_lateness": 4}]),
@@ -535,7 +536,7 @@ def test_what_windows_emit_at_last_does_not_depend_on_the_cut(
     assert cut == whole
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(st.integers(1, 4), st.booleans(), sources())
 def test_what_top_emits_at_last_does_not_depend_on_the_cut(
     k: int, descending: bool, source: tuple[int, list[list[Row]]]
@@ -571,7 +572,7 @@ WITHIN = st.sampled_from([None, 1, 5, 30])
 LATE = st.sampled_from(["process", "drop"])
 
 
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 @given(WITHIN, LATE, sources(), st.sets(st.integers(0, 23), max_size=6))
 def test_the_last_row_of_a_key_does_not_depend_on_the_cut(
     within: int | None, late: str, source: tuple[int, list[list[Row]]], untimed: set[int]
@@ -593,7 +594,7 @@ def test_the_last_row_of_a_key_does_not_depend_on_the_cut(
         assert tuple(row.values()) == last
 
 
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 @given(WITHIN, LATE, sources())
 def test_the_first_rows_of_keys_in_order_do_not_depend_on_the_cut(
     within: int | None, late: str, source: tuple[int, list[list[Row]]]
@@ -612,7 +613,7 @@ VIEWS = [[(0, time, 0), (0, time, 1)] for time in range(24)]
 
 @example("t", "t2").via("both columns")
 @given(st.sampled_from(["t", "t2", "either"]), st.sampled_from(["t", "t2", "either"]))
-@settings(max_examples=9, deadline=None)
+@drawn(9)
 def test_a_window_behind_two_joins(first: str, second: str) -> None:
     joined = Stage(Interval(first, 3, 5, "full"), (None, None))
     again = Stage(Interval(second, -6, 1, "left"), (0, None))

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import CheckpointError, PystateError
+from tests.drawn import drawn
 from tests.model.test_merges import ALL, GROUPS, KEYS, Model, Operator, follow, run
 
 ROWS = st.lists(
@@ -62,7 +63,7 @@ def read(
     return found
 
 
-@settings(max_examples=12, deadline=None)
+@drawn(12)
 @given(epochs=EPOCHS, small_parts=st.booleans())
 def test_any_two_epochs(epochs: list[Any], small_parts: bool) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

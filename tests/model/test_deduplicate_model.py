@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.backend.keyed import hash_keys, key_groups, merge_files, range_bounds
 from pystate.operator.deduplicate import DeduplicateSpec, Deduplicator
+from tests.drawn import drawn
 
 GROUPS = 8
 SCHEMA = pa.schema({"k": pa.int64(), "name": pa.string(), "at": pa.int64(), "v": pa.int64()})
@@ -143,7 +144,7 @@ specs = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 @given(st.data(), specs)
 def test_random_streams(data: st.DataObject, spec: DeduplicateSpec) -> None:
     operator, model = Operator(spec), Model(spec)

@@ -11,13 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.operator.grouping import grouped_columns
 from pystate.testing import Deduplicate, Harness, RowHarness, TwoInputHarness, WindowHarness
 from pystate.types.key_codes import key_codes
+from tests.drawn import drawn
 
 NUMBERS = st.sampled_from([None, 0, 1, 42, -1])
 FLOATS = st.sampled_from([None, 0.0, -0.0, math.nan, -math.nan, 1.0, math.inf])
@@ -52,7 +53,7 @@ class Numbered(ps.KeyedProcessFunction):
         yield row["at"], self.n.value()
 
 
-@settings(max_examples=25, deadline=None)
+@drawn(25)
 @given(ROWS, st.sets(st.sampled_from("abxyt"), min_size=1))
 def test_keys_are_those_of_sql(rows: list[tuple[Any, ...]], chosen: set[str]) -> None:
     names = sorted(chosen)
@@ -127,7 +128,7 @@ PLACE = pa.struct(
 NAMES = st.sampled_from([["k"], ["k", "m"], ["m", "k", "j"]])
 
 
-@settings(max_examples=25, deadline=None)
+@drawn(25)
 @given(st.lists(st.tuples(PLACES, NUMBERS, PLACES), min_size=1, max_size=20), NAMES)
 def test_keys_of_structs_are_those_of_sql(rows: list[tuple[Any, ...]], names: list[str]) -> None:
     duckdb = pytest.importorskip("duckdb", reason="needs the package duckdb: pip install duckdb")

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pystate.joins import asof, interval, result, stored
@@ -14,6 +14,7 @@ from pystate.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.joins.inputs import SideName
 from pystate.joins.interval import IntervalJoin, IntervalJoinSpec
 from pystate.operator.drain import MAX_WATERMARK
+from tests.drawn import drawn
 from tests.model.joined import Driver, Row, batch, inputs
 
 NAMES: dict[SideName, list[str]] = {"left": ["k", "z"], "right": ["k2", "z2"]}
@@ -122,7 +123,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def test_interval_join(how: Any) -> None:
     left, right, output = inputs()
 
-    @settings(max_examples=60, deadline=None)
+    @drawn(60)
     @given(streams(), st.integers(-5000, 4000), st.sampled_from([0, 1, 1023, 1024, 2000, 6000]))
     def check(stream: list[Any], lower: int, width: int) -> None:
         spec = IntervalJoinSpec(left, right, lower, lower + width, how, output)
@@ -153,7 +154,7 @@ def newest(kept: dict[str, list[Row]], tolerance: int | None, how: str) -> Count
 def test_asof_join(how: Any) -> None:
     left, right, output = inputs()
 
-    @settings(max_examples=60, deadline=None)
+    @drawn(60)
     @given(streams(), st.sampled_from([None, 0, 700, 5000]))
     def check(stream: list[Any], tolerance: int | None) -> None:
         spec = AsofJoinSpec(left, right, how, tolerance, output)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
@@ -17,6 +17,7 @@ from pystate.checkpoint.state_files import open_file
 from pystate.errors import CorruptFileError, NewerFormatError
 from pystate.processor.merged import can_merge, merged_rows
 from pystate.types.arrays import hash_keys, key_groups
+from tests.drawn import drawn
 
 KEY = (("k", "int"), ("s", "string"))
 POINT = "struct<x:int,y:double>"
@@ -233,7 +234,7 @@ def plain(name: str, value: Any) -> Any:
     return value
 
 
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 @given(
     epochs(),
     st.lists(st.sampled_from(sorted(STATES)), min_size=1, max_size=8, unique=True),
@@ -283,7 +284,7 @@ def test_merged_rows_are_those_of_a_table(
     assert rows_found == expected
 
 
-@settings(max_examples=200, deadline=None)
+@drawn(200)
 @given(
     epochs(),
     st.lists(st.sampled_from(sorted(STATES)), unique=True),
@@ -319,7 +320,7 @@ def test_files_of_older_programs(
         assert sorted_rows(found) == sorted_rows(backend.to_arrow())
 
 
-@settings(max_examples=100, deadline=None)
+@drawn(100)
 @given(epochs(), st.data())
 def test_damaged_files_are_refused(rows: list[Epoch], data: st.DataObject) -> None:
     files = written(rows)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.testing import ProcessHarness
+from tests.drawn import drawn
 
 GROUPS = 16
 LISTS = ("first", "second", "objects", "union")
@@ -141,7 +142,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(WIDTHS, ROWS, STEPS)
 def test_instances_keep_what_plain_lists_keep(
     parallelism: int, rows: list[Any], steps: list[Any]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
@@ -27,6 +27,7 @@ from pystate.processor.scan import StateScan
 from pystate.processor.selection import Selection
 from pystate.state.kinds import declared_as
 from pystate.state.operator_spec import OperatorSpec
+from tests.drawn import drawn
 from tests.unit.windows.windows_world import World
 
 
@@ -121,7 +122,7 @@ SCHEMA = pa.schema([("k", pa.string()), ("t", pa.int64()), ("v", pa.int64())])
 def test_windows(kind: str) -> None:
     windows, options = WINDOWS[kind]
 
-    @settings(max_examples=15, deadline=None)
+    @drawn(15)
     @given(streams, st.integers(0, 4))
     def check(stream: list[Any], at: int) -> None:
         found = []
@@ -240,7 +241,7 @@ OPERATORS: dict[str, tuple[Any, Callable[[Any], Callable[[], Any]]]] = {
 def test_operators(kind: str) -> None:
     operator, of = OPERATORS[kind]
 
-    @settings(max_examples=15, deadline=None)
+    @drawn(15)
     @given(streams, streams, st.integers(0, 4))
     def check(stream: list[Any], other: list[Any], at: int) -> None:
         found = []

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.backend.keyed import hash_keys, key_groups, merge_files, range_bounds
 from pystate.operator.top import By, TopRows, TopSpec
 from pystate.types.state_type import parse_type
+from tests.drawn import drawn
 
 GROUPS = 8
 DDL = {
@@ -143,7 +144,7 @@ names = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 @given(st.data(), names, st.integers(1, 4))
 def test_random_streams(data: st.DataObject, columns: list[str], k: int) -> None:
     by = tuple(By(name, data.draw(st.booleans())) for name in columns)

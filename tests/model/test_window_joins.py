@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from pystate.errors import InvalidArgumentError
 from pystate.joins import windowed
@@ -17,6 +17,7 @@ from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.output import OutputColumns
 from pystate.windows import kept_rows, operator, tumbling
 from pystate.windows.assigners import CountWindow, Cumulating, Global, Session, Sliding, Tumbling
+from tests.drawn import drawn
 from tests.model.joined import Driver, Row, batch, inputs
 from tests.model.test_joins import NAMES, streams
 from tests.unit.windows.windows_world import cumulating, sliding
@@ -121,7 +122,7 @@ class Rows:
 def test_equals_a_recomputation(windows: Any, of: Any, how: str) -> None:
     spec = spec_of(windows, how)
 
-    @settings(max_examples=25, deadline=None)
+    @drawn(25)
     @given(streams())
     def check(stream: list[Any]) -> None:
         delay, epochs = stream

@@ -9,7 +9,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,9 @@ def imports(path: Path, *, typing: bool = True) -> Iterator[str]:
     guarded = {
         id(inner)
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
         for statement in node.body
         for inner in ast.walk(statement)
     }
@@ -63,14 +66,15 @@ def imports(path: Path, *, typing: bool = True) -> Iterator[str]:
             yield from (f"{node.module}.{name.name}" for name in node.names)
 
 
-def used(name: str) -> set[str]:
+@cache
+def used(name: str) -> frozenset[str]:
     """Modules of the package that a module imports, without the faces."""
     found = set()
     for imported in imports(MODULES[name]):
         while imported not in MODULES and "." in imported:
             imported = imported.rpartition(".")[0]
         found.add(imported)
-    return (found & set(MODULES)) - FACES - {name}
+    return frozenset(found & set(MODULES)) - FACES - {name}
 
 
 def entry(name: str) -> str:
@@ -83,7 +87,7 @@ def row_of(name: str) -> int:
     return row
 
 
-def circles(arrows: dict[str, set[str]]) -> list[set[str]]:
+def circles(arrows: Mapping[str, Collection[str]]) -> list[set[str]]:
     """Who reaches himself, with all whom he meets on the way back."""
     reached = {}
     for start in arrows:

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pystate._core import core
 from pystate.errors import InvalidArgumentError
 from pystate.operator.rows import READABLE, RowFactory, python_values, readable
 from pystate.types.arrays import reference
+from tests.drawn import drawn
 
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     pa.bool_(): st.booleans(),
@@ -101,7 +102,7 @@ def test_a_window_that_has_not_the_row() -> None:
         core.RowSource(list, 1)  # type: ignore[arg-type]
 
 
-@settings(max_examples=50)
+@drawn(50)
 @given(st.lists(st.integers(0, 6), max_size=40))
 def test_rows_are_grouped_by_their_first(keys: list[int]) -> None:
     first = np.array([keys.index(key) for key in keys], np.int32)

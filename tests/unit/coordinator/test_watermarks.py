@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pystate.checkpoint.refs import KEPT, InputState, OperatorState
@@ -18,6 +18,7 @@ from pystate.coordinator.watermarks import (
     Watermarks,
     smallest,
 )
+from tests.drawn import drawn
 
 LEAST = -(1 << 63)
 Rows = dict[str, tuple[int, int | None]]
@@ -374,7 +375,7 @@ def le(one: int | None, other: int | None) -> bool:
     return one is None or (other is not None and one <= other)
 
 
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 @given(pipelines(), st.lists(st.tuples(st.integers(0, 12), rows()), min_size=1, max_size=12))
 def test_any_pipeline_is_as_the_model_says(
     pipeline: dict[str, tuple[Input, ...]], epochs: Sequence[tuple[int, Rows]]

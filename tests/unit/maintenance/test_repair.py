@@ -27,6 +27,7 @@ from pystate.errors import (
 )
 from pystate.maintenance.repair import repair_storage
 from pystate.maintenance.salvage import salvaged
+from tests.drawn import THOROUGH
 from tests.work import Cut, CutError, Work, batch, content, read, spark_files
 
 UIDS = ("a", "b")
@@ -350,9 +351,14 @@ class Killed(Cut):
         return LocalStorage.read_bytes(self, path)
 
 
+#: Every so many changes are looked at.
+STRIDES = {"superfluous": 1, "newest": 2, "manifests": 6}
+
+
+@pytest.mark.drawn
 @pytest.mark.parametrize("case", ["newest", "older", "shared", "superfluous", "manifests"])
 def test_a_repair_that_was_killed_is_run_again(tmp_path: Path, case: str) -> None:
-    """Before each change of a file, or each third; the next repair comes to the same end."""
+    """Before each change of a file, or some; the next repair comes to the same end."""
     whole = merged(tmp_path / "whole")
     if case == "newest":
         damage(delta(whole.root, 6))
@@ -377,7 +383,7 @@ def test_a_repair_that_was_killed_is_run_again(tmp_path: Path, case: str) -> Non
         shutil.copytree(whole.root, root, copy_function=os.link)
         storage = Killed(root)
         storage.left = steps
-        steps += 1 if case in ("newest", "superfluous") else 3
+        steps += 1 if THOROUGH else STRIDES.get(case, 3)
         try:
             repair_storage(storage, threads=1)
             break

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import pystate as ps
 from pystate._core import core
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operator.output import OutputColumns, RowsAsYielded, parse_columns
+from tests.drawn import drawn
 
 COLUMNS = parse_columns(
     "a long, b int, c short, d byte, e double, f string, g boolean, h timestamp, i float",
@@ -96,7 +97,7 @@ def collected(output: OutputColumns, given: list[Any]) -> list[dict[str, Any]]:
     return [row for piece in found for row in piece.to_pylist()]
 
 
-@settings(max_examples=150)
+@drawn(150)
 @given(rows())
 @example([(None,) * 9])
 @example([(1, 2, 3, 4, 5.0, "", True, None, None), (1 << 63,) + (None,) * 8])

@@ -6,11 +6,12 @@ import math
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.operator.grouping import grouped_columns, grouped_rows
+from tests.drawn import drawn
 
 FLOATS = st.sampled_from([0.0, -0.0, 1.5, math.nan, -math.nan, math.inf, None])
 NAMES = st.sampled_from(["", "a", "b", "long enough to lie outside of the row", None])
@@ -21,7 +22,7 @@ def same(value: Any) -> Any:
     return "nan" if isinstance(value, float) and math.isnan(value) else value
 
 
-@settings(max_examples=60)
+@drawn(60)
 @given(st.lists(st.tuples(FLOATS, NAMES), max_size=30))
 @example([(0.0, "a"), (-0.0, "a"), (math.nan, None), (None, None), (-math.nan, None)])
 def test_rows_are_grouped_by_key(rows: list[tuple[Any, Any]]) -> None:

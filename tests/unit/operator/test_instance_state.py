@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
@@ -22,6 +22,7 @@ from pystate.errors import (
 )
 from pystate.operator.instance_state import InstanceState, instance_spec
 from pystate.state.operator_state import Instance, KeylessState
+from tests.drawn import drawn
 
 GROUPS = 128
 STATES: dict[str, KeylessState[Any]] = {
@@ -249,7 +250,7 @@ def test_a_state_that_is_new_is_empty_and_one_that_evolves_is_widened() -> None:
         assert [len(state["new"]) for state in two.all] == [0, 0]
 
 
-@settings(max_examples=15)
+@drawn(15)
 @given(
     st.lists(
         st.tuples(

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as hs
 
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import DeclarationError, WrongTypeError
 from pystate.operator.loop import LoopSpec, LoopTable, buckets
+from tests.drawn import drawn
 
 SCHEMA = pa.schema(
     [
@@ -52,7 +53,7 @@ def feed(table: LoopTable, rows: list[dict[str, Any]], numbers: Iterator[int]) -
     table.feed(bucket, pa.RecordBatch.from_pylist(rows, SCHEMA))
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(hs.lists(hs.lists(hs.lists(ROW, max_size=6), max_size=3), max_size=5), hs.integers(1, 7))
 def test_each_epoch_reads_what_the_one_before_fed(
     epochs: list[list[list[dict[str, Any]]]], width: int

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
@@ -22,6 +22,7 @@ from pystate.coordinator.epoch import Epoch
 from pystate.coordinator.range_report import InputSeen, RangeReport
 from pystate.coordinator.watermarks import Input
 from pystate.errors import DeclarationError, NoSpaceError, PystateError
+from tests.drawn import drawn
 
 LONG = ps.ValueState("long")
 
@@ -90,7 +91,7 @@ def plain(row: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(st.dictionaries(KEY, STATES, max_size=12), st.sampled_from([1, 3, 8]))
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, found: dict[Any, Any], parallelism: int

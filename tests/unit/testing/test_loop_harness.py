@@ -6,12 +6,13 @@ from typing import Any, Literal
 
 import networkx as nx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as hs
 
 import pystate as ps
 from pystate.errors import InvalidArgumentError, LoopNotEmptyError, SchemaError, WrongTypeError
 from pystate.testing import Harness, LoopHarness
+from tests.drawn import drawn
 
 MESSAGE = "node long, label long, neighbour long"
 
@@ -38,7 +39,7 @@ EDGES = hs.lists(hs.tuples(hs.integers(0, 12), hs.integers(0, 12)), max_size=14)
 POINTS: tuple[Literal["seal", "publish"] | None, ...] = (None, "seal", "publish")
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(EDGES, hs.lists(hs.tuples(hs.sampled_from(POINTS), hs.integers(1, 4)), min_size=1))
 def test_components_are_those_of_networkx(
     edges: list[tuple[int, int]], disturbances: list[tuple[Any, int]]

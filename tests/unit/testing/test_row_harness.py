@@ -7,17 +7,18 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.errors import InvalidArgumentError
+from tests.drawn import drawn
 
 rows = st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.integers(0, 9)), max_size=8)
 acts = st.sampled_from(["", "rows", "publish", "restore 1", "restore 3"])
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(st.lists(st.tuples(rows, acts), max_size=5), st.integers(1, 3), rows)
 def test_top(epochs: list[Any], k: int, earlier: list[Any]) -> None:
     operator = ps.testing.Top(k, by="n", descending=[False])

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
@@ -22,6 +22,7 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.functions.binding import shape
+from tests.drawn import drawn
 
 LEFT, RIGHT = "k string, t long, n long", "t long, key string, m long"
 
@@ -136,7 +137,7 @@ def right_of(given: list[Any]) -> list[Any]:
 def test_functions_of_all_shapes(kind: str) -> None:
     make = FUNCTIONS[kind]
 
-    @settings(max_examples=40, deadline=None)
+    @drawn(40)
     @given(st.lists(st.tuples(rows, rows, acts), max_size=6), st.sampled_from([0, 7]))
     def check(epochs: list[Any], delay: int) -> None:
         model = Model(delay)
@@ -239,7 +240,7 @@ def model_join(left: list[Any], right: list[Any], lower: int, upper: int) -> lis
     return sorted(found, key=repr)
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(
     st.lists(
         st.tuples(rows, rows, st.sampled_from(["", "rows", "seal", "restore 1", "restore 3"])),
@@ -293,7 +294,7 @@ def test_an_interval_join(epochs: list[Any], earlier: int) -> None:
     assert sorted(map(tuple, found), key=repr) == wanted
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(
     st.lists(
         st.tuples(rows, rows, st.sampled_from(["", "rows", "seal", "restore 1", "restore 3"])),

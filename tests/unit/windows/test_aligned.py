@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.windows.assigners import Assigner, Cumulating, Session, Sliding, Tumbling
+from tests.drawn import drawn
 from tests.unit.windows.windows_world import (
     Model,
     World,
@@ -67,7 +68,7 @@ ahead = st.sampled_from([(), ((0, 1 << 17),), ((0, 7), (2, 40)), ((3, 1), (0, 20
     few=few,
     ahead=ahead,
 )
-@settings(max_examples=25, deadline=None)
+@drawn(25)
 def test_equals_a_recomputation(
     windows: Assigner,
     expected: Any,
@@ -116,7 +117,7 @@ def compare(world: World, model: Model, epochs: Any) -> None:
 
 @pytest.mark.parametrize(("windows", "expected"), KINDS, ids=lambda k: repr(k)[:30])
 @given(epochs=epochs, all_=st.booleans(), few=few, ahead=ahead)
-@settings(max_examples=25, deadline=None)
+@drawn(25)
 def test_one_watermark_per_epoch(
     windows: Assigner,
     expected: Any,

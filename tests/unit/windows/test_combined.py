@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
@@ -29,6 +29,7 @@ from pystate.windows.combined import Part, parts, refusal, slice_rule
 from pystate.windows.making import make_operator
 from pystate.windows.operator import EpochTimes
 from pystate.windows.specification import WindowSpec, window_options
+from tests.drawn import drawn
 from tests.unit.windows.windows_world import World, tuples
 
 NAN = float("nan")
@@ -211,7 +212,7 @@ epochs = st.lists(
     names=st.sets(st.sampled_from(sorted(AGGREGATES)), min_size=1),
     roads=st.randoms(use_true_random=False),
 )
-@settings(max_examples=25, deadline=None)
+@drawn(25)
 def test_both_roads_are_one(
     windows: Assigner, emit: str, epochs: Any, lateness: int, size: int, names: Any, roads: Any
 ) -> None:
@@ -247,7 +248,7 @@ def test_both_roads_are_one(
     lateness=st.sampled_from([0, 4]),
     gap=st.integers(2, 6),
 )
-@settings(max_examples=300, deadline=None)
+@drawn(300)
 def test_sessions_of_rows_that_lie_close(epochs: Any, lateness: int, gap: int) -> None:
     """Many rows in a slice, of which some are too late, and slices that just meet or do not."""
     options: dict[str, Any] = {"allowed_lateness": lateness, "emit": "update"}

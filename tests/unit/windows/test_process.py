@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
@@ -19,6 +19,7 @@ from pystate.functions.windows import window_shape
 from pystate.notes import notes_of
 from pystate.windows import counted, kept_rows, operator, sessions, sliced, tumbling
 from pystate.windows.assigners import Assigner, CountWindow, Global, Session, Sliding, Tumbling
+from tests.drawn import drawn
 from tests.unit.windows.test_aligned import KINDS, compare
 from tests.unit.windows.test_aligned import epochs as aligned_epochs
 from tests.unit.windows.test_sessions import GAPS, Sessions
@@ -52,7 +53,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ty
 def test_equals_a_recomputation(
     sizes: type[RowsWorld], windows: Assigner, expected: Any, emit: str
 ) -> None:
-    @settings(max_examples=12, deadline=None)
+    @drawn(12)
     @given(epochs=aligned_epochs, lateness=st.sampled_from([0, 0, 3, 25]), size=st.integers(1, 9))
     def check(epochs: Any, lateness: int, size: int) -> None:
         world = sizes(windows, {}, allowed_lateness=lateness, emit=emit, batch_rows=size)
@@ -64,7 +65,7 @@ def test_equals_a_recomputation(
 @pytest.mark.parametrize("emit", ["final", "update"])
 @pytest.mark.parametrize("column", [False, True])
 def test_sessions(sizes: type[RowsWorld], column: bool, emit: str) -> None:
-    @settings(max_examples=30, deadline=None)
+    @drawn(30)
     @given(epochs=session_epochs, lateness=st.sampled_from([0, 0, 3, 25]), size=st.integers(1, 9))
     def check(epochs: Any, lateness: int, size: int) -> None:
         windows = Session(column="gap") if column else Session(4)

@@ -6,11 +6,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.windows.assigners import Session
+from tests.drawn import drawn
 from tests.unit.windows.test_aligned import ALL, SUMS
 from tests.unit.windows.windows_world import SCHEMA, Row, World, as_dict, numbers
 
@@ -82,7 +83,7 @@ epochs = st.lists(
     all_=st.booleans(),
     size=st.integers(1, 9),
 )
-@settings(max_examples=80, deadline=None)
+@drawn(80)
 def test_equals_a_recomputation(
     column: bool, emit: str, epochs: Any, lateness: int, all_: bool, size: int
 ) -> None:
@@ -268,7 +269,7 @@ def test_own_and_core_aggregates_are_merged() -> None:
 
 
 @given(epochs=epochs, size=st.integers(2, 9))
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 def test_a_key_of_two_columns_is_as_one_of_one(epochs: Any, size: int) -> None:
     pairs = pa.schema([*GAPS, ("j", pa.int64())])
     one = World(Session(column="gap"), SUMS, GAPS, batch_rows=size)

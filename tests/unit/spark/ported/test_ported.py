@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as hs
 from pyspark import cloudpickle
 from pyspark.errors import PySparkRuntimeError
@@ -27,6 +27,7 @@ import pystate as ps
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.spark import StatefulProcessorError, adapt
 from pystate.testing import Harness
+from tests.drawn import drawn
 
 
 class Scripted(StatefulProcessor):
@@ -403,7 +404,7 @@ def modelled(state: dict[str, Any], kind: str, method: str, *arguments: Any) -> 
         state["map"].pop(arguments[0], None)
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(hs.lists(hs.lists(hs.tuples(hs.integers(0, 2), OPERATIONS), max_size=6), max_size=4))
 def test_states_do_what_plain_python_does(epochs: list[list[tuple[int, Any]]]) -> None:
     scripts = dict(enumerate(operation for epoch in epochs for _, operation in epoch))
@@ -478,7 +479,7 @@ _ACTS = hs.lists(
     acts=hs.tuples(_ACTS, _ACTS, _ACTS),
     passes=hs.lists(hs.integers(1, 3), max_size=2),
 )
-@settings(max_examples=400, deadline=None)
+@drawn(400)
 def test_timers_of_a_pass_are_those_of_sparks_store(
     first: list[tuple[int, int]],
     acts: tuple[list[tuple[str, int]], ...],

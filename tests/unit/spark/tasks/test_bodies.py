@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pystate.backend.keyed import KeyedStateBackend
@@ -21,6 +21,7 @@ from pystate.spark.tasks.bodies import AggregateBody, StateUpdate
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.value import ValueState
 from pystate.types.keys import parse_key
+from tests.drawn import drawn
 
 SCHEMA = pa.schema([("k", pa.string()), ("x", pa.float64()), ("a", pa.int64()), ("b", pa.int64())])
 
@@ -99,7 +100,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@drawn(60)
 @given(st.lists(st.lists(ROWS, max_size=3), max_size=3), st.sampled_from(["a", "b", "ab"]))
 def test_groups_and_their_nulls_are_those_of_sql(epochs: list[list[list[Any]]], names: str) -> None:
     seen: dict[Any, list[list[Any]]] = {}
