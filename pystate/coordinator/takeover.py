@@ -12,7 +12,9 @@ Invariants
 ----------
 1. ``owners/<term>-<id>.stream`` is there while a stream of that driver may write positions. A
    driver that is killed leaves it.
-2. A driver has its term before it looks for the marks of others, and its mark before it starts.
+2. A driver has its term before it looks for the marks of others. It has its mark before it makes
+   sure that it still owns the checkpoint, and only then changes anything of Spark's. So of two that
+   begin at once the later one finds the mark of the earlier one and waits, or that one ends.
 """
 
 from __future__ import annotations

@@ -130,12 +130,8 @@ class StreamRun:
         # From here on the stream of another driver, if there is one, notices that and stops.
         coordinator.take_over()
         await_streams(storage, coordinator.term)
-        drop_other_sources(storage, heartbeat)
-        self._say_known(coordinator.head)
-        self._rewind()
-        if observe is not None:
-            self._observation = ObservedMetric(observe, self._session)
-            stream = self._observation.of(stream)
+        mark = note_stream(storage, coordinator.term)
+        self._quiet = quiet = QuietFailures(context)
 
         def make(query: StreamingQuery) -> JobQuery:
             if drain:
@@ -146,9 +142,16 @@ class StreamRun:
 
         self._outcome.at_stop = self._stopped
         self._outcome.explain = self._explained
-        self._quiet = quiet = QuietFailures(context)
-        mark = note_stream(storage, coordinator.term)
         try:
+            # A driver that follows from now on finds the mark, and waits. One that has followed
+            # before may run its stream already, and what is changed here would be its own.
+            coordinator.check_owner()
+            drop_other_sources(storage, heartbeat)
+            self._say_known(coordinator.head)
+            self._rewind()
+            if observe is not None:
+                self._observation = ObservedMetric(observe, self._session)
+                stream = self._observation.of(stream)
             query = self._started(stream, folder, name, trigger, make)
         except BaseException:
             forget_stream(storage, mark)
