@@ -17,8 +17,8 @@ from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import Epoch, RangeReport
 from tests import object_server
-
 from tests.drawn import count
+
 # A busy machine is no failure.
 settings.register_profile("pystate", deadline=None, max_examples=count(150))
 settings.load_profile("pystate")
