@@ -224,8 +224,8 @@ class StatefulFunction(metaclass=_FunctionType):
     _calls: ClassVar[Any] = None
     #: Whether a row at the watermark itself is late, too.
     _late_at_watermark: ClassVar[bool] = False
-    #: Up to when event-time timers fire before there is a watermark; None for none of them.
-    _first_timers_ms: ClassVar[int | None] = None
+    #: What the watermark of its rows and event-time timers never is below, nor is there none.
+    _least_watermark_ms: ClassVar[int | None] = None
 
     @property
     def _beginning(self) -> tuple[Any, StatefulFunction] | None:

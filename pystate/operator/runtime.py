@@ -400,13 +400,18 @@ class FunctionRuntime:
     def _fire_timers(self) -> Iterator[Any]:
         context = self.context
         while True:
-            until = context.watermark
-            if until is None and self._time is not None:
-                until = self.spec.function._first_timers_ms
+            until = self._at_least(context.watermark)
             if until is not None:
                 yield from self._calls.fire("event", until)
             if not (yield from self._calls.fire("processing", context.processing_time)):
                 return
+
+    def _at_least(self, watermark: int | None) -> int | None:
+        """A watermark, or the function's least one if it is below."""
+        least = self.spec.function._least_watermark_ms
+        if least is None or self._time is None:
+            return watermark
+        return least if watermark is None else max(watermark, least)
 
     def _set_clock(self, event_time: int | None) -> None:
         self.backend.set_clock(
@@ -440,9 +445,10 @@ class FunctionRuntime:
         latest = pc.max(times).as_py()
         if latest is not None and (self.max_event_time is None or latest > self.max_event_time):
             self.max_event_time = latest
-        if self._late_bound is None:
+        late_bound = self._at_least(self._late_bound)
+        if late_bound is None:
             return None
-        bound = pa.scalar(self._late_bound, pa.int64())
+        bound = pa.scalar(late_bound, pa.int64())
         below = "less_equal" if self.spec.function._late_at_watermark else "less"
         late: pa.BooleanArray = pc.call_function(below, [times, bound]).fill_null(False)
         self.late_rows += late.true_count

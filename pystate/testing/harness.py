@@ -517,6 +517,8 @@ class Harness(HarnessBase):
             ranges = self._make_ranges(key_of(batch.schema, self._options.key))
         options = replace(self._options, event_time=None, allowed_delay_ms=None, late=PROCESS_LATE)
         clock = replace(self._clock, epoch=1)
+        if self._options.event_time is not None:
+            clock = replace(clock, watermark=function._least_watermark_ms)
         try:
             LocalOperator(function, options, ranges).run_epoch(
                 batch, given.schema, clock, None, drain=False

@@ -65,8 +65,8 @@ class PortedFunction(KeyedProcessFunction):
 
     _calls = PortedCalls
     _late_at_watermark = True
-    # As in Spark's streams the watermark is 0 before there is one.
-    _first_timers_ms = 0
+    # As in Spark's streams the watermark is 0 before there is one, and never below.
+    _least_watermark_ms = 0
     #: The task's state; the calls set it.
     _backend: KeyedStateBackend
 
@@ -159,8 +159,9 @@ class PortedFunction(KeyedProcessFunction):
         if self._options.time_mode == "None":
             self._values = TimerValues()
         else:
-            first = self._first_timers_ms
-            self._values = TimerValues(processing_time, first if watermark is None else watermark)
+            least = self._least_watermark_ms
+            watermark = least if watermark is None else max(watermark, least)
+            self._values = TimerValues(processing_time, watermark)
 
 
 class TimedFunction(PortedFunction):

@@ -819,6 +819,46 @@ def test_a_processor_begins_with_its_initial_state(parallelism: int) -> None:
         Harness(begun([{"start": 1}]), key="k")
 
 
+class BegunAtTimes(Scripted):
+    """Registers timers in event time where the initial state says so."""
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        assert timerValues.getCurrentWatermarkInMs() == 0
+        self.n.update((initialState["start"],))
+        self.handle.registerTimer(initialState["start"])
+
+
+@pytest.mark.parametrize("parallelism", [1, 8])
+def test_the_watermark_of_a_processor_is_never_below_1970(parallelism: int) -> None:
+    """As in Spark: timers up to there fire in the first epoch, and rows up to there are late."""
+
+    def init(self: Any, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long")
+
+    def seen(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
+        yield key[0], [row.at for row in rows], times.getCurrentWatermarkInMs()
+
+    def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Any]:
+        yield key[0], info.getExpiryTimeInMs(), self.n.get()
+
+    begin = [{"k": name, "start": at} for name, at in (("a", 0), ("b", -5), ("c", 1), ("d", 40))]
+    processor = adapt(
+        BegunAtTimes(init, seen, timer), "k", time_mode="EventTime", initial_state=begin
+    )
+    with Harness(
+        processor, key="k", columns="k string, at long", event_time="at", allowed_delay=10,
+        late="drop", parallelism=parallelism,
+    ) as harness:  # fmt: skip
+        found = harness.process([("z", -7), ("z", 0), ("z", 1), ("z", None)])
+        # The ranges of these keys have no row.
+        assert sorted(found) == [("a", 0, (0,)), ("b", -5, (-5,)), ("z", [1, None], 0)]
+        assert harness.late_rows == 2
+        # The watermark would be -9.
+        assert harness.process([("z", -8), ("z", 2)]) == [("z", [2], 0)]
+        assert harness.process([("z", 12)]) == [("z", [12], 0)]
+        assert sorted(harness.process([("z", 13)])) == [("c", 1, (1,)), ("z", [13], 2)]
+
+
 def test_states_are_set_between_epochs() -> None:
     def init(self: Any, handle: Any) -> None:
         self.v = handle.getValueState("v", "n long")
