@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pystate._core import core
+from pystate.errors import DeclarationError
+from pystate.state.columns import LIST, MAP
 from pystate.state.declaration import Defaults, State
 from pystate.state.renames import in_files
 from pystate.types.fills import Fills, pin
@@ -52,6 +55,32 @@ class OperatorSpec:
     max_parallelism: int = 128
     instances: bool = False
     dropped: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        spaces = self.namespace is not None
+        if len(self.key) + spaces + 1 > core.MAX_KEYS:
+            self._check_room(spaces)
+
+    def _check_room(self, spaces: bool) -> None:
+        """Refuse a key that leaves no room for what files put behind it.
+
+        Raises
+        ------
+        DeclarationError
+            It has too many columns.
+        """
+        kinds = {
+            column.kind for name, state in self.states.items() for column in state.columns(name)
+        }
+        elements = self.timers or bool(kinds & {LIST, MAP})
+        most = core.MAX_KEYS - spaces - elements
+        if len(self.key) > most:
+            what = "windows and timers" if spaces else "timers, lists or maps"
+            raise DeclarationError(
+                f"operator {self.uid!r}: a key with {what} has at most {most} columns, and this "
+                f"one has {len(self.key)}; a struct stands for its fields, and one column more "
+                "that says whether it is null: make one column of some, a string for example"
+            )
 
     @property
     def expires(self) -> bool:
