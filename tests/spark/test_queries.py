@@ -209,6 +209,60 @@ def test_to_stop_prints_nothing(tmp_path: Path) -> None:
     assert lines[lines.index("stopping") + 1 : lines.index("stopped")] == []
 
 
+DRAINED = """
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import pystate as ps
+from pystate.spark import Job
+
+class Fails(ps.KeyedProcessFunction):
+    n = ps.ValueState("long", default=0)
+
+    def process(self, key, row, ctx):
+        ctx.register_event_time_timer(row["v"] + 1)
+
+    def on_timer(self, key, timestamp, ctx):
+        yield key, 1 // 0
+
+spark = (
+    SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    .config("spark.ui.showConsoleProgress", "false").getOrCreate()
+)
+job = Job("drained", "checkpoint", parallelism=1)
+Path("input").mkdir()
+Path("input/1.csv").write_text("a,1")
+query = job.start(
+    spark.readStream.schema("k string, v long").csv("input"),
+    lambda df: job.key_by(df, "k", uid="u", event_time="v").process(Fails(), "k string, n long"),
+    trigger={"availableNow": True}, drain=True)
+print("waiting", file=sys.stderr, flush=True)
+query.awaitTermination()
+"""
+
+
+def test_an_error_of_the_drain_is_printed_once(tmp_path: Path) -> None:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    done = subprocess.run(
+        [sys.executable, "-c", DRAINED],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SPARK_LOCAL_IP": "127.0.0.1"},
+    )
+    assert done.returncode == 1, done.stderr[-4000:]
+    lines = done.stderr.splitlines()
+    printed = lines[lines.index("waiting") + 1 :]
+    assert [line for line in printed if "Executor" in line or "\tat " in line] == []
+    assert len([line for line in printed if line.startswith("Traceback")]) == 1
+    place = "in Fails.on_timer of operator 'u': key 'a', timer 2, line 17 of <string>"
+    assert printed[-1] == place
+    assert "FunctionError: ZeroDivisionError" in printed[-2]
+
+
 class Divides(ps.KeyedProcessFunction):
     n = ps.ValueState("long", default=0)
 

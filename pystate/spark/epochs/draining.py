@@ -29,6 +29,7 @@ from pystate.redaction import logger
 from pystate.spark.base.failures import as_function_error
 from pystate.spark.base.offsets import is_complete
 from pystate.spark.epochs.queries import JobQuery, QueryOutcome
+from pystate.spark.epochs.spark_log import QuietFailures
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -92,7 +93,7 @@ class DrainingQuery(JobQuery):
         ------
         StreamingQueryException
             The query failed.
-        Exception
+        PystateError
             The error of the epoch that drains.
         """
         began_s = time.monotonic()
@@ -107,8 +108,11 @@ class DrainingQuery(JobQuery):
                 return False
         self._ended.wait()
         self._outcome.line.close()
-        if self._error is not None:
-            raise self._error
+        error = self._error
+        if isinstance(error, Exception):
+            error = self._raised(error)
+        if error is not None:
+            raise error from error.__cause__
         return ended
 
     def exception(self) -> StreamingQueryException | None:
@@ -142,7 +146,11 @@ class DrainingQuery(JobQuery):
                 _LOG.warning("the query was stopped before its input ended, and is not drained")
                 return
             self._context.addJobTag(self._tag)
-            self._drain()
+            quiet = QuietFailures(self._context)
+            try:
+                self._drain()
+            finally:
+                quiet.end("")
         except BaseException as error:
             if not self._outcome.stopping:
                 self._error = as_function_error(error)

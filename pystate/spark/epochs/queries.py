@@ -185,6 +185,10 @@ class JobQuery(StreamingQuery):
         failure = self._outcome.failure
         if isinstance(failure, StreamingQueryException) or not isinstance(failure, Exception):
             return None
+        return self._raised(failure)
+
+    def _raised(self, failure: Exception) -> Exception:
+        """An epoch's error as a caller of `awaitTermination` sees it."""
         if not isinstance(failure, PystateError):
             return called_by_user(failure, f"a batch of job {self._outcome.job!r}")
         # The trace of one is that of the callback, and says less than the error itself.
