@@ -1,4 +1,6 @@
-"""A program whose session stops while its process goes on, for `test_shared_memory.py`."""
+"""A program whose session stops while its process goes on, and starts again: for
+`test_shared_memory.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,12 @@ from pystate.spark import Job
 
 
 def main(checkpoint: str, home: str) -> None:
+    for _ in range(2):
+        compute(checkpoint, home)
+
+
+def compute(checkpoint: str, home: str) -> None:
+    """Run an epoch; then wait, stop the session, and wait again."""
     session = (
         SparkSession.builder.master("local[1]")
         .config("spark.driver.host", "127.0.0.1")

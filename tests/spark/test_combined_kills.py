@@ -128,6 +128,7 @@ def test_equals_a_recomputation(
     assert not any((tmp_path / "out" / "_staging").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "where"), [*zip(KINDS, CRASHES, strict=True)])
 def test_a_killed_driver(
     kind: str, where: str, spark: SparkSession, make_job: MakeJob, tmp_path: Path

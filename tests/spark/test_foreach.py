@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -233,6 +234,55 @@ def test_functions_whose_work_nobody_would_do(
         again.run_epoch(frame, counting(again), sink=foreach_epoch(recursive), side_outputs=side)
 
 
+class CrashError(BaseException):
+    """Stands for the end of the driver."""
+
+
+def crash(*_: object, **__: object) -> None:
+    raise CrashError
+
+
+def test_drivers_that_end(
+    spark: SparkSession, make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the manifest and the commit, in the call, after it, and before it is noted."""
+    log: list[tuple[str, int, list[Any]]] = []
+
+    def counts(df: DataFrame, job: Job) -> DataFrame:
+        return job.key_by(df, "k", uid="counts").aggregate(n=ps.count())
+
+    def drive(text: str, write: Callable[[DataFrame, int], None], *, ends: bool = True) -> None:
+        frame = spark.createDataFrame([(c,) for c in text], "k string")
+        job = make_job()
+        with pytest.raises(CrashError) if ends else nullcontext():
+            job.run_epoch(frame, counts, sink=foreach_epoch(write))
+        job.close()
+
+    def begins(df: DataFrame, epoch: int) -> None:
+        log.append(("begin", epoch, rows_of(df)))
+        crash()
+
+    def write(df: DataFrame, epoch: int) -> None:
+        for what in ("begin", "end"):
+            log.append((what, epoch, rows_of(df)))
+
+    first = [("a", 1), ("b", 1)]
+    drive("ab", begins)
+    assert log == [("begin", 1, first)]
+    # The state has moved on: these are the rows of then.
+    with monkeypatch.context() as patch:
+        patch.setattr("pystate.spark.sinks.foreach.sweep_staging", crash)
+        drive("zz", write)
+    assert log[1:] == [("begin", 1, first), ("end", 1, first)]
+    # The note is durable: it is not called again, though nobody has noted the epoch's commit.
+    with monkeypatch.context() as patch:
+        patch.setattr("pystate.checkpoint.manifest_log.History.note_committed", crash)
+        drive("zz", write)
+    assert len(log) == 3
+    drive("a", write, ends=False)
+    assert log[3:] == [("begin", 2, [("a", 2)]), ("end", 2, [("a", 2)])]
+
+
 DRIVER = """
 import json, os, signal, sys
 from pyspark.sql import SparkSession
@@ -292,8 +342,9 @@ def drive(folder: Path, text: str, die: str) -> list[str]:
     return log.read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_killed_drivers(tmp_path: Path) -> None:
-    """Between the manifest and the commit, in the call, after it, and before it is noted."""
+    """The same by SIGKILL."""
     first = json.dumps([["a", 1], ["b", 1]])
     begun, ended = f"begin 1 {first}", f"end 1 {first}"
     assert drive(tmp_path, "ab", "within") == [begun]

@@ -1,7 +1,8 @@
 """The flights job, killed with SIGKILL at any moment: the same output and state in the end.
 
-``make test`` runs a short form. The long one, on all flights with ten kills, is
-``pytest -m slow tests/spark/test_kills.py``. The moments are drawn from a seed that is printed.
+``make test`` kills workers of a short run, and a driver in test_loop_kills.py. The long ones, on
+all flights with ten kills, are ``pytest -m slow tests/spark/test_kills.py``. The moments are drawn
+from a seed that is printed.
 """
 
 from __future__ import annotations
@@ -116,9 +117,8 @@ def compare(
         assert row == wanted_state[tailnum]
 
 
-@pytest.mark.parametrize(
-    ("options", "kills"), [(SHORT, 1), pytest.param(LONG, 10, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "kills"), [(SHORT, 1), (LONG, 10)])
 def test_driver(
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,

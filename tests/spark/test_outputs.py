@@ -169,6 +169,7 @@ Job("test", checkpoint=folder / "checkpoint", parallelism=2).run_epoch(
 """
 
 
+@pytest.mark.slow
 def test_a_driver_killed_between_the_commits_of_two_outputs(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:

@@ -41,8 +41,9 @@ SIZE = 24
 @pytest.mark.parametrize(
     ("cases", "no_data"),
     [
-        pytest.param(PLAIN, False, id="plain"),
-        pytest.param({**ODD, **FRAMES}, False, id="odd and frames"),
+        pytest.param(PLAIN, False, id="plain", marks=pytest.mark.slow),
+        pytest.param(ODD, False, id="odd", marks=pytest.mark.slow),
+        pytest.param(FRAMES, False, id="frames"),
         pytest.param(EVENTS, True, id="event time"),
         pytest.param(CLOCKS, False, id="processing time"),
     ],
