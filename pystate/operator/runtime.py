@@ -47,6 +47,7 @@ from pystate.functions.binding import (
     unbind,
 )
 from pystate.functions.context import RuntimeContext, TimeDomain, Timers
+from pystate.notes import add_note
 from pystate.operator.broadcast import BroadcastCalls, BroadcastStates
 from pystate.operator.call_shapes import (
     OUTPUT_ROWS,
@@ -215,6 +216,13 @@ class FunctionRuntime:
         except NoCurrentKeyError as error:
             self._calls.keyless(error, _NO_KEY_YET)
             raise
+        except Exception as error:
+            self._note(error, "open")
+            raise
+
+    def _note(self, error: Exception, method: str) -> None:
+        name = type(self.spec.function).__name__
+        add_note(error, f"in {name}.{method} of operator {self.context.uid!r}")
 
     def notify(self, news: News) -> None:
         """Tell the function of checkpoints; what it raises is only logged."""
@@ -241,7 +249,11 @@ class FunctionRuntime:
     def close(self) -> None:
         """Take the handles away and call the function's `close`."""
         unbind(self.spec.function)
-        self.spec.function.close()
+        try:
+            self.spec.function.close()
+        except Exception as error:
+            self._note(error, "close")
+            raise
 
     def process(self, rows: pa.RecordBatch) -> Iterator[Any]:
         """Call the function for some rows; yield its output."""

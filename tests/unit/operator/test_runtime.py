@@ -755,3 +755,21 @@ def test_rows_of_a_task_may_take_more_than_32_bits_of_text() -> None:
         assert list(runtime.finish()) == []
         runtime.close()
     assert seen == [(i, pa.string(), len(text)) for i in range(rows)]
+
+
+@pytest.mark.parametrize("method", ["open", "close"])
+def test_an_error_of_open_and_close_says_whose_it_is(method: str) -> None:
+    class Fails(ps.KeyedProcessFunction):
+        n = ps.ValueState("long")
+
+        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+            self.n.update(1)
+
+    def fail(*_: Any) -> None:
+        raise OSError("no")
+
+    setattr(Fails, method, fail)
+    harness = ps.testing.Harness(Fails(), key="k")
+    with pytest.raises(OSError, match="no") as raised:
+        harness.process([{"k": 1}])
+    assert notes_of(raised.value) == [f"in Fails.{method} of operator 'harness'"]
