@@ -58,12 +58,14 @@ __all__ = [
     "COMMITTED",
     "LATEST",
     "History",
+    "Listing",
     "Retired",
     "Survey",
     "check_runs",
     "mark_retired",
     "read_head",
     "retained_epochs",
+    "retained_manifests",
     "set_back",
     "survey",
 ]
@@ -152,12 +154,6 @@ class History:
             try:
                 self._cache[epoch] = read_manifest(self._storage, path, self._parts)
             except FileNotFoundError as error:
-                raise FencedError(f"{path} was retired by another driver") from error
-            except CorruptFileError as error:
-                # Its part goes as an orphan, which may be before the manifest itself.
-                lost = isinstance(error.__cause__, FileNotFoundError)
-                if not (lost and self._storage.exists(_mark_path(epoch))):
-                    raise
                 raise FencedError(f"{path} was retired by another driver") from error
         return self._cache[epoch]
 
@@ -352,7 +348,9 @@ class Retired(NamedTuple):
         return (*self.log, *sorted(self.files))
 
 
-class _Listing(NamedTuple):
+class Listing(NamedTuple):
+    """The manifests that a checkpoint has."""
+
     epochs: tuple[int, ...]
     """The epochs above the floor, ascending."""
     floor: int
@@ -361,7 +359,7 @@ class _Listing(NamedTuple):
     """Manifests at or below the floor: they do not count."""
 
 
-def _scan(storage: CheckpointStorage) -> _Listing:
+def _scan(storage: CheckpointStorage) -> Listing:
     numbers, floor = [], 0
     for entry in storage.list(MANIFESTS):
         epoch, mark = manifest_epoch(entry.path), _MARK.fullmatch(entry.path)
@@ -369,14 +367,14 @@ def _scan(storage: CheckpointStorage) -> _Listing:
             numbers.append(epoch)
         elif mark is not None:
             floor = max(floor, int(mark[1]))
-    return _Listing(
+    return Listing(
         tuple(sorted(number for number in numbers if number > floor)),
         floor,
         tuple(manifest_path(number) for number in numbers if number <= floor),
     )
 
 
-def _retained(storage: CheckpointStorage, at_least: int, *, compare: bool = True) -> _Listing:
+def _retained(storage: CheckpointStorage, at_least: int, *, compare: bool = True) -> Listing:
     """List the retained epochs.
 
     Parameters
@@ -413,7 +411,7 @@ class _Loss(NamedTuple):
     certain: bool = True
 
 
-def _compared(storage: CheckpointStorage) -> tuple[_Listing, _Loss]:
+def _compared(storage: CheckpointStorage) -> tuple[Listing, _Loss]:
     """List the manifests, and find the first one that is lost."""
     traces = read_traces(storage)
     listing = _scan(storage)
@@ -460,7 +458,18 @@ def retained_epochs(storage: CheckpointStorage) -> tuple[int, ...]:
     CheckpointError
         There is a gap, or the newest manifest is missing.
     """
-    return _retained(storage, 0).epochs
+    return retained_manifests(storage).epochs
+
+
+def retained_manifests(storage: CheckpointStorage) -> Listing:
+    """List the retained manifests, and those that are left of retired epochs.
+
+    Raises
+    ------
+    CheckpointError
+        As for `retained_epochs`.
+    """
+    return _retained(storage, 0)
 
 
 class Survey(NamedTuple):
@@ -593,7 +602,7 @@ def read_head(storage: CheckpointStorage) -> Manifest | None:
     return history.head
 
 
-def _first_hole(listing: _Listing, newest: int) -> int:
+def _first_hole(listing: Listing, newest: int) -> int:
     """Return the first epoch without a manifest up to `newest`, or 0."""
     if listing.floor:
         # An epoch is retired when a later one is there.

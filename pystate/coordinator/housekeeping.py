@@ -135,11 +135,9 @@ class Housekeeping:
         # epoch. Only drivers that have published nothing leave more and more.
         if last >= term - 1 or not have_ended(self._storage, last, term):
             return
-        # One of them may have published before it ended, but after this driver has looked.
-        now = History(self._storage)
-        now.refresh()
         try:
-            abandoned = find_abandoned(self._storage, now)
+            # One of them may have published before it ended, but after this driver has looked.
+            abandoned = find_abandoned(self._storage)
         except CheckpointError:
             # Manifests are lost, unless a follower has published while files were listed.
             if self._ownership.is_followed():

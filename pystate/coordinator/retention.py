@@ -27,7 +27,10 @@ makes a file safe to remove. The order of epochs and terms determines which file
    sure that nobody has followed it meanwhile, whose files would be in the list.
 7. A file of an epoch after the one that follows the newest manifest shows that manifests are lost.
    Then nothing is removed: what looks superfluous may be the state.
-8. Files are listed first, then `live` is called, then the manifests are read. A file made later is
+8. A manifest goes before what it names, so that the part of a manifest that is there is lost. A
+   retired manifest of which a driver has not removed what it named is removed by who finds that.
+   Whoever reads a manifest that goes meanwhile finds that it is gone (`read_manifest`).
+9. Files are listed first, then `live` is called, then the manifests are read. A file made later is
    not listed, and a file that moves from `live` to a manifest is seen in at least one of them.
 
 The grace period only spares attempts that outlive their evaluation from failing writes. Correctness
@@ -39,12 +42,19 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from math import inf
 from typing import NamedTuple
 
 from pystate.checkpoint.begin_marks import EVALUATIONS
 from pystate.checkpoint.epoch_log import HISTORY
-from pystate.checkpoint.manifest import MANIFESTS, Manifest, manifest_path, read_manifest
-from pystate.checkpoint.manifest_log import History, retained_epochs
+from pystate.checkpoint.manifest import (
+    MANIFESTS,
+    Manifest,
+    manifest_epoch,
+    manifest_path,
+    read_manifest,
+)
+from pystate.checkpoint.manifest_log import History, retained_manifests
 from pystate.checkpoint.parts import Parts, part_epoch
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry, final_name
 from pystate.checkpoint.traces import STATE, begun_trace
@@ -132,9 +142,9 @@ def collect_orphans(
 class Orphans(NamedTuple):
     """What no manifest can name any more."""
 
-    files: tuple[FileEntry, ...]
-    """Files to delete."""
-    evaluations: tuple[str, ...]
+    files: tuple[FileEntry, ...] = ()
+    """Files to delete, in this order: retired manifests before anything that they may name."""
+    evaluations: tuple[str, ...] = ()
     """Folders of begin marks to remove."""
 
 
@@ -152,35 +162,99 @@ def find_orphans(
 
     With `at_rest` all drivers have ended, so that no manifest comes to name a file.
     """
-    files = storage.list(STATE) + storage.list(STATE, temporary=True)
-    files += [entry for entry in storage.list(MANIFESTS) if part_epoch(entry.path) is not None]
     others = [entry for folder in _FOLDERS for entry in storage.list(folder, temporary=True)]
-    protected = set(live())
-    newest, parts = None, Parts(storage)
-    for epoch in retained_epochs(storage):
-        path = manifest_path(epoch)
-        try:
-            newest = read_manifest(storage, path, parts)
-        except FileNotFoundError:
-            return Orphans((), ())  # retired just now: the next collection sees the new list
-        protected |= newest.paths
-    check_not_behind(storage, files, 0 if newest is None else newest.epoch)
+    found = _find_unnamed(storage, live)
+    if found is None:
+        return Orphans()
     check_owner()
+    newest = found.newest
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     small_ms = max(grace_ms, _LEAST_GRACE_MS)
-    doomed = [entry for entry in others if entry.modified_ms <= now_ms - small_ms]
-    for entry in files:
+
+    def is_orphan(entry: FileEntry) -> bool:
         final = final_name(entry.path)
-        if newest is None:
-            unnamed = at_rest and _is_made_by_epoch(final)
+        if at_rest:
+            unnamed = _is_made_by_epoch(final)
         else:
-            unnamed = _is_made_by_epoch(final) if at_rest else not may_be_named(final, newest, term)
-        if unnamed and final not in protected and entry.modified_ms <= now_ms - grace_ms:
-            doomed.append(entry)
-    epoch = 0 if newest is None else newest.epoch
-    if at_rest:
-        epoch += 1  # the one that was not published
-    return Orphans(tuple(doomed), tuple(_evaluations(storage, epoch, now_ms - small_ms)))
+            unnamed = newest is not None and not may_be_named(final, newest, term)
+        return unnamed and entry.modified_ms <= now_ms - grace_ms
+
+    leftovers = [entry for entry in others if entry.modified_ms <= now_ms - small_ms]
+    epoch = found.epoch + 1 if at_rest else found.epoch  # also the one that was not published
+    return Orphans(
+        (*leftovers, *found.only(is_orphan)),
+        tuple(_evaluations(storage, epoch, now_ms - small_ms)),
+    )
+
+
+def find_abandoned(storage: CheckpointStorage) -> Orphans:
+    """Find what attempts left whose epoch was never published; all their drivers have ended.
+
+    Raises
+    ------
+    CheckpointError
+        A manifest is lost.
+    """
+    found = _find_unnamed(storage, frozenset)
+    if found is None:
+        return Orphans()
+    newest = found.epoch
+
+    def is_abandoned(entry: FileEntry) -> bool:
+        final = final_name(entry.path)
+        match, part = _STATE_FILE.fullmatch(final), part_epoch(final)
+        if part is not None:
+            return part > newest
+        # A merged file is one of its driver's, of any epoch.
+        return match is not None and (int(match[1]) > newest or match[2] is not None)
+
+    return Orphans(found.only(is_abandoned), tuple(_evaluations(storage)))
+
+
+class _Unnamed(NamedTuple):
+    """What the retained manifests do not name."""
+
+    newest: Manifest | None
+    retired: tuple[FileEntry, ...]
+    """Manifests that do not count any more, and have not been removed yet."""
+    files: tuple[FileEntry, ...]
+    """State files and parts, temporary ones included."""
+
+    @property
+    def epoch(self) -> int:
+        return 0 if self.newest is None else self.newest.epoch
+
+    def only(self, is_doomed: Callable[[FileEntry], bool]) -> tuple[FileEntry, ...]:
+        """Those files that may go, after the retired manifests that may name them."""
+        doomed = tuple(filter(is_doomed, self.files))
+        return (*self.retired, *doomed) if doomed else ()
+
+
+def _find_unnamed(
+    storage: CheckpointStorage, live: Callable[[], Collection[str]]
+) -> _Unnamed | None:
+    """List what no retained manifest names; None if a driver has retired one meanwhile."""
+    files = storage.list(STATE) + storage.list(STATE, temporary=True)
+    listed = storage.list(MANIFESTS)
+    files += [entry for entry in listed if part_epoch(entry.path) is not None]
+    protected = set(live())
+    newest, parts = None, Parts(storage)
+    listing = retained_manifests(storage)
+    for epoch in listing.epochs:
+        try:
+            newest = read_manifest(storage, manifest_path(epoch), parts)
+        except FileNotFoundError:
+            return None  # the next search sees the new list
+        protected |= newest.paths
+    check_not_behind(storage, files, 0 if newest is None else newest.epoch)
+    known = {entry.path: entry for entry in listed}
+    if not known.keys() >= set(listing.leftovers):
+        return None  # published and retired since the files were listed
+    return _Unnamed(
+        newest,
+        tuple(known[path] for path in listing.leftovers),
+        tuple(entry for entry in files if final_name(entry.path) not in protected),
+    )
 
 
 def check_not_behind(storage: CheckpointStorage, files: Iterable[FileEntry], newest: int) -> None:
@@ -193,39 +267,6 @@ def check_not_behind(storage: CheckpointStorage, files: Iterable[FileEntry], new
             f"manifest {manifest_path(before)} is lost; no file is removed: bring it back "
             "from a copy, or let `pystate repair` set the checkpoint back to what is left of it"
         )
-
-
-def find_abandoned(storage: CheckpointStorage, history: History) -> Orphans:
-    """Find what attempts left whose epoch was never published; all their drivers have ended.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    history : History
-        Its retained epochs.
-
-    Raises
-    ------
-    CheckpointError
-        A manifest is lost.
-    """
-    newest = 0 if history.head is None else history.head.epoch
-    named = {path for epoch in history.epochs for path in history.manifest(epoch).paths}
-    found = [*storage.list(STATE), *storage.list(STATE, temporary=True), *storage.list(MANIFESTS)]
-    check_not_behind(storage, found, newest)
-    doomed = []
-    for entry in found:
-        final = final_name(entry.path)
-        match, part = _STATE_FILE.fullmatch(final), part_epoch(final)
-        # A merged file is one of its driver's, of any epoch.
-        late = part is not None and part > newest
-        late = late or (match is not None and (int(match[1]) > newest or match[2] is not None))
-        if late and final not in named:
-            doomed.append(entry)
-    marks = storage.list(EVALUATIONS) + storage.list(EVALUATIONS, temporary=True)
-    folders = {match[1] for entry in marks if (match := _EVALUATION.fullmatch(entry.path))}
-    return Orphans(tuple(doomed), tuple(sorted(folders)))
 
 
 def _is_made_by_epoch(path: str) -> bool:
@@ -245,7 +286,9 @@ def may_be_named(path: str, newest: Manifest, term: int) -> bool:
     return int(match[2]) >= newest.term and int(match[2]) != term
 
 
-def _evaluations(storage: CheckpointStorage, newest: int, before_ms: int) -> Iterator[str]:
+def _evaluations(
+    storage: CheckpointStorage, newest: float = inf, before_ms: float = inf
+) -> Iterator[str]:
     """Find the begin marks of evaluations whose driver ended before it could remove them."""
     seen: dict[str, int] = {}
     for entry in storage.list(EVALUATIONS) + storage.list(EVALUATIONS, temporary=True):
@@ -273,13 +316,18 @@ def delete_retired(storage: CheckpointStorage, paths: Collection[str]) -> int:
 
 
 def delete_files(storage: CheckpointStorage, paths: Iterable[str]) -> int:
-    """Delete files, skipping those that cannot be deleted; return how many existed."""
+    """Delete files in order, skipping those that cannot be deleted; return how many existed.
+
+    A manifest that cannot be deleted keeps what comes after it, which it may name.
+    """
     count = 0
     for path in paths:
         try:
             count += storage.delete(path)
         except CheckpointError as error:
             _LOG.warning("%s; the next collection tries again", error)
+            if manifest_epoch(path) is not None:
+                break
     return count
 
 
