@@ -54,7 +54,7 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.checkpoint.traces import STATE, marked_epoch
 from pystate.errors import CheckpointError, CorruptFileError, NewerFormatError
 
-__all__ = ["Remade", "remade"]
+__all__ = ["Remade", "is_store", "remade"]
 
 #: So many of the newest epochs are tried: older ones have lost files that were merged since.
 _TRIED = 100
@@ -102,7 +102,7 @@ def remade(storage: CheckpointStorage, newest: int) -> Remade | str:
     Parameters
     ----------
     storage : CheckpointStorage
-        A checkpoint without any manifest that can be read.
+        A checkpoint whose newest manifests are lost, or cannot be read.
     newest : int
         Its newest epoch.
 
@@ -139,6 +139,15 @@ def remade(storage: CheckpointStorage, newest: int) -> Remade | str:
             made = made._replace(unknown=(*made.unknown, said))
         return made
     return reason
+
+
+def is_store(storage: CheckpointStorage) -> bool:
+    """Whether a checkpoint is that of a store, which no stream and no run computes again."""
+    try:
+        job = read_job(storage)
+    except CorruptFileError:
+        return False
+    return job is not None and job.name == _STORE
 
 
 def _read(storage: CheckpointStorage) -> _Files:

@@ -31,7 +31,7 @@ from pystate.errors import (
     NewerFormatError,
 )
 from pystate.maintenance.findings import Finding
-from pystate.maintenance.remaking import Remade, remade
+from pystate.maintenance.remaking import Remade, is_store, remade
 from pystate.maintenance.salvage import salvaged
 from pystate.maintenance.verification import Examination
 
@@ -112,7 +112,7 @@ class RepairPlan:
         Where in the checkpoint everything is kept that the repair has set aside; None before it.
     remade : int or None
         The epoch whose manifest is made anew from the state files and the history, since no
-        manifest is left.
+        manifest is left, or of a store none of so new an epoch.
     unknown : tuple of str
         What is not known any more of that epoch.
     """
@@ -184,17 +184,18 @@ def plan(found: Examination, job: str | None) -> Work:
             f"checkpoint {storage.uri} has no epoch: there is nothing to repair; remove the folder "
             "to begin anew"
         )
-    made = None if found.manifests else _made(found)
+    made = _newer(found, max(usable, default=0)) if found.manifests else _made(found)
     if made is not None:
         usable[made.manifest.epoch] = made.manifest
         later = range(made.manifest.epoch + 1, max(epochs) + 1)
         epochs = tuple(sorted({*epochs, made.manifest.epoch, *later}))
         retired = (epoch for epoch in epochs if epoch < made.manifest.epoch)
-        manifests = {
+        others = {
             epoch: replace(made.manifest, epoch=epoch, run_key=made.records[epoch].run_key)
             for epoch in retired
             if epoch in made.records
         }
+        manifests = {**others, **manifests}
     if not usable:
         raise CheckpointError(
             f"checkpoint {storage.uri}: none of its {len(epochs)} retained epochs can be restored: "
@@ -244,6 +245,19 @@ def _made(found: Examination) -> Remade:
             "savepoint"
         )
     return made
+
+
+def _newer(found: Examination, good: int) -> Remade | None:
+    """Make a store's newer epoch anew than the manifests have that are left; None if there is none.
+
+    Nothing would make its changes again. A job computes once more what it goes back by, from the
+    manifest that is left, which knows what other files do not: event times, and the clock.
+    """
+    newest = max(found.epochs)
+    if good == newest or newest in found.manifests or not is_store(found.storage):
+        return None
+    made = remade(found.storage, newest)
+    return None if isinstance(made, str) or made.manifest.epoch <= good else made
 
 
 def _usable(found: Examination) -> Iterator[tuple[int, Manifest]]:

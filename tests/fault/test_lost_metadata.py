@@ -156,12 +156,13 @@ def test_a_checkpoint_that_lost_its_newest_epochs_is_set_back_when_told(tmp_path
             *(kinds[k] for k in lost),
         )
         asked = ps.repair(root, dry_run=True)
-        assert (asked.good_epoch, [e.epoch for e in asked.lost]) == (5, [6]), lost
+        good = 5 if "history" in lost else 6  # with the history the newest epoch is made anew
+        assert (asked.good_epoch, [e.epoch for e in asked.lost]) == (good, [6][: 6 - good]), lost
         assert opened_epoch(root) is None
         ps.repair(root)
-        assert ps.verify(root).ok and opened_epoch(root) == 5, lost
-        assert ps.read_state(root)["n"].to_pylist() == [5] * 3
-        assert store(root, 2) and ps.read_state(root)["n"].to_pylist() == [7] * 3
+        assert ps.verify(root).ok and opened_epoch(root) == good, lost
+        assert ps.read_state(root)["n"].to_pylist() == [good] * 3
+        assert store(root, 2) and ps.read_state(root)["n"].to_pylist() == [good + 2] * 3
 
 
 def test_state_of_a_later_epoch_is_never_collected(tmp_path: Path) -> None:

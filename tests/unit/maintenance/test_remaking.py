@@ -392,3 +392,50 @@ def test_the_command_says_what_is_not_known(tmp_path: Path) -> None:
         done.output.split()
     )
     assert read(whole.root, "a") == whole.then[4]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_stores_newest_epoch_although_older_manifests_are_left(
+    tmp_path: Path, damaged: bool
+) -> None:
+    """Nothing computes a store's changes again, as a job does."""
+    root = tmp_path / "store"
+    with ps.open(root, key="long", states=STATES) as store:
+        for number in range(5):
+            store["n"].add(store.keys(np.arange(10 * number, 10 * number + 100)), 1)
+            store.checkpoint()
+        before = sorted(map(str, store.to_arrow().to_pylist()))
+    newest = root / "manifests" / "00000005.manifest"
+    if damaged:
+        newest.write_bytes(newest.read_bytes()[1:])
+    else:
+        newest.unlink()
+        (root / "manifests" / "00000004.manifest").unlink()
+    done = ps.repair(root)
+    assert (done.good_epoch, done.remade, done.lost, done.unknown) == (5, 5, (), ())
+    with ps.open(root, key="long", states=STATES) as store:
+        assert sorted(map(str, store.to_arrow().to_pylist())) == before
+        store["n"].add(store.keys([5]), 1)
+        assert store.checkpoint() == 6
+    assert ps.verify(root).ok and not ps.repair(root).is_needed
+
+
+def test_a_stores_older_manifest_where_the_newest_epoch_cannot_be_made_anew(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    with ps.open(root, key="long", states=STATES) as store:
+        for number in range(3):
+            store["n"].add(store.keys([number]), 1)
+            store.checkpoint()
+    (root / "manifests" / "00000003.manifest").unlink()
+    shutil.rmtree(root / "history")
+    done = ps.repair(root)
+    assert (done.good_epoch, done.remade) == (2, None)
+    assert ps.verify(root).ok
+
+
+def test_a_job_goes_back_to_the_manifest_that_is_left(tmp_path: Path) -> None:
+    """Also where a newer one could be made anew: it computes the rest once more."""
+    work = Streaming(tmp_path / "c", 4)
+    (work.root / "manifests" / "00000004.manifest").unlink()
+    plan = ps.repair(work.root, dry_run=True)
+    assert (plan.good_epoch, plan.remade, plan.stream_batches) == (3, None, (3, 4))
