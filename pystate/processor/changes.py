@@ -31,6 +31,7 @@ from pystate.processor.scan import StateScan, load_files, opened
 from pystate.processor.selection import Selection, present
 from pystate.state.evolution import stored_change
 from pystate.state.key_batch import KeyBatch
+from pystate.state.renames import file_name
 
 __all__ = ["changes", "scan_changes"]
 
@@ -285,14 +286,16 @@ class _Pair:
 
 def _check_types(older: OperatorState, epoch: int, new: StateScan) -> None:
     """Make sure that the older epoch's states can be read as the newer one declares them."""
-    stored = dict(older.state_schema)
+    # Since a state was renamed, another one may have its former name.
+    stored = {file_name(*pair): pair[1] for pair in older.state_schema}
     for name, declared in new.operator.state_schema:
-        if name not in new.read or stored.get(name, declared) == declared:
+        before = stored.get(file_name(name, declared), declared)
+        if name not in new.read or before == declared:
             continue
-        refused = stored_change(stored[name], declared).types.refused
+        refused = stored_change(before, declared).types.refused
         if refused:
             raise SchemaError(
-                f"changes: operator {older.uid!r}, state {name!r} is {stored[name]} in epoch "
+                f"changes: operator {older.uid!r}, state {name!r} is {before} in epoch "
                 f"{epoch} and {declared} in epoch {new.epoch}: {refused[0]}: read both epochs by "
                 "ps.read_state, and compare them"
             )

@@ -137,6 +137,14 @@ def test_it_opens_with_its_content(version: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_changes_follow_a_state_under_its_new_name(version: str) -> None:
+    found = ps.changes(HERE / version, from_epoch=1, state="clicks").to_pylist()
+    assert [(row["key"], row["before"], row["after"]) for row in found] == [(2, 2, 7)]
+    found = ps.changes(HERE / version, from_epoch=1, state="n").to_pylist()
+    assert [(row["key"], row["before"], row["after"]) for row in found] == [(2, None, [("k", 3)])]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(
     ("name", "other"),
     [
