@@ -30,20 +30,38 @@ static int64_t item_read(const pst_table *t, int32_t i, int64_t time) {
     return settled || pst_ttl_expired(t, i, time) ? time : stamp;
 }
 
+/* What becomes of all elements of a list or map. A list is written anew only where an item goes, or
+ * its time would move if it were an entry. */
+typedef struct pass {
+    retime entry;
+    retime item;
+    uint8_t clears; /* what has expired goes */
+} pass;
+
+static const pass USED = {entry_read, item_read, 0};
+static const pass SHOWN = {as_it_is, as_it_is, 1};
+static const pass SWEPT = {swept, swept, 1};
+/* Lists lose whole chunks to a sweep, and by themselves what is left. */
+static const pass KEPT = {swept, swept, 0};
+
+static int goes(const pst_table *t, int32_t i, const pass *p, int64_t time) {
+    return p->clears && pst_ttl_expired(t, i, time);
+}
+
 /* ---- lists ---------------------------------------------------------------------------------- */
 
-/* Appends the items of a list to another one; those that have expired only if `all`. */
-static pst_status append_retimed(pst_table *t, int32_t i, retime moved, int all, pst_list *to,
-                                 const pst_list *from) {
+/* Appends the items of a list to another one, all but those that go. */
+static pst_status append_passed(pst_table *t, int32_t i, const pass *p, pst_list *to,
+                                const pst_list *from) {
     const pst_list_shape *s = &t->collections[i].list;
     pst_list_cursor c;
     pst_item item;
     pst_status st;
     pst_list_seek(&c, t->heap, pst_heap_bytes(t), s, from, 0);
     while ((st = pst_list_next(&c, &item, NULL)) == PST_OK) {
-        if (!all && pst_ttl_expired(t, i, item.time))
+        if (goes(t, i, p, item.time))
             continue;
-        item.time = moved(t, i, item.time);
+        item.time = p->item(t, i, item.time);
         st = pst_list_append(t, s, to, &item);
         if (st)
             return st;
@@ -52,9 +70,9 @@ static pst_status append_retimed(pst_table *t, int32_t i, retime moved, int all,
 }
 
 /* Writes the list anew. */
-static pst_status retime_list(pst_table *t, int32_t i, retime moved, int all, pst_list *l) {
+static pst_status rewrite_list(pst_table *t, int32_t i, const pass *p, pst_list *l) {
     pst_list fresh = {0};
-    pst_status st = append_retimed(t, i, moved, all, &fresh, l);
+    pst_status st = append_passed(t, i, p, &fresh, l);
     if (!st)
         st = pst_list_clear(t, l);
     *l = fresh;
@@ -64,7 +82,7 @@ static pst_status retime_list(pst_table *t, int32_t i, retime moved, int all, ps
 pst_status pst_row_list_take(pst_table *t, uint32_t to, uint32_t from, int32_t i) {
     pst_list list = pst_row_list(t, pst_row(t, to), i);
     pst_list items = pst_row_list(t, pst_row(t, from), i);
-    pst_status st = append_retimed(t, i, swept, 1, &list, &items);
+    pst_status st = append_passed(t, i, &KEPT, &list, &items);
     if (st)
         return st;
     pst_row_list_store(t, to, i, &list);
@@ -72,36 +90,19 @@ pst_status pst_row_list_take(pst_table *t, uint32_t to, uint32_t from, int32_t i
     return pst_row_clear(t, pst_row(t, from), i);
 }
 
-static pst_status use_list(pst_table *t, uint32_t slot, int32_t i) {
+/* Writes the list anew if any of its items goes or moves. */
+static pst_status pass_list(pst_table *t, uint32_t slot, int32_t i, const pass *p) {
     pst_list l = pst_row_list(t, pst_row(t, slot), i);
     pst_list_cursor c;
     pst_item item;
     pst_status st;
-    int stale = 0;
+    int changes = 0;
     pst_list_seek(&c, t->heap, pst_heap_bytes(t), &t->collections[i].list, &l, 0);
-    while (!stale && (st = pst_list_next(&c, &item, NULL)) == PST_OK)
-        stale = entry_read(t, i, item.time) != item.time;
-    if (!stale)
+    while (!changes && (st = pst_list_next(&c, &item, NULL)) == PST_OK)
+        changes = goes(t, i, p, item.time) || p->entry(t, i, item.time) != item.time;
+    if (!changes)
         return st == PST_NOT_FOUND ? PST_OK : st;
-    st = retime_list(t, i, item_read, 1, &l);
-    if (!st)
-        pst_row_list_store(t, slot, i, &l);
-    return st;
-}
-
-/* Removes the items that have expired, wherever they are. */
-static pst_status drop_items(pst_table *t, uint32_t slot, int32_t i) {
-    pst_list l = pst_row_list(t, pst_row(t, slot), i);
-    pst_list_cursor c;
-    pst_item item;
-    pst_status st;
-    int expired = 0;
-    pst_list_seek(&c, t->heap, pst_heap_bytes(t), &t->collections[i].list, &l, 0);
-    while (!expired && (st = pst_list_next(&c, &item, NULL)) == PST_OK)
-        expired = pst_ttl_expired(t, i, item.time);
-    if (!expired)
-        return st == PST_NOT_FOUND ? PST_OK : st;
-    st = retime_list(t, i, as_it_is, 0, &l);
+    st = rewrite_list(t, i, p, &l);
     if (!st)
         pst_row_list_store(t, slot, i, &l);
     return st;
@@ -131,7 +132,7 @@ static pst_status expire_list(pst_table *t, uint32_t slot, int32_t i, pst_sweep 
             dropped += dead;
         } else if (!st && timeless) {
             pst_sweep_look(sweep, left);
-            st = retime_list(t, i, swept, 1, &l);
+            st = rewrite_list(t, i, &KEPT, &l);
         }
     }
     sweep->removed += dropped;
@@ -213,9 +214,9 @@ static int move_place(const pst_tree_shape *s, int32_t i, const pst_tree_entry *
     return 1;
 }
 
-/* Removes expired entries, if `remove`, and stamps the others whose time moves. They are found
- * first and written to afterwards, some at a time: a cursor does not outlive a write. */
-static pst_status walk_map(pst_table *t, uint32_t slot, int32_t i, retime moved, int remove,
+/* Removes the entries that go, and stamps the others whose time moves. They are found first and
+ * written to afterwards, some at a time: a cursor does not outlive a write. */
+static pst_status pass_map(pst_table *t, uint32_t slot, int32_t i, const pass *p,
                            pst_sweep *sweep) {
     const pst_tree_shape *s = &t->collections[i].map;
     pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
@@ -233,8 +234,8 @@ static pst_status walk_map(pst_table *t, uint32_t slot, int32_t i, retime moved,
         for (n = 0; (st = pst_tree_next(&c, &next)) == PST_OK && n < SOME && sweep->left;) {
             int64_t time = next.time;
             pst_sweep_look(sweep, 1);
-            dead[n] = remove && pst_ttl_expired(t, i, time);
-            if (!dead[n] && moved(t, i, time) == time)
+            dead[n] = (uint8_t)goes(t, i, p, time);
+            if (!dead[n] && p->entry(t, i, time) == time)
                 continue;
             keep_key_bytes(s, &next, keys[n]);
             found[n++] = next;
@@ -262,28 +263,25 @@ static pst_status walk_map(pst_table *t, uint32_t slot, int32_t i, retime moved,
 
 /* ---- both ----------------------------------------------------------------------------------- */
 
-pst_status pst_row_use_elements(pst_table *t, uint32_t slot, int32_t i) {
-    if (!t->ttl[i].on_read || !pst_ttl_is_set(t, i) || !pst_row_has(&t->lay, pst_row(t, slot), i))
+/* The whole list or map; whoever reads has reserved nothing. */
+static pst_status pass_over(pst_table *t, uint32_t slot, int32_t i, const pass *p) {
+    if (!pst_ttl_is_set(t, i) || !pst_row_has(&t->lay, pst_row(t, slot), i))
         return PST_OK;
     pst_sweep all = {.left = UINT64_MAX};
-    pst_clearing(t);
+    pst_clearing(t); /* of what was written: a full table can be read */
     pst_status st = pst_undo_reserve(t, 1);
     if (!st)
-        st = t->lay.fields[i].kind == PST_LIST ? use_list(t, slot, i)
-                                               : walk_map(t, slot, i, entry_read, 0, &all);
+        st = t->lay.fields[i].kind == PST_LIST ? pass_list(t, slot, i, p)
+                                               : pass_map(t, slot, i, p, &all);
     return pst_poison(t, pst_cleared(t, st));
 }
 
+pst_status pst_row_use_elements(pst_table *t, uint32_t slot, int32_t i) {
+    return t->ttl[i].on_read ? pass_over(t, slot, i, &USED) : PST_OK;
+}
+
 pst_status pst_row_drop_shown(pst_table *t, uint32_t slot, int32_t i) {
-    if (!t->ttl[i].lenient || !pst_ttl_is_set(t, i) || !pst_row_has(&t->lay, pst_row(t, slot), i))
-        return PST_OK;
-    pst_sweep all = {.left = UINT64_MAX};
-    pst_clearing(t);
-    pst_status st = pst_undo_reserve(t, 1);
-    if (!st)
-        st = t->lay.fields[i].kind == PST_LIST ? drop_items(t, slot, i)
-                                               : walk_map(t, slot, i, as_it_is, 1, &all);
-    return pst_poison(t, pst_cleared(t, st));
+    return t->ttl[i].lenient ? pass_over(t, slot, i, &SHOWN) : PST_OK;
 }
 
 pst_status pst_row_expire_elements(pst_table *t, uint32_t slot, int32_t i, pst_sweep *s) {
@@ -292,5 +290,5 @@ pst_status pst_row_expire_elements(pst_table *t, uint32_t slot, int32_t i, pst_s
         return PST_OK;
     }
     return t->lay.fields[i].kind == PST_LIST ? expire_list(t, slot, i, s)
-                                             : walk_map(t, slot, i, swept, 1, s);
+                                             : pass_map(t, slot, i, &SWEPT, s);
 }
