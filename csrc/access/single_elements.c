@@ -209,14 +209,17 @@ pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value) {
     skip:
         if (s && s != PST_NOT_FOUND)
             return s;
-        e->ended = s != PST_OK;
-        if (e->ended && e->slot != PST_NONE) {
-            s = pst_row_drop_shown(e->t, e->slot, e->column);
-            if (s)
-                return s;
-        }
+        if (s && (s = pst_elements_leave(e)) != PST_OK)
+            return s;
     }
     return PST_NOT_FOUND;
+}
+
+pst_status pst_elements_leave(pst_elements *e) {
+    if (e->ended)
+        return PST_OK;
+    e->ended = 1;
+    return e->slot == PST_NONE ? PST_OK : pst_row_drop_shown(e->t, e->slot, e->column);
 }
 
 int pst_elements_is_null(const pst_elements *e) {

@@ -150,8 +150,12 @@ void pst_elements_destroy(pst_elements *e);
 /* Of the current key, as a reader; or of the key of batch row i: PST_STALE. */
 pst_status pst_elements_start(pst_elements *e, int32_t column);
 pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int32_t column);
-/* `key` is filled for maps. PST_NOT_FOUND at the end; PST_CORRUPT. */
+/* `key` is filled for maps. PST_NOT_FOUND at the end, where what had expired and was visible
+ * (pst_ttl.lenient) is removed, but not of a batch's row; PST_CORRUPT. */
 pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value);
+/* Ends a walk that wants no more elements, as if they had been passed: that is a write, and cells
+ * that came out are no longer valid. */
+pst_status pst_elements_leave(pst_elements *e);
 /* Whether the entry that `next` gave last has no value, so that the cell was not filled. */
 int pst_elements_is_null(const pst_elements *e);
 /* Passes so many items of a list, as `next` would: those without a time at once, from the nearer end

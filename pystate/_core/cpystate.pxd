@@ -277,6 +277,7 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_elements_start(pst_elements *e, int32_t column)
     pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int32_t column)
     pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value)
+    pst_status pst_elements_leave(pst_elements *e)
     bint pst_elements_is_null(const pst_elements *e)
 
     ctypedef struct pst_run:

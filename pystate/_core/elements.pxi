@@ -188,6 +188,8 @@ cdef class ListElements(CollectionHandle):
                 status = pst_elements_next(self.walk, &key, &cell)
                 if status == PST_OK:
                     result.append(self.codec.decode(&cell))
+            if status == PST_OK:
+                status = pst_elements_leave(self.walk)
         finally:
             self.table.end()
         if status != PST_NOT_FOUND:

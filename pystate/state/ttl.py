@@ -50,7 +50,7 @@ class StateTtl:
     update : {"create_and_write", "read_and_write"}
         What counts as use: writing, or reading as well. Reading a value, an aggregate or one entry
         of a map counts as use of just that; iterating over a list or map counts as use of all its
-        elements.
+        elements, and so does an index or a slice of a list.
     visibility : {"never_return_expired", "return_if_not_cleaned_up"}
         Whether an expired value that was not cleaned up yet is returned, once: the access that
         returns it clears it, and items of a list and entries of a map one by one.

@@ -142,7 +142,7 @@ class ListDriver(Driver):
 
     def scalar(self, data: Draw, handle: Any, row: Row) -> None:
         kind: Any = self.kind
-        choices = ["add", "add", "add_all", "update", "clear", "get"]
+        choices = ["add", "add", "add_all", "update", "clear", "get", "part"]
         what = data.draw(st.sampled_from(choices), label="do")
         if what == "add":
             items = [data.draw(self.spec.values, label="item")]
@@ -151,6 +151,9 @@ class ListDriver(Driver):
             found = handle.get()
             assert len(handle) == len(found)
             kind.agree(row, found)
+            return
+        elif what == "part":
+            self.part(data, handle, row)
             return
         elif what == "clear":
             handle.clear()
@@ -163,6 +166,20 @@ class ListDriver(Driver):
                 kind.clear(row)
         for item in items:
             kind.append(row, item)
+
+    def part(self, data: Draw, handle: Any, row: Row) -> None:
+        """An item or a slice, with which all of the list is read."""
+        kind: Any = self.kind
+        count = len(handle)
+        if not count:
+            return
+        at = data.draw(st.integers(-count, count - 1), label="at")
+        is_slice = data.draw(st.booleans(), label="slice")
+        found = handle[at:] if is_slice else handle[at]
+        if kind.is_lenient:
+            kind.trim(row, count)
+        items = kind.read(row)
+        assert found == (items[at:] if is_slice else items[at]), self.name
 
     def vector(self, data: Draw, handle: Any, keys: ps.KeyBatch, rows: list[Row]) -> None:
         kind: Any = self.kind

@@ -376,6 +376,27 @@ def test_entries_and_items_that_have_expired_are_seen_once(vectorised: bool) -> 
         assert made["map"].items() == [(2, 20)] and list(made["names"].keys()) == ["young"]
 
 
+@pytest.mark.parametrize("update", ["create_and_write", "read_and_write"])
+def test_an_index_or_a_slice_reads_all_of_a_list(update: Any) -> None:
+    ttl = ps.StateTtl(100, update=update, visibility="return_if_not_cleaned_up")
+    ways: list[tuple[Any, Any]] = [
+        (lambda state: state[0], "a"),
+        (lambda state: state[-1], "young"),
+        (lambda state: state[:2], ["a", "b"]),
+        (lambda state: state[::-2], ["young", "a"]),
+        (lambda state: "b" in state, True),
+    ]
+    for read, wanted in ways:
+        with backend(items=ps.ListState("string", ttl=ttl)) as made:
+            made["items"].add_all(["a", "b"])
+            made.set_clock(processing_time=NOW + 60)
+            made["items"].add("young")
+            made.set_clock(processing_time=NOW + 120)
+            assert len(made["items"]) == 3
+            assert read(made["items"]) == wanted
+            assert made["items"].get() == ["young"] and len(made["items"]) == 1
+
+
 # -- before the clock is known
 
 
