@@ -8,8 +8,9 @@
  * Invariants
  *  X1. A value written at time w expires when its domain's clock has reached w + duration. For
  *      processing time that clock is the epoch's, for event time the watermark. Before the clock is
- *      known nothing expires. What was written before it was known does not expire until a sweep
- *      has given it a time. Times near the ends of the range do not wrap.
+ *      known nothing expires; what was seen for the last time (X4) has expired for good. What was
+ *      written before it was known does not expire until a sweep has given it a time. Times near
+ *      the ends of the range do not wrap.
  *  X2. The time written is the epoch's processing time; or the row's event time, but at least the
  *      watermark. While the value stays the same its time moves only by `granularity` or more, so
  *      that neither reads nor equal writes fill the deltas. The items of a list move together.
@@ -22,7 +23,8 @@
  *      to be removed.
  *  X4. What has expired and is visible nevertheless (pst_ttl.lenient) is so until a reader has seen
  *      it: then a value or an entry has the time PST_SHOWN_TIME, which hides it from all readers,
- *      and elements that were walked over are removed. A batch sees it at each place of the key.
+ *      and elements that were walked over are removed, with those that a walk left out. A batch
+ *      sees it at each place of the key. No write leaves that time.
  *  X5. Times are under undo and in files like any value. The settings belong to the process and may
  *      differ from run to run.
  */
@@ -48,7 +50,7 @@ static inline int64_t pst_ttl_stamp(const pst_table *t, int32_t column) {
     int64_t at = c->processing_ms, ahead = t->ttl[column].ahead_ms, stamp;
     if (t->ttl[column].event_time)
         at = c->event_ms > c->watermark_ms ? c->event_ms : c->watermark_ms;
-    if (!ahead || at == PST_NO_TIME)
+    if (at == PST_NO_TIME)
         return at;
     if (__builtin_add_overflow(at, ahead, &stamp))
         stamp = ahead > 0 ? INT64_MAX : INT64_MIN;
@@ -57,10 +59,12 @@ static inline int64_t pst_ttl_stamp(const pst_table *t, int32_t column) {
 
 static inline int pst_ttl_expired(const pst_table *t, int32_t column, int64_t written) {
     int64_t now = pst_ttl_now(t, column);
-    if (!pst_ttl_is_set(t, column) || now == PST_NO_TIME || written == PST_NO_TIME || now < written)
+    if (!pst_ttl_is_set(t, column) || written == PST_NO_TIME)
         return 0;
-    if (written == PST_SHOWN_TIME && t->ttl[column].lenient)
+    if (written == PST_SHOWN_TIME)
         return 1;
+    if (now == PST_NO_TIME || now < written)
+        return 0;
     return (uint64_t)now - (uint64_t)written >= (uint64_t)t->ttl[column].duration_ms;
 }
 

@@ -64,9 +64,9 @@ class Kind:
 
     def expired(self, written: int | None) -> bool:
         now = self.now()
-        if self.ttl is None or now is None or written is None:
+        if self.ttl is None or written is None:
             return False
-        return (self.is_lenient and written == SHOWN) or now - written >= self.ttl.duration_ms
+        return written == SHOWN or (now is not None and now - written >= self.ttl.duration_ms)
 
     def hides(self, written: int | None) -> bool:
         return (not self.is_lenient or written == SHOWN) and self.expired(written)

@@ -400,6 +400,39 @@ def test_an_index_or_a_slice_reads_all_of_a_list(update: Any) -> None:
 # -- before the clock is known
 
 
+def test_what_was_seen_for_the_last_time_stays_hidden_before_the_clock_is_known() -> None:
+    """A table that is restored, and does not know the time yet, does not show it again."""
+    for update in ("create_and_write", "read_and_write"):
+        states = lenient_states(update)
+        with backend(**states) as made:
+            fill(made)
+            files = [sealed(made)]
+            # The epoch's sweep comes before there is anything for it.
+            made.set_current_key(2)
+            made["long"].update(1)
+            assert made.expire() == 0
+            made["long"].clear()
+            made.set_current_key(1)
+            made.set_clock(processing_time=NOW + 120)
+            assert one_by_one(made) == FILLED
+            files.append(sealed(made))
+            merged = io.BytesIO()
+            ps.merge_files(files, merged, kind="base")
+        for restored in (files, [merged]):
+            for read in (one_by_one, many):
+                with ps.KeyedStateBackend("long", states=states) as other:
+                    for file in restored:
+                        file.seek(0)
+                    other.restore(restored)
+                    other.set_current_key(1)
+                    assert read(other) == EMPTY
+                    # Writing what was there brings it back.
+                    fill(other)
+                    other.set_clock(processing_time=NOW + 120)
+                    other.set_current_key(1)
+                    assert read(other) == FILLED and read(other) == FILLED
+
+
 def test_what_was_written_before_the_clock_was_known_lives_from_the_first_sweep() -> None:
     ttl = ps.StateTtl(100, time="event")
     states: dict[str, ps.State] = {
