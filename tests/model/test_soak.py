@@ -41,5 +41,7 @@ def test_hour() -> None:
     seconds = float(os.environ.get("PYSTATE_SOAK_SECONDS", "3600"))
     command = [sys.executable, "-m", "tests.model.soak", "--seed", str(seed())]
     command += ["--seconds", str(seconds)]
+    # Files in memory would count as the group's.
+    environment = {**os.environ, "TMPDIR": "/var/tmp"}
     with memory_limited(GROUP_BYTES) as enter:
-        subprocess.run(command, cwd=ROOT, preexec_fn=enter, check=True)
+        subprocess.run(command, cwd=ROOT, preexec_fn=enter, env=environment, check=True)
