@@ -67,7 +67,7 @@ $(VENV)-flink/.installed: PEERS := "apache-flink==2.3.*"
 $(VENV)-peers/.installed $(VENV)-flink/.installed: | build
 	@$(PY) -m venv $(@D) && $(@D)/bin/python -m pip install -q $(PEERS) && touch $@
 
-# An hour. What bench/report/runs has already is not measured again, unless BENCH="--again" or
+# An hour. What bench/report/runs.jsonl has already is not measured again, unless BENCH="--again" or
 # BENCH="--only count,spark-count" asks for it.
 bench-report: java build ## measure what bench/REPORT.md lacks, and write it, its plots and the guide's tables
 	@$(PY) -m bench --report $(BENCH); failed=$$?; $(PY) -m bench.report && exit $$failed

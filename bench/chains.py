@@ -1,19 +1,17 @@
 """What long chains of deltas cost: bytes, merging, restoring, storage, files, memory, manifests.
 
 ``python -m bench.chains`` runs a driver and its workers in this process, without Spark, over real
-files. Tables stay in memory, as in a job that runs. Three questions, chosen by ``--only``:
-
-- ``changes``: epochs that change a part of a large state, at random;
-- ``small``: thousands of epochs that change a few keys, of a large state;
-- ``manifest``: what an epoch's manifest costs with many ranges that have many deltas each.
+files. Tables stay in memory, as in a job that runs. There are two questions, chosen by ``--only``:
+epochs that change a part of a large state, and thousands of epochs that change a few of its keys.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import os
-import shutil
+import stat
 import statistics
 import tempfile
 import time
@@ -28,9 +26,7 @@ import pyarrow as pa
 
 import pystate as ps
 from pystate.backend.keyed import KeyedStateBackend, Lineage
-from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
-from pystate.checkpoint.manifest_log import History
-from pystate.checkpoint.parts import share
+from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
 from pystate.coordinator.coordinator import Coordinator
 from pystate.coordinator.epoch import RangeReport
@@ -49,26 +45,15 @@ STATE_SCHEMA = (("n", "bigint"), ("x", "double"))
 
 
 class Figures(NamedTuple):
-    """One epoch."""
+    """One epoch; the manifest with its part, if the epoch wrote one."""
 
     seconds: float
     delta_bytes: int
     manifest_bytes: int
-    """With the part, if the epoch wrote one."""
 
 
 class Chains:
-    """A job of one operator whose tables live here.
-
-    Parameters
-    ----------
-    root : Path
-        Its checkpoint.
-    keys : int
-        Number of keys.
-    ranges : int
-        Number of ranges.
-    """
+    """A job of one operator, with its checkpoint in a folder, whose tables live here."""
 
     def __init__(self, root: Path, keys: int, ranges: int) -> None:
         self.storage = LocalStorage(root)
@@ -80,12 +65,7 @@ class Chains:
         hashes = np.asarray(ps.hash_keys([pa.array(self.keys)]))
         # As Spark's pmod.
         self.range_of = (hashes.astype(np.int64) % GROUPS) * ranges // GROUPS
-        self.tables = [
-            KeyedStateBackend(
-                "long", states=STATES, max_parallelism=GROUPS, key_group_range=_bounds(i, ranges)
-            )
-            for i in range(ranges)
-        ]
+        self.tables = [_table(_bounds(i, ranges)) for i in range(ranges)]
         self.merged_bytes = 0
         self._known: set[str] = set()
 
@@ -120,15 +100,10 @@ class Chains:
         return RangeReport("op", state.index, epoch.evaluation_id, ref.id, state.id, ref)
 
     def _figures(self, manifest: Manifest, seconds: float) -> Figures:
-        deltas = 0
-        for state in manifest.operators[0].ranges:
-            for ref in state.files:
-                if ref.path in self._known:
-                    continue
-                if "-t" in ref.path:
-                    self.merged_bytes += ref.file_bytes
-                else:
-                    deltas += ref.file_bytes
+        files = [ref for ref in manifest.operators[0].files if ref.path not in self._known]
+        merged = sum(ref.file_bytes for ref in files if "-t" in ref.path)
+        self.merged_bytes += merged
+        deltas = sum(ref.file_bytes for ref in files) - merged
         self._known = set(manifest.paths)
         size = self.storage.size_bytes(manifest.path) or 0
         part = None if manifest.part is None else manifest.part.part.path
@@ -142,9 +117,7 @@ class Chains:
         rows = 0
         for state in manifest.operators[0].ranges:
             bounds = state.first_key_group, state.last_key_group
-            with KeyedStateBackend(
-                "long", states=STATES, max_parallelism=GROUPS, key_group_range=bounds
-            ) as table:
+            with _table(bounds) as table:
                 table.restore([os.path.join(self.storage.uri, ref.path) for ref in state.files])
                 rows += len(table)
         seconds = time.perf_counter() - before
@@ -153,17 +126,20 @@ class Chains:
 
     def fresh(self, folder: Path) -> Manifest:
         """Merge each range into a base of its own, in another folder."""
-        other, ranges = LocalStorage(folder), []
-        head = self.coordinator.head
-        assert head is not None
+        other, ranges, head = LocalStorage(folder), [], self.head
         for state in head.operators[0].ranges:
             bounds = state.first_key_group, state.last_key_group
             path = state_path("op", *bounds, 1, uuid.uuid4().hex, "base")
-            base = merge_range(
-                self.storage, state.files, state.id, path, *bounds, destination=other
-            )
-            ranges.append(replace(state, base=base, deltas=()))
+            given = self.storage, state.files, state.id, path, *bounds
+            ranges.append(replace(state, base=merge_range(*given, destination=other), deltas=()))
         return replace(head, operators=(replace(head.operators[0], ranges=tuple(ranges)),))
+
+    @property
+    def head(self) -> Manifest:
+        """The last checkpoint."""
+        head = self.coordinator.head
+        assert head is not None
+        return head
 
     def close(self) -> None:
         """End the job."""
@@ -173,8 +149,11 @@ class Chains:
 
 
 def _bounds(index: int, ranges: int) -> tuple[int, int]:
-    first = -(-index * GROUPS // ranges)
-    return first, -(-(index + 1) * GROUPS // ranges) - 1
+    return -(-index * GROUPS // ranges), -(-(index + 1) * GROUPS // ranges) - 1
+
+
+def _table(bounds: tuple[int, int]) -> KeyedStateBackend:
+    return KeyedStateBackend("long", states=STATES, max_parallelism=GROUPS, key_group_range=bounds)
 
 
 def changes(folder: Path, given: argparse.Namespace) -> None:
@@ -187,13 +166,12 @@ def changes(folder: Path, given: argparse.Namespace) -> None:
         figures.append(job.epoch(job.rng.choice(job.keys, changed, replace=False)))
         stored.append(_usage(folder / "c")[1])
     job.coordinator.maintain()
-    head = job.coordinator.head
-    assert head is not None
+    head = job.head
     hundred = max(given.epochs // 5, 1)
     written = [f.delta_bytes + f.manifest_bytes for f in figures]
     first, last = statistics.fmean(written[:hundred]), statistics.fmean(written[-hundred:])
     live = sum(t.base.file_bytes for t in job.fresh(folder / "f").operators[0].ranges if t.base)
-    times = _restores(job, head, folder, given.rounds)
+    times = _restores(job, folder / "g", given.rounds)
     deltas = sum(f.delta_bytes for f in figures)
     named = sum(ref.file_bytes for ref in head.operators[0].files)
     print(
@@ -214,16 +192,14 @@ def changes(folder: Path, given: argparse.Namespace) -> None:
     job.close()
 
 
-def _restores(job: Chains, head: Manifest, folder: Path, rounds: int) -> tuple[float, float]:
-    chain, fresh = [], []
-    base = job.fresh(folder / "g")
-    storage = job.storage
+def _restores(job: Chains, folder: Path, rounds: int) -> tuple[float, float]:
+    places = (job.storage, job.head), (LocalStorage(folder), job.fresh(folder))
+    taken: tuple[list[float], list[float]] = [], []
     for _ in range(rounds):
-        chain.append(job.restore(head))
-        job.storage = LocalStorage(folder / "g")
-        fresh.append(job.restore(base))
-        job.storage = storage
-    return statistics.median(chain), statistics.median(fresh)
+        for (job.storage, manifest), seconds in zip(places, taken, strict=True):
+            seconds.append(job.restore(manifest))
+    job.storage, _ = places[0]
+    return statistics.median(taken[0]), statistics.median(taken[1])
 
 
 def small(folder: Path, given: argparse.Namespace) -> None:
@@ -233,7 +209,6 @@ def small(folder: Path, given: argparse.Namespace) -> None:
     figures: list[Figures] = []
     print(f"epochs of {given.small_changed} of {given.small_keys:,} keys, 2 ranges:")
     marks = [n for n in (100, 1000, 2000, 4000, 7000, 10_000) if n <= given.small_epochs]
-    merged = 0
     for number in range(1, marks[-1] + 1):
         figures.append(job.epoch(job.rng.choice(job.keys, given.small_changed, replace=False)))
         if number in marks:
@@ -241,96 +216,16 @@ def small(folder: Path, given: argparse.Namespace) -> None:
             gc.collect()
             files, size = _usage(folder / "s")
             since = figures[-min(len(figures), 1000) :]
-            head = job.coordinator.head
-            assert head is not None
-            deltas = sum(f.delta_bytes for f in figures)
-            merged = job.merged_bytes
+            merging = job.merged_bytes / sum(f.delta_bytes for f in figures)
             print(
                 f"  {number:6} epochs: {_ms(figures[-100:])} per epoch, {files} files with "
                 f"{size / MB:.1f} MB, {_resident() / MB:.0f} MB resident, manifest "
                 f"{statistics.fmean(f.manifest_bytes for f in since):,.0f} bytes per epoch (most "
-                f"{max(f.manifest_bytes for f in since):,}), {len(head.operators[0].files)} files "
-                f"named, merging {merged / deltas:.2f}x the deltas' bytes",
+                f"{max(f.manifest_bytes for f in since):,}), {len(job.head.operators[0].files)} "
+                f"files named, merging {merging:.2f}x the deltas' bytes",
                 flush=True,
             )
     job.close()
-
-
-def manifest(folder: Path, given: argparse.Namespace) -> None:
-    """Manifests of many ranges with many deltas each."""
-    ranges, deltas, epochs = given.manifest_ranges, given.manifest_deltas, 200
-    storage = LocalStorage(folder / "m")
-    states = [RangeState(i, *_wide(i, ranges), "0" * 32, None, ()) for i in range(ranges)]
-    operator = OperatorState("op", ranges, KEY_SCHEMA, STATE_SCHEMA, tuple(states))
-    use, sizes, seconds = None, [], []
-    history = History(storage)
-    for epoch in range(1, deltas + epochs + 1):
-        states = [_grown(state, epoch, deltas) for state in operator.ranges]
-        operator = replace(operator, ranges=tuple(states))
-        before = time.process_time()
-        use, part = share([operator], epoch, uuid.uuid4().hex, use)
-        made = _manifest(epoch, operator, use)
-        data = made.encode()
-        if use is not None and part is not None:
-            storage.publish(use.part.path, part)
-        storage.publish(made.path, data)
-        history.add(made)
-        if epoch > deltas:
-            seconds.append(time.process_time() - before)
-            sizes.append(len(data) + (0 if part is None else len(part)))
-    before = time.process_time()
-    reader = History(storage)
-    reader.refresh()
-    opened = time.process_time() - before
-    named = sum(len(state.files) for state in operator.ranges)
-    print(
-        f"manifests of {ranges} ranges x {deltas} deltas ({named:,} files named), every range "
-        f"changes in every epoch:\n  {statistics.fmean(sizes):,.0f} bytes per epoch (most "
-        f"{max(sizes):,}), {statistics.fmean(seconds) * 1000:.1f} ms (most "
-        f"{max(seconds) * 1000:.1f} ms) of processor time; opened in {opened * 1000:.0f} ms",
-        flush=True,
-    )
-
-
-def _wide(index: int, ranges: int) -> tuple[int, int]:
-    groups = 32768
-    return -(-index * groups // ranges), -(-(index + 1) * groups // ranges) - 1
-
-
-def _grown(state: RangeState, epoch: int, deltas: int) -> RangeState:
-    """A range after one more epoch; the oldest delta goes, as if it was merged."""
-    new = uuid.uuid4().hex
-    bounds = state.first_key_group, state.last_key_group
-    path = state_path("op", *bounds, epoch, new, "delta")
-    ref = FileRef(path, "delta", new, state.id, epoch, *bounds, 5000, 12345, 100, 0, 4000)
-    kept = state.deltas[-(deltas - 1) :]
-    base = state.base
-    if len(kept) < len(state.deltas) and epoch % deltas == state.index % deltas:
-        old = state.deltas[0]
-        name = state_path("op", *bounds, old.epoch, f"t1-{uuid.uuid4().hex}", "base")
-        base = replace(old, path=name, kind="base")
-    elif len(kept) < len(state.deltas):
-        kept = state.deltas
-    if base is not state.base:
-        kept = state.deltas[-(deltas // 2) :]
-    return replace(state, id=new, base=base, deltas=(*kept, ref))
-
-
-def _manifest(epoch: int, operator: OperatorState, use: Any) -> Manifest:
-    return Manifest(
-        epoch=epoch,
-        predecessor=epoch - 1,
-        evaluation_id=uuid.uuid4().hex,
-        run_id="r",
-        term=1,
-        host="h",
-        max_parallelism=32768,
-        processing_time_ms=epoch,
-        created_ms=epoch,
-        library="pystate",
-        operators=(operator,),
-        part=use,
-    )
 
 
 def _ms(figures: Sequence[Figures]) -> str:
@@ -338,15 +233,14 @@ def _ms(figures: Sequence[Figures]) -> str:
 
 
 def _usage(folder: Path) -> tuple[int, int]:
-    files = size = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                size += os.lstat(os.path.join(parent, name)).st_size
-            except FileNotFoundError:
-                continue
-            files += 1
-    return files, size
+    sizes = []
+    for path in folder.rglob("*"):
+        # Another thread may delete what was listed.
+        with contextlib.suppress(FileNotFoundError):
+            found = path.lstat()
+            if stat.S_ISREG(found.st_mode):
+                sizes.append(found.st_size)
+    return len(sizes), sum(sizes)
 
 
 def _resident() -> int:
@@ -356,27 +250,25 @@ def _resident() -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run from the command line."""
-    questions = {"changes": changes, "small": small, "manifest": manifest}
+    questions = {"changes": changes, "small": small}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=questions, action="append")
     parser.add_argument("--folder", type=Path, help="where the files go")
-    parser.add_argument("--keys", type=int, default=1_000_000)
     parser.add_argument("--part", type=float, default=0.01, help="of the keys, per epoch")
-    parser.add_argument("--epochs", type=int, default=500)
-    parser.add_argument("--ranges", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--small-epochs", type=int, default=10_000)
-    parser.add_argument("--small-keys", type=int, default=200_000)
-    parser.add_argument("--small-changed", type=int, default=100)
-    parser.add_argument("--manifest-ranges", type=int, default=1000)
-    parser.add_argument("--manifest-deltas", type=int, default=64)
+    for name, default in {
+        "keys": 1_000_000,
+        "epochs": 500,
+        "ranges": 8,
+        "rounds": 5,
+        "small-epochs": 10_000,
+        "small-keys": 200_000,
+        "small-changed": 100,
+    }.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args(arguments)
-    folder = Path(tempfile.mkdtemp(prefix="pystate-chains-", dir=given.folder))
-    try:
+    with tempfile.TemporaryDirectory(prefix="pystate-chains-", dir=given.folder) as folder:
         for name in given.only or questions:
-            questions[name](folder, given)
-    finally:
-        shutil.rmtree(folder)
+            questions[name](Path(folder), given)
 
 
 if __name__ == "__main__":

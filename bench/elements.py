@@ -9,6 +9,8 @@ from __future__ import annotations
 import operator
 import time
 from collections import defaultdict
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +18,8 @@ import pyarrow as pa
 
 import pystate as ps
 from bench import peers
-from bench.keyed import in_batches, random_keys, seal
-from bench.measure import Row, Scale, Work, by_turns
+from bench.keyed import count, in_batches, random_keys, seal
+from bench.measure import Row, Scale, Work, by_turns, nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,6 +58,30 @@ def backend_of(**states: State[Any]) -> KeyedStateBackend:
     return ps.KeyedStateBackend(key="long", states=states)
 
 
+def works_of(
+    backend: KeyedStateBackend,
+    scalar: bool,
+    batch: Callable[[], object],
+    one_by_one: Callable[[], object],
+    before: Callable[[], object] = nothing,
+) -> Works:
+    """Changes a batch at a time, without and with the seal that ends an epoch, or one by one."""
+
+    def end_epoch() -> None:
+        seal(backend)
+
+    def batch_and_seal() -> None:
+        batch()
+        seal(backend)
+
+    if scalar:
+        return {"pystate": Work(one_by_one, before, end_epoch)}
+    return {
+        "pystate": Work(batch, before, end_epoch),
+        "pystate, seal timed": Work(batch_and_seal, before),
+    }
+
+
 # ---- lists
 
 
@@ -91,37 +117,23 @@ def append_works(scale: Scale, scalar: bool) -> Works:
         for names, added in batches:
             items.append(backend.keys(names), added)
 
-    def append_and_seal() -> None:
-        append()
-        seal(backend)
-
     def append_one_by_one() -> None:
         for k, v in zip(keys_list, values_list, strict=True):
             backend.set_current_key(k)
             items.add(v)
 
     # Lists would grow from round to round, so both sides are reset.
-    def restart() -> None:
-        backend.rollback()
-
-    def restart_sealed() -> None:
-        backend.rollback(1)
-
     def restart_dict() -> None:
         kept.clear()
         kept.update(list_in_dict(n_keys, ENTRIES))
 
-    def append_to_dict() -> None:
-        peers.append_to_lists(kept, keys_list, values_list)
-
-    works = {"dict of lists": Work(append_to_dict, after=restart_dict)}
-    if scalar:
-        return {"pystate": Work(append_one_by_one, after=restart), **works}
-    return {
-        "pystate": Work(append, after=restart),
-        "pystate, seal timed": Work(append_and_seal, after=restart_sealed),
-        **works,
-    }
+    works = works_of(backend, scalar, append, append_one_by_one)
+    works["pystate"] = replace(works["pystate"], after=backend.rollback)
+    if not scalar:
+        timed = works["pystate, seal timed"]
+        works["pystate, seal timed"] = replace(timed, after=lambda: backend.rollback(1))
+    append_to_dict = partial(peers.append_to_lists, kept, keys_list, values_list)
+    return {**works, "dict of lists": Work(append_to_dict, after=restart_dict)}
 
 
 def read_works(scale: Scale, scalar: bool, *, summed: bool) -> Works:
@@ -159,15 +171,12 @@ def read_works(scale: Scale, scalar: bool, *, summed: bool) -> Works:
         return found
 
     if summed:
-        ours = sum_one_by_one if scalar else read_and_sum
-        return {
-            "pystate": Work(ours),
-            "dict of lists": Work(lambda: peers.sum_lists(kept, keys_list)),
-        }
-    works = {"pystate": Work((lambda: one_by_one(items.get)) if scalar else read)}
+        ours = Work(sum_one_by_one if scalar else read_and_sum)
+        return {"pystate": ours, "dict of lists": Work(partial(peers.sum_lists, kept, keys_list))}
+    works = {"pystate": Work(partial(one_by_one, items.get) if scalar else read)}
     if scalar:
-        works["pystate, as an array"] = Work(lambda: one_by_one(items.to_numpy))
-    return {**works, "dict of lists": Work(lambda: peers.copy_lists(kept, keys_list))}
+        works["pystate, as an array"] = Work(partial(one_by_one, items.to_numpy))
+    return {**works, "dict of lists": Work(partial(peers.copy_lists, kept, keys_list))}
 
 
 # ---- maps
@@ -208,29 +217,14 @@ def put_works(scale: Scale, scalar: bool) -> Works:
         for keyed, named, changed in batches:
             entries.put_entries(backend.keys(keyed), named, changed)
 
-    def put_and_seal() -> None:
-        put()
-        seal(backend)
-
     def put_one_by_one() -> None:
         for k, name, v in zip(keys_list, names_list, values_list, strict=True):
             backend.set_current_key(k)
             entries.put(name, v)
 
-    def put_into_dict() -> None:
-        peers.put_into_maps(kept, keys_list, names_list, values_list)
-
-    def end_epoch() -> None:
-        seal(backend)
-
-    works = {"dict of dicts": Work(put_into_dict, before=change)}
-    if scalar:
-        return {"pystate": Work(put_one_by_one, before=change, after=end_epoch), **works}
-    return {
-        "pystate": Work(put, before=change, after=end_epoch),
-        "pystate, seal timed": Work(put_and_seal, before=change),
-        **works,
-    }
+    put_into_dict = partial(peers.put_into_maps, kept, keys_list, names_list, values_list)
+    works = works_of(backend, scalar, put, put_one_by_one, change)
+    return {**works, "dict of dicts": Work(put_into_dict, before=change)}
 
 
 def get_works(scale: Scale, scalar: bool) -> Works:
@@ -251,10 +245,8 @@ def get_works(scale: Scale, scalar: bool) -> Works:
             found.append(entries.get(name))
         return found
 
-    return {
-        "pystate": Work(get_one_by_one if scalar else get),
-        "dict of dicts": Work(lambda: peers.get_from_maps(kept, *lists)),
-    }
+    ours = Work(get_one_by_one if scalar else get)
+    return {"pystate": ours, "dict of dicts": Work(partial(peers.get_from_maps, kept, *lists))}
 
 
 # ---- reduced values and aggregates
@@ -274,39 +266,24 @@ def add_works(scale: Scale, scalar: bool, *, mean: bool) -> Works:
     for names in in_batches(pa.array(np.arange(n_keys, dtype=np.int64))):
         total.add_all(backend.keys(names), pa.array(np.zeros(len(names), values.dtype)))
     seal(backend)
-    keys_list, values_list = keys.tolist(), values.tolist()
+    lists = keys.tolist(), values.tolist()
 
     def add() -> None:
         for names, added in batches:
             total.add_all(backend.keys(names), added)
 
-    def add_and_seal() -> None:
-        add()
-        seal(backend)
-
     def add_one_by_one() -> None:
-        for k, v in zip(keys_list, values_list, strict=True):
+        for k, v in zip(*lists, strict=True):
             backend.set_current_key(k)
             total.add(v)
 
-    works: Works
+    peer: Callable[[], object]
     if mean:
-        means = dict.fromkeys(range(n_keys), (0.0, 0))
-        works = {"dict": Work(lambda: peers.mean_in_dict(means, keys_list, values_list))}
+        peer = partial(peers.mean_in_dict, dict.fromkeys(range(n_keys), (0.0, 0)), *lists)
     else:
         sums: dict[int, int] = defaultdict(int, dict.fromkeys(range(n_keys), 0))
-        works = {"dict": Work(lambda: peers.sum_in_dict(sums, keys_list, values_list))}
-
-    def end_epoch() -> None:
-        seal(backend)
-
-    if scalar:
-        return {"pystate": Work(add_one_by_one, after=end_epoch), **works}
-    return {
-        "pystate": Work(add, after=end_epoch),
-        "pystate, seal timed": Work(add_and_seal),
-        **works,
-    }
+        peer = partial(peers.sum_in_dict, sums, *lists)
+    return {**works_of(backend, scalar, add, add_one_by_one), "dict": Work(peer)}
 
 
 # ---- timers
@@ -337,8 +314,7 @@ def timer_works(scale: Scale, scalar: bool) -> Works:
     ours, theirs = TimerRounds(scale, scalar), TimerRounds(scale, scalar)
     # Keys with timers usually have other states, so their rows exist.
     backend = ps.KeyedStateBackend(key="long", states={"n": ps.ValueState("long")}, timers=True)
-    for names in in_batches(pa.array(np.arange(ours.n_keys, dtype=np.int64))):
-        backend["n"].add(backend.keys(names), 1)
+    count(backend, in_batches(pa.array(np.arange(ours.n_keys, dtype=np.int64))))
     heap: list[peers.Timer] = []
     there: set[peers.Timer] = set()
 
@@ -398,15 +374,12 @@ def rows_of(scale: Scale, scalar: bool) -> int:
 
 KINDS: dict[str, tuple[Callable[[Scale, bool], Works], int]] = {
     "list append": (append_works, 1),
-    "read of a 100-element list": (lambda s, scalar: read_works(s, scalar, summed=False), 25),
-    "read of a 100-element list, summed": (
-        lambda s, scalar: read_works(s, scalar, summed=True),
-        25,
-    ),
+    "read of a 100-element list": (partial(read_works, summed=False), 25),
+    "read of a 100-element list, summed": (partial(read_works, summed=True), 25),
     "map put, 10 entries": (put_works, 1),
     "map get, 10 entries": (get_works, 1),
-    "reducing add": (lambda s, scalar: add_works(s, scalar, mean=False), 1),
-    "aggregating mean": (lambda s, scalar: add_works(s, scalar, mean=True), 1),
+    "reducing add": (partial(add_works, mean=False), 1),
+    "aggregating mean": (partial(add_works, mean=True), 1),
     "timer register + fire": (timer_works, 2),
 }
 """The works of a kind, and by how much to divide the rows of a round."""
@@ -416,23 +389,21 @@ def elements(scale: Scale) -> list[Row]:
     """All benchmarks of this module, at the sizes of the scale."""
     rows = []
     for scalar in (False, True):
-        for what, (works_of, share) in KINDS.items():
-            works = works_of(scale, scalar)
+        how, goal = ("a key", ">= 0.5x") if scalar else ("a batch", ">= 8x")
+        for what, (make, share) in KINDS.items():
+            works = make(scale, scalar)
             *_, peer = works
             timings = by_turns(works, scale.rounds, clock=time.process_time)
-            done = rows_of(scale, scalar) // share
             for name in works:
-                expected = ">= 0.5x" if scalar else ">= 8x"
-                rows.append(
-                    Row(
-                        "collections",
-                        f"{what}, {'a key' if scalar else 'a batch'} at a time: {name}",
-                        timings.rate(name, done / 1e6),
-                        "M/s",
-                        peer="" if name == peer else peer,
-                        ratio=None if name == peer else timings.ratio(name, peer),
-                        expected="" if name == peer else expected,
-                        detail={"seconds": timings.seconds[name], "rows": done},
-                    )
+                row = timings.row(
+                    name,
+                    "collections",
+                    f"{what}, {how} at a time: {name}",
+                    rows_of(scale, scalar) // share,
+                    "M/s",
+                    lead=None if name == peer else (name, peer),
+                    peer=peer,
+                    expected="" if name == peer else goal,
                 )
+                rows.append(row)
     return rows

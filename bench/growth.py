@@ -7,8 +7,9 @@ thousand, in any container. So each ratio is shown beside that of Python's own c
 from __future__ import annotations
 
 import gc
+import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 ADDED = 1_000
 """Elements of an epoch."""
+LIMIT = "<= 1.5x"
 AT_ONCE = 50_000
 """Elements of an epoch while the key is only grown."""
 
@@ -192,41 +194,24 @@ def growth(scale: Scale) -> list[Row]:
             found = measure_kind(scale, kind)
         finally:
             gc.enable()
-        first = found[scale.grown[0]]
+        first, peer = found[scale.grown[0]], f"at {scale.grown[0]:,}"
         for size, measured in found.items():
-            small = size == scale.grown[0]
             what = f"{kind.name}, at {size:,}"
-            peer = f"at {scale.grown[0]:,}"
-            ns, bytes_ = Spread.of(measured.ns), Spread.of(measured.delta_bytes)
-            theirs = Spread.of(measured.peer_ns).median / Spread.of(first.peer_ns).median
-            rows.append(
-                Row(
-                    "growth",
-                    what,
-                    ns,
-                    "ns",
-                    peer="" if small else f"{peer}; Python's own {theirs:.2g}x",
-                    ratio=None if small else over(ns, Spread.of(first.ns)),
-                    expected="" if small else "<= 1.5x",
-                    detail={"ns": measured.ns, "python_ns": measured.peer_ns},
-                )
-            )
-            if size == scale.grown[-1]:
-                rows.append(
-                    Row(
-                        "growth",
-                        f"{kind.name}, at {size:,}: delta",
-                        bytes_,
-                        "bytes",
-                        peer=peer,
-                        ratio=over(bytes_, Spread.of(first.delta_bytes)),
-                        expected="<= 1.5x",
-                        detail={"delta_bytes": {s: m.delta_bytes for s, m in found.items()}},
-                    )
-                )
+            row = Row("growth", what, Spread.of(measured.ns), "ns")
+            if measured is not first:
+                theirs = statistics.median(measured.peer_ns) / statistics.median(first.peer_ns)
+                python = f"{peer}; Python's own {theirs:.2g}x"
+                row = replace(row, peer=python, ratio=over(measured.ns, first.ns), expected=LIMIT)
+            rows.append(row)
+        figure, ratio = (
+            Spread.of(measured.delta_bytes),
+            over(measured.delta_bytes, first.delta_bytes),
+        )
+        rows.append(Row("growth", f"{what}: delta", figure, "bytes", peer, ratio, LIMIT))
     return rows
 
 
-def over(large: Spread, small: Spread) -> Spread:
+def over(large: list[float], small: list[float]) -> Spread:
     """A ratio to the small case's median."""
-    return Spread(large.median / small.median, large.low / small.median, large.high / small.median)
+    base = statistics.median(small)
+    return Spread.of(one / base for one in large)

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.measure import Spread, spread
-from bench.processes import ProcessorTime
+from bench.measure import Timings, spread
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.joins.inputs import JoinInput, result_names
@@ -30,6 +27,8 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.types.state_type import parse_type
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
 
 LEFT = {"k": "long", "t": "timestamp", "price": "double", "name": "string"}
@@ -97,33 +96,33 @@ def engines(epochs: int, count: int, keys: int) -> None:
 
 def on_spark(epochs: int, count: int, keys: int, rounds: int) -> None:
     """Run a stream through both interval joins."""
-    from bench.spark_jobs import session
+    from bench.spark_jobs import ProcessorTime, session
 
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
+    jobs = {"pystate": _pystate, "Spark": _spark}
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    worked: dict[str, list[float]] = {name: [] for name in jobs}
+    with session() as (spark, home):
         for side in ("left", "right"):
             (home / side).mkdir()
             for epoch in range(epochs):
                 table = pa.Table.from_batches([rows(side, epoch, count, keys)])
                 pq.write_table(table, home / side / f"{epoch:05d}.parquet")
-        taken: dict[str, list[tuple[float, float]]] = {"pystate": [], "Spark": []}
-        with session(home) as spark:
-            # The first round of a JVM takes two to three times as long: it compiles its own code.
-            for turn in range(-1, rounds):
-                for name, run in (("pystate", _pystate), ("Spark", _spark)):
-                    began, worked = time.perf_counter(), ProcessorTime()
-                    found = run(spark, home)
-                    took, work = time.perf_counter() - began, worked.seconds()
-                    shutil.rmtree(home / "checkpoint")
-                    shutil.rmtree(home / "out")
-                    rate = f"{2 * epochs * count / took / 1e3:7.0f} k rows/s"
-                    kind = "    not counted" if turn < 0 else rate
-                    print(f"{name:8} {took:7.2f} s, {work:7.2f} of processors, {kind}, {found} out")
-                    if turn >= 0:
-                        taken[name].append((took, work))
-        for what, i in (("time", 0), ("processor time", 1)):
-            ratios = [b[i] / a[i] for a, b in zip(taken["pystate"], taken["Spark"], strict=True)]
-            print(f"Spark / pystate, {what}: {spread(Spread.of(ratios), 'x')}")
+        # The first round of a JVM takes two to three times as long: it compiles its own code.
+        for turn in range(-1, rounds):
+            for name, run in jobs.items():
+                began, processors = time.perf_counter(), ProcessorTime()
+                found = run(spark, home)
+                took, work = time.perf_counter() - began, processors.seconds()
+                shutil.rmtree(home / "checkpoint")
+                shutil.rmtree(home / "out")
+                rate = f"{2 * epochs * count / took / 1e3:7.0f} k rows/s"
+                kind = "    not counted" if turn < 0 else rate
+                print(f"{name:8} {took:7.2f} s, {work:7.2f} of processors, {kind}, {found} out")
+                if turn >= 0:
+                    seconds[name].append(took)
+                    worked[name].append(work)
+    for what, taken in (("time", seconds), ("processor time", worked)):
+        print(f"Spark / pystate, {what}: {spread(Timings(taken).ratio('pystate', 'Spark'), 'x')}")
 
 
 def _streams(spark: SparkSession, home: Path) -> dict[str, DataFrame]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from bench import peers
 from bench.measure import Row, Scale, Work, by_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pystate import KeyedStateBackend
 
@@ -22,9 +23,8 @@ BATCH_ROWS = 65_536
 
 def long_backend(*names: str) -> KeyedStateBackend:
     """A heap table with a long key and long states."""
-    return ps.KeyedStateBackend(
-        key="long", states={name: ps.ValueState("long", default=0) for name in names}
-    )
+    states = {name: ps.ValueState("long", default=0) for name in names}
+    return ps.KeyedStateBackend(key="long", states=states)
 
 
 def in_batches(array: pa.Array[Any]) -> Iterator[pa.Array[Any]]:
@@ -33,15 +33,21 @@ def in_batches(array: pa.Array[Any]) -> Iterator[pa.Array[Any]]:
         yield array.slice(start, BATCH_ROWS)
 
 
-def fill(backend: KeyedStateBackend, n_keys: int, *names: str) -> None:
-    """Insert the keys 0..n_keys - 1 with zeros and seal, in epochs of a million."""
-    for start in range(0, n_keys, 1_000_000):
+def fill(backend: KeyedStateBackend, n_keys: int, *names: str, there: int = 0) -> None:
+    """Insert the keys there..n_keys - 1 with zeros and seal, in epochs of a million."""
+    for start in range(there, n_keys, 1_000_000):
         keys = pa.array(np.arange(start, min(start + 1_000_000, n_keys), dtype=np.int64))
         for part in in_batches(keys):
             batch = backend.keys(part)
             for name in names:
                 backend[name].add(batch, 0)
         seal(backend)
+
+
+def count(backend: KeyedStateBackend, batches: Iterable[pa.Array[Any]], n: int = 1) -> None:
+    """Count the rows of each key."""
+    for batch in batches:
+        backend["n"].add(backend.keys(batch), n)
 
 
 def seal(backend: KeyedStateBackend) -> None:
@@ -54,28 +60,30 @@ def random_keys(n_keys: int, rows: int) -> np.ndarray[tuple[int], np.dtype[np.in
     return np.random.default_rng(42).integers(0, n_keys, rows)
 
 
-def count_works(scale: Scale, n_keys: int) -> dict[str, Work]:
-    """Count rows per key; all keys exist already."""
-    keys = random_keys(n_keys, scale.rows)
-    backend = long_backend("n")
-    fill(backend, n_keys, "n")
-    batches = list(in_batches(pa.array(keys)))
-    count = backend["n"]
-
-    def add() -> None:
-        for batch in batches:
-            count.add(backend.keys(batch), 1)
+def add_works(backend: KeyedStateBackend, add: Callable[[], None]) -> dict[str, Work]:
+    """The same work without and with the seal that ends an epoch."""
 
     def add_and_seal() -> None:
         add()
         seal(backend)
 
+    return {
+        "pystate": Work(add, after=lambda: seal(backend)),
+        "pystate, seal timed": Work(add_and_seal),
+    }
+
+
+def count_works(scale: Scale, n_keys: int) -> dict[str, Work]:
+    """Count rows per key; all keys exist already."""
+    keys = random_keys(n_keys, scale.rows)
+    backend = long_backend("n")
+    fill(backend, n_keys, "n")
+    add = partial(count, backend, list(in_batches(pa.array(keys))))
     dict_keys = keys.tolist()
     counts = dict.fromkeys(range(n_keys), 0)
     slots = np.zeros(n_keys, np.int64)
     return {
-        "pystate": Work(add, after=lambda: seal(backend)),
-        "pystate, seal timed": Work(add_and_seal),
+        **add_works(backend, add),
         "dict": Work(lambda: peers.count_in_dict(counts, dict_keys)),
         "numpy.add.at": Work(lambda: peers.count_in_array(slots, keys)),
     }
@@ -88,23 +96,18 @@ def sum_and_count_works(scale: Scale, n_keys: int) -> dict[str, Work]:
     backend = long_backend("total", "n")
     fill(backend, n_keys, "total", "n")
     batches = list(zip(in_batches(pa.array(keys)), in_batches(pa.array(values)), strict=True))
-    total, count = backend["total"], backend["n"]
+    total, n = backend["total"], backend["n"]
 
     def add() -> None:
         for batch, amounts in batches:
             found = backend.keys(batch)
             total.add(found, amounts)
-            count.add(found, 1)
-
-    def add_and_seal() -> None:
-        add()
-        seal(backend)
+            n.add(found, 1)
 
     dict_keys, dict_values = keys.tolist(), values.tolist()
     rows = dict.fromkeys(range(n_keys), (0, 0))
     return {
-        "pystate": Work(add, after=lambda: seal(backend)),
-        "pystate, seal timed": Work(add_and_seal),
+        **add_works(backend, add),
         "dict": Work(lambda: peers.sum_and_count_in_dict(rows, dict_keys, dict_values)),
     }
 
@@ -148,43 +151,30 @@ def scalar_works(scale: Scale, n_keys: int) -> dict[str, Work]:
 def vectorised(scale: Scale) -> list[Row]:
     """A batch at a time."""
     rows = []
-    for what, works_of, expected in (
-        ("count", count_works, ">= 25x"),
-        ("sum+count", sum_and_count_works, ">= 25x"),
-    ):
+    for what, works_of in (("count", count_works), ("sum+count", sum_and_count_works)):
         for n_keys in scale.key_counts:
             timings = by_turns(works_of(scale, n_keys), scale.rounds)
             for name in timings.seconds:
-                is_peer = not name.startswith("pystate")
-                rows.append(
-                    Row(
-                        "count",
-                        f"{what}, {n_keys:,} keys: {name}",
-                        timings.rate(name, scale.rows / 1e6),
-                        "M rows/s",
-                        peer="" if is_peer else "dict",
-                        ratio=None if is_peer else timings.ratio(name, "dict"),
-                        expected=expected if name == "pystate, seal timed" else "",
-                        detail={"seconds": timings.seconds[name], "rows": scale.rows},
-                    )
+                text = f"{what}, {n_keys:,} keys: {name}"
+                lead = (name, "dict") if name.startswith("pystate") else None
+                goal = ">= 25x" if name.endswith("seal timed") else ""
+                row = timings.row(
+                    name, "count", text, scale.rows, lead=lead, peer="dict", expected=goal
                 )
+                rows.append(row)
     return rows
 
 
 def scalar(scale: Scale) -> list[Row]:
     """A key at a time, at the smallest number of keys."""
-    n_keys = scale.key_counts[0]
+    n_keys, rows = scale.key_counts[0], []
     timings = by_turns(scalar_works(scale, n_keys), scale.rounds)
-    return [
-        Row(
-            "one-key",
-            f"one key at a time, {n_keys:,} keys: {name}",
-            timings.rate(name, scale.scalar_rows / 1e6),
-            "M rows/s",
-            peer="" if name == "dict" else "dict",
-            ratio=None if name == "dict" else timings.ratio(name, "dict"),
-            expected="" if name == "dict" else ">= 1x",
-            detail={"seconds": timings.seconds[name], "rows": scale.scalar_rows},
+    for name in timings.seconds:
+        what = f"one key at a time, {n_keys:,} keys: {name}"
+        lead = None if name == "dict" else (name, "dict")
+        goal = ">= 1x" if lead else ""
+        row = timings.row(
+            name, "one-key", what, scale.scalar_rows, lead=lead, peer="dict", expected=goal
         )
-        for name in timings.seconds
-    ]
+        rows.append(row)
+    return rows

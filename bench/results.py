@@ -1,4 +1,4 @@
-"""Results as JSON: a file for each question, with its machine, versions, commit and scale."""
+"""Answers in one file: a line of JSON for each question, with its machine, versions and commit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import datetime
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import time
@@ -51,7 +50,7 @@ class Answer:
     question: str
     time: str
     commit: str
-    scale: dict[str, Any]
+    scale: str
     machine: dict[str, Any]
     versions: dict[str, str]
     busy: tuple[float, float] = (0.0, 0.0)
@@ -62,14 +61,13 @@ class Answer:
 
 
 @contextmanager
-def asked(question: str, scale: Scale, folder: Path) -> Iterator[Answer]:
+def asked(question: str, scale: Scale, path: Path) -> Iterator[Answer]:
     """Note the conditions of a question, and store its rows, or that it failed.
 
     A failure replaces no answer of the same scale: a report of before keeps its figures.
     """
     began = now().isoformat(timespec="seconds")
-    given = dataclasses.asdict(scale)
-    answer = Answer(question, began, commit(), given, machine(), versions())
+    answer = Answer(question, began, commit(), scale.name, machine(), versions())
     # Figures of the smallest scale say nothing, however busy or slow the machine is.
     probe, reads = (0.0, 0) if scale.name == "smoke" else (PROBE_SECONDS, PROBED_READS)
     before = busy_cores(probe), random_read_ns(reads)
@@ -86,65 +84,61 @@ def asked(question: str, scale: Scale, folder: Path) -> Iterator[Answer]:
         answer.seconds = time.perf_counter() - start
         after = busy_cores(probe), random_read_ns(reads)
         answer.busy, answer.read_ns = zip(before, after, strict=True)
-        there = read(folder).get(question)
-        if not answer.error or there is None or there.error or there.scale["name"] != scale.name:
-            write(answer, folder)
+        there = read(path).get(question)
+        if not answer.error or there is None or there.error or there.scale != scale.name:
+            write(answer, path)
 
 
-def write(answer: Answer, folder: Path) -> None:
+def write(answer: Answer, path: Path) -> None:
     """Store an answer in the place of that of before."""
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f"{answer.question}.unfinished"
-    text = json.dumps(rounded(dataclasses.asdict(answer)), indent=1, ensure_ascii=False)
-    # Lists of numbers take a line each, not one a number.
-    text = re.sub(r"\[[\s\d.,e+-]*\]", lambda found: " ".join(found[0].split()), text)
-    unfinished.write_text(text + "\n", encoding="utf-8")
-    unfinished.replace(folder / f"{answer.question}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    answers = {**read(path), answer.question: answer}
+    lines = [json.dumps(stored(answers[name]), ensure_ascii=False) for name in sorted(answers)]
+    unfinished.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    unfinished.replace(path)
 
 
-def rounded(value: Any) -> Any:
-    """The same with six digits of each float."""
+def stored(value: Any) -> Any:
+    """What is written: of a row all but what it has not, of a spread three figures, six digits."""
+    if isinstance(value, Answer):
+        return {name: stored(one) for name, one in vars(value).items()}
+    if isinstance(value, Row):
+        given = {name: one for name, one in vars(value).items() if one not in ("", None)}
+        return stored({name: one for name, one in given.items() if name != "question"})
+    if isinstance(value, Spread):
+        return stored([value.median, value.low, value.high])
     if isinstance(value, dict):
-        return {key: rounded(one) for key, one in value.items()}
+        return {key: stored(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [rounded(one) for one in value]
+        return [stored(one) for one in value]
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def read(folder: Path) -> dict[str, Answer]:
-    """All answers of a folder.
-
-    Raises
-    ------
-    ValueError
-        If a file is none.
-    """
-    found = {}
-    for path in sorted(folder.glob("*.json")):
+def read(path: Path) -> dict[str, Answer]:
+    """All answers of a file, of which there may be none; a line that is none is an error."""
+    found: dict[str, Answer] = {}
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    for number, line in enumerate(lines, start=1):
         try:
-            given = json.loads(path.read_text(encoding="utf-8"))
-            answer = Answer(**{**given, "rows": [row_of(row) for row in given["rows"]]})
-            if answer.question != path.stem or answer.scale["name"] not in SCALES:
-                raise ValueError(f"the question is {answer.question}")
+            given = json.loads(line)
+            rows = [row_of(given["question"], row) for row in given["rows"]]
+            answer = Answer(**{**given, "rows": rows})
+            if answer.scale not in SCALES:
+                raise ValueError(f"the scale is {answer.scale}")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{path} is no answer of this version's `python -m bench` "
+                f"{path}, line {number}, is no answer of this version's `python -m bench` "
                 f"({type(error).__name__}: {error}): remove it, and ask again"
             ) from error
         found[answer.question] = answer
     return found
 
 
-def row_of(stored: dict[str, Any]) -> Row:
+def row_of(question: str, given: dict[str, Any]) -> Row:
     """A row from JSON."""
-    ratio = stored["ratio"]
-    return Row(
-        **{
-            **stored,
-            "figure": Spread(**stored["figure"]),
-            "ratio": None if ratio is None else Spread(**ratio),
-        }
-    )
+    spreads = {name: Spread(*one) for name, one in given.items() if name in ("figure", "ratio")}
+    return Row(question, **{**given, **spreads})
 
 
 def now() -> datetime.datetime:

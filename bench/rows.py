@@ -1,7 +1,13 @@
-"""Operators that pass rows on or rank them: rows per second of one core, without Spark."""
+"""Operators without Spark, on one core: duplicates, rankings, and windows.
+
+The processor time of the process is measured. Windows are those of a stream in order, in epochs
+that are sealed, from the first row to the last window; their peer is DuckDB with one thread, which
+computes the same from all rows at once and keeps nothing.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,12 +20,17 @@ from bench.keyed import BATCH_ROWS
 from bench.measure import Row, Scale, Work, by_turns
 from pystate.operator.deduplicate import DeduplicateSpec
 from pystate.operator.top import By, TopSpec
+from pystate.types.keys import parse_key
 from pystate.types.state_type import parse_type
+from pystate.windows.making import make_operator
+from pystate.windows.operator import EpochTimes
+from pystate.windows.specification import WindowSpec, window_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pystate import KeyedStateBackend
+    from pystate.windows.assigners import Assigner
 
 WITHIN = 1_000_000_000
 ONCE = {
@@ -94,7 +105,7 @@ def rows(scale: Scale) -> list[Row]:
     n_keys = scale.key_counts[0]
     pieces = batches(n_keys, scale.rows, 48)
     seen: set[Any] = set()
-    works = {"set": Work(lambda: passed_by_set(seen, pieces))}
+    works = {"set": Work(partial(passed_by_set, seen, pieces))}
     operators = {f"deduplicate {name}": Operator(spec) for name, spec in ONCE.items()}
     operators["top 5"] = Operator(BEST)
     for name, operator in operators.items():
@@ -103,15 +114,116 @@ def rows(scale: Scale) -> list[Row]:
         works[f"{name}, known keys"] = Work(run, after=operator.seal)
     timings = by_turns(works, scale.rounds, clock=time.process_time)
     return [
-        Row(
+        timings.row(
+            name,
             "rows",
             f"{name}, {n_keys:,} keys",
-            timings.rate(name, scale.rows),
+            scale.rows,
             "rows/s",
-            peer="Python's set" if name.startswith("dedup") else "",
-            ratio=timings.ratio(name, "set") if name.startswith("dedup") else None,
-            detail={"seconds": timings.seconds[name]},
+            lead=(name, "set") if name.startswith("dedup") else None,
+            peer="Python's set",
         )
         for name in works
         if name != "set"
     ]
+
+
+MINUTE = 60_000
+EPOCH_ROWS = 1_000_000
+HAS_DUCKDB = importlib.util.find_spec("duckdb") is not None
+SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("v", pa.int64())])
+
+
+def stream(rows: int, keys: int, minutes: float) -> pa.Table:
+    """Rows of uniform keys, in the order of their times."""
+    random = np.random.default_rng(42)
+    columns = [
+        random.integers(0, keys, rows),
+        np.sort(random.integers(0, int(minutes * MINUTE), rows)),
+        random.integers(0, 1_000, rows),
+    ]
+    return pa.Table.from_arrays([pa.array(c) for c in columns], schema=SCHEMA)
+
+
+def windowed(windows: Assigner, table: pa.Table) -> int:
+    """Count and sum in windows; returns how many windows there were."""
+    aggregates: dict[str, Any] = {"n": ps.count(), "total": ps.sum("v")}
+    spec = WindowSpec.of(
+        window_options(windows, "bench", event_time="t"), ["k"], aggregates, SCHEMA, "bench"
+    )
+    backend = ps.KeyedStateBackend.of(spec.operator("bench", parse_key([("k", "long")])))
+    bound: int | None = None
+    emitted = 0
+    for begin in range(0, table.num_rows, EPOCH_ROWS):
+        operator = make_operator(spec, backend, EpochTimes(0, bound))
+        part = table.slice(begin, EPOCH_ROWS)
+        for batch in part.to_batches(BATCH_ROWS):
+            emitted += sum(piece.num_rows for piece in operator.process(batch))
+        bound = operator.max_event_time
+        if begin + EPOCH_ROWS >= table.num_rows:
+            bound = 1 << 60
+        emitted += sum(piece.num_rows for piece in operator.finish(bound))
+        operator.close()
+        backend.seal().close()
+    assert backend.stats().keys == 0
+    backend.close()
+    return emitted
+
+
+def in_duckdb(query: str, table: pa.Table) -> int:
+    """The number of rows of a query over the table `given`, on one thread."""
+    import duckdb
+
+    with duckdb.connect(config={"threads": 1}) as connection:
+        connection.register("given", table)
+        found: int = connection.sql(query).to_arrow_table().num_rows
+        return found
+
+
+TUMBLING = "SELECT k, t // 60000 AS w, count(*), sum(v) FROM given GROUP BY ALL"
+SESSIONS = """
+    WITH marked AS (
+        SELECT *, coalesce(t - lag(t) OVER (PARTITION BY k ORDER BY t) > 30000, true) AS fresh
+        FROM given),
+    numbered AS (
+        SELECT *, sum(fresh::INT) OVER (PARTITION BY k ORDER BY t ROWS UNBOUNDED PRECEDING) AS s
+        FROM marked)
+    SELECT k, s, min(t), max(t) + 30000, count(*), sum(v) FROM numbered GROUP BY ALL
+"""
+
+
+def windows(scale: Scale) -> list[Row]:
+    """Tumbling ones of a million keys and windows, sliding ones, and sessions."""
+    size, found = 5 * scale.rows, []
+    few = stream(size, max(scale.elements // 10, 10), 10)
+    dense = stream(size, max(scale.elements // 100, 10), 80)
+    minute, hour = ps.Tumbling(MINUTE), ps.Tumbling(60 * MINUTE)
+    duckdb = "DuckDB, all rows at once"
+    # The last of the works is the peer; a window by the minute keeps the slices of the sliding one.
+    kinds: dict[tuple[str, str], dict[str, Work]] = {
+        ("a million windows of a key and a minute, ten rows each", ">= 10 M rows/s"): {
+            "pystate": Work(partial(windowed, minute, few)),
+            duckdb: Work(partial(in_duckdb, TUMBLING, few)),
+        },
+        ("an hour, sliding by a minute", ">= 0.7x"): {
+            "pystate": Work(partial(windowed, ps.Sliding(60 * MINUTE, MINUTE), dense)),
+            "tumbling by an hour": Work(partial(windowed, hour, dense)),
+            "tumbling by a minute": Work(partial(windowed, minute, dense)),
+        },
+        ("sessions of some twenty rows", ">= 3 M rows/s"): {
+            "pystate": Work(partial(windowed, ps.Session(MINUTE // 2), dense)),
+            duckdb: Work(partial(in_duckdb, SESSIONS, dense)),
+        },
+    }
+    for (what, goal), all_works in kinds.items():
+        works = {n: w for n, w in all_works.items() if HAS_DUCKDB or n != duckdb}
+        timings = by_turns(works, min(scale.rounds, 3), clock=time.process_time)
+        *_, peer = works
+        for name in works:
+            lead = None if name == peer else (name, peer)
+            expected = goal if name == "pystate" else ""
+            row = timings.row(
+                name, "windows", f"{what}: {name}", size, lead=lead, peer=peer, expected=expected
+            )
+            found.append(row)
+    return found

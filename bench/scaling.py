@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from bench.keyed import in_batches, long_backend, random_keys, seal
+from bench.keyed import count, in_batches, long_backend, random_keys, seal
 from bench.measure import SCALES, Row, Scale, Spread, Work, by_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from pystate import KeyedStateBackend
 
@@ -51,14 +50,13 @@ def threads(scale: Scale) -> list[Row]:
     for pool in pools.values():
         pool.shutdown()
     return [
-        Row(
+        timings.row(
+            str(n),
             "scaling",
             f"count and seal, {n_keys:,} keys, threads: {n}",
-            timings.rate(str(n), scale.rows / 1e6),
-            "M rows/s",
-            peer="" if n == 1 else "one thread",
-            ratio=None if n == 1 else timings.ratio(str(n), "1"),
-            detail={"seconds": timings.seconds[str(n)]},
+            scale.rows,
+            lead=None if n == 1 else (str(n), "1"),
+            peer="one thread",
             series="in one process: count and seal",
             size=n,
         )
@@ -74,84 +72,58 @@ def counting(
     shares: list[tuple[KeyedStateBackend, list[pa.Array[Any]]]] = []
     for part in range(parts):
         backend = long_backend("n")
-        own = pa.array(np.arange(part, n_keys, parts))
-        for batch in in_batches(own):
-            backend["n"].add(backend.keys(batch), 0)
+        count(backend, in_batches(pa.array(np.arange(part, n_keys, parts))), 0)
         seal(backend)
         shares.append((backend, list(in_batches(pa.array(keys[keys % parts == part])))))
 
-    def count(share: tuple[KeyedStateBackend, list[pa.Array[Any]]]) -> None:
-        backend, batches = share
-        for batch in batches:
-            backend["n"].add(backend.keys(batch), 1)
-        seal(backend)
+    def count_and_seal(share: tuple[KeyedStateBackend, list[pa.Array[Any]]]) -> None:
+        count(*share)
+        seal(share[0])
 
-    return lambda: list(pool.map(count, shares))
+    return lambda: list(pool.map(count_and_seal, shares))
 
 
 def jobs(scale: Scale) -> list[Row]:
-    """On Spark."""
+    """On Spark; a job's rate on so many cores, against the median of that on one."""
     counts = core_counts()
     seconds: dict[int, dict[str, list[float]]] = {n: {} for n in counts}
     for _ in range(JOB_ROUNDS):
         for n in counts:
+            command = [sys.executable, "-m", "bench.scaling", str(n), scale.name]
             done = subprocess.run(
-                [sys.executable, "-m", "bench.scaling", str(n), scale.name],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                check=False,
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
             )
             if done.returncode:
                 raise RuntimeError(f"the job on {n} cores failed: {done.stderr[-2_000:]}")
             for name, taken in json.loads(done.stdout.splitlines()[-1]).items():
                 seconds[n].setdefault(name, []).extend(taken)
-    return [job_row(name, n, seconds, scale) for n in counts for name in seconds[n]]
+    found = []
+    rows, keys = scale.spark_rows, scale.spark_keys
+    for n in counts:
+        for name, taken in seconds[n].items():
+            what = f"count, {rows:,} rows a batch, {keys:,} keys: {name}, cores: {n}"
+            rate = Spread.of(rows / one / 1e6 for one in taken)
+            alone = Spread.of(seconds[1][name]).median
+            ratio = None if n == 1 else Spread.of(alone / one for one in taken)
+            peer, series = "" if n == 1 else "one core", f"on Spark: {name}"
+            question, unit = "spark-scaling", "M rows/s"
+            found.append(Row(question, what, rate, unit, peer, ratio, "", series, n))
+    return found
 
 
-def job_row(name: str, n: int, seconds: dict[int, dict[str, list[float]]], scale: Scale) -> Row:
-    """A job's rate on so many cores, against that on one."""
-    taken, alone = seconds[n][name], Spread.of(seconds[1][name]).median
-    return Row(
-        "spark-scaling",
-        f"count, {scale.spark_rows:,} rows a batch, {scale.spark_keys:,} keys: {name}, cores: {n}",
-        Spread.of([scale.spark_rows / one / 1e6 for one in taken]),
-        "M rows/s",
-        peer="" if n == 1 else "one core",
-        ratio=None if n == 1 else Spread.of([alone / one for one in taken]),
-        detail={"seconds": taken},
-        series=f"on Spark: {name}",
-        size=n,
-    )
-
-
-def on_cores(n: int, scale: Scale) -> dict[str, list[float]]:
+def on_cores(n: int, scale: Scale) -> Mapping[str, Sequence[float]]:
     """Seconds of each batch, with and without state, on the first `n` cores."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:n])
-    from bench import spark_jobs
+    from bench import spark_aggregates as jobs
+    from bench.spark_jobs import by_turns, plain, session
 
-    starts = {"without state": spark_jobs.start_without_state,
-              "pystate": spark_jobs.start_with_pystate}  # fmt: skip
-    seconds: dict[str, list[float]] = {name: [] for name in starts}
-    root = Path(tempfile.mkdtemp(prefix="pystate-bench-"))
-    try:
-        with spark_jobs.session(root, cores=n) as spark:
-            folders = {name: root / name.replace(" ", "-") for name in starts}
-            queries = {
-                name: start(spark_jobs.source(spark, folders[name]), scale, folders[name])
-                for name, start in starts.items()
-            }
-            for turn in range(spark_jobs.WARM_UP + min(scale.spark_batches, JOB_BATCHES)):
-                spark_jobs.write_input(spark, scale, root / str(turn))
-                for name, query in queries.items():
-                    spark_jobs.hand_over(root / str(turn), folders[name])
-                    seconds[name].append(spark_jobs.batch_seconds(query, turn))
-            for query in queries.values():
-                query.stop()
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    return {name: taken[spark_jobs.WARM_UP :] for name, taken in seconds.items()}
+    rows, keys = scale.spark_rows, scale.spark_keys
+    starts = {"without state": jobs.without_state(rows, keys), "pystate": jobs.counting()}
+    write = partial(jobs.write_input, keys=keys)
+    turns = plain(rows, jobs.WARM_UP, min(scale.spark_batches, JOB_BATCHES))
+    with session(cores=n) as (spark, root):
+        timings, _ = by_turns(spark, root, starts, jobs.COUNTED, write, turns)
+    return timings.seconds
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""The same count per key on Spark without state, with pystate, and with Spark's own state.
+"""Sessions, streams and jobs on Spark that get the same batches, one job after the other.
 
-All run in one session over the same stream, shuffle by key into as many partitions, and write as
-many output rows to Parquet in `foreachBatch`. The job without state sends its rows through a Python
-worker (`mapInArrow`) that passes on as many rows as the other jobs have keys to update.
+Batches are folders of Parquet files that appear below a job's folder. All jobs of a comparison run
+in one session, shuffle by key into as many partitions, and write Parquet in `foreachBatch`.
 """
 
 from __future__ import annotations
@@ -12,96 +11,70 @@ import os
 import shutil
 import sys
 import tempfile
-from functools import partial
+from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
-import pystate as ps
-from bench.measure import Row, Scale, Spread
-from bench.processes import ProcessorTime
+from bench.measure import Timings
 from pystate.spark import Job, ParquetSink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from pystate.spark.base.combining import Combine
-
-    Starts = dict[str, tuple[Callable[[DataFrame, Scale, Path], StreamingQuery], str]]
+    Start = Callable[[DataFrame, Path], StreamingQuery]
+    """Starts a query over a stream, with its checkpoint and its output in a folder."""
+    Batch = tuple[int, bool]
+    """How many rows, and whether it is timed."""
 
 PARALLELISM = 2
 MAX_PARALLELISM = 128
-WARM_UP = 3
-"""Batches that are not timed: after them 99.7 % of the keys exist and the JVM is warm."""
-SKEW = 1.1
-"""The exponent of skewed keys."""
-EXPECTED = {
-    "without state": ">= 0.92x",
-    "Spark, in memory": ">= 2.5x",
-    "Spark, RocksDB": ">= 6.5x",
-}
-EXPECTED_SKEWED = {"without state": ">= 2x"}
+STATE_STORE = "org.apache.spark.sql.execution.streaming.state."
 PROVIDERS = {
-    "HDFSBacked": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
-    "RocksDB": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "HDFSBacked": f"{STATE_STORE}HDFSBackedStateStoreProvider",
+    "RocksDB": f"{STATE_STORE}RocksDBStateStoreProvider",
 }
 
 
 @contextlib.contextmanager
-def session(folder: Path, cores: int = PARALLELISM) -> Iterator[SparkSession]:
-    """Some cores of this machine, quiet."""
+def session(cores: int = PARALLELISM) -> Iterator[tuple[SparkSession, Path]]:
+    """Some cores of this machine, quiet, and a folder that is there as long."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = (
-        SparkSession.builder.master(f"local[{cores}]")
-        .appName("pystate-bench")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "4g")
-        # Jobs that wait for their turn rarely check for input.
-        .config("spark.sql.streaming.pollingDelay", "500ms")
-        .config("spark.sql.shuffle.partitions", str(PARALLELISM))
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    try:
-        yield spark
-    finally:
-        spark.stop()
+    with tempfile.TemporaryDirectory(prefix="pystate-bench-", ignore_cleanup_errors=True) as folder:
+        spark = (
+            SparkSession.builder.master(f"local[{cores}]")
+            .appName("pystate-bench")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.bindAddress", "127.0.0.1")
+            .config("spark.driver.memory", "4g")
+            # Jobs that wait for their turn rarely check for input.
+            .config("spark.sql.streaming.pollingDelay", "500ms")
+            .config("spark.sql.shuffle.partitions", str(PARALLELISM))
+            .config("spark.sql.warehouse.dir", f"{folder}/warehouse")
+            .getOrCreate()
+        )
+        spark.sparkContext.setLogLevel("OFF")
+        try:
+            yield spark, Path(folder)
+        finally:
+            spark.stop()
 
 
-def write_input(spark: SparkSession, scale: Scale, folder: Path, skew: float = 0) -> None:
-    """Write one batch, a file per core.
-
-    Keys are uniform over `spark_keys`, or with a skew their ranks follow Zipf's law, rounded down
-    from its continuous form.
-    """
-    seed = int(folder.name) * scale.spark_rows
-    rows = spark.range(seed, seed + scale.spark_rows, 1, PARALLELISM)
-    drawn = F.xxhash64(F.col("id") + 1_000_003)
-    spread = F.pmod(drawn, F.lit(scale.spark_keys))
-    if skew:
-        share = F.pmod(drawn, F.lit(1 << 53)) / F.lit(float(1 << 53))
-        tail = scale.spark_keys ** (1 - skew) - 1
-        spread = F.floor(F.pow(1 + share * tail, F.lit(1 / (1 - skew))))
-    rows.select(spread.cast("long").alias("key"), F.col("id").alias("value")).write.parquet(
-        str(folder)
-    )
+def use_store(spark: SparkSession, provider: str) -> None:
+    """Let queries that start from now on keep Spark's state so."""
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDERS[provider])
 
 
-def source(spark: SparkSession, folder: Path) -> DataFrame:
+def source(spark: SparkSession, folder: Path, columns: str) -> DataFrame:
     """A stream with a batch for each folder that appears below `folder`."""
     (folder / "in").mkdir(parents=True)
-    return spark.readStream.schema("key long, value long").parquet(str(folder / "in" / "*"))
+    return spark.readStream.schema(columns).parquet(str(folder / "in" / "*"))
 
 
 def hand_over(batch: Path, folder: Path) -> None:
@@ -111,70 +84,51 @@ def hand_over(batch: Path, folder: Path) -> None:
     coming.rename(folder / "in" / batch.name)
 
 
-def updated_share(scale: Scale, skew: float = 0) -> float:
-    """The share of distinct keys among a batch's rows, drawn at random."""
-    chances = np.full(scale.spark_keys, 1 / scale.spark_keys)
-    if skew:
-        ranks = np.arange(1, scale.spark_keys + 1, dtype=np.float64) ** (1 - skew)
-        chances = np.diff(ranks) / (ranks[-1] - 1)
-    return float(-np.expm1(-scale.spark_rows * chances).sum() / scale.spark_rows)
-
-
-def start_without_state(
-    stream: DataFrame, scale: Scale, folder: Path, skew: float = 0
-) -> StreamingQuery:
-    """The pass-through job."""
-    share = updated_share(scale, skew)
-
-    def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            part = batch.slice(0, round(batch.num_rows * share))
-            yield pa.RecordBatch.from_arrays([part.column(0)] * 2, names=["key", "n"])
-
-    group = F.pmod(F.xxhash64("key"), F.lit(MAX_PARALLELISM).cast("long"))
-    owner = F.call_function("div", group * PARALLELISM, F.lit(MAX_PARALLELISM).cast("long"))
-
-    def write(frame: DataFrame, batch_id: int) -> None:
-        # A count needs no other column, and its output rows have two columns.
-        routed = frame.select("key").repartitionById(PARALLELISM, owner.cast("int"))
-        passed = routed.mapInArrow(pass_on, "key long, n long")
-        passed.write.parquet(str(folder / "out" / f"epoch={batch_id}"))
-
-    return started(stream.writeStream.foreachBatch(write), folder)
-
-
-def start_with_pystate(
-    stream: DataFrame, scale: Scale, folder: Path, combine: Combine = "auto"
-) -> StreamingQuery:
-    """The product."""
-    job = Job(
-        "bench",
+def new_job(name: str, folder: Path, parallelism: int = PARALLELISM) -> Job:
+    """A job with its checkpoint in a folder."""
+    return Job(
+        name,
         checkpoint=str(folder / "checkpoint"),
         max_parallelism=MAX_PARALLELISM,
-        parallelism=PARALLELISM,
+        parallelism=parallelism,
     )
 
-    def pipeline(frame: DataFrame) -> DataFrame:
-        return job.key_by(frame, "key", uid="count").aggregate(n=ps.count(), combine=combine)
 
-    return job.start(stream, pipeline, sink=ParquetSink(str(folder / "out")))
+def in_job(pipeline: Callable[[DataFrame, Job], DataFrame]) -> Start:
+    """A job of pystate."""
+
+    def start(stream: DataFrame, folder: Path) -> StreamingQuery:
+        sink = ParquetSink(str(folder / "out"))
+        return new_job("bench", folder).start(stream, pipeline, sink=sink)
+
+    return start
 
 
-def start_native(stream: DataFrame, scale: Scale, folder: Path) -> StreamingQuery:
-    """Spark's own streaming aggregation, updated rows only."""
+def in_spark(
+    query: Callable[[DataFrame], DataFrame], mode: str = "update", provider: str = "RocksDB"
+) -> Start:
+    """A query of Spark's own operators."""
+
+    def start(stream: DataFrame, folder: Path) -> StreamingQuery:
+        use_store(stream.sparkSession, provider)
+        writer = query(stream).writeStream.outputMode(mode)
+        return started(writer.foreachBatch(writing(folder)), folder)
+
+    return start
+
+
+def writing(folder: Path) -> Callable[[DataFrame, int], None]:
+    """Writes batches as Parquet."""
 
     def write(frame: DataFrame, batch_id: int) -> None:
         frame.write.parquet(str(folder / "out" / f"epoch={batch_id}"))
 
-    counts = stream.groupBy("key").agg(F.count("*").alias("n"))
-    return started(counts.writeStream.outputMode("update").foreachBatch(write), folder)
+    return write
 
 
-def started(writer: object, folder: Path) -> StreamingQuery:
+def started(writer: Any, folder: Path) -> StreamingQuery:
     """Start a writer with its own checkpoint."""
-    query: StreamingQuery = writer.option(  # type: ignore[attr-defined]
-        "checkpointLocation", str(folder / "checkpoint")
-    ).start()
+    query: StreamingQuery = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
     return query
 
 
@@ -188,6 +142,59 @@ def batch_seconds(query: StreamingQuery, turn: int) -> float:
         last = batches[-1].batchId if batches else "none"
         raise AssertionError(f"the last batch with rows was {last}, not {turn} as handed over")
     return float(batches[-1].durationMs["triggerExecution"]) / 1e3
+
+
+def plain(rows: int, warm_up: int, timed: int) -> list[list[Batch]]:
+    """Turns of one batch, of which the first ones are not timed."""
+    return [[(rows, turn >= warm_up)] for turn in range(warm_up + timed)]
+
+
+def in_a_row(rows: int, warm_up: int, timed: int, batches: int = 1) -> list[list[Batch]]:
+    """Turns of a small batch, and of so many others that are timed; the first turns have none.
+
+    Spark ends Python workers that were idle for a minute, as during the others' turn: the small
+    batch starts them again. In a stream that goes on, a batch follows the one before it; the first
+    one after a pause takes longer.
+    """
+    small = rows // 10, False
+    return [[small]] * warm_up + [[small, *[(rows, True)] * batches]] * timed
+
+
+def by_turns(
+    spark: SparkSession,
+    root: Path,
+    starts: Mapping[str, Start],
+    columns: str,
+    write: Callable[[SparkSession, int, Path], None],
+    turns: Iterable[Sequence[Batch]],
+) -> tuple[Timings, dict[str, Path]]:
+    """The seconds of each job's timed batches, and the folders of the jobs.
+
+    `write` writes a batch of so many rows to a folder, whose name is its number.
+    """
+    # A batch that only moves the watermark would be an extra batch for Spark, but not for pystate.
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    folders = {name: root / f"job{i}" for i, name in enumerate(starts)}
+    queries = {
+        name: start(source(spark, folders[name], columns), folders[name])
+        for name, start in starts.items()
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in starts}
+    first = 0
+    for turn in turns:
+        batches = list(enumerate(turn, first))
+        first += len(batches)
+        for number, (rows, _) in batches:
+            write(spark, rows, root / str(number))
+        for name, query in queries.items():
+            for number, (_, timed) in batches:
+                hand_over(root / str(number), folders[name])
+                took = batch_seconds(query, number)
+                if timed:
+                    seconds[name].append(took)
+    for query in queries.values():
+        query.stop()
+    return Timings(seconds), folders
 
 
 def same_rows(spark: SparkSession, folders: dict[str, Path], ours: str, *columns: str) -> DataFrame:
@@ -204,90 +211,40 @@ def same_rows(spark: SparkSession, folders: dict[str, Path], ours: str, *columns
     return own
 
 
-def jobs(scale: Scale) -> list[Row]:
-    """All jobs, with uniform keys."""
-    return compared(scale, 0, {})
+class ProcessorTime:
+    """Processor time of this process and of all that it has started, as Linux counts it.
+
+    It is what a job costs, whoever else uses the machine: the driver, Spark's JVM and Python's
+    workers. It counts from when it is made; without what a process did that has ended meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._before = _ticks()
+
+    def seconds(self) -> float:
+        """Seconds of all cores since then."""
+        gone = sum(ticks - self._before.get(pid, 0) for pid, ticks in _ticks().items())
+        return gone / os.sysconf("SC_CLK_TCK")
 
 
-def skewed(scale: Scale) -> list[Row]:
-    """All jobs, with skewed keys, whose rows pystate and Spark combine before the shuffle."""
-    plain = partial(start_with_pystate, combine=False)
-    return compared(scale, SKEW, {"pystate, not combined": (plain, "HDFSBacked")})
-
-
-def compared(scale: Scale, skew: float, more: Starts) -> list[Row]:
-    """All jobs run in one session; each batch goes through one job after the other."""
-    starts: Starts = {
-        "without state": (partial(start_without_state, skew=skew), "HDFSBacked"),
-        "pystate": (start_with_pystate, "HDFSBacked"),
-        **more,
-        "Spark, in memory": (start_native, "HDFSBacked"),
-        "Spark, RocksDB": (start_native, "RocksDB"),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in starts}
-    worked: dict[str, list[float]] = {name: [] for name in starts}
-    root = Path(tempfile.mkdtemp(prefix="pystate-bench-"))
-    try:
-        with session(root) as spark:
-            queries, folders = {}, {}
-            for name, (start, provider) in starts.items():
-                spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDERS[provider])
-                folders[name] = folder = root / name.replace(" ", "-")
-                queries[name] = start(source(spark, folder), scale, folder)
-            for turn in range(WARM_UP + scale.spark_batches):
-                write_input(spark, scale, root / str(turn), skew)
-                for name, query in queries.items():
-                    processors = ProcessorTime()
-                    hand_over(root / str(turn), folders[name])
-                    seconds[name].append(batch_seconds(query, turn))
-                    worked[name].append(processors.seconds())
-            for query in queries.values():
-                query.stop()
-            written = {name: last_output_rows(spark, folders[name]) for name in starts}
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    timed = {name: taken[WARM_UP:] for name, taken in seconds.items()}
-    busy = {name: taken[WARM_UP:] for name, taken in worked.items()}
-    return [row_of(name, timed, busy, written, scale, skew) for name in starts]
-
-
-def last_output_rows(spark: SparkSession, folder: Path) -> int:
-    """Rows of the last epoch: the jobs are comparable only if these are about equal."""
-    epochs = sorted(
-        (folder / "out").glob("epoch=*"), key=lambda path: int(path.name.removeprefix("epoch="))
-    )
-    return spark.read.parquet(str(epochs[-1])).count()
-
-
-def row_of(
-    name: str,
-    seconds: dict[str, list[float]],
-    worked: dict[str, list[float]],
-    written: dict[str, int],
-    scale: Scale,
-    skew: float,
-) -> Row:
-    """A job's rate: pystate's relative to the job without state, and its lead over the others."""
-    rates = {job: [scale.spark_rows / taken / 1e6 for taken in seconds[job]] for job in seconds}
-    ratio, peer, expected = None, "", ""
-    if name != "pystate":
-        ratio = Spread.of(
-            [ours / theirs for ours, theirs in zip(rates["pystate"], rates[name], strict=True)]
-        )
-        peer = f"pystate / {name}"
-        expected = (EXPECTED_SKEWED if skew else EXPECTED).get(name, "")
-    return Row(
-        "spark-skewed" if skew else "spark-count",
-        f"count, {scale.spark_rows:,} rows a batch, {scale.spark_keys:,} "
-        f"{f'keys, zipf {skew}' if skew else 'keys'}: {name}",
-        Spread.of(rates[name]),
-        "M rows/s",
-        peer=peer,
-        ratio=ratio,
-        expected=expected,
-        detail={
-            "seconds": seconds[name],
-            "processor_seconds": worked[name],
-            "output_rows": written[name],
-        },
-    )
+def _ticks() -> dict[int, int]:
+    """The processor time of each process."""
+    children: dict[int, list[int]] = defaultdict(list)
+    every: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text()
+        except OSError:  # it has ended
+            continue
+        # The name, in parentheses, may have spaces; what follows begins with the state.
+        fields = text[text.rindex(")") + 2 :].split()
+        pid = int(path.parent.name)
+        children[int(fields[1])].append(pid)
+        every[pid] = int(fields[11]) + int(fields[12])
+    found, left = {}, [os.getpid()]
+    while left:
+        pid = left.pop()
+        left += children[pid]
+        if pid in every:
+            found[pid] = every[pid]
+    return found

@@ -8,7 +8,6 @@ rows of the key came so far; all outputs are compared at the end.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,24 +17,15 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import pystate as ps
-from bench.measure import Row, Scale, Spread
-from bench.spark_jobs import (
-    MAX_PARALLELISM,
-    PARALLELISM,
-    same_rows,
-    source,
-    started,
-    write_input,
-)
-from bench.spark_turns import Comparison, lead
-from pystate.spark import Job, ParquetSink
+from bench.measure import Row, Scale
+from bench.spark_aggregates import COUNTED, write_input
+from bench.spark_jobs import by_turns, in_a_row, in_job, in_spark, same_rows, session
+from bench.spark_timed import WARM_UP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from bench.spark_jobs import Start
 
 OUTPUT = "key long, n long"
 STATE = "n long"
@@ -116,43 +106,14 @@ def frames_processor() -> StatefulProcessor:
     return Counts()
 
 
-def start_in_job(
-    stream: DataFrame, folder: Path, *, with_operator: Callable[[Any], DataFrame]
-) -> StreamingQuery:
+def job_with(operator: Callable[[Any], Any]) -> Start:
     """A job of pystate."""
-    job = Job(
-        "bench",
-        checkpoint=str(folder / "checkpoint"),
-        max_parallelism=MAX_PARALLELISM,
-        parallelism=PARALLELISM,
-    )
-    return job.start(
-        stream,
-        lambda frame: with_operator(job.key_by(frame, "key", uid="count")),
-        sink=ParquetSink(str(folder / "out")),
-    )
+    return in_job(lambda frame, job: operator(job.key_by(frame, "key", uid="count")))
 
 
-def start_in_spark(
-    stream: DataFrame, folder: Path, *, with_operator: Callable[[Any], DataFrame]
-) -> StreamingQuery:
+def spark_with(operator: Callable[[Any], Any]) -> Start:
     """A query of Spark's own."""
-
-    def write(frame: DataFrame, batch_id: int) -> None:
-        frame.write.parquet(str(folder / "out" / f"epoch={batch_id}"))
-
-    counts = with_operator(stream.groupBy("key"))
-    return started(counts.writeStream.outputMode("update").foreachBatch(write), folder)
-
-
-def with_row_function(keyed: Any) -> Any:
-    """Pystate's own."""
-    return keyed.process(by_row(), OUTPUT)
-
-
-def with_batch_function(keyed: Any) -> Any:
-    """Pystate's own."""
-    return keyed.process(by_batch(), OUTPUT)
+    return in_spark(lambda stream: operator(stream.groupBy("key")))
 
 
 def with_group_function(keyed: Any) -> Any:
@@ -167,13 +128,14 @@ def with_processor(keyed: Any) -> Any:
 
 BY_ROW, BY_BATCH = "pystate, by row", "pystate, by batch"
 GROUP, FRAMES = "applyInPandasWithState", "transformWithStateInPandas"
-STARTS: dict[str, Callable[[DataFrame, Path], StreamingQuery]] = {
-    BY_ROW: partial(start_in_job, with_operator=with_row_function),
-    BY_BATCH: partial(start_in_job, with_operator=with_batch_function),
-    f"{GROUP} in a job": partial(start_in_job, with_operator=with_group_function),
-    f"{FRAMES} in a job": partial(start_in_job, with_operator=with_processor),
-    GROUP: partial(start_in_spark, with_operator=with_group_function),
-    FRAMES: partial(start_in_spark, with_operator=with_processor),
+IN_JOB = " in a job"
+STARTS: dict[str, Start] = {
+    BY_ROW: job_with(lambda keyed: keyed.process(by_row(), OUTPUT)),
+    BY_BATCH: job_with(lambda keyed: keyed.process(by_batch(), OUTPUT)),
+    f"{GROUP}{IN_JOB}": job_with(with_group_function),
+    f"{FRAMES}{IN_JOB}": job_with(with_processor),
+    GROUP: spark_with(with_group_function),
+    FRAMES: spark_with(with_processor),
 }
 EXPECTED = {GROUP: ">= 150x", FRAMES: ">= 150x"}
 """Of the function by row."""
@@ -184,67 +146,33 @@ def jobs(scale: Scale) -> list[Row]:
     found = []
     for i, rows in enumerate(scale.pandas_rows):
         keys = rows * scale.timed_keys // scale.timed_rows[0]
-        found += sized(replace(scale, spark_rows=rows, spark_keys=keys), scale.pandas_batches, i)
+        # The larger batches are there to be compared: the goals are those of the first.
+        found += sized(rows, keys, 1 if i else scale.pandas_batches, {} if i else EXPECTED)
     return found
 
 
-def sized(scale: Scale, batches: int, place: int) -> list[Row]:
-    """All jobs, with batches of one size."""
+def sized(rows: int, keys: int, batches: int, goals: dict[str, str]) -> list[Row]:
+    """All jobs, with batches of one size.
 
-    def write(spark: SparkSession, rows: int, folder: Path) -> None:
-        write_input(spark, replace(scale, spark_rows=rows), folder)
-
-    comparison = Comparison(STARTS, source, write, compared)
-    timed, written = comparison.run(scale.spark_rows, 1 if place else batches)
-    # The larger batches are there to be compared: the goals are those of the first.
-    goals = {} if place else EXPECTED
-    found = [row_of(name, timed, written, scale, goals) for name in STARTS]
-    return [*found, *(lead_by_batch(name, timed, scale) for name in (GROUP, FRAMES))]
-
-
-def compared(spark: SparkSession, folders: dict[str, Path]) -> int:
-    """Check that all outputs hold the same rows; return their number."""
-    return same_rows(spark, folders, BY_ROW, "key", "n").count()
-
-
-def rates(seconds: list[float], scale: Scale) -> Spread:
-    """Thousands of rows a second."""
-    return Spread.of([scale.spark_rows / one / 1e3 for one in seconds])
-
-
-def row_of(
-    name: str,
-    seconds: dict[str, list[float]],
-    written: int,
-    scale: Scale,
-    goals: dict[str, str],
-) -> Row:
-    """A job's rate, and the lead of the function by row, or of the same text in a job."""
-    ratio, peer = None, ""
-    own = name.removesuffix(" in a job")
-    if own != name:
-        ratio, peer = lead(seconds, name, own), f"in Spark: {own}"
-    elif name in (GROUP, FRAMES):
-        ratio, peer = lead(seconds, BY_ROW, name), f"{BY_ROW} / {name}"
-    return Row(
-        "spark-pandas",
-        f"count by frames, {scale.spark_rows:,} rows a batch, {scale.spark_keys:,} keys: {name}",
-        rates(seconds[name], scale),
-        "k rows/s",
-        peer=peer,
-        ratio=ratio,
-        expected=goals.get(name, ""),
-        detail={"seconds": seconds[name], "written": written},
-    )
-
-
-def lead_by_batch(theirs: str, seconds: dict[str, list[float]], scale: Scale) -> Row:
-    """How much faster the function by batch is than a function of frames in Spark."""
-    return Row(
-        "spark-pandas",
-        f"by batch in pystate, by frames in Spark, {scale.spark_rows:,} rows a batch: {theirs}",
-        rates(seconds[BY_BATCH], scale),
-        "k rows/s",
-        peer=theirs,
-        ratio=lead(seconds, BY_BATCH, theirs),
-    )
+    The lead is that of the function by row, or of the same text in a job; at the end, it is that of
+    the function by batch over what gets frames in Spark.
+    """
+    write = partial(write_input, keys=keys)
+    with session() as (spark, root):
+        turns = in_a_row(rows, WARM_UP, batches)
+        timings, folders = by_turns(spark, root, STARTS, COUNTED, write, turns)
+        same_rows(spark, folders, BY_ROW, "key", "n")
+    row = partial(timings.row, question="spark-pandas", amount=rows, unit="k rows/s")
+    found = []
+    for name in STARTS:
+        lead, peer, own = None, None, name.removesuffix(IN_JOB)
+        if own != name:
+            lead, peer = (name, own), f"in Spark: {own}"
+        elif name in (GROUP, FRAMES):
+            lead = BY_ROW, name
+        what = f"count by frames, {rows:,} rows a batch, {keys:,} keys: {name}"
+        found.append(row(name, what=what, lead=lead, peer=peer, expected=goals.get(name, "")))
+    for name in (GROUP, FRAMES):
+        what = f"by batch in pystate, by frames in Spark, {rows:,} rows a batch: {name}"
+        found.append(row(BY_BATCH, what=what, lead=(BY_BATCH, name), peer=name))
+    return found

@@ -15,48 +15,28 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Row as SparkRow
-from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import pystate as ps
-from bench.measure import Row, Scale, Spread
-from bench.spark_jobs import (
-    MAX_PARALLELISM,
-    PARALLELISM,
-    same_rows,
-    started,
-)
-from bench.spark_turns import Comparison, lead
-from pystate.spark import Job, ParquetSink
+from bench.measure import Row, Scale
+from bench.spark_aggregates import write_timed
+from bench.spark_jobs import by_turns, in_a_row, in_job, in_spark, same_rows, session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Mapping
 
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql import DataFrame
 
+    from bench.spark_jobs import Start
+    from pystate.spark import Job
+
+WARM_UP = 3
+"""Turns that are not timed: the first batches of a JVM are those of its compiler."""
 SPAN_MS = 3_600_000
 """Event time of a batch; no row is late."""
 WINDOW_MS = SPAN_MS // 4
 COLUMNS = "key long, ms long, at timestamp"
 OUTPUT = "key long, until long, n long"
-
-
-def write_input(spark: SparkSession, rows: int, keys: int, folder: Path) -> None:
-    """Write one batch: uniform keys, and times over the batch's span, with its last millisecond."""
-    begin = (int(folder.name) + 1) * SPAN_MS
-    drawn = F.pmod(F.xxhash64(F.col("id") + begin), F.lit(keys)).cast("long")
-    ms = F.lit(begin + SPAN_MS - 1) - F.pmod(F.col("id") * 7_919, F.lit(SPAN_MS))
-    spark.range(0, rows, 1, PARALLELISM).select(
-        drawn.alias("key"), ms.alias("ms"), F.timestamp_millis(ms).alias("at")
-    ).write.parquet(str(folder))
-
-
-def source(spark: SparkSession, folder: Path) -> DataFrame:
-    """A stream with a batch for each folder that appears below `folder`."""
-    (folder / "in").mkdir(parents=True)
-    return spark.readStream.schema(COLUMNS).parquet(str(folder / "in" / "*"))
 
 
 def windows_function() -> ps.KeyedProcessFunction:
@@ -148,60 +128,42 @@ def windows_processor(*, grouped: bool) -> StatefulProcessor:
     return GroupedWindows() if grouped else Windows()
 
 
-def start_with_pystate(stream: DataFrame, folder: Path) -> StreamingQuery:
+def keyed(frame: DataFrame, job: Job) -> Any:
+    """Rows by key, in event time."""
+    return job.key_by(frame, "key", uid="windows", event_time="at", allowed_delay=0)
+
+
+def with_function(frame: DataFrame, job: Job) -> DataFrame:
     """The product."""
-    job = Job(
-        "bench",
-        checkpoint=str(folder / "checkpoint"),
-        max_parallelism=MAX_PARALLELISM,
-        parallelism=PARALLELISM,
-    )
-
-    def pipeline(frame: DataFrame) -> DataFrame:
-        keyed = job.key_by(frame, "key", uid="windows", event_time="at", allowed_delay=0)
-        return keyed.process(windows_function(), OUTPUT)
-
-    return job.start(stream, pipeline, sink=ParquetSink(str(folder / "out")))
+    found: DataFrame = keyed(frame, job).process(windows_function(), OUTPUT)
+    return found
 
 
-def start_ported(stream: DataFrame, folder: Path) -> StreamingQuery:
-    """Spark's processor, unchanged, in a job."""
-    job = Job(
-        "ported",
-        checkpoint=str(folder / "checkpoint"),
-        max_parallelism=MAX_PARALLELISM,
-        parallelism=PARALLELISM,
-    )
-
-    def pipeline(frame: DataFrame) -> DataFrame:
-        keyed = job.key_by(frame, "key", uid="windows", event_time="at", allowed_delay=0)
-        return keyed.transformWithState(
-            windows_processor(grouped=False), OUTPUT, "Update", "EventTime"
-        )
-
-    return job.start(stream, pipeline, sink=ParquetSink(str(folder / "out")))
+def with_processor(grouped_rows: Any, *, grouped: bool = False) -> DataFrame:
+    """The same text in both engines."""
+    processor = windows_processor(grouped=grouped)
+    found: DataFrame = grouped_rows.transformWithState(processor, OUTPUT, "Update", "EventTime")
+    return found
 
 
-def start_native(stream: DataFrame, folder: Path, *, grouped: bool) -> StreamingQuery:
+def natively(*, grouped: bool) -> Start:
     """Spark's own."""
 
-    def write(frame: DataFrame, batch_id: int) -> None:
-        frame.write.parquet(str(folder / "out" / f"epoch={batch_id}"))
+    def query(stream: DataFrame) -> DataFrame:
+        rows = stream.withWatermark("at", "0 seconds").groupBy("key")
+        return with_processor(rows, grouped=grouped)
 
-    rows = stream.withWatermark("at", "0 seconds").groupBy("key")
-    windows = rows.transformWithState(
-        windows_processor(grouped=grouped), OUTPUT, "Update", "EventTime"
-    )
-    return started(windows.writeStream.outputMode("update").foreachBatch(write), folder)
+    return in_spark(query)
 
 
-#: Spark's processor in a job of pystate.
+OURS, THEIRS = "pystate", "transformWithState"
 PORTED = "pystate, transformWithState's processor"
-STARTS: dict[str, Callable[[DataFrame, Path], StreamingQuery]] = {
-    "pystate": start_with_pystate,
-    PORTED: start_ported,
-    "transformWithState": partial(start_native, grouped=False),
-    "transformWithState, a key's rows at once": partial(start_native, grouped=True),
+"""Spark's processor in a job of pystate."""
+STARTS: dict[str, Start] = {
+    OURS: in_job(with_function),
+    PORTED: in_job(lambda frame, job: with_processor(keyed(frame, job))),
+    THEIRS: natively(grouped=False),
+    f"{THEIRS}, a key's rows at once": natively(grouped=True),
 }
 
 
@@ -218,52 +180,35 @@ def jobs(scale: Scale) -> list[Row]:
 def sized(
     rows: int,
     keys: int,
+    turns: int,
     batches: int,
-    in_a_row: int,
-    starts: Mapping[str, Callable[[DataFrame, Path], StreamingQuery]],
+    starts: Mapping[str, Start],
     goals: tuple[int, int],
 ) -> list[Row]:
     """Jobs with batches of one size, so many turns of so many in a row.
 
     The goals are those of the function and of the processor.
     """
-
-    def write(spark: SparkSession, rows: int, folder: Path) -> None:
-        write_input(spark, rows, keys, folder)
-
-    seconds, written = Comparison(starts, source, write, compared).run(rows, batches, in_a_row)
-
-    def rates(name: str) -> Spread:
-        return Spread.of([rows / one / 1e3 for one in seconds[name]])
-
-    def row_of(name: str) -> Row:
-        return Row(
-            "spark-function",
-            f"value, map and timer, {rows:,} rows a batch, {keys:,} keys: {name}",
-            rates(name),
-            "k rows/s",
-            peer="" if name == "pystate" else f"pystate / {name}",
-            ratio=None if name == "pystate" else lead(seconds, "pystate", name),
-            expected=f">= {goals[0]}x" if name == "transformWithState" else "",
-            detail={"seconds": seconds[name], "written": written},
+    write = partial(write_timed, keys=keys, span_ms=SPAN_MS)
+    planned = in_a_row(rows, WARM_UP, turns, batches)
+    with session() as (spark, root):
+        timings, folders = by_turns(spark, root, starts, COLUMNS, write, planned)
+        same_rows(spark, folders, OURS, "key", "until", "n")
+    what = f"value, map and timer, {rows:,} rows a batch, {keys:,} keys"
+    question, unit = "spark-function", "k rows/s"
+    found = [
+        timings.row(
+            name,
+            question,
+            f"{what}: {name}",
+            rows,
+            unit,
+            lead=None if name == OURS else (OURS, name),
+            expected=f">= {goals[0]}x" if name == THEIRS else "",
         )
-
-    return [
-        *(row_of(name) for name in starts),
-        Row(
-            "spark-function",
-            f"the same processor in a job and in Spark, {rows:,} rows a batch",
-            rates(PORTED),
-            "k rows/s",
-            peer="transformWithState",
-            ratio=lead(seconds, PORTED, "transformWithState"),
-            expected=f">= {goals[1]}x",
-        ),
+        for name in starts
     ]
-
-
-def compared(spark: SparkSession, folders: dict[str, Path]) -> dict[str, int]:
-    """Check that all outputs hold the same rows; return the number of rows and of timers."""
-    ours = same_rows(spark, folders, "pystate", "key", "until", "n")
-    fired = ours.where("until is not null").count()
-    return {"rows": ours.count() - fired, "timers": fired}
+    what = f"the same processor in a job and in Spark, {rows:,} rows a batch"
+    lead, goal = (PORTED, THEIRS), f">= {goals[1]}x"
+    ported = timings.row(PORTED, question, what, rows, unit, lead=lead, peer=THEIRS, expected=goal)
+    return [*found, ported]

@@ -6,10 +6,10 @@ by turns: a process that runs for a while becomes faster, which is not the size'
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,15 +18,18 @@ import pyarrow as pa
 
 import pystate as ps
 from bench.keyed import in_batches
-from bench.measure import Row, Scale, Spread
+from bench.measure import Row, Scale, Spread, Timings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from pyspark.sql import SparkSession
+
+    from pystate.spark import Job
     from pystate.store import Store
 
     Epoch = Callable[[int, int, int, int], float]
-    """Milliseconds of an epoch that changes the keys ``(i * step + first) % n_keys`` of some rows.
+    """Seconds of an epoch that changes the keys ``(i * step + first) % n_keys`` of some rows.
 
     Its arguments are `n_keys`, `rows`, `first` and `step`.
     """
@@ -37,26 +40,21 @@ EPOCHS = 9
 WARM_UP = 2
 STEP = 7_919
 """Between two keys that an epoch changes; prime, so that none is met twice."""
+SMALL, GROWN = "small", "grown"
 
 
 def store(scale: Scale) -> list[Row]:
     """In one process: count, seal, write and publish, as `ps.open` does."""
-    folder = Path(tempfile.mkdtemp(prefix="pystate-bench-"))
     states = {"n": ps.ValueState("long", default=0)}
-    try:
-        with ExitStack() as stack:
-            given = {
-                name: counting(
-                    stack.enter_context(ps.open(folder / name, key="long", states=states))
-                )
-                for name in ("small", "grown")
-            }
-            return rows_of("state-size", "store", scale, compared(scale, given, WARM_UP))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="pystate-bench-") as folder, ExitStack() as stack:
+        given = {}
+        for name in (SMALL, GROWN):
+            opened = ps.open(Path(folder) / name, key="long", states=states)
+            given[name] = in_store(stack.enter_context(opened))
+        return rows_of("state-size", "store", scale, compared(scale, given, WARM_UP))
 
 
-def counting(opened: Store) -> Epoch:
+def in_store(opened: Store) -> Epoch:
     """Epochs of a store."""
 
     def epoch(n_keys: int, rows: int, first: int, step: int) -> float:
@@ -66,62 +64,49 @@ def counting(opened: Store) -> Epoch:
         for batch in batches:
             opened["n"].add(opened.keys(batch), 1)
         opened.checkpoint()
-        return (time.perf_counter() - began) * 1e3
+        return time.perf_counter() - began
 
     return epoch
 
 
 def job(scale: Scale) -> list[Row]:
     """On Spark: the whole epoch of a job that counts, with its output."""
-    from bench.spark_jobs import MAX_PARALLELISM, PARALLELISM, session
-    from pystate.spark import Job, ParquetSink
+    from bench.spark_jobs import new_job, session
 
-    root = Path(tempfile.mkdtemp(prefix="pystate-bench-"))
-    try:
-        with session(root) as spark, ExitStack() as stack:
-
-            def counting(name: str) -> Epoch:
-                made = Job(
-                    name,
-                    checkpoint=str(root / name / "checkpoint"),
-                    max_parallelism=MAX_PARALLELISM,
-                    parallelism=PARALLELISM,
-                )
-                stack.callback(made.close)
-                sink = ParquetSink(str(root / name / "out"))
-
-                def epoch(n_keys: int, rows: int, first: int, step: int) -> float:
-                    frame = spark.range(rows).selectExpr(
-                        f"(id * {step} + {first}) % {n_keys} AS key"
-                    )
-                    took: list[float] = []
-                    made.run_epoch(
-                        frame,
-                        lambda df: made.key_by(df, "key", uid="count").aggregate(n=ps.count()),
-                        sink=sink,
-                        on_epoch=lambda progress: took.append(progress.total_ms),
-                    )
-                    return took[0]
-
-                return epoch
-
-            given = {name: counting(name) for name in ("small", "grown")}
-            found = compared(scale, given, 5 * WARM_UP)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    with session() as (spark, root), ExitStack() as stack:
+        given = {}
+        for name in (SMALL, GROWN):
+            made = stack.enter_context(new_job(name, root / name))
+            given[name] = in_job(spark, made, str(root / name / "out"))
+        found = compared(scale, given, 5 * WARM_UP)
     return rows_of("spark-state-size", "job", scale, found)
 
 
-def compared(
-    scale: Scale, given: Mapping[str, Epoch], warm_up: int
-) -> dict[int, dict[str, list[float]]]:
-    """Milliseconds of the epochs at each size, by turns; the first ones warm up."""
-    found: dict[int, dict[str, list[float]]] = {}
+def in_job(spark: SparkSession, made: Job, out: str) -> Epoch:
+    """Epochs of a job."""
+    from pystate.spark import ParquetSink
+
+    def epoch(n_keys: int, rows: int, first: int, step: int) -> float:
+        took: list[float] = []
+        made.run_epoch(
+            spark.range(rows).selectExpr(f"(id * {step} + {first}) % {n_keys} AS key"),
+            lambda df: made.key_by(df, "key", uid="count").aggregate(n=ps.count()),
+            sink=ParquetSink(out),
+            on_epoch=lambda progress: took.append(progress.total_ms),
+        )
+        return took[0] / 1e3
+
+    return epoch
+
+
+def compared(scale: Scale, given: Mapping[str, Epoch], warm_up: int) -> dict[int, Timings]:
+    """Seconds of the epochs at each size, by turns; the first ones warm up."""
+    found: dict[int, Timings] = {}
     sizes = dict.fromkeys(given, 0)
     number = 0
     for n_keys in scale.grown_keys:
         for name, epoch in given.items():
-            wanted = scale.grown_keys[0] if name == "small" else n_keys
+            wanted = scale.grown_keys[0] if name == SMALL else n_keys
             for start in range(sizes[name], wanted, FILLED_AT_ONCE):
                 epoch(wanted, min(FILLED_AT_ONCE, wanted - start), start, 1)
             sizes[name] = wanted
@@ -130,29 +115,20 @@ def compared(
             for name, epoch in given.items():
                 taken[name].append(epoch(sizes[name], scale.grown_rows, number + turn, STEP))
         number += turn + 1
-        found[n_keys] = {name: ms[-EPOCHS:] for name, ms in taken.items()}
+        found[n_keys] = Timings({name: each[-EPOCHS:] for name, each in taken.items()})
     return found
 
 
-def rows_of(
-    question: str, what: str, scale: Scale, found: Mapping[int, Mapping[str, list[float]]]
-) -> list[Row]:
+def rows_of(question: str, what: str, scale: Scale, found: Mapping[int, Timings]) -> list[Row]:
     """The time at each size, against that of the small one in the same turn."""
-    smallest = scale.grown_keys[0]
-    return [
-        Row(
-            question,
-            f"{what}: an epoch that changes {scale.grown_rows:,} of {n_keys:,} keys",
-            Spread.of(ms["grown"]),
-            "ms",
-            peer="" if n_keys == smallest else f"one of {smallest:,} keys, by turns",
-            ratio=None
-            if n_keys == smallest
-            else Spread.of([a / b for a, b in zip(ms["grown"], ms["small"], strict=True)]),
-            expected="" if n_keys == smallest else "<= 1.5x",
-            detail={name: list(one) for name, one in ms.items()},
-            series=what,
-            size=n_keys,
-        )
-        for n_keys, ms in found.items()
-    ]
+    rows, smallest = [], scale.grown_keys[0]
+    for n_keys, timings in found.items():
+        text = f"{what}: an epoch that changes {scale.grown_rows:,} of {n_keys:,} keys"
+        figure = Spread.of(1e3 * one for one in timings.seconds[GROWN])
+        row = Row(question, text, figure, "ms", series=what, size=n_keys)
+        if n_keys != smallest:
+            peer = f"one of {smallest:,} keys, by turns"
+            # Of times, and not of speeds.
+            row = replace(row, peer=peer, ratio=timings.ratio(SMALL, GROWN), expected="<= 1.5x")
+        rows.append(row)
+    return rows

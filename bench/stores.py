@@ -8,7 +8,6 @@ What is not installed is left out: `make bench-peers` installs lmdb and rocksdic
 from __future__ import annotations
 
 import contextlib
-import shutil
 import struct
 import tempfile
 from functools import partial
@@ -19,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from bench import peers
-from bench.keyed import count_selected, fill, in_batches, long_backend, random_keys, seal
+from bench.keyed import count, count_selected, fill, in_batches, long_backend, random_keys, seal
 from bench.measure import Row, Scale, Work, by_turns
 
 with contextlib.suppress(ImportError):
@@ -110,11 +109,8 @@ def stores(scale: Scale) -> list[Row]:
     """A curve for each of them."""
     rows = []
     for n_keys in scale.store_keys:
-        folder = Path(tempfile.mkdtemp(prefix="pystate-bench-"))
-        try:
-            rows += measured(scale, n_keys, folder)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="pystate-bench-") as folder:
+            rows += measured(scale, n_keys, Path(folder))
     return rows
 
 
@@ -135,8 +131,7 @@ def measured(scale: Scale, n_keys: int, folder: Path) -> list[Row]:
         others[ROCKSDB] = InRocksDb(folder / "rocksdict", n_keys)
 
     def count_batches() -> None:
-        for batch in batches:
-            vectors["n"].add(vectors.keys(batch), 1)
+        count(vectors, batches)
         seal(vectors)
 
     def count_rows() -> None:
@@ -163,15 +158,14 @@ def measured(scale: Scale, n_keys: int, folder: Path) -> list[Row]:
         raise AssertionError(f"{wrong} rows were counted, and not {due}")
     at_million = n_keys == 1_000_000
     return [
-        Row(
+        timings.row(
+            name,
             "stores",
             f"read and update, {n_keys:,} keys: {name}",
-            timings.each(name, scale.store_rows),
+            scale.store_rows,
             "ns/row",
-            peer=f"{BY_ROW} / {name}" if name in EXPECTED else "",
-            ratio=timings.ratio(BY_ROW, name) if name in EXPECTED else None,
+            lead=(BY_ROW, name) if name in EXPECTED else None,
             expected=EXPECTED.get(name, "") if at_million else "",
-            detail={"seconds": timings.seconds[name], "rows": scale.store_rows},
             series=name,
             size=n_keys,
         )

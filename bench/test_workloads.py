@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,14 +14,11 @@ import pyarrow as pa
 import pytest
 
 from bench import keyed
-from bench.measure import chosen_scale
+from bench.measure import Work, chosen_scale
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pytest_benchmark.fixture import BenchmarkFixture
 
-    from bench.measure import Scale, Work
     from pystate import KeyedStateBackend
 
 SCALE = chosen_scale()
@@ -36,50 +34,44 @@ def run(benchmark: BenchmarkFixture, work: Work) -> None:
     work.after()
 
 
-@pytest.mark.parametrize("name", ["pystate", "pystate, seal timed", "dict", "numpy.add.at"])
-@pytest.mark.benchmark(group="count")
-def test_count(benchmark: BenchmarkFixture, name: str) -> None:
-    run(benchmark, keyed.count_works(SCALE, N_KEYS)[name])
+GROUPS = {
+    "count": keyed.count_works,
+    "sum and count": keyed.sum_and_count_works,
+    "one key at a time": keyed.scalar_works,
+}
+NAMES = {
+    "count": ("pystate", "pystate, seal timed", "dict", "numpy.add.at"),
+    "sum and count": ("pystate", "pystate, seal timed", "dict"),
+    "one key at a time": ("pystate", "pystate, keys known in batches", "dict"),
+}
 
 
-@pytest.mark.parametrize("name", ["pystate", "pystate, seal timed", "dict"])
-@pytest.mark.benchmark(group="sum and count")
-def test_sum_and_count(benchmark: BenchmarkFixture, name: str) -> None:
-    run(benchmark, keyed.sum_and_count_works(SCALE, N_KEYS)[name])
+@pytest.mark.parametrize(("group", "name"), [(g, name) for g in NAMES for name in NAMES[g]])
+def test_work(benchmark: BenchmarkFixture, group: str, name: str) -> None:
+    benchmark.group = group
+    run(benchmark, GROUPS[group](SCALE, N_KEYS)[name])
 
 
-@pytest.mark.parametrize("name", ["pystate", "pystate, keys known in batches", "dict"])
-@pytest.mark.benchmark(group="one key at a time")
-def test_one_by_one(benchmark: BenchmarkFixture, name: str) -> None:
-    run(benchmark, keyed.scalar_works(SCALE, N_KEYS)[name])
+@pytest.fixture
+def backend() -> KeyedStateBackend:
+    made = keyed.long_backend("n")
+    keyed.fill(made, N_KEYS, "n")
+    return made
 
 
-def changed_backend(scale: Scale) -> tuple[KeyedStateBackend, Callable[[], None]]:
-    backend = keyed.long_backend("n")
-    keyed.fill(backend, N_KEYS, "n")
-    rng = np.random.default_rng(46)
-
-    def change() -> None:
-        keys = pa.array(rng.choice(N_KEYS, scale.changed_rows[-1] // 10 or 1, replace=False))
-        backend["n"].add(backend.keys(keys), 1)
-
-    return backend, change
+def change(backend: KeyedStateBackend, rng: np.random.Generator) -> None:
+    keys = rng.choice(N_KEYS, SCALE.changed_rows[-1] // 10 or 1, replace=False)
+    backend["n"].add(backend.keys(pa.array(keys)), 1)
 
 
 @pytest.mark.benchmark(group="snapshot()")
-def test_seal(benchmark: BenchmarkFixture) -> None:
-    backend, change = changed_backend(SCALE)
-    benchmark.pedantic(
-        lambda: keyed.seal(backend), setup=change, rounds=SCALE.rounds, warmup_rounds=1
-    )
+def test_seal(benchmark: BenchmarkFixture, backend: KeyedStateBackend) -> None:
+    rng = np.random.default_rng(46)
+    run(benchmark, Work(partial(keyed.seal, backend), before=partial(change, backend, rng)))
 
 
 @pytest.mark.benchmark(group="write of a delta, into memory")
-def test_write(benchmark: BenchmarkFixture) -> None:
-    backend, change = changed_backend(SCALE)
-    change()
-    snapshot = backend.seal()
-    benchmark.pedantic(
-        lambda out: snapshot.write(out), setup=lambda: ((io.BytesIO(),), {}), rounds=1
-    )
-    snapshot.close()
+def test_write(benchmark: BenchmarkFixture, backend: KeyedStateBackend) -> None:
+    change(backend, np.random.default_rng(46))
+    with backend.seal() as snapshot:
+        benchmark.pedantic(snapshot.write, setup=lambda: ((io.BytesIO(),), {}), rounds=1)

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 import pystate as ps
-from bench.keyed import BATCH_ROWS, count_works, fill, in_batches, long_backend, random_keys, seal
+from bench.keyed import (
+    BATCH_ROWS,
+    count,
+    count_works,
+    fill,
+    in_batches,
+    long_backend,
+    random_keys,
+    seal,
+)
 from bench.measure import Row, Scale, Spread, Work, by_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pystate import KeyedStateBackend
 
 ZIPF = 1.1
@@ -61,23 +70,26 @@ def backend_of(kind: str) -> KeyedStateBackend:
 class Fresh:
     """A table that starts every round empty, or full, and is freed after the timing."""
 
-    def __init__(self, kind: str, keys: pa.Array[Any], *, full: bool) -> None:
-        self.kind, self.keys, self.full = kind, keys, full
+    def __init__(self, kind: str, keys: pa.Array[Any]) -> None:
+        self.kind, self.keys = kind, keys
         self.backend: KeyedStateBackend | None = None
 
-    def before(self) -> None:
-        """Make it."""
+    def empty(self) -> None:
+        """Make it without keys."""
         self.backend = backend_of(self.kind)
-        self.backend.seal().close()
-        if self.full:
-            self.count()
-            seal(self.backend)
+        seal(self.backend)
+
+    def full(self) -> None:
+        """Make it with all keys."""
+        self.empty()
+        self.count()
+        assert self.backend is not None
+        seal(self.backend)
 
     def count(self) -> None:
         """Count each key once."""
         assert self.backend is not None
-        for part in in_batches(self.keys):
-            self.backend["n"].add(self.backend.keys(part), 1)
+        count(self.backend, in_batches(self.keys))
 
     def delete(self) -> None:
         """Delete each key."""
@@ -91,20 +103,19 @@ class Fresh:
         self.backend.close()
         self.backend = None
 
-    def work(self, run: Callable[[], None]) -> Work:
-        """The timed work."""
-        return Work(run, before=self.before, after=self.after)
+    def inserts(self) -> Work:
+        """Inserts into an empty one."""
+        return Work(self.count, before=self.empty, after=self.after)
+
+    def deletes(self) -> Work:
+        """Deletes from a full one."""
+        return Work(self.delete, before=self.full, after=self.after)
 
 
 def update_work(backend: KeyedStateBackend, keys: pa.Array[Any]) -> Work:
     """Counts of existing keys."""
-    batches = list(in_batches(keys))
-
-    def add() -> None:
-        for batch in batches:
-            backend["n"].add(backend.keys(batch), 1)
-
-    return Work(add, after=lambda: seal(backend))
+    add = partial(count, backend, list(in_batches(keys)))
+    return Work(add, after=partial(seal, backend))
 
 
 def works_of(scale: Scale, n_keys: int) -> dict[str, tuple[Work, int]]:
@@ -114,28 +125,18 @@ def works_of(scale: Scale, n_keys: int) -> dict[str, tuple[Work, int]]:
     skewed = long_backend("n")
     fill(skewed, n_keys, "n")
     texts = backend_of("string")
-    for part in in_batches(strings):
-        texts["n"].add(texts.keys(part), 1)
+    count(texts, in_batches(strings))
     seal(texts)
-    new_longs, new_strings = (
-        Fresh("long", longs, full=False),
-        Fresh("string", strings, full=False),
-    )
-    old_longs, old_strings = Fresh("long", longs, full=True), Fresh("string", strings, full=True)
+    drawn = random_keys(n_keys, scale.rows)
+    hot = pa.array(zipf_keys(n_keys, scale.rows))
     return {
         BASE: (count_works(scale, n_keys)["pystate"], scale.rows),
-        "new keys": (new_longs.work(new_longs.count), n_keys),
-        "new strings of 10 to 40 bytes": (new_strings.work(new_strings.count), n_keys),
-        "count, strings that are there": (
-            update_work(texts, string_keys(random_keys(n_keys, scale.rows))),
-            scale.rows,
-        ),
-        f"count, zipf {ZIPF}": (
-            update_work(skewed, pa.array(zipf_keys(n_keys, scale.rows))),
-            scale.rows,
-        ),
-        "deletes": (old_longs.work(old_longs.delete), n_keys),
-        "deletes, strings": (old_strings.work(old_strings.delete), n_keys),
+        "new keys": (Fresh("long", longs).inserts(), n_keys),
+        "new strings of 10 to 40 bytes": (Fresh("string", strings).inserts(), n_keys),
+        "count, strings that are there": (update_work(texts, string_keys(drawn)), scale.rows),
+        f"count, zipf {ZIPF}": (update_work(skewed, hot), scale.rows),
+        "deletes": (Fresh("long", longs).deletes(), n_keys),
+        "deletes, strings": (Fresh("string", strings).deletes(), n_keys),
     }
 
 
@@ -164,31 +165,14 @@ def writes(scale: Scale) -> list[Row]:
     timings = by_turns(
         {name: work for name, (work, _) in works.items()}, scale.rounds, clock=time.process_time
     )
-    seconds = timings.seconds
     rows = []
     for name, (_, amount) in works.items():
-        pairs = zip(seconds[BASE], seconds[name], strict=True)
-        share = [(amount / ours) / (scale.rows / base) for base, ours in pairs]
-        rows.append(
-            Row(
-                "writes",
-                f"{name}, {n_keys:,} keys",
-                timings.rate(name, amount / 1e6),
-                "M rows/s",
-                peer="" if name == BASE else "the count",
-                ratio=None if name == BASE else Spread.of(share),
-                expected="" if name == BASE else ">= 0.4x",
-                detail={"seconds": seconds[name], "rows": amount},
-            )
-        )
+        row = timings.row(name, "writes", f"{name}, {n_keys:,} keys", amount)
+        if name != BASE:
+            share = timings.ratio(name, BASE).times(amount / scale.rows)
+            row = replace(row, peer="the count", ratio=share, expected=">= 0.4x")
+        rows.append(row)
     n_keys = scale.key_counts[-1]
-    rows.append(
-        Row(
-            "writes",
-            f"longest of the steps of {STEP_ROWS} inserts, up to {n_keys:,} keys",
-            Spread.of([longest_step(n_keys) for _ in range(3)]),
-            "ms",
-            expected="<= 5 ms",
-        )
-    )
-    return rows
+    what = f"longest of the steps of {STEP_ROWS} inserts, up to {n_keys:,} keys"
+    steps = Spread.of(longest_step(n_keys) for _ in range(3))
+    return [*rows, Row("writes", what, steps, "ms", expected="<= 5 ms")]

@@ -13,25 +13,22 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
-import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.measure import Row, Spread, number
-from bench.nexmark import pystate_run, spark_run
 from bench.nexmark.generate import Plan
 from bench.nexmark.reference import QUERIES, Parameters
-from bench.nexmark.spark_run import WARM_UP, Input, Measured, write_input
+from bench.nexmark.run import WARM_UP, Input, Measured, in_pystate, in_spark, write_input
 from bench.nexmark.spark_sql import REFUSED
-from bench.spark_jobs import PARALLELISM, PROVIDERS, session
+from bench.spark_jobs import PARALLELISM, session, use_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from pyspark.sql import SparkSession
+    from collections.abc import Callable, Iterator, Sequence
 
     from bench.measure import Scale
+
+    Runs = dict[str, list[Measured]]
 
 OURS = "pystate"
 PEERS = {"Spark, RocksDB": "RocksDB", "Spark, in memory": "HDFSBacked"}
@@ -47,74 +44,52 @@ LARGER = 5
 """How many times as large the larger batches are."""
 
 
-class Comparison:
-    """Runs queries by turns.
-
-    Parameters
-    ----------
-    spark : SparkSession
-        Where they run.
-    folder : Path
-        For checkpoints and output, which are removed.
-    """
-
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self._spark = spark
-        self._folder = folder / "run"
-
-    def once(self, who: str, name: str, given: Input) -> Measured:
-        """Run a query with pystate, or with one of the peers."""
-        try:
-            if who == OURS:
-                return pystate_run.run(self._spark, name, given, self._folder, Parameters())
-            provider = PROVIDERS[PEERS[who]]
-            self._spark.conf.set("spark.sql.streaming.stateStore.providerClass", provider)
-            return spark_run.run(self._spark, name, given, self._folder, Parameters())
-        finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-    def rounds(self, name: str, given: Input, rounds: int) -> dict[str, list[Measured]]:
-        """Run a query with all that can express it; another one is the first in each round."""
-        able = [OURS] if name in REFUSED else [OURS, *PEERS]
-        found: dict[str, list[Measured]] = {who: [] for who in able}
-        for turn in range(rounds):
-            first = turn % len(able)
-            for who in (*able[first:], *able[:first]):
-                found[who].append(self.once(who, name, given))
-        return found
-
-
 @contextmanager
-def comparison(plan: Plan, chunk: int) -> Iterator[tuple[Comparison, Input]]:
-    """A session with the events, in which what starts only once has started."""
-    folder = Path(tempfile.mkdtemp(prefix="pystate-nexmark-"))
-    try:
-        given = write_input(plan, folder / "input", chunk)
-        small = write_input(SMALL, folder / "small", SMALL.events // (WARM_UP + 1))
-        with session(folder) as spark:
-            made = Comparison(spark, folder)
-            made.rounds("q11", small, 1)
-            yield made, given
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def comparison(plan: Plan, chunk: int) -> Iterator[Callable[[str, int], Runs]]:
+    """Runs a query so many times with all that can express it, another one first in each round.
+
+    What starts only once has started.
+    """
+    with session() as (spark, folder):
+
+        def once(who: str, name: str, given: Input) -> Measured:
+            try:
+                if who == OURS:
+                    return in_pystate(spark, name, given, folder / "run", Parameters())
+                use_store(spark, PEERS[who])
+                return in_spark(spark, name, given, folder / "run", Parameters())
+            finally:
+                shutil.rmtree(folder / "run", ignore_errors=True)
+
+        def rounds(name: str, times: int, given: Input | None = None) -> Runs:
+            able = [OURS] if name in REFUSED else [OURS, *PEERS]
+            found: Runs = {who: [] for who in able}
+            for turn in range(times):
+                first = turn % len(able)
+                for who in (*able[first:], *able[:first]):
+                    found[who].append(once(who, name, whole if given is None else given))
+            return found
+
+        whole = write_input(plan, folder / "input", chunk)
+        rounds("q11", 1, write_input(SMALL, folder / "small", SMALL.events // (WARM_UP + 1)))
+        yield rounds
 
 
-def rates(runs: Sequence[Measured]) -> Spread:
-    """Rows per second of one core."""
-    return Spread.of([run.rows_per_core for run in runs])
-
-
-def ratios(ours: Sequence[Measured], theirs: Sequence[Measured]) -> Spread:
+def ratios(found: Runs, who: str) -> Spread:
     """How many times as fast as a peer pystate is, round by round."""
-    pairs = zip(ours, theirs, strict=True)
-    return Spread.of([mine.rows_per_core / other.rows_per_core for mine, other in pairs])
+    pairs = zip(found[OURS], found[who], strict=True)
+    return Spread.of(ours.rows_per_core / theirs.rows_per_core for ours, theirs in pairs)
 
 
-def cheaper(ours: Sequence[Measured], theirs: Sequence[Measured]) -> float:
+def cheaper(found: Runs, who: str) -> Spread:
     """How many times as many rows pystate handles in the same processor time."""
-    pairs = zip(ours, theirs, strict=True)
-    each = [a.rows_per_processor_second / b.rows_per_processor_second for a, b in pairs]
-    return Spread.of(each).median
+    pairs = zip(found[OURS], found[who], strict=True)
+    return Spread.of(theirs.processor_seconds / ours.processor_seconds for ours, theirs in pairs)
+
+
+def wrong(found: Runs) -> list[str]:
+    """Whose result is not the reference's."""
+    return [who for who, runs in found.items() if not all(run.right for run in runs)]
 
 
 def queries(scale: Scale) -> list[Row]:
@@ -131,44 +106,34 @@ def windows(scale: Scale) -> list[Row]:
 def asked(question: str, plan: Plan, chunk: int, names: Sequence[str]) -> list[Row]:
     """Run queries once each."""
     rows = []
-    with comparison(plan, chunk) as (made, given):
+    with comparison(plan, chunk) as rounds:
         for name in names:
-            query = QUERIES[name]
-            found = made.rounds(name, given, 1)
-            if wrong := [who for who, runs in found.items() if not all(r.right for r in runs)]:
-                raise AssertionError(f"{name} is wrong with {', '.join(wrong)}")
+            found = rounds(name, 1)
+            if whose := wrong(found):
+                raise AssertionError(f"{name} is wrong with {', '.join(whose)}")
             for who, runs in found.items():
-                rows.append(
-                    Row(
-                        question,
-                        f"{name}, {query.title}: {who}, rows of one core",
-                        Spread.of([run.rows_per_core / 1e6 for run in runs]),
-                        "M rows/s",
-                        peer="" if who == OURS else f"pystate / {who}",
-                        ratio=None if who == OURS else ratios(found[OURS], runs),
-                        expected=EXPECTED.get(who, {}).get(name, ""),
-                        detail={
-                            "seconds": [run.seconds for run in runs],
-                            "processor_seconds": [run.processor_seconds for run in runs],
-                        },
-                    )
-                )
+                what = f"{name}, {QUERIES[name].title}: {who}, rows of one core"
+                figure = Spread.of(run.rows_per_core / 1e6 for run in runs)
+                ratio = None if who == OURS else ratios(found, who)
+                peer = f"pystate / {who}" if ratio else ""
+                goal = EXPECTED.get(who, {}).get(name, "")
+                rows.append(Row(question, what, figure, "M rows/s", peer, ratio, goal))
     return rows
 
 
-def line(name: str, found: dict[str, list[Measured]]) -> str:
+def line(name: str, found: Runs) -> str:
     """A query's line of the table."""
     cells = [f"{name:4}", f"{QUERIES[name].title:40}"]
-    cells += [f"{rates(found[who]).median / 1e3:8.1f}" if who in found else f"{'-':>8}"
-              for who in (OURS, *PEERS)]  # fmt: skip
+    for who in (OURS, *PEERS):
+        rates = [run.rows_per_core / 1e3 for run in found.get(who, ())]
+        cells.append(f"{Spread.of(rates).median:8.1f}" if rates else f"{'-':>8}")
     for who in PEERS:
         text = "-"
         if who in found:
-            text = f"{number(ratios(found[OURS], found[who]).median)}x"
-            text += f", {number(cheaper(found[OURS], found[who]))}x"
+            text = f"{number(ratios(found, who).median)}x, {number(cheaper(found, who).median)}x"
         cells.append(f"{text:>16}")
-    wrong = [who for who, runs in found.items() if not all(run.right for run in runs)]
-    return "  ".join([*cells, "WRONG: " + ", ".join(wrong) if wrong else "right"])
+    whose = wrong(found)
+    return "  ".join([*cells, "WRONG: " + ", ".join(whose) if whose else "right"])
 
 
 HEAD = (
@@ -190,15 +155,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no such query: {', '.join(unknown)} (there are {', '.join(QUERIES)})")
     if given.events <= given.chunk * WARM_UP:
         parser.error(f"--events must be more than {WARM_UP} chunks: the first ones are not timed")
-    wrong = False
-    with comparison(Plan(given.events), given.chunk) as (made, events):
+    failed = False
+    with comparison(Plan(given.events), given.chunk) as rounds:
         print(HEAD, flush=True)
         for name in names:
-            found = made.rounds(name, events, given.rounds)
+            found = rounds(name, given.rounds)
             print(line(name, found), flush=True)
-            wrong |= not all(run.right for runs in found.values() for run in runs)
+            failed |= bool(wrong(found))
     print(f"{given.events:,} events, {given.chunk:,} a batch, {PARALLELISM} cores")
-    return 1 if wrong else 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -6,26 +6,24 @@ and 46 are bids. Most bids go to few auctions and come from few persons.
 
 Every value is a function of the seed, the column and the event's number, so that chunks of any size
 hold the same events, and can be generated in any order, by any number of processes.
-
-``python -m bench.nexmark.generate FOLDER --events 10000000`` writes Parquet files.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -43,40 +41,20 @@ CHANNELS = 10_000
 TIME = pa.timestamp("us", tz="UTC")
 """The type of all times; their values are whole milliseconds."""
 
-COLUMNS: dict[str, dict[str, pa.DataType]] = {
-    "person": {
-        "id": pa.int64(),
-        "name": pa.string(),
-        "email": pa.string(),
-        "credit_card": pa.string(),
-        "city": pa.string(),
-        "state": pa.string(),
-        "date_time": TIME,
-        "extra": pa.string(),
-    },
-    "auction": {
-        "id": pa.int64(),
-        "item_name": pa.string(),
-        "description": pa.string(),
-        "initial_bid": pa.int64(),
-        "reserve": pa.int64(),
-        "date_time": TIME,
-        "expires": TIME,
-        "seller": pa.int64(),
-        "category": pa.int64(),
-        "extra": pa.string(),
-    },
-    "bid": {
-        "auction": pa.int64(),
-        "bidder": pa.int64(),
-        "price": pa.int64(),
-        "channel": pa.string(),
-        "url": pa.string(),
-        "date_time": TIME,
-        "extra": pa.string(),
-    },
+#: The columns of each kind, as Spark's DDL.
+COLUMNS = {
+    "person": "id long, name string, email string, credit_card string, city string, state string, "
+    "date_time timestamp, extra string",
+    "auction": "id long, item_name string, description string, initial_bid long, reserve long, "
+    "date_time timestamp, expires timestamp, seller long, category long, extra string",
+    "bid": "auction long, bidder long, price long, channel string, url string, "
+    "date_time timestamp, extra string",
 }
-SCHEMAS = {kind: pa.schema(columns) for kind, columns in COLUMNS.items()}
+TYPES: dict[str, pa.DataType] = {"long": pa.int64(), "string": pa.string(), "timestamp": TIME}
+SCHEMAS = {
+    kind: pa.schema([(name, TYPES[of]) for name, of in map(str.split, columns.split(", "))])
+    for kind, columns in COLUMNS.items()
+}
 
 GIVEN = "Ada Boris Chiara Dmitri Elif Femi Greta Hiro Ines Jonas Kavya Lena Mateo Nadia Omar Pilar"
 FAMILY = "Abara Brandt Castro Dahl Engel Fontana Gruber Horvat Ito Jansen Kaya Lopes Moreau Novak"
@@ -99,26 +77,11 @@ class Events(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is generated.
+    """What is generated: how many events, the seed of all that is random, and how they are.
 
-    Parameters
-    ----------
-    events : int
-        Number of events of all kinds.
-    seed : int
-        Chooses all that is random.
-    events_per_second : int
-        Rate in event time.
-    disorder_ms : int
-        How far an event's time may be behind the largest time of earlier events; 0 is in order.
-    first_ms : int
-        Time of the first event, before disorder, in milliseconds since 1970.
-    in_flight : int
-        How many of the latest auctions are bid on.
-    active_persons : int
-        How many of the latest persons sell and bid.
-    hot : int
-        One in so many auctions and persons is hot, until the next one is.
+    Times are event times; an event's time may be `disorder_ms` behind the largest of earlier
+    events. Bids are on the latest `in_flight` auctions, and the latest `active_persons` sell and
+    bid; one in `hot` of both is hot, until the next one is.
     """
 
     events: int
@@ -142,13 +105,7 @@ class Plan:
 
 
 class Generator:
-    """Makes a plan's events.
-
-    Parameters
-    ----------
-    plan : Plan
-        What to generate.
-    """
+    """Makes a plan's events."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -341,28 +298,10 @@ def _joined(*parts: Any) -> pa.Array[Any]:
 
 
 def write(plan: Plan, folder: Path, size: int, parts: int = 1) -> list[int]:
-    """Write a plan's events as ``folder/<kind>/<chunk>-<part>.parquet``.
+    """Write a plan's events as ``folder/<kind>/<chunk>-<part>.parquet``; the sizes of the chunks.
 
-    Parameters
-    ----------
-    plan : Plan
-        What to generate.
-    folder : Path
-        Where to write; its folders are made.
-    size : int
-        Events of all kinds per chunk. A chunk is all that is in memory.
-    parts : int
-        Files of each kind per chunk.
-
-    Returns
-    -------
-    list of int
-        Events of each chunk.
-
-    Notes
-    -----
-    The files' times of change are a second apart, in the order of the events: streams of files go
-    by them.
+    A chunk of `size` events of all kinds is all that is in memory, and has `parts` files of each.
+    Their times of change are a second apart, in the order of the events: streams go by them.
     """
     for kind in KINDS:
         (folder / kind).mkdir(parents=True)
@@ -377,27 +316,3 @@ def write(plan: Plan, folder: Path, size: int, parts: int = 1) -> list[int]:
                 os.utime(path, (changed, changed))
         sizes.append(sum(table.num_rows for table in events))
     return sizes
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--events", type=int, default=10_000_000)
-    parser.add_argument("--chunk", type=int, default=1_000_000)
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args(arguments)
-    plan = Plan(given.events, seed=given.seed)
-    start = time.process_time()
-    for _ in Generator(plan).chunks(given.chunk):
-        pass
-    taken = time.process_time() - start
-    print(f"generated: {plan.events / taken / 1e6:.2f} M events/s of one core's time")
-    start = time.process_time()
-    write(plan, given.folder, given.chunk)
-    taken = time.process_time() - start
-    print(f"generated and written: {plan.events / taken / 1e6:.2f} M events/s of one core's time")
-
-
-if __name__ == "__main__":
-    main()

@@ -38,26 +38,14 @@ SHARDS = 8
 """Parts of a window of q7 that are computed on their own."""
 
 
+@dataclass(frozen=True)
 class Call:
-    """What a query is built with, in one epoch.
+    """What a query is built with, in one epoch: its events by kind, and how late they may be."""
 
-    Parameters
-    ----------
-    job : Job
-        The job.
-    events : mapping from kind to DataFrame
-        The epoch's events.
-    parameters : Parameters
-        The constants of the queries.
-    plan : Plan
-        Says how late events may be, and how long auctions last.
-    """
-
-    def __init__(self, job: Job, events: Events, parameters: Parameters, plan: Plan) -> None:
-        self.job = job
-        self.events = events
-        self.parameters = parameters
-        self.plan = plan
+    job: Job
+    events: Events
+    parameters: Parameters
+    plan: Plan
 
     def keyed(self, frame: DataFrame, *keys: str, uid: str | None = None) -> KeyedFrame:
         """Events by key, in event time."""
@@ -67,30 +55,22 @@ class Call:
 
 @dataclass(frozen=True)
 class PystateQuery:
-    """A query as pystate computes it.
+    """A query as pystate computes it: a pipeline that gives the columns of the reference.
 
-    Attributes
-    ----------
-    build : function of a Call
-        The pipeline; it gives the columns of the reference.
-    columns : mapping from kind to names
-        What it reads.
-    key : tuple of str
-        The columns of a row's key, if the rows of a key are replaced by later ones.
-    drain : bool
-        Whether rows come when the watermark passes, so that the last ones need the end of the
-        input.
+    `columns` are those that it reads of each kind. With a `key`, the rows of a key are replaced by
+    later ones. With `drain` the last rows need the end of the input, for they come when the
+    watermark passes.
     """
 
     build: Callable[[Call], DataFrame]
-    columns: Mapping[str, tuple[str, ...]]
+    columns: Mapping[str, str]
     key: tuple[str, ...] = ()
     drain: bool = False
 
     def stream(self, streams: Events) -> DataFrame:
         """The one stream that it reads."""
         parts = [
-            streams[kind].select(F.lit(kind).alias("kind"), *names)
+            streams[kind].select(F.lit(kind).alias("kind"), *names.split())
             for kind, names in self.columns.items()
         ]
         whole = parts[0]
@@ -105,7 +85,7 @@ class PystateQuery:
             events = dict.fromkeys(self.columns, rows)
             if len(self.columns) > 1:
                 events = {
-                    kind: rows.where(F.col("kind") == kind).select(*names)
+                    kind: rows.where(F.col("kind") == kind).select(*names.split())
                     for kind, names in self.columns.items()
                 }
             return self.build(Call(job, events, parameters, plan))
@@ -303,40 +283,38 @@ def _q20(call: Call) -> DataFrame:
     return joined.withColumnRenamed("id", "auction")
 
 
-_BID = ("auction", "bidder", "price", "date_time")
-_WON = {"auction": ("id", "seller", "category", "date_time", "expires"), "bid": _BID}
-
 JOBS: Mapping[str, PystateQuery] = {
-    "q3": PystateQuery(
-        _q3,
-        {"auction": ("id", "seller", "category"), "person": ("id", "name", "city", "state")},
-    ),
+    "q3": PystateQuery(_q3, {"auction": "id seller category", "person": "id name city state"}),
     "q4": PystateQuery(
         _q4,
-        {
-            "auction": ("id", "category", "date_time", "expires"),
-            "bid": ("auction", "price", "date_time"),
-        },
+        {"auction": "id category date_time expires", "bid": "auction price date_time"},
         key=("category",),
         drain=True,
     ),
-    "q5": PystateQuery(_q5, {"bid": ("auction", "date_time")}, drain=True),
-    "q7": PystateQuery(_q7, {"bid": _BID}, drain=True),
-    "q8": PystateQuery(
-        _q8, {"person": ("id", "name", "date_time"), "auction": ("seller", "date_time")}
+    "q5": PystateQuery(_q5, {"bid": "auction date_time"}, drain=True),
+    "q7": PystateQuery(_q7, {"bid": "auction bidder price date_time"}, drain=True),
+    "q8": PystateQuery(_q8, {"person": "id name date_time", "auction": "seller date_time"}),
+    "q9": PystateQuery(
+        _q9,
+        {
+            "auction": "id seller category date_time expires",
+            "bid": "auction bidder price date_time",
+        },
+        key=("auction",),
     ),
-    "q9": PystateQuery(_q9, _WON, key=("auction",)),
-    "q11": PystateQuery(_q11, {"bid": ("bidder", "date_time")}, drain=True),
-    "q12": PystateQuery(_q12, {"bid": ("bidder", "date_time")}, key=("bidder", "start_ms")),
+    "q11": PystateQuery(_q11, {"bid": "bidder date_time"}, drain=True),
+    "q12": PystateQuery(_q12, {"bid": "bidder date_time"}, key=("bidder", "start_ms")),
     "q18": PystateQuery(
-        _q18, {"bid": (*_BID, "channel", "url", "extra")}, key=("bidder", "auction")
+        _q18, {"bid": "auction bidder price date_time channel url extra"}, key=("bidder", "auction")
     ),
-    "q19": PystateQuery(_q19, {"bid": (*_BID, "extra")}, key=("auction", "rank")),
+    "q19": PystateQuery(
+        _q19, {"bid": "auction bidder price date_time extra"}, key=("auction", "rank")
+    ),
     "q20": PystateQuery(
         _q20,
         {
-            "auction": ("id", "item_name", "seller", "category", "date_time", "expires"),
-            "bid": (*_BID, "channel", "url"),
+            "auction": "id item_name seller category date_time expires",
+            "bid": "auction bidder price date_time channel url",
         },
     ),
 }

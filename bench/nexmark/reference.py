@@ -54,23 +54,7 @@ Source: TypeAlias = "pa.Table | ds.Dataset"
 
 @dataclass(frozen=True)
 class Parameters:
-    """The constants of the queries.
-
-    Parameters
-    ----------
-    window_ms : int
-        Length of the windows of q5, q7, q8 and q12.
-    slide_ms : int
-        Distance of two windows' starts in q5.
-    gap_ms : int
-        The longest pause within a session in q11.
-    top : int
-        Bids per auction in q19.
-    category : int
-        The category of q3 and q20.
-    states : tuple of str
-        The states of q3.
-    """
+    """The constants: windows of q5, q7, q8 and q12, sessions of q11, ranks of q19, filters."""
 
     window_ms: int = 10_000
     slide_ms: int = 2_000
@@ -80,34 +64,30 @@ class Parameters:
     states: tuple[str, ...] = ("OR", "ID", "CA")
 
 
+TEXTS = {"name", "city", "state", "channel", "url", "extra", "item_name"}
+"""Columns of results that are text; all others are long."""
+
+
 @dataclass(frozen=True)
 class Query:
     """A query, as DuckDB computes it.
 
-    Attributes
-    ----------
-    title : str
-        What it asks.
-    reads : tuple of str
-        The kinds of events it reads.
-    columns : dict
-        Names and Arrow types of its result.
-    sql : str
-        Its text, with the names of parameters after dollar signs.
+    `reads` are kinds of events, `columns` those of its result; in `sql` the names of parameters
+    stand after dollar signs.
     """
 
     title: str
     reads: tuple[str, ...]
-    columns: dict[str, pa.DataType]
+    columns: str
     sql: str
 
     @property
     def schema(self) -> pa.Schema:
         """The schema of its result."""
-        return pa.schema(list(self.columns.items()))
+        names = self.columns.split()
+        return pa.schema([(one, pa.string() if one in TEXTS else pa.int64()) for one in names])
 
 
-_LONG, _TEXT = pa.int64(), pa.string()
 _VALID = "b.auction = a.id AND b.at_ms BETWEEN a.at_ms AND a.expires_ms"
 _TUMBLING = "at_ms // $window_ms * $window_ms"
 
@@ -115,7 +95,7 @@ QUERIES: Mapping[str, Query] = {
     "q3": Query(
         "local item suggestion",
         ("person", "auction"),
-        {"name": _TEXT, "city": _TEXT, "state": _TEXT, "auction": _LONG},
+        "name city state auction",
         """
         SELECT p.name, p.city, p.state, a.id AS auction
         FROM auction AS a JOIN person AS p ON a.seller = p.id
@@ -125,7 +105,7 @@ QUERIES: Mapping[str, Query] = {
     "q4": Query(
         "average price per category",
         ("auction", "bid"),
-        {"category": _LONG, "auctions": _LONG, "total": _LONG, "average": _LONG},
+        "category auctions total average",
         f"""
         WITH won AS (
             SELECT a.id, a.category, max(b.price) AS price
@@ -139,7 +119,7 @@ QUERIES: Mapping[str, Query] = {
     "q5": Query(
         "hot items",
         ("bid",),
-        {"start_ms": _LONG, "end_ms": _LONG, "auction": _LONG, "bids": _LONG},
+        "start_ms end_ms auction bids",
         """
         WITH counted AS (
             SELECT at_ms // $slide_ms * $slide_ms - back * $slide_ms AS start_ms, auction,
@@ -155,14 +135,7 @@ QUERIES: Mapping[str, Query] = {
     "q7": Query(
         "highest bid",
         ("bid",),
-        {
-            "start_ms": _LONG,
-            "end_ms": _LONG,
-            "auction": _LONG,
-            "bidder": _LONG,
-            "price": _LONG,
-            "at_ms": _LONG,
-        },
+        "start_ms end_ms auction bidder price at_ms",
         f"""
         SELECT {_TUMBLING} AS start_ms, {_TUMBLING} + $window_ms AS end_ms, auction, bidder, price,
                at_ms
@@ -172,7 +145,7 @@ QUERIES: Mapping[str, Query] = {
     "q8": Query(
         "new sellers",
         ("person", "auction"),
-        {"start_ms": _LONG, "end_ms": _LONG, "person": _LONG, "name": _TEXT},
+        "start_ms end_ms person name",
         f"""
         WITH registered AS (SELECT id, name, {_TUMBLING} AS start_ms FROM person),
              opened AS (SELECT DISTINCT seller, {_TUMBLING} AS start_ms FROM auction)
@@ -183,16 +156,7 @@ QUERIES: Mapping[str, Query] = {
     "q9": Query(
         "winning bids",
         ("auction", "bid"),
-        {
-            "auction": _LONG,
-            "seller": _LONG,
-            "category": _LONG,
-            "opened_ms": _LONG,
-            "expires_ms": _LONG,
-            "bidder": _LONG,
-            "price": _LONG,
-            "at_ms": _LONG,
-        },
+        "auction seller category opened_ms expires_ms bidder price at_ms",
         f"""
         SELECT a.id AS auction, a.seller, a.category, a.at_ms AS opened_ms, a.expires_ms, b.bidder,
                b.price, b.at_ms
@@ -205,7 +169,7 @@ QUERIES: Mapping[str, Query] = {
     "q11": Query(
         "sessions of bidders",
         ("bid",),
-        {"bidder": _LONG, "start_ms": _LONG, "end_ms": _LONG, "bids": _LONG},
+        "bidder start_ms end_ms bids",
         """
         WITH paused AS (
             SELECT bidder, at_ms,
@@ -224,7 +188,7 @@ QUERIES: Mapping[str, Query] = {
     "q12": Query(
         "bids per window of processing time",
         ("bid",),
-        {"bidder": _LONG, "start_ms": _LONG, "end_ms": _LONG, "bids": _LONG},
+        "bidder start_ms end_ms bids",
         """
         SELECT bidder, processed_ms // $window_ms * $window_ms AS start_ms,
                processed_ms // $window_ms * $window_ms + $window_ms AS end_ms, count(*) AS bids
@@ -234,15 +198,7 @@ QUERIES: Mapping[str, Query] = {
     "q18": Query(
         "last bid of each bidder on each auction",
         ("bid",),
-        {
-            "bidder": _LONG,
-            "auction": _LONG,
-            "at_ms": _LONG,
-            "price": _LONG,
-            "channel": _TEXT,
-            "url": _TEXT,
-            "extra": _TEXT,
-        },
+        "bidder auction at_ms price channel url extra",
         """
         SELECT bidder, auction, at_ms, price, channel, url, extra FROM bid
         QUALIFY row_number() OVER (
@@ -254,14 +210,7 @@ QUERIES: Mapping[str, Query] = {
     "q19": Query(
         "highest bids of each auction",
         ("bid",),
-        {
-            "auction": _LONG,
-            "rank": _LONG,
-            "bidder": _LONG,
-            "price": _LONG,
-            "at_ms": _LONG,
-            "extra": _TEXT,
-        },
+        "auction rank bidder price at_ms extra",
         """
         SELECT auction, row_number() OVER (
                    PARTITION BY auction ORDER BY price DESC, at_ms ASC, bidder ASC, extra DESC
@@ -272,19 +221,7 @@ QUERIES: Mapping[str, Query] = {
     "q20": Query(
         "bids with their auctions",
         ("auction", "bid"),
-        {
-            "auction": _LONG,
-            "bidder": _LONG,
-            "price": _LONG,
-            "at_ms": _LONG,
-            "channel": _TEXT,
-            "url": _TEXT,
-            "item_name": _TEXT,
-            "seller": _LONG,
-            "category": _LONG,
-            "opened_ms": _LONG,
-            "expires_ms": _LONG,
-        },
+        "auction bidder price at_ms channel url item_name seller category opened_ms expires_ms",
         """
         SELECT b.auction, b.bidder, b.price, b.at_ms, b.channel, b.url, a.item_name, a.seller,
                a.category, a.at_ms AS opened_ms, a.expires_ms
@@ -301,31 +238,11 @@ def stored(folder: Path) -> dict[str, Source]:
 
 
 def expected(
-    name: str,
-    events: Events | Mapping[str, Source],
-    parameters: Parameters = Parameters(),
+    name: str, events: Events | Mapping[str, Source], parameters: Parameters = Parameters()
 ) -> pa.Table:
-    """The right result of a query over all events.
+    """The right result of a query over all events, in canonical order.
 
-    Parameters
-    ----------
-    name : str
-        The query, such as ``"q3"``.
-    events : Events or mapping from kind to table or dataset
-        All events; at least those kinds that the query reads. For q12, `bid` has another column,
-        `processed_ms`.
-    parameters : Parameters
-        The constants of the queries.
-
-    Returns
-    -------
-    pyarrow.Table
-        In canonical order.
-
-    Raises
-    ------
-    KeyError
-        If there is no such query, or a kind that it reads is missing.
+    All kinds that the query reads are needed; for q12, `bid` has another column, `processed_ms`.
     """
     query = QUERIES[name]
     given = events._asdict() if isinstance(events, Events) else events
@@ -354,24 +271,8 @@ def with_constants(sql: str, parameters: Parameters) -> str:
 def canonical(name: str, result: pa.Table) -> pa.Table:
     """A result of a query, with the columns and types of the reference, and its rows in order.
 
-    Parameters
-    ----------
-    name : str
-        The query.
-    result : pyarrow.Table
-        At least the columns of the reference, in any order; integers may have another type.
-
-    Returns
-    -------
-    pyarrow.Table
-        Right results of the same query over the same events are equal.
-
-    Raises
-    ------
-    KeyError
-        If there is no such query, or a column is missing.
-    pyarrow.ArrowInvalid
-        If a value does not fit the type of its column.
+    Right results of the same query over the same events are equal; columns may come in any order,
+    and integers may have another type.
     """
     schema = QUERIES[name].schema
     table = result.select(schema.names).cast(schema)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-import pyarrow as pa
 from pyspark.sql import functions as F
 
 from bench.nexmark.generate import COLUMNS, KINDS
@@ -32,21 +31,13 @@ if TYPE_CHECKING:
 
 Streams: TypeAlias = "Mapping[str, DataFrame]"
 
-TYPES = {pa.int64(): "long", pa.string(): "string", pa.timestamp("us", "UTC"): "timestamp"}
-
 
 @dataclass(frozen=True)
 class StreamQuery:
-    """A query as Spark computes it.
+    """A query as Spark computes it: a stream with the columns of the reference.
 
-    Attributes
-    ----------
-    build : function of streams, parameters and plan
-        Makes the stream with the columns of the reference.
-    key : tuple of str
-        The columns of a row's key, if the rows of a key are replaced by later ones (update mode).
-    watermark : bool
-        Whether the streams have watermarks. If so, rows come when the watermark passes.
+    With a `key`, the rows of a key are replaced by later ones (update mode). With watermarks, rows
+    come when the watermark passes.
     """
 
     build: Callable[[Streams, Parameters, Plan], DataFrame]
@@ -62,25 +53,10 @@ class StreamQuery:
 def streams(
     spark: SparkSession, folder: Path, plan: Plan, files: int, *, watermark: bool
 ) -> Streams:
-    """Streams of all kinds, over files in ``folder/*/<kind>``.
-
-    Parameters
-    ----------
-    spark : SparkSession
-        Where they are read.
-    folder : Path
-        Its folders hold folders as `generate.write` writes them.
-    plan : Plan
-        Says how large the watermark's delay is.
-    files : int
-        Files of each kind per batch.
-    watermark : bool
-        Whether the streams have watermarks.
-    """
+    """Streams of all kinds, with so many files of ``folder/*/<kind>`` in a batch."""
     found = {}
     for kind in KINDS:
-        schema = ", ".join(f"{name} {TYPES[of]}" for name, of in COLUMNS[kind].items())
-        reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", files)
+        reader = spark.readStream.schema(COLUMNS[kind]).option("maxFilesPerTrigger", files)
         stream = reader.parquet(str(folder / "*" / kind))
         if watermark:
             stream = stream.withWatermark("date_time", f"{plan.disorder_ms} milliseconds")
@@ -156,16 +132,10 @@ def _q9(s: Streams, parameters: Parameters, plan: Plan) -> DataFrame:
     rows = auction.join(bid, valid).withColumn("at_ms", _ms("at")).drop("at")
     best = F.max(F.struct("price", -F.col("at_ms"), -F.col("bidder"))).alias("best")
     won = rows.groupBy("auction", "seller", "category", "date_time", "expires").agg(best)
-    return won.select(
-        "auction",
-        "seller",
-        "category",
-        _ms("date_time").alias("opened_ms"),
-        _ms("expires").alias("expires_ms"),
-        (-F.col("best.col3")).alias("bidder"),
-        "best.price",
-        (-F.col("best.col2")).alias("at_ms"),
-    )
+    times = _ms("date_time").alias("opened_ms"), _ms("expires").alias("expires_ms")
+    bidder, at = (-F.col(f"best.col{i}") for i in (3, 2))
+    named = *times, bidder.alias("bidder"), "best.price", at.alias("at_ms")
+    return won.select("auction", "seller", "category", *named)
 
 
 def _q11(s: Streams, parameters: Parameters, plan: Plan) -> DataFrame:
@@ -198,17 +168,11 @@ def _q19(s: Streams, parameters: Parameters, plan: Plan) -> DataFrame:
 
 
 def _q20(s: Streams, parameters: Parameters, plan: Plan) -> DataFrame:
-    auction = s["auction"].filter(F.col("category") == parameters.category).select(
-        "id",
-        "item_name",
-        "seller",
-        "category",
-        _ms("date_time").alias("opened_ms"),
-        _ms("expires").alias("expires_ms"),
-    )  # fmt: skip
-    bid = s["bid"].select(
-        "auction", "bidder", "price", _ms("date_time").alias("at_ms"), "channel", "url"
-    )
+    auction = s["auction"].filter(F.col("category") == parameters.category)
+    times = _ms("date_time").alias("opened_ms"), _ms("expires").alias("expires_ms")
+    auction = auction.select("id", "item_name", "seller", "category", *times)
+    at = _ms("date_time").alias("at_ms")
+    bid = s["bid"].select("auction", "bidder", "price", at, "channel", "url")
     return bid.join(auction, F.col("auction") == F.col("id")).drop("id")
 
 
@@ -231,6 +195,6 @@ REFUSED: Mapping[str, tuple[StreamQuery, str]] = {
         StreamQuery(_q4, key=("category",), watermark=True),
         "an average over all time of what another aggregation yields: aggregations that follow "
         "each other need append mode, which never emits a group without a window",
-    ),
+    )
 }
 """What Spark refuses to start, and why."""

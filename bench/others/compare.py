@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.measure import Row, Scale, Spread
+from bench.measure import Row, Scale, Timings
 from bench.results import NotInstalledError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     Program = tuple[str, str, tuple[str, ...]]
 
@@ -26,7 +26,7 @@ ROOT = HERE.parents[1]
 PEERS = ROOT / ".venv-peers"
 FLINK = ROOT / ".venv-flink"
 FILES = 8
-FILES_AT_ONCE = 4
+AT_ONCE = "4"
 """Files of an epoch of pystate's; Flink reads on and on."""
 FLINK_ROUNDS = 2
 """At most: each takes a minute."""
@@ -34,13 +34,7 @@ LIMIT_SECONDS = 1_200
 
 
 def python_of(environment: Path) -> str:
-    """The Python of an environment that `make bench-peers` makes.
-
-    Raises
-    ------
-    NotInstalledError
-        If it is not there.
-    """
+    """The Python of an environment that `make bench-peers` makes, if it has."""
     python = environment / "bin" / "python"
     if not python.exists():
         raise NotInstalledError(f"{environment.name} is missing: `make bench-peers` makes it")
@@ -119,11 +113,7 @@ def flink(scale: Scale) -> list[Row]:
     """Streams on two cores, from files: pystate on Spark and Flink SQL, cold as they start."""
     python = python_of(FLINK)
     named: dict[str, Program] = {
-        "pystate, aggregate on Spark": (
-            sys.executable,
-            "pystate_spark_job.py",
-            (str(FILES_AT_ONCE),),
-        ),
+        "pystate, aggregate on Spark": (sys.executable, "pystate_spark_job.py", (AT_ONCE,)),
         "Flink SQL, hashmap": (python, "flink_job.py", ("hashmap",)),
         "Flink SQL, RocksDB": (python, "flink_job.py", ("rocksdb",)),
     }
@@ -138,24 +128,15 @@ def flink(scale: Scale) -> list[Row]:
 
 def rows_of(
     question: str,
-    seconds: Mapping[str, Sequence[float]],
+    seconds: Mapping[str, list[float]],
     versions: Mapping[str, str],
     keys: np.ndarray[Any, np.dtype[np.int64]],
 ) -> list[Row]:
     """Rates, and the lead of the first one over the others."""
     ours = next(iter(seconds))
-    there = len(np.unique(keys))
-    return [
-        Row(
-            question,
-            f"count, {len(keys):,} rows, {there:,} keys: {name} {versions[name]}",
-            Spread.of([len(keys) / one / 1e3 for one in taken]),
-            "k rows/s",
-            peer="" if name == ours else f"{ours} / {name}",
-            ratio=None
-            if name == ours
-            else Spread.of([a / b for a, b in zip(taken, seconds[ours], strict=True)]),
-            detail={"seconds": list(taken)},
-        )
-        for name, taken in seconds.items()
-    ]
+    what = f"count, {len(keys):,} rows, {len(np.unique(keys)):,} keys"
+    timings, rows = Timings(seconds), []
+    for name in seconds:
+        text, lead = f"{what}: {name} {versions[name]}", None if name == ours else (ours, name)
+        rows.append(timings.row(name, question, text, len(keys), "k rows/s", lead=lead))
+    return rows

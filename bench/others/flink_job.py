@@ -51,10 +51,7 @@ def main() -> None:
     )
     began = time.perf_counter()
     flink.execute_sql(f"INSERT INTO counted {COUNTS}").wait()
-    found = {
-        "seconds": time.perf_counter() - began,
-        "version": metadata.version("apache-flink"),
-    }
+    found = {"seconds": time.perf_counter() - began, "version": metadata.version("apache-flink")}
     if check:
         batches = {"enabled": "true", "allow-latency": "5 s", "size": "1000000"}
         checked = environment(

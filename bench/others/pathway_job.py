@@ -36,8 +36,7 @@ def main() -> None:
     backend = pw.persistence.Backend.filesystem(str(folder / "state"))
     began = time.perf_counter()
     pw.run(
-        monitoring_level=pw.MonitoringLevel.NONE,
-        persistence_config=pw.persistence.Config(backend),
+        monitoring_level=pw.MonitoringLevel.NONE, persistence_config=pw.persistence.Config(backend)
     )
     tell(time.perf_counter() - began, latest.values(), "pathway")
 

@@ -5,50 +5,34 @@ The session is started before the time, as Flink's is; workers and JVM are cold,
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
 
 from counting import tell
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import pystate as ps
-from pystate.spark import Job, ParquetSink
-
-PARALLELISM = 2
+from bench.spark_jobs import new_job, session
+from pystate.spark import ParquetSink
 
 
 def main() -> None:
     """Time it, `n` files an epoch."""
     rows, folder, at_once = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark = (
-        SparkSession.builder.master(f"local[{PARALLELISM}]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "4g")
-        .config("spark.sql.shuffle.partitions", str(PARALLELISM))
-        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    job = Job("count", checkpoint=str(folder / "checkpoint"), parallelism=PARALLELISM)
-    given = spark.readStream.schema("k long").option("maxFilesPerTrigger", at_once).csv(rows)
-    began = time.perf_counter()
-    job.start(
-        given,
-        lambda df: job.key_by(df, "k", uid="count").aggregate(n=ps.count()),
-        sink=ParquetSink(str(folder / "out")),
-        trigger={"availableNow": True},
-    ).awaitTermination()
-    seconds = time.perf_counter() - began
-    counts = spark.read.parquet(str(folder / "out")).groupBy("k").agg(F.max("n").alias("n"))
-    tell(seconds, counts.toArrow()["n"].to_pylist(), "pystate-spark")
-    spark.stop()
+    with session() as (spark, _):
+        job = new_job("count", folder)
+        given = spark.readStream.schema("k long").option("maxFilesPerTrigger", at_once).csv(rows)
+        began = time.perf_counter()
+        job.start(
+            given,
+            lambda df: job.key_by(df, "k", uid="count").aggregate(n=ps.count()),
+            sink=ParquetSink(str(folder / "out")),
+            trigger={"availableNow": True},
+        ).awaitTermination()
+        seconds = time.perf_counter() - began
+        counts = spark.read.parquet(str(folder / "out")).groupBy("k").agg(F.max("n").alias("n"))
+        tell(seconds, counts.toArrow()["n"].to_pylist(), "pystate-spark")
 
 
 if __name__ == "__main__":

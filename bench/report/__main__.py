@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, name what differs")
-    parser.add_argument("--runs", type=Path, default=HERE / "runs", help="the answers")
+    parser.add_argument("--runs", type=Path, default=HERE / "runs.jsonl", help="the answers' file")
     parser.add_argument("--into", type=Path, help="a folder for the report alone")
     given = parser.parse_args(arguments)
     answers = results.read(given.runs)
@@ -53,7 +53,7 @@ def check(wanted: dict[Path, str], folder: Path) -> int:
         for path, content in wanted.items()
         if not path.exists() or path.read_text(encoding="utf-8") != content
     ]
-    pictures = {f"{plot.name}.svg" for section in SECTIONS for plot in section.plots}
+    pictures = {f"{section.plot.name}.svg" for section in SECTIONS if section.plot}
     shown = {name for name in pictures if f"/{name})" in wanted[folder / "REPORT.md"]}
     there = {path.name for path in (folder / "report" / "plots").glob("*.svg")}
     wrong += [f"report/plots/{name}" for name in sorted(shown ^ there)]

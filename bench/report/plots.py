@@ -37,71 +37,44 @@ def draw(answers: Mapping[str, Answer], folder: Path) -> list[Path]:
     """Draw all plots whose questions have answers; returns their files."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
-    for plot in (plot for section in SECTIONS for plot in section.plots):
-        rows = [
-            row
-            for question in plot.questions
-            if question in answers
-            for row in answers[question].rows
-            if fnmatchcase(row.what, plot.only)
-        ]
+    for plot in (section.plot for section in SECTIONS if section.plot):
+        given = [answers[question].rows for question in plot.asked if question in answers]
+        rows = [row for rows in given for row in rows if fnmatchcase(row.what, plot.only)]
         if rows:
-            path = folder / f"{plot.name}.svg"
+            made.append(folder / f"{plot.name}.svg")
             with mpl.rc_context(STYLE):
-                picture(plot, rows).savefig(
-                    path, format="svg", metadata={"Date": None}, bbox_inches="tight"
-                )
-            made.append(path)
+                figure = (curves if any(row.series for row in rows) else bars)(plot, rows)
+                figure.savefig(made[-1], format="svg", metadata={"Date": None}, bbox_inches="tight")
     return made
 
 
-def picture(plot: Plot, rows: Sequence[Row]) -> Figure:
-    """One plot."""
-    if any(row.series for row in rows):
-        return lines(plot, rows)
-    return bars(plot, rows)
+def ends(values: Sequence[Spread]) -> list[list[float]]:
+    """How far the smallest and largest rounds are from the medians."""
+    return [[one.median - one.low for one in values], [one.high - one.median for one in values]]
 
 
-def value(plot: Plot, row: Row) -> Spread:
-    """What is drawn of a row."""
-    if plot.kind == "ratios":
-        return row.ratio or Spread(1.0, 1.0, 1.0)
-    return row.figure
-
-
-def lines(plot: Plot, rows: Sequence[Row]) -> Figure:
+def curves(plot: Plot, rows: Sequence[Row]) -> Figure:
     """A curve for each series, with the smallest and largest round."""
     figure = Figure(figsize=(6.4, 3.6))
     axes = figure.subplots()
     series: dict[str, list[tuple[float, Spread]]] = {}
     for row in rows:
         if row.series and row.size is not None:
-            series.setdefault(row.series, []).append((row.size, value(plot, row)))
+            series.setdefault(row.series, []).append((row.size, row.figure))
     for i, (name, points) in enumerate(series.items()):
-        sizes = [size for size, _ in points]
-        middle = [point.median for _, point in points]
         axes.errorbar(
-            sizes,
-            middle,
-            yerr=[
-                [point.median - point.low for _, point in points],
-                [point.high - point.median for _, point in points],
-            ],
+            [size for size, _ in points],
+            [point.median for _, point in points],
+            yerr=ends([point for _, point in points]),
             marker="o",
             markersize=4,
             capsize=2,
             color=COLOURS[i % len(COLOURS)],
             label=name,
         )
-    every = sorted({size for points in series.values() for size, _ in points})
-    if plot.kind == "ratios":
-        axes.plot(every, every, linestyle=":", color="#888888", label="the limit")
-        axes.set_xticks(every)
-        axes.set_ylim(bottom=0)
-    else:
-        axes.set_xscale("log")
-        if plot.log_y:
-            axes.set_yscale("log")
+    axes.set_xscale("log")
+    if plot.log_y:
+        axes.set_yscale("log")
     axes.set_xlabel(plot.x)
     axes.set_ylabel(plot.y)
     axes.set_title(plot.title, loc="left")
@@ -110,19 +83,20 @@ def lines(plot: Plot, rows: Sequence[Row]) -> Figure:
 
 
 def bars(plot: Plot, rows: Sequence[Row]) -> Figure:
-    """A bar for each row, pystate's in its colour."""
+    """A bar for each row, pystate's in its colour; a row is named by what follows its last colon.
+
+    A ratio is pystate's, and named by what is before the colon.
+    """
     figure = Figure(figsize=(6.4, 0.5 + 0.32 * len(rows)))
     axes = figure.subplots()
-    names = [label(plot, row) for row in rows]
-    values = [value(plot, row) for row in rows]
+    names = [row.what.rpartition(": ")[0 if plot.ratios else 2] for row in rows]
+    values = [row.ratio or Spread(1.0, 1.0, 1.0) if plot.ratios else row.figure for row in rows]
+    ours = [plot.ratios or name.startswith("pystate") for name in names]
     axes.barh(
         names,
         [one.median for one in values],
-        xerr=[
-            [one.median - one.low for one in values],
-            [one.high - one.median for one in values],
-        ],
-        color=[OURS if is_ours(plot, name) else THEIRS for name in names],
+        xerr=ends(values),
+        color=[OURS if own else THEIRS for own in ours],
         ecolor="#444444",
         capsize=2,
         height=0.7,
@@ -130,7 +104,7 @@ def bars(plot: Plot, rows: Sequence[Row]) -> Figure:
     most = max(one.high for one in values)
     for i, one in enumerate(values):
         axes.text(one.high + most * 0.02, i, number(one.median), va="center", fontsize=8)
-    if plot.kind == "ratios":
+    if plot.ratios:
         axes.axvline(1.0, color="#444444", linewidth=1)
     axes.set_xlim(0, most * 1.15)
     axes.invert_yaxis()
@@ -138,14 +112,3 @@ def bars(plot: Plot, rows: Sequence[Row]) -> Figure:
     axes.set_xlabel(plot.x)
     axes.set_title(plot.title, loc="left")
     return figure
-
-
-def label(plot: Plot, row: Row) -> str:
-    """What names a row."""
-    before, _, after = row.what.rpartition(plot.labels)
-    return before if plot.kind == "ratios" else after
-
-
-def is_ours(plot: Plot, name: str) -> bool:
-    """Whether a bar is pystate's."""
-    return plot.kind == "ratios" or name.startswith("pystate") or name.endswith(" in a job")

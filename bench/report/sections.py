@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 PEERS = "`make bench-peers`"
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture of some rows.
+    """A picture of some rows: curves where they have a series, else a bar for each.
 
-    `lines` draws figures over the size of each series, `ratios` the ratios over it, and `bars` the
-    figure of each row. With `labels` a row is named by what follows the last such text.
+    With `ratios` a bar is the row's ratio. `questions` are those of its rows if not the one of its
+    name.
     """
 
     name: str
     title: str
-    kind: Literal["lines", "ratios", "bars"]
-    questions: tuple[str, ...]
-    x: str = ""
+    x: str
     y: str = ""
     only: str = "*"
+    ratios: bool = False
     log_y: bool = True
-    labels: str = ": "
+    questions: tuple[str, ...] = ()
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The questions whose rows are drawn."""
+        return self.questions or (self.name,)
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Section:
     title: str
     text: str
     questions: tuple[str, ...]
-    plots: tuple[Plot, ...] = ()
+    plot: Plot | None = None
 
 
 #: What a question compares with that may not be installed: how its series or row is named.
@@ -48,16 +51,7 @@ SECTIONS = (
         "a transaction for each round, RocksDB writes no log, neither waits for the disk; pystate "
         "seals an epoch for each round.",
         ("stores", "count", "one-key"),
-        (
-            Plot(
-                "stores",
-                "Reading and updating a count",
-                "lines",
-                ("stores",),
-                "keys",
-                "ns per row",
-            ),
-        ),
+        Plot("stores", "Reading and updating a count", "keys", "ns per row"),
     ),
     Section(
         "Spark: the same job without state, with pystate, and with Spark's own state",
@@ -65,22 +59,7 @@ SECTIONS = (
         "shuffle and sink, and checkpoints that are synced. The job without state passes as many "
         "rows through a Python worker as the others write. Outputs are compared.",
         ("spark-count", "spark-skewed", "spark-windows"),
-        (
-            Plot(
-                "spark-count",
-                "A count per key on Spark, uniform keys",
-                "bars",
-                ("spark-count",),
-                x="M rows/s",
-            ),
-            Plot(
-                "spark-skewed",
-                "A count per key on Spark, skewed keys",
-                "bars",
-                ("spark-skewed",),
-                x="M rows/s",
-            ),
-        ),
+        Plot("spark-count", "A count per key on Spark, uniform keys", "M rows/s"),
     ),
     Section(
         "Spark: functions in Python",
@@ -89,24 +68,7 @@ SECTIONS = (
         "`applyInPandasWithState`; their processors also run unchanged in a job. Spark's state is "
         "in RocksDB. Outputs are compared row by row.",
         ("spark-function", "spark-pandas"),
-        (
-            Plot(
-                "spark-function",
-                "A value, a map and timers, row by row",
-                "bars",
-                ("spark-function",),
-                x="k rows/s",
-                only="value*",
-            ),
-            Plot(
-                "spark-pandas",
-                "A count by frames",
-                "bars",
-                ("spark-pandas",),
-                x="k rows/s",
-                only="count*",
-            ),
-        ),
+        Plot("spark-function", "A value, a map and timers, row by row", "k rows/s", only="value*"),
     ),
     Section(
         "Other engines: Bytewax, Pathway and Flink",
@@ -117,26 +79,14 @@ SECTIONS = (
         "Both read the same CSV files, and both start cold: neither the session nor the cluster is "
         "in the time, but all that warms up afterwards is. Counts are compared with numpy's.",
         ("others", "flink"),
-        (
-            Plot("others", "One process", "bars", ("others",), x="k rows/s"),
-            Plot("flink", "Two cores, cold", "bars", ("flink",), x="k rows/s"),
-        ),
+        Plot("others", "One process", "k rows/s"),
     ),
     Section(
         "Pause against the size of state",
         "How long `snapshot()` holds the caller up, by the number of keys and by the number of "
         "rows that changed since the last one. Writing the files follows in the background.",
         ("snapshot-pause",),
-        (
-            Plot(
-                "pause",
-                "Pause of a snapshot",
-                "lines",
-                ("snapshot-pause",),
-                "keys, or rows changed",
-                "µs",
-            ),
-        ),
+        Plot("snapshot-pause", "Pause of a snapshot", "keys, or rows changed", "µs"),
     ),
     Section(
         "Time of a batch against the size of state",
@@ -144,15 +94,12 @@ SECTIONS = (
         "that stays as it began: a store in one process, with its files written and published, and "
         "a job on Spark, with its output.",
         ("state-size", "spark-state-size"),
-        (
-            Plot(
-                "state-size",
-                "An epoch while the state grows",
-                "lines",
-                ("state-size", "spark-state-size"),
-                "keys",
-                "ms per epoch",
-            ),
+        Plot(
+            "state-size",
+            "An epoch while the state grows",
+            "keys",
+            "ms per epoch",
+            questions=("state-size", "spark-state-size"),
         ),
     ),
     Section(
@@ -168,34 +115,13 @@ SECTIONS = (
         "What an epoch costs beyond the same job without state. Both run by turns in one session; "
         "the difference is that of the same batch.",
         ("small-batches",),
-        (
-            Plot(
-                "small-batches",
-                "A batch on Spark by its rows",
-                "lines",
-                ("small-batches",),
-                "rows in a batch",
-                "ms",
-                log_y=False,
-            ),
-        ),
+        Plot("small-batches", "A batch on Spark by its rows", "rows in a batch", "ms", log_y=False),
     ),
     Section(
         "More cores",
         "Threads with a table each in one process, and the count on Spark in processes that may "
         "use only so many cores, driver and JVM among them.",
         ("scaling", "spark-scaling"),
-        (
-            Plot(
-                "scaling",
-                "Speed against one core",
-                "ratios",
-                ("scaling", "spark-scaling"),
-                "cores",
-                "times as fast",
-                log_y=False,
-            ),
-        ),
     ),
     Section(
         "Nexmark",
@@ -203,23 +129,12 @@ SECTIONS = (
         "time; one run each. All results are compared with DuckDB's. Those with windows were also "
         "run with batches five times as large.",
         ("nexmark", "nexmark-windows"),
-        (
-            Plot(
-                "nexmark-rocksdb",
-                "Nexmark: pystate / Spark with RocksDB",
-                "ratios",
-                ("nexmark",),
-                x="times as fast",
-                only="*Spark, RocksDB*",
-            ),
-            Plot(
-                "nexmark-memory",
-                "Nexmark: pystate / Spark with its state in memory",
-                "ratios",
-                ("nexmark",),
-                x="times as fast",
-                only="*Spark, in memory*",
-            ),
+        Plot(
+            "nexmark",
+            "Nexmark: pystate / Spark with RocksDB",
+            "times as fast",
+            only="*Spark, RocksDB*",
+            ratios=True,
         ),
     ),
     Section(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.measure import GOALS, met, spread
+from bench.measure import GOALS, measured, met, spread
 from bench.report.sections import OPTIONAL, PEERS, SECTIONS, SHORT
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ READ = "random read before, after"
 BEGINNING = """# Report
 
 `make bench-report` writes this file, its plots and the figures in README and the guide from the
-answers in `bench/report/runs`; nothing here is written by hand. A figure is the median of its
+answers in `bench/report/runs.jsonl`; nothing here is written by hand. A figure is the median of its
 rounds, with the smallest and the largest in brackets. A ratio is that of two works which ran by
 turns in one process or session, round by round: above 1 the first is faster. Goals are those that
 the project has set itself, whether they are reached or not.
@@ -70,7 +70,7 @@ def conditions(answers: Answers) -> str:
             f"`{question}`",
             answer.time.replace("+00:00", "Z"),
             answer.commit,
-            answer.scale["name"],
+            answer.scale,
             f"{answer.seconds:.0f} s",
             f"{answer.busy[0]:.0%}, {answer.busy[1]:.0%}",
             "{:.0f}, {:.0f} ns".format(*answer.read_ns) if all(answer.read_ns) else "",
@@ -93,13 +93,9 @@ def missing(question: str, answers: Answers) -> str:
         return f"`{question}`: nobody has asked yet; `make bench-report` does"
     if answer.error:
         return f"`{question}`: {answer.error}"
-    names = [name for name in OPTIONAL.get(question, ()) if not has(answer, name)]
+    curves = {row.series for row in answer.rows}
+    names = [name for name in OPTIONAL.get(question, ()) if name not in curves]
     return f"`{question}`: {', '.join(names)}; {PEERS} installs it" if names else ""
-
-
-def has(answer: Answer, name: str) -> bool:
-    """Whether an answer has a curve of this name."""
-    return any(row.series == name for row in answer.rows)
 
 
 def goal_of(row: Row) -> str:
@@ -121,48 +117,30 @@ def shortcomings(answers: Answers) -> str:
     text = f"## Goals\n\n{len(rows) - len(short)} of {len(rows)} are reached."
     if not short:
         return text
-    lines = [
-        (
-            GOALS.get(question, ""),
-            row.what,
-            row.expected,
-            measured(row) if "x" not in row.expected else ratio(row),
-        )
-        for question, row in short
-    ]
+    lines = []
+    for question, row in short:
+        found = spread(row.ratio, "x") if "x" in row.expected else measured(row)
+        lines.append((GOALS.get(question, ""), row.what, row.expected, found))
     text += " These are not:\n\n" + table(("goal", "what", "goal", "measured"), lines)
     whys = {question: SHORT.get(question, "") for question, _ in short}
     text += "\n\nWhat limits them:\n\n"
     return text + "\n".join(f"- `{question}`: {why}" for question, why in whys.items() if why)
 
 
-def measured(row: Row) -> str:
-    """The figure."""
-    return f"{spread(row.figure)} {row.unit}".rstrip()
-
-
-def ratio(row: Row) -> str:
-    """The ratio, if there is one."""
-    return "" if row.ratio is None else spread(row.ratio, "x")
-
-
 def section_text(section: Section, answers: Answers) -> str:
-    """A section: its plots, and a table for each question."""
+    """A section: its plot, and a table for each question."""
     parts = [f"## {section.title}", section.text]
-    pictures = [
-        f"![{plot.title}](report/plots/{plot.name}.svg)"
-        for plot in section.plots
-        if any(question in answers and answers[question].rows for question in plot.questions)
-    ]
-    if pictures:
-        parts.append("\n".join(pictures))
+    plot = section.plot
+    if plot and any(question in answers and answers[question].rows for question in plot.asked):
+        parts.append(f"![{plot.title}](report/plots/{plot.name}.svg)")
     for question in section.questions:
         if text := missing(question, answers):
             parts.append(f"Not measured: {text}.")
         answer = answers.get(question)
         if answer is not None and answer.rows:
             lines = [
-                (row.what, measured(row), ratio(row), row.peer, goal_of(row)) for row in answer.rows
+                (row.what, measured(row), spread(row.ratio, "x"), row.peer, goal_of(row))
+                for row in answer.rows
             ]
             name = f"`{question}`" + (f", {GOALS[question]}" if question in GOALS else "")
             parts.append(table((name, "measured", "ratio", "of", "goal"), lines))

@@ -25,7 +25,7 @@ def test_a_batch_is_timed_though_spark_has_dropped_the_reports_before_it(
         rows.write.parquet(str(tmp_path / str(number)))
     spark.conf.set(KEPT, "1")
     try:
-        writer = source(spark, folder).writeStream.format("noop")
+        writer = source(spark, folder, "key long, value long").writeStream.format("noop")
         query = writer.option("checkpointLocation", str(folder / "checkpoint")).start()
     finally:
         spark.conf.unset(KEPT)

@@ -11,9 +11,8 @@ pytest.importorskip("duckdb", reason="needs the package duckdb: pip install duck
 
 from bench.nexmark.generate import Plan
 from bench.nexmark.pystate_jobs import JOBS
-from bench.nexmark.pystate_run import run
 from bench.nexmark.reference import QUERIES, Parameters
-from bench.nexmark.spark_run import Input, write_input
+from bench.nexmark.run import Input, in_pystate, write_input
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +44,6 @@ def test_every_query_is_there() -> None:
 def test_equals_the_reference(
     spark: SparkSession, events: Input, tmp_path: Path, name: str
 ) -> None:
-    found = run(spark, name, events, tmp_path / "run", Parameters())
+    found = in_pystate(spark, name, events, tmp_path / "run", Parameters())
     assert found.result.num_rows > 0
     assert found.right

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import os
 import re
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from bench import results, state_size
+from bench.__main__ import EVERYTHING, IN_PROCESS, ON_SPARK
 from bench.measure import SCALES, Row, Spread, met
 from bench.others import compare
 from bench.report import cited, text
@@ -40,8 +42,8 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-def questions(folder: Path) -> set[str]:
-    answers = results.read(folder)
+def questions(path: Path) -> set[str]:
+    answers = results.read(path)
     for question, answer in answers.items():
         assert answer.rows
         assert answer.seconds > 0
@@ -52,37 +54,22 @@ def questions(folder: Path) -> set[str]:
 
 
 def test_every_question_is_answered(tmp_path: Path) -> None:
-    table = run("bench", "--output", str(tmp_path))
-    assert questions(tmp_path) == {
-        "count",
-        "one-key",
-        "stores",
-        "writes",
-        "snapshot-pause",
-        "delta-size",
-        "files",
-        "element-files",
-        "attach",
-        "memory",
-        "collections",
-        "growth",
-        "rows",
-        "windows",
-        "state-size",
-        "scaling",
-    }
-    for question in questions(tmp_path):
+    runs = tmp_path / "runs.jsonl"
+    table = run("bench", "--output", str(runs))
+    assert questions(runs) == set(IN_PROCESS)
+    for question in IN_PROCESS:
         assert f"\n{question}  " in table
     pytest.importorskip("matplotlib")
     # The report of these alone: what nobody has asked is named, and so is what was not installed.
-    assert report_main(["--runs", str(tmp_path), "--into", str(tmp_path)]) == 0
+    command = ["--runs", str(runs), "--into", str(tmp_path)]
+    assert report_main(command) == 0
     report = (tmp_path / "REPORT.md").read_text("utf-8")
     assert "`nexmark`: nobody has asked yet; `make bench-report` does" in report
     has_peers = all(importlib.util.find_spec(name) for name in ("lmdb", "rocksdict"))
     assert ("`stores`: " in report) != has_peers
     for picture in re.findall(r"\]\((.*\.svg)\)", report):
         assert (tmp_path / picture).stat().st_size < 100_000
-    assert report_main(["--check", "--runs", str(tmp_path), "--into", str(tmp_path)]) == 0
+    assert report_main(["--check", *command]) == 0
 
 
 def test_the_workloads_run_under_pytest_benchmark() -> None:
@@ -92,20 +79,8 @@ def test_the_workloads_run_under_pytest_benchmark() -> None:
 
 @pytest.mark.slow
 def test_the_jobs_on_spark(tmp_path: Path) -> None:
-    run("bench", "--spark", "--output", str(tmp_path))
-    assert questions(tmp_path) == {
-        "spark-count",
-        "spark-skewed",
-        "spark-windows",
-        "spark-function",
-        "spark-pandas",
-        "spark-scaling",
-        "small-batches",
-        "spark-state-size",
-        "rescale",
-        "nexmark",
-        "nexmark-windows",
-    }
+    run("bench", "--spark", "--output", str(tmp_path / "runs.jsonl"))
+    assert questions(tmp_path / "runs.jsonl") == set(ON_SPARK)
 
 
 def test_an_unknown_question_is_refused() -> None:
@@ -122,13 +97,10 @@ def test_an_unknown_question_is_refused() -> None:
 # -- answers
 
 
-def answer(question: str, *rows: Row, scale: str = "short", **more: Any) -> Answer:
-    given = dataclasses.asdict(SCALES[scale])
+def answer(question: str, *rows: Row, **more: Any) -> Answer:
     machine = {"cpu": "one", "cores": 2, "memory_gib": 1.0, "system": "Linux"}
-    about: dict[str, Any] = {"time": "2026-01-01T00:00:00+00:00", "commit": "abc", **more}
-    return Answer(
-        question, scale=given, machine=machine, versions={"python": "3"}, rows=[*rows], **about
-    )
+    about = "2026-01-01T00:00:00+00:00", "abc", "short", machine, {"python": "3"}
+    return Answer(question, *about, rows=[*rows], **more)
 
 
 def row(what: str, figure: float, unit: str, ratio: float | None = None, goal: str = "") -> Row:
@@ -138,47 +110,56 @@ def row(what: str, figure: float, unit: str, ratio: float | None = None, goal: s
 
 def test_answers_are_read_as_they_were_written(tmp_path: Path) -> None:
     about = {"seconds": 1.5, "busy": (0.5, 0.25), "read_ns": (9.0, 27.5)}
-    given = answer("count", row("a", 1 / 3, "ms", 2.5, ">= 2x"), **about)
-    results.write(given, tmp_path)
-    [found] = results.read(tmp_path).values()
+    point = dataclasses.replace(row("b", 2.0, "ms"), series="s", size=10)
+    given = answer("count", row("a", 1 / 3, "ms", 2.5, ">= 2x"), point, **about)
+    path = tmp_path / "runs.jsonl"
+    results.write(answer("writes"), path)
+    results.write(answer("count"), path)
+    results.write(given, path)
+    # A line for each question, in their order: the last answer is the one that counts.
+    found, other = results.read(path).values()
+    assert (found.question, other.question) == ("count", "writes")
+    assert len(path.read_text("utf-8").splitlines()) == 2
     assert found.rows[0].figure.median == 0.333333
     found.rows[0] = dataclasses.replace(found.rows[0], figure=given.rows[0].figure)
     for name in ("busy", "read_ns"):
         assert tuple(getattr(found, name)) == about[name]
-    for name in ("grown", "state_sizes"):
-        found.scale[name] = tuple(found.scale[name])
     assert found.rows == given.rows
-    assert (found.seconds, found.commit) == (1.5, "abc")
+    assert (found.seconds, found.commit, found.scale) == (1.5, "abc", "short")
 
 
-def test_a_file_that_is_no_answer_is_named(tmp_path: Path) -> None:
-    (tmp_path / "count.json").write_text('{"rows": []}')
-    with pytest.raises(ValueError, match=r"count\.json is no answer of this version's"):
-        results.read(tmp_path)
+@pytest.mark.parametrize("line", ['{"rows": []}', "{", '{"question": "count", "rows": [{}]}'])
+def test_a_line_that_is_no_answer_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "runs.jsonl"
+    results.write(answer("count"), path)
+    path.write_text(f"{path.read_text('utf-8')}{line}\n", "utf-8")
+    with pytest.raises(ValueError, match=r"jsonl, line 2, is no answer of this version's"):
+        results.read(path)
 
 
-def ask(folder: Path, error: BaseException | None, scale: str = "short") -> Answer:
+def ask(path: Path, error: BaseException | None, scale: str = "short") -> Answer:
     try:
-        with results.asked("count", SCALES[scale], folder) as found:
+        with results.asked("count", SCALES[scale], path) as found:
             if error:
                 raise error
             found.rows.append(row("a", 1.0, "ms"))
     except (RuntimeError, KeyboardInterrupt):
         pass
-    return results.read(folder)["count"]
+    return results.read(path)["count"]
 
 
 def test_a_failure_is_stored_and_replaces_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "PROBE_SECONDS", 0.01)
-    assert ask(tmp_path, RuntimeError("lost")).error == "RuntimeError: lost"
-    given = ask(tmp_path, None)
+    path = tmp_path / "runs.jsonl"
+    assert ask(path, RuntimeError("lost")).error == "RuntimeError: lost"
+    given = ask(path, None)
     assert given.error == ""
     assert all(0.1 < reads < 10_000 for reads in given.read_ns)
-    assert ask(tmp_path, RuntimeError("lost")).error == ""
-    assert ask(tmp_path, KeyboardInterrupt()).rows
-    assert ask(tmp_path, RuntimeError("lost"), "smoke").error == "RuntimeError: lost"
+    assert ask(path, RuntimeError("lost")).error == ""
+    assert ask(path, KeyboardInterrupt()).rows
+    assert ask(path, RuntimeError("lost"), "smoke").error == "RuntimeError: lost"
 
 
 @pytest.mark.parametrize(
@@ -228,17 +209,22 @@ def test_answers_of_before_memory_was_measured_are_reported() -> None:
 
 
 def test_each_question_of_the_command_is_in_the_report_once() -> None:
+    assert sorted(text.asked()) == sorted(EVERYTHING)
+    plots = [section.plot for section in SECTIONS if section.plot]
+    assert len(plots) == len({plot.name for plot in plots}) <= 8
+    assert {question for plot in plots for question in plot.asked} < set(EVERYTHING)
+
+
+@pytest.mark.parametrize("question", sorted(EVERYTHING))
+def test_each_question_names_a_function(question: str) -> None:
     pytest.importorskip("pyspark")
     pytest.importorskip("duckdb")
-    from bench.__main__ import everything
-
-    assert sorted(text.asked()) == sorted(everything())
-    names = [plot.name for section in SECTIONS for plot in section.plots]
-    assert len(names) == len(set(names))
+    module, _, function = EVERYTHING[question].partition(":")
+    assert callable(getattr(importlib.import_module(f"bench.{module}"), function))
 
 
 def test_what_is_not_measured_is_cited_as_such() -> None:
-    for name, make in cited.TABLES.items():
+    for name, make in cited.tables().items():
         assert cited.UNKNOWN in make(cited.Figures({})), name
 
 
@@ -279,13 +265,13 @@ def test_what_is_committed_is_what_the_answers_give(capsys: pytest.CaptureFixtur
     assert report_main(["--check"]) == 0, capsys.readouterr().out
     # All tables are cited somewhere, and none by hand.
     marks = [cited.MARKED.findall((ROOT / name).read_text("utf-8")) for name in cited.FILES]
-    assert sorted(name for found in marks for name, _ in found) == sorted(cited.TABLES)
+    assert sorted(name for found in marks for name, _ in found) == sorted(cited.tables())
 
 
 def test_what_differs_from_the_answers_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs, into = tmp_path / "runs", tmp_path / "into"
+    runs, into = tmp_path / "runs.jsonl", tmp_path / "into"
     into.mkdir()
     results.write(answer("writes", row("a", 1.0, "ms")), runs)
     command = ["--check", "--runs", str(runs), "--into", str(into)]
@@ -323,16 +309,13 @@ def test_a_state_that_grows_has_each_key_and_changes_as_many() -> None:
     assert there == {"small": {*range(1_000)}, "grown": {*range(2_500)}}
     assert {*timed["small"]} == {(1_000, 100)}
     assert {*timed["grown"]} == {(1_000, 100), (2_500, 100)}
-    assert found[2_500] == {
+    assert found[2_500].seconds == {
         "small": [1_000.0] * state_size.EPOCHS,
         "grown": [2_500.0] * state_size.EPOCHS,
     }
-    assert [
-        row.ratio and row.ratio.median for row in state_size.rows_of("q", "w", scale, found)
-    ] == [
-        None,
-        2.5,
-    ]
+    rows = state_size.rows_of("q", "w", scale, found)
+    assert [row.ratio and row.ratio.median for row in rows] == [None, 2.5]
+    assert [row.figure.median for row in rows] == [1e6, 2.5e6]
 
 
 # -- other engines
@@ -382,13 +365,17 @@ def test_functions_of_frames_are_cited_for_each_size_that_was_measured() -> None
         of("300,000", frames, 40.0),
     ]
     by_row = (
-        "a count by row, 300 000 rows a batch",
-        f"30x `{group}`, 40x `{frames}`; these unchanged in a job 3.0x and 4.0x",
+        "| a count by row, 300 000 rows a batch | "
+        f"30x `{group}`, 40x `{frames}`; these unchanged in a job 3.0x and 4.0x |"
     )
-    assert cited.in_frames(cited.Figures({"spark-pandas": answer("spark-pandas", *first)})) == [
-        by_row
-    ]
-    assert cited.UNKNOWN in cited.in_frames(cited.Figures({}))[0][1]
+
+    def lines(*rows: Row) -> list[str]:
+        figures = cited.Figures({"spark-pandas": answer("spark-pandas", *rows)})
+        table = cited.tables()["on-spark"](figures).splitlines()
+        return [line for line in table if " count by " in line]
+
+    assert lines(*first) == [by_row]
+    assert lines() == [f"| a count by row, many rows a batch | {cited.UNKNOWN} |"]
     by_batch = "by batch in pystate, by frames in Spark"
     more = [
         row(f"{by_batch}, 300,000 rows a batch: {group}", 1.0, "k rows/s", 50.0),
@@ -396,10 +383,10 @@ def test_functions_of_frames_are_cited_for_each_size_that_was_measured() -> None
         of("1,200,000", "pystate, by row", None),
         of("1,200,000", group, 70.0),
     ]
-    found = cited.in_frames(cited.Figures({"spark-pandas": answer("spark-pandas", *first, *more)}))
+    found = lines(*first, *more)
     assert found[:2] == [
         by_row,
-        ("the same count by batch, 300 000 rows a batch", f"50x `{group}`, 60x `{frames}`"),
+        f"| the same count by batch, 300 000 rows a batch | 50x `{group}`, 60x `{frames}` |",
     ]
-    assert found[2][0] == "a count by row, 1 200 000 rows a batch"
-    assert found[2][1].startswith(f"70x `{group}`, not measured yet")
+    rest = f"| a count by row, 1 200 000 rows a batch | 70x `{group}`, not measured yet"
+    assert found[2].startswith(rest)
