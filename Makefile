@@ -25,7 +25,7 @@ C_CHECK := -std=c11 -D_GNU_SOURCE -O2 -Icsrc -Wall -Wextra -Wno-missing-field-in
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
 
-demo: java build ## follow 336 776 real flights as a stream on Spark, and verify the result
+demo: java $(VENV)/.demo $(VENV)/.built ## follow 336 776 real flights as a stream on Spark, and verify the result
 	@$(PY) -m pystate.examples.flights $(DEMO)
 
 # Two at a time: Spark's tests wait more than they compute. Files stay whole, for their fixtures, and
@@ -45,38 +45,38 @@ wheel: java ## build dist/*.whl, install it alone into fresh environments, and r
 	@python=$$(.ci/preflight python) && cc=$$(.ci/preflight compiler "$$python") && \
 	    CC=$$cc .ci/wheel "$$python"
 
-pythons: build ## build the wheel for another Python of this machine, and test it there without Spark
+pythons: $(VENV)/.built ## build the wheel for another Python of this machine, and test it there without Spark
 	@.ci/pythons
 
-wheels: build ## the same for every Python of this machine, as dist/*-manylinux*.whl
+wheels: $(VENV)/.built ## the same for every Python of this machine, as dist/*-manylinux*.whl
 	@.ci/pythons all
 
-bench: build ## ratios against a Python dict and friends, as one table
+bench: $(VENV)/.bench $(VENV)/.built ## ratios against a Python dict and friends, as one table
 	@$(PY) -m bench $(BENCH)
 
-bench-spark: java build ## the same job with pystate, without state, and with Spark's own state
+bench-spark: java $(VENV)/.bench $(VENV)/.built ## the same job with pystate, without state, and with Spark's own state
 	@$(PY) -m bench --spark $(BENCH)
 
 # What pystate is compared with: two stores beside it, and engines that need other versions of its
 # packages, in environments of their own.
-bench-peers: build $(VENV)-peers/.installed $(VENV)-flink/.installed ## installs LMDB, rocksdict, Bytewax, Pathway and Flink
+bench-peers: $(VENV)/.bench $(VENV)-peers/.installed $(VENV)-flink/.installed ## installs LMDB, rocksdict, Bytewax, Pathway and Flink
 	@$(PY) -m pip install -q "lmdb>=1.4" "rocksdict>=0.3"
 
 $(VENV)-peers/.installed: PEERS := "bytewax==0.21.*" "pathway==0.33.*" numpy
 $(VENV)-flink/.installed: PEERS := "apache-flink==2.3.*"
-$(VENV)-peers/.installed $(VENV)-flink/.installed: | build
+$(VENV)-peers/.installed $(VENV)-flink/.installed: | $(VENV)/.base
 	@$(PY) -m venv $(@D) && $(@D)/bin/python -m pip install -q $(PEERS) && touch $@
 
 # An hour. What bench/report/runs.jsonl has already is not measured again, unless BENCH="--again" or
 # BENCH="--only count,spark-count" asks for it.
-bench-report: java build ## measure what bench/REPORT.md lacks, and write it, its plots and the guide's tables
+bench-report: java $(VENV)/.bench $(VENV)/.built ## measure what bench/REPORT.md lacks, and write it, its plots and the guide's tables
 	@$(PY) -m bench --report $(BENCH); failed=$$?; $(PY) -m bench.report && exit $$failed
 
-docs: build ## the guide and the reference as web pages in build/docs; a warning is an error
+docs: $(VENV)/.docs $(VENV)/.built ## the guide and the reference as web pages in build/docs; a warning is an error
 	@$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html"
 
-lint: build ## ruff, mypy, stubtest, clang-format, C warnings as errors
+lint: $(VENV)/.lint $(VENV)/.built ## ruff, mypy, stubtest, clang-format, C warnings as errors
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
@@ -97,18 +97,30 @@ clean: ## remove the environment and everything that was built or written by a t
 java:
 	@.ci/preflight java
 
-build: $(VENV)/.built
+build: $(VENV)/.test $(VENV)/.built
 
-$(VENV)/.installed: pyproject.toml
+# What is in $(VENV) has a stamp each: the tools that compile, the extension, and the packages of an
+# extra. A target installs those that it needs; the tests need all, since they look at each extra.
+EXTRAS := demo test lint bench docs
+comma := ,
+space := $(subst ,, )
+# Python compiles what it imports, and much of what is installed is never imported.
+INSTALL := $(PY) -m pip install -q --no-compile
+
+$(VENV)/.base: pyproject.toml
 	@python=$$(.ci/preflight python) && .ci/preflight compiler "$$python" >/dev/null && \
 	    echo "Setting up $(VENV) (once, a minute or two)" && \
 	    "$$python" -m venv $(VENV)
-	@$(PY) -m pip install -q "setuptools>=77" "cython>=3.1"
-	@cc=$$(.ci/preflight compiler $(PY)) && CC=$$cc $(PY) -m pip install -q --no-build-isolation \
-	    -e ".[demo,test,lint,bench,docs]"
+	@$(INSTALL) "setuptools>=77" "cython>=3.1"
 	@touch $@
 
-$(VENV)/.built: $(VENV)/.installed $(CORE)
+$(VENV)/.test: WITH := $(EXTRAS)
+$(EXTRAS:%=$(VENV)/.%): $(VENV)/.%: pyproject.toml | $(VENV)/.built
+	@cc=$$(.ci/preflight compiler $(PY)) && CC=$$cc $(INSTALL) --no-build-isolation \
+	    -e ".[$(subst $(space),$(comma),$(or $(WITH),$*))]"
+	@touch $(addprefix $(VENV)/.,$(or $(WITH),$*))
+
+$(VENV)/.built: $(VENV)/.base $(CORE)
 	@cc=$$(.ci/preflight compiler $(PY)) && CC=$$cc $(PY) setup.py -q build_ext --inplace
 	@touch $@
 
@@ -116,7 +128,7 @@ test-c:
 	@cc=$$(.ci/preflight compiler $(PY)) && $(C_TESTS) CC=$$cc
 
 # The C tests under ASan and UBSan; the one with threads under TSan.
-sanitize: build
+sanitize: $(VENV)/.built
 	@cc=$$(.ci/preflight compiler $(PY)) && \
 	    $(C_TESTS) CC=$$cc SANITIZE=address,undefined && \
 	    $(C_TESTS) run-test_reader run-test_tree_reader CC=$$cc SANITIZE=thread

@@ -62,6 +62,7 @@ if __name__ == "__main__" and (lacks := missing()) is not None:
 
 from Cython.Build import cythonize  # noqa: E402 (what is missing is said first)
 from setuptools import Extension, setup  # noqa: E402
+from setuptools.command.build import build  # noqa: E402
 from setuptools.command.build_ext import build_ext  # noqa: E402
 
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes"]
@@ -96,33 +97,45 @@ def core_files(pattern: str) -> list[Path]:
 
 
 class BuildCore(build_ext):
-    """Compiles `csrc` into objects of their own and links them into the extension."""
+    """Compiles `csrc` and the wrapper side by side, and links them into the extension."""
+
+    def finalize_options(self) -> None:
+        """Let an editable install find what `build_ext --inplace` has compiled, and leave it so."""
+        super().finalize_options()
+        if self.editable_mode:
+            usual = build(self.distribution)
+            usual.ensure_finalized()
+            self.build_lib, self.build_temp = usual.build_platlib, usual.build_temp
 
     def build_extension(self, ext: Extension) -> None:
-        """Compile what changed, then build the extension around it."""
+        """Compile what changed, a file for each core, and link."""
         sanitize = sanitize_flags()
         kind = "-".join(["core", *(flag.split("=")[-1] for flag in sanitize[:1])])
         werror = [] if os.environ.get("PYSTATE_WERROR") == "0" else ["-Werror"]
         flags = CORE_FLAGS + WARNINGS + werror + sanitize
         headers = [path.stat().st_mtime_ns for path in core_files("*.h")]
-        objects, old = [], []
         folder = str(Path(self.build_temp) / kind)
-        for source in core_files("*.c"):
-            [name] = self.compiler.object_filenames([str(source)], output_dir=folder)
-            objects.append(name)
-            newest = max([source.stat().st_mtime_ns, *headers])
-            if self.force or not os.path.exists(name) or os.stat(name).st_mtime_ns < newest:
-                old.append(str(source))
+        objects = []
 
-        def compile_one(source: str) -> None:
+        def compiled(source: Path, flags: list[str]) -> None:
             self.compiler.compile(
-                [source], output_dir=folder, include_dirs=["csrc"], extra_postargs=flags
+                [str(source)], output_dir=folder, include_dirs=["csrc"], extra_postargs=flags
             )
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(compile_one, old))
+        # The wrapper first: it takes the longest.
+        wrapper = [(Path(source), WRAPPER_FLAGS + sanitize) for source in ext.sources]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            running = []
+            for source, own in [*wrapper, *((path, flags) for path in core_files("*.c"))]:
+                [name] = self.compiler.object_filenames([str(source)], output_dir=folder)
+                objects.append(name)
+                newest = max([source.stat().st_mtime_ns, *headers])
+                if self.force or not os.path.exists(name) or os.stat(name).st_mtime_ns < newest:
+                    running.append(pool.submit(compiled, source, own))
+            for each in running:
+                each.result()
+        ext.sources = []
         ext.extra_objects = objects
-        ext.extra_compile_args = WRAPPER_FLAGS + sanitize
         ext.extra_link_args = sanitize
         ext.depends = [*ext.depends, *objects]
         # The module's name does not tell which flags it was built with.

@@ -162,6 +162,29 @@ def test_make_looks_for_a_compiler_before_it_builds(path: Path, checkout: Path) 
     assert not (checkout / ".venv").exists()
 
 
+@pytest.mark.parametrize(
+    ("target", "extras"),
+    [
+        ("demo", "demo"),
+        ("bench", "bench"),
+        ("docs", "docs"),
+        ("lint", "lint"),
+        ("build", "demo,test,lint,bench,docs"),
+    ],
+)
+def test_a_target_installs_what_it_needs_once(
+    path: Path, checkout: Path, target: str, extras: str
+) -> None:
+    made = run(["make", "-n", target], path, checkout).stdout
+    assert re.findall(r'-e "\.\[(.*)\]"', made) == [extras]
+    stamps = [f".venv/.{extra}" for extra in extras.split(",")]
+    assert f"touch {' '.join(stamps)}\n" in made
+    (checkout / ".venv").mkdir()
+    for stamp in (".venv/.base", ".venv/.built", *stamps):
+        (checkout / stamp).touch()
+    assert "install" not in run(["make", "-n", target], path, checkout).stdout
+
+
 def test_make_alone_lists_the_targets(path: Path, checkout: Path) -> None:
     expand = shutil.which("expand")
     assert expand is not None
