@@ -19,10 +19,12 @@ import pyarrow.parquet as pq
 
 from bench.measure import Timings, spread
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.joins.inputs import JoinInput, result_names
 from pystate.joins.interval import IntervalJoin, IntervalJoinSpec
 from pystate.operator.output import OutputColumns
+from pystate.operator.task import TaskContext
 from pystate.state.operator_spec import OperatorSpec
 from pystate.types.state_type import parse_type
 
@@ -62,12 +64,13 @@ def engine(spec: Any, make: Any, epochs: int, count: int, keys: int) -> str:
         inputs = {side: rows(side, epoch, count, keys) for side in ("left", "right")}
         began = time.perf_counter()
         bound = FIRST_MS + epoch * EPOCH_MS - DELAY_MS
-        join = make(spec, backend, bound)
+        join = make(spec)
+        join.open(TaskContext(backend, time=OperatorTime(bound, bound)))
         for begin in range(0, count, BATCH):
             for side in ("left", "right"):
-                for batch in join.process(side, inputs[side].slice(begin, BATCH)):
+                for batch in join.process(inputs[side].slice(begin, BATCH), side):
                     out += batch.num_rows
-        for batch in join.finish(bound):
+        for batch in join.finish():
             out += batch.num_rows
         with backend.seal():
             took += time.perf_counter() - began

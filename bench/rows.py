@@ -18,12 +18,13 @@ import pyarrow as pa
 import pystate as ps
 from bench.keyed import BATCH_ROWS
 from bench.measure import Row, Scale, Work, by_turns
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.operator.deduplicate import DeduplicateSpec
+from pystate.operator.task import TaskContext
 from pystate.operator.top import By, TopSpec
 from pystate.types.keys import parse_key
 from pystate.types.state_type import parse_type
 from pystate.windows.making import make_operator
-from pystate.windows.operator import EpochTimes
 from pystate.windows.specification import WindowSpec, window_options
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ class Operator:
     def run(self, pieces: Sequence[pa.RecordBatch]) -> None:
         """Compute an epoch."""
         assert self.backend is not None
-        task = self.spec.start(self.backend, processing_time=0, watermark=0)
-        task.open()
+        task = self.spec.make()
+        task.open(TaskContext(self.backend, time=OperatorTime(0, 0)))
         for piece in pieces:
             for _ in task.process(piece):
                 pass
@@ -155,14 +156,17 @@ def windowed(windows: Assigner, table: pa.Table) -> int:
     bound: int | None = None
     emitted = 0
     for begin in range(0, table.num_rows, EPOCH_ROWS):
-        operator = make_operator(spec, backend, EpochTimes(0, bound))
+        operator = make_operator(spec)
+        task = TaskContext(backend, time=OperatorTime(bound, bound))
+        operator.open(task)
         part = table.slice(begin, EPOCH_ROWS)
         for batch in part.to_batches(BATCH_ROWS):
             emitted += sum(piece.num_rows for piece in operator.process(batch))
-        bound = operator.max_event_time
+        bound = task.latest["input"]
         if begin + EPOCH_ROWS >= table.num_rows:
             bound = 1 << 60
-        emitted += sum(piece.num_rows for piece in operator.finish(bound))
+        task.time = OperatorTime(None, bound)
+        emitted += sum(piece.num_rows for piece in operator.finish())
         operator.close()
         backend.seal().close()
     assert backend.stats().keys == 0

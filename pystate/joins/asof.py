@@ -4,7 +4,7 @@ The right input is a slowly changing table: each of its rows is the version of a
 on. Left rows wait, in buckets of time, until the watermark has passed them, since only then can no
 earlier version come any more.
 
-Thread safety: an `AsofJoin` belongs to one task and thread.
+Thread safety: as `pystate.operator.task`.
 
 Invariants
 ----------
@@ -19,23 +19,22 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from pystate.backend.keyed import KeyedStateBackend
 from pystate.coordinator.watermarks import Holds, Lag
 from pystate.errors import InvalidArgumentError
 from pystate.joins.grouping import group, taken
-from pystate.joins.inputs import JoinInput, Rows, SideName, arrived, no_rule, time_column
-from pystate.joins.interval import Late
-from pystate.joins.result import JoinResult
+from pystate.joins.inputs import JoinInput, Rows, SideName, time_column
+from pystate.joins.late import LateInputs
+from pystate.joins.operator import JoinOperator
 from pystate.joins.stored import Loaded, StoredRows, declared_rows
-from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import OutputColumns
+from pystate.operator.task import TaskContext
 from pystate.state.declaration import State
 from pystate.types.key_codes import Ints, key_codes, longs
 
@@ -78,6 +77,10 @@ class AsofJoinSpec:
         if self.tolerance_ms is not None and self.tolerance_ms > _MOST_TOLERANCE_MS:
             raise InvalidArgumentError("asof_join: tolerance is at most a thousand years")
 
+    def outer(self, side: SideName) -> bool:
+        """Whether rows of an input are emitted even if they match none."""
+        return side == "left" and self.how == "left"
+
     def holds(self) -> Holds:
         """How the result's watermark is behind that of the join.
 
@@ -98,73 +101,29 @@ class AsofJoinSpec:
         }
 
 
-class AsofJoin:
-    """One task's run of an as-of join.
+class AsofJoin(JoinOperator):
+    """One task's run of an as-of join; see `JoinOperator`.
 
-    Parameters
-    ----------
-    spec : AsofJoinSpec
-        The join.
-    backend : KeyedStateBackend
-        The task's state; with namespaces of the type long, and timers.
-    late_bound : int or None
-        Rows below are late in this epoch, in milliseconds since 1970.
-    late : callable, optional
-        Takes late rows, which are otherwise dropped.
-    invalid : mapping of str to InvalidRows, optional
-        Takes the rows of each input with which a join cannot compute.
-
-    Attributes
-    ----------
-    late_rows : int
-        How many rows were late.
-    max_event_times : dict of str to int or None
-        The largest event time seen of each input.
+    Its table has namespaces of the type long, and timers.
     """
 
-    def __init__(
-        self,
-        spec: AsofJoinSpec,
-        backend: KeyedStateBackend,
-        late_bound: int | None,
-        late: Late | None = None,
-        invalid: Mapping[SideName, InvalidRows] | None = None,
-    ) -> None:
-        self.spec = spec
-        self.invalid = invalid or no_rule(spec.left, spec.right, spec.left.owner)
-        self.late_rows = 0
-        self.max_event_times: dict[SideName, int | None] = {"left": None, "right": None}
-        self._backend = backend
-        self._bound = late_bound
-        self._late = late
+    _spec: AsofJoinSpec
+
+    def __init__(self, spec: AsofJoinSpec, late: LateInputs | None = None) -> None:
+        super().__init__(late)
+        self._spec = spec
+
+    def open(self, task: TaskContext) -> None:
+        """Register the states."""
+        super().open(task)
+        spec, backend = self._spec, task.backend
         self._waiting = StoredRows(spec.left, "waiting", backend, marked=False)
         self._versions = StoredRows(spec.right, "versions", backend, marked=False)
-        self._result = JoinResult(spec.output, spec.left, spec.right)
 
-    def process_left(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Handle rows of the left input."""
-        return self.process("left", batch)
-
-    def process_right(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Handle versions."""
-        return self.process("right", batch)
-
-    def process(self, side: SideName, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Handle rows of an input; yield those that can have no version."""
-        spec = self.spec.left if side == "left" else self.spec.right
-        batch = spec.usable(batch, self.invalid[side])
-        found = arrived(spec, batch, self._bound)
-        seen = self.max_event_times[side]
-        if found.latest is not None and (seen is None or found.latest > seen):
-            self.max_event_times[side] = found.latest
-        self.late_rows += found.late_rows
-        if found.late is not None and self._late is not None:
-            self._late(side, batch.filter(pa.array(found.late)))
-        if side == "left" and self.spec.how == "left" and len(found.alone):
-            every = found.every
-            yield from self._result.alone(side, every.keys, every.values, found.alone)
-        for begin in range(0, len(found.rows), _ROWS):
-            self._store(side, found.rows.slice(begin, _ROWS))
+    def meet(self, side: SideName, rows: Rows) -> Iterator[pa.RecordBatch]:
+        """Keep rows of an input, which are emitted later."""
+        self._store(side, rows)
+        return iter(())
 
     def _store(self, side: SideName, rows: Rows) -> None:
         buckets = rows.known >> _SHIFT
@@ -183,16 +142,8 @@ class AsofJoin:
             due = np.maximum.reduceat(ordered.known, starts[:-1])
         self._backend.register_timers(keys, "event", longs(due))
 
-    def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
-        """Emit left rows below the watermark, and remove versions that no row needs any more.
-
-        Parameters
-        ----------
-        watermark : int or None
-            Rows below are late from the next epoch on.
-        """
-        if watermark is None:
-            return
+    def advance(self, watermark: int) -> Iterator[pa.RecordBatch]:
+        """Emit left rows below the watermark, and remove versions that no row needs any more."""
         watermark = min(watermark, _MOST_TIME)
         # Versions leave after all left rows were emitted: a timer of either may come first.
         outdated: list[tuple[list[pa.Array[Any]], Ints]] = []
@@ -240,8 +191,8 @@ class AsofJoin:
         for begin, end, versions in self._versions.load(keys, spaces):
             mine = order[int(starts[begin]) : int(starts[end])]
             lists, times = groups.of_row[mine] - begin, loaded.times[at[mine]]
-            found = _newest(versions, lists, times, self.spec.tolerance_ms)
-            if self.spec.how == "inner":
+            found = _newest(versions, lists, times, self._spec.tolerance_ms)
+            if self._spec.how == "inner":
                 some = np.flatnonzero(found >= 0)
                 mine, lists, found = mine[some], lists[some], found[some]
             for i in range(0, len(mine), _ROWS):
@@ -256,7 +207,7 @@ class AsofJoin:
                 )
 
     def _prune(self, columns: list[pa.Array[Any]], buckets: Ints, watermark: int) -> None:
-        tolerance = self.spec.tolerance_ms
+        tolerance = self._spec.tolerance_ms
         for begin, end, loaded in self._versions.load(columns, buckets):
             count = end - begin
             lists = np.repeat(np.arange(count), np.diff(loaded.offsets))
@@ -279,9 +230,9 @@ class AsofJoin:
         due = np.full(len(newest), np.iinfo(np.int64).max)
         ahead = stay[loaded.times[stay] > watermark]
         np.minimum.at(due, lists[ahead], loaded.times[ahead])
-        if self.spec.tolerance_ms is not None:
+        if self._spec.tolerance_ms is not None:
             current = newest[newest >= 0]
-            ends = loaded.times[current] + self.spec.tolerance_ms + 1
+            ends = loaded.times[current] + self._spec.tolerance_ms + 1
             np.minimum.at(due, lists[current], ends)
         some = np.flatnonzero(due != np.iinfo(np.int64).max)
         if len(some):

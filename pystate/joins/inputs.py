@@ -32,7 +32,6 @@ __all__ = [
     "SideName",
     "arrived",
     "check_keys",
-    "no_rule",
     "other_side",
     "result_names",
     "time_column",
@@ -260,11 +259,6 @@ def arrived(spec: JoinInput, batch: pa.RecordBatch, bound: int | None) -> Arrive
         alone = np.flatnonzero(unusable)
         rows = every.take(np.flatnonzero(~(unusable | late_or_none)))
     return Arrived(every, rows, alone, late, every.latest())
-
-
-def no_rule(left: JoinInput, right: JoinInput, owner: str) -> dict[SideName, InvalidRows]:
-    """What becomes of the invalid rows of each input of which nothing is said."""
-    return {each.side: InvalidRows(owner, [name for name, _ in each.key]) for each in (left, right)}
 
 
 def other_side(side: SideName) -> SideName:

@@ -4,7 +4,7 @@ A row of one input meets the rows of the other one that are in the table, and is
 those to come. Stored rows lie in buckets of time: a row of the table is a key and a bucket. So a
 row looks at two buckets at most, and a bucket leaves as a whole.
 
-Thread safety: an `IntervalJoin` belongs to one task and thread.
+Thread safety: as `pystate.operator.task`.
 
 Invariants
 ----------
@@ -21,14 +21,13 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from pystate.backend.keyed import KeyedStateBackend
 from pystate.coordinator.watermarks import Holds, Lag
 from pystate.errors import InvalidArgumentError
 from pystate.joins.grouping import expanded, group, taken
@@ -36,26 +35,23 @@ from pystate.joins.inputs import (
     JoinInput,
     Rows,
     SideName,
-    arrived,
-    no_rule,
     other_side,
     time_column,
 )
-from pystate.joins.result import JoinResult
+from pystate.joins.late import LateInputs
+from pystate.joins.operator import SIDES, JoinOperator
 from pystate.joins.stored import Loaded, StoredRows, declared_rows
-from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import OutputColumns
+from pystate.operator.task import TaskContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.types.key_codes import Ints, key_codes, longs
 
-__all__ = ["How", "IntervalJoin", "IntervalJoinSpec", "Late"]
+__all__ = ["How", "IntervalJoin", "IntervalJoinSpec"]
 
 How: TypeAlias = Literal["inner", "left", "right", "full"]
-#: Takes the late rows of an input.
-Late: TypeAlias = "Callable[[SideName, pa.RecordBatch], None]"
 
-#: Rows of a batch that meet the table at once.
+#: Rows without a partner that are emitted at once.
 _ROWS = 1 << 16
 #: Pairs of rows with equal keys whose times are compared at once.
 _CANDIDATES = 1 << 18
@@ -66,8 +62,6 @@ _LEAST_SHIFT, _MOST_SHIFT = 10, 45
 #: each time all rows of the bucket are read.
 _LOOKS = 3
 _NEVER = np.iinfo(np.int64).max
-
-_SIDES: tuple[SideName, SideName] = ("left", "right")
 
 
 @dataclass(frozen=True)
@@ -133,13 +127,12 @@ class IntervalJoinSpec:
         without a partner waits for a look at its bucket, too.
         """
         late = {
-            side: self.reach(side)[1] + (self._look_ms if self.outer(side) else 0)
-            for side in _SIDES
+            side: self.reach(side)[1] + (self._look_ms if self.outer(side) else 0) for side in SIDES
         }
         both = {side: Lag(ms) if ms > 0 else None for side, ms in late.items()}
         furthest = max(late.values())
         return Holds(
-            {self.time_column(side): both[side] for side in _SIDES},
+            {self.time_column(side): both[side] for side in SIDES},
             Lag(furthest) if furthest > 0 else None,
         )
 
@@ -163,92 +156,44 @@ class IntervalJoinSpec:
     def states(self) -> dict[str, State[Any]]:
         """The states of the join."""
         found: dict[str, State[Any]] = {}
-        for side in _SIDES:
+        for side in SIDES:
             found |= declared_rows(self.input(side), self.state(side), marked=self.outer(side))
         return found
 
 
-class IntervalJoin:
-    """One task's run of an interval join.
+class IntervalJoin(JoinOperator):
+    """One task's run of an interval join; see `JoinOperator`.
 
-    Parameters
-    ----------
-    spec : IntervalJoinSpec
-        The join.
-    backend : KeyedStateBackend
-        The task's state; with namespaces of the type long, and timers.
-    late_bound : int or None
-        Rows below are late in this epoch, in milliseconds since 1970.
-    late : callable, optional
-        Takes late rows, which are otherwise dropped.
-    invalid : mapping of str to InvalidRows, optional
-        Takes the rows of each input with which a join cannot compute.
-
-    Attributes
-    ----------
-    late_rows : int
-        How many rows were late.
-    max_event_times : dict of str to int or None
-        The largest event time seen of each input.
+    Its table has namespaces of the type long, and timers.
     """
 
-    def __init__(
-        self,
-        spec: IntervalJoinSpec,
-        backend: KeyedStateBackend,
-        late_bound: int | None,
-        late: Late | None = None,
-        invalid: Mapping[SideName, InvalidRows] | None = None,
-    ) -> None:
-        self.spec = spec
-        self.invalid = invalid or no_rule(spec.left, spec.right, spec.left.owner)
-        self.late_rows = 0
-        self.max_event_times: dict[SideName, int | None] = {"left": None, "right": None}
-        self._backend = backend
-        self._bound = late_bound
-        self._late = late
+    _spec: IntervalJoinSpec
+
+    def __init__(self, spec: IntervalJoinSpec, late: LateInputs | None = None) -> None:
+        super().__init__(late)
+        self._spec = spec
+
+    def open(self, task: TaskContext) -> None:
+        """Register the states."""
+        super().open(task)
+        spec, backend = self._spec, task.backend
         self._stored: dict[SideName, StoredRows] = {
             side: StoredRows(spec.input(side), spec.state(side), backend, marked=spec.outer(side))
-            for side in _SIDES
+            for side in SIDES
         }
-        self._result = JoinResult(spec.output, spec.left, spec.right)
-
-    def process_left(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Handle rows of the left input; yield the pairs that they complete."""
-        return self.process("left", batch)
-
-    def process_right(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Handle rows of the right input; yield the pairs that they complete."""
-        return self.process("right", batch)
-
-    def process(self, side: SideName, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Handle rows of an input; yield the pairs that they complete."""
-        spec = self.spec.input(side)
-        batch = spec.usable(batch, self.invalid[side])
-        found = arrived(spec, batch, self._bound)
-        seen = self.max_event_times[side]
-        if found.latest is not None and (seen is None or found.latest > seen):
-            self.max_event_times[side] = found.latest
-        self.late_rows += found.late_rows
-        if found.late is not None and self._late is not None:
-            self._late(side, batch.filter(pa.array(found.late)))
-        if self.spec.outer(side) and len(found.alone):
-            every = found.every
-            yield from self._result.alone(side, every.keys, every.values, found.alone)
-        for begin in range(0, len(found.rows), _ROWS):
-            yield from self._meet(side, found.rows.slice(begin, _ROWS))
 
     # -- rows
 
-    def _meet(self, side: SideName, rows: Rows) -> Iterator[pa.RecordBatch]:
+    def meet(self, side: SideName, rows: Rows) -> Iterator[pa.RecordBatch]:
+        """Handle rows of an input; yield the pairs that they complete."""
         codes = key_codes(rows.keys)
         matched = np.zeros(len(rows), bool)
         yield from self._probe(side, rows, codes, matched)
-        bound, (_, upper) = self._bound, self.spec.reach(side)
+        bound, (_, upper) = self._task.late_bound, self._spec.reach(side)
         if bound is not None:
             over = rows.known + upper < bound
             if over.any():
-                if self.spec.outer(side):
+                if self._spec.outer(side):
                     alone = np.flatnonzero(over & ~matched)
                     yield from self._result.alone(side, rows.keys, rows.values, alone)
                 left = np.flatnonzero(~over)
@@ -260,9 +205,9 @@ class IntervalJoin:
         self, side: SideName, rows: Rows, codes: Ints, matched: np.ndarray[Any, Any]
     ) -> Iterator[pa.RecordBatch]:
         """Yield the pairs of rows with stored ones, and note in `matched` which rows have any."""
-        lower, upper = self.spec.reach(side)
+        lower, upper = self._spec.reach(side)
         stored = self._stored[other_side(side)]
-        first, last = ((rows.known + d) >> self.spec.shift for d in (lower, upper))
+        first, last = ((rows.known + d) >> self._spec.shift for d in (lower, upper))
         # A bucket is no shorter than the interval, so that there are two at most.
         more = np.flatnonzero(last > first)
         who = np.concatenate([np.arange(len(rows)), more])
@@ -300,7 +245,7 @@ class IntervalJoin:
     def _store(
         self, side: SideName, rows: Rows, codes: Ints, matched: np.ndarray[Any, Any]
     ) -> None:
-        buckets = rows.known >> self.spec.shift
+        buckets = rows.known >> self._spec.shift
         groups = group(codes, buckets)
         order, starts = groups.order()
         buckets = buckets[groups.first]
@@ -308,14 +253,14 @@ class IntervalJoin:
         self._stored[side].append(keys, starts, rows.take(order), matched[order])
         leaves = self._leaves(side, buckets)
         self._backend.register_timers(keys, "event", longs(leaves))
-        if self.spec.outer(side):
+        if self._spec.outer(side):
             due = np.where(matched[order], _NEVER, self._over(side, rows.known[order]))
             self._look(keys, np.minimum.reduceat(due, starts[:-1]), leaves)
 
     def _over(self, side: SideName, times: Ints) -> Ints:
         """The watermark at which rows without a partner are emitted."""
-        _, upper = self.spec.reach(side)
-        step = self.spec.shift - _LOOKS
+        _, upper = self._spec.reach(side)
+        step = self._spec.shift - _LOOKS
         found: Ints = ((times + upper) >> step) + 1 << step
         return found
 
@@ -326,22 +271,14 @@ class IntervalJoin:
 
     def _leaves(self, side: SideName, buckets: Ints) -> Ints:
         """The watermark at which no row that is not late can match one of a bucket."""
-        _, upper = self.spec.reach(side)
-        ends: Ints = ((buckets + 1) << self.spec.shift) + upper
+        _, upper = self._spec.reach(side)
+        ends: Ints = ((buckets + 1) << self._spec.shift) + upper
         return ends
 
     # -- time
 
-    def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
-        """Remove what can match nothing any more; yield rows without a partner.
-
-        Parameters
-        ----------
-        watermark : int or None
-            Rows below are late from the next epoch on.
-        """
-        if watermark is None:
-            return
+    def advance(self, watermark: int) -> Iterator[pa.RecordBatch]:
+        """Remove what can match nothing any more; yield rows without a partner."""
         while (due := self._backend.due_timers("event", watermark, _TIMERS)) is not None:
             columns, buckets = due.keys.key_arrays(), due.keys.namespaces().to_numpy()
             times = due.timestamps
@@ -349,11 +286,11 @@ class IntervalJoin:
             # A bucket may have a timer for each of its inputs.
             once = group(key_codes(columns), buckets).first
             columns, buckets = taken(columns, once), buckets[once]
-            known = [self._leaves(side, buckets) for side in _SIDES]
+            known = [self._leaves(side, buckets) for side in SIDES]
             old = (times[once] != known[0]) & (times[once] != known[1])
-            for side, leaves in zip(_SIDES, known, strict=True):
+            for side, leaves in zip(SIDES, known, strict=True):
                 yield from self._leave(side, columns, buckets, leaves <= watermark)
-                if self.spec.outer(side):
+                if self._spec.outer(side):
                     stays = np.flatnonzero(leaves > watermark)
                     part = taken(columns, stays), buckets[stays], leaves[stays]
                     yield from self._emit_over(side, *part, watermark)
@@ -375,7 +312,7 @@ class IntervalJoin:
         if not gone.all():
             columns, buckets = taken(columns, np.flatnonzero(gone)), buckets[gone]
         stored = self._stored[side]
-        if not self.spec.outer(side):
+        if not self._spec.outer(side):
             stored.clear(self._backend.keys(columns, longs(buckets)))
             return
         for begin, _, loaded in stored.load(columns, buckets):

@@ -3,7 +3,7 @@
 The rows of both inputs are kept in the windows of one operator, each input's in a list of its own.
 When a window is over, each left row of a key meets each right row.
 
-Thread safety: a `WindowJoin` belongs to one task and thread.
+Thread safety: as `pystate.operator.task`.
 
 Invariants
 ----------
@@ -15,29 +15,30 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from pystate.backend.keyed import KeyedStateBackend
+from pystate.checkpoint.refs import INPUT
 from pystate.coordinator.watermarks import Holds
 from pystate.errors import InvalidArgumentError
 from pystate.joins.grouping import expanded, taken
-from pystate.joins.inputs import JoinInput, SideName, no_rule
-from pystate.joins.interval import How, Late
+from pystate.joins.inputs import JoinInput, SideName
+from pystate.joins.interval import How
+from pystate.joins.late import LateInputs
+from pystate.joins.operator import SIDES, JoinOperator
 from pystate.operator.event_time import event_times
-from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import OutputColumns
+from pystate.operator.task import TaskContext
 from pystate.state.declaration import State
 from pystate.types.key_codes import Ints, longs
 from pystate.types.state_type import parse_type
 from pystate.windows.assigners import Aligned, Session
 from pystate.windows.kept_rows import KeptRows, Loaded, RowColumns
 from pystate.windows.making import make_operator
-from pystate.windows.operator import EpochTimes
 from pystate.windows.row_windows import WindowRowsSpec
 from pystate.windows.specification import (
     END,
@@ -54,10 +55,10 @@ __all__ = ["WindowJoin", "WindowJoinSpec", "join_window", "window_names", "windo
 #: Columns beside the input's: its time in milliseconds, and the row's place in its batch.
 _TIME, _PLACE = "__pystate_time", "__pystate_place"
 _KEY = "__pystate_key_"
+#: The side output of the operator over windows.
+_LATE = "late"
 #: The most rows of an output batch.
 _ROWS = 1 << 16
-
-_SIDES: tuple[SideName, SideName] = ("left", "right")
 
 
 def join_window(windows: Any, owner: str) -> WindowOptions:
@@ -163,7 +164,7 @@ class WindowJoinSpec:
         key = tuple(f"{_KEY}{i}" for i in range(len(self.left.key)))
         time = (_TIME, parse_type("long"))
         # A list needs a column, even of rows that are nothing but a key.
-        kept = tuple(KeptRows(side, self.input(side).columns or (time,)) for side in _SIDES)
+        kept = tuple(KeptRows(side, self.input(side).columns or (time,)) for side in SIDES)
         return WindowRowsSpec(self.options, key, (), 0, window_time_type(self.left), kept)
 
     def states(self) -> dict[str, State[Any]]:
@@ -171,98 +172,71 @@ class WindowJoinSpec:
         return self.rows.states()
 
 
-class WindowJoin:
-    """One task's run of a windowed join.
+class WindowJoin(JoinOperator):
+    """One task's run of a windowed join; see `JoinOperator`.
 
-    Parameters
-    ----------
-    spec : WindowJoinSpec
-        The join.
-    backend : KeyedStateBackend
-        The task's state; with namespaces of the type long, and timers.
-    late_bound : int or None
-        Windows that end at it or before are over, in milliseconds since 1970.
-    late : callable, optional
-        Takes rows of which all windows are over, which are otherwise dropped.
-    invalid : mapping of str to InvalidRows, optional
-        Takes the rows of each input that are in no window.
-
-    Attributes
-    ----------
-    max_event_times : dict of str to int or None
-        The largest event time seen of each input.
+    It gives the rows of both inputs to one operator over windows, which has a context of its own:
+    late is a row of which all windows are over. Its table has namespaces of the type long, and
+    timers.
     """
 
-    def __init__(
-        self,
-        spec: WindowJoinSpec,
-        backend: KeyedStateBackend,
-        late_bound: int | None,
-        late: Late | None = None,
-        invalid: Mapping[SideName, InvalidRows] | None = None,
-    ) -> None:
-        self.spec = spec
-        self.invalid = invalid or no_rule(spec.left, spec.right, spec.left.owner)
-        self.max_event_times: dict[SideName, int | None] = {"left": None, "right": None}
-        self._late = late
+    _spec: WindowJoinSpec
+
+    def __init__(self, spec: WindowJoinSpec, late: LateInputs | None = None) -> None:
+        super().__init__(late)
+        self._spec = spec
+        self._rows = spec.rows
+        self._key = self._rows.key
+        self._windows = make_operator(self._rows, _LATE)
         self._now: tuple[SideName, pa.RecordBatch] | None = None
-        rows, times = spec.rows, EpochTimes(0, late_bound)
-        self._operator = make_operator(rows, backend, times, self._late_rows, spec.left.owner)
-        columns = self._operator.columns
-        assert isinstance(columns, RowColumns)
-        self._columns = columns
-        self._key = rows.key
         self._nulls: dict[SideName, list[Any]] = {
             side: [pa.scalar(None, type_.arrow) for _, type_ in spec.input(side).columns]
-            for side in _SIDES
+            for side in SIDES
         }
 
-    @property
-    def late_rows(self) -> int:
-        """How many rows were late: all their windows were over."""
-        return self._operator.dropped_rows
+    def open(self, task: TaskContext) -> None:
+        """Register the states."""
+        super().open(task)
+        self._of_windows = TaskContext(task.backend, side=self._late_rows)
+        self._of_windows.time, self._of_windows.tells_kept = task.time, task.tells_kept
+        self._windows.open(self._of_windows)
+        columns = self._windows.columns
+        assert isinstance(columns, RowColumns)
+        self._columns = columns
 
-    def process_left(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Handle rows of the left input."""
-        return self.process("left", batch)
-
-    def process_right(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Handle rows of the right input."""
-        return self.process("right", batch)
-
-    def process(self, side: SideName, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Put rows of an input into their windows."""
-        spec = self.spec.input(side)
-        times = event_times(batch.column(spec.event_time), f"{spec.owner}: its event time")
-        first, last = self.spec.rows.reach()
-        batch, _ = self.invalid[side].timed(batch, times, first, last, known=True)
-        rows = spec.ready(batch)
-        latest, seen = rows.latest(), self.max_event_times[side]
-        if latest is not None and (seen is None or latest > seen):
-            self.max_event_times[side] = latest
-        arrays = [*rows.keys, *rows.values, rows.times, longs(np.arange(len(rows)))]
+        side: SideName = "left" if input == "left" else "right"
+        spec = self._spec.input(side)
+        times = event_times(rows.column(spec.event_time), f"{spec.owner}: its event time")
+        first, last = self._rows.reach()
+        batch, _ = self._invalid[side].timed(rows, times, first, last, known=True)
+        ready = spec.ready(batch)
+        self._task.saw(ready.latest(), input=side)
+        arrays = [*ready.keys, *ready.values, ready.times, longs(np.arange(len(ready)))]
         names = [*self._key, *spec.names, _TIME, _PLACE]
         self._now = side, batch
-        self._columns.input = _SIDES.index(side)
-        ready = pa.RecordBatch.from_arrays(arrays, names=names)
-        for windows in self._operator.process(ready):
+        self._columns.input = SIDES.index(side)
+        for windows in self._windows.process(pa.RecordBatch.from_arrays(arrays, names=names)):
             yield from self._joined(windows)
 
-    def _late_rows(self, rows: pa.RecordBatch) -> None:
-        if self._late is not None and self._now is not None:
-            side, batch = self._now
-            self._late(side, batch.take(rows.column(_PLACE)))
+    def _late_rows(self, tag: str, rows: pa.RecordBatch) -> None:
+        assert self._now is not None
+        side, batch = self._now
+        self._task.late_rows += rows.num_rows
+        if self._late is not None:
+            self.write_late(side, batch.take(rows.column(_PLACE)))
 
-    def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
-        """Join the windows that are over.
-
-        Parameters
-        ----------
-        watermark : int or None
-            The watermark after the epoch's rows.
-        """
-        for windows in self._operator.finish(watermark):
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Join the windows that are over."""
+        self._of_windows.time, self._of_windows.drain = self._task.time, self._task.drain
+        for windows in self._windows.finish():
             yield from self._joined(windows)
+        self._task.kept = self._of_windows.kept
+
+    def close(self) -> None:
+        """Free what windows are put together in."""
+        self._windows.close()
 
     # -- results
 
@@ -277,7 +251,7 @@ class WindowJoin:
                     meets &= column.is_valid().to_numpy(zero_copy_only=False)
             yield from self._pairs(heads, loaded, np.where(meets, lefts * rights, 0), rights)
             for number, others in ((0, rights), (1, lefts)):
-                if self.spec.outer(_SIDES[number]):
+                if self._spec.outer(SIDES[number]):
                     yield from self._alone(number, heads, loaded, ~meets | (others == 0))
 
     def _pairs(
@@ -306,17 +280,17 @@ class WindowJoin:
         for begin in range(0, len(rows), _ROWS):
             some = slice(begin, begin + _ROWS)
             mine = self._values(number, loaded, rows[some])
-            nulls = self._nulls[_SIDES[1 - number]]
+            nulls = self._nulls[SIDES[1 - number]]
             none: list[Any] = [pa.repeat(each, len(rows[some])) for each in nulls]
             both = [*mine, *none] if number == 0 else [*none, *mine]
             yield from self._batch([*taken(heads, windows[of[some]]), *both])
 
     def _values(self, number: int, loaded: Loaded, rows: Ints) -> list[pa.Array[Any]]:
-        columns = self.spec.input(_SIDES[number]).columns
+        columns = self._spec.input(SIDES[number]).columns
         return taken(loaded.values[number][: len(columns)], rows)
 
     def _batch(self, arrays: list[pa.Array[Any]]) -> list[pa.RecordBatch]:
-        output = self.spec.output
+        output = self._spec.output
         return output.from_value(pa.RecordBatch.from_arrays(arrays, names=list(output.names)))
 
 

@@ -97,8 +97,10 @@ class Run(Protocol):
     """Makes sure that timers come to an end."""
     call: Call | None
     """Which method is called, for errors about what it emits aside."""
-    watermark_ms: int | None
-    """The watermark with which the epoch ends, as far as it is known before its rows are."""
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """The watermark with which the epoch ends, as far as it is known before its rows are."""
 
     def leave_namespace(self) -> None:
         """Go back to the default namespace, after a call that may have left it."""

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pystate.errors import StateOverflowError
 
 __all__ = [
+    "CAME",
     "COUNT",
     "FIRST",
     "LATE",
@@ -39,6 +40,8 @@ LATE = "__pystate_value_late"
 TIME = "__pystate_value_time"
 #: The smallest of them.
 FIRST = "__pystate_value_first"
+#: The metric that counts the rows which came, if these were combined before the shuffle.
+CAME = "rows_came"
 #: What is added to a column's name: of a sum in two halves, the sum of the lower ones.
 LOW = "_low"
 #: Of a mean, the number of values.

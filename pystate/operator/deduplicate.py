@@ -1,7 +1,5 @@
 """Deduplication: of rows with an equal key one is passed on. No Python runs per row.
 
-Spark's tasks drive a `Deduplicator`; so may any program that has a `KeyedStateBackend`.
-
 Thread safety: a `DeduplicateSpec` is immutable; a `Deduplicator` belongs to one task and thread.
 
 Invariants
@@ -22,24 +20,21 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pystate.operator.event_rows import EventRows, Times, columns_of
+from pystate.checkpoint.refs import INPUT
+from pystate.operator.event_rows import RowOperator, Times, columns_of
 from pystate.operator.function_spec import PROCESS_LATE
-from pystate.operator.invalid import InvalidRows
-from pystate.operator.runtime import Side
+from pystate.operator.task import TaskContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListState
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ValueState
-
-if TYPE_CHECKING:
-    from pystate.backend.keyed import KeyedStateBackend
 
 __all__ = ["DeduplicateSpec", "Deduplicator"]
 
@@ -95,26 +90,9 @@ class DeduplicateSpec:
             states[EARLIER] = ListState("long", ttl=ttl)
         return states
 
-    def start(
-        self,
-        backend: KeyedStateBackend,
-        *,
-        processing_time: int,
-        watermark: int | None = None,
-        side: Side | None = None,
-        uid: str = "",
-        invalid: InvalidRows | None = None,
-    ) -> Deduplicator:
-        """Make the operator of one task; the arguments are those of `Deduplicator`."""
-        return Deduplicator(
-            self,
-            backend,
-            processing_time=processing_time,
-            watermark=watermark,
-            side=side,
-            uid=uid,
-            invalid=invalid,
-        )
+    def make(self) -> Deduplicator:
+        """The operator of one task."""
+        return Deduplicator(self)
 
     @property
     def spaced(self) -> bool:
@@ -122,87 +100,61 @@ class DeduplicateSpec:
         return self.within_ms is not None and self.event_time is not None and self.keep == "first"
 
 
-class Deduplicator:
+class Deduplicator(RowOperator):
     """Passes on one row of each key.
-
-    Parameters
-    ----------
-    spec : DeduplicateSpec
-        What counts as a duplicate.
-    backend : KeyedStateBackend
-        The state, with the states of the specification.
-    processing_time : int
-        The epoch's processing time, in milliseconds since 1970.
-    watermark : int, optional
-        The epoch's watermark.
-    side : callable, optional
-        Takes the tag and the rows, if late rows go to a side output.
-    uid : str
-        The operator's name in errors.
-    invalid : InvalidRows, optional
-        Takes rows whose event time is too far away.
 
     Examples
     --------
     >>> import pyarrow as pa, pystate as ps
     >>> from pystate.operator.deduplicate import Deduplicator, DeduplicateSpec
+    >>> from pystate.operator.task import TaskContext
     >>> spec = DeduplicateSpec(key=("id",))
     >>> backend = ps.KeyedStateBackend({"id": "long"}, states=spec.states())
     >>> for epoch in ([1, 2, 1], [2, 3]):
-    ...     task = Deduplicator(spec, backend, processing_time=0)
-    ...     task.open()
+    ...     operator = Deduplicator(spec)
+    ...     operator.open(TaskContext(backend))
     ...     rows = pa.record_batch({"id": pa.array(epoch)})
-    ...     print([out["id"].to_pylist() for out in (*task.process(rows), *task.finish())])
+    ...     out = [*operator.process(rows), *operator.finish()]
+    ...     print([piece["id"].to_pylist() for piece in out])
     ...     backend.seal().close()
     [[1, 2]]
     [[3]]
     >>> backend.close()
     """
 
-    def __init__(
-        self,
-        spec: DeduplicateSpec,
-        backend: KeyedStateBackend,
-        *,
-        processing_time: int,
-        watermark: int | None = None,
-        side: Side | None = None,
-        uid: str = "",
-        invalid: InvalidRows | None = None,
-    ) -> None:
-        self.spec = spec
-        self.events = EventRows(spec.event_time, watermark, spec.late, side, uid, invalid)
-        self._backend = backend
-        self._processing_time = processing_time
-        self._watermark = watermark
+    _spec: DeduplicateSpec
+
+    def __init__(self, spec: DeduplicateSpec) -> None:
+        self._spec = spec
         self._held: list[pa.RecordBatch | pa.Table] = []
         self._held_rows = 0
         self._held_most = _HELD_ROWS
+
+    def open(self, task: TaskContext) -> None:
+        """Register the states and set the clock of their times to live."""
+        super().open(task)
+        spec, states = self._spec, self._spec.states()
         # Times up to here are forgotten.
-        now = processing_time if spec.event_time is None else watermark
+        now = task.processing_time if spec.event_time is None else task.late_bound
         self._horizon: int | None = None
         if spec.within_ms is not None and now is not None:
             self._horizon = max(now - spec.within_ms, -(1 << 63))
-
-    def open(self) -> None:
-        """Register the states and set the clock of their times to live."""
-        states = self.spec.states()
         self._kept = self._backend.register(KEPT, states[KEPT])
-        if self.spec.spaced:
+        if spec.spaced:
             self._earlier = self._backend.register(EARLIER, states[EARLIER])
         self._set_clock(None)
 
-    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Handle some rows; yield those that are passed on at once."""
-        rows = self.events.on_time(rows)
+        rows = self.on_time(rows)
         if not rows.num_rows:
             return
-        if self.spec.keep == "last":
+        if self._spec.keep == "last":
             self._hold(rows)
             return
         keys = self._keys(rows)
-        times = self.events.times(rows)
-        new = self._spaced(keys, times) if self.spec.spaced else self._unseen(keys, times)
+        times = self.times(rows)
+        new = self._spaced(keys, times) if self._spec.spaced else self._unseen(keys, times)
         if new.all():
             yield rows
         elif new.any():
@@ -214,9 +166,9 @@ class Deduplicator:
             return
         rows = self._one_per_key()
         self._held = []
-        if self.spec.event_time is not None:
+        if self._spec.event_time is not None:
             keys = self._keys(rows)
-            at, known = self.events.times(rows)
+            at, known = self.times(rows)
             stored, seen = self._stored(keys)
             newest = ~seen | (known & (at >= stored))
             if self._horizon is not None:
@@ -239,14 +191,14 @@ class Deduplicator:
             heads[first[order[::-1]]] = order[::-1]
             new = heads[first] == np.arange(len(first))
         new = new & ~seen
-        self._remember(keys, new, np.where(times.known, times.at, self._processing_time))
+        self._remember(keys, new, np.where(times.known, times.at, self._task.processing_time))
         return new
 
     # -- with a distance in event time
 
     def _spaced(self, keys: KeyBatch, times: Times) -> _Flags:
         at, open_ = times
-        within = self.spec.within_ms
+        within = self._spec.within_ms
         assert within is not None
         if self._horizon is not None:
             open_ = open_ & (at > self._horizon)
@@ -279,7 +231,7 @@ class Deduplicator:
         sizes = lists.value_lengths().to_numpy()
         earlier = lists.flatten().to_numpy()
         owners = np.repeat(rows, sizes)
-        near: _Flags = np.abs(at[owners] - earlier) < self.spec.within_ms
+        near: _Flags = np.abs(at[owners] - earlier) < self._spec.within_ms
         if self._horizon is not None:
             near &= earlier > self._horizon
         found: _Longs = owners[near]
@@ -323,7 +275,7 @@ class Deduplicator:
     def _last_of_each(self, rows: Any) -> Any:
         keys = self._keys(rows)
         first = keys.first_rows()
-        order = self._order(self.events.times(rows), unknown_last=False)
+        order = self._order(self.times(rows), unknown_last=False)
         if order is None:
             order = np.arange(len(first))
         last = np.empty(len(first), np.int64)
@@ -334,7 +286,7 @@ class Deduplicator:
     # -- state and order
 
     def _keys(self, rows: Any) -> KeyBatch:
-        return self._backend.keys(columns_of(rows, self.spec.key))
+        return self._backend.keys(columns_of(rows, self._spec.key))
 
     def _keys_at(self, keys: KeyBatch, rows: _Longs) -> KeyBatch:
         at: Any = pa.array(rows)
@@ -350,18 +302,20 @@ class Deduplicator:
     def _remember(self, keys: KeyBatch, rows: _Flags, at: _Longs) -> None:
         if not rows.any():
             return
-        if self.spec.event_time is not None:
+        if self._spec.event_time is not None:
             self._set_clock(int(at[rows].max()))
         self._kept.max(keys, pa.array(at, mask=~rows))
 
     def _set_clock(self, event_time: int | None) -> None:
         self._backend.set_clock(
-            processing_time=self._processing_time, watermark=self._watermark, event_time=event_time
+            processing_time=self._task.processing_time,
+            watermark=self._task.late_bound,
+            event_time=event_time,
         )
 
     def _order(self, times: Times, *, unknown_last: bool) -> _Longs | None:
         """The rows in the order that counts; None if it is that in which they are."""
-        if self.spec.ordered or self.spec.event_time is None:
+        if self._spec.ordered or self._spec.event_time is None:
             return None
         at = times.at
         if not times.known.all():

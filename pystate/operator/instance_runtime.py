@@ -1,6 +1,6 @@
-"""Runs a function of an operator's instances over one task's rows.
+"""A function of an operator's instances as an operator.
 
-Thread safety: an `InstanceRuntime` belongs to one task and thread.
+Thread safety: as `pystate.operator.task`.
 
 Invariants
 ----------
@@ -17,11 +17,9 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from pystate.backend.keyed import KeyedStateBackend
-from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import DeclarationError
-from pystate.functions.binding import shape
-from pystate.functions.context import Timers
+from pystate.functions.binding import Registry, shape
+from pystate.functions.context import RuntimeContext, Timers
 from pystate.functions.process import InstanceContext, ProcessFunction
 from pystate.operator.call_shapes import (
     OUTPUT_ROWS,
@@ -31,14 +29,13 @@ from pystate.operator.call_shapes import (
     are_batches,
     is_batch,
 )
-from pystate.operator.co_shapes import InputName
 from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.instance_state import InstanceState
-from pystate.operator.invalid import InvalidRows
 from pystate.operator.rows import RowFactory
-from pystate.operator.runtime import FunctionRuntime, Side
+from pystate.operator.runtime import FunctionOperator
+from pystate.state.operator_state import KeylessState
 
-__all__ = ["InstanceRuntime", "works_in_every_epoch"]
+__all__ = ["InstanceOperator", "works_in_every_epoch"]
 
 
 def works_in_every_epoch(function: ProcessFunction) -> bool:
@@ -46,54 +43,48 @@ def works_in_every_epoch(function: ProcessFunction) -> bool:
     return type(function).on_epoch_end is not ProcessFunction.on_epoch_end
 
 
-class InstanceRuntime(FunctionRuntime):
-    """One task's run of a `ProcessFunction`.
+class InstanceOperator(FunctionOperator):
+    """A `ProcessFunction` over the rows of an instance.
 
     Parameters
     ----------
     spec : FunctionSpec
         The function.
-    backend : KeyedStateBackend
-        The table of the instance's range.
-    state : InstanceState
-        The instance's state in it.
-    context : InstanceContext
-        The function's context.
-    old : KeyedStateBackend, optional
-        The rows of all old instances, if their number has changed.
-    side, time, drain, invalid
-        As for `FunctionRuntime`.
+    states : mapping of str to KeylessState
+        Its states.
     """
 
-    def __init__(
-        self,
-        spec: FunctionSpec,
-        backend: KeyedStateBackend,
-        state: InstanceState,
-        context: InstanceContext,
-        side: Side | None = None,
-        *,
-        old: KeyedStateBackend | None = None,
-        time: OperatorTime | None = None,
-        drain: bool = False,
-        invalid: Mapping[InputName, InvalidRows] | None = None,
-    ) -> None:
-        super().__init__(spec, backend, context, side, time=time, drain=drain, invalid=invalid)
-        self._registry = self._state = state
-        self._old = old
-        self._instance_context = context
+    def __init__(self, spec: FunctionSpec, states: Mapping[str, KeylessState[Any]]) -> None:
+        super().__init__(spec)
+        self._own_states = states
+
+    def _make_context(self) -> RuntimeContext:
+        task, backend = self.task, self.backend
+        return InstanceContext(
+            uid=task.uid,
+            epoch=task.epoch,
+            key_group_range=backend.key_group_range,
+            parallelism=task.parallelism,
+            max_parallelism=backend.max_parallelism,
+            processing_time=task.processing_time,
+            instance=task.index,
+        )
+
+    def _open_states(self) -> Registry:
+        """The instance's state: redistributed, if the number of instances has changed."""
+        task = self.task
+        state = InstanceState(task.backend, task.instance, self._own_states)
+        if task.old is not None:
+            with task.old() as old:
+                state.redistribute(old)
+        state.open()
+        assert isinstance(self.context, InstanceContext)
+        self.context.redistributed = state.redistributed
+        return state
 
     def _make_calls(self) -> Calls:
         by_row = shape(self.spec.function) == "instance"
         return _InstanceCalls(self) if by_row else _InstanceBatchCalls(self)
-
-    def open(self) -> None:
-        """Give the function its state and call its `open`."""
-        if self._old is not None:
-            self._state.redistribute(self._old)
-        self._state.open()
-        self._instance_context.redistributed = self._state.redistributed
-        super().open()
 
     def _no_timers(self) -> Timers:
         return _NoKeys(type(self.spec.function).__name__)

@@ -17,14 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
-from pystate.checkpoint.loops import COUNT, LOOP_KEY
+from pystate.checkpoint.loops import BUCKET, COUNT, LOOP_KEY
+from pystate.checkpoint.refs import INPUT
 from pystate.errors import DeclarationError
+from pystate.operator.event_time import event_times
+from pystate.operator.task import Operator, TaskContext
 from pystate.state.declaration import State
 from pystate.state.list import ListState
 from pystate.state.operator_spec import OperatorSpec
@@ -34,8 +38,10 @@ from pystate.types.key_codes import longs
 from pystate.types.keys import KeyColumns, parse_key
 from pystate.types.state_type import parse_type
 
-__all__ = ["LoopSpec", "LoopTable", "buckets"]
+__all__ = ["IN_FLIGHT", "LoopOperator", "LoopSpec", "LoopTable", "buckets"]
 
+#: The metric that counts the rows which a range keeps for the next epoch.
+IN_FLIGHT = "in_flight"
 #: The state with the rows; another one counts them.
 ROWS = "rows"
 _LEAST_BUCKETS, _PER_RANGE = 4096, 32
@@ -96,6 +102,53 @@ class LoopSpec:
         return OperatorSpec(
             uid, parse_key(dict(LOOP_KEY)), self.states(), max_parallelism=max_parallelism
         )
+
+
+class LoopOperator(Operator):
+    """Replaces the rows of a loop in one range.
+
+    Its metric `IN_FLIGHT` counts the rows that it keeps for the next epoch.
+
+    Parameters
+    ----------
+    spec : LoopSpec
+        The rows; those that come have the column `BUCKET`, too.
+    event_time : str or None
+        The column for whose oldest time watermarks wait.
+    """
+
+    idle_metrics = MappingProxyType({IN_FLIGHT: 0})
+
+    def __init__(self, spec: LoopSpec, event_time: str | None = None) -> None:
+        self._spec = spec
+        self._event_time = event_time
+
+    def open(self, task: TaskContext) -> None:
+        """Remove the rows that the epoch before has fed."""
+        self._task = task
+        self._oldest: int | None = None
+        self._fed = 0
+        self._table = LoopTable(self._spec, task.backend)
+        self._table.clear()
+
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
+        """Keep rows for the next epoch."""
+        self._fed += rows.num_rows
+        self._table.feed(rows.column(BUCKET), rows)
+        if self._event_time is not None:
+            times = event_times(rows.column(self._event_time), "a row that is fed back")
+            times = times.drop_null()
+            if len(times):
+                oldest = int(times.to_numpy().min())
+                self._oldest = oldest if self._oldest is None else min(self._oldest, oldest)
+        return iter(())
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Count them, and say how old they are."""
+        if self._event_time is not None:
+            self._task.kept = (self._oldest,)
+        self._task.metrics[IN_FLIGHT] = self._fed
+        return iter(())
 
 
 class LoopTable:

@@ -1,6 +1,6 @@
-"""Runs a stateful function over one task's rows; Spark's bodies and the test harness drive it.
+"""A stateful function as an operator: called for one task's rows, and for its timers.
 
-Thread safety: a `FunctionRuntime` belongs to one task and thread.
+Thread safety: as `pystate.operator.task`.
 
 Invariants
 ----------
@@ -17,16 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import compress
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.checkpoint.refs import INPUT
 from pystate.coordinator.listeners import News
-from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
@@ -59,22 +60,21 @@ from pystate.operator.call_shapes import (
     is_arrow_batch,
     is_batch,
 )
-from pystate.operator.co_shapes import CoCalls, CoVectorCalls, InputName, TwoInputs
-from pystate.operator.drain import MAX_WATERMARK
+from pystate.operator.co_shapes import SIDES, CoCalls, CoVectorCalls, InputName, TwoInputs
 from pystate.operator.event_time import event_times, instants
 from pystate.operator.firing import FiringLimit
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec
+from pystate.operator.instance_state import InstanceState
 from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import place_of
 from pystate.operator.rows import unreadable
+from pystate.operator.task import Operator, Side, TaskContext
 from pystate.operator.yielded import shown
 from pystate.redaction import logger
 from pystate.state.key_batch import KeyBatch
+from pystate.state.operator_state import KeylessState
 
-__all__ = [
-    "FunctionRuntime",
-    "Side",
-]
+__all__ = ["BROADCAST", "Elements", "FunctionOperator"]
 
 _LOG = logger("pystate.operator.runtime")
 
@@ -97,134 +97,187 @@ _NO_EVENT_TIME = (
     "give it rows of operators that have event time, and no others"
 )
 
-#: A function that takes a tag and a piece of that side output.
-Side: TypeAlias = "Callable[[str, Any], None]"
+#: The input of broadcast rows.
+BROADCAST = "broadcast"
 
 
-class FunctionRuntime:
-    """One task's run of a function.
+class LateInputs(Protocol):
+    """Where the late rows of two inputs go (`pystate.joins.late`)."""
+
+    def takes(self, side: InputName) -> bool:
+        """Whether late rows of an input are written."""
+
+    def piece(self, side: InputName, rows: pa.RecordBatch) -> tuple[str, pa.RecordBatch]:
+        """The tag for late rows of an input, and the rows as they are written."""
+
+
+class Elements(NamedTuple):
+    """Rows of any class, as `KeyedProcessFunction.process` gets them one by one."""
+
+    columns: Sequence[pa.Array[Any]]
+    """The key columns."""
+    keys: Sequence[Any]
+    rows: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class _Input:
+    """How a function is called for the rows of one input."""
+
+    name: str
+    calls: Calls
+    invalid: InvalidRows
+    event_time: str | None
+    """The column with the time at which a row happened."""
+    late: str
+    """What happens to late rows: a word, or a tag."""
+    write_late: Callable[[pa.RecordBatch], None] | None
+    """Takes late rows that are not for the function; None if they are dropped."""
+
+
+class FunctionOperator(Operator):
+    """A user's function over rows by key.
 
     Parameters
     ----------
     spec : FunctionSpec
         The function.
-    backend : KeyedStateBackend
-        The task's state.
-    context : RuntimeContext
-        The function's context; its watermark follows from `time`.
-    side : callable, optional
-        Called between calls of the function, with a tag and a piece of that side output (made by
-        the tag's `Output`: for `OutputColumns` a RecordBatch). Required if the specification has
-        side outputs.
-    time : OperatorTime, optional
-        Which rows are late, and which timers fire; None without event time.
-    drain : bool
-        Whether event time ends after the rows; see `pystate.operator.drain`.
-    broadcast : BroadcastStates, optional
-        The instance's broadcast states, of a function that has such an input.
-    invalid : mapping of str to InvalidRows, optional
-        Takes the rows of each input that the function cannot get; of one input it is ``"left"``.
-
-    Attributes
-    ----------
-    late_rows : int
-        Rows with an event time below the late bound.
-    max_event_time : int or None
-        The largest event time seen, in milliseconds since 1970.
-    max_event_times : dict of str to int or None
-        The same of each input, of a function of two: ``"left"`` and ``"right"``, or
-        ``"broadcast"`` alone.
+    late : LateInputs, optional
+        Where late rows go, of a function of two inputs.
+    broadcast : mapping of str to KeylessState, optional
+        The broadcast states, of a function that has such an input; `TaskContext.beside` has them.
     """
 
     def __init__(
         self,
         spec: FunctionSpec,
-        backend: KeyedStateBackend,
-        context: RuntimeContext,
-        side: Side | None = None,
-        *,
-        time: OperatorTime | None = None,
-        drain: bool = False,
-        broadcast: BroadcastStates | None = None,
-        invalid: Mapping[InputName, InvalidRows] | None = None,
+        late: LateInputs | None = None,
+        broadcast: Mapping[str, KeylessState[Any]] | None = None,
     ) -> None:
         self.spec = spec
-        self.backend = backend
-        self.context = context
-        self.late_rows = 0
-        self.max_event_time: int | None = None
-        self.max_event_times: dict[str, int | None] = {}
-        owner = f"operator {context.uid!r}"
-        right = () if spec.right is None else spec.right.key
-        self.invalid: Mapping[InputName, InvalidRows] = invalid or {
-            "left": InvalidRows(owner, spec.key),
-            "right": InvalidRows(owner, right),
-        }
-        #: Takes the late rows of an input that are not for a function of two, if they are kept.
-        self.late_input: Callable[[InputName, pa.RecordBatch], None] | None = None
-        #: Makes sure that timers come to an end.
-        self.firing = FiringLimit(context.uid)
         self.call: Call | None = None
-        self.drain = drain
-        self._time = time
-        self.watermark_ms = None if time is None else time.watermark_ms
-        context.watermark = self._late_bound = None if time is None else time.late_bound_ms
-        self._sides = _SideOutputs(spec, side, context.uid)
-        self._has_timers = has_timers(spec.function)
         self.named = namespace_type(spec.function) is not None
+        self._late_inputs = late
+        self._broadcast_states = broadcast
+        self._has_timers = has_timers(spec.function)
         self._in_namespace = False
-        domains = {d.ttl.time for d in declarations(spec.function).values() if d.ttl is not None}
-        self._has_ttl = bool(domains)
+        self._domains = {
+            d.ttl.time for d in declarations(spec.function).values() if d.ttl is not None
+        }
+        self._states: BroadcastStates | None = None
+        self._broadcast: BroadcastCalls | None = None
+        self._is_bound = False
+
+    def open(self, task: TaskContext) -> None:
+        """Give the function its handles, call its `open`, and tell it of checkpoints."""
+        function = self.spec.function
+        self.task, self.backend, self.drain = task, task.backend, task.drain
+        #: Makes sure that timers come to an end.
+        self.firing = FiringLimit(task.uid)
+        self._sides = _SideOutputs(self.spec, task.side, task.uid)
+        self.context = context = self._make_context()
+        context.watermark = self._late_bound = task.late_bound
         #: Sets the backend's event time before each row or timer, if a state needs it.
         self.row_clock: Callable[[int | None], None] | None = (
-            self._set_clock if "event" in domains else None
+            self._set_clock if "event" in self._domains else None
         )
-        self._registry: Registry = backend
-        self._calls: Calls = self._make_calls()
-        self._states = broadcast
-        self._broadcast = (
-            None if broadcast is None else BroadcastCalls(self, self._calls, broadcast)
-        )
-
-    def _make_calls(self) -> Calls:
-        function = self.spec.function
-        own: type[Calls] | None = type(function)._calls
-        return (own or _SHAPES[shape(function)])(self)
-
-    def _no_timers(self) -> Timers:
-        return _NoTimers(self.spec.function)
-
-    def open(self) -> None:
-        """Give the function its handles and call its `open`."""
-        function = self.spec.function
-        if self._time is None and self.row_clock is not None:
+        registry = self._open_states()
+        self._calls = self._make_calls()
+        self._inputs = self._make_inputs()
+        if self._states is not None:
+            self._broadcast = BroadcastCalls(self, self._calls, self._states)
+        if task.time is None and self.row_clock is not None:
             self._refuse_event_time_ttl()
-        bind(function, self._registry, self._states)
+        self._is_bound = True
+        bind(function, registry, self._states)
         if self._states is not None:
             self._states.read_only = True
-        self.context._task = self
+        context._task = self
         if not self._has_timers:
-            self.context._timers = self._no_timers()
-        elif self._time is not None:
-            self.context._timers = self.backend
+            context._timers = self._no_timers()
+        elif task.time is not None:
+            context._timers = self.backend
         else:
-            self.context._timers = _ProcessingTimers(self.backend, self.context.uid)
-        if self._has_ttl:
+            context._timers = _ProcessingTimers(self.backend, context.uid)
+        if self._domains:
             self._set_clock(None)
         try:
-            function.open(self.context)
+            function.open(context)
         except NoCurrentKeyError as error:
             self._calls.keyless(error, _NO_KEY_YET)
             raise
         except Exception as error:
             self._note(error, "open")
             raise
+        self._notify(task.news)
+
+    def _make_context(self) -> RuntimeContext:
+        task, backend = self.task, self.backend
+        return RuntimeContext(
+            uid=task.uid,
+            epoch=task.epoch,
+            key_group_range=backend.key_group_range,
+            parallelism=task.parallelism,
+            max_parallelism=backend.max_parallelism,
+            processing_time=task.processing_time,
+        )
+
+    def _open_states(self) -> Registry:
+        """Make what the function's handles come from."""
+        if self._broadcast_states is not None:
+            beside = self.task.beside
+            assert beside is not None, "the task of the broadcast states"
+            states = InstanceState(beside.backend, beside.instance, self._broadcast_states)
+            if beside.old is not None:
+                with beside.old() as old:
+                    states.redistribute(old)
+            states.open()
+            self._states = states
+        return self.backend
+
+    def _make_calls(self) -> Calls:
+        function = self.spec.function
+        own: type[Calls] | None = type(function)._calls
+        return (own or _SHAPES[shape(function)])(self)
+
+    def _make_inputs(self) -> dict[str, _Input]:
+        spec, calls, task = self.spec, self._calls, self.task
+        column = spec.event_time if isinstance(spec.event_time, str) else None
+        if spec.right is None:
+            tag = spec.late_tag
+            to = None if tag is None else partial(self._sides.late, tag)
+            invalid = task.invalid(spec.key)
+            return {INPUT: _Input(INPUT, calls, invalid, column, spec.late, to)}
+        assert isinstance(calls, TwoInputs), "a function of two inputs"
+        right = spec.right
+        found: dict[str, _Input] = {}
+        for side, key, time, late in (
+            (SIDES[0], spec.key, column, spec.late),
+            (SIDES[1], right.key, right.event_time, right.late),
+        ):
+            task.saw(None, input=side)
+            invalid, to = task.invalid(key, side), partial(self._write_late, side)
+            found[side] = _Input(side, calls.input(side), invalid, time, late, to)
+        return found
+
+    def _write_late(self, side: InputName, rows: pa.RecordBatch) -> None:
+        late, to = self._late_inputs, self.task.side
+        if late is not None and to is not None and late.takes(side):
+            to(*late.piece(side, rows))
+
+    def _no_timers(self) -> Timers:
+        return _NoTimers(self.spec.function)
 
     def _note(self, error: Exception, method: str) -> None:
         name = type(self.spec.function).__name__
         add_note(error, f"in {name}.{method} of operator {self.context.uid!r}")
 
-    def notify(self, news: News) -> None:
+    @property
+    def watermark_ms(self) -> int | None:
+        """The watermark with which the epoch ends, as far as it is known before its rows are."""
+        return None if self.task.time is None else self.task.time.watermark_ms
+
+    def _notify(self, news: News) -> None:
         """Tell the function of checkpoints; what it raises is only logged."""
         function = self.spec.function
         for call, epoch in (
@@ -248,39 +301,31 @@ class FunctionRuntime:
 
     def close(self) -> None:
         """Take the handles away and call the function's `close`."""
-        unbind(self.spec.function)
-        try:
-            self.spec.function.close()
-        except Exception as error:
-            self._note(error, "close")
-            raise
+        if self._is_bound:
+            self._is_bound = False
+            unbind(self.spec.function)
+            try:
+                self.spec.function.close()
+            except Exception as error:
+                self._note(error, "close")
+                raise
 
-    def process(self, rows: pa.RecordBatch) -> Iterator[Any]:
-        """Call the function for some rows; yield its output."""
-        times, invalid = None, self.invalid["left"]
-        if isinstance(self.spec.event_time, str):
-            tag = self.spec.late_tag
-            to = None if tag is None else partial(self._sides.late, tag)
-            rows, times = self._on_time(rows, self.spec.event_time, self.spec.late, to, invalid)
-        if rows.num_rows:
-            yield from self._called(self._calls, rows, times, invalid)
-            self.leave_namespace()
+    def process(self, rows: Any, input: str = INPUT) -> Iterator[Any]:
+        """Call the function for some rows of an input; yield its output.
 
-    def process_input(self, side: InputName, rows: pa.RecordBatch) -> Iterator[Any]:
-        """Call a function of two inputs for some rows of one of them; yield its output."""
-        calls, right = self._calls, self.spec.right
-        assert isinstance(calls, TwoInputs) and right is not None, "a function of two inputs"
-        left = self.spec.event_time, self.spec.late
-        column, word = left if side == "left" else (right.event_time, right.late)
-        times = None
-        before, self.max_event_time = self.max_event_time, self.max_event_times.get(side)
-        if isinstance(column, str):
-            late_input = self.late_input
-            to = None if late_input is None else partial(late_input, side)
-            rows, times = self._on_time(rows, column, word, to, self.invalid[side])
-        self.max_event_times[side], self.max_event_time = self.max_event_time, before
+        Broadcast rows are never late: they are handled whatever their event time is.
+        """
+        if input == BROADCAST:
+            yield from self._process_broadcast(rows)
+            return
+        if isinstance(rows, Elements):
+            yield from self._process_elements(rows)
+            return
+        given, times = self._inputs[input], None
+        if given.event_time is not None:
+            rows, times = self._on_time(rows, given.event_time, given)
         if rows.num_rows:
-            yield from self._called(calls.input(side), rows, times, self.invalid[side])
+            yield from self._called(given.calls, rows, times, given.invalid)
             self.leave_namespace()
 
     def _called(
@@ -305,41 +350,25 @@ class FunctionRuntime:
             times = times.filter(pa.array(~bad))
         return calls.process(rows, times)
 
-    def process_broadcast(self, rows: pa.RecordBatch) -> Iterator[Any]:
-        """Call a function for some rows of its broadcast input; yield its output.
-
-        None of these rows is late: they are handled whatever their event time is.
-        """
+    def _process_broadcast(self, rows: pa.RecordBatch) -> Iterator[Any]:
         calls, given = self._broadcast, self.spec.broadcast
         assert calls is not None and given is not None, "a function with a broadcast input"
         times = None
         if given.event_time is not None:
             what = f"operator {self.context.uid!r}: event-time column {given.event_time!r}"
             times = event_times(rows.column(given.event_time), what)
-            seen = self.max_event_times.get("broadcast"), pc.max(times).as_py()
-            self.max_event_times["broadcast"] = max(
-                (time for time in seen if time is not None), default=None
-            )
+            self.task.saw(pc.max(times).as_py(), input=BROADCAST)
         yield from calls.process(rows, times)
 
-    def process_elements(
-        self, columns: Sequence[pa.Array[Any]], keys: Sequence[Any], rows: Sequence[Any]
-    ) -> Iterator[Any]:
-        """Call `KeyedProcessFunction.process` for rows of any class.
-
-        Parameters
-        ----------
-        columns : sequence of pyarrow.Array
-            The key columns.
-        keys, rows : sequence
-            The arguments of each call.
-        """
-        assert isinstance(self._calls, RowCalls), "only for the shape process"
+    def _process_elements(self, given: Elements) -> Iterator[Any]:
+        calls = self._calls
+        assert isinstance(calls, RowCalls), "only for the shape process"
         if not callable(self.spec.event_time):
-            return self._calls.process_elements(columns, keys, rows)
+            return calls.process_elements(*given)
         what = f"operator {self.context.uid!r}: the event time of an element"
+        columns, keys, rows = given
         times = instants(map(self.spec.event_time, rows), what)
-        late = self._late(times, self.spec.late)
+        late = self._late(times, self._inputs[INPUT])
         if late is not None:
             tag = self.spec.late_tag
             if tag is not None:
@@ -349,7 +378,7 @@ class FunctionRuntime:
             columns, times = [c.filter(on_time) for c in columns], times.filter(on_time)
             kept = on_time.to_pylist()
             keys, rows = list(compress(keys, kept)), list(compress(rows, kept))
-        return self._calls.process_elements(columns, keys, rows, times.to_pylist())
+        return calls.process_elements(columns, keys, rows, times.to_pylist())
 
     def finish(self) -> Iterator[Any]:
         """End the input: handle rows that were held back, fire timers, and emit side outputs.
@@ -364,10 +393,8 @@ class FunctionRuntime:
 
     def _advance_watermark(self) -> None:
         """Go on to the watermark with which the epoch ends."""
-        if self.drain:
-            self.context.watermark = MAX_WATERMARK
-        elif self._time is not None:
-            self.context.watermark = self._time.watermark_ms
+        if self.task.time is not None or self.drain:
+            self.context.watermark = self.task.watermark
 
     # -- calls of the function's context
 
@@ -421,7 +448,7 @@ class FunctionRuntime:
     def _at_least(self, watermark: int | None) -> int | None:
         """A watermark, or the function's least one if it is below."""
         least = self.spec.function._least_watermark_ms
-        if least is None or self._time is None:
+        if least is None or self.task.time is None:
             return watermark
         return least if watermark is None else max(watermark, least)
 
@@ -433,38 +460,32 @@ class FunctionRuntime:
         )
 
     def _on_time(
-        self,
-        rows: pa.RecordBatch,
-        column: str,
-        word: str,
-        to: Callable[[pa.RecordBatch], None] | None,
-        invalid: InvalidRows,
+        self, rows: pa.RecordBatch, column: str, given: _Input
     ) -> tuple[pa.RecordBatch, pa.Array[Any] | None]:
-        """The rows for the function and their event times; late ones go to `to`, if it is given."""
+        """The rows for the function, and their event times."""
         what = f"operator {self.context.uid!r}: event-time column {column!r}"
         times = event_times(rows.column(column), what)
-        rows, times = invalid.timed(rows, times)
-        late = self._late(times, word)
+        rows, times = given.invalid.timed(rows, times)
+        late = self._late(times, given)
         if late is None:
             return rows, times
-        if to is not None:
-            to(rows.filter(late))
+        if given.write_late is not None:
+            given.write_late(rows.filter(late))
         on_time = pc.call_function("invert", [late])
         return rows.filter(on_time), times.filter(on_time)
 
-    def _late(self, times: pa.Array[Any], word: str) -> pa.BooleanArray | None:
+    def _late(self, times: pa.Array[Any], given: _Input) -> pa.BooleanArray | None:
         """Note event times, count late rows, and return which rows the function must not see."""
         latest = pc.max(times).as_py()
-        if latest is not None and (self.max_event_time is None or latest > self.max_event_time):
-            self.max_event_time = latest
         late_bound = self._at_least(self._late_bound)
         if late_bound is None:
+            self.task.saw(latest, input=given.name)
             return None
         bound = pa.scalar(late_bound, pa.int64())
         below = "less_equal" if self.spec.function._late_at_watermark else "less"
         late: pa.BooleanArray = pc.call_function(below, [times, bound]).fill_null(False)
-        self.late_rows += late.true_count
-        return late if late.true_count and word != PROCESS_LATE else None
+        self.task.saw(latest, late.true_count, given.name)
+        return late if late.true_count and given.late != PROCESS_LATE else None
 
 
 class _SideOutputs:

@@ -1,7 +1,5 @@
 """The first rows of each key by the order of some columns. No Python runs per row.
 
-Spark's tasks drive a `TopRows`; so may any program that has a `KeyedStateBackend`.
-
 Thread safety: a `TopSpec` is immutable; a `TopRows` belongs to one task and thread.
 
 Invariants
@@ -21,27 +19,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pystate.operator.event_rows import EventRows, columns_of
+from pystate.checkpoint.refs import INPUT
+from pystate.operator.event_rows import RowOperator, columns_of
 from pystate.operator.function_spec import PROCESS_LATE
-from pystate.operator.invalid import InvalidRows
 from pystate.operator.latest import LATEST, LatestRows, Merged, latest_state
 from pystate.operator.output import OutputColumns
-from pystate.operator.runtime import Side
+from pystate.operator.task import TaskContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.value import ValueState
 from pystate.types.ddl import quoted
 from pystate.types.state_type import StateType
-
-if TYPE_CHECKING:
-    from pystate.backend.keyed import KeyedStateBackend
 
 __all__ = ["By", "TopLatest", "TopRows", "TopSpec", "has_order"]
 
@@ -116,27 +111,9 @@ class TopSpec:
             states[self.bar] = ValueState("long")
         return states
 
-    def start(
-        self,
-        backend: KeyedStateBackend,
-        *,
-        processing_time: int,
-        watermark: int | None = None,
-        side: Side | None = None,
-        uid: str = "",
-        invalid: InvalidRows | None = None,
-    ) -> TopRows | TopLatest:
-        """Make the operator of one task; the arguments are those of `TopRows`."""
-        make = TopRows if self.by_key is None else TopLatest
-        return make(
-            self,
-            backend,
-            processing_time=processing_time,
-            watermark=watermark,
-            side=side,
-            uid=uid,
-            invalid=invalid,
-        )
+    def make(self) -> RowOperator:
+        """The operator of one task."""
+        return TopRows(self) if self.by_key is None else TopLatest(self)
 
     @property
     def bar(self) -> str | None:
@@ -147,38 +124,22 @@ class TopSpec:
         return f"bar of {self.k} by {order}".replace("#", "%23").replace("\0", "%00")
 
 
-class TopRows:
+class TopRows(RowOperator):
     """Keeps the best rows of each key, and emits those of keys where they changed.
-
-    Parameters
-    ----------
-    spec : TopSpec
-        Which rows are the best.
-    backend : KeyedStateBackend
-        The state, with the states of the specification.
-    processing_time : int
-        The epoch's processing time, which is not used.
-    watermark : int, optional
-        The epoch's watermark; rows below it are late.
-    side : callable, optional
-        Takes the tag and the rows, if late rows go to a side output.
-    uid : str
-        The operator's name in errors.
-    invalid : InvalidRows, optional
-        Takes rows whose event time is too far away.
 
     Examples
     --------
     >>> import pyarrow as pa, pystate as ps
+    >>> from pystate.operator.task import TaskContext
     >>> from pystate.operator.top import By, TopRows, TopSpec
     >>> from pystate.types.state_type import parse_type
     >>> spec = TopSpec(("id",), 2, (By("v", True),), (("v", parse_type("long")),))
     >>> backend = ps.KeyedStateBackend({"id": "long"}, states=spec.states())
     >>> for values in ([5, 7, 6], [4], [8]):
-    ...     task = TopRows(spec, backend, processing_time=0)
-    ...     task.open()
+    ...     operator = TopRows(spec)
+    ...     operator.open(TaskContext(backend))
     ...     rows = pa.record_batch({"id": pa.array([1] * len(values)), "v": pa.array(values)})
-    ...     out = [*task.process(rows), *task.finish()]
+    ...     out = [*operator.process(rows), *operator.finish()]
     ...     print([row for piece in out for row in piece.to_pylist()])
     ...     backend.seal().close()
     [{'id': 1, 'v': 7, 'rank': 1}, {'id': 1, 'v': 6, 'rank': 2}]
@@ -187,42 +148,32 @@ class TopRows:
     >>> backend.close()
     """
 
-    def __init__(
-        self,
-        spec: TopSpec,
-        backend: KeyedStateBackend,
-        *,
-        processing_time: int,
-        watermark: int | None = None,
-        side: Side | None = None,
-        uid: str = "",
-        invalid: InvalidRows | None = None,
-    ) -> None:
-        self.spec = spec
-        self.events = EventRows(spec.event_time, watermark, spec.late, side, uid, invalid)
-        self._backend = backend
-        self._fields = [pa.field(name, type_.arrow) for name, type_ in spec.columns]
-        ddl = [type_.ddl for _, type_ in spec.columns]
-        self._columns = OutputColumns(pa.schema(self._fields), f"operator {uid!r}", ddl)
+    _spec: TopSpec
 
-    def open(self) -> None:
+    def __init__(self, spec: TopSpec) -> None:
+        self._spec = spec
+        self._fields = [pa.field(name, type_.arrow) for name, type_ in spec.columns]
+
+    def open(self, task: TaskContext) -> None:
         """Register the states."""
-        states = self.spec.states()
+        super().open(task)
+        ddl = [type_.ddl for _, type_ in self._spec.columns]
+        self._columns = OutputColumns(pa.schema(self._fields), task.owner, ddl)
+        states, bar = self._spec.states(), self._spec.bar
         self._top = self._backend.register(TOP, states[TOP])
-        bar = self.spec.bar
         self._bar = None if bar is None else self._backend.register(bar, states[bar])
 
-    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Handle some rows; nothing is emitted yet."""
-        rows = self.events.on_time(rows)
+        rows = self.on_time(rows)
         if rows.num_rows:
             self._enter(rows)
         return iter(())
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Emit the rows of each key where they changed, in order, with their ranks."""
-        names = [*self.spec.key, *(name for name, _ in self.spec.columns), self.spec.rank]
-        for keys in self._backend.changed(max(1, _OUTPUT_ROWS // self.spec.k)):
+        names = [*self._spec.key, *(name for name, _ in self._spec.columns), self._spec.rank]
+        for keys in self._backend.changed(max(1, _OUTPUT_ROWS // self._spec.k)):
             rows, sizes = _flat(self._top.values(keys))
             owners: Any = pa.array(np.repeat(np.arange(len(sizes)), sizes))
             ranks = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
@@ -236,7 +187,7 @@ class TopRows:
     # -- one batch
 
     def _enter(self, rows: pa.RecordBatch) -> None:
-        spec = self.spec
+        spec = self._spec
         names = [name for name, _ in spec.columns]
         # Spark's arrays may be without nulls, for example, where the state's may have them.
         [cast] = self._columns.from_value(rows.select(names))
@@ -292,10 +243,10 @@ class TopRows:
         bars = self._bar.values(keys)
         if bars.null_count == len(bars):
             return np.arange(len(keys))
-        score = _score(column, self.spec.by[0].descending)
+        score = _score(column, self._spec.by[0].descending)
         bar = bars.fill_null(0).to_numpy()
         # Where the first column decides alone, a row that is only as good comes too late.
-        above = score.values > bar if len(self.spec.by) == 1 else score.values >= bar
+        above = score.values > bar if len(self._spec.by) == 1 else score.values >= bar
         if score.unknown is not None:
             above &= ~score.unknown
         if bars.null_count:
@@ -307,23 +258,24 @@ class TopRows:
         return self._backend.keys([column.take(at) for column in columns])
 
 
-class TopLatest:
+class TopLatest(RowOperator):
     """The same where a later row of a thing replaces the earlier one; see `TopRows`.
 
     Examples
     --------
     >>> import pyarrow as pa, pystate as ps
+    >>> from pystate.operator.task import TaskContext
     >>> from pystate.operator.top import By, TopLatest, TopSpec
     >>> from pystate.types.state_type import parse_type
     >>> columns = (("url", parse_type("string")), ("n", parse_type("long")))
     >>> spec = TopSpec(("hour",), 2, (By("n", True),), columns, by_key=("url",))
     >>> backend = ps.KeyedStateBackend({"hour": "long"}, states=spec.states())
     >>> for urls, ns in ((["a", "b"], [2, 1]), (["b", "b"], [2, 3])):
-    ...     task = TopLatest(spec, backend, processing_time=0)
-    ...     task.open()
+    ...     operator = TopLatest(spec)
+    ...     operator.open(TaskContext(backend))
     ...     hours = pa.array([10] * len(urls))
     ...     rows = pa.record_batch({"hour": hours, "url": pa.array(urls), "n": pa.array(ns)})
-    ...     out = [*task.process(rows), *task.finish()]
+    ...     out = [*operator.process(rows), *operator.finish()]
     ...     print([(row["url"], row["n"], row["rank"]) for p in out for row in p.to_pylist()])
     ...     backend.seal().close()
     [('a', 2, 1), ('b', 1, 2)]
@@ -331,31 +283,21 @@ class TopLatest:
     >>> backend.close()
     """
 
-    def __init__(
-        self,
-        spec: TopSpec,
-        backend: KeyedStateBackend,
-        *,
-        processing_time: int,
-        watermark: int | None = None,
-        side: Side | None = None,
-        uid: str = "",
-        invalid: InvalidRows | None = None,
-    ) -> None:
-        self.spec = spec
-        self.events = EventRows(spec.event_time, watermark, spec.late, side, uid, invalid)
-        self._backend = backend
-        self._owner = f"operator {uid!r}"
+    _spec: TopSpec
 
-    def open(self) -> None:
+    def __init__(self, spec: TopSpec) -> None:
+        self._spec = spec
+
+    def open(self, task: TaskContext) -> None:
         """Register the state."""
-        spec = self.spec
+        super().open(task)
+        spec = self._spec
         assert spec.by_key is not None
-        self._latest = LatestRows(self._backend, spec.key, spec.by_key, spec.columns, self._owner)
+        self._latest = LatestRows(self._backend, spec.key, spec.by_key, spec.columns, task.owner)
 
-    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Handle some rows; nothing is emitted yet."""
-        rows = self.events.on_time(rows)
+        rows = self.on_time(rows)
         if rows.num_rows:
             self._latest.hold(rows)
         return iter(())
@@ -371,7 +313,7 @@ class TopLatest:
         written = changed[now.owners]
         rows, owners = now.rows[written], now.owners[written]
         ranks = now.ranks[written] + 1
-        names = [*self.spec.key, *(name for name, _ in self.spec.columns), self.spec.rank]
+        names = [*self._spec.key, *(name for name, _ in self._spec.columns), self._spec.rank]
         keys = merged.keys.key_arrays()
         for begin in range(0, len(rows), _OUTPUT_ROWS):
             piece = slice(begin, begin + _OUTPUT_ROWS)
@@ -379,7 +321,7 @@ class TopLatest:
             place: Any = pa.array(rows[piece])
             arrays = [
                 *(column.take(owned) for column in keys),
-                *(merged.rows[name].take(place) for name, _ in self.spec.columns),
+                *(merged.rows[name].take(place) for name, _ in self._spec.columns),
                 pa.array(ranks[piece], pa.int32()),
             ]
             yield pa.RecordBatch.from_arrays(arrays, names=names)
@@ -387,11 +329,11 @@ class TopLatest:
     def _best(self, merged: Merged, among: _Longs) -> _Best:
         """The best of some rows, by their places among all."""
         at: Any = pa.array(among)
-        first, *more_by = self.spec.by
+        first, *more_by = self._spec.by
         score = _score(merged.rows[first.column].take(at), first.descending)
         more = [(merged.rows[name].take(at), down) for name, down in more_by]
         owners = merged.owners[among]
-        found = _best(owners, len(merged.keys), score, more, self.spec.k)
+        found = _best(owners, len(merged.keys), score, more, self._spec.k)
         return found._replace(rows=among[found.rows])
 
 

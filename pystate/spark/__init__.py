@@ -7,7 +7,7 @@ Its folders are layers. A module imports only from those that are listed above i
 own, where there are no import cycles either:
 
 * `base`: what Spark is and requires, schemas, arguments, options, and how rows are routed;
-* `tasks`: what runs in Spark's tasks, an operator's calls over its range's table and its files;
+* `tasks`: what runs in Spark's tasks, an operator over its range's table, and its files;
 * `sinks`: the output of an epoch's rows; `sinks.sink` is the protocol, `sinks.parquet` and
   `sinks.foreach` are sinks, `sinks.outputs` and `sinks.commits` call them;
 * `evaluation`: one attempt at an epoch, in which every operator is computed once, and what it

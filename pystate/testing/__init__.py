@@ -1,12 +1,12 @@
 """Stateful functions and other operators in a unit test: no Spark, no Java."""
 
-from pystate.testing.broadcast import BroadcastHarness, BroadcastSnapshot
-from pystate.testing.harness import Harness, HarnessSnapshot
+from pystate.testing.broadcast import BroadcastHarness
+from pystate.testing.harness import Harness
 from pystate.testing.instances import ProcessHarness
 from pystate.testing.joins import AsofJoin, IntervalJoin, WindowJoin
 from pystate.testing.loops import LoopHarness
-from pystate.testing.operator_harness import OperatorSnapshot
 from pystate.testing.row_operators import Deduplicate, RowHarness, Top
+from pystate.testing.snapshot import BroadcastSnapshot, HarnessSnapshot, OperatorSnapshot
 from pystate.testing.two_inputs import TwoInputHarness
 from pystate.testing.windows import WindowHarness
 

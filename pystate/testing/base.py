@@ -1,32 +1,31 @@
-"""What all harnesses of operators share: their output, injected failures, and the times to look at.
+"""What all harnesses of operators share: epochs, output, injected failures, times to look at.
 
 Thread safety: a harness belongs to one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
 
 from pystate.arguments import choice, integer, nearest
+from pystate.coordinator.listeners import News
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import InvalidArgumentError
-from pystate.testing.faults import Fault
+from pystate.operator.task import Operator, TaskContext
+from pystate.testing.clock import Clock, HarnessInput
+from pystate.testing.epochs import Attempt, Pieces, compute
+from pystate.testing.faults import Fault, aside_rows
+from pystate.testing.range_tables import RangeTable, RangeTables
+from pystate.types.keys import leaf
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = ["HarnessBase"]
-
-
-class _Moment(Protocol):
-    """The times that carry over from epoch to epoch."""
-
-    epoch: int
-    watermark: int | None
-    processing_time: int
-    late_rows: int
-    invalid_rows: int
 
 
 class HarnessBase:
@@ -43,6 +42,12 @@ class HarnessBase:
     #: Whether `fail_after` can count timers.
     _counts_timers = True
 
+    _batch_rows: int
+    """The most rows that the operator gets at once."""
+    _clock: Clock
+    """The times as of the last epoch."""
+    _inputs: dict[str, HarnessInput]
+
     def _begin_output(self, tags: Iterable[str]) -> None:
         """Begin without output, with these side outputs."""
         self._sides: dict[str, list[Any]] = {tag: [] for tag in tags}
@@ -51,13 +56,90 @@ class HarnessBase:
         self.output: list[Any] = []
 
     @property
-    def _moment(self) -> _Moment:
-        """The times as of the last epoch."""
+    def _ranges(self) -> RangeTables | None:
+        """The tables; None as long as the key's type is not known."""
+        raise NotImplementedError
+
+    def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
+        """Make the operator of a range."""
         raise NotImplementedError
 
     def close(self) -> None:
         """Free the tables. Does nothing the second time."""
         raise NotImplementedError
+
+    # -- epochs
+
+    def _epoch(
+        self, batches: Mapping[str, pa.RecordBatch], clock: Clock, *, drain: bool = False
+    ) -> list[Any]:
+        """Run an epoch over rows of the inputs; `clock` is a copy."""
+        clock.epoch += 1
+        fault, mark = self._fault, clock.watermark
+        timed = any(each.event_time is not None for each in self._inputs.values())
+        time = OperatorTime(mark, mark) if timed or mark is not None else None
+        attempt = Attempt(clock, time, drain, fault)
+        if self._ranges is not None:
+            try:
+                attempt = compute(self._ranges, self._pieces(batches), self._start, attempt)
+            finally:
+                if fault is not None and fault.happened:
+                    self._fault = None
+                    self.failures += 1
+        self._clock = attempt.clock
+        self._clock.end_epoch(self._inputs.values())
+        self._keep(attempt)
+        return attempt.rows
+
+    def _keep(self, attempt: Attempt) -> None:
+        """Keep what the attempt that counts has emitted."""
+        self.output += attempt.rows
+        for tag, piece in attempt.sides:
+            self._sides[tag] += aside_rows(piece)
+
+    def _pieces(self, batches: Mapping[str, pa.RecordBatch]) -> Pieces:
+        """The rows that each range's task gets."""
+        ranges = self._ranges
+        assert ranges is not None
+        found: list[list[tuple[str, pa.RecordBatch]]] = [[] for _ in ranges]
+        for name in self._inputs:
+            rows = batches.get(name)
+            if rows is not None:
+                for own, part in zip(found, self._dealt(name, rows, ranges), strict=True):
+                    own += [(name, piece) for piece in self._cut(part)]
+        return found
+
+    def _dealt(
+        self, name: str, rows: pa.RecordBatch, ranges: RangeTables
+    ) -> Iterator[pa.RecordBatch | None]:
+        """The rows of an input that each range gets."""
+        return ranges.parts(rows, [leaf(rows, each) for each in self._inputs[name].key])
+
+    def _cut(self, rows: pa.RecordBatch | None) -> Iterator[pa.RecordBatch]:
+        """Rows as an operator gets them."""
+        for begin in range(0, 0 if rows is None else rows.num_rows, self._batch_rows):
+            assert rows is not None
+            yield rows.slice(begin, self._batch_rows)
+
+    def _start(self, share: RangeTable, attempt: Attempt) -> tuple[Operator, TaskContext]:
+        return self._operator(share, attempt), self._context(share, attempt)
+
+    def _context(self, share: RangeTable, attempt: Attempt) -> TaskContext:
+        """What the operator of a range gets."""
+        ranges, clock = self._ranges, attempt.clock
+        assert ranges is not None
+        return TaskContext(
+            share.backend,
+            clock.epoch,
+            ranges.index(share),
+            len(ranges),
+            clock.processing_time,
+            attempt.time,
+            attempt.drain,
+            attempt.aside,
+            {name: given.invalid for name, given in self._inputs.items()},
+            News(complete=clock.epoch - 1) if clock.epoch > 1 else News(),
+        )
 
     # -- failures
 
@@ -122,27 +204,27 @@ class HarnessBase:
     @property
     def epoch(self) -> int:
         """How many epochs there were."""
-        return self._moment.epoch
+        return self._clock.epoch
 
     @property
     def watermark(self) -> int | None:
         """The next epoch's watermark, in milliseconds since 1970."""
-        return self._moment.watermark
+        return self._clock.watermark
 
     @property
     def processing_time(self) -> int:
         """The next epoch's processing time, in milliseconds since 1970."""
-        return self._moment.processing_time
+        return self._clock.processing_time
 
     @property
     def late_rows(self) -> int:
         """Rows with an event time before the watermark, over all epochs."""
-        return self._moment.late_rows
+        return self._clock.late_rows
 
     @property
     def invalid_rows(self) -> int:
         """Rows that could not be processed, over all epochs."""
-        return self._moment.invalid_rows
+        return self._clock.invalid_rows
 
     # -- life
 

@@ -14,47 +14,38 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import choice, shown, text
+from pystate.arguments import choice, text
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError, ReplayError
 from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import broadcast_states, keyed_states, operator_spec, shape
 from pystate.functions.broadcast import BroadcastFunction
-from pystate.operator.broadcast import BroadcastStates
 from pystate.operator.event_time import event_times
-from pystate.operator.function_spec import BroadcastInput, FunctionSpec
+from pystate.operator.function_spec import BroadcastInput
 from pystate.operator.instance_state import InstanceState, instance_spec
 from pystate.operator.output import SchemaLike
-from pystate.operator.runtime import FunctionRuntime
+from pystate.operator.runtime import BROADCAST, FunctionOperator
+from pystate.operator.task import Operator, TaskContext
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.operator_state import Instance, KeylessState
-from pystate.testing.clock import Clock
+from pystate.testing.clock import Clock, HarnessInput
+from pystate.testing.epochs import Attempt, Pieces
 from pystate.testing.harness import Harness
 from pystate.testing.input_rows import InputRows
-from pystate.testing.local_operator import LocalOperator, OperatorOptions
+from pystate.testing.options import OperatorOptions
 from pystate.testing.range_tables import RangeTable, RangeTables, TableFiles, continued
-from pystate.testing.snapshot import HarnessSnapshot
+from pystate.testing.snapshot import BroadcastSnapshot, HarnessSnapshot, check_snapshot
 from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.keys import KeyColumns
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["BroadcastHarness", "BroadcastSnapshot"]
+__all__ = ["BroadcastHarness"]
 
 #: Before all times.
 _NO_TIME = -(1 << 63)
-
-
-@dataclass(frozen=True)
-class BroadcastSnapshot(HarnessSnapshot):
-    """All state of a `BroadcastHarness` after an epoch; see `HarnessSnapshot`."""
-
-    _instances: tuple[bytes, ...]
-    _rules: pa.Schema | None
-
-    def __repr__(self) -> str:
-        return super().__repr__()
 
 
 class BroadcastHarness(Harness):
@@ -137,10 +128,20 @@ class BroadcastHarness(Harness):
         self._given: pa.RecordBatch | None = None
         if not isinstance(options, BroadcastOptions):
             options = BroadcastOptions(**_values(options), **self._broadcast_options)
-            timed = options.broadcast_event_time is not None
-            delay_ms = options.broadcast_delay_ms if timed else None
-            clock = BroadcastClock(**_values(clock), broadcast_delay_ms=delay_ms)
         super()._begin(function, options, clock, rows, parallelism)
+
+    def _given_inputs(self) -> list[HarnessInput]:
+        found, options = super()._given_inputs(), self._asked
+        if options.broadcast_event_time is not None:
+            # Without event time it holds no watermark back.
+            time, delay = options.broadcast_event_time, options.broadcast_delay_ms
+            found.append(HarnessInput(BROADCAST, (), InputRows(()), time, delay))
+        return found
+
+    @property
+    def _asked(self) -> BroadcastOptions:
+        assert isinstance(self._options, BroadcastOptions)
+        return self._options
 
     def process(self, rows: Any = (), broadcast: Any = ()) -> list[Any]:
         """Run one epoch over some rows of both inputs.
@@ -193,18 +194,71 @@ class BroadcastHarness(Harness):
             self._given = None
 
     def _epoch(
-        self, rows: pa.RecordBatch | None, clock: Clock, *, drain: bool = False
+        self, batches: Mapping[str, pa.RecordBatch], clock: Clock, *, drain: bool = False
     ) -> list[Any]:
-        operator = self._operator
-        if operator is None and self._given is not None:
-            raise InvalidArgumentError(
-                "broadcast rows come before the first keyed row, and the key's type is not known; "
-                "say it: key={'user': 'string'}"
-            )
-        if operator is not None:
-            assert isinstance(operator, BroadcastOperator)
-            operator.rules, operator.rule_columns = self._given, self._rules.schema
-        return super()._epoch(rows, clock, drain=drain)
+        if self._given is not None:
+            if self._tables is None:
+                raise InvalidArgumentError(
+                    "broadcast rows come before the first keyed row, and the key's type is not "
+                    "known; say it: key={'user': 'string'}"
+                )
+            batches = {**batches, BROADCAST: self._given}
+        return super()._epoch(batches, clock, drain=drain)
+
+    def _pieces(self, batches: Mapping[str, pa.RecordBatch]) -> Pieces:
+        """The rows that each instance gets: the broadcast ones first, or all in their order."""
+        keyed = {name: rows for name, rows in batches.items() if name == INPUT}
+        rules, found = batches.get(BROADCAST), super()._pieces(keyed)
+        if rules is None:
+            return found
+        if not self._asked.interleave:
+            return [[(BROADCAST, rules), *own] for own in found]
+        assert self._tables is not None
+        parts: Iterable[pa.RecordBatch | None] = [None] * len(self._tables)
+        if keyed:
+            parts = self._dealt(INPUT, keyed[INPUT], self._tables)
+        return [[*self._interleaved(rules, part)] for part in parts]
+
+    def _interleaved(
+        self, rules: pa.RecordBatch, rows: pa.RecordBatch | None
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Rows of one input after the other, in the order of their times."""
+        options = self._asked
+        both = [(rules, options.broadcast_event_time)]
+        if rows is not None:
+            both.append((rows, options.event_time))
+        order = []
+        for is_row, (batch, column) in enumerate(both):
+            assert column is not None, "both have times"
+            times = event_times(batch.column(column), f"event-time column {column!r}").to_pylist()
+            order += [
+                (_NO_TIME if time is None else time, bool(is_row), i)
+                for i, time in enumerate(times)
+            ]
+        for is_row, part in groupby(sorted(order), key=lambda place: place[1]):
+            batch, _ = both[is_row]
+            some = batch.take(pa.array([i for _, _, i in part], pa.int64()))
+            if is_row:
+                yield from ((INPUT, piece) for piece in self._cut(some))
+            else:
+                yield BROADCAST, some
+
+    def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
+        assert self._tables is not None
+        key = tuple(name for name, _ in self._tables.key)
+        spec = self._options.spec(attempt.copied(self._function), key, self._rows.schema)
+        rules = self._rules.schema
+        if rules is not None:
+            time = self._asked.broadcast_event_time
+            spec = replace(spec, broadcast=BroadcastInput(tuple(rules.names), time))
+        return FunctionOperator(spec, broadcast=broadcast_states(self._function))
+
+    def _context(self, share: RangeTable, attempt: Attempt) -> TaskContext:
+        tables = self._tables
+        assert isinstance(tables, BroadcastTables)
+        context = super()._context(share, attempt)
+        context.beside = tables.beside(share)
+        return context
 
     # -- what came of it
 
@@ -251,14 +305,13 @@ class BroadcastHarness(Harness):
 
     def snapshot(self) -> BroadcastSnapshot:
         """All state as of the last epoch. It stays valid whatever the harness does next."""
-        ranges = self._ranges
-        files: tuple[bytes, ...] = ()
-        if ranges is not None:
-            assert isinstance(ranges, BroadcastTables)
-            files = ranges.instance_files()
-        return BroadcastSnapshot(
-            **_values(super().snapshot()), _instances=files, _rules=self._rules.schema
-        )
+        tables = self._tables
+        epoch, files, clock, given = self._stored_state()
+        given |= {"instances": (), "rules": self._rules.schema}
+        if tables is not None:
+            assert isinstance(tables, BroadcastTables)
+            given["instances"] = tables.instance_files()
+        return BroadcastSnapshot(epoch, files, clock, given)
 
     @classmethod
     def restore(
@@ -287,22 +340,19 @@ class BroadcastHarness(Harness):
         BroadcastHarness
             Its outputs are empty.
         """
-        if not isinstance(snapshot, BroadcastSnapshot):
-            raise InvalidArgumentError(
-                f"restore takes what snapshot() of a BroadcastHarness gives, not {shown(snapshot)}"
-            )
+        check_snapshot(snapshot, BroadcastSnapshot, "BroadcastHarness")
         harness = super().restore(
             snapshot,
             function,
             parallelism=parallelism,
             allow_unclaimed_state=allow_unclaimed_state,
         )
-        harness._rules = InputRows((), snapshot._rules)
+        harness._rules = InputRows((), snapshot._given["rules"])
         ranges = harness._ranges
         if ranges is not None:
             assert isinstance(ranges, BroadcastTables)
             try:
-                ranges.restore_instances(snapshot._instances, allow_unclaimed_state)
+                ranges.restore_instances(snapshot._given["instances"], allow_unclaimed_state)
             except BaseException:
                 ranges.close()
                 raise
@@ -314,9 +364,9 @@ class BroadcastHarness(Harness):
     def _make_ranges(self, key: KeyColumns) -> RangeTables:
         options = self._options
         spec = operator_spec(self._function, options.uid, key, options.max_parallelism)
-        ranges = BroadcastTables(spec, self._parallelism, broadcast_states(self._function))
-        self._operator = BroadcastOperator(self._function, options, ranges)
-        return ranges
+        states = broadcast_states(self._function)
+        self._tables = tables = BroadcastTables(spec, self._parallelism, states)
+        return tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,24 +403,6 @@ class BroadcastOptions(OperatorOptions):
         super().check(function, columns, parallelism)
 
 
-@dataclass
-class BroadcastClock(Clock):
-    """The times of both inputs."""
-
-    broadcast_delay_ms: int | None = None
-    """How late a broadcast row may be; None if these hold no watermark back."""
-    max_broadcast_time: int | None = None
-
-    def end_epoch(self, allowed_delay_ms: int | None) -> None:
-        """Advance the watermark to the smaller one of both inputs."""
-        delay_ms, latest = self.broadcast_delay_ms, self.max_broadcast_time
-        if delay_ms is None or allowed_delay_ms is None:
-            super().end_epoch(allowed_delay_ms)
-        elif latest is not None and self.max_event_time is not None:
-            both = min(self.max_event_time - allowed_delay_ms, latest - delay_ms)
-            self.watermark = both if self.watermark is None else max(self.watermark, both)
-
-
 class BroadcastTables(RangeTables):
     """The tables of an operator, and those of its instances' broadcast states."""
 
@@ -396,10 +428,11 @@ class BroadcastTables(RangeTables):
     def _tables(self) -> list[RangeTable]:
         return [*super()._tables(), *(table for _, table in self._instances)]
 
-    def beside(self, share: RangeTable) -> InstanceState:
-        """The broadcast states of a range's instance, which can be used in the open epoch."""
-        [(instance, table)] = [pair for pair in self._instances if pair[1].first == share.first]
-        return self._opened(instance, table)
+    def beside(self, share: RangeTable) -> TaskContext:
+        """The task of the broadcast states of a range's instance."""
+        index = self.index(share)
+        _, table = self._instances[index]
+        return TaskContext(table.backend, index=index, parallelism=len(self._instances))
 
     def _opened(self, instance: Instance, table: RangeTable) -> InstanceState:
         states = InstanceState(table.backend, instance, self._states)
@@ -465,81 +498,6 @@ class BroadcastTables(RangeTables):
                 table.files = [out.getvalue()]
         finally:
             old.close()
-
-
-class BroadcastOperator(LocalOperator):
-    """An operator with a broadcast input.
-
-    Attributes
-    ----------
-    rules : RecordBatch or None
-        The epoch's rows of that input.
-    rule_columns : pyarrow.Schema or None
-        Its columns, as far as they are known.
-    """
-
-    rules: pa.RecordBatch | None = None
-    rule_columns: pa.Schema | None = None
-
-    def _spec(
-        self, function: StatefulFunction, key: tuple[str, ...], columns: pa.Schema | None
-    ) -> FunctionSpec:
-        spec = super()._spec(function, key, columns)
-        if self.rule_columns is None:
-            return spec
-        names = tuple(self.rule_columns.names)
-        return replace(spec, broadcast=BroadcastInput(names, self._asked.broadcast_event_time))
-
-    def _broadcast(self, share: RangeTable) -> BroadcastStates:
-        assert isinstance(self.ranges, BroadcastTables)
-        return self.ranges.beside(share)
-
-    @property
-    def _asked(self) -> BroadcastOptions:
-        assert isinstance(self.options, BroadcastOptions)
-        return self.options
-
-    def _pieces(self, runtime: FunctionRuntime, rows: pa.RecordBatch | None) -> Iterator[Any]:
-        rules = self.rules
-        if rules is None:
-            yield from super()._pieces(runtime, rows)
-        elif not self._asked.interleave:
-            yield from runtime.process_broadcast(rules)
-            yield from super()._pieces(runtime, rows)
-        else:
-            for is_row, part in self._interleaved(rules, rows):
-                if is_row:
-                    yield from super()._pieces(runtime, part)
-                else:
-                    yield from runtime.process_broadcast(part)
-
-    def _interleaved(
-        self, rules: pa.RecordBatch, rows: pa.RecordBatch | None
-    ) -> Iterator[tuple[bool, pa.RecordBatch]]:
-        """Rows of one input after the other, in the order of their times."""
-        options = self._asked
-        both = [(rules, options.broadcast_event_time)]
-        if rows is not None:
-            both.append((rows, options.event_time))
-        order = []
-        for is_row, (batch, column) in enumerate(both):
-            assert column is not None, "both have times"
-            times = event_times(batch.column(column), f"event-time column {column!r}").to_pylist()
-            order += [
-                (_NO_TIME if time is None else time, bool(is_row), i)
-                for i, time in enumerate(times)
-            ]
-        for is_row, part in groupby(sorted(order), key=lambda place: place[1]):
-            batch, _ = both[is_row]
-            yield is_row, batch.take(pa.array([i for _, _, i in part], pa.int64()))
-
-    def _seen(self, runtime: FunctionRuntime, clock: Clock) -> None:
-        super()._seen(runtime, clock)
-        assert isinstance(clock, BroadcastClock)
-        latest = runtime.max_event_times.get("broadcast")
-        if latest is not None:
-            before = clock.max_broadcast_time
-            clock.max_broadcast_time = latest if before is None else max(before, latest)
 
 
 def _values(made: Any) -> dict[str, Any]:

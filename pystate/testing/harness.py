@@ -5,15 +5,17 @@ Thread safety: a `Harness` belongs to one thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import choice, flag, integer, shown, text
+from pystate.arguments import choice, flag, integer, text
 from pystate.backend.options import checked_parallelism
+from pystate.checkpoint.refs import INPUT
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import InvalidArgumentError, NoEventTimeError
 from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import declarations, operator_spec
@@ -23,22 +25,24 @@ from pystate.operator.function_spec import PROCESS_LATE, checked_late
 from pystate.operator.invalid import harness_rule
 from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.operator.rows import key_maker, key_parts
+from pystate.operator.runtime import FunctionOperator
+from pystate.operator.task import Operator, TaskContext
 from pystate.state.registry import unknown_state
 from pystate.testing.base import HarnessBase
 from pystate.testing.beginning import as_table, begin_with_state
-from pystate.testing.clock import Clock
-from pystate.testing.faults import aside_rows
+from pystate.testing.clock import Clock, HarnessInput
+from pystate.testing.epochs import Attempt, compute
 from pystate.testing.input_rows import InputRows, key_of
-from pystate.testing.local_operator import Attempt, LocalOperator, OperatorOptions
-from pystate.testing.range_tables import RangeTables
-from pystate.testing.snapshot import HarnessSnapshot
+from pystate.testing.options import OperatorOptions
+from pystate.testing.range_tables import RangeTable, RangeTables
+from pystate.testing.snapshot import HarnessSnapshot, check_snapshot
 from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.keys import KeyColumns, KeyLike, parse_key
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Harness", "HarnessSnapshot"]
+__all__ = ["Harness"]
 
 
 class Harness(HarnessBase):
@@ -187,12 +191,33 @@ class Harness(HarnessBase):
         self._clock = clock
         self._rows = rows
         self._parallelism = parallelism
-        self._operator: LocalOperator | None = None
+        self._batch_rows = options.batch_rows
+        self._tables: RangeTables | None = None
+        self._inputs = {each.name: each for each in self._given_inputs()}
+        if not clock.inputs:
+            clock.begin(self._inputs)
         self._begin_output(options.tags)
 
+    def _given_inputs(self) -> list[HarnessInput]:
+        options = self._options
+        delay, rule = options.allowed_delay_ms, options.invalid
+        names = options.key_names
+        return [HarnessInput(INPUT, names, self._rows, options.event_time, delay, rule)]
+
     @property
-    def _moment(self) -> Clock:
-        return self._clock
+    def _ranges(self) -> RangeTables | None:
+        return self._tables
+
+    def _dealt(
+        self, name: str, rows: pa.RecordBatch, ranges: RangeTables
+    ) -> Iterator[pa.RecordBatch | None]:
+        return ranges.parts(rows)
+
+    def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
+        assert self._tables is not None
+        key = tuple(name for name, _ in self._tables.key)
+        function = attempt.copied(self._function)
+        return FunctionOperator(self._options.spec(function, key, self._rows.schema))
 
     # -- epochs
 
@@ -220,18 +245,19 @@ class Harness(HarnessBase):
         return self._process(rows)
 
     def _process(self, rows: Any, *, drain: bool = False) -> list[Any]:
-        known, operator = self._rows.columns, self._operator
+        known, tables = self._rows.columns, self._tables
         try:
             batch = self._rows.batch(rows)
-            if batch is not None and self._operator is None:
+            if batch is not None and self._tables is None:
                 self._make_ranges(key_of(batch.schema, self._options.key))
-            return self._epoch(batch, self._clock, drain=drain)
+            batches = {} if batch is None else {INPUT: batch}
+            return self._epoch(batches, self._clock.copy(), drain=drain)
         except BaseException:
             # An epoch that failed must not determine the columns or the key either.
             self._rows.columns = known
-            if operator is None:
+            if tables is None:
                 self.close()
-                self._operator = None
+                self._tables = None
             raise
 
     def drain(self, rows: Any = ()) -> list[Any]:
@@ -280,7 +306,7 @@ class Harness(HarnessBase):
         InvalidArgumentError
             It would go back.
         """
-        return self._epoch(None, self._clock.with_watermark(to))
+        return self._epoch({}, self._clock.with_watermark(to))
 
     def advance_processing_time(self, to: int | datetime | timedelta) -> list[Any]:
         """Move the processing time, and run an epoch without rows: its timers fire.
@@ -300,27 +326,7 @@ class Harness(HarnessBase):
         InvalidArgumentError
             It would go back.
         """
-        return self._epoch(None, self._clock.with_processing_time(to))
-
-    def _epoch(
-        self, rows: pa.RecordBatch | None, clock: Clock, *, drain: bool = False
-    ) -> list[Any]:
-        clock = replace(clock, epoch=clock.epoch + 1)
-        attempt = Attempt(clock, drain=drain)
-        if self._operator is not None:
-            columns, fault = self._rows.schema, self._fault
-            try:
-                attempt = self._operator.run_epoch(rows, columns, clock, fault, drain=drain)
-            finally:
-                if fault is not None and fault.happened:
-                    self._fault = None
-                    self.failures += 1
-        self._clock = attempt.clock
-        self._clock.end_epoch(self._options.allowed_delay_ms)
-        self.output += attempt.rows
-        for tag, piece in attempt.sides:
-            self._sides[tag] += aside_rows(piece)
-        return attempt.rows
+        return self._epoch({}, self._clock.with_processing_time(to))
 
     # -- what came of it
 
@@ -416,15 +422,18 @@ class Harness(HarnessBase):
 
     def snapshot(self) -> HarnessSnapshot:
         """All state as of the last epoch. It stays valid whatever the harness does next."""
-        ranges = self._ranges
-        return HarnessSnapshot(
-            epoch=self._clock.epoch,
-            _files=() if ranges is None else ranges.files(),
-            _key=None if ranges is None else ranges.key,
-            _columns=self._rows.schema,
-            _clock=replace(self._clock),
-            _options=self._options,
-        )
+        return HarnessSnapshot(*self._stored_state())
+
+    def _stored_state(self) -> tuple[int, tuple[bytes, ...], Clock, dict[str, Any]]:
+        """What a snapshot has."""
+        tables = self._tables
+        given = {
+            "key": None if tables is None else tables.key,
+            "columns": self._rows.schema,
+            "options": self._options,
+        }
+        files = () if tables is None else tables.files()
+        return self._clock.epoch, files, self._clock.copy(), given
 
     @classmethod
     def restore(
@@ -458,16 +467,12 @@ class Harness(HarnessBase):
         SchemaError, UnclaimedStateError
             The snapshot holds states in other types, or states that `function` does not declare.
         """
-        if not isinstance(snapshot, HarnessSnapshot):
-            raise InvalidArgumentError(
-                f"restore takes what snapshot() of a harness gives, not {shown(snapshot)}"
-            )
-        harness = cls.__new__(cls)
-        rows = InputRows(snapshot._options.key_names, snapshot._columns)
-        clock = replace(snapshot._clock)
-        harness._begin(function, snapshot._options, clock, rows, parallelism)
-        if snapshot._key is not None:
-            ranges = harness._make_ranges(snapshot._key)
+        check_snapshot(snapshot, HarnessSnapshot, "harness")
+        harness, given = cls.__new__(cls), snapshot._given
+        rows = InputRows(given["options"].key_names, given["columns"])
+        harness._begin(function, given["options"], snapshot._clock.copy(), rows, parallelism)
+        if given["key"] is not None:
+            ranges = harness._make_ranges(given["key"])
             try:
                 ranges.restore(snapshot._files, allow_unclaimed_state)
             except BaseException:
@@ -488,9 +493,8 @@ class Harness(HarnessBase):
     def _make_ranges(self, key: KeyColumns) -> RangeTables:
         options = self._options
         spec = operator_spec(self._function, options.uid, key, options.max_parallelism)
-        ranges = RangeTables(spec, self._parallelism)
-        self._operator = LocalOperator(self._function, options, ranges)
-        return ranges
+        self._tables = RangeTables(spec, self._parallelism)
+        return self._tables
 
     def _begin_with_state(self, state: Any, timers: Any) -> None:
         options = self._options
@@ -516,25 +520,27 @@ class Harness(HarnessBase):
         if ranges is None:
             ranges = self._make_ranges(key_of(batch.schema, self._options.key))
         options = replace(self._options, event_time=None, allowed_delay_ms=None, late=PROCESS_LATE)
-        clock = replace(self._clock, epoch=1)
-        if self._options.event_time is not None:
-            clock = replace(clock, watermark=function._least_watermark_ms)
+        key, columns = tuple(name for name, _ in ranges.key), given.schema
+
+        def start(share: RangeTable, attempt: Attempt) -> tuple[Operator, TaskContext]:
+            spec = options.spec(attempt.copied(function), key, columns)
+            return FunctionOperator(spec), self._context(share, attempt)
+
+        attempt = Attempt(replace(self._clock.copy(), epoch=1))
+        least = function._least_watermark_ms
+        if self._options.event_time is not None and least is not None:
+            attempt.time = OperatorTime(least, least)
         try:
-            LocalOperator(function, options, ranges).run_epoch(
-                batch, given.schema, clock, None, drain=False
-            )
+            compute(ranges, self._pieces({INPUT: batch}), start, attempt)
         except BaseException:
             self.close()
             raise
 
     def _begin_with_rows(self, rows: Any) -> None:
+        start = self._clock.processing_time
         self._process(rows)
         # What is due by the watermark that they give.
-        self._epoch(None, self._clock)
-        self._clock = replace(self._clock, epoch=0, late_rows=0, invalid_rows=0)
+        self._epoch({}, self._clock.copy())
+        self._clock = self._clock.at_beginning(start)
         self.output = []
         self._sides = {tag: [] for tag in self._sides}
-
-    @property
-    def _ranges(self) -> RangeTables | None:
-        return None if self._operator is None else self._operator.ranges

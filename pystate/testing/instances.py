@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -21,10 +21,9 @@ from pystate.backend.options import checked_parallelism
 from pystate.errors import InvalidArgumentError
 from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import instance_states
-from pystate.functions.process import InstanceContext
 from pystate.operator.event_time import milliseconds
 from pystate.operator.function_spec import PROCESS_LATE, checked_late
-from pystate.operator.instance_runtime import InstanceRuntime
+from pystate.operator.instance_runtime import InstanceOperator
 from pystate.operator.instance_state import (
     InstanceState,
     begin_with_items,
@@ -33,14 +32,15 @@ from pystate.operator.instance_state import (
 )
 from pystate.operator.invalid import harness_rule
 from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
-from pystate.operator.runtime import FunctionRuntime
+from pystate.operator.task import Operator, TaskContext
 from pystate.state.operator_state import Instance, KeylessState
 from pystate.state.registry import unknown_state
 from pystate.testing.beginning import as_table
 from pystate.testing.clock import Clock
+from pystate.testing.epochs import Attempt
 from pystate.testing.harness import Harness
 from pystate.testing.input_rows import InputRows
-from pystate.testing.local_operator import Attempt, LocalOperator, OperatorOptions
+from pystate.testing.options import OperatorOptions
 from pystate.testing.range_tables import RangeTable, RangeTables, TableFiles
 from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.keys import KeyColumns
@@ -198,11 +198,30 @@ class ProcessHarness(Harness):
 
     def _make_ranges(self, key: KeyColumns) -> _InstanceTables:
         options = self._options
-        ranges = _InstanceTables(
+        self._tables = tables = _InstanceTables(
             self._function, options.max_parallelism, self._parallelism, options.uid
         )
-        self._operator = _LocalInstances(self._function, options, ranges)
-        return ranges
+        return tables
+
+    def _dealt(
+        self, name: str, rows: pa.RecordBatch, ranges: RangeTables
+    ) -> Iterator[pa.RecordBatch | None]:
+        for index in range(len(ranges)):
+            yield rows.take(np.arange(index, rows.num_rows, len(ranges)))
+
+    def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
+        tables = self._tables
+        assert isinstance(tables, _InstanceTables)
+        function = attempt.copied(self._function)
+        return InstanceOperator(self._options.spec(function, (), self._rows.schema), tables.states)
+
+    def _context(self, share: RangeTable, attempt: Attempt) -> TaskContext:
+        tables = self._tables
+        assert isinstance(tables, _InstanceTables)
+        context, old = super()._context(share, attempt), tables.old
+        if old is not None:
+            context.old = lambda: nullcontext(old)
+        return context
 
 
 @dataclass(frozen=True)
@@ -236,21 +255,11 @@ class _InstanceTables(RangeTables):
 
     def instance(self, share: RangeTable) -> Instance:
         """The instance that a table belongs to."""
-        return Instance(self._ranges.index(share), len(self._ranges), self._max_parallelism)
+        return Instance(self.index(share), len(self._ranges), self._max_parallelism)
 
     def state(self, share: RangeTable) -> InstanceState:
         """The state of an instance, in an open epoch."""
         return InstanceState(share.backend, self.instance(share), self.states)
-
-    def shares(
-        self, rows: pa.RecordBatch | None
-    ) -> Iterator[tuple[RangeTable, pa.RecordBatch | None]]:
-        count = len(self._ranges)
-        for index, share in enumerate(self._ranges):
-            if rows is None or rows.num_rows <= index:
-                yield share, None
-            else:
-                yield share, rows.take(np.arange(index, rows.num_rows, count))
 
     def look(self, name: str, key: Any, namespace: Any) -> Any:
         if name not in self.states:
@@ -304,38 +313,3 @@ class _InstanceTables(RangeTables):
         old, self.old = self.old, None
         if old is not None:
             old.close()
-
-
-class _LocalInstances(LocalOperator):
-    """The instances of an operator, computed in this process."""
-
-    def _runtime(
-        self,
-        function: StatefulFunction,
-        share: RangeTable,
-        columns: pa.Schema | None,
-        attempt: Attempt,
-    ) -> FunctionRuntime:
-        ranges, clock = self.ranges, attempt.clock
-        assert isinstance(ranges, _InstanceTables)
-        instance = ranges.instance(share)
-        context = InstanceContext(
-            uid=self.options.uid,
-            epoch=clock.epoch,
-            key_group_range=(share.first, share.last),
-            parallelism=len(ranges),
-            max_parallelism=self.options.max_parallelism,
-            processing_time=clock.processing_time,
-            instance=instance.index,
-        )
-        return InstanceRuntime(
-            self.options.spec(function, (), columns),
-            share.backend,
-            ranges.state(share),
-            context,
-            lambda tag, piece: attempt.sides.append((tag, piece)),
-            old=ranges.old,
-            time=self._time(clock),
-            drain=attempt.drain,
-            invalid={"left": self._invalid(attempt)},
-        )

@@ -1,11 +1,11 @@
-"""Joins in a harness: what stands for a method of `KeyedFrame`, and its run over one range.
+"""Joins in a harness: what stands for a method of `KeyedFrame`.
 
-Thread safety: the joins are immutable; a run belongs to one thread.
+Thread safety: immutable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -17,16 +17,13 @@ from pystate.joins.asof import AsofJoinSpec
 from pystate.joins.inputs import JoinInput, result_names
 from pystate.joins.interval import How, IntervalJoinSpec
 from pystate.joins.interval import IntervalJoin as IntervalRun
+from pystate.joins.operator import JoinOperator
 from pystate.joins.windowed import WindowJoin as WindowRun
 from pystate.joins.windowed import WindowJoinSpec, join_window, window_names, window_time_type
-from pystate.operator.co_shapes import SIDES, InputName
-from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import OutputColumns
-from pystate.testing.operator_harness import Attempt
-from pystate.testing.range_tables import RangeTable
 from pystate.types.durations import Duration, milliseconds, signed_milliseconds
 
-__all__ = ["AsofJoin", "HarnessJoin", "IntervalJoin", "JoinRun", "WindowJoin"]
+__all__ = ["AsofJoin", "HarnessJoin", "IntervalJoin", "WindowJoin", "make_join"]
 
 JoinSpec: TypeAlias = IntervalJoinSpec | AsofJoinSpec | WindowJoinSpec
 
@@ -98,61 +95,11 @@ class WindowJoin(HarnessJoin):
         return WindowJoinSpec(left, right, options, self.how, _output(names, types, owner))
 
 
-class JoinRun:
-    """A join's run over one range.
-
-    Parameters
-    ----------
-    spec : IntervalJoinSpec, AsofJoinSpec or WindowJoinSpec
-        The join.
-    share : RangeTable
-        The range.
-    attempt : Attempt
-        The attempt at an epoch.
-    invalid : mapping of str to InvalidRows
-        Takes the rows of each input with which the join cannot compute.
-    """
-
-    def __init__(
-        self,
-        spec: JoinSpec,
-        share: RangeTable,
-        attempt: Attempt,
-        invalid: Mapping[InputName, InvalidRows],
-    ) -> None:
-        bound = None if attempt.time is None else attempt.time.late_bound_ms
-        self._watermark = None if attempt.time is None else attempt.time.watermark_ms
-        self._fault = attempt.fault
-        self._join: IntervalRun | AsofRun | WindowRun
-        if isinstance(spec, IntervalJoinSpec):
-            self._join = IntervalRun(spec, share.backend, bound, None, invalid)
-        elif isinstance(spec, AsofJoinSpec):
-            self._join = AsofRun(spec, share.backend, bound, None, invalid)
-        else:
-            self._join = WindowRun(spec, share.backend, bound, None, invalid)
-
-    @property
-    def late_rows(self) -> int:
-        """Number of rows that came late."""
-        return self._join.late_rows
-
-    @property
-    def max_event_times(self) -> Mapping[str, int | None]:
-        """The largest event time of each input."""
-        return {name: self._join.max_event_times[name] for name in SIDES}
-
-    def process(self, name: str, rows: pa.RecordBatch) -> Iterator[Any]:
-        """Handle rows of an input."""
-        if self._fault is not None:
-            self._fault.count("rows", rows.num_rows)
-        return self._join.process("left" if name == "left" else "right", rows)
-
-    def finish(self) -> Iterator[Any]:
-        """Handle the watermark."""
-        return self._join.finish(self._watermark)
-
-    def close(self) -> None:
-        """Nothing is held."""
+def make_join(spec: JoinSpec) -> JoinOperator:
+    """The operator of a join."""
+    if isinstance(spec, IntervalJoinSpec):
+        return IntervalRun(spec)
+    return AsofRun(spec) if isinstance(spec, AsofJoinSpec) else WindowRun(spec)
 
 
 def _types(left: JoinInput, right: JoinInput) -> list[pa.DataType]:

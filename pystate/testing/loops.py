@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from pystate.arguments import choice, integer, shown, text
+from pystate.arguments import choice, integer, text
 from pystate.checkpoint.loops import BUCKET
-from pystate.errors import InvalidArgumentError, LoopNotEmptyError
-from pystate.operator.loop import LoopSpec, LoopTable, buckets
+from pystate.checkpoint.refs import INPUT
+from pystate.errors import LoopNotEmptyError
+from pystate.operator.loop import LoopOperator, LoopSpec, LoopTable, buckets
 from pystate.operator.output import SchemaLike
-from pystate.testing.faults import InjectedFailureError, rows_of
+from pystate.operator.task import Operator, TaskContext
+from pystate.testing.clock import Clock
+from pystate.testing.epochs import Attempt, Pieces, compute
+from pystate.testing.faults import Fault, rows_of
 from pystate.testing.input_rows import InputRows
-from pystate.testing.operator_harness import OperatorSnapshot, Times
-from pystate.testing.range_tables import RangeTables
+from pystate.testing.range_tables import RangeTable, RangeTables
+from pystate.testing.snapshot import OperatorSnapshot, check_snapshot
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -118,11 +122,9 @@ class LoopHarness:
             self.fail_at(fail_at)
         batch = self._input.batch(rows)
         point, self._fail_at = self._fail_at, None
-        try:
-            self._epoch(batch, point)
-        except InjectedFailureError:
-            self.failures += 1
-            self._epoch(batch, None)
+        attempt = Attempt(Clock(0, self.epoch + 1), fault=Fault(at=point))
+        compute(self._ranges, self._pieces(batch), self._start, attempt)
+        self.failures += attempt.fault is not None and attempt.fault.happened
         self.epoch += 1
 
     def fail_at(self, point: Literal["seal", "publish"]) -> None:
@@ -151,23 +153,18 @@ class LoopHarness:
         """Always 0: no row is late for a loop."""
         return 0
 
-    def _epoch(self, batch: pa.RecordBatch | None, fail_at: str | None) -> None:
-        def reach(point: str) -> None:
-            if point == fail_at:
-                raise InjectedFailureError
+    def _pieces(self, batch: pa.RecordBatch | None) -> Pieces:
+        """The rows that each range's task gets."""
+        if batch is None:
+            return [[] for _ in self._ranges]
+        number = np.arange(batch.num_rows, dtype=np.int64) % buckets(len(self._ranges))
+        columns = [pa.array(number), *batch.columns]
+        routed = pa.RecordBatch.from_arrays(columns, names=[BUCKET, *batch.schema.names])
+        parts = self._ranges.parts(routed)
+        return [[] if part is None else [(INPUT, part)] for part in parts]
 
-        routed = None
-        if batch is not None:
-            number = np.arange(batch.num_rows, dtype=np.int64) % buckets(len(self._ranges))
-            columns = [pa.array(number), *batch.columns]
-            routed = pa.RecordBatch.from_arrays(columns, names=[BUCKET, *batch.schema.names])
-        with self._ranges.epoch(lambda: reach("publish")):
-            for share, part in self._ranges.shares(routed):
-                table = LoopTable(self._spec, share.backend)
-                table.clear()
-                if part is not None:
-                    table.feed(part.column(BUCKET), part)
-            reach("seal")
+    def _start(self, share: RangeTable, attempt: Attempt) -> tuple[Operator, TaskContext]:
+        return LoopOperator(self._spec), TaskContext(share.backend, attempt.clock.epoch)
 
     def run_until_empty(
         self,
@@ -212,8 +209,8 @@ class LoopHarness:
 
     def snapshot(self) -> OperatorSnapshot:
         """The rows in flight as of the last epoch. It stays valid whatever the harness does."""
-        times = Times(0, self.epoch)
-        return OperatorSnapshot(self.epoch, self._ranges.files(), times, self._arguments)
+        clock = Clock(0, self.epoch)
+        return OperatorSnapshot(self.epoch, self._ranges.files(), clock, self._arguments)
 
     @classmethod
     def restore(
@@ -240,11 +237,8 @@ class LoopHarness:
         SchemaError
             The snapshot holds rows of other columns.
         """
-        if not isinstance(snapshot, OperatorSnapshot):
-            raise InvalidArgumentError(
-                f"restore takes what snapshot() of a harness gives, not {shown(snapshot)}"
-            )
-        harness = cls(schema, parallelism=parallelism, **snapshot._arguments)
+        check_snapshot(snapshot, OperatorSnapshot, "harness")
+        harness = cls(schema, parallelism=parallelism, **snapshot._given)
         try:
             harness._ranges.restore(snapshot._files, allow_unclaimed_state=False)
         except BaseException:

@@ -116,20 +116,19 @@ class RangeTables:
     def __len__(self) -> int:
         return len(self._ranges)
 
-    def shares(
-        self, rows: pa.RecordBatch | None
-    ) -> Iterator[tuple[RangeTable, pa.RecordBatch | None]]:
-        """Every range with its part of the rows."""
-        if rows is None or len(self._ranges) == 1:
-            for share in self._ranges:
-                yield share, rows
-            return
-        yield from zip(self._ranges, self.parts(rows, key_columns(self.key, rows)), strict=True)
+    def index(self, share: RangeTable) -> int:
+        """The number of a range."""
+        return next(i for i, each in enumerate(self._ranges) if each is share)
 
     def parts(
-        self, rows: pa.RecordBatch, columns: Iterable[Any]
+        self, rows: pa.RecordBatch, columns: Iterable[Any] | None = None
     ) -> Iterator[pa.RecordBatch | None]:
-        """The rows of each range; `columns` are their key columns."""
+        """The rows of each range; `columns` are their key columns, if these have other names."""
+        if len(self._ranges) == 1:
+            yield rows if rows.num_rows else None
+            return
+        if columns is None:
+            columns = key_columns(self.key, rows)
         owners = self._owners(columns)
         for index in range(len(self._ranges)):
             own = np.flatnonzero(owners == index).astype(np.int64)

@@ -14,28 +14,25 @@ import pyarrow as pa
 
 from pystate.arguments import choice, integer, text
 from pystate.backend.options import checked_parallelism
+from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError
 from pystate.operator.deduplicate import DeduplicateSpec
 from pystate.operator.function_spec import PROCESS_LATE, checked_late, late_tag
-from pystate.operator.invalid import InvalidRows, harness_rule
+from pystate.operator.invalid import harness_rule
 from pystate.operator.output import SchemaLike
+from pystate.operator.task import Operator
 from pystate.operator.top import By, TopSpec, has_order
 from pystate.state.operator_spec import OperatorSpec
+from pystate.testing.clock import HarnessInput
+from pystate.testing.epochs import Attempt, Watched
 from pystate.testing.input_rows import InputRows, key_of
-from pystate.testing.operator_harness import (
-    Attempt,
-    HarnessInput,
-    OperatorHarness,
-    Running,
-)
+from pystate.testing.operator_harness import OperatorHarness
 from pystate.testing.range_tables import RangeTable
 from pystate.types.durations import Duration, delay_milliseconds, milliseconds
 from pystate.types.keys import KeyColumns, whole
 from pystate.types.state_type import parse_type
 
 __all__ = ["Deduplicate", "RowHarness", "Top"]
-
-_INPUT = "input"
 
 
 @dataclass(frozen=True)
@@ -182,7 +179,7 @@ class RowHarness(OperatorHarness):
         rule = harness_rule(owner, event_time, max_ahead, invalid, on_invalid)
         super().__init__(
             OperatorSpec(uid, found, self._spec.states(), max_parallelism=max_parallelism),
-            [HarnessInput(_INPUT, tuple(n for n, _ in found), rows, event_time, delay, rule)],
+            [HarnessInput(INPUT, tuple(n for n, _ in found), rows, event_time, delay, rule)],
             parallelism=parallelism,
             batch_rows=batch_rows,
             processing_time=processing_time,
@@ -190,11 +187,14 @@ class RowHarness(OperatorHarness):
             tags=[tag for tag in dict.fromkeys([late_tag(late), rule.tag]) if tag is not None],
         )
         if initial_rows is not None:
-            self._begin_with_rows({_INPUT: initial_rows})
+            self._begin_with_rows({INPUT: initial_rows})
 
-    def _start(self, share: RangeTable, attempt: Attempt) -> Running:
-        invalid = attempt.invalid_of(self._inputs[_INPUT], self._owner)
-        return _RowRun(self._spec, self._keys, share, attempt, self._operator.uid, invalid)
+    def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
+        operator: Operator = self._spec.make()
+        # A job, too, makes structs of the fields that a ranked row comes with.
+        if isinstance(self._spec, TopSpec) and len(self._keys) < len(self._spec.key):
+            operator = _WithStructs(operator, self._spec, self._keys)
+        return Watched(operator, attempt)
 
     def _batches(self, given: Mapping[str, Any]) -> dict[str, pa.RecordBatch]:
         found = super()._batches(given)
@@ -210,7 +210,7 @@ class RowHarness(OperatorHarness):
         rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
             The rows. An epoch without rows is one, too.
         """
-        return self._epoch(self._batches({_INPUT: rows}), self._times.copy())
+        return self._epoch(self._batches({INPUT: rows}), self._clock.copy())
 
     def advance_watermark(self, to: int | datetime) -> list[Any]:
         """Move the watermark, and run an epoch without rows; return what it emits.
@@ -225,7 +225,7 @@ class RowHarness(OperatorHarness):
         InvalidArgumentError
             It would go back.
         """
-        return self._advance_watermark(to, [_INPUT])
+        return self._epoch({}, self._clock.with_watermark(to))
 
     def drain(self, rows: Any = ()) -> list[Any]:
         """Run an epoch and end event time after its rows, as a job with ``drain=True`` does.
@@ -240,63 +240,28 @@ class RowHarness(OperatorHarness):
         NoEventTimeError
             The operator has no event time, and no watermark either.
         """
-        return self._drain({_INPUT: rows})
+        return self._drain({INPUT: rows})
 
     def __repr__(self) -> str:
         return f"<RowHarness of {type(self._spec).__name__} after {self.epoch} epochs>"
 
 
-class _RowRun:
-    """An operator's run over one range."""
+class _WithStructs(Operator):
+    """An operator that emits structs in place of their fields in the key."""
 
-    def __init__(
-        self,
-        spec: DeduplicateSpec | TopSpec,
-        keys: KeyColumns,
-        share: RangeTable,
-        attempt: Attempt,
-        uid: str,
-        invalid: InvalidRows,
-    ) -> None:
-        self._fault = attempt.fault
-        # A job, too, makes structs of the fields that a ranked row comes with.
-        self._keys = keys if isinstance(spec, TopSpec) and len(keys) < len(spec.key) else ()
-        self._run = spec.start(
-            share.backend,
-            processing_time=attempt.times.processing_time,
-            watermark=None if attempt.time is None else attempt.time.late_bound_ms,
-            side=lambda tag, piece: attempt.sides.append((tag, piece)),
-            uid=uid,
-            invalid=invalid,
-        )
-        self._run.open()
-
-    @property
-    def late_rows(self) -> int:
-        return self._run.events.late_rows
-
-    @property
-    def max_event_times(self) -> Mapping[str, int | None]:
-        return {_INPUT: self._run.events.max_event_time}
-
-    def process(self, name: str, rows: pa.RecordBatch) -> Iterator[Any]:
-        if self._fault is not None:
-            self._fault.count("rows", rows.num_rows)
-        return map(self._with_structs, self._run.process(rows))
+    def __init__(self, operator: Operator, spec: TopSpec, keys: KeyColumns) -> None:
+        self._operator, self._spec, self._keys = operator, spec, keys
+        self.open, self.process = operator.open, operator.process  # type: ignore[method-assign]
 
     def finish(self) -> Iterator[Any]:
-        return map(self._with_structs, self._run.finish())
+        """Emit the best rows."""
+        return map(self._with_structs, self._operator.finish())
 
     def _with_structs(self, piece: Any) -> Any:
-        if not self._keys:
-            return piece
-        more = piece.schema.names[len(self._run.spec.key) :]
+        more = piece.schema.names[len(self._spec.key) :]
         arrays = [whole(piece, name, type_) for name, type_ in self._keys]
         names = [*(name for name, _ in self._keys), *more]
         return pa.RecordBatch.from_arrays([*arrays, *map(piece.column, more)], names)
-
-    def close(self) -> None:
-        pass
 
 
 def _deduplicate(

@@ -5,19 +5,41 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import pyarrow as pa
-
+from pystate.arguments import shown
+from pystate.errors import InvalidArgumentError
 from pystate.testing.clock import Clock
-from pystate.testing.local_operator import OperatorOptions
-from pystate.types.keys import KeyColumns
 
-__all__ = ["HarnessSnapshot"]
+__all__ = ["BroadcastSnapshot", "HarnessSnapshot", "OperatorSnapshot", "Snapshot", "check_snapshot"]
 
 
 @dataclass(frozen=True)
-class HarnessSnapshot:
+class Snapshot:
+    """Base of the snapshots."""
+
+    epoch: int
+    _files: tuple[bytes, ...]
+    _clock: Clock
+    _given: Mapping[str, Any]
+    """What else the harness continues with: its arguments, or its options and columns."""
+
+    def __repr__(self) -> str:
+        size = sum(map(len, self._files))
+        return f"<{type(self).__name__} of epoch {self.epoch}, {size} bytes>"
+
+
+def check_snapshot(given: Any, kind: type[Snapshot], harness: str) -> None:
+    """Refuse what is no snapshot of such a harness."""
+    if not isinstance(given, kind):
+        raise InvalidArgumentError(
+            f"restore takes what snapshot() of a {harness} gives, not {shown(given)}"
+        )
+
+
+class HarnessSnapshot(Snapshot):
     """All state of a harness after an epoch, as files in memory; `Harness.restore` takes it.
 
     It can be pickled. Later versions can read it, as they can read checkpoints.
@@ -28,13 +50,16 @@ class HarnessSnapshot:
         The last epoch in it.
     """
 
-    epoch: int
-    _files: tuple[bytes, ...]
-    _key: KeyColumns | None
-    _columns: pa.Schema | None
-    _clock: Clock
-    _options: OperatorOptions
 
-    def __repr__(self) -> str:
-        size = sum(map(len, self._files))
-        return f"<HarnessSnapshot of epoch {self.epoch}, {size} bytes>"
+class BroadcastSnapshot(HarnessSnapshot):
+    """All state of a `BroadcastHarness` after an epoch; see `HarnessSnapshot`."""
+
+
+class OperatorSnapshot(Snapshot):
+    """All state of a harness after an epoch, as files in memory; its `restore` takes it.
+
+    Attributes
+    ----------
+    epoch : int
+        The last epoch in it.
+    """

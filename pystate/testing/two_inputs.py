@@ -5,7 +5,7 @@ Thread safety: a `TwoInputHarness` belongs to one thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -13,13 +13,11 @@ import pyarrow as pa
 
 from pystate.arguments import choice, text
 from pystate.backend.options import checked_parallelism
-from pystate.coordinator.listeners import News
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
-from pystate.functions.binding import copied, declarations, operator_spec, require_state
-from pystate.functions.context import RuntimeContext
+from pystate.functions.binding import declarations, operator_spec, require_state
 from pystate.joins.inputs import JoinInput, check_keys
-from pystate.operator.co_shapes import SIDES, InputName
+from pystate.operator.co_shapes import SIDES
 from pystate.operator.function_spec import (
     DROP_LATE,
     PROCESS_LATE,
@@ -27,25 +25,22 @@ from pystate.operator.function_spec import (
     RightInput,
     checked_late,
 )
-from pystate.operator.invalid import InvalidRows, harness_rule
+from pystate.operator.invalid import harness_rule
 from pystate.operator.output import (
     RowsAsYielded,
     SchemaLike,
     parse_columns,
     parse_sides,
 )
-from pystate.operator.runtime import FunctionRuntime
+from pystate.operator.runtime import FunctionOperator
+from pystate.operator.task import Operator
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.registry import unknown_state
-from pystate.testing.faults import Observer
+from pystate.testing.clock import HarnessInput
+from pystate.testing.epochs import Attempt, Watched
 from pystate.testing.input_rows import InputRows, key_of
-from pystate.testing.joins import HarnessJoin, JoinRun
-from pystate.testing.operator_harness import (
-    Attempt,
-    HarnessInput,
-    OperatorHarness,
-    Running,
-)
+from pystate.testing.joins import HarnessJoin, make_join
+from pystate.testing.operator_harness import OperatorHarness
 from pystate.testing.range_tables import RangeTable
 from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.state_type import parse_type
@@ -298,26 +293,10 @@ class TwoInputHarness(OperatorHarness):
         states = self._join.states()
         return OperatorSpec(uid, left.key, states, parse_type("long"), True, max_parallelism)
 
-    def _start(self, share: RangeTable, attempt: Attempt) -> Running:
-        invalid: dict[InputName, InvalidRows] = {
-            name: attempt.invalid_of(self._inputs[name], self._owner) for name in SIDES
-        }
+    def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
         if self._function is None:
-            return JoinRun(self._join, share, attempt, invalid)
-        function = copied(self._function)
-        assert isinstance(function, _CoFunction)
-        if attempt.fault is not None or attempt.observe:
-            observer = Observer(function, attempt.fault)
-            attempt.observed.append(observer.seen)
-        context = RuntimeContext(
-            uid=self._operator.uid,
-            epoch=attempt.times.epoch,
-            key_group_range=(share.first, share.last),
-            parallelism=len(self._ranges),
-            max_parallelism=self._operator.max_parallelism,
-            processing_time=attempt.times.processing_time,
-        )
-        return _FunctionRun(self._function_spec(function), share, context, attempt, invalid)
+            return Watched(make_join(self._join), attempt)
+        return FunctionOperator(self._function_spec(attempt.copied(self._function)))
 
     # -- epochs
 
@@ -342,7 +321,7 @@ class TwoInputHarness(OperatorHarness):
             An injected failure made the epoch run twice, with different results.
         """
         batches = self._batches({"left": left, "right": right})
-        return self._epoch(batches, self._times.copy())
+        return self._epoch(batches, self._clock.copy())
 
     def push_left(self, rows: Any) -> list[Any]:
         """Run one epoch over rows of the left input; see `process`."""
@@ -376,7 +355,8 @@ class TwoInputHarness(OperatorHarness):
         """
         if input is not None:
             choice(input, "advance_watermark: input", SIDES)
-        return self._advance_watermark(to, SIDES if input is None else [input])
+        inputs = SIDES if input is None else [input]
+        return self._epoch({}, self._clock.with_watermark(to, inputs))
 
     def drain(self, left: Any = (), right: Any = ()) -> list[Any]:
         """Run an epoch and end event time after its rows, as a job with ``drain=True`` does.
@@ -393,61 +373,18 @@ class TwoInputHarness(OperatorHarness):
         known = {} if self._function is None else declarations(self._function)
         if name not in known:
             raise unknown_state(name, known)
-        return self._ranges.look(name, key, namespace)
+        return self._tables.look(name, key, namespace)
 
     def set_state(self, name: str, key: Any, value: Any, namespace: Any = None) -> None:
         """Set one state of one key, of a function; see `Harness.set_state`."""
         known = {} if self._function is None else declarations(self._function)
         if name not in known:
             raise unknown_state(name, known)
-        self._ranges.put(name, key, namespace, value, self.processing_time)
+        self._tables.put(name, key, namespace, value, self.processing_time)
 
     def __repr__(self) -> str:
         what = type(self._join if self._function is None else self._function).__name__
         return f"<TwoInputHarness of {what} after {self.epoch} epochs>"
-
-
-class _FunctionRun:
-    """A function's run over one range."""
-
-    def __init__(
-        self,
-        spec: FunctionSpec,
-        share: RangeTable,
-        context: RuntimeContext,
-        attempt: Attempt,
-        invalid: Mapping[InputName, InvalidRows],
-    ) -> None:
-        self._runtime = FunctionRuntime(
-            spec,
-            share.backend,
-            context,
-            lambda tag, piece: attempt.sides.append((tag, piece)),
-            time=attempt.time,
-            drain=attempt.drain,
-            invalid=invalid,
-        )
-        self._runtime.open()
-        if context.epoch > 1:
-            self._runtime.notify(News(complete=context.epoch - 1))
-
-    @property
-    def late_rows(self) -> int:
-        return self._runtime.late_rows
-
-    @property
-    def max_event_times(self) -> Mapping[str, int | None]:
-        return self._runtime.max_event_times
-
-    def process(self, name: str, rows: pa.RecordBatch) -> Iterator[Any]:
-        side: InputName = "left" if name == "left" else "right"
-        return self._runtime.process_input(side, rows)
-
-    def finish(self) -> Iterator[Any]:
-        return self._runtime.finish()
-
-    def close(self) -> None:
-        self._runtime.close()
 
 
 def _names(key: str | Sequence[str]) -> tuple[str, ...]:

@@ -6,35 +6,31 @@ Thread safety: a `WindowHarness` belongs to one thread.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-import pyarrow as pa
-
 from pystate.arguments import text
 from pystate.backend.options import checked_parallelism
+from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError
 from pystate.functions.binding import sent
-from pystate.functions.windows import WindowContext, WindowFunctionLike
-from pystate.operator.invalid import InvalidRows, harness_rule
+from pystate.functions.windows import WindowFunctionLike
+from pystate.operator.invalid import harness_rule
 from pystate.operator.output import SchemaLike, parse_columns, parse_sides
+from pystate.operator.task import Operator
+from pystate.testing.clock import HarnessInput
+from pystate.testing.epochs import Attempt, Watched
 from pystate.testing.faults import rows_of
 from pystate.testing.input_rows import InputRows, key_of
-from pystate.testing.operator_harness import (
-    Attempt,
-    HarnessInput,
-    OperatorHarness,
-    OperatorSnapshot,
-    Running,
-)
+from pystate.testing.operator_harness import OperatorHarness
 from pystate.testing.range_tables import RangeTable
+from pystate.testing.snapshot import OperatorSnapshot
 from pystate.types.durations import Duration, delay_milliseconds
 from pystate.windows.assigners import Assigner
 from pystate.windows.columns import AggregateLike
 from pystate.windows.making import make_operator
-from pystate.windows.operator import EpochTimes
 from pystate.windows.process import WindowProcess, WindowProcessSpec
 from pystate.windows.row_windows import WindowRowsSpec
 from pystate.windows.specification import WindowSpec, window_options
@@ -44,7 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["WindowHarness"]
 
-_INPUT = "input"
+#: The tag of rows that were too late; no user can give it.
+_LATE = "too late\0"
 
 
 class WindowHarness(OperatorHarness):
@@ -208,7 +205,7 @@ class WindowHarness(OperatorHarness):
         rule = harness_rule(owner, event_time, max_ahead, invalid, on_invalid)
         super().__init__(
             replace(self._spec.operator(uid, found), max_parallelism=max_parallelism),
-            [HarnessInput(_INPUT, names, rows, event_time, delay, rule)],
+            [HarnessInput(INPUT, names, rows, event_time, delay, rule)],
             parallelism=parallelism,
             batch_rows=batch_rows,
             processing_time=processing_time,
@@ -217,7 +214,7 @@ class WindowHarness(OperatorHarness):
         )
         if initial_rows is not None:
             try:
-                self._begin_with_rows({_INPUT: initial_rows})
+                self._begin_with_rows({INPUT: initial_rows})
             except BaseException:
                 self.close()
                 raise
@@ -228,14 +225,22 @@ class WindowHarness(OperatorHarness):
         """By tag, what the function has emitted aside."""
         return self._sides
 
-    def _start(self, share: RangeTable, attempt: Attempt) -> Running:
-        invalid = attempt.invalid_of(self._inputs[_INPUT], self._owner)
-        return _WindowRun(self._spec, self._process, share, attempt, self._operator.uid, invalid)
+    def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
+        operator: Operator
+        if self._process is None:
+            operator = make_operator(self._spec, _LATE)
+        else:
+            # As on Spark, each task works on its own copy.
+            function = sent(self._process.function, copy.deepcopy)
+            operator = WindowProcess(replace(self._process, function=function), _LATE)
+        return Watched(operator, attempt, observes=True)
 
     def _keep(self, attempt: Attempt) -> None:
+        for tag, piece in attempt.sides:
+            if tag is _LATE:
+                self.late += rows_of(piece)
+        attempt.sides = [each for each in attempt.sides if each[0] is not _LATE]
         super()._keep(attempt)
-        for piece in attempt.late:
-            self.late += rows_of(piece)
 
     # -- epochs
 
@@ -247,11 +252,11 @@ class WindowHarness(OperatorHarness):
         rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
             The rows. An epoch without rows is one, too.
         """
-        return self._epoch(self._batches({_INPUT: rows}), self._times.copy())
+        return self._epoch(self._batches({INPUT: rows}), self._clock.copy())
 
     def advance_watermark(self, to: int | datetime) -> list[Any]:
         """Move the watermark, and run an epoch without rows; return what it emits."""
-        return self._advance_watermark(to, [_INPUT])
+        return self._epoch({}, self._clock.with_watermark(to))
 
     def drain(self, rows: Any = ()) -> list[Any]:
         """Run an epoch and end event time after its rows, as a job with ``drain=True`` does.
@@ -271,7 +276,7 @@ class WindowHarness(OperatorHarness):
         NoEventTimeError
             The windows have no event time.
         """
-        return self._drain({_INPUT: rows})
+        return self._drain({INPUT: rows})
 
     # -- snapshots
 
@@ -314,80 +319,3 @@ class WindowHarness(OperatorHarness):
     def __repr__(self) -> str:
         windows = type(self._spec.options.windows).__name__
         return f"<WindowHarness of {windows} after {self.epoch} epochs>"
-
-
-class _WindowRun:
-    """An operator's run over one range."""
-
-    def __init__(
-        self,
-        spec: WindowSpec,
-        process: WindowProcessSpec | None,
-        share: RangeTable,
-        attempt: Attempt,
-        uid: str,
-        invalid: InvalidRows,
-    ) -> None:
-        time = attempt.time
-        self._fault = attempt.fault
-        self._watermark = None if time is None else time.watermark_ms
-        times = EpochTimes(
-            attempt.times.processing_time, None if time is None else time.late_bound_ms
-        )
-        self._seen: list[Any] | None = None
-        if attempt.fault is not None or attempt.observe:
-            self._seen = []
-            attempt.observed.append(self._seen)
-        self._run: Any
-        if process is None:
-            self._run = self._operator = make_operator(
-                spec,
-                share.backend,
-                times,
-                attempt.late.append,
-                f"operator {uid!r}",
-                invalid=invalid,
-            )
-            return
-        # As on Spark, each task works on its own copy.
-        process = replace(process, function=sent(process.function, copy.deepcopy))
-        self._run = WindowProcess(
-            process,
-            share.backend,
-            times,
-            WindowContext(uid, times.processing_time),
-            attempt.late.append,
-            lambda tag, piece: attempt.sides.append((tag, piece)),
-            invalid,
-        )
-        self._operator = self._run.operator
-        try:
-            self._run.open()
-        except BaseException:
-            self._run.close()
-            raise
-
-    @property
-    def late_rows(self) -> int:
-        return self._operator.late_rows
-
-    @property
-    def max_event_times(self) -> Mapping[str, int | None]:
-        return {_INPUT: self._operator.max_event_time}
-
-    def process(self, name: str, rows: pa.RecordBatch) -> Iterator[Any]:
-        if self._fault is not None:
-            self._fault.count("rows", rows.num_rows)
-        return self._noted(self._run.process(rows))
-
-    def finish(self) -> Iterator[Any]:
-        return self._noted(self._run.finish(self._watermark))
-
-    def close(self) -> None:
-        self._run.close()
-
-    def _noted(self, pieces: Iterator[Any]) -> Iterator[Any]:
-        for piece in pieces:
-            if self._seen is not None:
-                self._seen += rows_of(piece)
-            yield piece

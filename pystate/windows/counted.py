@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pystate.checkpoint.refs import INPUT
 from pystate.state.key_batch import KeyBatch
 from pystate.types.key_codes import key_codes, ranks
 from pystate.windows.assigners import CountWindow
@@ -24,7 +25,7 @@ __all__ = ["CountOperator"]
 class CountOperator(WindowOperator):
     """See `WindowOperator`."""
 
-    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Add rows to their windows; yield those that are complete."""
         if self.spec.options.event_time is not None:
             self.timed(rows)
@@ -72,7 +73,7 @@ class CountOperator(WindowOperator):
         self.columns.merge(target, self.columns.accumulators(source))
         self.backend.delete(source)
 
-    def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+    def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
         """Emit changed windows that are not complete, where that is asked for."""
         if self.spec.options.emit == "update":
             for keys in self.changed():

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pystate.backend.keyed import KeyedStateBackend
-from pystate.operator.invalid import InvalidRows
 from pystate.windows.assigners import CountWindow, Global, Session
 from pystate.windows.counted import CountOperator
-from pystate.windows.operator import EpochTimes, LateRows, WindowOperator
+from pystate.windows.operator import WindowOperator
 from pystate.windows.sessions import SessionOperator
 from pystate.windows.sliced import SlicedOperator
 from pystate.windows.specification import WindowSpec
@@ -21,14 +19,7 @@ __all__ = ["make_operator"]
 
 
 def make_operator(
-    spec: WindowSpec,
-    backend: KeyedStateBackend,
-    times: EpochTimes,
-    late: LateRows | None = None,
-    owner: str = "windows",
-    *,
-    combined: bool = False,
-    invalid: InvalidRows | None = None,
+    spec: WindowSpec, late_tag: str | None = None, *, combined: bool = False
 ) -> WindowOperator:
     """Make the operator of a specification; the parameters are those of `WindowOperator`."""
     kind: Any = TumblingOperator
@@ -40,7 +31,5 @@ def make_operator(
         kind = CountOperator
     elif isinstance(spec.options.windows, Global):
         kind = GlobalOperator
-    operator: WindowOperator = kind(
-        spec, backend, times, late, owner, combined=combined, invalid=invalid
-    )
+    operator: WindowOperator = kind(spec, late_tag, combined=combined)
     return operator

@@ -1,14 +1,11 @@
 """What all windowed operators share: times of rows, late rows, and result batches.
 
-An operator drives one backend: `process` for each batch of rows, then `finish` once, then the
-owner seals. Spark's tasks, the test harness and embedded programs use it alike.
-
-Thread safety: an operator belongs to its backend's thread.
+Thread safety: as `pystate.operator.task`.
 
 Invariants
 ----------
 1. A window is over when the watermark has reached its end, which is exclusive: a row that is not
-   late by the rule of `FunctionRuntime` never comes too late for its window.
+   late by the rule of functions never comes too late for its window.
 2. A row is too late if for all of its windows ``end + allowed lateness <= late bound``. At that
    watermark the window's state is removed, so what is too late can never make a window anew.
    REQUIRES: the late bound of an epoch is not below the watermark of the one before.
@@ -20,18 +17,16 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pystate.backend.keyed import KeyedStateBackend
 from pystate.operator.combined import LATE, TIME, total_weight
 from pystate.operator.event_time import event_times
-from pystate.operator.invalid import InvalidRows
+from pystate.operator.task import Operator, TaskContext
 from pystate.state.key_batch import KeyBatch
 from pystate.types.keys import leaf
 from pystate.windows.combined import accumulators
@@ -39,93 +34,60 @@ from pystate.windows.grid import Mask, Times
 from pystate.windows.specification import END, MOST_US_MS, START, WindowSpec
 from pystate.windows.zones import instants
 
-__all__ = ["FIRED_ROWS", "EpochTimes", "LateRows", "WindowOperator", "take"]
+__all__ = ["FIRED_ROWS", "WindowOperator", "take"]
 
 #: Windows that fire at once.
 FIRED_ROWS = 32_768
 
-LateRows = Callable[[pa.RecordBatch], None]
 
-
-@dataclass(frozen=True)
-class EpochTimes:
-    """The times of an epoch, in milliseconds since 1970.
-
-    Attributes
-    ----------
-    processing_time : int
-        The same for all rows of the epoch.
-    late_bound : int or None
-        Rows below it are late; None if there is no watermark yet.
-    """
-
-    processing_time: int
-    late_bound: int | None = None
-
-
-class WindowOperator:
+class WindowOperator(Operator):
     """Base of the operators for the kinds of windows.
 
     Parameters
     ----------
     spec : WindowSpec
         The operator.
-    backend : KeyedStateBackend
-        The state of `WindowSpec.operator`.
-    times : EpochTimes
-        The epoch's times.
-    late : callable, optional
-        Takes the rows that are too late.
-    owner : str
-        What errors name.
+    late_tag : str, optional
+        The side output of rows that were too late for all of their windows.
     combined : bool
         Whether rows were combined before they come (`pystate.windows.combined`).
-    invalid : InvalidRows, optional
-        Takes the rows that have no window: without an event time, or of one that is too far away.
 
-    Attributes
-    ----------
-    late_rows : int
-        Rows below the late bound.
-    dropped_rows : int
-        Rows that were too late for all of their windows.
-    max_event_time : int or None
-        The largest event time seen.
+    Notes
+    -----
+    Its metric ``dropped_rows`` counts the rows that were too late.
     """
 
     def __init__(
-        self,
-        spec: WindowSpec,
-        backend: KeyedStateBackend,
-        times: EpochTimes,
-        late: LateRows | None = None,
-        owner: str = "windows",
-        *,
-        combined: bool = False,
-        invalid: InvalidRows | None = None,
+        self, spec: WindowSpec, late_tag: str | None = None, *, combined: bool = False
     ) -> None:
         self.spec = spec
-        self.backend = backend
-        self.times = times
-        self.owner = owner
-        self.late_rows = self.dropped_rows = 0
-        self.invalid = InvalidRows(owner, spec.key) if invalid is None else invalid
-        if combined:
-            self.invalid.weight = total_weight
-        self.max_event_time: int | None = None
         self.domain: Any = "processing" if spec.options.event_time is None else "event"
         self.lateness = spec.options.lateness_ms
-        self.columns = spec.kept(backend, owner)
-        self._late = late
+        self._late_tag = late_tag
         self._combined = combined
-        self._schema = spec.schema(backend.key)
 
-    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Add rows to their windows; yield windows that this completes, if their kind says so."""
-        raise NotImplementedError
+    def open(self, task: TaskContext) -> None:
+        """Register the states."""
+        self.task = task
+        self.backend = task.backend
+        self.owner = task.owner
+        self.invalid = task.invalid(self.spec.key, event_time=TIME if self._combined else None)
+        if self._combined:
+            self.invalid.weight = total_weight
+        self.columns = self.spec.kept(task.backend, task.owner)
+        self.dropped_rows = 0
+        self._schema = self.spec.schema(task.backend.key)
 
-    def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
-        """Emit the windows that are over, and others that are to be emitted.
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Emit the windows that are over, and others that are to be emitted."""
+        task = self.task
+        yield from self.fire(task.watermark)
+        task.metrics["dropped_rows"] = self.dropped_rows
+        if task.tells_kept:
+            task.kept = (self.oldest(),)
+
+    def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+        """See `finish`.
 
         Parameters
         ----------
@@ -134,33 +96,38 @@ class WindowOperator:
         """
         raise NotImplementedError
 
+    def oldest(self) -> int | None:
+        """The start of the earliest window that is kept, if `WindowOptions.keeps`."""
+        return None
+
     def close(self) -> None:
         """Free what is held besides the state."""
-        self.columns.close()
+        columns = getattr(self, "columns", None)
+        if columns is not None:
+            columns.close()
 
     # -- rows
 
     def timed(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Times]:
         """The rows that have a time, and their times."""
         column = self.spec.options.event_time
-        if column is not None and self._combined:
-            column = TIME
+        if self._combined:
+            self.task.combined(rows.num_rows, total_weight(rows))
+            column = None if column is None else TIME
         if column is None:
-            return rows, np.full(rows.num_rows, self.times.processing_time, np.int64)
+            return rows, np.full(rows.num_rows, self.task.processing_time, np.int64)
         array = event_times(rows.column(column), f"{self.owner}: event-time column {column!r}")
         first, last = self.spec.reach()
         rows, array = self.invalid.timed(rows, array, first, last, known=True)
         times: Times = array.to_numpy()
         if len(times):
-            latest = int(times.max())
-            if self.max_event_time is None or latest > self.max_event_time:
-                self.max_event_time = latest
-            bound = self.times.late_bound
+            late, bound = 0, self.task.late_bound
             if bound is not None and self._combined:
                 # Of the rows that one stands for, some may be late.
-                self.late_rows += total_weight(rows, LATE)
+                late = total_weight(rows, LATE)
             elif bound is not None and int(times.min()) < bound:
-                self.late_rows += int(np.count_nonzero(times < bound))
+                late = int(np.count_nonzero(times < bound))
+            self.task.saw(int(times.max()), late)
         return rows, times
 
     def _weight(self, rows: pa.RecordBatch) -> int:
@@ -178,7 +145,7 @@ class WindowOperator:
 
         None if they are all of them.
         """
-        bound = self.times.late_bound
+        bound = self.task.late_bound
         if bound is None or self.domain != "event" or not len(last_ends):
             return rows, None
         # Without a sum, which might overflow.
@@ -187,8 +154,8 @@ class WindowOperator:
         kept: Mask = last_ends > bound - self.lateness
         dropped = rows.filter(pa.array(~kept))
         self.dropped_rows += self._weight(dropped)
-        if self._late is not None:
-            self._late(dropped)
+        if self._late_tag is not None and self.task.side is not None:
+            self.task.side(self._late_tag, dropped)
         return rows.filter(pa.array(kept)), kept
 
     def key_columns(self, rows: pa.RecordBatch) -> list[pa.Array[Any]]:
@@ -250,7 +217,7 @@ class WindowOperator:
         """When windows that change now are emitted early."""
         interval = self.spec.options.early_ms
         assert interval is not None
-        return (self.times.processing_time // interval + 1) * interval
+        return (self.task.processing_time // interval + 1) * interval
 
     def note_early(self) -> None:
         """Have the windows that this epoch changed emitted early, at the next interval."""
@@ -263,7 +230,7 @@ class WindowOperator:
         if self.spec.options.early_ms is None:
             return
         while True:
-            due = self.backend.due_timers("processing", self.times.processing_time, FIRED_ROWS)
+            due = self.backend.due_timers("processing", self.task.processing_time, FIRED_ROWS)
             if due is None:
                 return
             due.fire_all()

@@ -1,11 +1,11 @@
 """A function over the rows of windows, run in one task.
 
-Thread safety: a `WindowProcess` belongs to its task.
+Thread safety: as `pystate.operator.task`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from pystate.backend.keyed import KeyedStateBackend
+from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.functions.windows import (
     TimeWindow,
@@ -32,18 +32,17 @@ from pystate.operator.call_shapes import (
     is_arrow_batch,
     is_batch,
 )
-from pystate.operator.invalid import InvalidRows
 from pystate.operator.output import Output, place_of
 from pystate.operator.rows import python_values
+from pystate.operator.task import Operator, TaskContext
 from pystate.operator.yielded import shown
 from pystate.windows.kept_rows import Loaded, RowColumns
 from pystate.windows.making import make_operator
-from pystate.windows.operator import EpochTimes, LateRows, take
+from pystate.windows.operator import take
 from pystate.windows.row_windows import WindowRowsSpec
 
 __all__ = ["WindowProcess", "WindowProcessSpec"]
 
-Side = Callable[[str, Any], None]
 #: The key and the window that a function was called for; None for many of them.
 _Owner: TypeAlias = "tuple[Any, TimeWindow] | None"
 
@@ -79,75 +78,53 @@ class WindowProcessSpec:
         window_shape(self.function, self.owner)
 
 
-class WindowProcess:
+class WindowProcess(Operator):
     """One task's run of a function over windows.
 
     Parameters
     ----------
     spec : WindowProcessSpec
         The function.
-    backend : KeyedStateBackend
-        The state of `WindowSpec.operator`.
-    times : EpochTimes
-        The epoch's times.
-    context : WindowContext
-        The function's context.
-    late : callable, optional
-        Takes the rows that are too late.
-    side : callable, optional
-        Takes a tag and a piece of that side output.
-    invalid : InvalidRows, optional
-        Takes the rows that have no window.
-
-    Attributes
-    ----------
-    operator : WindowOperator
-        The windows; it counts rows and notes event times.
+    late_tag : str, optional
+        The side output of rows that are too late.
     """
 
-    def __init__(
-        self,
-        spec: WindowProcessSpec,
-        backend: KeyedStateBackend,
-        times: EpochTimes,
-        context: WindowContext,
-        late: LateRows | None = None,
-        side: Side | None = None,
-        invalid: InvalidRows | None = None,
-    ) -> None:
+    def __init__(self, spec: WindowProcessSpec, late_tag: str | None = None) -> None:
         self._spec = spec
-        self._context = context
         self._shape = window_shape(spec.function, spec.owner)
-        self._side = side
         self._side_rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
         self._rows: list[Any] = []
         #: The key and the window of each row, of those of side outputs, and of the call.
         self._owners: list[_Owner] = []
         self._side_owners: dict[str, list[_Owner]] = {tag: [] for tag in spec.side_outputs}
         self._owner: _Owner = None
-        self.operator = make_operator(spec.rows, backend, times, late, spec.owner, invalid=invalid)
+        self.operator = make_operator(spec.rows, late_tag)
+
+    def open(self, task: TaskContext) -> None:
+        """Register the states, and call the function's `open`."""
+        self._task = task
+        self._side = task.side
+        self.operator.open(task)
         columns = self.operator.columns
         assert isinstance(columns, RowColumns)
         self._columns = columns
-        context.watermark = times.late_bound
-        context._output = self._emit_aside
-
-    def open(self) -> None:
-        """Call the function's `open`."""
+        self._context = WindowContext(task.uid, task.processing_time, task.late_bound)
+        self._context._output = self._emit_aside
         if isinstance(self._spec.function, WindowFunction):
             self._spec.function.open(self._context)
 
-    def process(self, rows: pa.RecordBatch) -> Iterator[Any]:
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[Any]:
         """Add rows to their windows; yield the output for windows that this completes."""
         for windows in self.operator.process(rows):
             yield from self._called(windows)
         yield from self._flushed(0)
 
-    def finish(self, watermark: int | None) -> Iterator[Any]:
+    def finish(self) -> Iterator[Any]:
         """Call the function for windows that are over or are to be emitted; yield its output."""
+        watermark = self._task.watermark
         if watermark is not None:
             self._context.watermark = watermark
-        for windows in self.operator.finish(watermark):
+        for windows in self.operator.finish():
             yield from self._called(windows)
         yield from self._flushed(0)
         for tag in self._side_rows:

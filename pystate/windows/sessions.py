@@ -26,7 +26,9 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.checkpoint.refs import INPUT
 from pystate.operator.combined import FIRST
+from pystate.operator.task import TaskContext
 from pystate.state.key_batch import KeyBatch
 from pystate.types.key_codes import key_codes
 from pystate.windows.assigners import Session
@@ -78,14 +80,15 @@ class _Found:
 class SessionOperator(WindowOperator):
     """See `WindowOperator`."""
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def open(self, task: TaskContext) -> None:
+        """Register the states."""
+        super().open(task)
         self._open = self.backend.register(OPEN, self.spec.states()[OPEN])
         self._final = self.spec.options.emit == "final"
 
     # -- rows
 
-    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Add rows to their sessions, which this may begin, prolong and join."""
         rows, times = self.timed(rows)
         rows, times, gaps = self._gaps(rows, times)
@@ -152,7 +155,7 @@ class SessionOperator(WindowOperator):
         if len(moved):
             self._move(keys, stored.at(moved), joined.starts[mine[moved]])
         lasts = begins
-        bound = self.times.late_bound
+        bound = self.task.late_bound
         if bound is not None and self.domain == "event":
             # The timer of a session that was over has fired.
             lasts = begins & (stored.ends + _PAST > bound)
@@ -225,13 +228,17 @@ class SessionOperator(WindowOperator):
 
     # -- firing
 
-    def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+    def oldest(self) -> int | None:
+        """The start of the earliest session that is kept."""
+        return earliest_start(self.backend)
+
+    def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
         """Emit the sessions that are over, and remove those that are done."""
         if not self._final:
             for keys in self.changed():
                 yield self._results(keys, self._find(keys).ends)
         self.note_early()
-        until = watermark if self.domain == "event" else self.times.processing_time
+        until = watermark if self.domain == "event" else self.task.processing_time
         while until is not None:
             due = self.backend.due_timers(self.domain, until, FIRED_ROWS)
             if due is None:

@@ -30,6 +30,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.backend.timers import DueTimers
+from pystate.checkpoint.refs import INPUT
+from pystate.operator.task import TaskContext
 from pystate.state.key_batch import ADD, MAX, KeyBatch, Step
 from pystate.types.key_codes import key_codes
 from pystate.windows.assigners import Aligned
@@ -57,8 +59,9 @@ _LEAST_TIMES = 4
 class SlicedOperator(WindowOperator):
     """See `WindowOperator`."""
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def open(self, task: TaskContext) -> None:
+        """Register the states."""
+        super().open(task)
         windows = self.spec.options.windows
         assert isinstance(windows, Aligned)
         self._windows = windows
@@ -70,7 +73,7 @@ class SlicedOperator(WindowOperator):
         #: Whether the last window that needs a slice also removes it.
         self._sweeps = self._final and not self.lateness
         timed = self._final and self.domain == "event"
-        self._unfired = self.times.late_bound if timed else None
+        self._unfired = self.task.late_bound if timed else None
         #: Windows that are put together from their slices at once.
         self._folds = max(1, min(FIRED_ROWS, _LOOKED_UP // windows.slices))
         states = self.spec.states()
@@ -90,11 +93,11 @@ class SlicedOperator(WindowOperator):
             )
         self._held = HeldTimers(self.backend, self.domain)
         #: Up to where windows fired of which nothing was kept.
-        self._unkept = self.times.late_bound
+        self._unkept = self.task.late_bound
 
     # -- rows
 
-    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Add rows to their slices; yield windows that were over before them."""
         yield from self._catch_up()
         rows, times = self.timed(rows)
@@ -110,7 +113,7 @@ class SlicedOperator(WindowOperator):
         new = np.flatnonzero(self.add(keys, rows))
         if len(new):
             self._note_new([take(column, new) for column in columns], slices[new])
-        bound = self.times.late_bound
+        bound = self.task.late_bound
         if self._final and bound is not None and self.domain == "event":
             late = np.flatnonzero(self._grid.first_end(slices) <= bound)
             if len(late):
@@ -132,7 +135,7 @@ class SlicedOperator(WindowOperator):
             ends = self._grid.last_end(slices) + self._kept
             self.backend.register_timers(keys, self.domain, ends)
         if self._final:
-            ends, bound = self._grid.first_end(slices), self.times.late_bound
+            ends, bound = self._grid.first_end(slices), self.task.late_bound
             if bound is not None and self.domain == "event":
                 ends = np.maximum(ends, self._grid.end_after(bound))
                 there = ends <= self._grid.last_end(slices)
@@ -161,16 +164,16 @@ class SlicedOperator(WindowOperator):
 
     # -- firing
 
-    def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+    def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
         """Emit the windows that are over, and remove the slices that no window needs."""
         yield from self._catch_up()
         if not self._final:
-            bound = self.times.late_bound if self.domain == "event" else None
+            bound = self.task.late_bound if self.domain == "event" else None
             done = None if bound is None else bound - self.lateness
             for slices in self.changed():
                 yield from self._windows_of(slices, done)
         self.note_early()
-        until = watermark if self.domain == "event" else self.times.processing_time
+        until = watermark if self.domain == "event" else self.task.processing_time
         if until is None:
             self._held.register()
         else:
@@ -205,7 +208,7 @@ class SlicedOperator(WindowOperator):
                 yield from ahead or self._fire_until(time, again=again)
 
     def _fires_again(self, time: int, first: bool) -> bool:
-        bound = self.times.late_bound
+        bound = self.task.late_bound
         return self.domain == "event" and bound is not None and time <= bound and not first
 
     def _are_few(self, due: DueTimers, times: int) -> bool:

@@ -7,11 +7,12 @@ come late, another timer at the end of the allowed lateness removes it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from pystate.checkpoint.refs import INPUT
+from pystate.operator.task import TaskContext
 from pystate.state.key_batch import KeyBatch
 from pystate.windows.assigners import Aligned, Tumbling
 from pystate.windows.grid import Grid, Mask, Times, grid_of
@@ -23,14 +24,15 @@ __all__ = ["GlobalOperator", "TumblingOperator"]
 class TumblingOperator(WindowOperator):
     """See `WindowOperator`."""
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def open(self, task: TaskContext) -> None:
+        """Register the states."""
+        super().open(task)
         windows = self.spec.options.windows
         assert isinstance(windows, Aligned) and isinstance(windows, Tumbling)
         self._grid: Grid = grid_of(windows, self.lateness)
         self._final = self.spec.options.emit == "final"
 
-    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Add rows to their windows."""
         rows, times = self.timed(rows)
         starts = self._grid.slices(times)
@@ -45,7 +47,7 @@ class TumblingOperator(WindowOperator):
 
     def _register(self, keys: KeyBatch, ends: Times, new: Mask) -> None:
         """Register timers of new windows, and of those that were over and have changed."""
-        bound = self.times.late_bound
+        bound = self.task.late_bound
         if self._final:
             if bound is not None and self.domain == "event":
                 new = new | (ends <= bound)
@@ -54,13 +56,13 @@ class TumblingOperator(WindowOperator):
         if new.any():
             self.backend.register_timers(keys, self.domain, pa.array(ends, mask=~new))
 
-    def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+    def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
         """Emit the windows that are over, and remove those that are done."""
         if not self._final:
             for keys in self.changed():
                 yield self._results(keys)
         self.note_early()
-        until = watermark if self.domain == "event" else self.times.processing_time
+        until = watermark if self.domain == "event" else self.task.processing_time
         while until is not None:
             due = self.backend.due_timers(self.domain, until, FIRED_ROWS)
             if due is None:
@@ -95,17 +97,16 @@ class TumblingOperator(WindowOperator):
 class GlobalOperator(WindowOperator):
     """One window per key, which never ends; it has neither a start nor an end."""
 
-    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Add rows to their key's window."""
-        if self.spec.options.event_time is not None:
-            self.timed(rows)
+        self.timed(rows)
         if rows.num_rows:
             # The default namespace is that of timers and rows which are no windows.
             spaces = pa.array(np.zeros(rows.num_rows, np.int64))
             self.add(self.backend.keys(self.key_columns(rows), spaces), rows)
         return iter(())
 
-    def finish(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+    def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
         """Emit the windows that have changed, in this epoch or since their interval began."""
         if self.spec.options.emit == "update":
             for keys in self.changed():

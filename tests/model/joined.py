@@ -11,8 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.backend.keyed import KeyedStateBackend, range_bounds
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.joins.inputs import JoinInput, SideName, result_names
 from pystate.operator.output import OutputColumns
+from pystate.operator.task import Operator, Side, TaskContext
 from pystate.state.operator_spec import OperatorSpec
 from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.state_type import parse_type
@@ -58,18 +60,19 @@ class Driver:
     operator : OperatorSpec
         Its tables.
     make : callable
-        Makes the operator of a task from its backend and the late bound.
+        Makes the operator of a task.
     """
 
     def __init__(
         self,
         states: Any,
         key: Any,
-        make: Callable[[KeyedStateBackend, int | None], Any],
+        make: Callable[[], Operator],
+        side: Side | None = None,
         parallelism: int = 1,
     ) -> None:
         self.operator = OperatorSpec("j", key, states, parse_type("long"), True, GROUPS)
-        self.make = make
+        self.make, self.side = make, side
         self.files: list[bytes] = []
         self.bound: int | None = None
         self.out: Counter[Any] = Counter()
@@ -109,13 +112,15 @@ class Driver:
         for attempt in range(1 + fails):
             rows, late = [], 0
             for index, backend in enumerate(self.backends):
-                task = self.make(backend, self.bound)
+                time = OperatorTime(self.bound, watermark)
+                task, operator = TaskContext(backend, time=time, side=self.side), self.make()
+                operator.open(task)
                 for side, piece in pieces:
                     own = np.flatnonzero(self.owners(piece, names[side]) == index)
                     part = piece.take(pa.array(own, pa.int64()))
-                    for out in task.process(side, part):
+                    for out in operator.process(part, side):
                         rows += out.to_pylist()
-                for out in task.finish(watermark):
+                for out in operator.finish():
                     rows += out.to_pylist()
                 late += task.late_rows
             if attempt < fails:

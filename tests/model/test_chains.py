@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -24,16 +25,17 @@ from pystate.coordinator.watermarks import Holds, Input, OperatorTime, Watermark
 from pystate.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.joins.inputs import JoinInput
 from pystate.joins.interval import IntervalJoin, IntervalJoinSpec
+from pystate.joins.operator import JoinOperator
 from pystate.joins.windowed import WindowJoin, WindowJoinSpec, join_window
-from pystate.operator.deduplicate import DeduplicateSpec, Deduplicator
+from pystate.operator.deduplicate import DeduplicateSpec
 from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.output import OutputColumns
+from pystate.operator.task import Operator, TaskContext
 from pystate.operator.top import By, TopSpec
 from pystate.state.operator_spec import OperatorSpec
 from pystate.types.keys import parse_key
 from pystate.types.state_type import parse_type
 from pystate.windows.making import make_operator
-from pystate.windows.operator import EpochTimes
 from pystate.windows.sessions import earliest_start
 from pystate.windows.specification import WindowSpec, window_options
 from tests.drawn import drawn
@@ -85,38 +87,30 @@ class Kind:
         return None
 
 
-@dataclass
 class Run:
-    """What the kinds' own operators have in common."""
+    """An operator's run over one epoch."""
 
-    task: Any
-    done: Callable[[Any], Iterator[pa.RecordBatch]]
-    late: Callable[[Any], int] = lambda task: int(task.late_rows)
+    def __init__(self, operator: Operator, backend: Any, time: OperatorTime) -> None:
+        self.task, self.operator = TaskContext(backend, time=time), operator
+        operator.open(self.task)
 
     def process(self, side: str, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        raise NotImplementedError
+        names, input = NAMES, "input"
+        if isinstance(self.operator, JoinOperator):
+            names, input = (NAMES if side == "left" else ("k", "t2", "v2")), side
+        schema = pa.schema([(name, pa.int64()) for name in names])
+        for piece in self.operator.process(batch(rows, schema), input):
+            yield from piece.to_pylist()
 
     def finish(self, watermark: int | None) -> Iterator[dict[str, Any]]:
-        for piece in self.task.finish(watermark):
+        assert self.task.time is not None
+        self.task.time = replace(self.task.time, watermark_ms=watermark)
+        for piece in self.operator.finish():
             yield from piece.to_pylist()
 
     @property
     def late_rows(self) -> int:
-        return self.late(self.task)
-
-
-class OneInput(Run):
-    def process(self, side: str, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        for piece in self.task.process(batch(rows)):
-            yield from piece.to_pylist()
-
-
-class TwoInputs(Run):
-    def process(self, side: str, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-        names = NAMES if side == "left" else ("k", "t2", "v2")
-        schema = pa.schema([(name, pa.int64()) for name in names])
-        for piece in self.task.process(side, batch(rows, schema)):
-            yield from piece.to_pylist()
+        return self.task.late_rows
 
 
 @dataclass(frozen=True)
@@ -135,8 +129,7 @@ class Window(Kind):
         return self._spec().operator("w", KEY, 16)
 
     def start(self, backend: Any, time: OperatorTime) -> Any:
-        times = EpochTimes(0, time.late_bound_ms)
-        return OneInput(make_operator(self._spec(), backend, times), iter)
+        return Run(make_operator(self._spec()), backend, time)
 
     def holds(self) -> Holds:
         return self._spec().options.holds()
@@ -198,7 +191,7 @@ class Interval(Joined):
         return IntervalJoinSpec(*inputs(), self.lower, self.upper, self.how, columns)
 
     def start(self, backend: Any, time: OperatorTime) -> Any:
-        return TwoInputs(IntervalJoin(self.spec(), backend, time.late_bound_ms), iter)
+        return Run(IntervalJoin(self.spec()), backend, time)
 
 
 @dataclass(frozen=True)
@@ -211,7 +204,7 @@ class Asof(Joined):
         return AsofJoinSpec(*inputs(), self.how, self.tolerance, columns)
 
     def start(self, backend: Any, time: OperatorTime) -> Any:
-        return TwoInputs(AsofJoin(self.spec(), backend, time.late_bound_ms), iter)
+        return Run(AsofJoin(self.spec()), backend, time)
 
 
 @dataclass(frozen=True)
@@ -224,7 +217,7 @@ class JoinedWindows(Joined):
         return WindowJoinSpec(*inputs(), join_window(self.windows, "test"), self.how, columns)
 
     def start(self, backend: Any, time: OperatorTime) -> Any:
-        return TwoInputs(WindowJoin(self.spec(), backend, time.late_bound_ms), iter)
+        return Run(WindowJoin(self.spec()), backend, time)
 
     def kept(self, backend: Any) -> int | None:
         return earliest_start(backend)
@@ -244,18 +237,10 @@ class Distinct(Kind):
         return DeduplicateSpec(NAMES, 1_000, event_time="t", late="drop")
 
     def start(self, backend: Any, time: OperatorTime) -> Any:
-        task = Deduplicator(self._spec(), backend, processing_time=0, watermark=time.late_bound_ms)
-        task.open()
-        return Passing(task, iter, lambda task: int(task.events.late_rows))
+        return Run(self._spec().make(), backend, time)
 
     def rows(self, out: dict[str, Any]) -> Row:
         return out["k"], out["t"], out["v"]
-
-
-class Passing(OneInput):
-    def finish(self, watermark: int | None) -> Iterator[dict[str, Any]]:
-        for piece in self.task.finish():
-            yield from piece.to_pylist()
 
 
 @dataclass(frozen=True)
@@ -482,7 +467,7 @@ def test_no_row_is_late_behind_any_operator(
 
 
 def emitted(
-    make: Callable[[Any, OperatorTime, int], Any], operator: OperatorSpec, epochs: Any, delay: int
+    make: Callable[[], Operator], operator: OperatorSpec, epochs: Any, delay: int
 ) -> list[dict[Any, Any]]:
     """What one operator emits, in order; its epochs are a second apart."""
     found: list[dict[Any, Any]] = []
@@ -490,10 +475,10 @@ def emitted(
     with KeyedStateBackend.of(operator) as backend:
         for number, rows in enumerate(epochs):
             bound = None if latest is None else latest - delay
-            task = make(backend, OperatorTime(bound, bound), number * 1000)
-            pieces = [*task.process(batch(rows))]
             end = MAX_WATERMARK if number == len(epochs) - 1 else bound
-            pieces += task.finish(end) if operator.timers else task.finish()
+            time, task = OperatorTime(bound, end), make()
+            task.open(TaskContext(backend, processing_time=number * 1000, time=time))
+            pieces = [*task.process(batch(rows)), *task.finish()]
             found += [row for piece in pieces for row in piece.to_pylist()]
             for _, time, _ in rows:
                 latest = time if latest is None or time is None else max(latest, time)
@@ -502,7 +487,7 @@ def emitted(
 
 
 def last_emitted(
-    make: Callable[[Any, OperatorTime, int], Any], operator: OperatorSpec, epochs: Any, delay: int
+    make: Callable[[], Operator], operator: OperatorSpec, epochs: Any, delay: int
 ) -> dict[Any, Any]:
     """What one operator emits at last, by key and window."""
     names = ("k", "window_start", "window_end", "rank")
@@ -523,9 +508,7 @@ def test_what_windows_emit_at_last_does_not_depend_on_the_cut(
     found = {"total": ps.sum("v"), "n": ps.count(), "last": ps.max("t")}
     spec = WindowSpec.of(options, ["k"], found, SCHEMA, "test")
 
-    def make(backend: Any, time: OperatorTime, now: int) -> Any:
-        return make_operator(spec, backend, EpochTimes(now, time.late_bound_ms))
-
+    make = partial(make_operator, spec)
     delay, epochs = source
     operator = spec.operator("w", KEY, 16)
     whole = last_emitted(make, operator, [[row for rows in epochs for row in rows]], delay)
@@ -545,11 +528,7 @@ def test_what_top_emits_at_last_does_not_depend_on_the_cut(
     spec = TopSpec(("k",), k, (By("v", descending),), (("t", long), ("v", long)), event_time="t")
     operator = OperatorSpec("t", KEY, spec.states(), max_parallelism=16)
 
-    def make(backend: Any, time: OperatorTime, now: int) -> Any:
-        task = spec.start(backend, processing_time=now, watermark=time.late_bound_ms)
-        task.open()
-        return task
-
+    make = spec.make
     delay, epochs = source
     whole = last_emitted(make, operator, [[row for rows in epochs for row in rows]], delay)
     assert last_emitted(make, operator, epochs, delay) == whole
@@ -557,15 +536,9 @@ def test_what_top_emits_at_last_does_not_depend_on_the_cut(
 
 def distinct(
     keep: Any, within: int | None, late: str
-) -> tuple[Callable[[Any, OperatorTime, int], Any], OperatorSpec]:
+) -> tuple[Callable[[], Operator], OperatorSpec]:
     spec = DeduplicateSpec(("k",), within, keep, event_time="t", late=late)
-
-    def make(backend: Any, time: OperatorTime, now: int) -> Any:
-        task = spec.start(backend, processing_time=now, watermark=time.late_bound_ms)
-        task.open()
-        return task
-
-    return make, OperatorSpec("d", KEY, spec.states(), max_parallelism=16)
+    return spec.make, OperatorSpec("d", KEY, spec.states(), max_parallelism=16)
 
 
 WITHIN = st.sampled_from([None, 1, 5, 30])

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.backend.keyed import hash_keys, key_groups, merge_files, range_bounds
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.operator.deduplicate import DeduplicateSpec, Deduplicator
+from pystate.operator.task import TaskContext
 from tests.drawn import drawn
 
 GROUPS = 8
@@ -48,14 +50,15 @@ class Operator:
                 key_group_range=bounds,
             ) as backend:
                 backend.restore([io.BytesIO(data) for data in self.files])
-                task = Deduplicator(
-                    self.spec,
-                    backend,
-                    processing_time=now,
-                    watermark=watermark,
-                    side=lambda _, rows: late.extend(rows.to_pylist()),
+                task = Deduplicator(self.spec)
+                task.open(
+                    TaskContext(
+                        backend,
+                        processing_time=now,
+                        time=OperatorTime(watermark, watermark),
+                        side=lambda _, rows: late.extend(rows.to_pylist()),
+                    )
                 )
-                task.open()
                 pieces = []
                 for batch in batches:
                     rows = pa.RecordBatch.from_pylist(batch, schema=SCHEMA)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pystate.joins import asof, interval, result, stored
+from pystate.joins import asof, interval, operator, result, stored
 from pystate.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.joins.inputs import SideName
 from pystate.joins.interval import IntervalJoin, IntervalJoinSpec
@@ -108,6 +109,7 @@ def all_pairs(kept: dict[str, list[Row]], lower: int, upper: int, how: str) -> C
 def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything at once, or a few rows at a time."""
     if request.param == "pieces":
+        monkeypatch.setattr(operator, "_ROWS", 5)
         monkeypatch.setattr(interval, "_ROWS", 5)
         monkeypatch.setattr(interval, "_CANDIDATES", 3)
         monkeypatch.setattr(interval, "_TIMERS", 2)
@@ -127,7 +129,7 @@ def test_interval_join(how: Any) -> None:
     @given(streams(), st.integers(-5000, 4000), st.sampled_from([0, 1, 1023, 1024, 2000, 6000]))
     def check(stream: list[Any], lower: int, width: int) -> None:
         spec = IntervalJoinSpec(left, right, lower, lower + width, how, output)
-        driver = Driver(spec.states(), left.key, lambda b, bound: IntervalJoin(spec, b, bound))
+        driver = Driver(spec.states(), left.key, partial(IntervalJoin, spec))
         kept, out = run(driver, stream)
         assert shown(out) == all_pairs(kept, lower, lower + width, how)
 
@@ -158,7 +160,7 @@ def test_asof_join(how: Any) -> None:
     @given(streams(), st.sampled_from([None, 0, 700, 5000]))
     def check(stream: list[Any], tolerance: int | None) -> None:
         spec = AsofJoinSpec(left, right, how, tolerance, output)
-        driver = Driver(spec.states(), left.key, lambda b, bound: AsofJoin(spec, b, bound))
+        driver = Driver(spec.states(), left.key, partial(AsofJoin, spec))
         kept, out = run(driver, stream, tolerance is None)
         assert shown(out) == newest(kept, tolerance, how)
 
@@ -168,7 +170,7 @@ def test_asof_join(how: Any) -> None:
 def test_versions_that_are_ahead_are_not_rewritten_each_time() -> None:
     left, right, output = inputs()
     spec = AsofJoinSpec(left, right, "inner", None, output)
-    driver = Driver(spec.states(), left.key, lambda b, bound: AsofJoin(spec, b, bound))
+    driver = Driver(spec.states(), left.key, partial(AsofJoin, spec))
     # Each batch has a timer at its newest version; the second key's are all far ahead.
     pieces: list[Any] = [
         ("right", batch("right", [(1, "", t, t) for t in range(begin, begin + 20)]))
@@ -189,7 +191,7 @@ def test_versions_that_are_ahead_are_not_rewritten_each_time() -> None:
 def test_rows_without_a_partner_do_not_wait_for_their_bucket() -> None:
     left, right, output = inputs()
     spec = IntervalJoinSpec(left, right, 0, 4000, "left", output)
-    driver = Driver(spec.states(), left.key, lambda b, bound: IntervalJoin(spec, b, bound))
+    driver = Driver(spec.states(), left.key, partial(IntervalJoin, spec))
     rows: list[Row] = [(1, "", 100 * i, i) for i in range(40)]
     some: list[Row] = [(1, "", 100 * i + 4000, 100 + i) for i in (5, 20)]
     met = {i for i in range(40) if any(0 <= 100 * (j - i) + 4000 <= 4000 for j in (5, 20))}

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.backend.keyed import hash_keys, key_groups, merge_files, range_bounds
+from pystate.operator.task import TaskContext
 from pystate.operator.top import By, TopRows, TopSpec
 from pystate.types.state_type import parse_type
 from tests.drawn import drawn
@@ -110,8 +111,8 @@ class Operator:
             ) as backend:
                 sources = [io.BytesIO(data) for data in self.files]
                 backend.restore(sources, allow_unclaimed_state=True)
-                task = TopRows(spec, backend, processing_time=0)
-                task.open()
+                task = TopRows(spec)
+                task.open(TaskContext(backend))
                 for batch in batches:
                     rows = pa.RecordBatch.from_pylist(batch, schema=SCHEMA)
                     groups = key_groups(hash_keys([rows["k"], rows["v"]]), GROUPS)

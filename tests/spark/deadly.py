@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pystate.spark.operators.arrow_map import arrow_map
 from pystate.spark.tasks.delta import Written
@@ -42,7 +43,7 @@ class DeadlyTask(RangeTask):
     def go_on(self) -> None:
         """Between two pieces of the input."""
         super().go_on()
-        if self.rows_in:
+        if any(self.rows.values()):
             self._die("rows")
 
     def report(self, written: Written) -> None:
@@ -74,6 +75,7 @@ def deadly_map(where: str, flag: Path) -> Callable[..., Any]:
         return made
 
     def mapped(*given: Any) -> Any:
-        return arrow_map(*given, operator)
+        with mock.patch("pystate.spark.operators.arrow_map.ArrowOperator", operator):
+            return arrow_map(*given)
 
     return mapped

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pystate.operator.combined import CAME
 from pystate.spark import ParquetSink
 from pystate.spark.evaluation import combining
-from pystate.spark.tasks.range_task import CAME
 
 from .combined_job import CRASHES, KINDS, PARALLELISM, Recomputed, frame, pipeline, rows_of_epoch
 from .conftest import ROOT
@@ -116,7 +116,7 @@ def test_equals_a_recomputation(
         with monkeypatch.context() as patch:
             if where in POINTS:
                 mapped = deadly_map(where, tmp_path / where)
-                patch.setattr("pystate.spark.operators.keyed.arrow_map", mapped)
+                patch.setattr("pystate.spark.operators.apply.arrow_map", mapped)
             result = run(number)
         assert where not in POINTS or (tmp_path / where).exists()
         found = emitted(result)

@@ -11,9 +11,9 @@ import pytest
 
 import pystate as ps
 from pystate.errors import InvalidArgumentError, StateOverflowError
+from pystate.operator.combined import CAME
 from pystate.spark.base import combining
 from pystate.spark.evaluation.combining import CombinePolicy
-from pystate.spark.tasks.range_task import CAME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

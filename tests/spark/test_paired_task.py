@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,10 @@ from pystate.functions.binding import broadcast_states, operator_spec
 from pystate.operator.function_spec import BroadcastInput, FunctionSpec
 from pystate.operator.instance_state import instance_spec
 from pystate.operator.output import OutputColumns
-from pystate.spark.operators.broadcast import BroadcastBody, BroadcastOperator
+from pystate.operator.runtime import FunctionOperator
+from pystate.spark.tasks.arrivals import BroadcastRows
 from pystate.spark.tasks.range_task import OperatorPlan
+from pystate.spark.tasks.worker import ArrowOperator
 from pystate.state.operator_state import INSTANCE_SCHEMA
 from pystate.types.keys import parse_key
 
@@ -128,10 +131,9 @@ class World:
             query=8,
         )
 
-        def body(task: Any) -> BroadcastBody:
-            return BroadcastBody(spec, states, 1, task)
-
-        operator = BroadcastOperator(plan, body, COLUMNS[:-1], beside)
+        make = partial(FunctionOperator, spec, broadcast=states)
+        arrivals = BroadcastRows(1, ("step",))
+        operator = ArrowOperator(plan, make, COLUMNS[:-1], arrivals, beside=beside)
         out = [tuple(row.values()) for b in operator(iter(batches)) for row in b.to_pylist()]
         for report in self.found:
             state = self.ranges[report.uid][report.index]

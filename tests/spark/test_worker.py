@@ -25,7 +25,7 @@ from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import EvaluationError, WrongKeyGroupError
 from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.output import OutputColumns
-from pystate.spark.tasks.bodies import FunctionBody
+from pystate.operator.runtime import FunctionOperator
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
 from pystate.spark.tasks.worker import ArrowOperator
 from pystate.state.operator_spec import OperatorSpec
@@ -91,7 +91,7 @@ def plan(tmp_path: Path, reports: Reports, marks: BeginMarks) -> OperatorPlan:
 
 @pytest.fixture
 def operator(plan: OperatorPlan) -> ArrowOperator:
-    return ArrowOperator(plan, partial(FunctionBody, spec_of(Count())), ["k"])
+    return ArrowOperator(plan, partial(FunctionOperator, spec_of(Count())), ["k"])
 
 
 def spec_of(function: ps.KeyedProcessFunction, **options: Any) -> FunctionSpec:
@@ -234,7 +234,7 @@ def with_sides(plan: OperatorPlan, folder: Path, function: Sides, watermark: int
         side_outputs={"keys": OutputColumns(columns, "side output 'keys'")},
         late="late",
     )
-    return ArrowOperator(plan, partial(FunctionBody, spec), ["k"])
+    return ArrowOperator(plan, partial(FunctionOperator, spec), ["k"])
 
 
 def test_a_range_reports_its_event_times_and_side_files(
@@ -332,7 +332,7 @@ def test_a_range_without_rows_runs_for_its_timers(
     )
     timers["event"] = 777
     function = Timed() if handles else Count()
-    operator = ArrowOperator(plan, partial(FunctionBody, spec_of(function)), ["k"])
+    operator = ArrowOperator(plan, partial(FunctionOperator, spec_of(function)), ["k"])
     assert list(operator(iter([MARKER([1])]))) == []
     [report] = reports.reports
     assert ("attached" in report.metrics) == attached == bool(timers["asked"])
@@ -351,7 +351,7 @@ def test_without_a_watermark_no_event_timer_is_due_unless_event_time_ends(
     plan = dataclasses.replace(
         plan, operator=operator, ranges=ranges, time=OperatorTime(), drain=drain
     )
-    operator = ArrowOperator(plan, partial(FunctionBody, spec_of(Timed())), ["k"])
+    operator = ArrowOperator(plan, partial(FunctionOperator, spec_of(Timed())), ["k"])
     assert list(operator(iter([MARKER([0])]))) == []
     assert ("attached" in reports.reports[0].metrics) == drain
 
@@ -379,7 +379,7 @@ def test_values_expire_in_a_range_without_rows(plan: OperatorPlan, reports: Repo
         plan = dataclasses.replace(plan, epoch=epoch, processing_time_ms=now)
         plan.marks.close()
         plan.marks.open()
-        operator = ArrowOperator(plan, partial(FunctionBody, spec_of(Fading())), ["k"])
+        operator = ArrowOperator(plan, partial(FunctionOperator, spec_of(Fading())), ["k"])
         assert list(operator(iter(batches))) == []
         report = reports.reports[-1]
         file = report.file

@@ -17,9 +17,9 @@ from pystate.coordinator.chronicle import Sizes, by_operator, longest, operator_
 from pystate.coordinator.epoch import Epoch, Flow, RangeReport
 from pystate.coordinator.watermarks import smallest
 from pystate.markup import bytes_shown, panel
+from pystate.operator.loop import IN_FLIGHT
 from pystate.redaction import logger
 from pystate.spark.base.drain_keys import drains_a_stream
-from pystate.spark.tasks.range_task import IN_FLIGHT
 
 __all__ = ["EpochProgress", "OperatorProgress", "notify", "progress_panel"]
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pystate.coordinator.range_report import RangeReport
+from pystate.operator.combined import CAME
 from pystate.redaction import logger
-from pystate.spark.tasks.range_task import CAME
 
 __all__ = ["CombinePolicy"]
 

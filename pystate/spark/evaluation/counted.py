@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pystate.coordinator.epoch import Epoch, RangeReport, RepeatableError
-from pystate.spark.tasks.range_task import CAME
+from pystate.operator.combined import CAME
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,7 +12,7 @@ Invariants
 2. No manifest names the files before the epoch is published; they have its number, so that no
    collection removes them before. After a kill the epoch writes others, and these are orphans. An
    evaluation that is repeated in the same epoch takes the same files.
-3. Rows go through the operator's own body, as an epoch of their own that comes before the first
+3. Rows go through the operator itself, as an epoch of their own that comes before the first
    one: no row is late, then everything up to the first epoch's late bound is done. What is emitted
    is dropped.
 """
@@ -42,6 +42,7 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.operator.event_time import event_times
+from pystate.operator.task import Operator
 from pystate.processor.range_rows import NOT_ITS_RESULT, put_rows, put_timers, sealed_range
 from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS, present
 from pystate.spark.base.connection import at_once
@@ -50,8 +51,8 @@ from pystate.spark.base.environment import require_classic
 from pystate.spark.base.resolve import FrameColumns, column_named, key_column
 from pystate.spark.base.routing import RANGE_COLUMN, route, split_markers
 from pystate.spark.base.schemas import key_schema
-from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
-from pystate.spark.tasks.worker import Body
+from pystate.spark.tasks.arrivals import Arrivals
+from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.state.columns import NAMESPACE
 from pystate.state.kinds import declared_as
 from pystate.types.ddl import path_parts
@@ -66,6 +67,7 @@ __all__ = [
     "Initial",
     "InitialRows",
     "InitialState",
+    "Route",
     "RowsOf",
     "checked_given",
     "frame_of",
@@ -77,6 +79,9 @@ __all__ = [
 
 #: A frame, or a function that makes it once it is needed.
 Given: TypeAlias = "DataFrame | Callable[[], DataFrame]"
+
+#: Routes the frames of an operator's inputs, and names the columns that the tasks get.
+Route: TypeAlias = "Callable[[Sequence[DataFrame], OperatorPlan], tuple[DataFrame, Sequence[str]]]"
 
 #: Which rows are timers.
 _TIMER = "__pystate_timer"
@@ -157,19 +162,23 @@ class InitialRows:
         The rows of each input.
     routed : callable
         Routes the frames of the inputs, and names the columns that the tasks get.
-    body : callable
-        Makes a task's body.
+    make : callable
+        Makes a task's operator.
+    arrivals : Arrivals
+        How the rows of the inputs come to a task.
     """
 
     def __init__(
         self,
         inputs: Sequence[RowsOf],
-        routed: Callable[[Sequence[DataFrame], OperatorPlan], tuple[DataFrame, Sequence[str]]],
-        body: Callable[[RangeTask], Body],
+        routed: Route,
+        make: Callable[[], Operator],
+        arrivals: Arrivals,
     ) -> None:
         self._inputs = inputs
         self._routed = routed
-        self._body = body
+        self._make = make
+        self._arrivals = arrivals
         self._frames: list[DataFrame] = []
 
     def seen(self) -> tuple[InputState, ...]:
@@ -186,11 +195,11 @@ class InitialRows:
     def begin(self, plan: OperatorPlan) -> tuple[RangeState, ...]:
         """Run the operator over the rows, without its output."""
         frame, names = self._routed(self._frames, plan)
-        body, time = self._body, plan.time
+        time = plan.time
         if time is not None:
             time = OperatorTime(None, time.late_bound_ms)
         before = replace(plan, time=time, drain=False, side_folders={}, news=News(), held=None)
-        table = partial(_RowsTable, before, make=body)
+        table = partial(_RowsTable, before, make=self._make, arrivals=self._arrivals)
         return written_ranges(frame, Filler(before, names, table))
 
 
@@ -471,60 +480,43 @@ class _StateTable:
 class _RowsTable:
     """A table over which an operator runs before its first epoch."""
 
-    def __init__(self, plan: OperatorPlan, index: int, make: Callable[[RangeTask], Body]) -> None:
+    def __init__(
+        self, plan: OperatorPlan, index: int, make: Callable[[], Operator], arrivals: Arrivals
+    ) -> None:
         self._plan = plan
         self._state = plan.ranges[index]
         bounds = self._state.first_key_group, self._state.last_key_group
         self._backend = KeyedStateBackend.of(plan.operator, bounds, plan.options)
-        self._body = make(_Before(plan, self._state, self._backend))
-        self._body.open()
+        self._arrivals = arrivals
+        self._operator = make()
+        # Nobody hears of this task: it has no side outputs, and its counts are dropped.
+        self._operator.open(plan.context(self._state, self._backend, lambda tag, piece: None))
         self._is_open = True
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Handle rows; what is emitted is dropped."""
-        for _ in self._body.process(rows):
-            pass
+        for input, part in self._arrivals.parts(rows, self._plan, self._state.index):
+            for _ in self._operator.process(part, input):
+                pass
 
     def finish(self) -> RangeState:
         """Do what is due, and write the file."""
-        for _ in self._body.finish():
+        for _ in self._operator.finish():
             pass
-        self._close_body()
+        self._close_operator()
         return sealed(self._plan, self._backend, self._state)
 
-    def _close_body(self) -> None:
+    def _close_operator(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._body.close()
+            self._operator.close()
 
     def close(self) -> None:
         """Free the table."""
         try:
-            self._close_body()
+            self._close_operator()
         finally:
             self._backend.close()
-
-
-class _Before(RangeTask):
-    """A task that nobody hears of: it has a table, and no report and no side outputs."""
-
-    def __init__(self, plan: OperatorPlan, state: RangeState, backend: KeyedStateBackend) -> None:
-        super().__init__(plan)
-        self._of = state
-        self._own = backend
-
-    @property
-    def state(self) -> RangeState:
-        """The range."""
-        return self._of
-
-    @property
-    def backend(self) -> KeyedStateBackend:
-        """The table."""
-        return self._own
-
-    def write_side(self, tag: str, rows: pa.RecordBatch) -> None:
-        """Drop the rows."""
 
 
 def sealed(plan: OperatorPlan, backend: KeyedStateBackend, state: RangeState) -> RangeState:

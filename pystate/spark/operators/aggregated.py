@@ -6,6 +6,7 @@ Thread safety: an `AggregatePlan` belongs to the thread that makes it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,17 @@ from pyspark.sql import types as st
 
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.functions.aggregates import Aggregate
+from pystate.operator.aggregate import (
+    AggregateOperator,
+    Aggregates,
+    Operation,
+    StateUpdate,
+    UpdatesOperator,
+)
 from pystate.operator.combined import LOW, TIME
 from pystate.operator.latest import LATEST, latest_state
 from pystate.operator.output import OutputColumns
+from pystate.operator.task import Operator
 from pystate.spark.base.combining import (
     ORDERED,
     WITHOUT_ZONE,
@@ -28,8 +37,7 @@ from pystate.spark.base.combining import (
 )
 from pystate.spark.base.resolve import column_named, column_text, key_column, key_text
 from pystate.spark.base.schemas import ddl_of
-from pystate.spark.tasks.bodies import AggregateBody, Operation, StateUpdate, UpdatesBody
-from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
+from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.state.aggregators import Aggregator, Count, Max, Min, Sum
 from pystate.state.declaration import State
 from pystate.state.identity import StoredFold, stored_aggregate
@@ -113,38 +121,34 @@ class AggregatePlan:
             found[TIMES] = column_named(event_time).alias(TIMES)
         return found
 
-    def body(
-        self, output: OutputColumns, event_time: str | None, *, combined: bool = False
-    ) -> Callable[[RangeTask], AggregateBody]:
-        """Return what makes the body of a task."""
-        given = tuple(self.updates), tuple(self.results), output, event_time
-        return partial(_body, *given, combined=combined)
+    def spec(
+        self, keys: Sequence[str], output: OutputColumns, event_time: str | None
+    ) -> Aggregates:
+        """What the tasks aggregate."""
+        updates, results = tuple(self.updates), tuple(self.results)
+        return Aggregates(tuple(keys), self.states, updates, results, output, event_time)
 
     def over_updates(
-        self,
-        make: Callable[[RangeTask], AggregateBody],
-        selected: st.StructType,
-        keys: Sequence[str],
-        identity: Sequence[str],
-    ) -> tuple[Mapping[str, State[Any]], Callable[[RangeTask], UpdatesBody]]:
-        """The state over updates, and what makes the body of a task.
+        self, spec: Aggregates, selected: st.StructType, identity: Sequence[str]
+    ) -> tuple[Mapping[str, State[Any]], Callable[[], Operator]]:
+        """The state over updates, and what makes the operator of a task.
 
         Parameters
         ----------
-        make : callable
-            What makes the body over rows.
+        spec : Aggregates
+            What is aggregated.
         selected : StructType
             The columns that are sent.
-        keys, identity : sequence of str
-            The columns among them of the key, and of what an update is of.
+        identity : sequence of str
+            The columns among them of what an update is of, beside the key.
         """
         columns = tuple(
             (field.name, parse_type(field.dataType, f"{self._owner}: column {field.name!r}"))
             for field in selected
-            if field.name not in keys and field.name != TIMES
+            if field.name not in spec.key and field.name != TIMES
         )
-        body = partial(UpdatesBody, make, self.states, tuple(identity), columns)
-        return {LATEST: latest_state(columns)}, body
+        make = partial(UpdatesOperator, spec, tuple(identity), columns)
+        return {LATEST: latest_state(columns)}, make
 
     def combines(self, combine: Combine, event_time: str | None, *, ordered: bool) -> bool:
         """Whether rows may be combined before the shuffle.
@@ -167,14 +171,15 @@ class AggregatePlan:
         keys: Sequence[str],
         event_time: str | None,
         plan: OperatorPlan,
-        output: OutputColumns,
-    ) -> tuple[DataFrame, Callable[[RangeTask], AggregateBody]]:
-        """Combine the rows of a frame; returns these, and what makes the body of a task."""
+        spec: Aggregates,
+    ) -> tuple[DataFrame, Callable[[], Operator]]:
+        """Combine the rows of a frame; returns these, and what makes the operator of a task."""
         groups = [(name, key_text(frame.columns, name)) for name in keys]
         bound = None if plan.time is None else plan.time.late_bound_ms
         time = None if event_time is None else self._event_ms(event_time)
         rows = combined_rows(frame, groups, self.combined, time, bound)
-        return rows, self.body(output, None if time is None else TIME, combined=True)
+        spec = replace(spec, event_time=None if time is None else TIME)
+        return rows, partial(AggregateOperator, spec, combined=True)
 
     def _event_ms(self, event_time: str) -> str | None:
         return event_ms(column_text(event_time), self._schema[event_time].dataType)
@@ -252,15 +257,3 @@ class AggregatePlan:
             f"{self._owner}: {aggregate}: column {aggregate.column!r} is "
             f"{data_type.simpleString()}, not {wanted}"
         )
-
-
-def _body(
-    updates: tuple[StateUpdate, ...],
-    results: tuple[tuple[str, str | None], ...],
-    output: OutputColumns,
-    event_time: str | None,
-    task: RangeTask,
-    *,
-    combined: bool,
-) -> AggregateBody:
-    return AggregateBody(task, updates, results, output, event_time, combined=combined)

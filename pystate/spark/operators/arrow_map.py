@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyspark.sql import types as st
 
+from pystate.operator.output import OutputColumns
+from pystate.operator.task import Operator
 from pystate.spark.base.routing import RANGE_COLUMN
+from pystate.spark.tasks.arrivals import Arrivals
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.spark.tasks.worker import ArrowOperator
 
@@ -25,11 +28,13 @@ def arrow_map(
     routed: DataFrame,
     plan: OperatorPlan,
     names: Sequence[str],
-    body: Any,
+    make: Callable[[], Operator],
     declared: st.StructType,
-    operator: Callable[..., ArrowOperator] = ArrowOperator,
+    arrivals: Arrivals,
+    output: OutputColumns | None = None,
+    beside: OperatorPlan | None = None,
 ) -> DataFrame:
-    """Run an operator's body over routed rows.
+    """Run an operator over routed rows.
 
     Parameters
     ----------
@@ -39,12 +44,10 @@ def arrow_map(
         The operator.
     names : sequence of str
         The names of its columns in the tasks, without `RANGE_COLUMN`.
-    body : callable
-        Makes a task's body.
+    make, arrivals, output, beside
+        As for `ArrowOperator`.
     declared : StructType
         The columns of the result.
-    operator : callable
-        Makes what runs in the tasks, of `plan`, `body` and `names`.
     """
     # Spark parses the column names of a map function as SQL and fails on dots and backticks. Such
     # columns come and go under numbers, and are matched by position. Each renaming is a frame that
@@ -53,7 +56,7 @@ def arrow_map(
         marker = [RANGE_COLUMN] if plan.markers else []
         routed = routed.toDF(*_numbered(len(names)), *marker)
 
-    function = operator(plan, body, names)
+    function = ArrowOperator(plan, make, names, arrivals, output, beside)
     if _are_words(declared.names):
         return routed.mapInArrow(function, declared)
     fields = zip(_numbered(len(declared)), declared, strict=True)

@@ -12,46 +12,36 @@ sorted by: keyed rows and the marker have numbers above those of all rules. Spar
 number with a radix sort, which costs a fifth of the shuffle. A union of frames that are shuffled
 alike would need no sort, but Spark keeps their partitions apart.
 
-Thread safety: frames are immutable; a body belongs to its task.
+Thread safety: immutable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
-import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
 from pystate.arguments import choice
-from pystate.checkpoint.refs import INPUT
-from pystate.coordinator.range_report import InputSeen
 from pystate.coordinator.watermarks import Input
-from pystate.errors import EvaluationError, InvalidArgumentError
+from pystate.errors import InvalidArgumentError
 from pystate.functions.binding import broadcast_states, shape
 from pystate.functions.broadcast import BroadcastFunction
-from pystate.functions.context import RuntimeContext
 from pystate.operator.function_spec import PROCESS_LATE, BroadcastInput, FunctionSpec
-from pystate.operator.instance_state import InstanceState, instance_spec
-from pystate.operator.runtime import FunctionRuntime
+from pystate.operator.instance_state import instance_spec
+from pystate.operator.runtime import BROADCAST
 from pystate.spark.base.arguments import OrderBy
 from pystate.spark.base.resolve import FrameColumns, column_named
 from pystate.spark.base.routing import RANGE_COLUMN, marker_rows, range_of
 from pystate.spark.base.schemas import output_columns, refuse_reserved
 from pystate.spark.evaluation.initial import Given
-from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.operators.apply import Application
 from pystate.spark.operators.inputs import input_of
-from pystate.spark.tasks.bodies import FunctionBody
-from pystate.spark.tasks.instances import instance_of
-from pystate.spark.tasks.paired_task import PairedTask
-from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
-from pystate.spark.tasks.worker import ArrowOperator, Body
+from pystate.spark.tasks.arrivals import BroadcastRows
+from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.state.operator_state import INSTANCE_SCHEMA, KeylessState
 from pystate.types.durations import Duration
 
@@ -62,8 +52,6 @@ if TYPE_CHECKING:
 
 __all__ = ["BroadcastApplied", "BroadcastFrame", "BroadcastFrames"]
 
-#: The name of the broadcast input in checkpoints.
-BROADCAST = "broadcast"
 #: The range of a rule's copy; null in keyed rows.
 _TARGET = "__pystate_target"
 #: The range of any row.
@@ -244,57 +232,62 @@ class BroadcastApplied(NamedTuple):
         """The input as the function sees it."""
         return BroadcastInput(tuple(self.rules.frame.columns), self.rules.event_time)
 
-    def run(
-        self,
-        spec: FunctionSpec,
-        frame: DataFrame,
-        keys: Sequence[str],
-        order_by: Sequence[Column],
-        plan: OperatorPlan,
-        declared: st.StructType,
-    ) -> DataFrame:
-        """Declare the broadcast states, and run the function over both inputs.
+    def states(self, spec: FunctionSpec) -> Mapping[str, KeylessState[Any]]:
+        """The broadcast states of the function.
 
-        Parameters
-        ----------
-        spec : FunctionSpec
-            The function.
-        frame : DataFrame
-            The keyed rows.
-        keys : sequence of str
-            The key columns.
-        order_by : sequence of Column
-            The order of keyed rows.
-        plan : OperatorPlan
-            The keyed operator.
-        declared : StructType
-            The columns of the result.
+        Raises
+        ------
+        InvalidArgumentError
+            The function's shape cannot have its inputs interleaved.
         """
         if self.interleave is not None and shape(spec.function) == "process_rows":
             raise InvalidArgumentError(
                 f"{self.owner}: {type(spec.function).__name__} has process_rows, which gets all "
                 "rows of a key at once: write process, or leave interleave out"
             )
-        states = broadcast_states(spec.function)
-        beside = self.rules.evaluation.declare(
-            instance_spec(self.rules.uid, states), INSTANCE_SCHEMA
+        return broadcast_states(spec.function)
+
+    def applied(
+        self,
+        keyed: Application,
+        states: Mapping[str, KeylessState[Any]],
+        keys: Sequence[str],
+        order_by: Sequence[Column],
+    ) -> Application:
+        """The operator with both inputs; the broadcast states are declared beside it.
+
+        Parameters
+        ----------
+        keyed : Application
+            The operator and its keyed rows.
+        states : mapping of str to KeylessState
+            The broadcast states.
+        keys : sequence of str
+            The key columns.
+        order_by : sequence of Column
+            The order of keyed rows.
+        """
+        rules, frame = self.rules, keyed.frames[0]
+        columns = tuple(rules.frame.columns)
+        return replace(
+            keyed,
+            route=partial(self._routed, keys, order_by),
+            counted=False,
+            arrivals=BroadcastRows(len(frame.columns), columns),
+            beside=lambda: rules.evaluation.declare(
+                instance_spec(rules.uid, states), INSTANCE_SCHEMA
+            ),
         )
-        routed = self._routed(frame, keys, order_by, plan)
-        names = [
-            *frame.columns,
-            _TARGET,
-            *(f"{_RULE}{i}" for i in range(len(self.rules.frame.columns))),
-        ]
-        body = partial(_body, spec, states, len(frame.columns))
-        make = partial(BroadcastOperator, beside=beside)
-        out = arrow_map(routed, plan, names, body, declared, make)
-        return self.rules.evaluation.output(plan.operator.uid, out, beside=[self.rules.uid])
 
     def _routed(
-        self, frame: DataFrame, keys: Sequence[str], order_by: Sequence[Column], plan: OperatorPlan
-    ) -> DataFrame:
+        self,
+        keys: Sequence[str],
+        order_by: Sequence[Column],
+        frames: Sequence[DataFrame],
+        plan: OperatorPlan,
+    ) -> tuple[DataFrame, Sequence[str]]:
         """All rows in front of their tasks, in order."""
-        parallelism = plan.parallelism
+        [frame], parallelism = frames, plan.parallelism
         rules = self.rules.frame
         parts = range_of(frame, keys, plan.operator.max_parallelism, parallelism)
         rows = frame.select(
@@ -325,140 +318,9 @@ class BroadcastApplied(NamedTuple):
         by = [column_named(_ORDINAL)]
         if self.interleave is not None:
             by = [column_named(RANGE_COLUMN).asc_nulls_first(), column_named(_TIME), *by]
-        return routed.sortWithinPartitions(*by, *order_by).drop(_PART, _ORDINAL, _TIME)
-
-
-class BroadcastOperator(ArrowOperator):
-    """The tasks of a keyed operator and of its broadcast states.
-
-    Parameters
-    ----------
-    plan : OperatorPlan
-        The keyed operator.
-    body : callable
-        Makes the task's own body.
-    names : sequence of str
-        The names of the arriving columns, except the last one.
-    beside : OperatorPlan
-        The operator that has the broadcast states.
-    """
-
-    def __init__(
-        self,
-        plan: OperatorPlan,
-        body: Callable[[RangeTask], Body],
-        names: Sequence[str],
-        beside: OperatorPlan,
-    ) -> None:
-        super().__init__(plan, body, names)
-        self._beside = beside
-
-    def task(self) -> RangeTask:
-        """Make the task's ranges, one of each operator."""
-        return PairedTask(self._plan, self._beside)
-
-    def owner(self) -> Callable[[pa.RecordBatch], int]:
-        """Return a function that gives the range of the first of some rows."""
-        of_key = super().owner()
-
-        def owner(rows: pa.RecordBatch) -> int:
-            target = rows.column(_TARGET)[0].as_py()
-            return of_key(rows) if target is None else int(target)
-
-        return owner
-
-
-class BroadcastBody(FunctionBody):
-    """A user's function over the range's keyed rows and the rules.
-
-    Parameters
-    ----------
-    spec : FunctionSpec
-        The function.
-    states : mapping of str to KeylessState
-        Its broadcast states.
-    count : int
-        The number of the keyed rows' columns.
-    task : PairedTask
-        The range.
-    """
-
-    def __init__(
-        self,
-        spec: FunctionSpec,
-        states: Mapping[str, KeylessState[Any]],
-        count: int,
-        task: PairedTask,
-    ) -> None:
-        super().__init__(spec, task)
-        assert spec.broadcast is not None, "a function with a broadcast input"
-        self._pair = task
-        self._states = states
-        self._count = count
-        self._columns = spec.broadcast.columns
-
-    def _made(self, context: RuntimeContext, **options: Any) -> FunctionRuntime:
-        beside = self._pair.beside
-        states = InstanceState(beside.backend, instance_of(beside), self._states)
-        if beside.redistributes:
-            with closing(beside.whole_state()) as old:
-                states.redistribute(old)
-        states.open()
-        return super()._made(context, broadcast=states, **options)
-
-    def process(self, rows: pa.RecordBatch) -> Iterator[Any]:
-        """Call the function for rows of both inputs, in their order."""
-        task, count = self._pair, self._count
-        for target, part in _runs(rows, count):
-            if target is None:
-                yield from self._runtime.process(part.select(range(count)))
-                continue
-            if target != task.state.index:
-                raise EvaluationError(
-                    f"{task.plan.describe(task.state.index)}: the partition also holds broadcast "
-                    f"rows of range {target}: rows were moved between the shuffle and the operator"
-                )
-            # The worker has counted them as rows of the keyed operator.
-            task.rows_in -= part.num_rows
-            task.beside.rows_in += part.num_rows
-            columns = part.columns[count + 1 :]
-            yield from self._runtime.process_broadcast(
-                pa.RecordBatch.from_arrays(columns, names=list(self._columns))
-            )
-
-    def finish(self) -> Iterator[Any]:
-        """Call the function for rows that were held back and for timers that are due."""
-        yield from super().finish()
-        task, runtime = self._pair, self._runtime
-        task.note_inputs(
-            [
-                InputSeen(INPUT, task.rows_in, runtime.max_event_time),
-                InputSeen(BROADCAST, task.beside.rows_in, runtime.max_event_times.get(BROADCAST)),
-            ]
-        )
-
-
-def _body(
-    spec: FunctionSpec,
-    states: Mapping[str, KeylessState[Any]],
-    count: int,
-    task: RangeTask,
-) -> Body:
-    assert isinstance(task, PairedTask)
-    return BroadcastBody(spec, states, count, task)
-
-
-def _runs(rows: pa.RecordBatch, column: int) -> Iterator[tuple[int | None, pa.RecordBatch]]:
-    """The rows of one input after the other, with the range that broadcast rows are for."""
-    targets = rows.column(column)
-    if targets.null_count == len(targets):
-        yield None, rows
-        return
-    found = targets.fill_null(-1).to_numpy(zero_copy_only=False)
-    starts = [0, *(np.flatnonzero(np.diff(found)) + 1).tolist(), len(found)]
-    for begin, end in pairwise(starts):
-        target = int(found[begin])
-        yield None if target < 0 else target, rows.slice(begin, end - begin)
+        numbers = (f"{_RULE}{i}" for i in range(len(rules.columns)))
+        names = [*frame.columns, _TARGET, *numbers]
+        return routed.sortWithinPartitions(*by, *order_by).drop(_PART, _ORDINAL, _TIME), names
 
 
 def _times(frame: DataFrame, event_time: str | None) -> list[Column]:

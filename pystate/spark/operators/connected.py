@@ -1,38 +1,34 @@
 """Two inputs of a pipeline by the same key, to which a function of two inputs is applied.
 
-Thread safety: `ConnectedFrames` is immutable; a body belongs to its task.
+Thread safety: immutable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import types as st
 
 from pystate.arguments import shown
-from pystate.coordinator.range_report import InputSeen
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
 from pystate.functions.binding import operator_spec, require_state, sent
-from pystate.joins.inputs import SideName
-from pystate.joins.late import LateInputs, LateLike
-from pystate.operator.co_shapes import InputName
+from pystate.joins.late import LateLike
 from pystate.operator.function_spec import (
     DROP_LATE,
     PROCESS_LATE,
     FunctionSpec,
     RightInput,
 )
-from pystate.operator.invalid import InvalidRows
+from pystate.operator.runtime import FunctionOperator
 from pystate.spark.base.arguments import side_columns
 from pystate.spark.base.schemas import key_leaves, key_schema, output_columns, parse_schema
-from pystate.spark.evaluation.initial import Given, initial_of
-from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.evaluation.initial import Given
+from pystate.spark.operators.apply import Application, apply
 from pystate.spark.operators.broadcast import BroadcastFrame, BroadcastFrames
 from pystate.spark.operators.joined import (
     JoinedFrame,
@@ -42,13 +38,10 @@ from pystate.spark.operators.joined import (
     invalid_rows,
     late_inputs,
     one_uid,
-    parted,
     united,
     window_join,
-    write_late,
 )
-from pystate.spark.tasks.bodies import FunctionBody
-from pystate.spark.tasks.range_task import RangeTask
+from pystate.spark.tasks.arrivals import UnitedRows
 from pystate.types.durations import Duration
 from pystate.types.keys import parse_key
 from pystate.windows.assigners import Assigner
@@ -56,7 +49,7 @@ from pystate.windows.assigners import Assigner
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["CoFunctionBody", "Connectable", "ConnectedFrames"]
+__all__ = ["Connectable", "ConnectedFrames"]
 
 
 def _fields(schema: st.StructType, keys: Sequence[str]) -> list[str]:
@@ -165,25 +158,25 @@ class ConnectedFrames:
         )
         require_state(function, owner)
         sent(function, cloudpickle.dumps)
-        body = partial(CoFunctionBody, spec, lates)
-        initial = initial_of(
-            earlier_rows((left, right), left.keys, (others[0], others[1]), body),
-            initial_state,
-            initial_timers,
-            owner,
+        key, both = left.keys, (others[0], others[1])
+        return apply(
+            left.evaluation,
+            Application(
+                operator_spec(function, self._uid, parse_key(self._key)),
+                self._key,
+                partial(FunctionOperator, spec, lates),
+                [left.frame, right.frame],
+                partial(united, (left, right), key, both),
+                declared,
+                inputs=[replace(left.input, name="left"), replace(right.input, name="right")],
+                sides={**{tag: columns.schema for tag, columns in sides.items()}, **lates.schemas},
+                invalid=invalid_rows((left, right), owner),
+                earlier=earlier_rows((left, right)),
+                state=initial_state,
+                timers=initial_timers,
+                arrivals=UnitedRows({"left": (key, both[0]), "right": (right.keys, both[1])}),
+            ),
         )
-        plan = left.evaluation.declare(
-            operator_spec(function, self._uid, parse_key(self._key)),
-            self._key,
-            inputs=[replace(left.input, name="left"), replace(right.input, name="right")],
-            sides={**{tag: columns.schema for tag, columns in sides.items()}, **lates.schemas},
-            initial=initial,
-            counted=True,
-            invalid=invalid_rows((left, right), owner),
-        )
-        routed, names = united((left, right), left.keys, (others[0], others[1]), plan)
-        out = arrow_map(routed, plan, names, body, declared)
-        return left.evaluation.output(self._uid, out)
 
 
 class Connectable:
@@ -412,50 +405,3 @@ def _other(
     if not isinstance(right, Connectable):
         raise InvalidArgumentError(f"{method} takes another input, {takes}, not {shown(right)}")
     return right._of_rows_only(method) if refuses else right._joined()
-
-
-class CoFunctionBody(FunctionBody):
-    """A user's function over the range's rows of both inputs.
-
-    Parameters
-    ----------
-    spec : FunctionSpec
-        The function.
-    late : LateInputs
-        Where late rows go.
-    task : RangeTask
-        The range.
-    """
-
-    def __init__(self, spec: FunctionSpec, late: LateInputs, task: RangeTask) -> None:
-        super().__init__(spec, task)
-        self._late = late
-        assert spec.right is not None, "a function of two inputs"
-        self._seen: dict[SideName, int] = {"left": 0, "right": 0}
-        self._names: dict[SideName, Any] = {
-            "left": (spec.key, spec.columns[len(spec.key) :]),
-            "right": (spec.right.key, spec.right.columns[len(spec.right.key) :]),
-        }
-
-    def _invalid(self) -> dict[InputName, InvalidRows]:
-        """What takes the invalid rows of both inputs out."""
-        return {side: self._task.invalid(side, keys) for side, (keys, _) in self._names.items()}
-
-    def open(self) -> None:
-        """Give the function its handles and call its `open`."""
-        super().open()
-        self._runtime.late_input = partial(write_late, self._late, self._task)
-
-    def process(self, rows: pa.RecordBatch) -> Iterator[Any]:
-        """Call the function for rows of both inputs."""
-        for side, batch in parted(rows, self._names):
-            self._seen[side] += batch.num_rows
-            yield from self._runtime.process_input(side, batch)
-
-    def finish(self) -> Iterator[Any]:
-        """Call the function for timers that are due."""
-        yield from super().finish()
-        latest = self._runtime.max_event_times
-        self._task.note_inputs(
-            InputSeen(side, rows, latest.get(side)) for side, rows in self._seen.items()
-        )

@@ -1,28 +1,27 @@
 """Joins of two inputs of a pipeline: their rows in one shuffle, and the operator over both.
 
-Thread safety: all objects are immutable, but for a body, which belongs to its task.
+Thread safety: immutable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
 from pystate.arguments import checked_uid, choice
-from pystate.coordinator.range_report import InputSeen
 from pystate.coordinator.watermarks import Input
 from pystate.errors import InvalidArgumentError
 from pystate.joins.asof import AsofJoin, AsofJoinSpec
-from pystate.joins.inputs import JoinInput, SideName, check_keys, result_names
+from pystate.joins.inputs import JoinInput, check_keys, result_names
 from pystate.joins.interval import How, IntervalJoin, IntervalJoinSpec
 from pystate.joins.late import LateInputs, LateLike
+from pystate.joins.operator import SIDES
 from pystate.joins.windowed import (
     WindowJoin,
     WindowJoinSpec,
@@ -30,21 +29,20 @@ from pystate.joins.windowed import (
     window_names,
     window_time_type,
 )
-from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.invalid import InvalidRule
 from pystate.operator.output import OutputColumns
+from pystate.operator.task import Operator
 from pystate.spark.base.resolve import column_named
 from pystate.spark.base.routing import route
 from pystate.spark.base.schemas import key_schema, output_columns, parse_schema, refuse_reserved
-from pystate.spark.evaluation.initial import InitialRows, RowsOf
-from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.evaluation.initial import RowsOf
+from pystate.spark.operators.apply import Application, apply
 from pystate.spark.operators.inputs import invalid_schema
-from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
-from pystate.spark.tasks.worker import Body
+from pystate.spark.tasks.arrivals import UnitedRows
+from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.state.operator_spec import OperatorSpec
 from pystate.types.durations import Duration, milliseconds, signed_milliseconds
 from pystate.types.state_type import parse_type
-from pystate.windows.sessions import earliest_start
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
     from pystate.spark.evaluation.evaluation import Evaluation
 
 __all__ = [
-    "JoinBody",
     "JoinedFrame",
     "asof_join",
     "earlier_rows",
@@ -60,18 +57,14 @@ __all__ = [
     "invalid_rows",
     "late_inputs",
     "one_uid",
-    "parted",
     "united",
     "window_join",
-    "write_late",
 ]
 
-_SIDES: tuple[SideName, SideName] = ("left", "right")
 #: The column that says which input a row is of: 0 or 1.
 _SIDE = "__pystate_side"
 _COLUMN = "__pystate_column_"
 
-Join: TypeAlias = "IntervalJoin | AsofJoin | WindowJoin"
 JoinSpec: TypeAlias = "IntervalJoinSpec | AsofJoinSpec | WindowJoinSpec"
 
 
@@ -167,7 +160,7 @@ def late_inputs(
     """What happens to late rows of two inputs; see `LateInputs.of`."""
     schemas = {
         side: output_columns(each.frame.schema, f"{owner}: its input").schema
-        for side, each in zip(_SIDES, frames, strict=True)
+        for side, each in zip(SIDES, frames, strict=True)
     }
     return LateInputs.of(late, schemas, owner, processes=processes, sides=sides)
 
@@ -196,7 +189,7 @@ class _Pair(NamedTuple):
             )
         one, two = (
             JoinInput.of(side, each.keys, _columns(each.frame, owner), each.event_time, owner)
-            for side, each in zip(_SIDES, (left, right), strict=True)
+            for side, each in zip(SIDES, (left, right), strict=True)
         )
         check_keys(one, two, owner)
         names = result_names(one, two, suffixes, owner)
@@ -211,27 +204,38 @@ class _Pair(NamedTuple):
         )
         return cls(uid, (left, right), one, two, declared, output_columns(declared, owner))
 
-    def joined(self, spec: JoinSpec, make: Callable[..., Join], late: LateLike) -> DataFrame:
+    def joined(self, spec: JoinSpec, make: Callable[..., Operator], late: LateLike) -> DataFrame:
         lates = late_inputs(late, self.frames, self.owner)
         evaluation = self.frames[0].evaluation
         keys = key_schema(self.frames[0].frame.schema, self.frames[0].keys, self.owner)
         key, others = [name for name, _ in keys], (self.left.names, self.right.names)
-        body = partial(JoinBody, spec, make, lates)
-        plan = evaluation.declare(
-            OperatorSpec(self.uid, self.left.key, spec.states(), parse_type("long"), timers=True),
-            keys,
-            inputs=[
-                replace(each.input, name=side)
-                for side, each in zip(_SIDES, self.frames, strict=True)
-            ],
-            sides=lates.schemas,
-            initial=earlier_rows(self.frames, key, others, body),
-            counted=True,
-            invalid=invalid_rows(self.frames, self.owner),
+        return apply(
+            evaluation,
+            Application(
+                OperatorSpec(
+                    self.uid, self.left.key, spec.states(), parse_type("long"), timers=True
+                ),
+                keys,
+                partial(make, spec, lates),
+                [each.frame for each in self.frames],
+                partial(united, self.frames, key, others),
+                self.declared,
+                inputs=[
+                    replace(each.input, name=side)
+                    for side, each in zip(SIDES, self.frames, strict=True)
+                ],
+                sides=lates.schemas,
+                invalid=invalid_rows(self.frames, self.owner),
+                earlier=earlier_rows(self.frames),
+                arrivals=UnitedRows(
+                    {
+                        each.side: ([name for name, _ in each.key], each.names)
+                        for each in (self.left, self.right)
+                    }
+                ),
+                holds=spec.holds(),
+            ),
         )
-        routed, names = united(self.frames, key, others, plan)
-        out = arrow_map(routed, plan, names, body, self.declared)
-        return evaluation.output(self.uid, out, holds=spec.holds())
 
 
 def invalid_rows(
@@ -240,58 +244,43 @@ def invalid_rows(
     """What becomes of the invalid rows of two inputs."""
     return {
         side: invalid_schema(each.invalid, each.frame, owner)
-        for side, each in zip(_SIDES, frames, strict=True)
+        for side, each in zip(SIDES, frames, strict=True)
     }
 
 
-def earlier_rows(
-    frames: Sequence[JoinedFrame],
-    key: Sequence[str],
-    others: tuple[Sequence[str], Sequence[str]],
-    body: Callable[[RangeTask], Body],
-) -> InitialRows | None:
-    """The earlier rows of both inputs; None if neither has any.
-
-    Parameters
-    ----------
-    frames, key, others
-        As for `united`.
-    body : callable
-        Makes a task's body.
-    """
+def earlier_rows(frames: Sequence[JoinedFrame]) -> list[RowsOf] | None:
+    """The earlier rows of both inputs; None if neither has any."""
     if all(each.earlier is None for each in frames):
         return None
-
-    def routed(earlier: Sequence[DataFrame], plan: OperatorPlan) -> tuple[DataFrame, Sequence[str]]:
-        given = [each._replace(frame=rows) for each, rows in zip(frames, earlier, strict=True)]
-        return united(given, key, others, plan)
 
     def rows_of(each: JoinedFrame) -> Callable[[], DataFrame]:
         return each.earlier or (lambda: each.frame.where(F.lit(False)))
 
-    inputs = [
+    return [
         RowsOf(side, rows_of(each), each.event_time if each.earlier else None)
-        for side, each in zip(_SIDES, frames, strict=True)
+        for side, each in zip(SIDES, frames, strict=True)
     ]
-    return InitialRows(inputs, routed, body)
 
 
 def united(
-    frames: Sequence[JoinedFrame],
+    inputs: Sequence[JoinedFrame],
     key: Sequence[str],
     others: tuple[Sequence[str], Sequence[str]],
+    frames: Sequence[DataFrame],
     plan: OperatorPlan,
 ) -> tuple[DataFrame, list[str]]:
     """The rows of both inputs, routed.
 
     Parameters
     ----------
-    frames : sequence of JoinedFrame
+    inputs : sequence of JoinedFrame
         The inputs.
     key : sequence of str
         The key columns' names in the tasks.
     others : tuple of sequence of str
         The other columns of each.
+    frames : sequence of DataFrame
+        Their rows.
     plan : OperatorPlan
         The operator.
 
@@ -308,11 +297,11 @@ def united(
     numbers = [f"{_COLUMN}{i}" for i in range(cut + len(others[1]))]
     own = numbers[count:cut], numbers[cut:]
     selected = []
-    for i, each in enumerate(frames):
+    for i, (each, frame) in enumerate(zip(inputs, frames, strict=True)):
         pairs = [*zip(each.keys, numbers[:count], strict=True)]
         rest = [*zip(others[i], own[i], strict=True)]
         selected.append(
-            each.frame.select(
+            frame.select(
                 *(column_named(name).alias(number) for name, number in pairs),
                 F.lit(i).cast("byte").alias(_SIDE),
                 *(column_named(name).alias(number) for name, number in rest),
@@ -322,29 +311,6 @@ def united(
     groups, parallelism = plan.operator.max_parallelism, plan.parallelism
     routed = route(both, numbers[:count], groups, parallelism, markers=plan.markers)
     return routed, [*key, _SIDE, *own[0], *own[1]]
-
-
-def parted(
-    rows: pa.RecordBatch, names: Mapping[SideName, tuple[Sequence[str], Sequence[str]]]
-) -> Iterator[tuple[SideName, pa.RecordBatch]]:
-    """The rows of each input in a batch of `united` rows, if there are any.
-
-    Parameters
-    ----------
-    rows : RecordBatch
-        The batch.
-    names : mapping of str to (keys, others)
-        The names of each input's columns.
-    """
-    count = len(names["left"][0])
-    cut = count + 1 + len(names["left"][1])
-    own = range(count + 1, cut), range(cut, rows.num_columns)
-    for i, side in enumerate(_SIDES):
-        part = _filtered(rows, rows.column(count), i)
-        if part.num_rows:
-            columns = [part.column(j) for j in (*range(count), *own[i])]
-            keys, others = names[side]
-            yield side, pa.RecordBatch.from_arrays(columns, names=[*keys, *others])
 
 
 def one_uid(left: JoinedFrame, right: JoinedFrame) -> str:
@@ -360,75 +326,3 @@ def one_uid(left: JoinedFrame, right: JoinedFrame) -> str:
 def _columns(frame: DataFrame, owner: str) -> list[tuple[str, pa.DataType]]:
     schema = output_columns(frame.schema, f"{owner}: its input").schema
     return [(field.name, field.type) for field in schema]
-
-
-class JoinBody:
-    """A join over the range's rows of both inputs.
-
-    Parameters
-    ----------
-    spec : IntervalJoinSpec, AsofJoinSpec or WindowJoinSpec
-        The join.
-    make : callable
-        Makes the task's operator from the spec, the backend, the late bound, and what takes late
-        rows.
-    late : LateInputs
-        Where late rows go.
-    task : RangeTask
-        The range.
-    """
-
-    def __init__(
-        self, spec: JoinSpec, make: Callable[..., Join], late: LateInputs, task: RangeTask
-    ) -> None:
-        self._spec = spec
-        self._late = late
-        self._make = make
-        self._task = task
-        self._rows: dict[SideName, int] = {"left": 0, "right": 0}
-        self._names: dict[SideName, tuple[list[str], Sequence[str]]] = {
-            each.side: ([name for name, _ in each.key], each.names)
-            for each in (spec.left, spec.right)
-        }
-
-    def open(self) -> None:
-        """Make the operator."""
-        time = self._task.plan.time
-        bound = None if time is None else time.late_bound_ms
-        late = partial(write_late, self._late, self._task)
-        invalid = {side: self._task.invalid(side, self._names[side][0]) for side in _SIDES}
-        self._join = self._make(self._spec, self._task.backend, bound, late, invalid)
-
-    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Handle rows of both inputs."""
-        for side, batch in parted(rows, self._names):
-            self._rows[side] += batch.num_rows
-            yield from self._join.process(side, batch)
-
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        """Handle the watermark."""
-        plan, join = self._task.plan, self._join
-        if plan.drain:
-            yield from join.finish(MAX_WATERMARK)
-        elif plan.time is not None:
-            yield from join.finish(plan.time.watermark_ms)
-        self._task.note_event_time(None, join.late_rows)
-        self._task.note_inputs(
-            InputSeen(side, self._rows[side], join.max_event_times[side]) for side in _SIDES
-        )
-        if plan.tells_kept:
-            self._task.note_kept(earliest_start(self._task.backend))
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-def write_late(late: LateInputs, task: RangeTask, side: SideName, rows: pa.RecordBatch) -> None:
-    """Write late rows of an input, if they are to be."""
-    if late.takes(side):
-        task.write_side(*late.piece(side, rows))
-
-
-def _filtered(rows: pa.RecordBatch, side: pa.Array[Any], number: int) -> pa.RecordBatch:
-    own = pc.call_function("equal", [side, pa.scalar(number, side.type)])
-    return rows if own.true_count == len(rows) else rows.filter(own)

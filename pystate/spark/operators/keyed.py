@@ -18,6 +18,8 @@ from pystate.errors import InvalidArgumentError
 from pystate.functions.aggregates import Aggregate
 from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import operator_spec, require_state, sent
+from pystate.operator.aggregate import AggregateOperator
+from pystate.operator.deduplicate import DeduplicateSpec
 from pystate.operator.function_spec import (
     DROP_LATE,
     PROCESS_LATE,
@@ -26,6 +28,9 @@ from pystate.operator.function_spec import (
     late_tag,
 )
 from pystate.operator.invalid import InvalidRule
+from pystate.operator.runtime import FunctionOperator
+from pystate.operator.task import Operator
+from pystate.operator.top import TopSpec
 from pystate.spark.base.arguments import OrderBy, late_schema, side_columns
 from pystate.spark.base.combining import NOT_INVALID, Combine, checked_combine
 from pystate.spark.base.resolve import FrameColumns, column_named, column_text, whole_key
@@ -39,17 +44,10 @@ from pystate.spark.base.schemas import (
     parse_schema,
     refuse_reserved,
 )
-from pystate.spark.evaluation.initial import (
-    Given,
-    InitialRows,
-    RowsOf,
-    checked_given,
-    initial_of,
-    like,
-)
+from pystate.spark.evaluation.initial import Given, RowsOf, checked_given, like
 from pystate.spark.evaluation.updates import Updates
 from pystate.spark.operators.aggregated import TIMES, AggregatePlan
-from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.operators.apply import Application, apply
 from pystate.spark.operators.broadcast import BroadcastApplied, BroadcastFrame, BroadcastFrames
 from pystate.spark.operators.connected import Connectable
 from pystate.spark.operators.inputs import input_of, invalid_schema
@@ -57,9 +55,7 @@ from pystate.spark.operators.joined import JoinedFrame
 from pystate.spark.operators.ported import PortedOperators
 from pystate.spark.operators.row_operators import RowOperators
 from pystate.spark.operators.windowed import WindowedFrame, WindowInput
-from pystate.spark.tasks.bodies import FunctionBody
 from pystate.spark.tasks.range_task import OperatorPlan
-from pystate.spark.tasks.row_bodies import RowsBody, RowSpec
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec
 from pystate.types.durations import Duration
@@ -247,23 +243,31 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         )
         require_state(function, self._owner)
         sent(function, cloudpickle.dumps)
-        body = partial(FunctionBody, spec)
-        routed = partial(self._routed, order_by=self._order_by)
-        rows = self._initial_rows(self._columns, body, routed)
-        plan = self._evaluation.declare(
+        states = None if broadcast is None else broadcast.states(spec)
+        applied = Application(
             operator_spec(function, uid, parse_key(self._keys)),
             self._keys,
+            partial(FunctionOperator, spec, broadcast=states),
+            [self._frame],
+            partial(self._ordered_by, self._order_by),
+            declared,
             inputs=(self._input, *(() if broadcast is None else broadcast.inputs)),
             sides=written,
-            initial=initial_of(rows, *initial, self._owner),
-            counted=broadcast is None,
             invalid=self._invalid_rows(),
+            earlier=self._earlier_rows(self._columns),
+            state=initial[0],
+            timers=initial[1],
         )
         if broadcast is not None:
             keys = [name for name, _ in self._keys]
-            return broadcast.run(spec, self._frame, keys, self._order_by, plan, declared)
-        out = arrow_map(routed(self._frame, plan), plan, self._frame.columns, body, declared)
-        return self._evaluation.output(uid, out)
+            applied = broadcast.applied(applied, states or {}, keys, self._order_by)
+        return apply(self._evaluation, applied)
+
+    def _ordered_by(
+        self, order_by: Sequence[Column], frames: Sequence[DataFrame], plan: OperatorPlan
+    ) -> tuple[DataFrame, Sequence[str]]:
+        """The rows in front of their tasks, in an order."""
+        return self._routed(frames[0], plan, order_by), frames[0].columns
 
     def _invalid_rows(self) -> dict[str, tuple[InvalidRule, pa.Schema | None]]:
         """What becomes of invalid rows, and the columns of their side output."""
@@ -315,7 +319,7 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             self._input,
             bool(self._order_by),
             self._invalid,
-            None if self._earlier is None else partial(self._earlier_rows, self._columns),
+            None if self._earlier is None else partial(self._rows_before, self._columns),
         )
 
     def _broadcast(self, rules: BroadcastFrame) -> BroadcastFrames:
@@ -327,28 +331,15 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             )
         return BroadcastFrames(self._owner, self._event_time, rules, self._applied)
 
-    def _earlier_rows(self, columns: FrameColumns) -> DataFrame:
+    def _rows_before(self, columns: FrameColumns) -> DataFrame:
         """The rows before the first epoch, with some columns."""
         return like(columns, self._earlier, self._owner)
 
-    def _initial_rows(
-        self,
-        columns: FrameColumns,
-        body: Any,
-        routed: Callable[[DataFrame, OperatorPlan], DataFrame],
-    ) -> InitialRows | None:
-        """The rows before the first epoch, brought to the tasks as those of the input are."""
+    def _earlier_rows(self, columns: FrameColumns) -> list[RowsOf] | None:
+        """The rows before the first epoch, if there are any."""
         if self._earlier is None:
             return None
-
-        def brought(
-            frames: Sequence[DataFrame], plan: OperatorPlan
-        ) -> tuple[DataFrame, Sequence[str]]:
-            found = routed(frames[0], plan)
-            return found, found.columns[:-1]
-
-        rows = RowsOf(INPUT, partial(self._earlier_rows, columns), self._event_time)
-        return InitialRows([rows], brought, body)
+        return [RowsOf(INPUT, partial(self._rows_before, columns), self._event_time)]
 
     def _key_types(self) -> tuple[StateType, ...]:
         """The types of the key's columns, if one of them is a struct."""
@@ -435,52 +426,61 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         declared = st.StructType([*(st.StructField(*leaf) for leaf in leaves), *plan.fields])
         output = output_columns(declared, self._owner)
         selected = plan.selected(frame, keys, self._event_time)
-        body: Any = plan.body(output, TIMES if self._event_time is not None else None)
-        states: Mapping[str, State[Any]] = plan.states
+        spec = plan.spec(keys, output, TIMES if self._event_time is not None else None)
+        states: Mapping[str, State[Any]] = spec.states
+        make: Callable[[], Operator] = partial(AggregateOperator, spec)
         if updates is not None:
             beside = [name for name in updates.identity if name not in self._names]
             taken = {f"{_IDENTITY}{i}": name for i, name in enumerate(beside)}
             selected |= {name: column_named(of).alias(name) for name, of in taken.items()}
             sent_columns = frame.select(*selected.values()).schema
-            states, body = plan.over_updates(body, sent_columns, keys, [*taken])
+            states, make = plan.over_updates(spec, sent_columns, [*taken])
         if self._invalid.tag is not None:
             selected |= {
                 name: column_named(name) for name in self._invalid.columns if name not in selected
             }
 
-        def routed(frame: DataFrame, operator: OperatorPlan) -> DataFrame:
+        def route_rows(
+            frames: Sequence[DataFrame], operator: OperatorPlan
+        ) -> tuple[DataFrame, Sequence[str]]:
+            [rows] = frames
             if not (plan.ordered and self._order_by):
-                return self._routed(frame.select(*selected.values()), operator)
+                return self._routed(rows.select(*selected.values()), operator), [*selected]
             # The order may use any column: Spark prunes those that neither it nor an aggregate
             # needs.
-            return self._routed(frame, operator, self._order_by).select(
-                *selected.values(), *_marker(operator)
-            )
+            routed = self._routed(rows, operator, self._order_by)
+            return routed.select(*selected.values(), *_marker(operator)), [*selected]
 
-        rows = self._initial_rows(columns, body, routed)
-        operator = self._evaluation.declare(
-            OperatorSpec(uid, parse_key(self._keys), states),
-            self._keys,
-            inputs=(self._input,),
-            initial=initial_of(rows, initial_state, None, self._owner),
-            counted=True,
-            invalid=self._invalid_rows(),
+        def combined(operator: OperatorPlan) -> Any:
+            if not self._combinable and combine is True:
+                raise InvalidArgumentError(f"{self._owner}: combine=True: {NOT_INVALID}")
+            if not (
+                updates is None
+                and self._combinable
+                and plan.combines(combine, self._event_time, ordered=bool(self._order_by))
+                and (combine is True or self._evaluation.combines(uid))
+            ):
+                return None
+            rows, make = plan.combine(frame, keys, self._event_time, operator, spec)
+            return self._routed(rows, operator), rows.columns, make
+
+        out = apply(
+            self._evaluation,
+            Application(
+                OperatorSpec(uid, parse_key(self._keys), states),
+                self._keys,
+                make,
+                [frame],
+                route_rows,
+                declared,
+                inputs=(self._input,),
+                invalid=self._invalid_rows(),
+                earlier=self._earlier_rows(columns),
+                state=initial_state,
+                combined=combined,
+                finish=partial(self._with_structs, results=[*aggregates]),
+            ),
         )
-        names = [*selected]
-        if not self._combinable and combine is True:
-            raise InvalidArgumentError(f"{self._owner}: combine=True: {NOT_INVALID}")
-        if (
-            updates is None
-            and self._combinable
-            and plan.combines(combine, self._event_time, ordered=bool(self._order_by))
-            and (combine is True or self._evaluation.combines(uid))
-        ):
-            combined, body = plan.combine(frame, keys, self._event_time, operator, output)
-            rows_in, names = self._routed(combined, operator), combined.columns
-        else:
-            rows_in = routed(frame, operator)
-        out = arrow_map(rows_in, operator, names, body, declared)
-        out = self._evaluation.output(uid, out, self._with_structs(out, [*aggregates]))
         return self._evaluation.emits_updates(uid, out, self._names)
 
     def _check_over_updates(
@@ -527,7 +527,7 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
 
     def _of_rows(
         self,
-        spec: RowSpec,
+        spec: DeduplicateSpec | TopSpec,
         order_by: Sequence[Column],
         declared: st.StructType,
         result: Sequence[str],
@@ -540,24 +540,31 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         tag = late_tag(spec.late)
         if tag is not None:
             sides[tag] = late_schema(tag, {}, self._frame, self._owner)
-        body = partial(RowsBody, spec, output_columns(declared, self._owner))
-        routed = partial(self._routed, order_by=order_by)
-        plan = self._evaluation.declare(
-            OperatorSpec(uid, parse_key(self._keys), spec.states()),
-            self._keys,
-            inputs=(self._input,),
-            sides=sides,
-            initial=self._initial_rows(self._columns, body, routed),
-            counted=True,
-            invalid=self._invalid_rows(),
-        )
-        out = arrow_map(routed(frame, plan), plan, frame.columns, body, declared)
-        if declared.names == list(result):
-            return self._evaluation.output(uid, out)
         schema, marked = frame.schema, self._marked
-        keys = {name: whole_key(schema[name], marked=marked) for name in self._names}
-        selected = out.select(*(keys.get(name, column_named(name)) for name in result))
-        return self._evaluation.output(uid, out, selected)
+
+        def selected(out: DataFrame) -> DataFrame:
+            if declared.names == list(result):
+                return out
+            keys = {name: whole_key(schema[name], marked=marked) for name in self._names}
+            return out.select(*(keys.get(name, column_named(name)) for name in result))
+
+        return apply(
+            self._evaluation,
+            Application(
+                OperatorSpec(uid, parse_key(self._keys), spec.states()),
+                self._keys,
+                spec.make,
+                [frame],
+                partial(self._ordered_by, order_by),
+                declared,
+                inputs=(self._input,),
+                sides=sides,
+                invalid=self._invalid_rows(),
+                earlier=self._earlier_rows(self._columns),
+                output=output_columns(declared, self._owner),
+                finish=selected,
+            ),
+        )
 
     def window(
         self,
@@ -616,20 +623,15 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
                 "are too late there is no window; how long one is kept, allowed_lateness= says"
             )
 
-        def routed(frame: DataFrame, names: Sequence[str], plan: OperatorPlan) -> DataFrame:
+        def routed(
+            names: Sequence[str], frames: Sequence[DataFrame], plan: OperatorPlan
+        ) -> tuple[DataFrame, Sequence[str]]:
             columns = [*map(column_text, names)]
             if not self._order_by:
-                return self._routed(frame.selectExpr(*columns), plan)
+                return self._routed(frames[0].selectExpr(*columns), plan), names
             # The order may use any column: Spark prunes those that neither it nor a window needs.
-            return self._routed(frame, plan, self._order_by).select(*columns, *_marker(plan))
-
-        def apply(
-            frame: DataFrame, names: Sequence[str], plan: OperatorPlan, body: Any, declared: Any
-        ) -> DataFrame:
-            return arrow_map(routed(frame, names, plan), plan, names, body, declared)
-
-        def initial(columns: FrameColumns, body: Any, names: Sequence[str]) -> InitialRows | None:
-            return self._initial_rows(columns, body, lambda rows, plan: routed(rows, names, plan))
+            rows = self._routed(frames[0], plan, self._order_by)
+            return rows.select(*columns, *_marker(plan)), names
 
         given = WindowInput(
             self._evaluation,
@@ -639,8 +641,8 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             self._names,
             self._keys,
             self._input,
-            apply,
-            initial,
+            routed,
+            self._earlier_rows,
             bool(self._order_by),
             self._invalid_rows(),
             partial(

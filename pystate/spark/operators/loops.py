@@ -25,7 +25,7 @@ from pystate.checkpoint.loops import BUCKET, LOOP_KEY
 from pystate.checkpoint.manifest import EMPTY_ID
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.operator.event_time import event_times
-from pystate.operator.loop import LoopSpec, LoopTable, buckets
+from pystate.operator.loop import LoopOperator, LoopSpec, LoopTable, buckets
 from pystate.operator.output import OutputColumns
 from pystate.shared_tables import tables
 from pystate.spark.base.connection import at_once
@@ -35,7 +35,8 @@ from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.routing import route
 from pystate.spark.base.schemas import output_columns, parse_schema, refuse_reserved
 from pystate.spark.operators.arrow_map import arrow_map
-from pystate.spark.tasks.range_task import IN_FLIGHT, OperatorPlan, RangeTask
+from pystate.spark.tasks.arrivals import Arrivals
+from pystate.spark.tasks.range_task import OperatorPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -173,8 +174,8 @@ class FeedbackLoop:
             fed = self._selected(nothing.select(*empty))
         plan = self._plan
         routed = route(fed, [BUCKET], plan.operator.max_parallelism, plan.parallelism)
-        body = partial(_LoopBody, self._spec, self._event_time)
-        return arrow_map(routed, plan, fed.columns, body, _NOTHING)
+        make = partial(LoopOperator, self._spec, self._event_time)
+        return arrow_map(routed, plan, fed.columns, make, _NOTHING, Arrivals())
 
     def _selected(self, df: DataFrame) -> DataFrame:
         """The loop's columns of a frame, and the rows' buckets."""
@@ -199,43 +200,6 @@ class FeedbackLoop:
         hashed = [path.column for path in found.values() if _can_be_hashed(path.data_type)]
         number = F.xxhash64(*hashed) if hashed else F.monotonically_increasing_id()
         return F.pmod(number, F.lit(buckets(self._plan.parallelism)).cast("long"))
-
-
-class _LoopBody:
-    """Replaces the rows of one range."""
-
-    def __init__(self, spec: LoopSpec, event_time: str | None, task: RangeTask) -> None:
-        self._spec = spec
-        self._event_time = event_time
-        self._oldest: int | None = None
-        self._task = task
-        task.metrics[IN_FLIGHT] = 0
-
-    def open(self) -> None:
-        """Remove the rows that the epoch before has fed."""
-        self._table = LoopTable(self._spec, self._task.backend)
-        self._table.clear()
-
-    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Keep rows for the next epoch."""
-        self._table.feed(rows.column(BUCKET), rows)
-        if self._event_time is not None:
-            times = event_times(rows.column(self._event_time), "a row that is fed back")
-            times = times.drop_null()
-            if len(times):
-                oldest = int(times.to_numpy().min())
-                self._oldest = oldest if self._oldest is None else min(self._oldest, oldest)
-        return iter(())
-
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        """Count them, and say how old they are."""
-        if self._event_time is not None:
-            self._task.note_kept(self._oldest)
-        self._task.metrics[IN_FLIGHT] = self._task.rows_in
-        return iter(())
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 class _LoopReader:

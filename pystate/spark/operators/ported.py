@@ -5,7 +5,8 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,18 +23,19 @@ from pystate.functions.binding import operator_spec, require_state, sent
 from pystate.operator.function_spec import DROP_LATE, PROCESS_LATE, FunctionSpec
 from pystate.operator.invalid import InvalidRule
 from pystate.operator.output import OutputColumns
+from pystate.operator.runtime import FunctionOperator
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.schemas import KeySchema, key_schema, output_columns, parse_schema
 from pystate.spark.evaluation.initial import InitialRows, RowsOf
-from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.operators.apply import Application, apply
 from pystate.spark.ported.forms import Form, RowForm
 from pystate.spark.ported.function import Options, PortedFunction, ported
 from pystate.spark.ported.group_state import GroupStateProcessor, checked_timeout, mode_of
 from pystate.spark.ported.modes import checked_output_mode, time_mode_of
 from pystate.spark.ported.rows import RowOutput
-from pystate.spark.tasks.bodies import FunctionBody
+from pystate.spark.tasks.arrivals import Arrivals
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.types.keys import describe, parse_key
 from pystate.types.state_type import StateType
@@ -57,6 +59,51 @@ _NO_LIMIT = 2**31 - 1
 InitialFrame = Any
 
 
+#: What Spark calls the parameters of its operators.
+_IN_SPARK = {
+    "processor": "statefulProcessor",
+    "function": "func",
+    "schema": "outputStructType",
+    "output_schema": "outputStructType",
+    "state_schema": "stateStructType",
+    "output_mode": "outputMode",
+    "time_mode": "timeMode",
+    "timeout": "timeoutConf",
+    "initial_state": "initialState",
+    "event_time": "eventTimeColumnName",
+}
+#: Those without a default there.
+_REQUIRED = ("output_mode", "time_mode", "timeout")
+
+
+def _as_in_spark(name: str, method: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
+    """A method under the name that it has in Spark, with the names of its parameters there."""
+    ours = inspect.signature(method)
+    theirs = ours.replace(
+        parameters=[
+            each.replace(
+                name=_IN_SPARK.get(each.name, each.name),
+                default=each.empty if each.name in _REQUIRED else each.default,
+            )
+            for each in ours.parameters.values()
+        ]
+    )
+
+    def call(*arguments: Any, **named: Any) -> DataFrame:
+        try:
+            bound = theirs.bind(*arguments, **named)
+        except TypeError as error:
+            raise TypeError(f"{name}(): {error}") from None
+        bound.apply_defaults()
+        return method(*bound.args)
+
+    call.__name__ = name
+    call.__qualname__ = f"{method.__qualname__.rpartition('.')[0]}.{name}"
+    call.__doc__ = f"`{method.__name__}` under Spark's names."
+    call.__signature__ = theirs  # type: ignore[attr-defined]
+    return call
+
+
 class PortedOperators:
     """The part of `KeyedFrame` for such operators."""
 
@@ -78,12 +125,12 @@ class PortedOperators:
     def _key_types(self) -> tuple[StateType, ...]:
         raise NotImplementedError
 
-    def _initial_rows(self, columns: FrameColumns, body: Any, routed: Any) -> InitialRows | None:
+    def _earlier_rows(self, columns: FrameColumns) -> list[RowsOf] | None:
         raise NotImplementedError
 
-    def _routed(
-        self, frame: DataFrame, plan: OperatorPlan, order_by: Sequence[Column] = ()
-    ) -> DataFrame:
+    def _ordered_by(
+        self, order_by: Sequence[Column], frames: Sequence[DataFrame], plan: OperatorPlan
+    ) -> tuple[DataFrame, Sequence[str]]:
         raise NotImplementedError
 
     def transform_with_state(
@@ -260,56 +307,15 @@ class PortedOperators:
         made = partial(FrameOutput.of, zone=zone, ints_to_decimals=ints, by_name=by_name)
         return form, made
 
-    def transformWithStateInPandas(  # noqa: N802 - Spark's name
-        self,
-        statefulProcessor: Any,  # noqa: N803
-        outputStructType: str | st.StructType,  # noqa: N803
-        outputMode: str,  # noqa: N803
-        timeMode: str,  # noqa: N803
-        initialState: InitialFrame = None,  # noqa: N803
-        eventTimeColumnName: str = "",  # noqa: N803
-    ) -> DataFrame:
-        """`transform_with_state_in_pandas` under Spark's names."""
-        return self.transform_with_state_in_pandas(
-            statefulProcessor,
-            outputStructType,
-            outputMode,
-            timeMode,
-            initialState,
-            eventTimeColumnName,
-        )
-
-    def applyInPandasWithState(  # noqa: N802 - Spark's name
-        self,
-        func: Any,
-        outputStructType: str | st.StructType,  # noqa: N803
-        stateStructType: str | st.StructType,  # noqa: N803
-        outputMode: str,  # noqa: N803
-        timeoutConf: str,  # noqa: N803
-    ) -> DataFrame:
-        """`apply_in_pandas_with_state` under Spark's names."""
-        return self.apply_in_pandas_with_state(
-            func, outputStructType, stateStructType, outputMode, timeoutConf
-        )
-
-    def transformWithState(  # noqa: N802 - Spark's name
-        self,
-        statefulProcessor: Any,  # noqa: N803
-        outputStructType: str | st.StructType,  # noqa: N803
-        outputMode: str,  # noqa: N803
-        timeMode: str,  # noqa: N803
-        initialState: InitialFrame = None,  # noqa: N803
-        eventTimeColumnName: str = "",  # noqa: N803
-    ) -> DataFrame:
-        """`transform_with_state` under Spark's names."""
-        return self.transform_with_state(
-            statefulProcessor,
-            outputStructType,
-            outputMode,
-            timeMode,
-            initialState,
-            eventTimeColumnName,
-        )
+    transformWithStateInPandas = _as_in_spark(  # noqa: N815 - Spark's name
+        "transformWithStateInPandas", transform_with_state_in_pandas
+    )
+    applyInPandasWithState = _as_in_spark(  # noqa: N815 - Spark's name
+        "applyInPandasWithState", apply_in_pandas_with_state
+    )
+    transformWithState = _as_in_spark(  # noqa: N815 - Spark's name
+        "transformWithState", transform_with_state
+    )
 
     def _ported(
         self,
@@ -350,23 +356,29 @@ class PortedOperators:
         spec = replace(spec, event_time=self._event_time, late=late)
         require_state(function, self._owner)
         sent(function, cloudpickle.dumps)
-        body = partial(FunctionBody, spec)
-        routed = partial(self._routed, order_by=self._order_by)
-        earlier = self._initial_rows(self._columns, body, routed)
+        earlier = self._earlier_rows(self._columns)
         if first is not None and earlier is not None:
             raise InvalidArgumentError(
                 f"{self._owner}: initial_state and key_by(initial_rows=...) both say what the "
                 "operator begins with: give one of them"
             )
-        plan = self._evaluation.declare(
-            replace(operator_spec(function, uid, parse_key(self._keys)), dropped=function.dropped),
-            self._keys,
-            inputs=(self._input,),
-            initial=first or earlier,
-            invalid=self._invalid_rows(),
+        operator = operator_spec(function, uid, parse_key(self._keys))
+        return apply(
+            self._evaluation,
+            Application(
+                replace(operator, dropped=function.dropped),
+                self._keys,
+                partial(FunctionOperator, spec),
+                [frame],
+                partial(self._ordered_by, self._order_by),
+                declared,
+                inputs=(self._input,),
+                invalid=self._invalid_rows(),
+                earlier=earlier,
+                initial=first,
+                counted=False,
+            ),
         )
-        out = arrow_map(routed(frame, plan), plan, frame.columns, body, declared)
-        return self._evaluation.output(uid, out)
 
     def _ported_spec(
         self, function: PortedFunction, columns: Sequence[str], output: OutputColumns
@@ -397,16 +409,9 @@ class PortedOperators:
                 "types; rename or cast the columns"
             )
         output = output_columns(frame.schema, what)
-        body = partial(
-            FunctionBody, self._ported_spec(function.for_initial(), frame.columns, output)
-        )
-
-        def brought(
-            frames: Sequence[DataFrame], plan: OperatorPlan
-        ) -> tuple[DataFrame, Sequence[str]]:
-            return self._routed(frames[0], plan), frame.columns
-
-        return InitialRows([RowsOf(INPUT, lambda: frame, None)], brought, body)
+        spec = self._ported_spec(function.for_initial(), frame.columns, output)
+        rows, make = [RowsOf(INPUT, lambda: frame, None)], partial(FunctionOperator, spec)
+        return InitialRows(rows, partial(self._ordered_by, ()), make, Arrivals())
 
 
 def _size(session: SparkSession, option: str) -> int | None:

@@ -19,12 +19,13 @@ from pystate.functions.base import KeyedProcessFunction
 from pystate.functions.binding import operator_spec, sent, shape
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
 from pystate.operator.output import RowsAsYielded
+from pystate.operator.runtime import FunctionOperator
 from pystate.spark.base.arguments import element_input, side_columns
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.routing import KeyRouter, Routed, route_rdd
 from pystate.spark.base.schemas import output_columns, parse_schema
 from pystate.spark.evaluation.initial import Given, initial_of
-from pystate.spark.tasks.bodies import RoutedBody
+from pystate.spark.tasks.arrivals import ElementRows
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
 from pystate.spark.tasks.worker import Arrived, run_task
 from pystate.types.durations import Duration
@@ -152,14 +153,9 @@ class RoutedOperator:
 
     def __call__(self, elements: Iterator[Routed]) -> Iterator[Any]:
         """Run the task."""
-        router = self._plan.router
-
-        def owner(rows: list[Routed]) -> int:
-            return router.owners(router.arrays([rows[0].key]))[0]
-
-        task = RangeTask(self._plan)
-        body = RoutedBody(self._spec, router.arrays, task)
-        for emitted in run_task(task, body, at_once(_chunks(elements)), owner, len):
+        task, operator = RangeTask(self._plan), FunctionOperator(self._spec)
+        arrived, arrivals = at_once(_chunks(elements)), ElementRows(self._plan.router)
+        for emitted in run_task(task, operator, arrived, arrivals, len):
             yield from emitted
 
 
@@ -167,4 +163,4 @@ def _chunks(elements: Iterator[Routed]) -> Iterator[Arrived]:
     while chunk := list(islice(elements, _CHUNK)):
         markers = [routed.marker for routed in chunk if routed.marker is not None]
         rows = [routed for routed in chunk if routed.marker is None]
-        yield rows or None, len(rows), markers
+        yield rows or None, markers

@@ -17,7 +17,6 @@ from pystate.operator.function_spec import PROCESS_LATE, checked_late
 from pystate.operator.top import By, TopSpec, has_order
 from pystate.spark.base.resolve import FrameColumns, column_named
 from pystate.spark.base.schemas import KeySchema, key_leaves, names_twice, refuse_reserved
-from pystate.spark.tasks.row_bodies import RowSpec
 from pystate.types.durations import Duration, milliseconds
 from pystate.types.state_type import StateType, parse_type
 
@@ -54,7 +53,7 @@ class RowOperators:
 
     def _of_rows(
         self,
-        spec: RowSpec,
+        spec: DeduplicateSpec | TopSpec,
         order_by: Sequence[Column],
         declared: st.StructType,
         result: Sequence[str],

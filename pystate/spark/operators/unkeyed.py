@@ -5,8 +5,7 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +18,7 @@ from pystate.functions.base import StatefulFunction
 from pystate.functions.binding import instance_states, sent, way_to_function
 from pystate.functions.process import ProcessFunction
 from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
-from pystate.operator.instance_runtime import works_in_every_epoch
+from pystate.operator.instance_runtime import InstanceOperator, works_in_every_epoch
 from pystate.operator.instance_state import instance_spec
 from pystate.spark.base.arguments import late_schema, side_columns
 from pystate.spark.base.resolve import FrameColumns
@@ -27,9 +26,10 @@ from pystate.spark.base.routing import INSTANCE_COLUMN, spread
 from pystate.spark.base.schemas import output_columns, parse_schema, refuse_reserved
 from pystate.spark.evaluation.initial import Given, checked_given
 from pystate.spark.evaluation.initial_items import InitialItems
-from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.operators.apply import Application, apply
 from pystate.spark.operators.inputs import input_of, invalid_schema
-from pystate.spark.tasks.instances import InstanceBody, InstanceOperator
+from pystate.spark.tasks.arrivals import InstanceRows
+from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.state.operator_state import INSTANCE_SCHEMA
 from pystate.types.durations import Duration
 
@@ -165,17 +165,27 @@ class OperatorFrame:
         states = instance_states(function, owner)
         sent(function, cloudpickle.dumps)
         given_items = checked_given(initial_state, f"{owner}: initial_state")
-        plan = self._evaluation.declare(
-            instance_spec(self._uid, states),
-            INSTANCE_SCHEMA,
-            inputs=(self._input,),
-            sides=written,
-            initial=None if given_items is None else InitialItems(given_items, states),
-            invalid={INPUT: invalid_schema(self._invalid, frame, owner)},
+        return apply(
+            self._evaluation,
+            Application(
+                instance_spec(self._uid, states),
+                INSTANCE_SCHEMA,
+                partial(InstanceOperator, spec, states),
+                [frame],
+                _spread,
+                declared,
+                inputs=(self._input,),
+                sides=written,
+                invalid={INPUT: invalid_schema(self._invalid, frame, owner)},
+                initial=None if given_items is None else InitialItems(given_items, states),
+                counted=False,
+                every_epoch=works_in_every_epoch(function),
+                arrivals=InstanceRows(),
+            ),
         )
-        plan = replace(plan, every_epoch=works_in_every_epoch(function))
-        routed = spread(frame, plan.parallelism)
-        names = [*frame.columns, INSTANCE_COLUMN]
-        body = partial(InstanceBody, spec, states)
-        out = arrow_map(routed, plan, names, body, declared, InstanceOperator)
-        return self._evaluation.output(self._uid, out)
+
+
+def _spread(frames: Sequence[DataFrame], plan: OperatorPlan) -> tuple[DataFrame, Sequence[str]]:
+    """The rows in front of the instances' tasks."""
+    [frame] = frames
+    return spread(frame, plan.parallelism), [*frame.columns, INSTANCE_COLUMN]

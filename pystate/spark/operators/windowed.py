@@ -1,11 +1,11 @@
-"""Windows over a keyed DataFrame: what `KeyedFrame.window` returns, and its work inside a task.
+"""Windows over a keyed DataFrame: what `KeyedFrame.window` returns.
 
-Thread safety: a `WindowedFrame` is immutable; a body belongs to its task.
+Thread safety: immutable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,8 @@ from pystate.coordinator.watermarks import Holds, Input
 from pystate.errors import InvalidArgumentError
 from pystate.functions.binding import sent
 from pystate.functions.windows import WindowFunctionLike
-from pystate.operator.combined import TIME, total_weight
-from pystate.operator.drain import MAX_WATERMARK
 from pystate.operator.function_spec import checked_late, late_tag
 from pystate.operator.invalid import InvalidRule
-from pystate.operator.output import OutputColumns
 from pystate.spark.base.arguments import side_columns
 from pystate.spark.base.combining import (
     NOT_INVALID,
@@ -39,19 +36,17 @@ from pystate.spark.base.combining import (
 )
 from pystate.spark.base.resolve import FrameColumns, column_text
 from pystate.spark.base.schemas import KeySchema, names_twice, output_columns, parse_schema
-from pystate.spark.evaluation.initial import InitialRows
-from pystate.spark.tasks.processed import WindowProcessBody
-from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
+from pystate.spark.evaluation.initial import RowsOf
+from pystate.spark.operators.apply import Application, apply
+from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.types.keys import parse_key
 from pystate.types.state_type import parse_type
 from pystate.windows.assigners import Session
 from pystate.windows.columns import AggregateLike
 from pystate.windows.combined import parts, refusal, slice_rule
 from pystate.windows.making import make_operator
-from pystate.windows.operator import EpochTimes
-from pystate.windows.process import WindowProcessSpec
+from pystate.windows.process import WindowProcess, WindowProcessSpec
 from pystate.windows.row_windows import WindowRowsSpec
-from pystate.windows.sessions import earliest_start
 from pystate.windows.specification import END, START, WindowOptions, WindowSpec
 
 if TYPE_CHECKING:
@@ -59,7 +54,7 @@ if TYPE_CHECKING:
 
     from pystate.spark.evaluation.evaluation import Evaluation
 
-__all__ = ["WindowBody", "WindowInput", "WindowedFrame"]
+__all__ = ["WindowInput", "WindowedFrame"]
 
 
 _SESSIONS = (
@@ -86,11 +81,10 @@ class WindowInput:
         The key's columns in the spelling of checkpoints.
     input : Input
         Whose rows they are, for the watermark.
-    apply : callable
-        Routes some columns of a frame to the operator's tasks, and runs a body there.
-    initial_rows : callable
-        Returns the rows before the first epoch, if there are any, for columns of the frame, a
-        body, and the names of the columns that it needs.
+    route : callable
+        Brings some columns of the frame, which are named first, to the operator's tasks.
+    earlier : callable
+        Returns the rows before the first epoch, if there are any, for columns of the frame.
     ordered : bool
         Whether the rows of a key have an order.
     invalid : mapping
@@ -106,8 +100,8 @@ class WindowInput:
     names: Sequence[str]
     keys: KeySchema
     input: Input
-    apply: Callable[[DataFrame, Sequence[str], OperatorPlan, Any, st.StructType], DataFrame]
-    initial_rows: Callable[[FrameColumns, Any, Sequence[str]], InitialRows | None]
+    route: Callable[..., tuple[DataFrame, Sequence[str]]]
+    earlier: Callable[[FrameColumns], list[RowsOf] | None]
     ordered: bool
     invalid: Mapping[str, tuple[InvalidRule, pa.Schema | None]]
     refuse_updates: Callable[[], None]
@@ -183,25 +177,37 @@ class WindowedFrame:
                 "columns and aggregates have names that differ in more than case"
             )
         tag = late_tag(self._late)
-        body = partial(WindowBody, spec, output_columns(declared, given.owner), tag)
         whole = tag is not None or given.rule.tag is not None
         names = frame.columns if whole else _needed(spec, frame.columns)
-        plan = given.evaluation.declare(
-            spec.operator(given.uid, key),
-            given.keys,
-            inputs=(given.input,),
-            sides={} if tag is None else {tag: schema},
-            initial=given.initial_rows(columns, body, names),
-            counted=True,
-            invalid=given.invalid,
+
+        def combined(plan: OperatorPlan) -> Any:
+            if not (
+                decided(combine, self._uncombined(spec, frame.schema), given.owner)
+                and (combine is True or given.evaluation.combines(given.uid))
+            ):
+                return None
+            rows = _combined(frame, spec, plan)
+            make = partial(make_operator, spec, tag, combined=True)
+            return *given.route(rows.columns, [rows], plan), make
+
+        out = apply(
+            given.evaluation,
+            Application(
+                spec.operator(given.uid, key),
+                given.keys,
+                partial(make_operator, spec, tag),
+                [frame],
+                partial(given.route, names),
+                declared,
+                inputs=(given.input,),
+                sides={} if tag is None else {tag: schema},
+                invalid=given.invalid,
+                earlier=given.earlier(columns),
+                output=output_columns(declared, given.owner),
+                combined=combined,
+                holds=spec.options.holds(),
+            ),
         )
-        if decided(combine, self._uncombined(spec, frame.schema), given.owner) and (
-            combine is True or given.evaluation.combines(given.uid)
-        ):
-            frame = _combined(frame, spec, plan)
-            names, body = frame.columns, partial(body, combined=True)
-        out = given.apply(frame, names, plan, body, declared)
-        out = given.evaluation.output(given.uid, out, holds=spec.options.holds())
         if options.emit == "update" or options.early_ms is not None or options.lateness_ms:
             moves = isinstance(options.windows, Session)
             identity = [*given.names, START, END]
@@ -279,21 +285,23 @@ class WindowedFrame:
         written = {name: columns.schema for name, columns in sides.items()}
         if tag is not None:
             written[tag] = input_schema
-        body = partial(WindowProcessBody, spec, tag)
-        names = frame.columns
-        plan = given.evaluation.declare(
-            rows.operator(given.uid, parse_key(given.keys)),
-            given.keys,
-            inputs=(given.input,),
-            sides=written,
-            initial=given.initial_rows(given.columns, body, names),
-            counted=True,
-            invalid=given.invalid,
+        return apply(
+            given.evaluation,
+            Application(
+                rows.operator(given.uid, parse_key(given.keys)),
+                given.keys,
+                partial(WindowProcess, spec, tag),
+                [frame],
+                partial(given.route, frame.columns),
+                declared,
+                inputs=(given.input,),
+                sides=written,
+                invalid=given.invalid,
+                earlier=given.earlier(given.columns),
+                # Which of the function's columns is the window's end nobody knows.
+                holds=Holds(others=rows.options.holds().others),
+            ),
         )
-        out = given.apply(frame, names, plan, body, declared)
-        # Which of the function's columns is the window's end nobody knows.
-        holds = Holds(others=rows.options.holds().others)
-        return given.evaluation.output(given.uid, out, holds=holds)
 
     def _schema(self, frame: DataFrame) -> pa.Schema:
         """The input's columns."""
@@ -360,78 +368,3 @@ def _declared(
     for field, one in zip(given, parsed, strict=True):
         fields.append(st.StructField(field.name, one.dataType))
     return st.StructType(fields)
-
-
-class WindowBody:
-    """A windowed operator over the range's rows.
-
-    Parameters
-    ----------
-    spec : WindowSpec
-        The operator.
-    output : OutputColumns
-        The result's columns.
-    late_tag : str or None
-        The side output of rows that are too late.
-    task : RangeTask
-        The range.
-    combined : bool
-        Whether rows were combined before the shuffle.
-    """
-
-    def __init__(
-        self,
-        spec: WindowSpec,
-        output: OutputColumns,
-        late_tag: str | None,
-        task: RangeTask,
-        *,
-        combined: bool = False,
-    ) -> None:
-        self._spec = spec
-        self._combined = combined
-        self._output = output
-        self._tag = late_tag
-        self._task = task
-
-    def open(self) -> None:
-        """Register the states."""
-        plan = self._task.plan
-        late_bound = None if plan.time is None else plan.time.late_bound_ms
-        times = EpochTimes(plan.processing_time_ms, late_bound)
-        late = None if self._tag is None else partial(self._task.write_side, self._tag)
-        self._operator = make_operator(
-            self._spec,
-            self._task.backend,
-            times,
-            late,
-            f"operator {plan.operator.uid!r}",
-            combined=self._combined,
-            invalid=self._task.invalid(event_time=TIME if self._combined else None),
-        )
-
-    def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Add rows to their windows."""
-        if self._combined:
-            self._task.note_combined(rows.num_rows, total_weight(rows))
-        return self._converted(self._operator.process(rows))
-
-    def finish(self) -> Iterator[pa.RecordBatch]:
-        """Emit the windows that are due."""
-        plan = self._task.plan
-        watermark = None if plan.time is None else plan.time.watermark_ms
-        if plan.drain:
-            watermark = MAX_WATERMARK
-        yield from self._converted(self._operator.finish(watermark))
-        self._task.note_event_time(self._operator.max_event_time, self._operator.late_rows)
-        self._task.metrics["dropped_rows"] = self._operator.dropped_rows
-        if plan.tells_kept:
-            self._task.note_kept(earliest_start(self._task.backend))
-
-    def close(self) -> None:
-        """Free what windows are put together in."""
-        self._operator.close()
-
-    def _converted(self, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for piece in pieces:
-            yield from self._output.from_value(piece)

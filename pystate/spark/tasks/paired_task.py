@@ -14,7 +14,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any
 
+from pystate.checkpoint.refs import INPUT
+from pystate.coordinator.range_report import InputSeen
 from pystate.errors import NoSpaceError, TableMovedError
 from pystate.spark.tasks.delta import DeltaWriter, Written
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
@@ -37,6 +40,7 @@ class PairedTask(RangeTask):
         super().__init__(plan)
         self.beside = RangeTask(beside)
         self._beside_writer: DeltaWriter | None = None
+        self._others: list[str] = []
 
     def announce(self, markers: Iterable[int]) -> None:
         """Handle the marker rows of a batch."""
@@ -44,10 +48,25 @@ class PairedTask(RangeTask):
         super().announce(markers)
         self.beside.announce(markers)
 
-    def attach(self, index: int) -> None:
-        """Attach both tables."""
-        super().attach(index)
+    def attach(self, index: int, inputs: Iterable[str] = (INPUT,)) -> None:
+        """Attach both tables; rows of the second input are those of the other operator."""
+        first, *others = inputs
+        super().attach(index, [first])
         self.beside.attach(index)
+        self._others = others
+        self.context.beside = self.beside.context
+
+    def count(self, input: str, rows: Any) -> None:
+        """Count rows of an input that are about to be processed."""
+        if input in self._others:
+            self.beside.count(INPUT, rows)
+        else:
+            super().count(input, rows)
+
+    def _inputs_seen(self) -> tuple[InputSeen, ...]:
+        rows, latest = self.beside.rows[INPUT], self.context.latest if self._others else {}
+        more = (InputSeen(name, rows, latest.get(name)) for name in self._others)
+        return (*super()._inputs_seen(), *more)
 
     @property
     def due(self) -> bool:

@@ -21,9 +21,10 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -39,7 +40,8 @@ from pystate.coordinator.range_report import InputSeen, RangeReport, SideFile
 from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
 from pystate.operator.drain import MAX_WATERMARK
-from pystate.operator.invalid import InvalidRows, InvalidRule
+from pystate.operator.invalid import InvalidRule
+from pystate.operator.task import Side, TaskContext
 from pystate.shared_tables import Attachment, tables
 from pystate.spark.base.parquet_format import ParquetFormat
 from pystate.spark.base.routing import KeyRouter
@@ -57,16 +59,12 @@ if TYPE_CHECKING:
 
     from pystate.backend.keyed import KeyedStateBackend, Snapshot
 
-__all__ = ["CAME", "IN_FLIGHT", "STAGING", "WRITING", "OperatorPlan", "RangeTask", "ResultFiles"]
+__all__ = ["STAGING", "WRITING", "OperatorPlan", "RangeTask", "ResultFiles"]
 
 #: Spark's local property that names the evaluation whose output a job stages.
 STAGING = "pystate.staging"
 #: The local property with the `ResultFiles` of the operator whose tasks write the result.
 WRITING = "pystate.writing"
-#: The metric of a loop's range that counts the rows which it keeps for the next epoch.
-IN_FLIGHT = "in_flight"
-#: The metric that counts the rows which came, if these were combined before the shuffle.
-CAME = "rows_came"
 
 
 def _told(name: str) -> str | None:
@@ -232,6 +230,24 @@ class OperatorPlan:
         note_use(spec.home, self.storage.local_path("job.json"), self.term)
         return spec
 
+    def context(
+        self, state: RangeState, backend: KeyedStateBackend, side: Side | None = None
+    ) -> TaskContext:
+        """What the operator of a range's task gets."""
+        return TaskContext(
+            backend,
+            self.epoch,
+            state.index,
+            self.parallelism,
+            self.processing_time_ms,
+            self.time,
+            self.drain,
+            side,
+            self.invalid,
+            self.news,
+            self.tells_kept,
+        )
+
     def describe(self, index: int | None = None) -> str:
         """The name of the operator, and of a range of it, for messages."""
         name = f"operator {self.operator.uid!r}, epoch {self.epoch}"
@@ -252,15 +268,10 @@ class RangeTask:
 
     def __init__(self, plan: OperatorPlan) -> None:
         self.plan = plan
-        self.rows_in = 0
-        #: How many more rows those that came stand for.
-        self.rows_combined = 0
+        #: How many rows of each input came; of one, as long as the task has no table.
+        self.rows: dict[str, int] = {INPUT: 0}
         self.rows_out = 0
-        self.late_rows = 0
-        self._invalid: list[InvalidRows] = []
-        self.max_event_time_ms: int | None = None
-        self._inputs: tuple[InputSeen, ...] = ()
-        self._kept: tuple[InputSeen, ...] = ()
+        self._context: TaskContext | None = None
         self.metrics: dict[str, float | int | str] = {}
         self._side: SideFiles | None = None
         self._side_files: tuple[SideFile, ...] = ()
@@ -309,11 +320,18 @@ class RangeTask:
             self._marker = marker
             self._claim(marker)
 
-    def attach(self, index: int) -> None:
-        """Attach the range's table at exactly its base."""
+    @property
+    def context(self) -> TaskContext:
+        """What the task's operator gets, and where it says what it has seen."""
+        assert self._context is not None, "not attached"
+        return self._context
+
+    def attach(self, index: int, inputs: Iterable[str] = (INPUT,)) -> None:
+        """Attach the range's table at exactly its base, for an operator of some inputs."""
         self._claim(index)
         if self._attachment is None:
             plan = self.plan
+            self.rows = dict.fromkeys(inputs, 0)
             self._spec = plan.table(self.state, self.go_on)
             self._attachment = tables.attach(self._spec, self.state)
             if not self.state.rescaled:  # other ranges may need the tables of the last epoch
@@ -322,6 +340,13 @@ class RangeTask:
             self.metrics["attached"] = self._attachment.how
             self.metrics["rows_restored"] = self._attachment.rows
             self.metrics["rows_copied"] = self._attachment.copied
+            self._context = plan.context(self.state, self.backend, self.write_side)
+            if plan.redistributes_in(self.state):
+                self._context.old = self._whole_state
+
+    def count(self, input: str, rows: Any) -> None:
+        """Count rows of an input that are about to be processed."""
+        self.rows[input] += _size(rows)
 
     def _claim(self, index: int) -> None:
         if self._index is None:
@@ -356,69 +381,27 @@ class RangeTask:
         """Whether the range has work without rows."""
         return self.plan.has_work(self.state)
 
-    @property
-    def redistributes(self) -> bool:
-        """Whether the state of all instances is to be divided anew."""
-        return self.plan.redistributes_in(self.state)
-
-    def whole_state(self) -> KeyedStateBackend:
-        """Return a table of this process with the state of all ranges, as of the base; close it."""
+    @contextmanager
+    def _whole_state(self) -> Iterator[KeyedStateBackend]:
+        """A table of this process with the state of all ranges, as of the base."""
         assert self._spec is not None, "not attached"
         backend, rows = private_table(self._spec, self.state.whole())
         self.metrics["rows_redistributed"] = rows
-        return backend
+        with closing(backend):
+            yield backend
 
-    def invalid(
-        self,
-        name: str = INPUT,
-        key: Sequence[str] | None = None,
-        *,
-        event_time: str | None = None,
-    ) -> InvalidRows:
-        """What takes the invalid rows of an input out.
-
-        Parameters
-        ----------
-        name : str
-            The input.
-        key : sequence of str, optional
-            Its key columns, if they are not called as in checkpoints.
-        event_time : str, optional
-            The column of the event time in the task, if it is called otherwise than in the input.
-        """
-        plan = self.plan
-        rule = plan.invalid.get(name, InvalidRule())
-        if event_time is not None:
-            rule = replace(rule, event_time=event_time)
-        names = [name for name, _ in plan.key_schema] if key is None else key
-        owner = f"operator {plan.operator.uid!r}"
-        found = InvalidRows(owner, names, rule, plan.processing_time_ms, self.write_side)
-        self._invalid.append(found)
-        return found
-
-    def note_event_time(self, latest_ms: int | None, late_rows: int) -> None:
-        """Add the largest event time of some rows, and how many of them are late."""
-        self.late_rows += late_rows
-        seen = [time for time in (self.max_event_time_ms, latest_ms) if time is not None]
-        self.max_event_time_ms = max(seen, default=None)
-
-    def note_combined(self, came: int, rows: int) -> None:
-        """Say that rows which came stand for others, and for how many."""
-        self.rows_combined += rows - came
-        self.metrics[CAME] = int(self.metrics.get(CAME, 0)) + came
-
-    def note_inputs(self, seen: Iterable[InputSeen]) -> None:
-        """Say what was seen of each input, if the operator has several."""
-        self._inputs = tuple(seen)
-
-    def note_kept(self, oldest_ms: int | None) -> None:
-        """Say how old the oldest is that the range keeps, and may still emit."""
-        self._kept = (InputSeen(KEPT, 0, oldest_ms),)
+    @property
+    def _combined(self) -> int:
+        """How many more rows those that came stand for."""
+        return 0 if self._context is None else self._context.rows_combined
 
     def _inputs_seen(self) -> tuple[InputSeen, ...]:
-        rows = self.rows_in + self.rows_combined
-        seen = self._inputs or (InputSeen(INPUT, rows, self.max_event_time_ms),)
-        return (*seen, *self._kept)
+        context = self._context
+        if context is None:
+            return (InputSeen(),)
+        seen = [InputSeen(name, rows, context.latest.get(name)) for name, rows in self.rows.items()]
+        seen[0] = replace(seen[0], rows=seen[0].rows + self._combined)
+        return (*seen, *(InputSeen(KEPT, 0, oldest) for oldest in context.kept))
 
     def write_side(self, tag: str, rows: pa.RecordBatch) -> None:
         """Write rows of a side output."""
@@ -497,11 +480,15 @@ class RangeTask:
             self.metrics["keys"] = stats.keys
             self.metrics["state_bytes"] = stats.committed_bytes
             self.release()
-        rows_in = self.rows_in + self.rows_combined
+        late = invalid = 0
+        if self._context is not None:
+            self.metrics.update(self._context.metrics)
+            late, invalid = self._context.late_rows, self._context.invalid_rows
+        rows_in = sum(self.rows.values()) + self._combined
         self.metrics.update(rows_in=rows_in, rows_out=self.rows_out, process_id=os.getpid())
-        self.metrics["invalid_rows"] = sum(each.rows for each in self._invalid)
+        self.metrics["invalid_rows"] = invalid
         if plan.event_time:
-            self.metrics["late_rows"] = self.late_rows
+            self.metrics["late_rows"] = late
         plan.reports.add(
             [
                 RangeReport(
@@ -571,6 +558,11 @@ def _mark(uid: str, index: int) -> Mark:
         host,
         process,
     )
+
+
+def _size(rows: Any) -> int:
+    """How many rows a batch has."""
+    return rows.num_rows if isinstance(rows, pa.RecordBatch) else len(rows.rows)
 
 
 def _reached(time_ms: int | None, now_ms: int | None) -> bool:

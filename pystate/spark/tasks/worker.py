@@ -23,66 +23,69 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from pystate.checkpoint.begin_marks import RefusedError
 from pystate.errors import NoSpaceError
 from pystate.notes import with_notes
+from pystate.operator.output import OutputColumns
+from pystate.operator.task import Operator
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.described import plan_name
 from pystate.spark.base.routing import split_markers
+from pystate.spark.tasks.arrivals import Arrivals
 from pystate.spark.tasks.delta import DeltaWriter, Written
 from pystate.spark.tasks.garbage import set_modules_aside
+from pystate.spark.tasks.paired_task import PairedTask
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
-from pystate.types.keys import leaf
 
-__all__ = ["Arrived", "ArrowOperator", "Body", "run_task"]
+__all__ = ["Arrived", "ArrowOperator", "run_task"]
 
 #: Output batches that may wait while the delta file is being written beside them.
 _HELD_BATCHES = 32
 
 
-class Body(Protocol):
-    """What an operator does with its table; one object per task."""
-
-    def open(self) -> None:
-        """Begin; the task's table is attached."""
-
-    def process(self, rows: Any) -> Iterator[Any]:
-        """Handle some of the range's rows."""
-
-    def finish(self) -> Iterator[Any]:
-        """Handle the end of the input, before the table is sealed."""
-
-    def close(self) -> None:
-        """Clean up, however the task ends."""
-
-
-#: A piece of input: rows or None, how many, and the markers among them.
-Arrived = tuple[Any, int, list[int]]
+#: A piece of input: rows or None, and the markers that were among them.
+Arrived = tuple[Any, list[int]]
+_BY_KEY = Arrivals()
 
 
 class ArrowOperator:
-    """The function that `mapInArrow` runs for a keyed operator.
+    """The function that `mapInArrow` runs for an operator.
 
     Parameters
     ----------
     plan : OperatorPlan
         The operator and its epoch.
-    body : callable from RangeTask to Body
-        Makes the task's own body; pickled with the user's function inside.
+    make : callable
+        Makes the task's own operator; pickled with the user's function inside.
     names : sequence of str
         The names of the arriving columns, except the last one, which holds the ranges.
+    arrivals : Arrivals
+        How the rows of its inputs come.
+    output : OutputColumns, optional
+        The result's columns, if the operator does not bring its output into them itself.
+    beside : OperatorPlan, optional
+        An operator that runs in the same tasks.
     """
 
     def __init__(
-        self, plan: OperatorPlan, body: Callable[[RangeTask], Body], names: Sequence[str]
+        self,
+        plan: OperatorPlan,
+        make: Callable[[], Operator],
+        names: Sequence[str],
+        arrivals: Arrivals = _BY_KEY,
+        output: OutputColumns | None = None,
+        beside: OperatorPlan | None = None,
     ) -> None:
         self._plan = plan
-        self._body = body
+        self._make = make
         self._names = list(names)
+        self._arrivals = arrivals
+        self._output = output
+        self._beside = beside
         # Spark's name for the function in plans.
         self.__name__ = plan_name(plan.operator.uid)
 
@@ -94,82 +97,93 @@ class ArrowOperator:
             for batch in at_once(batches):
                 rows, markers = split_markers(batch) if marked else (batch, [])
                 rows = rows.rename_columns(self._names)
-                yield rows if rows.num_rows else None, rows.num_rows, markers
+                yield rows if rows.num_rows else None, markers
 
-        task, owner = self.task(), self.owner()
-        return run_task(task, self._body(task), arrived(), owner, lambda out: out.num_rows)
+        operator, arrivals = self._make(), self._arrivals
+        return run_task(self.task(), operator, arrived(), arrivals, _rows, self._output)
 
     def task(self) -> RangeTask:
         """Make the task's ranges."""
-        return RangeTask(self._plan)
+        if self._beside is None:
+            return RangeTask(self._plan)
+        return PairedTask(self._plan, self._beside)
 
-    def owner(self) -> Callable[[pa.RecordBatch], int]:
-        """Return a function that gives the range of the first of some rows."""
-        router = self._plan.router
-        names = [name for name, _ in router.schema]
 
-        def owner(rows: pa.RecordBatch) -> int:
-            first = rows.slice(0, 1)
-            return router.owners([leaf(first, name) for name in names])[0]
-
-        return owner
+def _rows(out: Any) -> int:
+    """The number of rows in a batch."""
+    return int(out.num_rows)
 
 
 def run_task(
     task: RangeTask,
-    body: Body,
+    operator: Operator,
     arrived: Iterator[Arrived],
-    owner: Callable[[Any], int],
+    arrivals: Arrivals,
     size: Callable[[Any], int],
+    output: OutputColumns | None = None,
 ) -> Iterator[Any]:
     """Drive one task from its first input to its report.
 
     Parameters
     ----------
-    arrived : iterator of (rows or None, number of rows, markers)
+    task : RangeTask
+        The task.
+    operator : Operator
+        Its operator.
+    arrived : iterator of (rows or None, markers)
         The partition's input.
-    owner : callable
-        Returns the range of the first of some rows, for rows that arrive before the marker.
+    arrivals : Arrivals
+        How the rows of the inputs come.
     size : callable
         Returns the number of rows in an output.
+    output : OutputColumns, optional
+        As for `ArrowOperator`.
     """
     set_modules_aside()
     began = time.perf_counter_ns()
     writer: DeltaWriter | None = None
     held: deque[Any] = deque()
     metrics = task.metrics
+    metrics.update(operator.idle_metrics)
     opened = False
+
+    def declared(pieces: Iterator[Any]) -> Iterator[Any]:
+        if output is None:
+            return pieces
+        return (made for piece in pieces for made in output.from_value(piece))
+
     try:
-        for rows, n_rows, markers in arrived:
+        for rows, markers in arrived:
             task.announce(markers)
             task.go_on()
             if rows is None:
                 continue
             if not task.attached:
-                task.attach(owner(rows))
+                task.attach(arrivals.owner(task.plan, rows), arrivals.inputs)
                 opened = True
-                body.open()
-            task.rows_in += n_rows
-            for out in body.process(rows):
-                task.rows_out += size(out)
-                if not task.takes(out):
-                    yield out
-                task.go_on()
+                operator.open(task.context)
+            for input, part in arrivals.parts(rows, task.plan, task.state.index):
+                task.count(input, part)
+                for out in declared(operator.process(part, input)):
+                    task.rows_out += size(out)
+                    if not task.takes(out):
+                        yield out
+                    task.go_on()
         if not task.plan.markers and not task.attached:
             return
         task.check_marker()
         if not task.attached and task.due:
-            task.attach(task.state.index)
+            task.attach(task.state.index, arrivals.inputs)
             opened = True
-            body.open()
+            operator.open(task.context)
         if task.attached:
-            for out in body.finish():
+            for out in declared(operator.finish()):
                 task.rows_out += size(out)
                 held.append(out)
                 if len(held) > _HELD_BATCHES and not task.takes(out := held.popleft()):
                     yield out
             opened = False
-            body.close()
+            operator.close()
         metrics["process_ms"] = _ms_since(began)
         writer = task.seal()
         while held:
@@ -184,7 +198,7 @@ def run_task(
     except NoSpaceError as error:
         if opened:
             opened = False
-            body.close()
+            operator.close()
         moved = None if writer is not None else task.move_table(error)
         if moved is None:
             raise
@@ -205,7 +219,7 @@ def run_task(
             if writer is not None:
                 writer.join()
             if opened:
-                body.close()
+                operator.close()
         finally:
             task.discard_files()
             task.release()

@@ -8,11 +8,13 @@ import pyarrow as pa
 import pytest
 
 from pystate.backend.keyed import KeyedStateBackend
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import InvalidArgumentError
 from pystate.joins.inputs import JoinInput, result_names
 from pystate.joins.interval import IntervalJoin, IntervalJoinSpec
 from pystate.joins.result import OUTPUT_ROWS
 from pystate.operator.output import OutputColumns
+from pystate.operator.task import TaskContext
 from pystate.state.operator_spec import OperatorSpec
 from pystate.types.state_type import parse_type
 
@@ -37,14 +39,22 @@ def rows(names: str, count: int, time: int = 5) -> pa.RecordBatch:
     )
 
 
+def opened(
+    spec: IntervalJoinSpec, backend: KeyedStateBackend, watermark: int | None = None
+) -> tuple[IntervalJoin, TaskContext]:
+    join, task = IntervalJoin(spec), TaskContext(backend, time=OperatorTime(None, watermark))
+    join.open(task)
+    return join, task
+
+
 def test_many_rows_of_one_key_come_in_pieces() -> None:
     spec = spec_of(-10, 10, "full")
     with backend_of(spec) as backend:
-        join = IntervalJoin(spec, backend, None)
-        assert list(join.process_left(rows("at", 2000))) == []
-        sizes = [batch.num_rows for batch in join.process_right(rows("bu", 1000))]
+        join, _ = opened(spec, backend, 1 << 40)
+        assert list(join.process(rows("at", 2000), "left")) == []
+        sizes = [batch.num_rows for batch in join.process(rows("bu", 1000), "right")]
         assert sum(sizes) == 2_000_000 and max(sizes) <= OUTPUT_ROWS
-        assert list(join.finish(1 << 40)) == [] and len(backend) == 0
+        assert list(join.finish()) == [] and len(backend) == 0
 
 
 def test_another_interval_of_the_same_buckets_keeps_the_state() -> None:
@@ -52,22 +62,23 @@ def test_another_interval_of_the_same_buckets_keeps_the_state() -> None:
     first, second = spec_of(-10, 10), spec_of(-300, 400)
     assert first.states() == second.states() != spec_of(-1000, 1000).states()
     with backend_of(first) as backend:
-        list(IntervalJoin(first, backend, None).process_left(rows("at", 1)))
+        list(opened(first, backend)[0].process(rows("at", 1), "left"))
         backend.seal()
-        join = IntervalJoin(second, backend, None)
-        list(join.finish(1024 + 10))
-        found = [batch.to_pylist() for batch in join.process_right(rows("bu", 1, 405))]
+        join, task = opened(second, backend, 1024 + 10)
+        list(join.finish())
+        found = [batch.to_pylist() for batch in join.process(rows("bu", 1, 405), "right")]
         assert found == [[{"k": 1, "a": 0, "t": 5, "b": 0, "u": 405}]]
-        list(join.finish(1024 + 400))
+        task.time = OperatorTime(None, 1024 + 400)
+        list(join.finish())
         assert len(backend) == 0
 
 
 def test_times_far_away_are_left_out() -> None:
     spec = spec_of(0, 1)
     with backend_of(spec) as backend:
-        join = IntervalJoin(spec, backend, None)
-        assert list(join.process_left(rows("at", 1, -(1 << 63) + 1))) == []
-        assert (join.invalid["left"].rows, join.max_event_times["left"]) == (1, None)
+        join, task = opened(spec, backend)
+        assert list(join.process(rows("at", 1, -(1 << 63) + 1), "left")) == []
+        assert (task.invalid_rows, task.latest["left"]) == (1, None)
 
 
 def test_names_of_the_result() -> None:

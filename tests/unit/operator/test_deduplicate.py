@@ -9,8 +9,10 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.operator import deduplicate
 from pystate.operator.deduplicate import DeduplicateSpec
+from pystate.operator.task import TaskContext
 
 SCHEMA = pa.schema({"id": pa.int64(), "at": pa.timestamp("us", "UTC"), "v": pa.int64()})
 
@@ -29,23 +31,24 @@ class Epochs:
 
     def __init__(self, spec: DeduplicateSpec) -> None:
         self.spec = spec
-        self.backend = ps.KeyedStateBackend({"id": "long"}, states=spec.states())
+        self.backend = ps.KeyedStateBackend({"id": "long"}, states=spec.states(), uid="op")
         self.late: list[int] = []
 
     def run(
         self, *batches: pa.RecordBatch, now: int = 0, watermark: int | None = None
     ) -> list[int]:
         """The numbers of the rows that an epoch passes on."""
-        task = self.spec.start(
-            self.backend,
-            processing_time=now,
-            watermark=watermark,
-            side=lambda tag, rows: self.late.extend(rows["v"].to_pylist()),
-            uid="op",
+        operator = self.spec.make()
+        operator.open(
+            TaskContext(
+                self.backend,
+                processing_time=now,
+                time=OperatorTime(watermark, watermark),
+                side=lambda tag, rows: self.late.extend(rows["v"].to_pylist()),
+            )
         )
-        task.open()
-        pieces = [piece for rows in batches for piece in task.process(rows)]
-        pieces += task.finish()
+        pieces = [piece for rows in batches for piece in operator.process(rows)]
+        pieces += operator.finish()
         self.backend.expire()
         if self.backend.dirty:
             self.backend.seal(snapshot=False)
@@ -143,8 +146,9 @@ def test_repeated_rows_write_nothing(made: list[Epochs]) -> None:
     for options in specs:
         operator = make(made, **options)
         assert len(operator.run(rows)) == 100
-        task = operator.spec.start(operator.backend, processing_time=500, watermark=50)
-        task.open()
+        task = operator.spec.make()
+        time = OperatorTime(50, 50)
+        task.open(TaskContext(operator.backend, processing_time=500, time=time))
         assert not list(task.process(rows))
         assert not operator.backend.dirty
 

@@ -24,7 +24,8 @@ from pystate.notes import notes_of
 from pystate.operator.call_shapes import OUTPUT_ROWS
 from pystate.operator.function_spec import FunctionSpec
 from pystate.operator.output import OutputColumns, RowsAsYielded, parse_columns
-from pystate.operator.runtime import FunctionRuntime
+from pystate.operator.runtime import FunctionOperator
+from pystate.operator.task import TaskContext
 from pystate.testing import Harness
 
 COLUMNS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("at", pa.int64())])
@@ -54,17 +55,6 @@ class CountVector(ps.VectorizedFunction):
         return {"k": batch.column("k"), "n": self.n.values(keys), "t": [ctx.timestamp] * len(keys)}
 
 
-def context_of() -> ps.RuntimeContext:
-    return ps.RuntimeContext(
-        uid="one",
-        epoch=1,
-        key_group_range=(0, 127),
-        parallelism=1,
-        max_parallelism=128,
-        processing_time=5_000,
-    )
-
-
 class Run:
     """One epoch of a function over rows (k, v, at)."""
 
@@ -84,12 +74,15 @@ class Run:
         )
         if type(function).__qualname__ in globals():
             spec = pickle.loads(pickle.dumps(spec))
-        with ps.KeyedStateBackend({"k": "string"}, timers=has_timers(function)) as backend:
+        with ps.KeyedStateBackend(
+            {"k": "string"}, timers=has_timers(function), uid="one"
+        ) as backend:
             time = time or OperatorTime(watermark, watermark)
-            self.runtime = FunctionRuntime(
-                spec, backend, context_of(), self._side, time=time, drain=drain
+            self.task = TaskContext(
+                backend, processing_time=5_000, time=time, drain=drain, side=self._side
             )
-            self.runtime.open()
+            self.runtime = FunctionOperator(spec)
+            self.runtime.open(self.task)
             pieces: list[Any] = []
             try:
                 for rows in batches:
@@ -401,24 +394,24 @@ def test_columns_are_checked() -> None:
 def test_the_timestamp_is_each_rows_own() -> None:
     run = Run(Count(), ROWS, event_time="at")
     assert run.rows == [("a", 1, 10), ("b", 2, 20), ("a", 4, None)]
-    assert (run.runtime.max_event_time, run.runtime.late_rows) == (20, 0)
+    assert (run.task.latest["input"], run.task.late_rows) == (20, 0)
     assert run.runtime.context.timestamp is None
 
 
 @pytest.mark.parametrize("function", [CountRows(), CountVector()])
 def test_a_call_with_several_rows_has_no_timestamp(function: Any) -> None:
     run = Run(function, ROWS, event_time="at")
-    assert run.runtime.context.timestamp is None and run.runtime.max_event_time == 20
+    assert run.runtime.context.timestamp is None and run.task.latest["input"] == 20
 
 
 def test_without_rows_there_is_no_event_time() -> None:
-    assert Run(Count(), event_time="at").runtime.max_event_time is None
-    assert Run(Count(), [("a", 1, None)], event_time="at").runtime.max_event_time is None
+    assert Run(Count(), event_time="at").task.latest == {}
+    assert Run(Count(), [("a", 1, None)], event_time="at").task.latest == {"input": None}
 
 
 def test_late_rows_are_counted_and_handled_like_others() -> None:
     run = Run(Count(), ROWS, [("b", 4, 3)], event_time="at", watermark=20)
-    assert run.runtime.late_rows == 2
+    assert run.task.late_rows == 2
     assert run.state == {"a": 4, "b": 6}
 
 
@@ -466,7 +459,7 @@ def test_rows_are_judged_by_the_late_bound_and_timers_fire_up_to_the_watermark(
         time=OperatorTime(20, 40),
         drain=drain,
     )
-    assert run.runtime.late_rows == 1
+    assert run.task.late_rows == 1
     fired = [("a", 7, mark, 40), ("a", 7, mark, 41)] if drain else [("a", 7, 40, 40)]
     assert run.rows == [("a", 7, 20), *fired]
     # The clock of times to live is the late bound: by the watermark the value had expired.
@@ -477,23 +470,23 @@ def test_rows_are_judged_by_the_late_bound_and_timers_fire_up_to_the_watermark(
 def test_late_rows_go_to_their_side_output(function: Any) -> None:
     batches = [ROWS, [("b", 4, 3)], [("b", 8, 20)]]
     run = Run(function, *batches, event_time="at", watermark=20, late="late")
-    assert run.runtime.late_rows == 2
+    assert run.task.late_rows == 2
     assert run.state == {"a": 3, "b": 10}
     late = pa.Table.from_batches(run.sides["late"])
     assert late.schema == COLUMNS
     assert [tuple(row.values()) for row in late.to_pylist()] == [("a", 1, 10), ("b", 4, 3)]
-    assert run.runtime.max_event_time == 20
+    assert run.task.latest["input"] == 20
 
 
 @pytest.mark.parametrize("function", [Count(), CountRows(), CountVector()])
 def test_late_rows_are_dropped_and_counted(function: Any) -> None:
     batches = [ROWS, [("b", 4, 3)], [("b", 8, 20)]]
     run = Run(function, *batches, event_time="at", watermark=20, late="drop")
-    assert (run.runtime.late_rows, run.sides) == (2, {})
+    assert (run.task.late_rows, run.sides) == (2, {})
     assert run.state == {"a": 3, "b": 10}
-    assert run.runtime.max_event_time == 20
+    assert run.task.latest["input"] == 20
     run = Run(function, *batches, event_time="at", late="drop")
-    assert (run.runtime.late_rows, run.state) == (0, {"a": 4, "b": 14})
+    assert (run.task.late_rows, run.state) == (0, {"a": 4, "b": 14})
 
 
 def test_late_rows_take_the_declared_columns() -> None:
@@ -643,9 +636,8 @@ def test_a_wrong_batch_of_a_side_output_names_its_method() -> None:
 
 def test_side_outputs_need_somewhere_to_go() -> None:
     spec = FunctionSpec(Count(), ("k",), ("k",), RowsAsYielded(), side_outputs={"x": side("x")})
-    context = ps.RuntimeContext("one", 1, (0, 127), 1, 128, 0)
     with pytest.raises(InvalidArgumentError, match="side outputs and nowhere to go"):
-        FunctionRuntime(spec, ps.KeyedStateBackend({"k": "string"}), context)
+        FunctionOperator(spec).open(TaskContext(ps.KeyedStateBackend({"k": "string"})))
 
 
 # -- what a context refuses
@@ -747,8 +739,8 @@ def test_rows_of_a_task_may_take_more_than_32_bits_of_text() -> None:
     text = "x" * (400 << 20)
     spec = FunctionSpec(Wide(), ("v",), ("k", "v"), RowsAsYielded())
     with ps.KeyedStateBackend("long") as made:
-        runtime = FunctionRuntime(spec, made, context_of())
-        runtime.open()
+        runtime = FunctionOperator(spec)
+        runtime.open(TaskContext(made))
         for i in range(rows):
             batch = {"k": pa.array([text]), "v": pa.array([i])}
             assert list(runtime.process(pa.RecordBatch.from_pydict(batch))) == []

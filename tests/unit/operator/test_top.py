@@ -10,6 +10,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import UnclaimedStateError
+from pystate.operator.task import TaskContext
 from pystate.operator.top import By, TopSpec
 from pystate.types.state_type import parse_type
 
@@ -28,8 +29,8 @@ def run(
     top: TopSpec, backend: ps.KeyedStateBackend, *rows: tuple[int, int | None, str]
 ) -> list[tuple[Any, ...]]:
     """An epoch; its rows are sorted by key and rank."""
-    task = top.start(backend, processing_time=0)
-    task.open()
+    task = top.make()
+    task.open(TaskContext(backend))
     columns = [pa.array([row[i] for row in rows]) for i in range(3)]
     if rows:
         columns[1] = columns[1].cast(pa.int64())
@@ -108,8 +109,8 @@ def test_fewer_rows_than_were_stored() -> None:
 def test_rows_of_one_epoch_in_several_batches_are_emitted_once() -> None:
     top = spec(2)
     with backend_of(top) as backend:
-        task = top.start(backend, processing_time=0)
-        task.open()
+        task = top.make()
+        task.open(TaskContext(backend))
         for n in range(5):
             rows = pa.record_batch(
                 [pa.array([1]), pa.array([n]), pa.array([str(n)])], names=["id", "n", "s"]
@@ -126,8 +127,8 @@ def test_more_keys_than_sixteen_bits() -> None:
     keys = 70_000
     top = spec(1)
     with backend_of(top) as backend:
-        task = top.start(backend, processing_time=0)
-        task.open()
+        task = top.make()
+        task.open(TaskContext(backend))
         ids = [*range(keys), *range(keys)]
         values = [*range(keys), *range(keys, 0, -1)]
         columns = [pa.array(ids), pa.array(values), pa.array(["x"] * (2 * keys))]

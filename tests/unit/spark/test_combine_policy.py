@@ -6,9 +6,9 @@ import pytest
 
 from pystate.coordinator.range_report import RangeReport
 from pystate.errors import InvalidArgumentError
+from pystate.operator.combined import CAME
 from pystate.spark.base.combining import checked_combine, decided
 from pystate.spark.evaluation.combining import CombinePolicy
-from pystate.spark.tasks.range_task import CAME
 
 
 def reports(rows: int, changed: int, came: int | None = None, uid: str = "a") -> list[RangeReport]:

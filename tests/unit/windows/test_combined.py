@@ -27,7 +27,6 @@ from pystate.windows.assigners import (
 )
 from pystate.windows.combined import Part, parts, refusal, slice_rule
 from pystate.windows.making import make_operator
-from pystate.windows.operator import EpochTimes
 from pystate.windows.specification import WindowSpec, window_options
 from tests.drawn import drawn
 from tests.unit.windows.windows_world import World, tuples
@@ -136,13 +135,13 @@ def _canonical(value: Any) -> Any:
 class Combining:
     """An operator that gets its rows combined."""
 
-    def __init__(self, spec: WindowSpec, backend: KeyedStateBackend, times: EpochTimes) -> None:
-        self._spec, self._times = spec, times
-        self.operator = make_operator(spec, backend, times, combined=True)
+    def __init__(self, spec: WindowSpec) -> None:
+        self._spec = spec
+        self.operator = make_operator(spec, combined=True)
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Combine the rows of a task, and add them."""
-        return self.operator.process(combine(rows, self._spec, self._times.late_bound))
+        return self.operator.process(combine(rows, self._spec, self.operator.task.late_bound))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.operator, name)
@@ -156,23 +155,15 @@ class SwitchingWorld(World):
 
     def __init__(self, road: Callable[[], bool], *arguments: Any, **options: Any) -> None:
         self.road = road
-        self.operators: list[Any] = []
         super().__init__(*arguments, **options)
 
-    def _operator(
-        self, backend: KeyedStateBackend, times: EpochTimes, late: Callable[[pa.RecordBatch], None]
-    ) -> Any:
-        if self.road():
-            made: Any = Combining(self.spec, backend, times)
-        else:
-            made = make_operator(self.spec, backend, times, late)
-        self.operators.append(made)
-        return made
+    def _operator(self) -> Any:
+        return Combining(self.spec) if self.road() else make_operator(self.spec, "late")
 
     def noted(self) -> Any:
         """Counts of the epoch, per range, and the next timers and the state of the tables."""
-        found = [(o.late_rows, o.dropped_rows, o.invalid.rows, o.max_event_time)
-                 for o in self.operators[-len(self.ranges):]]  # fmt: skip
+        found = [(t.late_rows, t.metrics["dropped_rows"], t.invalid_rows, t.latest.get("input"))
+                 for t in self.tasks[-len(self.ranges):]]  # fmt: skip
         timers = [[b.next_timer("event"), b.next_timer("processing")] for _, b in self.ranges]
         if isinstance(self.spec.options.windows, Session):
             # When a session's timer moves depends on how its rows were divided into batches.

@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
+from pystate.coordinator.watermarks import OperatorTime
 from pystate.errors import InvalidArgumentError, PystateError, WrongTypeError
+from pystate.operator.task import TaskContext
 from pystate.windows.assigners import (
     CountWindow,
     Cumulating,
@@ -97,11 +99,11 @@ def test_a_million_windows_fire_in_bounded_batches() -> None:
     )
     _, backend = world.ranges[0]
     from pystate.windows.making import make_operator
-    from pystate.windows.operator import EpochTimes
 
-    operator = make_operator(world.spec, backend, EpochTimes(0))
+    operator = make_operator(world.spec)
+    operator.open(TaskContext(backend, time=OperatorTime(None, 100)))
     assert list(operator.process(batch)) == []
-    sizes = [piece.num_rows for piece in operator.finish(100)]
+    sizes = [piece.num_rows for piece in operator.finish()]
     assert sum(sizes) == 300_000 and max(sizes) <= 32_768
     world.close()
 

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
+from pystate.coordinator.watermarks import OperatorTime
+from pystate.operator.task import TaskContext
 from pystate.windows.assigners import Assigner, Session, Sliding, Tumbling
 from tests.unit.windows.windows_world import SCHEMA, ManyWorld, RowsWorld, World
 
@@ -34,9 +36,10 @@ class Counted(RowsWorld):
     """A function of many windows that counts their rows, and keeps nothing of them."""
 
     def rows_of(self, backend: Any, watermark: int) -> list[int]:
-        operator = self._operator(backend, ps_times(), lambda rows: None)
+        operator = self._operator()
+        operator.open(TaskContext(backend, time=OperatorTime(None, watermark)))
         sizes = []
-        for windows in operator.operator.finish(watermark):
+        for windows in operator.operator.finish():
             for loaded in operator._columns.load():
                 [offsets] = loaded.offsets
                 assert (np.diff(offsets) > 0).all()
@@ -46,20 +49,14 @@ class Counted(RowsWorld):
         return [windows for windows, _ in sizes]
 
 
-def ps_times() -> Any:
-    """The times of an epoch before which there was no watermark."""
-    from pystate.windows.operator import EpochTimes
-
-    return EpochTimes(0)
-
-
 def fill(world: World, rows: int, keys: int) -> Any:
     """Epochs of rows that are in no window yet that is over."""
     [(_, backend)] = world.ranges
     for begin in range(0, rows, 100_000):
         i = np.arange(begin, min(begin + 100_000, rows))
         columns = [pa.array(i % keys), pa.array(100 + i % 7), pa.array(i)]
-        operator = world._operator(backend, ps_times(), lambda late: None)
+        operator = world._operator()
+        operator.open(TaskContext(backend))
         target = getattr(operator, "operator", operator)
         assert list(target.process(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))) == []
         backend.seal(snapshot=False)
@@ -94,8 +91,9 @@ def test_windows_fire_in_bounded_memory(
         fired = sum(world.rows_of(backend, 10_000))
         assert max(count for _, count in world.sizes) <= 1 << 17
     else:
-        operator = world._operator(backend, ps_times(), lambda late: None)
-        fired = sum(piece.num_rows for piece in operator.finish(10_000))
+        operator = world._operator()
+        operator.open(TaskContext(backend, time=OperatorTime(None, 10_000)))
+        fired = sum(piece.num_rows for piece in operator.finish())
         operator.close()
     grown = resident(peak=True) - before
     # That a window was removed can be undone until the epoch is sealed: each of its rows has a

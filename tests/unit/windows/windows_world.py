@@ -19,13 +19,14 @@ from pystate.backend.keyed import (
     key_groups,
     range_bounds,
 )
-from pystate.functions.windows import TimeWindow, WindowContext, WindowFunction
+from pystate.coordinator.watermarks import OperatorTime
+from pystate.functions.windows import TimeWindow, WindowFunction
 from pystate.operator.output import OutputColumns
+from pystate.operator.task import TaskContext
 from pystate.types.keys import parse_key
 from pystate.windows import held_timers, sliced
 from pystate.windows.assigners import Assigner
 from pystate.windows.making import make_operator
-from pystate.windows.operator import EpochTimes
 from pystate.windows.process import WindowProcess, WindowProcessSpec
 from pystate.windows.row_windows import WindowRowsSpec
 from pystate.windows.specification import WindowOptions, WindowSpec, window_options
@@ -70,16 +71,16 @@ class World:
         self.late: list[Row] = []
         self.dropped = self.timeless = 0
         self.most_rows = 0
+        #: What the operators got, in the order in which they ran.
+        self.tasks: list[TaskContext] = []
         self._files: list[bytes] = []
         self._open(parallelism)
 
     def _spec(self, options: WindowOptions, key: Sequence[str], aggregates: Any) -> WindowSpec:
         return WindowSpec.of(options, key, aggregates, self.schema, "test")
 
-    def _operator(
-        self, backend: KeyedStateBackend, times: EpochTimes, late: Callable[[pa.RecordBatch], None]
-    ) -> Any:
-        return make_operator(self.spec, backend, times, late)
+    def _operator(self) -> Any:
+        return make_operator(self.spec, "late")
 
     def _open(self, parallelism: int) -> None:
         self.ranges = []
@@ -153,17 +154,23 @@ class World:
         groups = key_groups(hash_keys([batch.column(n) for n, _ in self.key]), GROUPS)
         for (first, last), backend in self.ranges:
             mine = batch.filter(pa.array((groups >= first) & (groups <= last)))
-            operator = self._operator(
-                backend, EpochTimes(now, self.bound), lambda r: late.extend(tuples(r))
+            task = TaskContext(
+                backend,
+                processing_time=now,
+                time=OperatorTime(self.bound, watermark),
+                side=lambda tag, r: late.extend(tuples(r)),
             )
+            operator = self._operator()
+            operator.open(task)
+            self.tasks.append(task)
             for at in range(0, mine.num_rows, self.batch_rows):
                 for piece in operator.process(mine.slice(at, self.batch_rows)):
                     emitted += tuples(piece)
-            for piece in operator.finish(watermark):
+            for piece in operator.finish():
                 self.most_rows = max(self.most_rows, piece.num_rows)
                 emitted += tuples(piece)
-            dropped += operator.dropped_rows
-            timeless += operator.invalid.rows
+            dropped += int(task.metrics["dropped_rows"])
+            timeless += task.invalid_rows
             operator.close()
         return emitted, late, dropped, timeless
 
@@ -183,9 +190,7 @@ class RowsWorld(World):
     def _spec(self, options: WindowOptions, key: Sequence[str], aggregates: Any) -> WindowSpec:
         return WindowRowsSpec.of_rows(options, key, self.schema, "test")
 
-    def _operator(
-        self, backend: KeyedStateBackend, times: EpochTimes, late: Callable[[pa.RecordBatch], None]
-    ) -> Any:
+    def _operator(self) -> Any:
         assert isinstance(self.spec, WindowRowsSpec)
         schema = self.spec.schema(self.key)
         output = pa.schema([*schema, ("rows", pa.list_(pa.struct(list(self.schema))))])
@@ -195,7 +200,7 @@ class RowsWorld(World):
             self.schema,
             RowsAsRead(output, "test"),
         )
-        return Process(spec, backend, times, WindowContext("test", times.processing_time), late)
+        return Process(spec, "late")
 
 
 class ManyWorld(RowsWorld):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +14,9 @@ from hypothesis import strategies as st
 
 from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import StateOverflowError
-from pystate.operator.invalid import InvalidRows
+from pystate.operator.aggregate import AggregateOperator, Aggregates, StateUpdate
 from pystate.operator.output import OutputColumns
-from pystate.spark.tasks.bodies import AggregateBody, StateUpdate
+from pystate.operator.task import TaskContext
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.value import ValueState
 from pystate.types.keys import parse_key
@@ -36,20 +35,14 @@ def sums(names: Sequence[str]) -> Iterator[Any]:
     output = OutputColumns(
         pa.schema([*list(SCHEMA)[:2], *(pa.field(n, pa.int64()) for n in names)]), "totals"
     )
+    aggregates = Aggregates(
+        ("k", "x"), states, tuple(updates), tuple((n, None) for n in names), output
+    )
     with KeyedStateBackend.of(spec) as backend:
 
         def epoch(*batches: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-            plan = SimpleNamespace(
-                operator=spec,
-                key_schema=[("k", None), ("x", None)],
-                time=None,
-                describe=lambda: "operator 'totals'",
-            )
-            task: Any = SimpleNamespace(
-                plan=plan, backend=backend, invalid=lambda **_: InvalidRows("x")
-            )
-            body = AggregateBody(task, updates, [(n, None) for n in names], output)
-            body.open()
+            body = AggregateOperator(aggregates)
+            body.open(TaskContext(backend))
             for rows in batches:
                 columns = list(zip(*rows, strict=True)) if rows else [()] * 4
                 arrays = [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]

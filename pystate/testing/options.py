@@ -1,0 +1,148 @@
+"""The options of a harness that runs a function over one keyed input.
+
+Thread safety: immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as at
+
+from pystate.arguments import integer
+from pystate.errors import InvalidArgumentError
+from pystate.functions.base import StatefulFunction
+from pystate.functions.binding import declarations, require_state
+from pystate.operator.event_time import event_times
+from pystate.operator.function_spec import (
+    PROCESS_LATE,
+    BroadcastInput,
+    FunctionSpec,
+    late_tag,
+)
+from pystate.operator.invalid import InvalidRule
+from pystate.operator.output import Output
+from pystate.state.registry import refuse_pickled
+from pystate.types.keys import parse_key
+from pystate.types.state_type import StateType, parse_type
+
+__all__ = ["OperatorOptions"]
+
+
+@dataclass(frozen=True)
+class OperatorOptions:
+    """The operator's options; a restored harness keeps them."""
+
+    key: Any
+    output: Output
+    sides: Mapping[str, Output]
+    event_time: str | None
+    late: str
+    allowed_delay_ms: int | None
+    max_parallelism: int
+    batch_rows: int
+    uid: str
+    allow_pickle: bool = True
+    invalid: InvalidRule = InvalidRule()  # noqa: RUF009
+    """What becomes of rows that cannot be processed."""
+
+    @property
+    def names_only(self) -> bool:
+        """Whether the first rows determine the key's types."""
+        names = self.key if isinstance(self.key, (list, tuple)) else ()
+        return bool(names) and all(isinstance(name, str) for name in names)
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        """The key columns."""
+        if self.names_only:
+            return tuple(self.key)
+        return tuple(name for name, _ in parse_key(self.key))
+
+    @property
+    def tags(self) -> list[str]:
+        """The tags of all side outputs that may get rows."""
+        more = late_tag(self.late), self.invalid.tag
+        return list(dict.fromkeys([*self.sides, *(tag for tag in more if tag is not None)]))
+
+    @property
+    def broadcast(self) -> BroadcastInput | None:
+        """The broadcast input, if there is one."""
+        return None
+
+    def check(
+        self, function: StatefulFunction, columns: pa.Schema | None, parallelism: int
+    ) -> None:
+        """Refuse options that contradict each other, as far as the input's columns are known.
+
+        Raises
+        ------
+        DeclarationError, InvalidArgumentError, WrongTypeError
+            As for an operator on Spark.
+        """
+        self.spec(function, self.key_names, None)
+        owner = f"operator {self.uid!r}"
+        if not self.allow_pickle:
+            refuse_pickled(declarations(function), owner)
+        if self.event_time is None:
+            for name, given in (
+                ("allowed_delay", self.allowed_delay_ms is not None),
+                ("late", self.late != PROCESS_LATE),
+            ):
+                if given:
+                    raise InvalidArgumentError(
+                        f"{owner}: {name} is about how late rows are by their event time: also "
+                        "name the column of the event time, event_time='column'"
+                    )
+        if columns is not None:
+            self._check_columns(function, columns, owner)
+        self.require_state(function, owner)
+        integer(parallelism, f"{owner}: parallelism")
+        if not 1 <= parallelism <= self.max_parallelism:
+            raise InvalidArgumentError(
+                f"parallelism is 1 to max_parallelism ({self.max_parallelism}), not {parallelism}"
+            )
+
+    def require_state(self, function: StatefulFunction, owner: str) -> None:
+        """Refuse a function that keeps nothing."""
+        require_state(function, owner)
+
+    def _check_columns(self, function: StatefulFunction, columns: pa.Schema, owner: str) -> None:
+        self.spec(function, self.key_names, columns)
+        for name in self.key_names:
+            if name not in columns.names:
+                raise InvalidArgumentError(
+                    f"{owner}: key column {name!r} is not among {', '.join(columns.names)}"
+                )
+        if self.event_time is not None:
+            what = f"{owner}: event-time column {self.event_time!r}"
+            event_times(pa.array([], columns.field(self.event_time).type), what)
+
+    def spec(
+        self, function: StatefulFunction, key: tuple[str, ...], columns: pa.Schema | None
+    ) -> FunctionSpec:
+        """The spec that a task gets; without columns there are no rows."""
+        known = columns is not None
+        return FunctionSpec(
+            function,
+            key=key,
+            columns=tuple(columns.names) if columns is not None else (),
+            output=self.output,
+            event_time=self.event_time if known else None,
+            side_outputs=self.sides,
+            late=self.late if known else PROCESS_LATE,
+            key_types=self.key_types(columns),
+            broadcast=self.broadcast,
+        )
+
+    def key_types(self, columns: pa.Schema | None) -> tuple[StateType, ...]:
+        """The types of the key's columns, if one of them is a struct."""
+        if columns is None or not self.names_only:
+            return ()
+        types = [columns.field(name).type for name in self.key_names if name in columns.names]
+        if not any(map(at.is_struct, types)):
+            return ()
+        return tuple(parse_type(type_, "the key") for type_ in types)
