@@ -25,15 +25,15 @@ import numpy as np
 import pyarrow as pa
 
 import pystate as ps
-from pystate.backend.keyed import KeyedStateBackend, Lineage
 from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.coordinator import Coordinator
-from pystate.coordinator.epoch import RangeReport
-from pystate.coordinator.merges import merge_range
+from pystate.epochs.coordinator import Coordinator
+from pystate.epochs.epoch import RangeReport
+from pystate.epochs.merges import merge_range
+from pystate.tables.backend import KeyedStateBackend, Lineage
 
 if TYPE_CHECKING:
-    from pystate.coordinator.epoch import Epoch
+    from pystate.epochs.epoch import Epoch
 
 MB = 1e6
 GROUPS = 1024

@@ -18,14 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bench.measure import Timings, spread
-from pystate.backend.keyed import KeyedStateBackend
-from pystate.coordinator.watermarks import OperatorTime
-from pystate.joins.asof import AsofJoin, AsofJoinSpec
-from pystate.joins.inputs import JoinInput, result_names
-from pystate.joins.interval import IntervalJoin, IntervalJoinSpec
-from pystate.operator.output import OutputColumns
-from pystate.operator.task import TaskContext
+from pystate.epochs.watermarks import OperatorTime
+from pystate.operators.joins.asof import AsofJoin, AsofJoinSpec
+from pystate.operators.joins.inputs import JoinInput, result_names
+from pystate.operators.joins.interval import IntervalJoin, IntervalJoinSpec
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.task import TaskContext
 from pystate.state.operator_spec import OperatorSpec
+from pystate.tables.backend import KeyedStateBackend
 from pystate.types.state_type import parse_type
 
 if TYPE_CHECKING:

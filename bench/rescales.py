@@ -15,12 +15,12 @@ import pystate as ps
 from bench.measure import Row, Scale, Spread
 from bench.spark_jobs import PARALLELISM, new_job, session
 from pystate.spark import EpochProgress
-from pystate.spark.evaluation.combining import CombinePolicy
+from pystate.spark.evaluation.combine_policy import CombinePolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from pystate.coordinator.range_report import RangeReport
+    from pystate.epochs.range_report import RangeReport
     from pystate.spark import Job
 
 FROM = 4

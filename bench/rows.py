@@ -18,20 +18,20 @@ import pyarrow as pa
 import pystate as ps
 from bench.keyed import BATCH_ROWS
 from bench.measure import Row, Scale, Work, by_turns
-from pystate.coordinator.watermarks import OperatorTime
-from pystate.operator.deduplicate import DeduplicateSpec
-from pystate.operator.task import TaskContext
-from pystate.operator.top import By, TopSpec
+from pystate.epochs.watermarks import OperatorTime
+from pystate.operators.runtime.deduplicate import DeduplicateSpec
+from pystate.operators.runtime.task import TaskContext
+from pystate.operators.runtime.top import By, TopSpec
+from pystate.operators.windows.factory import make_operator
+from pystate.operators.windows.specification import WindowSpec, window_options
 from pystate.types.keys import parse_key
 from pystate.types.state_type import parse_type
-from pystate.windows.making import make_operator
-from pystate.windows.specification import WindowSpec, window_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pystate import KeyedStateBackend
-    from pystate.windows.assigners import Assigner
+    from pystate.operators.windows.assigners import Assigner
 
 WITHIN = 1_000_000_000
 ONCE = {

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from bench.spark_jobs import Start
     from pystate.spark import Job
-    from pystate.spark.base.combining import Combine
+    from pystate.spark.base.partial_aggregation import Combine
 
 WARM_UP, WINDOWS_WARM_UP, SMALL_WARM_UP = 3, 6, 8
 """Batches that are not timed: after them 99.7 % of the keys exist and the JVM is warm."""

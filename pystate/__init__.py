@@ -26,7 +26,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pystate import errors
-from pystate.installation import warn_of_namesake
+from pystate.base.installation import warn_of_namesake
 
 warn_of_namesake()
 try:
@@ -45,40 +45,12 @@ except ImportError as error:
     ) from error
 
 from pystate import testing
-from pystate.backend.keyed import (
-    FileInfo,
-    KeyedStateBackend,
-    Lineage,
-    SealedReader,
-    Snapshot,
-    TableStats,
-    hash_keys,
-    key_group,
-    merge_files,
-    range_bounds,
-    range_of,
-    verify_file,
-)
 from pystate.checkpoint.savepoint import Savepoint, savepoint
-from pystate.coordinator.auto_rescale import AutoRescale
-from pystate.coordinator.listeners import CheckpointListener
-from pystate.coordinator.options import CheckpointOptions
-from pystate.coordinator.split_groups import rescale
+from pystate.epochs.auto_rescale import AutoRescale
+from pystate.epochs.listeners import CheckpointListener
+from pystate.epochs.options import CheckpointOptions
+from pystate.epochs.split_groups import rescale
 from pystate.errors import PystateError
-from pystate.functions.aggregates import count, max, mean, min, sum
-from pystate.functions.base import (
-    KeyedCoProcessFunction,
-    KeyedProcessFunction,
-    RuntimeContext,
-    VectorizedCoFunction,
-    VectorizedFunction,
-)
-from pystate.functions.broadcast import (
-    KeyedBroadcastProcessFunction,
-    VectorizedBroadcastFunction,
-)
-from pystate.functions.process import InstanceContext, ProcessFunction
-from pystate.functions.windows import TimeWindow, WindowContext, WindowFunction
 from pystate.maintenance.collection import collect
 from pystate.maintenance.description import describe
 from pystate.maintenance.findings import Finding, Verification
@@ -86,12 +58,34 @@ from pystate.maintenance.history import CheckpointHistory, history
 from pystate.maintenance.repair import repair
 from pystate.maintenance.repair_plan import RepairPlan
 from pystate.maintenance.verification import verify
-from pystate.operator.drain import MAX_WATERMARK
+from pystate.operators.functions.aggregates import count, max, mean, min, sum
+from pystate.operators.functions.base import (
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    RuntimeContext,
+    VectorizedCoFunction,
+    VectorizedFunction,
+)
+from pystate.operators.functions.broadcast import (
+    KeyedBroadcastProcessFunction,
+    VectorizedBroadcastFunction,
+)
+from pystate.operators.functions.process import InstanceContext, ProcessFunction
+from pystate.operators.functions.windows import TimeWindow, WindowContext, WindowFunction
+from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.windows.assigners import (
+    CountWindow,
+    Cumulating,
+    Global,
+    Session,
+    Sliding,
+    Tumbling,
+)
 from pystate.processor.changes import changes, scan_changes
 from pystate.processor.epochs import state_metadata
-from pystate.processor.exporting import Export, export_state
-from pystate.processor.reading import read_state, scan_state
-from pystate.processor.writing import StateRows, write_state
+from pystate.processor.parquet_export import Export, export_state
+from pystate.processor.state_reader import read_state, scan_state
+from pystate.processor.state_writer import StateRows, write_state
 from pystate.state.aggregating import AggregatingHandle, AggregatingState
 from pystate.state.aggregators import (
     AggregateFunction,
@@ -117,13 +111,19 @@ from pystate.state.reducing import ReducingHandle, ReducingState
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ValueHandle, ValueState
 from pystate.store import Store, open
-from pystate.windows.assigners import (
-    CountWindow,
-    Cumulating,
-    Global,
-    Session,
-    Sliding,
-    Tumbling,
+from pystate.tables.backend import (
+    FileInfo,
+    KeyedStateBackend,
+    Lineage,
+    SealedReader,
+    Snapshot,
+    TableStats,
+    hash_keys,
+    key_group,
+    merge_files,
+    range_bounds,
+    range_of,
+    verify_file,
 )
 
 __version__ = "0.1.0"

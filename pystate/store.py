@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pystate.arguments import flag, folder_path, integer, mapping, shown
-from pystate.backend.keyed import KeyedStateBackend, KeyLike, Lineage, Snapshot, TableStats
-from pystate.backend.snapshots import SealedReader
+from pystate.base.arguments import flag, folder_path, integer, mapping, shown
+from pystate.base.folder_lock import FolderLock
+from pystate.base.markup import bytes_shown, panel
 from pystate.checkpoint.job_file import (
     OperatorEntry,
     check_schemas,
@@ -48,9 +48,9 @@ from pystate.checkpoint.manifest import (
 from pystate.checkpoint.manifest_log import History, Retired
 from pystate.checkpoint.storage import LocalStorage
 from pystate.checkpoint.store_chronicle import StoreChronicle
-from pystate.coordinator.merge_policy import MergePolicy, Run, replaced
-from pystate.coordinator.merges import merge_range
-from pystate.coordinator.retention import delete_files, delete_retired, delete_unnamed
+from pystate.epochs.merge_policy import MergePolicy, Run, replaced
+from pystate.epochs.merges import merge_range
+from pystate.epochs.retention import delete_files, delete_retired, delete_unnamed
 from pystate.errors import (
     ClosedError,
     InvalidArgumentError,
@@ -58,8 +58,6 @@ from pystate.errors import (
     NoSpaceError,
     PystateError,
 )
-from pystate.folder_lock import FolderLock
-from pystate.markup import bytes_shown, panel
 from pystate.redaction import logger
 from pystate.state.declaration import State
 from pystate.state.evolution import same_content
@@ -67,6 +65,8 @@ from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import declared_fills, stored_defaults
 from pystate.state.registry import refuse_pickled
 from pystate.state.renames import in_files
+from pystate.tables.backend import KeyedStateBackend, KeyLike, Lineage, Snapshot, TableStats
+from pystate.tables.snapshots import SealedReader
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -520,7 +520,7 @@ def open(
         Number of key groups, fixed when the store is made; 128 by default.
     limit_bytes : int
         The most memory that the table may take. With 0 it has no limit of its own, but shares that
-        of the process and its host (see `pystate.memory.memory_use`), by default three quarters of
+        of the process and its host, by default three quarters of
         the memory of the machine or the container.
     retained : int
         How many of the newest checkpoints are kept.

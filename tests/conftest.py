@@ -15,8 +15,8 @@ from hypothesis import settings
 
 from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
-from pystate.coordinator.coordinator import Coordinator
-from pystate.coordinator.epoch import Epoch, RangeReport
+from pystate.epochs.coordinator import Coordinator
+from pystate.epochs.epoch import Epoch, RangeReport
 from tests import object_server
 from tests.drawn import count
 

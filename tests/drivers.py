@@ -15,9 +15,9 @@ from typing import Any, BinaryIO
 from pystate.checkpoint.manifest import FileRef, Manifest
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
-from pystate.coordinator.coordinator import Coordinator
-from pystate.coordinator.epoch import Epoch
-from pystate.coordinator.merge_policy import MergePolicy
+from pystate.epochs.coordinator import Coordinator
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import AlreadyPublishedError, CheckpointError
 from tests.conftest import FakeWork
 

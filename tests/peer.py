@@ -12,16 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from pystate.backend.keyed import Lineage
-from pystate.backend.options import TableOptions
 from pystate.checkpoint.manifest import FileRef, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
-from pystate.host import TableHome
-from pystate.shared_tables import Attachment, TableCache
 from pystate.state.list import ListHandle
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.value import ValueState
-from pystate.table_files import TableSpec
+from pystate.tables.attach import Attachment, TableCache
+from pystate.tables.backend import Lineage
+from pystate.tables.host import TableHome
+from pystate.tables.options import TableOptions
+from pystate.tables.recovery import TableSpec
 from pystate.types.keys import parse_key
 
 KEY = {"k": "long"}

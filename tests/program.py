@@ -8,10 +8,10 @@ from typing import Any
 
 import pystate as ps
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.coordinator import Coordinator
-from pystate.coordinator.epoch import Epoch, RangeReport
-from pystate.host import TableHome
+from pystate.epochs.coordinator import Coordinator
+from pystate.epochs.epoch import Epoch, RangeReport
 from pystate.state.operator_spec import OperatorSpec
+from pystate.tables.host import TableHome
 from pystate.types.keys import parse_key
 from tests.peer import KEY, Worker
 from tests.work import HASHES, batch

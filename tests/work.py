@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 import pystate as ps
-from pystate.checkpoint.restored import begin_with
+from pystate.checkpoint.first_start import begin_with
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry, LocalStorage
-from pystate.coordinator.coordinator import Coordinator
-from pystate.coordinator.epoch import Epoch, RangeReport
-from pystate.host import TableHome
+from pystate.epochs.coordinator import Coordinator
+from pystate.epochs.epoch import Epoch, RangeReport
+from pystate.tables.host import TableHome
 from tests.peer import Worker
 
 KEY = (("k", "bigint"),)

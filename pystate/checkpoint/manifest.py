@@ -105,7 +105,7 @@ class QueryProgress:
 class ClockReading:
     """The driver's clock reading for an epoch; the next epoch's processing time depends on it.
 
-    See `pystate.coordinator.clock`.
+    See `pystate.epochs.clock`.
     """
 
     read_ms: int

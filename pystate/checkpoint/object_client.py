@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from pystate.base.installation import extra
 from pystate.checkpoint.storage import checked_path
 from pystate.errors import CheckpointError, InvalidArgumentError, MissingPackageError
-from pystate.installation import extra
 from pystate.redaction import has_credentials
 
 if TYPE_CHECKING:

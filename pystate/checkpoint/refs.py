@@ -202,10 +202,10 @@ class RangeState:
     since: tuple[tuple[str, int], ...] = ()
     """From which epoch on files count, for some states by name: older files hold a dropped state of
     that name. A state that the operator does not have counts in no file. The same of fields of
-    structs, and their defaults: see `pystate.coordinator.evolution`."""
+    structs, and their defaults: see `pystate.epochs.schema_match`."""
 
     held: tuple[FileRef, ...] = ()
-    """Deltas after those, which no manifest names; see `pystate.coordinator.interval`."""
+    """Deltas after those, which no manifest names; see `pystate.epochs.interval`."""
 
     @property
     def files(self) -> tuple[FileRef, ...]:

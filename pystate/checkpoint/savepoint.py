@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from pystate.arguments import flag, folder_path, shown
-from pystate.checkpoint.copying import for_all, keep, place
+from pystate.base.arguments import flag, folder_path, shown
+from pystate.checkpoint.copies import for_all, keep, place
 from pystate.checkpoint.job_file import (
     JOB_FILE,
     SAVEPOINT_FILE,

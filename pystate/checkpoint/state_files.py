@@ -15,7 +15,8 @@ from types import MappingProxyType
 from typing import BinaryIO, NamedTuple, Protocol, TypeAlias
 
 from pystate._core import core
-from pystate.arguments import shown
+from pystate.base.arguments import shown
+from pystate.base.memory import process_budget
 from pystate.errors import (
     CheckpointError,
     CorruptFileError,
@@ -24,7 +25,6 @@ from pystate.errors import (
     SwappedFileError,
     UnclaimedStateError,
 )
-from pystate.memory import process_budget
 from pystate.state.columns import ELEMENT, TIMERS, VALUE, Column
 from pystate.state.evolution import ColumnChange, column_change, evolve_reader
 from pystate.types.fills import fill_of

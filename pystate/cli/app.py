@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from pystate.checkpoint.job_file import library
-from pystate.cli import checking, collecting, looking, reading, recalling, repairing, saving
+from pystate.cli import gc, history, inspect, repair, savepoint, verify
+from pystate.cli import read as reading
 from pystate.cli.groups import Commands
 
 __all__ = ["app"]
@@ -54,13 +55,13 @@ def _begin(
     pass
 
 
-app.command("inspect")(looking.inspect)
-app.command("history")(recalling.history)
+app.command("inspect")(inspect.inspect)
+app.command("history")(history.history)
 app.command("read")(reading.read)
 app.command("diff")(reading.diff)
 app.command("export")(reading.export)
-app.command("savepoint")(saving.savepoint)
-app.command("rescale")(saving.rescale)
-app.command("verify")(checking.verify)
-app.command("repair")(repairing.repair)
-app.command("gc")(collecting.gc)
+app.command("savepoint")(savepoint.savepoint)
+app.command("rescale")(savepoint.rescale)
+app.command("verify")(verify.verify)
+app.command("repair")(repair.repair)
+app.command("gc")(gc.gc)

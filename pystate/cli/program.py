@@ -9,8 +9,8 @@ import importlib
 import io
 import sys
 
+from pystate.base.installation import extra, require_own_package
 from pystate.errors import MissingPackageError
-from pystate.installation import extra, require_own_package
 
 __all__ = ["main"]
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import pyarrow as pa
 import typer
 
-from pystate.arguments import shown
+from pystate.base.arguments import shown
 from pystate.cli.screen import is_ascii, number, say, table
 from pystate.errors import InvalidArgumentError
 from pystate.types.keys import KeyColumns, null_marks

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from pystate.markup import bytes_shown
+from pystate.base.markup import bytes_shown
 
 __all__ = [
     "counted",

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pystate.base.installation import extra
 from pystate.errors import MissingRequirementError, PystateError
-from pystate.installation import extra
 
 try:
     from rich.console import Console

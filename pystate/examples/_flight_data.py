@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pc_csv
 
+from pystate.base.installation import extra
 from pystate.errors import MissingRequirementError
-from pystate.installation import extra
 
 COLUMNS = {
     "carrier": pa.string(),

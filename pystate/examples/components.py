@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import pystate as ps
+from pystate.base.installation import extra
 from pystate.errors import MissingRequirementError
 from pystate.examples._console import message
 from pystate.examples._driver import Run, cut, example, parser, positive, published, verified
 from pystate.examples._flight_data import load_flights
-from pystate.installation import extra
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -1,7 +1,7 @@
 """Removes what nobody needs from the checkpoint of a job that does not run.
 
 A job that runs does that by itself. Which files a manifest may still come to name is said in
-`pystate.coordinator.retention`; the rules hold for a driver that was delayed and resumes, too.
+`pystate.epochs.retention`; the rules hold for a driver that was delayed and resumes, too.
 
 Thread safety: functions without state.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from pystate.arguments import flag
+from pystate.base.arguments import flag
 from pystate.checkpoint.job_file import (
     JOB_FILE,
     REPAIR_FILE,
@@ -22,8 +22,8 @@ from pystate.checkpoint.job_file import (
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.ownership import current_owner, have_ended
-from pystate.coordinator.retention import delete_orphans, find_orphans
+from pystate.epochs.ownership import current_owner, have_ended
+from pystate.epochs.retention import delete_orphans, find_orphans
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.maintenance.description import open_existing
 from pystate.maintenance.unused import lock_store, require_unused

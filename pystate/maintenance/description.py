@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from pystate.arguments import folder_path
+from pystate.base.arguments import folder_path
 from pystate.checkpoint.job_file import (
     JOB_FILE,
     SAVEPOINT_FILE,
@@ -21,7 +21,7 @@ from pystate.checkpoint.manifest import Manifest, OperatorState, RangeState
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.savepoint import manifest_of, read_savepoint
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.ownership import current_owner, is_running
+from pystate.epochs.ownership import current_owner, is_running
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.state.identity import shown_as
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pystate.arguments import integer, shown
+from pystate.base.arguments import integer, shown
 from pystate.checkpoint.epoch_log import EpochRecord, read_records
 from pystate.checkpoint.job_file import SAVEPOINT_FILE
 from pystate.checkpoint.manifest_log import survey

@@ -14,7 +14,7 @@ Invariants
 4. The stream's position goes back with the state: commits before offsets, newest first. After each
    removal Spark finds a position that it can go on from.
 5. All that was moved is durable before ``repair.json`` is removed.
-6. If no manifest is left, one is made anew (`pystate.maintenance.remaking`), after the history has
+6. If no manifest is left, one is made anew (`maintenance.manifest_recovery`), after the history has
    gone back to its epoch and the keys of runs that it knows are kept.
 """
 
@@ -30,8 +30,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from pystate.arguments import flag, integer, shown, text
-from pystate.checkpoint.copying import keep
+from pystate.base.arguments import flag, integer, shown, text
+from pystate.checkpoint.copies import keep
 from pystate.checkpoint.epoch_log import HISTORY, without_epochs_after
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, JobFile, library
 from pystate.checkpoint.manifest import MANIFESTS, manifest_path
@@ -42,7 +42,7 @@ from pystate.checkpoint.run_keys import RunKeys
 from pystate.checkpoint.savepoint import entries_of
 from pystate.checkpoint.source_position import SPARK_FOLDER
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.ownership import Ownership
+from pystate.epochs.ownership import Ownership
 from pystate.errors import (
     AlreadyPublishedError,
     CheckpointError,

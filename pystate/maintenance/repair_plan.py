@@ -23,7 +23,7 @@ from pystate.checkpoint.source_position import (
     read_query_id,
 )
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.ownership import OWNERS
+from pystate.epochs.ownership import OWNERS
 from pystate.errors import (
     CheckpointError,
     CorruptFileError,
@@ -31,7 +31,7 @@ from pystate.errors import (
     NewerFormatError,
 )
 from pystate.maintenance.findings import Finding
-from pystate.maintenance.remaking import Remade, is_store, remade
+from pystate.maintenance.manifest_recovery import Remade, is_store, remade
 from pystate.maintenance.salvage import salvaged
 from pystate.maintenance.verification import Examination
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 
+from pystate.base.folder_lock import FolderLock
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.ownership import current_owner, is_running
+from pystate.epochs.ownership import current_owner, is_running
 from pystate.errors import CorruptFileError, InUseError
-from pystate.folder_lock import FolderLock
 
 __all__ = ["lock_store", "require_unused"]
 

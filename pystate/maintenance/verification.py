@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pystate.arguments import integer, shown
-from pystate.checkpoint.copying import for_all
+from pystate.base.arguments import integer, shown
+from pystate.checkpoint.copies import for_all
 from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.job_file import SAVEPOINT_FILE
 from pystate.checkpoint.manifest import MANIFESTS, Manifest, manifest_path, read_manifest
@@ -27,7 +27,7 @@ from pystate.checkpoint.parts import Parts, part_epoch
 from pystate.checkpoint.savepoint import manifest_of, read_savepoint
 from pystate.checkpoint.state_files import FileInfo, open_file
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry, final_name
-from pystate.coordinator.retention import may_be_named
+from pystate.epochs.retention import may_be_named
 from pystate.errors import (
     CheckpointError,
     CorruptFileError,

@@ -18,20 +18,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pystate.arguments import integer
-from pystate.backend.keyed import KeyedStateBackend
+from pystate.base.arguments import integer
 from pystate.checkpoint.manifest import FileRef, OperatorState, RangeState
 from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError, SchemaError
-from pystate.processor.defaults import filled
 from pystate.processor.epochs import epoch_of, storage_at
-from pystate.processor.equality import same_rows
 from pystate.processor.scan import StateScan, load_files, opened
-from pystate.processor.selection import Selection, present
+from pystate.processor.selection import Selection
+from pystate.state.defaults import filled
 from pystate.state.evolution import stored_change
 from pystate.state.key_batch import KeyBatch
 from pystate.state.renames import file_name
+from pystate.tables.backend import KeyedStateBackend
+from pystate.types.equality import present, same_rows
 
 __all__ = ["changes", "scan_changes"]
 

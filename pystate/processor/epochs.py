@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pystate.arguments import checked_uid, folder_path, integer
+from pystate.base.arguments import checked_uid, folder_path, integer
 from pystate.checkpoint.job_file import JOB_FILE, refuse_spark
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import (

@@ -10,8 +10,8 @@ from typing import Any
 from pystate.checkpoint.loops import COUNT, is_loop
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.processor.reading import read_all
 from pystate.processor.selection import Selection
+from pystate.processor.state_reader import read_all
 
 __all__ = ["rows_in_flight"]
 

@@ -2,7 +2,7 @@
 
 A part is some key groups of a range: as many as make up a bounded number of bytes, but at least
 one. Only the files and blocks of its key groups are read. Values, lists and maps are merged
-(`pystate.processor.merged`); all else, and some keys alone, are read into a table of its own.
+(`pystate.processor.file_scan`); all else, and some keys alone, are read into a table of its own.
 
 Thread safety: a `StateScan` is immutable, and its parts may be read in several threads or
 processes.
@@ -23,19 +23,15 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from pystate.arguments import repeated
-from pystate.backend.keyed import KeyedStateBackend
+from pystate.base.arguments import repeated
 from pystate.checkpoint.manifest import FileRef, OperatorState, RangeState
 from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
-from pystate.processor.defaults import default_columns, filled, marked
 from pystate.processor.epochs import epoch_of, missing_file, namespace_of, operator_of
-from pystate.processor.merged import can_merge, merged_rows
+from pystate.processor.file_scan import can_merge, merged_rows
 from pystate.processor.selection import (
     EVERYTHING,
-    TIMER_DOMAIN,
-    TIMER_MS,
     Selection,
     WantedKeys,
     exploded,
@@ -44,9 +40,12 @@ from pystate.processor.selection import (
 )
 from pystate.state.aggregating import AggregatingState
 from pystate.state.declaration import State
+from pystate.state.defaults import default_columns, filled, marked
 from pystate.state.key_batch import KeyBatch
 from pystate.state.kinds import declared_as
 from pystate.state.operator_spec import OperatorSpec
+from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.timers import TIMER_DOMAIN, TIMER_MS
 from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.keys import parse_key
 from pystate.types.state_type import StateType

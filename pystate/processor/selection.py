@@ -12,30 +12,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pystate.arguments import flag, integer, shown, text
+from pystate.base.arguments import flag, integer, shown, text
 from pystate.errors import InvalidArgumentError
-from pystate.processor.equality import lengths_of
 from pystate.state.declaration import State
 from pystate.state.list import ListState
 from pystate.state.map import MapState
 from pystate.state.registry import unknown_state
 from pystate.types.arrays import as_array, hash_keys, key_groups
+from pystate.types.equality import lengths_of
 from pystate.types.keys import KeyColumns, key_columns
 
 __all__ = [
     "EVERYTHING",
-    "TIMER_DOMAIN",
-    "TIMER_MS",
     "Selection",
     "WantedKeys",
     "exploded",
     "exploded_fields",
-    "present",
     "wanted_groups",
 ]
 
 #: The columns of timers, after those of the key and the namespace.
-TIMER_DOMAIN, TIMER_MS = "timer_domain", "timer_ms"
 
 
 @dataclass(frozen=True)
@@ -139,13 +135,6 @@ def wanted_groups(asked: Any, max_parallelism: int) -> frozenset[int] | None:
         )
     most = max_parallelism - 1
     return frozenset(integer(group, "a key group", least=0, most=most) for group in asked)
-
-
-def present(array: pa.Array[Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Whether each row of a state's column holds something: no null, and no empty list or map."""
-    if isinstance(array, (pa.ListArray, pa.LargeListArray, pa.MapArray)):
-        return lengths_of(array) > 0
-    return np.asarray(array.is_valid())
 
 
 def exploded_fields(state: str, declaration: State[Any]) -> list[pa.Field[Any]]:

@@ -16,12 +16,12 @@ own, where there are no import cycles either:
 * `operators`: the operators of a pipeline;
 * `state_source`, `state_writer`: state as DataFrames;
 * `epochs`: epochs run and published, of a batch, a stream or a loop, and the reports about them;
-* `running`, `job_control`, `job`: the class for users.
+* `query_registry`, `job_control`, `job`: the class for users.
 """
 
 from __future__ import annotations
 
-from pystate.installation import require_own_package
+from pystate.base.installation import require_own_package
 from pystate.spark.base.requirements import require_pyspark
 
 require_own_package()
@@ -36,7 +36,7 @@ from pystate.spark.operators.connected import ConnectedFrames
 from pystate.spark.operators.keyed import KeyedFrame
 from pystate.spark.operators.loops import FeedbackLoop
 from pystate.spark.operators.unkeyed import OperatorFrame
-from pystate.spark.ported.adapted import adapt
+from pystate.spark.ported.harness_adapter import adapt
 from pystate.spark.sinks.compaction import Compaction
 from pystate.spark.sinks.foreach import ForeachEpoch, foreach_epoch
 from pystate.spark.sinks.parquet import ParquetSink

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import checked_uid, flag, folder_path, integer
+from pystate.base.arguments import checked_uid, flag, folder_path, integer
+from pystate.checkpoint.first_start import begun_epoch
 from pystate.checkpoint.locations import open_storage
-from pystate.checkpoint.restored import begun_epoch
-from pystate.coordinator.auto_rescale import AutoRescale
-from pystate.coordinator.clock import MAX_STEP_MS
-from pystate.coordinator.listeners import CheckpointListener
-from pystate.coordinator.options import CheckpointOptions
+from pystate.epochs.auto_rescale import AutoRescale
+from pystate.epochs.clock import MAX_STEP_MS
+from pystate.epochs.listeners import CheckpointListener
+from pystate.epochs.options import CheckpointOptions
 from pystate.errors import InvalidArgumentError, PystateError
-from pystate.operator.invalid import OnInvalid
-from pystate.processor.reading import read_state
+from pystate.operators.runtime.invalid_rows import OnInvalid
+from pystate.processor.state_reader import read_state
 from pystate.spark.base.arguments import (
     checked_callback,
     checked_drain,
@@ -36,16 +36,16 @@ from pystate.spark.base.environment import require_classic
 from pystate.spark.base.options import checked_options
 from pystate.spark.base.requirements import require_pandas
 from pystate.spark.epochs.heartbeat import with_heartbeat
-from pystate.spark.epochs.live import Show, checked_show, progress_line
-from pystate.spark.epochs.observed import checked_observe
 from pystate.spark.epochs.progress import EpochProgress, progress_panel
+from pystate.spark.epochs.progress_line import Show, checked_show, progress_line
 from pystate.spark.epochs.queries import QueryOutcome
 from pystate.spark.epochs.result import EpochResult
 from pystate.spark.epochs.rounds import run_rounds
-from pystate.spark.epochs.streaming import StreamRun
+from pystate.spark.epochs.spark_progress import checked_observe
+from pystate.spark.epochs.stream import StreamRun
 from pystate.spark.job_control import JobControl
 from pystate.spark.operators.pipeline import Pipeline
-from pystate.spark.running import note_query, require_unused, stop_query
+from pystate.spark.query_registry import note_query, require_unused, stop_query
 from pystate.spark.sinks.outputs import ONLY, outputs_of
 from pystate.spark.sinks.sink import Sink
 from pystate.types.durations import Duration

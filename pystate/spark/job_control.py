@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from pystate.arguments import flag, folder_path, integer
+from pystate.base.arguments import flag, folder_path, integer
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.savepoint import Savepoint, check_destination
@@ -17,9 +17,9 @@ from pystate.errors import InvalidArgumentError
 from pystate.processor.in_flight import rows_in_flight
 from pystate.spark.base.options import JobOptions
 from pystate.spark.epochs.epochs import EpochRunner
-from pystate.spark.epochs.streaming import StreamRun
+from pystate.spark.epochs.stream import StreamRun
 from pystate.spark.operators.pipeline import PipelineContext
-from pystate.spark.running import require_unused
+from pystate.spark.query_registry import require_unused
 from pystate.types.keys import MAX_PARALLELISM
 
 __all__ = ["JobControl"]

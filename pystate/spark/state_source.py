@@ -32,15 +32,15 @@ from pyspark.sql.datasource import (
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from pystate.arguments import choice, nearest
+from pystate.base.arguments import choice, nearest
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest_log import retained_epochs
 from pystate.errors import InvalidArgumentError, PystateError
-from pystate.processor.defaults import DEFAULT, default_of
 from pystate.processor.epochs import epoch_of
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import Selection, WantedKeys
 from pystate.spark.base.environment import use_this_python
+from pystate.state.defaults import DEFAULT, default_of
 from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.keys import parse_key
 

@@ -23,10 +23,7 @@ from pystate.checkpoint.manifest import RangeState
 from pystate.checkpoint.savepoint import Savepoint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, WrongTypeError
-from pystate.processor.defaults import DEFAULT, marked
-from pystate.processor.range_rows import write_range
-from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS
-from pystate.processor.writing import (
+from pystate.processor.state_writer import (
     Destination,
     StateRows,
     check_columns,
@@ -37,7 +34,10 @@ from pystate.spark.base.environment import require_classic, use_this_python
 from pystate.spark.base.resolve import column_named
 from pystate.spark.base.routing import RANGE_COLUMN, route, split_markers
 from pystate.spark.base.schemas import key_schema
+from pystate.state.defaults import DEFAULT, marked
 from pystate.state.operator_spec import OperatorSpec
+from pystate.tables.range_rows import write_range
+from pystate.tables.timers import TIMER_DOMAIN, TIMER_MS
 from pystate.types.keys import describe
 
 __all__ = ["write_state"]

@@ -23,7 +23,7 @@ from pystate.state import aggregators
 from pystate.state.aggregators import AggregateFunction, Aggregator, BoundAggregator
 from pystate.state.columns import Column, column_of, value_column
 from pystate.state.declaration import State, spelled
-from pystate.state.folding import (
+from pystate.state.fold import (
     Fold,
     added,
     fold_in_order,

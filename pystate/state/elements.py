@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from pystate._core import core
 from pystate.errors import WrongTypeError
-from pystate.state.habits import Named
 from pystate.state.handle import StateHandle
 from pystate.state.key_batch import KeyBatch
+from pystate.state.method_hints import Named
 from pystate.state.objects import pickled, unpickled
 from pystate.types.arrays import check_rows, encoded, reference
 from pystate.types.state_type import StateType

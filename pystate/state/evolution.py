@@ -18,7 +18,7 @@ from pystate.state.kinds import declared_as
 from pystate.state.list import UnionListState
 from pystate.state.map import MapState
 from pystate.state.renames import file_name
-from pystate.types.evolution import TypeChange, TypeRow, change_of, keeps_identity, type_rows
+from pystate.types.conversion import TypeChange, TypeRow, change_of, keeps_identity, type_rows
 from pystate.types.state_type import StateType, parse_type
 
 __all__ = [

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate._core import core
-from pystate.arguments import integer
+from pystate.base.arguments import integer
 from pystate.errors import InvalidArgumentError, PystateError, StateOverflowError
 from pystate.types.arrays import array_of, as_array, check_rows, from_parts, is_many, reference
 from pystate.types.state_type import StateType

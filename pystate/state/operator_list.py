@@ -12,12 +12,12 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from pystate.arguments import choice
+from pystate.base.arguments import choice
 from pystate.errors import InvalidArgumentError
 from pystate.state.declaration import spelled
-from pystate.state.habits import LIST_NAMES, Named
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState, UnionListState
+from pystate.state.method_hints import LIST_NAMES, Named
 from pystate.state.operator_state import Instance, KeylessState, OldRows, Own
 from pystate.types.arrays import is_column
 from pystate.types.state_type import StateType, TypeLike

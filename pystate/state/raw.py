@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from pystate.arguments import choice, integer, shown
+from pystate.base.arguments import choice, integer, shown
 from pystate.errors import CheckpointError, InvalidArgumentError, WrongTypeError
 from pystate.state.declaration import State
-from pystate.state.habits import Named
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState
 from pystate.state.map import MapHandle, MapState
+from pystate.state.method_hints import Named
 from pystate.state.operator_list import divided, put_items
 from pystate.state.operator_state import Instance, KeylessState, OldRows, Own
 

@@ -16,7 +16,7 @@ from pystate.errors import DeclarationError, WrongTypeError
 from pystate.state.aggregators import Operation
 from pystate.state.columns import Column, value_column
 from pystate.state.declaration import State, spelled
-from pystate.state.folding import (
+from pystate.state.fold import (
     Fold,
     added,
     fold_in_order,

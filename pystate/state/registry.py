@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pystate._core import core
-from pystate.arguments import nearest, shown
+from pystate.base.arguments import nearest, shown
 from pystate.errors import DeclarationError, UnknownStateError
 from pystate.state.columns import Column, timers_columns
 from pystate.state.declaration import MOST_TEXT_BYTES, State

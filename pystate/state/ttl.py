@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Literal, NoReturn, TypeAlias
 
-from pystate.arguments import nearest
+from pystate.base.arguments import nearest
 from pystate.errors import DeclarationError, InvalidArgumentError
 from pystate.types.durations import Duration, milliseconds
 

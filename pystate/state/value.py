@@ -20,9 +20,9 @@ from pystate._core import core
 from pystate.errors import DeclarationError, InUseError, PystateError, WrongTypeError
 from pystate.state.columns import Column, value_column
 from pystate.state.declaration import MOST_TEXT_BYTES, State, spelled, written
-from pystate.state.habits import VALUE_NAMES, NoValue
 from pystate.state.handle import MISSING, Objects, StateHandle, for_batches
 from pystate.state.key_batch import ADD, MAX, MIN, KeyBatch, Step, copied
+from pystate.state.method_hints import VALUE_NAMES, NoValue
 from pystate.state.objects import pickled, unpickled
 from pystate.state.ttl import StateTtl
 from pystate.types.arrays import check_rows, decoded, encoded, is_many, reference

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import choice, integer, nearest
-from pystate.coordinator.listeners import News
-from pystate.coordinator.watermarks import OperatorTime
+from pystate.base.arguments import choice, integer, nearest
+from pystate.epochs.listeners import News
+from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import InvalidArgumentError
-from pystate.operator.task import Operator, TaskContext
+from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.testing.clock import Clock, HarnessInput
 from pystate.testing.epochs import Attempt, Pieces, compute
 from pystate.testing.faults import Fault, aside_rows

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import choice, text
-from pystate.backend.keyed import KeyedStateBackend
+from pystate.base.arguments import choice, text
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError, ReplayError
-from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import broadcast_states, keyed_states, operator_spec, shape
-from pystate.functions.broadcast import BroadcastFunction
-from pystate.operator.event_time import event_times
-from pystate.operator.function_spec import BroadcastInput
-from pystate.operator.instance_state import InstanceState, instance_spec
-from pystate.operator.output import SchemaLike
-from pystate.operator.runtime import BROADCAST, FunctionOperator
-from pystate.operator.task import Operator, TaskContext
+from pystate.operators.functions.base import StatefulFunction
+from pystate.operators.functions.binding import broadcast_states, keyed_states, operator_spec, shape
+from pystate.operators.functions.broadcast import BroadcastFunction
+from pystate.operators.runtime.event_time import event_times
+from pystate.operators.runtime.function_spec import BroadcastInput
+from pystate.operators.runtime.instance_state import InstanceState, instance_spec
+from pystate.operators.runtime.output import SchemaLike
+from pystate.operators.runtime.runtime import BROADCAST, FunctionOperator
+from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.operator_state import Instance, KeylessState
+from pystate.tables.backend import KeyedStateBackend
 from pystate.testing.clock import Clock, HarnessInput
 from pystate.testing.epochs import Attempt, Pieces
 from pystate.testing.harness import Harness

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from pystate.errors import InvalidArgumentError
-from pystate.operator.event_time import milliseconds
-from pystate.operator.invalid import InvalidRule
-from pystate.operator.task import TaskContext
+from pystate.operators.runtime.event_time import milliseconds
+from pystate.operators.runtime.invalid_rows import InvalidRule
+from pystate.operators.runtime.task import TaskContext
 from pystate.testing.input_rows import InputRows
 from pystate.types.durations import milliseconds as length_ms
 

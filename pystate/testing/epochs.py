@@ -19,10 +19,10 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
-from pystate.coordinator.watermarks import OperatorTime
-from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import copied
-from pystate.operator.task import Operator, TaskContext
+from pystate.epochs.watermarks import OperatorTime
+from pystate.operators.functions.base import StatefulFunction
+from pystate.operators.functions.binding import copied
+from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.testing.clock import Clock
 from pystate.testing.faults import (
     Fault,

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.errors import ReplayError
-from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import in_batches, shape, takes_rows
-from pystate.operator.call_shapes import are_batches, are_rows, is_batch
-from pystate.operator.co_shapes import SIDES
-from pystate.operator.rows import RowFactory, unreadable
+from pystate.operators.functions.base import StatefulFunction
+from pystate.operators.functions.binding import in_batches, shape, takes_rows
+from pystate.operators.runtime.call_shapes import are_batches, are_rows, is_batch
+from pystate.operators.runtime.co_shapes import SIDES
+from pystate.operators.runtime.rows import RowFactory, unreadable
 
 __all__ = ["Fault", "InjectedFailureError", "Observer", "aside_rows", "check_replay", "rows_of"]
 

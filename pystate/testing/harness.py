@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import choice, flag, integer, text
-from pystate.backend.options import checked_parallelism
+from pystate.base.arguments import choice, flag, integer, text
 from pystate.checkpoint.refs import INPUT
-from pystate.coordinator.watermarks import OperatorTime
+from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import InvalidArgumentError, NoEventTimeError
-from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import declarations, operator_spec
-from pystate.functions.context import TimeDomain
-from pystate.operator.event_time import milliseconds
-from pystate.operator.function_spec import PROCESS_LATE, checked_late
-from pystate.operator.invalid import harness_rule
-from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
-from pystate.operator.rows import key_maker, key_parts
-from pystate.operator.runtime import FunctionOperator
-from pystate.operator.task import Operator, TaskContext
+from pystate.operators.functions.base import StatefulFunction
+from pystate.operators.functions.binding import declarations, operator_spec
+from pystate.operators.functions.context import TimeDomain
+from pystate.operators.runtime.event_time import milliseconds
+from pystate.operators.runtime.function_spec import PROCESS_LATE, checked_late
+from pystate.operators.runtime.invalid_rows import harness_rule
+from pystate.operators.runtime.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
+from pystate.operators.runtime.rows import key_maker, key_parts
+from pystate.operators.runtime.runtime import FunctionOperator
+from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.registry import unknown_state
+from pystate.tables.options import checked_parallelism
 from pystate.testing.base import HarnessBase
-from pystate.testing.beginning import as_table, begin_with_state
 from pystate.testing.clock import Clock, HarnessInput
 from pystate.testing.epochs import Attempt, compute
+from pystate.testing.initial_state import as_table, begin_with_state
 from pystate.testing.input_rows import InputRows, key_of
 from pystate.testing.options import OperatorOptions
 from pystate.testing.range_tables import RangeTable, RangeTables

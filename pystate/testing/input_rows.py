@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.types as at
 
 from pystate.errors import InvalidArgumentError
-from pystate.operator.output import OutputColumns, SchemaLike, parse_columns
-from pystate.operator.yielded import names_of
+from pystate.operators.runtime.column_order import names_of
+from pystate.operators.runtime.output import OutputColumns, SchemaLike, parse_columns
 from pystate.types.keys import KeyColumns, leaves, parse_key
 from pystate.types.state_type import parse_type
 

@@ -15,30 +15,30 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import numpy as np
 import pyarrow as pa
 
-from pystate.arguments import integer, text
-from pystate.backend.keyed import KeyedStateBackend
-from pystate.backend.options import checked_parallelism
+from pystate.base.arguments import integer, text
 from pystate.errors import InvalidArgumentError
-from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import instance_states
-from pystate.operator.event_time import milliseconds
-from pystate.operator.function_spec import PROCESS_LATE, checked_late
-from pystate.operator.instance_runtime import InstanceOperator
-from pystate.operator.instance_state import (
+from pystate.operators.functions.base import StatefulFunction
+from pystate.operators.functions.binding import instance_states
+from pystate.operators.runtime.event_time import milliseconds
+from pystate.operators.runtime.function_spec import PROCESS_LATE, checked_late
+from pystate.operators.runtime.instance_runtime import InstanceOperator
+from pystate.operators.runtime.instance_state import (
     InstanceState,
     begin_with_items,
     checked_items,
     instance_spec,
 )
-from pystate.operator.invalid import harness_rule
-from pystate.operator.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
-from pystate.operator.task import Operator, TaskContext
+from pystate.operators.runtime.invalid_rows import harness_rule
+from pystate.operators.runtime.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
+from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.operator_state import Instance, KeylessState
 from pystate.state.registry import unknown_state
-from pystate.testing.beginning import as_table
+from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.options import checked_parallelism
 from pystate.testing.clock import Clock
 from pystate.testing.epochs import Attempt
 from pystate.testing.harness import Harness
+from pystate.testing.initial_state import as_table
 from pystate.testing.input_rows import InputRows
 from pystate.testing.options import OperatorOptions
 from pystate.testing.range_tables import RangeTable, RangeTables, TableFiles
@@ -46,7 +46,7 @@ from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.keys import KeyColumns
 
 if TYPE_CHECKING:
-    from pystate.functions.process import ProcessFunction
+    from pystate.operators.functions.process import ProcessFunction
 
 __all__ = ["ProcessHarness"]
 

@@ -11,16 +11,21 @@ from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
-from pystate.arguments import choice
-from pystate.joins.asof import AsofJoin as AsofRun
-from pystate.joins.asof import AsofJoinSpec
-from pystate.joins.inputs import JoinInput, result_names
-from pystate.joins.interval import How, IntervalJoinSpec
-from pystate.joins.interval import IntervalJoin as IntervalRun
-from pystate.joins.operator import JoinOperator
-from pystate.joins.windowed import WindowJoin as WindowRun
-from pystate.joins.windowed import WindowJoinSpec, join_window, window_names, window_time_type
-from pystate.operator.output import OutputColumns
+from pystate.base.arguments import choice
+from pystate.operators.joins.asof import AsofJoin as AsofRun
+from pystate.operators.joins.asof import AsofJoinSpec
+from pystate.operators.joins.inputs import JoinInput, result_names
+from pystate.operators.joins.interval import How, IntervalJoinSpec
+from pystate.operators.joins.interval import IntervalJoin as IntervalRun
+from pystate.operators.joins.operator import JoinOperator
+from pystate.operators.joins.windowed import WindowJoin as WindowRun
+from pystate.operators.joins.windowed import (
+    WindowJoinSpec,
+    join_window,
+    window_names,
+    window_time_type,
+)
+from pystate.operators.runtime.output import OutputColumns
 from pystate.types.durations import Duration, milliseconds, signed_milliseconds
 
 __all__ = ["AsofJoin", "HarnessJoin", "IntervalJoin", "WindowJoin", "make_join"]

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from pystate.arguments import choice, integer, text
+from pystate.base.arguments import choice, integer, text
 from pystate.checkpoint.loops import BUCKET
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import LoopNotEmptyError
-from pystate.operator.loop import LoopOperator, LoopSpec, LoopTable, buckets
-from pystate.operator.output import SchemaLike
-from pystate.operator.task import Operator, TaskContext
+from pystate.operators.runtime.loop import LoopOperator, LoopSpec, LoopTable, buckets
+from pystate.operators.runtime.output import SchemaLike
+from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.testing.clock import Clock
 from pystate.testing.epochs import Attempt, Pieces, compute
 from pystate.testing.faults import Fault, rows_of

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pystate.arguments import choice, integer
+from pystate.base.arguments import choice, integer
 from pystate.errors import NoEventTimeError
-from pystate.functions.context import TimeDomain
-from pystate.operator.event_time import milliseconds
+from pystate.operators.functions.context import TimeDomain
+from pystate.operators.runtime.event_time import milliseconds
 from pystate.state.operator_spec import OperatorSpec
 from pystate.testing.base import HarnessBase
-from pystate.testing.beginning import begin_with_state
 from pystate.testing.clock import Clock, HarnessInput
+from pystate.testing.initial_state import begin_with_state
 from pystate.testing.range_tables import RangeTables
 from pystate.testing.snapshot import OperatorSnapshot, check_snapshot
 

@@ -12,19 +12,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as at
 
-from pystate.arguments import integer
+from pystate.base.arguments import integer
 from pystate.errors import InvalidArgumentError
-from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import declarations, require_state
-from pystate.operator.event_time import event_times
-from pystate.operator.function_spec import (
+from pystate.operators.functions.base import StatefulFunction
+from pystate.operators.functions.binding import declarations, require_state
+from pystate.operators.runtime.event_time import event_times
+from pystate.operators.runtime.function_spec import (
     PROCESS_LATE,
     BroadcastInput,
     FunctionSpec,
     late_tag,
 )
-from pystate.operator.invalid import InvalidRule
-from pystate.operator.output import Output
+from pystate.operators.runtime.invalid_rows import InvalidRule
+from pystate.operators.runtime.output import Output
 from pystate.state.registry import refuse_pickled
 from pystate.types.keys import parse_key
 from pystate.types.state_type import StateType, parse_type

@@ -12,17 +12,17 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import choice, integer, text
-from pystate.backend.options import checked_parallelism
+from pystate.base.arguments import choice, integer, text
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError
-from pystate.operator.deduplicate import DeduplicateSpec
-from pystate.operator.function_spec import PROCESS_LATE, checked_late, late_tag
-from pystate.operator.invalid import harness_rule
-from pystate.operator.output import SchemaLike
-from pystate.operator.task import Operator
-from pystate.operator.top import By, TopSpec, has_order
+from pystate.operators.runtime.deduplicate import DeduplicateSpec
+from pystate.operators.runtime.function_spec import PROCESS_LATE, checked_late, late_tag
+from pystate.operators.runtime.invalid_rows import harness_rule
+from pystate.operators.runtime.output import SchemaLike
+from pystate.operators.runtime.task import Operator
+from pystate.operators.runtime.top import By, TopSpec, has_order
 from pystate.state.operator_spec import OperatorSpec
+from pystate.tables.options import checked_parallelism
 from pystate.testing.clock import HarnessInput
 from pystate.testing.epochs import Attempt, Watched
 from pystate.testing.input_rows import InputRows, key_of

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pystate.arguments import shown
+from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError
 from pystate.testing.clock import Clock
 

@@ -11,31 +11,31 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from pystate.arguments import choice, text
-from pystate.backend.options import checked_parallelism
+from pystate.base.arguments import choice, text
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
-from pystate.functions.binding import declarations, operator_spec, require_state
-from pystate.joins.inputs import JoinInput, check_keys
-from pystate.operator.co_shapes import SIDES
-from pystate.operator.function_spec import (
+from pystate.operators.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
+from pystate.operators.functions.binding import declarations, operator_spec, require_state
+from pystate.operators.joins.inputs import JoinInput, check_keys
+from pystate.operators.runtime.co_shapes import SIDES
+from pystate.operators.runtime.function_spec import (
     DROP_LATE,
     PROCESS_LATE,
     FunctionSpec,
     RightInput,
     checked_late,
 )
-from pystate.operator.invalid import harness_rule
-from pystate.operator.output import (
+from pystate.operators.runtime.invalid_rows import harness_rule
+from pystate.operators.runtime.output import (
     RowsAsYielded,
     SchemaLike,
     parse_columns,
     parse_sides,
 )
-from pystate.operator.runtime import FunctionOperator
-from pystate.operator.task import Operator
+from pystate.operators.runtime.runtime import FunctionOperator
+from pystate.operators.runtime.task import Operator
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.registry import unknown_state
+from pystate.tables.options import checked_parallelism
 from pystate.testing.clock import HarnessInput
 from pystate.testing.epochs import Attempt, Watched
 from pystate.testing.input_rows import InputRows, key_of

@@ -11,15 +11,21 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from pystate.arguments import text
-from pystate.backend.options import checked_parallelism
+from pystate.base.arguments import text
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError
-from pystate.functions.binding import sent
-from pystate.functions.windows import WindowFunctionLike
-from pystate.operator.invalid import harness_rule
-from pystate.operator.output import SchemaLike, parse_columns, parse_sides
-from pystate.operator.task import Operator
+from pystate.operators.functions.binding import sent
+from pystate.operators.functions.windows import WindowFunctionLike
+from pystate.operators.runtime.invalid_rows import harness_rule
+from pystate.operators.runtime.output import SchemaLike, parse_columns, parse_sides
+from pystate.operators.runtime.task import Operator
+from pystate.operators.windows.assigners import Assigner
+from pystate.operators.windows.columns import AggregateLike
+from pystate.operators.windows.factory import make_operator
+from pystate.operators.windows.process import WindowProcess, WindowProcessSpec
+from pystate.operators.windows.row_windows import WindowRowsSpec
+from pystate.operators.windows.specification import WindowSpec, window_options
+from pystate.tables.options import checked_parallelism
 from pystate.testing.clock import HarnessInput
 from pystate.testing.epochs import Attempt, Watched
 from pystate.testing.faults import rows_of
@@ -28,12 +34,6 @@ from pystate.testing.operator_harness import OperatorHarness
 from pystate.testing.range_tables import RangeTable
 from pystate.testing.snapshot import OperatorSnapshot
 from pystate.types.durations import Duration, delay_milliseconds
-from pystate.windows.assigners import Assigner
-from pystate.windows.columns import AggregateLike
-from pystate.windows.making import make_operator
-from pystate.windows.process import WindowProcess, WindowProcessSpec
-from pystate.windows.row_windows import WindowRowsSpec
-from pystate.windows.specification import WindowSpec, window_options
 
 if TYPE_CHECKING:
     from typing_extensions import Self

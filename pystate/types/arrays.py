@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate._core import core
-from pystate.arguments import NO_INSTANT, shown
+from pystate.base.arguments import NO_INSTANT, shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.types.state_type import StateType, parse_type, refuse_nested_key
 

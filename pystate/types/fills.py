@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-from pystate.types.evolution import field_path
+from pystate.types.conversion import field_path
 from pystate.types.json_values import from_json, to_json
 from pystate.types.nested import NestedCodec
 from pystate.types.state_type import StateType

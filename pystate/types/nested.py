@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate._core import core
-from pystate.arguments import repeated
+from pystate.base.arguments import repeated
 from pystate.errors import CorruptFileError, DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.types.arrays import as_array, bits, is_column, sound
 from pystate.types.state_type import StateType, TypeLike, parse_type

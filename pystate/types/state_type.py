@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from pystate._core import core
-from pystate.arguments import nearest
+from pystate.base.arguments import nearest
 from pystate.errors import DeclarationError
 from pystate.types import ddl
 

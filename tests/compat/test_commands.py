@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import pystate as ps
-from pystate.checkpoint.restored import begin_with
+from pystate.checkpoint.first_start import begin_with
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.coordinator import Coordinator
+from pystate.epochs.coordinator import Coordinator
 from pystate.errors import SchemaError
-from pystate.processor.writing import StateRows
+from pystate.processor.state_writer import StateRows
 
 HERE = Path(__file__).parent
 GOLDEN = sorted(

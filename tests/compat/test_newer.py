@@ -20,16 +20,16 @@ import pytest
 
 import pystate as ps
 from pystate._core import core
-from pystate.checkpoint.held import HeldFiles, merge_held
+from pystate.checkpoint.first_start import begin_with
+from pystate.checkpoint.held_deltas import HeldFiles, merge_held
 from pystate.checkpoint.job_file import REPAIR_FILE
 from pystate.checkpoint.manifest_log import mark_retired
 from pystate.checkpoint.metadata import encode_document
-from pystate.checkpoint.restored import begin_with
 from pystate.checkpoint.run_keys import RunKeys
 from pystate.checkpoint.savepoint import SAVEPOINT_FILE
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.merges import MergePolicy
+from pystate.epochs.merges import MergePolicy
 from pystate.errors import CheckpointError, FencedError, NewerFormatError
 from tests.work import Work, batch, content, spark_files
 

@@ -16,9 +16,9 @@ import pytest
 import pystate as ps
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.epoch import Epoch, RangeReport
+from pystate.epochs.epoch import Epoch, RangeReport
 from pystate.errors import SchemaError
-from pystate.host import choose_home
+from pystate.tables.host import choose_home
 from tests.peer import Peer
 from tests.program import QUERY, Program, state_in
 from tests.work import Cut, batch, cuts

@@ -20,10 +20,10 @@ import pytest
 from pystate.checkpoint.manifest import FileRef, Manifest
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
-from pystate.coordinator.coordinator import Coordinator
-from pystate.coordinator.epoch import Epoch
-from pystate.coordinator.merge_policy import MergePolicy
-from pystate.coordinator.ownership import Ownership
+from pystate.epochs.coordinator import Coordinator
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.merge_policy import MergePolicy
+from pystate.epochs.ownership import Ownership
 from pystate.errors import CheckpointError, FencedError
 from tests.conftest import FakeWork
 
@@ -210,7 +210,7 @@ def test_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
 
 def test_killed_while_a_base_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A merge dies with its driver; what it left is collected, and the next driver merges anew."""
-    import pystate.coordinator.merges
+    import pystate.epochs.merges
 
     def merge(
         storage: CheckpointStorage,
@@ -232,7 +232,7 @@ def test_killed_while_a_base_is_merged(tmp_path: Path, monkeypatch: pytest.Monke
             output, kind, merged_id, "0" * 32, epoch, first, last, len(text), 0, 1, 0, len(text)
         )
 
-    monkeypatch.setattr(pystate.coordinator.merges, "merge_range", merge)
+    monkeypatch.setattr(pystate.epochs.merges, "merge_range", merge)
     driver = Driver(tmp_path)
     policy = MergePolicy(min_deltas=2, max_deltas=3, keep_deltas=0)
 

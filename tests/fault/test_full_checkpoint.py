@@ -12,7 +12,7 @@ from pystate.checkpoint.manifest import FileRef, RangeState, empty_range
 from pystate.checkpoint.manifest_log import read_head, retained_epochs
 from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import NoSpaceError
-from pystate.host import TableHome, choose_home
+from pystate.tables.host import TableHome, choose_home
 from tests.conftest import FakeWork
 from tests.peer import Worker
 

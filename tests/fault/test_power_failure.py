@@ -21,14 +21,14 @@ import pytest
 
 import pystate as ps
 from pystate.checkpoint import parts
+from pystate.checkpoint.first_start import begin_with
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import read_head
-from pystate.checkpoint.restored import begin_with
 from pystate.checkpoint.savepoint import of_newest_epoch, take_savepoint, write_savepoint
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
-from pystate.coordinator.coordinator import Coordinator
-from pystate.coordinator.merge_policy import MergePolicy
-from pystate.coordinator.split_groups import split
+from pystate.epochs.coordinator import Coordinator
+from pystate.epochs.merge_policy import MergePolicy
+from pystate.epochs.split_groups import split
 from tests.power import Disk, Image, Note
 from tests.work import CutError, Work, read
 

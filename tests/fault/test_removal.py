@@ -14,8 +14,8 @@ from pystate.checkpoint.manifest import MANIFESTS, manifest_epoch, read_manifest
 from pystate.checkpoint.manifest_log import History, retained_manifests
 from pystate.checkpoint.parts import part_epoch
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
-from pystate.coordinator.housekeeping import Housekeeping
-from pystate.coordinator.retention import collect_orphans, delete_files
+from pystate.epochs.housekeeping import Housekeeping
+from pystate.epochs.retention import collect_orphans, delete_files
 from pystate.errors import CheckpointError, FencedError
 from tests.work import Cut, Work, cuts, read
 

@@ -9,7 +9,7 @@ import pytest
 
 from pystate.checkpoint.manifest import RangeState, empty_range
 from pystate.errors import EvaluationError
-from pystate.host import TableHome, choose_home
+from pystate.tables.host import TableHome, choose_home
 from tests.peer import Worker
 
 FILES = 4

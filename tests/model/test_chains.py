@@ -18,26 +18,26 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.backend.keyed import KeyedStateBackend
 from pystate.checkpoint.refs import KEPT, OperatorState
-from pystate.coordinator.range_report import InputSeen
-from pystate.coordinator.watermarks import Holds, Input, OperatorTime, Watermarks
-from pystate.joins.asof import AsofJoin, AsofJoinSpec
-from pystate.joins.inputs import JoinInput
-from pystate.joins.interval import IntervalJoin, IntervalJoinSpec
-from pystate.joins.operator import JoinOperator
-from pystate.joins.windowed import WindowJoin, WindowJoinSpec, join_window
-from pystate.operator.deduplicate import DeduplicateSpec
-from pystate.operator.drain import MAX_WATERMARK
-from pystate.operator.output import OutputColumns
-from pystate.operator.task import Operator, TaskContext
-from pystate.operator.top import By, TopSpec
+from pystate.epochs.range_report import InputSeen
+from pystate.epochs.watermarks import Holds, Input, OperatorTime, Watermarks
+from pystate.operators.joins.asof import AsofJoin, AsofJoinSpec
+from pystate.operators.joins.inputs import JoinInput
+from pystate.operators.joins.interval import IntervalJoin, IntervalJoinSpec
+from pystate.operators.joins.operator import JoinOperator
+from pystate.operators.joins.windowed import WindowJoin, WindowJoinSpec, join_window
+from pystate.operators.runtime.deduplicate import DeduplicateSpec
+from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.task import Operator, TaskContext
+from pystate.operators.runtime.top import By, TopSpec
+from pystate.operators.windows.factory import make_operator
+from pystate.operators.windows.sessions import earliest_start
+from pystate.operators.windows.specification import WindowSpec, window_options
 from pystate.state.operator_spec import OperatorSpec
+from pystate.tables.backend import KeyedStateBackend
 from pystate.types.keys import parse_key
 from pystate.types.state_type import parse_type
-from pystate.windows.making import make_operator
-from pystate.windows.sessions import earliest_start
-from pystate.windows.specification import WindowSpec, window_options
 from tests.drawn import drawn
 
 #: Key, time and value.

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.backend.keyed import KeyedStateBackend
 from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import CheckpointError, PystateError
+from pystate.tables.backend import KeyedStateBackend
 from tests.drawn import drawn
 from tests.model.test_merges import ALL, GROUPS, KEYS, Model, Operator, follow, run
 

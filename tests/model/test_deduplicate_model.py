@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.backend.keyed import hash_keys, key_groups, merge_files, range_bounds
-from pystate.coordinator.watermarks import OperatorTime
-from pystate.operator.deduplicate import DeduplicateSpec, Deduplicator
-from pystate.operator.task import TaskContext
+from pystate.epochs.watermarks import OperatorTime
+from pystate.operators.runtime.deduplicate import DeduplicateSpec, Deduplicator
+from pystate.operators.runtime.task import TaskContext
+from pystate.tables.backend import hash_keys, key_groups, merge_files, range_bounds
 from tests.drawn import drawn
 
 GROUPS = 8

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.operator.grouping import grouped_columns
+from pystate.operators.runtime.grouping import grouped_columns
 from pystate.testing import Deduplicate, Harness, RowHarness, TwoInputHarness, WindowHarness
 from pystate.types.key_codes import key_codes
 from tests.drawn import drawn

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pystate.joins import asof, interval, operator, result, stored
-from pystate.joins.asof import AsofJoin, AsofJoinSpec
-from pystate.joins.inputs import SideName
-from pystate.joins.interval import IntervalJoin, IntervalJoinSpec
-from pystate.operator.drain import MAX_WATERMARK
+from pystate.operators.joins import asof, interval, operator, result, stored
+from pystate.operators.joins.asof import AsofJoin, AsofJoinSpec
+from pystate.operators.joins.inputs import SideName
+from pystate.operators.joins.interval import IntervalJoin, IntervalJoinSpec
+from pystate.operators.runtime.drain import MAX_WATERMARK
 from tests.drawn import drawn
 from tests.model.joined import Driver, Row, batch, inputs
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.checkpoint.merging import merge_files
+from pystate.checkpoint.file_merge import merge_files
 from pystate.checkpoint.state_files import open_file
 from pystate.errors import CorruptFileError, NewerFormatError
-from pystate.processor.merged import can_merge, merged_rows
+from pystate.processor.file_scan import can_merge, merged_rows
 from pystate.types.arrays import hash_keys, key_groups
 from tests.drawn import drawn
 

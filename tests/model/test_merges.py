@@ -13,17 +13,17 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.backend.options import TableOptions
 from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.coordinator import Coordinator
-from pystate.coordinator.epoch import Epoch, RangeReport
-from pystate.coordinator.merge_policy import MergePolicy
-from pystate.host import TableHome, choose_home
-from pystate.shared_tables import TableCache
+from pystate.epochs.coordinator import Coordinator
+from pystate.epochs.epoch import Epoch, RangeReport
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec
-from pystate.table_files import TableSpec
+from pystate.tables.attach import TableCache
+from pystate.tables.host import TableHome, choose_home
+from pystate.tables.options import TableOptions
+from pystate.tables.recovery import TableSpec
 from pystate.types.keys import parse_key
 
 KEY = (("k", "bigint"),)

@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pystate.backend.keyed import hash_keys, key_group
 from pystate.checkpoint.manifest import Manifest, RangeState
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.coordinator import Coordinator
-from pystate.coordinator.epoch import Epoch, RangeReport
-from pystate.coordinator.merge_policy import MergePolicy
-from pystate.host import TableHome, choose_home
+from pystate.epochs.coordinator import Coordinator
+from pystate.epochs.epoch import Epoch, RangeReport
+from pystate.epochs.merge_policy import MergePolicy
+from pystate.tables.backend import hash_keys, key_group
+from pystate.tables.host import TableHome, choose_home
 from tests.peer import Worker
 
 KEY = (("k", "bigint"),)

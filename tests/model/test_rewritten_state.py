@@ -19,16 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.backend.keyed import merge_files
 from pystate.checkpoint.manifest import FileRef, OperatorState, RangeState
 from pystate.checkpoint.storage import LocalStorage
-from pystate.processor.range_rows import write_range
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import Selection
 from pystate.state.kinds import declared_as
 from pystate.state.operator_spec import OperatorSpec
+from pystate.tables.backend import merge_files
+from pystate.tables.range_rows import write_range
 from tests.drawn import drawn
-from tests.unit.windows.windows_world import World
+from tests.unit.operators.windows.windows_world import World
 
 
 def rewritten(files: Sequence[bytes], operator: OperatorSpec) -> tuple[bytes, ...]:
@@ -275,6 +275,6 @@ def test_operators(kind: str) -> None:
 
 
 def _spec(harness: Any) -> OperatorSpec:
-    from pystate.functions.binding import operator_spec
+    from pystate.operators.functions.binding import operator_spec
 
     return operator_spec(harness._function, "harness", harness._ranges.key)

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.backend.keyed import hash_keys, key_groups, merge_files, range_bounds
-from pystate.operator.task import TaskContext
-from pystate.operator.top import By, TopRows, TopSpec
+from pystate.operators.runtime.task import TaskContext
+from pystate.operators.runtime.top import By, TopRows, TopSpec
+from pystate.tables.backend import hash_keys, key_groups, merge_files, range_bounds
 from pystate.types.state_type import parse_type
 from tests.drawn import drawn
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 import pystate.checkpoint.parts
-import pystate.coordinator.merges
-from pystate.coordinator.ownership import Ownership
+import pystate.epochs.merges
+from pystate.epochs.ownership import Ownership
 from pystate.errors import FencedError
 from tests.drivers import READS, Driver, World, check, fake_merge, run_whole
 
@@ -21,7 +21,7 @@ STRIDE = 3
 @pytest.fixture(autouse=True)
 def merging() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pystate.coordinator.merges, "merge_range", fake_merge)
+        patch.setattr(pystate.epochs.merges, "merge_range", fake_merge)
         patch.setattr(pystate.checkpoint.parts, "_LEAST_FILES", 0)
         yield
 
@@ -30,7 +30,7 @@ def merging() -> Iterator[None]:
 def before() -> World:
     """A checkpoint with a few epochs, that has seen merges."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pystate.coordinator.merges, "merge_range", fake_merge)
+        patch.setattr(pystate.epochs.merges, "merge_range", fake_merge)
         patch.setattr(pystate.checkpoint.parts, "_LEAST_FILES", 0)
         world = World()
         run_whole(world, BEFORE)

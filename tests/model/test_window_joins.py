@@ -11,17 +11,24 @@ import pytest
 from hypothesis import given
 
 from pystate.errors import InvalidArgumentError
-from pystate.joins import windowed
-from pystate.joins.late import LateInputs
-from pystate.joins.windowed import WindowJoin, WindowJoinSpec, join_window, window_names
-from pystate.operator.drain import MAX_WATERMARK
-from pystate.operator.output import OutputColumns
-from pystate.windows import kept_rows, operator, tumbling
-from pystate.windows.assigners import CountWindow, Cumulating, Global, Session, Sliding, Tumbling
+from pystate.operators.joins import windowed
+from pystate.operators.joins.late import LateInputs
+from pystate.operators.joins.windowed import WindowJoin, WindowJoinSpec, join_window, window_names
+from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.windows import operator, row_lists, tumbling
+from pystate.operators.windows.assigners import (
+    CountWindow,
+    Cumulating,
+    Global,
+    Session,
+    Sliding,
+    Tumbling,
+)
 from tests.drawn import drawn
 from tests.model.joined import Driver, Row, batch, inputs
 from tests.model.test_joins import NAMES, streams
-from tests.unit.windows.windows_world import cumulating, sliding
+from tests.unit.operators.windows.windows_world import cumulating, sliding
 
 KINDS: list[tuple[Any, Any]] = [
     (Tumbling(1000), sliding(1000, 1000)),
@@ -44,7 +51,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Everything at once, or a few rows at a time."""
     if request.param == "pieces":
         monkeypatch.setattr(windowed, "_ROWS", 2)
-        monkeypatch.setattr(kept_rows, "LOADED_ROWS", 2)
+        monkeypatch.setattr(row_lists, "LOADED_ROWS", 2)
         for module in (tumbling, operator):
             monkeypatch.setattr(module, "FIRED_ROWS", 3)
 

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
-from pystate.processor.reading import read_all
+from pystate.processor.state_reader import read_all
 from pystate.spark.sinks.parquet import ParquetSink
 from tests.spark.chaos_acts import (
     DISTURBANCES,

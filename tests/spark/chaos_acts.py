@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pystate.janitor import remove_table
+from pystate.tables.janitor import remove_table
 from tests.spark.chaos_job import Spec
 from tests.spark.processes import Process, of_session, send
 

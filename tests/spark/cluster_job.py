@@ -17,8 +17,8 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 import pystate as ps
-from pystate.host import ancestor_named
 from pystate.spark import EpochProgress, Job
+from pystate.tables.host import ancestor_named
 from tests.spark.cluster import cluster_session
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from unittest import mock
 
 import pystate as ps
 from pystate.spark import Job, ParquetSink
-from pystate.spark.base.combining import Combine
-from tests.unit.windows.windows_world import Model, tumbling
+from pystate.spark.base.partial_aggregation import Combine
+from tests.unit.operators.windows.windows_world import Model, tumbling
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,7 +28,7 @@ PARALLELISM = 2
 KINDS = ("keys", "windows")
 #: What the driver calls last where it is killed.
 CRASHES = {
-    "complete": "pystate.coordinator.epoch.Epoch.complete",
+    "complete": "pystate.epochs.epoch.Epoch.complete",
     "commit": "pystate.spark.sinks.commits.commit",
 }
 #: How late a row may be, and for how long a window is kept.

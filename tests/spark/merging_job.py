@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from pyspark import TaskContext, cloudpickle
 
 import pystate as ps
-import pystate.coordinator.merges
+import pystate.epochs.merges
 import pystate.spark.epochs.spread_merges
-from pystate.host import ancestor_named
 from pystate.spark import EpochProgress, Job
 from pystate.spark.epochs.spread_merges import POOL, _MergeAll
+from pystate.tables.host import ancestor_named
 from tests.spark.cluster import cluster_session
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class Deadly(_MergeAll):
 def main(folder: Path) -> int:
     """Run epochs until ranges have a base, some beside merges, and check the state."""
     pystate.spark.epochs.spread_merges._MergeAll = Deadly  # type: ignore[misc]
-    pystate.coordinator.merges._MANY = 4
-    pystate.coordinator.merges._PER_TASK = 4
+    pystate.epochs.merges._MANY = 4
+    pystate.epochs.merges._PER_TASK = 4
     session = cluster_session(folder, cores=4)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     progress: list[EpochProgress] = []

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from pystate.host import process_start
+from pystate.tables.host import process_start
 
 __all__ = ["Process", "of_session", "send", "workers_of"]
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import types as st
 
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.operator.output import OutputColumns
+from pystate.operators.runtime.output import OutputColumns
 from pystate.spark.base.resolve import find
 from pystate.spark.base.schemas import key_schema, output_columns, parse_schema
 

@@ -11,9 +11,9 @@ import pytest
 
 import pystate as ps
 from pystate.errors import InvalidArgumentError, StateOverflowError
-from pystate.operator.combined import CAME
-from pystate.spark.base import combining
-from pystate.spark.evaluation.combining import CombinePolicy
+from pystate.operators.runtime.partial_rows import CAME
+from pystate.spark.base import partial_aggregation as combining
+from pystate.spark.evaluation.combine_policy import CombinePolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import functions as F
 
 import pystate as ps
-from pystate.spark.evaluation import counted
+from pystate.spark.evaluation import empty_ranges
 from pystate.spark.tasks.range_task import OperatorPlan
 
 from .conftest import state_of
@@ -27,15 +27,15 @@ RANGES = 4
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[OperatorPlan]:
     """The plans without marker rows, of all evaluations."""
     found: list[OperatorPlan] = []
-    add = counted.CountedOperators.add
+    add = empty_ranges.CountedOperators.add
 
-    def noted(self: counted.CountedOperators, plan: OperatorPlan) -> OperatorPlan:
+    def noted(self: empty_ranges.CountedOperators, plan: OperatorPlan) -> OperatorPlan:
         plan = add(self, plan)
         if not plan.markers:
             found.append(plan)
         return plan
 
-    monkeypatch.setattr(counted.CountedOperators, "add", noted)
+    monkeypatch.setattr(empty_ranges.CountedOperators, "add", noted)
     return found
 
 
@@ -98,13 +98,13 @@ def test_another_number_of_rows_does_not_count(
     more: int,
 ) -> None:
     job = make_job(parallelism=RANGES)
-    into = counted._into
+    into = empty_ranges._into
 
     def other(node: Any) -> int | None:
         sent = into(node)
         return None if sent is None else sent + more
 
-    monkeypatch.setattr(counted, "_into", other)
+    monkeypatch.setattr(empty_ranges, "_into", other)
     assert run(job, keys(spark, 1)) == (2, [(0, 1)])
     assert len(plans) == 1, "the second evaluation has markers"
     assert run(job, keys(spark, 1)) == (1, [(0, 2)])

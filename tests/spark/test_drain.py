@@ -104,7 +104,7 @@ def crash(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["pystate.coordinator.epoch.Epoch.complete", "pystate.spark.sinks.commits.commit"]
+    "where", ["pystate.epochs.epoch.Epoch.complete", "pystate.spark.sinks.commits.commit"]
 )
 def test_a_drain_that_is_killed_is_done_once(
     spark: SparkSession,

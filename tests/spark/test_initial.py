@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
-from pystate.coordinator.retention import find_orphans
+from pystate.epochs.retention import find_orphans
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 
 from .conftest import Source
@@ -398,7 +398,7 @@ def test_items_of_instances_begin_once(
 
     rows = spark.range(8)
     with monkeypatch.context() as patch, make_job(parallelism=3) as job:
-        patch.setattr("pystate.coordinator.epoch.Epoch.complete", crash)
+        patch.setattr("pystate.epochs.epoch.Epoch.complete", crash)
         with pytest.raises(RuntimeError, match="the driver ends"):
             job.run_epoch(rows, pipeline)
         assert job.latest_epoch() is None

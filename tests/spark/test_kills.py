@@ -23,8 +23,8 @@ import pyarrow.dataset as ds
 import pytest
 
 from pystate.checkpoint.storage import LocalStorage
-from pystate.host import process_start
-from pystate.processor.reading import read_all
+from pystate.processor.state_reader import read_all
+from pystate.tables.host import process_start
 
 from .conftest import ROOT, wait_for
 from .processes import workers_of

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 import pystate as ps
+from pystate.base.notes import notes_of
 from pystate.errors import (
     DeclarationError,
     FunctionError,
@@ -21,7 +22,6 @@ from pystate.errors import (
     StateOverflowError,
     WrongTypeError,
 )
-from pystate.notes import notes_of
 
 from .conftest import rows_of, state_of
 

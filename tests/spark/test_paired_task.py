@@ -15,22 +15,22 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.backend.options import TableOptions
 from pystate.checkpoint.begin_marks import BeginMarks
 from pystate.checkpoint.manifest import empty_range
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.epoch import RangeReport
-from pystate.coordinator.range_report import advanced
+from pystate.epochs.epoch import RangeReport
+from pystate.epochs.range_report import advanced
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
-from pystate.functions.binding import broadcast_states, operator_spec
-from pystate.operator.function_spec import BroadcastInput, FunctionSpec
-from pystate.operator.instance_state import instance_spec
-from pystate.operator.output import OutputColumns
-from pystate.operator.runtime import FunctionOperator
+from pystate.operators.functions.binding import broadcast_states, operator_spec
+from pystate.operators.runtime.function_spec import BroadcastInput, FunctionSpec
+from pystate.operators.runtime.instance_state import instance_spec
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.spark.tasks.arrivals import BroadcastRows
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.spark.tasks.worker import ArrowOperator
 from pystate.state.operator_state import INSTANCE_SCHEMA
+from pystate.tables.options import TableOptions
 from pystate.types.keys import parse_key
 
 PARALLELISM = 2

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.coordinator import Coordinator, OvertakenError
-from pystate.coordinator.epoch import Epoch
+from pystate.epochs.coordinator import Coordinator, OvertakenError
+from pystate.epochs.epoch import Epoch
 from pystate.errors import (
     CheckpointError,
     EvaluationError,
@@ -267,13 +267,15 @@ def test_a_listing_that_is_not_complete_is_no_epoch(
     counted: str,
     damage: str,
 ) -> None:
-    from pystate.spark.sinks import written
+    from pystate.spark.sinks import parquet_write
 
-    write = written.write_parquet
+    write = parquet_write.write_parquet
     if counted == "rows":
-        write = written._observed
+        write = parquet_write._observed
 
-    def write_and_damage(frame: DataFrame, uri: str, by: Sequence[str]) -> written.WriteCounts:
+    def write_and_damage(
+        frame: DataFrame, uri: str, by: Sequence[str]
+    ) -> parquet_write.WriteCounts:
         done = write(frame, uri, by)
         folder = Path(uri.removeprefix("file://"))
         first, *_ = sorted(folder.glob("part-*"))
@@ -289,7 +291,7 @@ def test_a_listing_that_is_not_complete_is_no_epoch(
 
     none = pa.table({"id": pa.array([], pa.int64())})
     pq.write_table(none, tmp_path / "none.parquet")
-    monkeypatch.setattr("pystate.spark.sinks.written.write_parquet", write_and_damage)
+    monkeypatch.setattr("pystate.spark.sinks.parquet_write.write_parquet", write_and_damage)
     with pytest.raises(EvaluationError, match=r"the tasks wrote .* and the driver finds"):
         ParquetSink(tmp_path / "out").stage_frame(spark.range(0, 10, 1, 2), 3, "abc")
 

@@ -6,10 +6,10 @@ import dataclasses
 
 import pytest
 
-from pystate.coordinator.coordinator import Coordinator
-from pystate.coordinator.epoch import Epoch, RangeReport, SideFile
-from pystate.coordinator.range_report import InputSeen
-from pystate.coordinator.watermarks import Input
+from pystate.epochs.coordinator import Coordinator
+from pystate.epochs.epoch import Epoch, RangeReport, SideFile
+from pystate.epochs.range_report import InputSeen
+from pystate.epochs.watermarks import Input
 from pystate.spark.epochs.progress import EpochProgress
 from tests.conftest import KEY, STATE, FakeWork
 

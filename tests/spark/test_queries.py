@@ -14,7 +14,7 @@ import pytest
 
 import pystate as ps
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.ownership import Ownership
+from pystate.epochs.ownership import Ownership
 from pystate.errors import FencedError, FunctionError, InvalidArgumentError
 
 from .conftest import ROOT, Source, state_of, wait_for

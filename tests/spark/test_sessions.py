@@ -21,7 +21,7 @@ import pytest
 from pystate.checkpoint.storage import LocalStorage
 from pystate.examples._driver import published
 from pystate.examples.sessions import parse, read_lines, recompute
-from pystate.processor.reading import read_all
+from pystate.processor.state_reader import read_all
 from pystate.spark import ParquetSink
 
 from .conftest import ROOT, wait_for

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
-from pystate.coordinator.watermarks import OperatorTime
+from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.spark import EpochProgress, ParquetSink
 
@@ -152,7 +152,7 @@ def test_a_replayed_epoch_has_the_same_times_and_outputs(
 
     with monkeypatch.context() as patch:
         if where == "before the manifest":
-            patch.setattr("pystate.coordinator.epoch.Epoch.complete", crash)
+            patch.setattr("pystate.epochs.epoch.Epoch.complete", crash)
         elif where == "before the commit":
             patch.setattr("pystate.spark.sinks.commits.commit", crash)
         else:

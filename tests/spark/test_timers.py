@@ -167,7 +167,7 @@ def crash(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["pystate.coordinator.epoch.Epoch.complete", "pystate.spark.sinks.commits.commit"]
+    "where", ["pystate.epochs.epoch.Epoch.complete", "pystate.spark.sinks.commits.commit"]
 )
 def test_timers_fire_once_through_a_crash(
     spark: SparkSession,

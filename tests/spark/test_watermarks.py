@@ -138,7 +138,7 @@ def test_a_union_waits_for_its_slowest_part_unless_that_is_idle(
     job = make_job()
     now_s = count(step=10)
     clock = SimpleNamespace(**{**vars(time), "time_ns": lambda: next(now_s) * 10**9})
-    monkeypatch.setattr("pystate.coordinator.coordinator.time", clock)
+    monkeypatch.setattr("pystate.epochs.coordinator.time", clock)
 
     def pipeline(df: DataFrame) -> DataFrame:
         left = windows(job, df.where("k = 'left'"), "left", event_time="t")
@@ -328,7 +328,7 @@ def test_a_stream_that_is_interrupted(
             source.add(line)
             if number == 3 and "crash" in options:
                 with monkeypatch.context() as patch:
-                    patch.setattr("pystate.coordinator.epoch.Epoch.complete", crash)
+                    patch.setattr("pystate.epochs.epoch.Epoch.complete", crash)
                     with pytest.raises(Exception, match="CrashError"):
                         start(make_job())
             job = make_job()

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import pystate as ps
+from pystate.operators.windows.assigners import Assigner, Session, Sliding, Tumbling
 from pystate.spark import ParquetSink
-from pystate.windows.assigners import Assigner, Session, Sliding, Tumbling
-from tests.unit.windows.test_sessions import Sessions
-from tests.unit.windows.windows_world import Model, sliding, tumbling
+from tests.unit.operators.windows.test_sessions import Sessions
+from tests.unit.operators.windows.windows_world import Model, sliding, tumbling
 
 from .conftest import rows_of
 
@@ -157,7 +157,7 @@ def test_equals_a_recomputation(
     victim = tmp_path / "victim"
     now = time.time_ns() // 1_000_000
     clock = SimpleNamespace(time_ns=lambda: now * 1_000_000, monotonic=time.monotonic)
-    monkeypatch.setattr("pystate.coordinator.coordinator.time", clock)
+    monkeypatch.setattr("pystate.epochs.coordinator.time", clock)
     which = rng.randrange(2)
     kinds = [rng.choice(TUMBLING), SLIDING[which], SESSIONS[which]]
     sinks = {f"late{i}": ParquetSink(tmp_path / f"late{i}") for i in range(len(kinds))}
@@ -184,7 +184,7 @@ def test_equals_a_recomputation(
     disturbed = {
         1: "pystate.spark.sinks.commits.commit",
         2: "worker",
-        3: "pystate.coordinator.epoch.Epoch.complete",
+        3: "pystate.epochs.epoch.Epoch.complete",
     }
     for number in range(5):
         now += rng.choice([0, 4_000, 13_000])

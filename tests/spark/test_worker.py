@@ -14,21 +14,21 @@ import pyarrow.parquet as pq
 import pytest
 
 import pystate as ps
-from pystate.backend.keyed import KeyedStateBackend
-from pystate.backend.options import TableOptions
 from pystate.checkpoint.begin_marks import BeginMarks, RefusedError
 from pystate.checkpoint.manifest import empty_range
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.epoch import RangeReport
-from pystate.coordinator.range_report import InputSeen
-from pystate.coordinator.watermarks import OperatorTime
+from pystate.epochs.epoch import RangeReport
+from pystate.epochs.range_report import InputSeen
+from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import EvaluationError, WrongKeyGroupError
-from pystate.operator.function_spec import FunctionSpec
-from pystate.operator.output import OutputColumns
-from pystate.operator.runtime import FunctionOperator
+from pystate.operators.runtime.function_spec import FunctionSpec
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
 from pystate.spark.tasks.worker import ArrowOperator
 from pystate.state.operator_spec import OperatorSpec
+from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.options import TableOptions
 from pystate.types.keys import parse_key
 
 PARALLELISM = 2

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from pystate.installation import extra
+from pystate.base.installation import extra
 from tests.environments import NAME, ROOT, Environment, clean_environment, requirements
 
 #: Each extra, and what must run in an environment that has only it.
 EXTRAS = {
     "spark": ["-c", "import pystate.spark, pandas"],
-    "progress": ["-c", "import pystate.spark.epochs.live, rich.live"],
+    "progress": ["-c", "import pystate.spark.epochs.progress_line, rich.live"],
     "demo": ["-c", "import pystate.spark, rich; from pystate.examples import _flight_data as f; "
              "assert f.load_flights(1).num_rows == 1"],
     "cli": ["-m", "pystate", "--version"],
@@ -164,9 +164,8 @@ def test_an_extension_that_is_not_there_is_named(tmp_path: Path) -> None:
     environment = Environment(tmp_path / "environment", without=[NAME])
     wheel, folder = tmp_path / "pystate_spark-0-py3-none-any.whl", tmp_path / "other"
     with zipfile.ZipFile(wheel, "w") as archive:
-        for path in (ROOT / "pystate").glob("*"):
-            if path.suffix in (".py", ".so"):
-                archive.write(path, path.relative_to(ROOT))
+        for path in (ROOT / "pystate").rglob("*.py"):
+            archive.write(path, path.relative_to(ROOT))
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.endswith(".py")])
     reasons = {wheel: "such as a wheel given to --py-files", folder: "another version of Python"}

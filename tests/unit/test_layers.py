@@ -110,6 +110,12 @@ def test_the_table_names_all_and_only_what_is_there() -> None:
     assert set(listed) == {entry(name) for name in MODULES if name != "pystate"}
 
 
+def test_rooms_and_floors_are_few() -> None:
+    rooms = {entry(name) for name in MODULES if name != "pystate"} - {"__main__"}
+    assert len(rooms) <= 17 and len(ROWS) <= 11
+    assert len([room for room in rooms if not (PACKAGE / room).is_dir()]) <= 3
+
+
 @pytest.mark.parametrize("name", INNER)
 def test_a_module_uses_only_the_layers_below(name: str) -> None:
     for other in used(name):

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pystate as ps
-from pystate import functions, spark, testing
+from pystate import spark, testing
 from pystate.examples import __main__ as examples
+from pystate.operators import functions
 from tests.guide import ROOT, blocks
 
 _NAME = re.compile(r"(?:\b(test_\w+)::)?\b(test_\w+)")
@@ -64,7 +65,7 @@ def test_a_module_offers_its_interface_and_no_more() -> None:
         assert modules == ({"errors", "testing"} if module is ps else set())
         assert {"__name__", "__all__"} <= set(dir(module))
     # They are still there for those who import them.
-    assert functions.__name__ == "pystate.functions"
+    assert functions.__name__ == "pystate.operators.functions"
 
 
 def test_the_examples_are_listed_without_what_they_need() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import pystate as ps
-from pystate.arguments import checked_uid, require_no_credentials, shown
+from pystate.base.arguments import checked_uid, require_no_credentials, shown
+from pystate.base.markup import panel
 from pystate.checkpoint.locations import open_storage
 from pystate.errors import InvalidArgumentError, PystateError
-from pystate.markup import panel
 from pystate.redaction import has_credentials, is_secret, logger, redacted, without_secrets
 from pystate.spark import Job, ParquetSink, foreach_epoch
 from pystate.spark.base.drain_keys import checked_run_key

@@ -16,10 +16,10 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import types as st
 
-from pystate.arguments import choice, integer, mapping, nearest, shown, text
-from pystate.coordinator.watermarks import Input
+from pystate.base.arguments import choice, integer, mapping, nearest, shown, text
+from pystate.epochs.watermarks import Input
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.operator.output import OutputColumns
+from pystate.operators.runtime.output import OutputColumns
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.requirements import require_pandas
 from pystate.spark.base.resolve import FrameColumns

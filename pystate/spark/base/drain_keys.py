@@ -8,7 +8,7 @@ Thread safety: functions without state.
 
 from __future__ import annotations
 
-from pystate.arguments import text
+from pystate.base.arguments import text
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError

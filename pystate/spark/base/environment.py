@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from pystate.arguments import shown
+from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError, MissingRequirementError
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import sys
 import traceback
 
 from pystate import errors
+from pystate.base.notes import PRINTED, add_note
 from pystate.errors import FunctionError, MissingPackageError, PystateError
-from pystate.notes import PRINTED, add_note
 from pystate.spark.base import errors as spark_errors
 
 __all__ = [

@@ -9,16 +9,16 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pystate.arguments import checked_uid, flag, folder_path, integer, shown, text
-from pystate.backend.options import TableOptions
+from pystate.base.arguments import checked_uid, flag, folder_path, integer, shown, text
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.auto_rescale import AutoRescale
-from pystate.coordinator.listeners import CheckpointListener
-from pystate.coordinator.options import CheckpointOptions
+from pystate.epochs.auto_rescale import AutoRescale
+from pystate.epochs.listeners import CheckpointListener
+from pystate.epochs.options import CheckpointOptions
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.operator.invalid import OnInvalid, checked_on_invalid
+from pystate.operators.runtime.invalid_rows import OnInvalid, checked_on_invalid
 from pystate.spark.base.arguments import checked_count, checked_home
+from pystate.tables.options import TableOptions
 from pystate.types.durations import Duration, milliseconds
 
 __all__ = ["JobOptions", "RestoreOptions", "checked_options"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import sys
 
+from pystate.base.installation import extra
 from pystate.errors import MissingPackageError
-from pystate.installation import extra
 
 __all__ = ["REQUIREMENTS", "require_pandas", "require_pyspark"]
 

@@ -13,7 +13,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
-from pystate.arguments import nearest
+from pystate.base.arguments import nearest
 from pystate.errors import InvalidArgumentError
 from pystate.types.ddl import path_parts, quoted
 from pystate.types.keys import marked_struct, null_mark

@@ -5,7 +5,7 @@ Spark's partitioner is not used. The target partition is computed from the key w
 learns its range from the key of its first row. A partition without rows needs a marker row in the
 same shuffle, because a partition's number is not its range once frames are united, coalesced or
 evaluated twice. Where a range without rows has nothing to do, there are no markers, and the driver
-concludes from the number of rows which ranges had none (`pystate.spark.evaluation.counted`): the
+concludes from the number of rows which ranges had none (`evaluation.empty_ranges`): the
 union with the markers is a stage of its own, and their column is as wide as a key.
 
 Thread safety: the functions keep no state.
@@ -209,7 +209,7 @@ class KeyRouter:
 
     def owners(self, columns: Sequence[pa.Array[Any]]) -> list[int]:
         """The range of each row of some key columns."""
-        from pystate.backend.keyed import hash_keys
+        from pystate.tables.backend import hash_keys
 
         hashes = hash_keys(columns).view("int64")
         groups = hashes % self.max_parallelism  # numpy's rule for the sign is that of pmod

@@ -13,9 +13,9 @@ from pyspark.errors import PySparkTypeError
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
-from pystate.arguments import shown
+from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.operator.output import OutputColumns
+from pystate.operators.runtime.output import OutputColumns
 from pystate.types.ddl import quoted
 from pystate.types.keys import null_mark
 

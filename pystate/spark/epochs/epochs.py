@@ -14,43 +14,43 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from pystate.base.notes import hide_in_causes
 from pystate.checkpoint.epoch_log import HISTORY
-from pystate.checkpoint.held import HELD
-from pystate.checkpoint.manifest import Manifest
-from pystate.checkpoint.restored import (
+from pystate.checkpoint.first_start import (
     begin_with,
     begun_epoch,
     claim_savepoint,
     require_restore,
 )
+from pystate.checkpoint.held_deltas import HELD
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.savepoint import Savepoint, take_savepoint, write_savepoint
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.auto_rescale import Rescaler
-from pystate.coordinator.chronicle import RangeSizes
-from pystate.coordinator.coordinator import Coordinator, RunOutcome
-from pystate.coordinator.epoch import Epoch
-from pystate.coordinator.ownership import fence_start
+from pystate.epochs.auto_rescale import Rescaler
+from pystate.epochs.chronicle import RangeSizes
+from pystate.epochs.coordinator import Coordinator, RunOutcome
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.ownership import fence_start
 from pystate.errors import CheckpointError, InvalidArgumentError, PystateError
-from pystate.notes import hide_in_causes
 from pystate.redaction import logger
 from pystate.spark.base.environment import use_this_python
 from pystate.spark.base.failures import is_retryable
 from pystate.spark.base.options import JobOptions
-from pystate.spark.epochs.flushing import HeldWriter
-from pystate.spark.epochs.live import NoLine, ProgressLine, tasks_done
+from pystate.spark.epochs.flush import HeldWriter
 from pystate.spark.epochs.progress import EpochProgress, notify
-from pystate.spark.epochs.rewinding import MARK
+from pystate.spark.epochs.progress_line import NoLine, ProgressLine, tasks_done
+from pystate.spark.epochs.rewind import MARK
 from pystate.spark.epochs.spread_merges import SpreadMerges
 from pystate.spark.evaluation.evaluation import Evaluation
-from pystate.spark.evaluation.learned import Learned
+from pystate.spark.evaluation.operator_traits import Learned
 from pystate.spark.operators.pipeline import Pipeline, PipelineContext, evaluating, for_job
 from pystate.spark.sinks.commits import SinkCommitter
 from pystate.spark.sinks.outputs import Outputs, begin_outputs, checkpoint_folder
-from pystate.spark.sinks.waiting import Waiting, check_at_least_once
+from pystate.spark.sinks.pending_output import Waiting, check_at_least_once
 from pystate.spark.state_source import register_state_source
-from pystate.spark.tasks.moving import tables_folder
 from pystate.spark.tasks.reports import ReportBox
-from pystate.upkeep import replace_janitors
+from pystate.spark.tasks.table_move import tables_folder
+from pystate.tables.upkeep import replace_janitors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

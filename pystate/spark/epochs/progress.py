@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from pystate.base.markup import bytes_shown, panel
 from pystate.checkpoint.epoch_log import OperatorRecord
 from pystate.checkpoint.manifest import OperatorState
-from pystate.coordinator.chronicle import Sizes, by_operator, longest, operator_record, total
-from pystate.coordinator.epoch import Epoch, Flow, RangeReport
-from pystate.coordinator.watermarks import smallest
-from pystate.markup import bytes_shown, panel
-from pystate.operator.loop import IN_FLIGHT
+from pystate.epochs.chronicle import Sizes, by_operator, longest, operator_record, total
+from pystate.epochs.epoch import Epoch, Flow, RangeReport
+from pystate.epochs.watermarks import smallest
+from pystate.operators.runtime.loop import IN_FLIGHT
 from pystate.redaction import logger
 from pystate.spark.base.drain_keys import drains_a_stream
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pystate.base.notes import hide_in_causes
 from pystate.errors import FencedError, FunctionError, PystateError
-from pystate.notes import hide_in_causes
 from pystate.spark.base.failures import (
     QueryStopped,
     as_function_error,
@@ -25,10 +25,10 @@ from pystate.spark.base.failures import (
     is_stop,
     stopped_its_query,
 )
-from pystate.spark.epochs.live import NoLine, ProgressLine
-from pystate.spark.epochs.observed import with_state
 from pystate.spark.epochs.progress import EpochProgress, progress_panel
+from pystate.spark.epochs.progress_line import NoLine, ProgressLine
 from pystate.spark.epochs.spark_log import quiet_stop
+from pystate.spark.epochs.spark_progress import with_state
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

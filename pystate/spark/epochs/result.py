@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pystate.base.markup import panel
 from pystate.checkpoint.manifest import Manifest
 from pystate.errors import InvalidArgumentError
-from pystate.markup import panel
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

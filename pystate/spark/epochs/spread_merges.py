@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any
 
 from pystate.checkpoint.manifest import FileRef
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.merge_runner import PlannedMerge
-from pystate.coordinator.merges import merge_again
+from pystate.epochs.merge_runner import PlannedMerge
+from pystate.epochs.merges import merge_again
 from pystate.errors import CheckpointError
 from pystate.spark.base.failures import original_error
-from pystate.spark.evaluation.once import executors
+from pystate.spark.evaluation.materialisation import executors
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

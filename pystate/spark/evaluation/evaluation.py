@@ -23,35 +23,33 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pystate.arguments import text
-from pystate.backend.keyed import KeyedStateBackend
-from pystate.backend.options import TableOptions
+from pystate.base.arguments import text
 from pystate.checkpoint.begin_marks import BeginMarks
 from pystate.checkpoint.manifest import EMPTY_ID, RangeState
 from pystate.checkpoint.refs import as_schema
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.epoch import Epoch, Flow, RepeatableError, describe_ranges
-from pystate.coordinator.planned_ranges import PlannedRanges
-from pystate.coordinator.watermarks import Hold, Holds, Input
+from pystate.epochs.epoch import Epoch, Flow, RepeatableError, describe_ranges
+from pystate.epochs.planned_ranges import PlannedRanges
+from pystate.epochs.watermarks import Hold, Holds, Input
 from pystate.errors import (
     DeclarationError,
     EvaluationError,
     InvalidArgumentError,
     TableMovedError,
 )
-from pystate.operator.invalid import InvalidRule, OnInvalid
-from pystate.operator.yielded import in_order
+from pystate.operators.runtime.column_order import in_order
+from pystate.operators.runtime.invalid_rows import InvalidRule, OnInvalid
 from pystate.redaction import logger
 from pystate.spark.base.batches import large_batches
-from pystate.spark.base.described import JobDescription
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.failures import as_function_error, original_error
+from pystate.spark.base.job_description import JobDescription
 from pystate.spark.base.schemas import KeySchema, parse_schema
-from pystate.spark.evaluation.counted import CountedOperators
+from pystate.spark.evaluation.empty_ranges import CountedOperators
 from pystate.spark.evaluation.flow import InputFlow
 from pystate.spark.evaluation.initial import Initial
-from pystate.spark.evaluation.learned import Learned
-from pystate.spark.evaluation.once import Loop, OperatorOutputs, executors
+from pystate.spark.evaluation.materialisation import Loop, OperatorOutputs, executors
+from pystate.spark.evaluation.operator_traits import Learned
 from pystate.spark.evaluation.updates import UpdateFrames, Updates
 from pystate.spark.evaluation.watch import EvaluationWatch
 from pystate.spark.sinks.outputs import ONLY, Outputs, Staged, rows_of
@@ -61,6 +59,8 @@ from pystate.spark.tasks.range_task import STAGING, WRITING, OperatorPlan, Resul
 from pystate.spark.tasks.reports import ReportBox
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.registry import refuse_pickled
+from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.options import TableOptions
 from pystate.types.state_type import TypeLike, parse_type, refuse_nested_key
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pystate.coordinator.range_report import RangeReport
-from pystate.coordinator.watermarks import Input
+from pystate.epochs.range_report import RangeReport
+from pystate.epochs.watermarks import Input
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -30,24 +30,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from pystate.backend.keyed import KeyedStateBackend
 from pystate.checkpoint.manifest import RangeState
 from pystate.checkpoint.refs import InputState
-from pystate.coordinator.listeners import News
-from pystate.coordinator.watermarks import OperatorTime
+from pystate.epochs.listeners import News
+from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import (
     DeclarationError,
     EvaluationError,
     InvalidArgumentError,
     WrongTypeError,
 )
-from pystate.operator.event_time import event_times
-from pystate.operator.task import Operator
-from pystate.processor.range_rows import NOT_ITS_RESULT, put_rows, put_timers, sealed_range
-from pystate.processor.selection import TIMER_DOMAIN, TIMER_MS, present
+from pystate.operators.runtime.event_time import event_times
+from pystate.operators.runtime.task import Operator
 from pystate.spark.base.connection import at_once
-from pystate.spark.base.described import plan_name
 from pystate.spark.base.environment import require_classic
+from pystate.spark.base.job_description import plan_name
 from pystate.spark.base.resolve import FrameColumns, column_named, key_column
 from pystate.spark.base.routing import RANGE_COLUMN, route, split_markers
 from pystate.spark.base.schemas import key_schema
@@ -55,7 +52,11 @@ from pystate.spark.tasks.arrivals import Arrivals
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.state.columns import NAMESPACE
 from pystate.state.kinds import declared_as
+from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.range_rows import NOT_ITS_RESULT, put_rows, put_timers, sealed_range
+from pystate.tables.timers import TIMER_DOMAIN, TIMER_MS
 from pystate.types.ddl import path_parts
+from pystate.types.equality import present
 from pystate.types.keys import describe, leaf, marked_struct
 
 if TYPE_CHECKING:

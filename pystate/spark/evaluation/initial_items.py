@@ -20,15 +20,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from pystate.backend.keyed import KeyedStateBackend
 from pystate.checkpoint.manifest import RangeState
 from pystate.checkpoint.refs import InputState
-from pystate.operator.instance_state import begin_with_items, checked_items
+from pystate.operators.runtime.instance_state import begin_with_items, checked_items
 from pystate.spark.base.resolve import column_named
 from pystate.spark.base.routing import INSTANCE_COLUMN, spread
 from pystate.spark.evaluation.initial import Filler, Given, frame_of, sealed, written_ranges
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.state.operator_state import Instance, KeylessState
+from pystate.tables.backend import KeyedStateBackend
 
 __all__ = ["InitialItems"]
 

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import types as st
 
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.functions.aggregates import Aggregate
-from pystate.operator.aggregate import (
+from pystate.operators.functions.aggregates import Aggregate
+from pystate.operators.runtime.aggregate import (
     AggregateOperator,
     Aggregates,
     Operation,
     StateUpdate,
     UpdatesOperator,
 )
-from pystate.operator.combined import LOW, TIME
-from pystate.operator.latest import LATEST, latest_state
-from pystate.operator.output import OutputColumns
-from pystate.operator.task import Operator
-from pystate.spark.base.combining import (
+from pystate.operators.runtime.latest_rows import LATEST, latest_state
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.partial_rows import LOW, TIME
+from pystate.operators.runtime.task import Operator
+from pystate.spark.base.partial_aggregation import (
     ORDERED,
     WITHOUT_ZONE,
     Combine,

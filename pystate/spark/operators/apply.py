@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from pystate.coordinator.watermarks import Holds, Input
-from pystate.operator.invalid import InvalidRule
-from pystate.operator.output import OutputColumns
-from pystate.operator.task import Operator
+from pystate.epochs.watermarks import Holds, Input
+from pystate.operators.runtime.invalid_rows import InvalidRule
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.task import Operator
 from pystate.spark.base.schemas import KeySchema
 from pystate.spark.evaluation.initial import Given, Initial, InitialRows, Route, RowsOf, initial_of
 from pystate.spark.operators.arrow_map import arrow_map

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import types as st
 
-from pystate.operator.output import OutputColumns
-from pystate.operator.task import Operator
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.task import Operator
 from pystate.spark.base.routing import RANGE_COLUMN
 from pystate.spark.tasks.arrivals import Arrivals
 from pystate.spark.tasks.range_task import OperatorPlan

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
-from pystate.arguments import choice
-from pystate.coordinator.watermarks import Input
+from pystate.base.arguments import choice
+from pystate.epochs.watermarks import Input
 from pystate.errors import InvalidArgumentError
-from pystate.functions.binding import broadcast_states, shape
-from pystate.functions.broadcast import BroadcastFunction
-from pystate.operator.function_spec import PROCESS_LATE, BroadcastInput, FunctionSpec
-from pystate.operator.instance_state import instance_spec
-from pystate.operator.runtime import BROADCAST
+from pystate.operators.functions.binding import broadcast_states, shape
+from pystate.operators.functions.broadcast import BroadcastFunction
+from pystate.operators.runtime.function_spec import PROCESS_LATE, BroadcastInput, FunctionSpec
+from pystate.operators.runtime.instance_state import instance_spec
+from pystate.operators.runtime.runtime import BROADCAST
 from pystate.spark.base.arguments import OrderBy
 from pystate.spark.base.resolve import FrameColumns, column_named
 from pystate.spark.base.routing import RANGE_COLUMN, marker_rows, range_of

@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from pyspark import cloudpickle
 from pyspark.sql import types as st
 
-from pystate.arguments import shown
+from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
-from pystate.functions.binding import operator_spec, require_state, sent
-from pystate.joins.late import LateLike
-from pystate.operator.function_spec import (
+from pystate.operators.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
+from pystate.operators.functions.binding import operator_spec, require_state, sent
+from pystate.operators.joins.late import LateLike
+from pystate.operators.runtime.function_spec import (
     DROP_LATE,
     PROCESS_LATE,
     FunctionSpec,
     RightInput,
 )
-from pystate.operator.runtime import FunctionOperator
+from pystate.operators.runtime.runtime import FunctionOperator
+from pystate.operators.windows.assigners import Assigner
 from pystate.spark.base.arguments import side_columns
 from pystate.spark.base.schemas import key_leaves, key_schema, output_columns, parse_schema
 from pystate.spark.evaluation.initial import Given
@@ -44,7 +45,6 @@ from pystate.spark.operators.joined import (
 from pystate.spark.tasks.arrivals import UnitedRows
 from pystate.types.durations import Duration
 from pystate.types.keys import parse_key
-from pystate.windows.assigners import Assigner
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from pystate.coordinator.watermarks import Input
-from pystate.operator.invalid import InvalidRule, invalid_rule
+from pystate.epochs.watermarks import Input
+from pystate.operators.runtime.invalid_rows import InvalidRule, invalid_rule
 from pystate.spark.base.arguments import OrderBy, as_columns, frame_input
 from pystate.spark.base.resolve import FrameColumns, column_named
 from pystate.spark.base.schemas import output_columns

@@ -14,24 +14,24 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
-from pystate.arguments import checked_uid, choice
-from pystate.coordinator.watermarks import Input
+from pystate.base.arguments import checked_uid, choice
+from pystate.epochs.watermarks import Input
 from pystate.errors import InvalidArgumentError
-from pystate.joins.asof import AsofJoin, AsofJoinSpec
-from pystate.joins.inputs import JoinInput, check_keys, result_names
-from pystate.joins.interval import How, IntervalJoin, IntervalJoinSpec
-from pystate.joins.late import LateInputs, LateLike
-from pystate.joins.operator import SIDES
-from pystate.joins.windowed import (
+from pystate.operators.joins.asof import AsofJoin, AsofJoinSpec
+from pystate.operators.joins.inputs import JoinInput, check_keys, result_names
+from pystate.operators.joins.interval import How, IntervalJoin, IntervalJoinSpec
+from pystate.operators.joins.late import LateInputs, LateLike
+from pystate.operators.joins.operator import SIDES
+from pystate.operators.joins.windowed import (
     WindowJoin,
     WindowJoinSpec,
     join_window,
     window_names,
     window_time_type,
 )
-from pystate.operator.invalid import InvalidRule
-from pystate.operator.output import OutputColumns
-from pystate.operator.task import Operator
+from pystate.operators.runtime.invalid_rows import InvalidRule
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.task import Operator
 from pystate.spark.base.resolve import column_named
 from pystate.spark.base.routing import route
 from pystate.spark.base.schemas import key_schema, output_columns, parse_schema, refuse_reserved

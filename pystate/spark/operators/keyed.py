@@ -12,27 +12,29 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from pyspark import cloudpickle
 from pyspark.sql import types as st
 
-from pystate.arguments import checked_uid, choice, flag
+from pystate.base.arguments import checked_uid, choice, flag
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError
-from pystate.functions.aggregates import Aggregate
-from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import operator_spec, require_state, sent
-from pystate.operator.aggregate import AggregateOperator
-from pystate.operator.deduplicate import DeduplicateSpec
-from pystate.operator.function_spec import (
+from pystate.operators.functions.aggregates import Aggregate
+from pystate.operators.functions.base import StatefulFunction
+from pystate.operators.functions.binding import operator_spec, require_state, sent
+from pystate.operators.runtime.aggregate import AggregateOperator
+from pystate.operators.runtime.deduplicate import DeduplicateSpec
+from pystate.operators.runtime.function_spec import (
     DROP_LATE,
     PROCESS_LATE,
     FunctionSpec,
     checked_late,
     late_tag,
 )
-from pystate.operator.invalid import InvalidRule
-from pystate.operator.runtime import FunctionOperator
-from pystate.operator.task import Operator
-from pystate.operator.top import TopSpec
+from pystate.operators.runtime.invalid_rows import InvalidRule
+from pystate.operators.runtime.runtime import FunctionOperator
+from pystate.operators.runtime.task import Operator
+from pystate.operators.runtime.top import TopSpec
+from pystate.operators.windows.assigners import Assigner
+from pystate.operators.windows.specification import window_options
 from pystate.spark.base.arguments import OrderBy, late_schema, side_columns
-from pystate.spark.base.combining import NOT_INVALID, Combine, checked_combine
+from pystate.spark.base.partial_aggregation import NOT_INVALID, Combine, checked_combine
 from pystate.spark.base.resolve import FrameColumns, column_named, column_text, whole_key
 from pystate.spark.base.routing import RANGE_COLUMN, route
 from pystate.spark.base.schemas import (
@@ -61,8 +63,6 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.types.durations import Duration
 from pystate.types.keys import parse_key
 from pystate.types.state_type import StateType, parse_type
-from pystate.windows.assigners import Assigner
-from pystate.windows.specification import window_options
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,6 +1,6 @@
 """Cycles in a pipeline: rows that one epoch feeds back, and the next one reads.
 
-The rows in flight are the state of a keyed operator (`pystate.operator.loop`), so that they are
+The rows in flight are the state of a keyed operator (`runtime.loop`), so that they are
 checkpointed, rescaled and restored like any state. Its tasks emit nothing, and run because their
 output is united with the pipeline's result. The rows of the epoch before are read from the same
 tables by tasks of their own, which begin nothing and report nothing: reading changes no state, and
@@ -24,19 +24,19 @@ from pyspark.sql import types as st
 from pystate.checkpoint.loops import BUCKET, LOOP_KEY
 from pystate.checkpoint.manifest import EMPTY_ID
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
-from pystate.operator.event_time import event_times
-from pystate.operator.loop import LoopOperator, LoopSpec, LoopTable, buckets
-from pystate.operator.output import OutputColumns
-from pystate.shared_tables import tables
+from pystate.operators.runtime.event_time import event_times
+from pystate.operators.runtime.loop import LoopOperator, LoopSpec, LoopTable, buckets
+from pystate.operators.runtime.output import OutputColumns
 from pystate.spark.base.connection import at_once
-from pystate.spark.base.described import plan_name
 from pystate.spark.base.environment import require_classic
+from pystate.spark.base.job_description import plan_name
 from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.routing import route
 from pystate.spark.base.schemas import output_columns, parse_schema, refuse_reserved
 from pystate.spark.operators.arrow_map import arrow_map
 from pystate.spark.tasks.arrivals import Arrivals
 from pystate.spark.tasks.range_task import OperatorPlan
+from pystate.tables.attach import tables
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

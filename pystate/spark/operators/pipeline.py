@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
-from pystate.arguments import checked_uid, text
+from pystate.base.arguments import checked_uid, text
 from pystate.errors import CheckpointError
-from pystate.functions.base import KeyedProcessFunction
-from pystate.operator.function_spec import PROCESS_LATE
+from pystate.operators.functions.base import KeyedProcessFunction
+from pystate.operators.runtime.function_spec import PROCESS_LATE
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.requirements import require_pandas
 from pystate.spark.base.routing import Routed

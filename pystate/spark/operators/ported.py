@@ -15,15 +15,15 @@ from pyspark import cloudpickle
 from pyspark.sql import types as st
 from pyspark.sql.group import GroupedData
 
-from pystate.arguments import checked_uid, shown
+from pystate.base.arguments import checked_uid, shown
 from pystate.checkpoint.refs import INPUT
-from pystate.coordinator.watermarks import Input
+from pystate.epochs.watermarks import Input
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.functions.binding import operator_spec, require_state, sent
-from pystate.operator.function_spec import DROP_LATE, PROCESS_LATE, FunctionSpec
-from pystate.operator.invalid import InvalidRule
-from pystate.operator.output import OutputColumns
-from pystate.operator.runtime import FunctionOperator
+from pystate.operators.functions.binding import operator_spec, require_state, sent
+from pystate.operators.runtime.function_spec import DROP_LATE, PROCESS_LATE, FunctionSpec
+from pystate.operators.runtime.invalid_rows import InvalidRule
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.base.resolve import FrameColumns

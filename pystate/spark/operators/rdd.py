@@ -13,13 +13,18 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.core.rdd import RDD
 
-from pystate.arguments import shown
+from pystate.base.arguments import shown
 from pystate.errors import DeclarationError, InvalidArgumentError
-from pystate.functions.base import KeyedProcessFunction
-from pystate.functions.binding import operator_spec, sent, shape
-from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
-from pystate.operator.output import RowsAsYielded
-from pystate.operator.runtime import FunctionOperator
+from pystate.operators.functions.base import KeyedProcessFunction
+from pystate.operators.functions.binding import operator_spec, sent, shape
+from pystate.operators.runtime.function_spec import (
+    PROCESS_LATE,
+    FunctionSpec,
+    checked_late,
+    late_tag,
+)
+from pystate.operators.runtime.output import RowsAsYielded
+from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.spark.base.arguments import element_input, side_columns
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.routing import KeyRouter, Routed, route_rdd

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from pyspark.sql import types as st
 
-from pystate.arguments import choice, flag, integer, shown, text
+from pystate.base.arguments import choice, flag, integer, shown, text
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
-from pystate.operator.deduplicate import DeduplicateSpec
-from pystate.operator.function_spec import PROCESS_LATE, checked_late
-from pystate.operator.top import By, TopSpec, has_order
+from pystate.operators.runtime.deduplicate import DeduplicateSpec
+from pystate.operators.runtime.function_spec import PROCESS_LATE, checked_late
+from pystate.operators.runtime.top import By, TopSpec, has_order
 from pystate.spark.base.resolve import FrameColumns, column_named
 from pystate.spark.base.schemas import KeySchema, key_leaves, names_twice, refuse_reserved
 from pystate.types.durations import Duration, milliseconds

@@ -14,12 +14,17 @@ from pyspark.sql import types as st
 
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import WrongTypeError
-from pystate.functions.base import StatefulFunction
-from pystate.functions.binding import instance_states, sent, way_to_function
-from pystate.functions.process import ProcessFunction
-from pystate.operator.function_spec import PROCESS_LATE, FunctionSpec, checked_late, late_tag
-from pystate.operator.instance_runtime import InstanceOperator, works_in_every_epoch
-from pystate.operator.instance_state import instance_spec
+from pystate.operators.functions.base import StatefulFunction
+from pystate.operators.functions.binding import instance_states, sent, way_to_function
+from pystate.operators.functions.process import ProcessFunction
+from pystate.operators.runtime.function_spec import (
+    PROCESS_LATE,
+    FunctionSpec,
+    checked_late,
+    late_tag,
+)
+from pystate.operators.runtime.instance_runtime import InstanceOperator, works_in_every_epoch
+from pystate.operators.runtime.instance_state import instance_spec
 from pystate.spark.base.arguments import late_schema, side_columns
 from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.routing import INSTANCE_COLUMN, spread

@@ -15,14 +15,21 @@ from pyspark import cloudpickle
 from pyspark.sql import types as st
 
 from pystate.checkpoint.refs import INPUT
-from pystate.coordinator.watermarks import Holds, Input
+from pystate.epochs.watermarks import Holds, Input
 from pystate.errors import InvalidArgumentError
-from pystate.functions.binding import sent
-from pystate.functions.windows import WindowFunctionLike
-from pystate.operator.function_spec import checked_late, late_tag
-from pystate.operator.invalid import InvalidRule
+from pystate.operators.functions.binding import sent
+from pystate.operators.functions.windows import WindowFunctionLike
+from pystate.operators.runtime.function_spec import checked_late, late_tag
+from pystate.operators.runtime.invalid_rows import InvalidRule
+from pystate.operators.windows.assigners import Session
+from pystate.operators.windows.columns import AggregateLike
+from pystate.operators.windows.factory import make_operator
+from pystate.operators.windows.partial_rows import parts, refusal, slice_rule
+from pystate.operators.windows.process import WindowProcess, WindowProcessSpec
+from pystate.operators.windows.row_windows import WindowRowsSpec
+from pystate.operators.windows.specification import END, START, WindowOptions, WindowSpec
 from pystate.spark.base.arguments import side_columns
-from pystate.spark.base.combining import (
+from pystate.spark.base.partial_aggregation import (
     NOT_INVALID,
     ORDERED,
     WITHOUT_ZONE,
@@ -41,13 +48,6 @@ from pystate.spark.operators.apply import Application, apply
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.types.keys import parse_key
 from pystate.types.state_type import parse_type
-from pystate.windows.assigners import Session
-from pystate.windows.columns import AggregateLike
-from pystate.windows.combined import parts, refusal, slice_rule
-from pystate.windows.making import make_operator
-from pystate.windows.process import WindowProcess, WindowProcessSpec
-from pystate.windows.row_windows import WindowRowsSpec
-from pystate.windows.specification import END, START, WindowOptions, WindowSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

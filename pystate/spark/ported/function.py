@@ -19,11 +19,10 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from pystate.backend.keyed import KeyedStateBackend
 from pystate.errors import DeclarationError
-from pystate.functions.base import RESERVED, KeyedProcessFunction, RuntimeContext
-from pystate.functions.binding import sent
-from pystate.functions.context import TimeDomain
+from pystate.operators.functions.base import RESERVED, KeyedProcessFunction, RuntimeContext
+from pystate.operators.functions.binding import sent
+from pystate.operators.functions.context import TimeDomain
 from pystate.spark.ported.calls import PortedCalls
 from pystate.spark.ported.forms import Form
 from pystate.spark.ported.handle import Asked, RecordingHandle, TaskHandle, TimeMode
@@ -32,6 +31,7 @@ from pystate.spark.ported.states import Declared
 from pystate.spark.ported.timers import KeyTimers
 from pystate.state.declaration import State
 from pystate.state.value import ValueState
+from pystate.tables.backend import KeyedStateBackend
 
 __all__ = ["Options", "PortedFunction", "ported"]
 

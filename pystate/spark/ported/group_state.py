@@ -17,9 +17,9 @@ import pandas as pd
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pystate.arguments import shown
+from pystate.base.arguments import shown
 from pystate.errors import WrongTypeError
-from pystate.operator.drain import MAX_WATERMARK
+from pystate.operators.runtime.drain import MAX_WATERMARK
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.handle import TimeMode
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pystate.arguments import shown
+from pystate.base.arguments import shown
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.handle import TimeMode
 

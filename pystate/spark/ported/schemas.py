@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from pyspark.sql.types import StructType
 
 from pystate.errors import PystateError
-from pystate.operator.output import parse_columns
+from pystate.operators.runtime.output import parse_columns
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.rows import row_class
 from pystate.types.state_type import StateType, parse_type

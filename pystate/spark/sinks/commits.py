@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pystate.arguments import nearest
+from pystate.base.arguments import nearest
 from pystate.checkpoint.manifest import Manifest
 from pystate.errors import CheckpointError, FencedError, PystateError, SinkError
 from pystate.redaction import logger
 from pystate.spark.base.failures import is_stop, stopped_its_query
 from pystate.spark.sinks.outputs import OWN, Outputs, is_own
 from pystate.spark.sinks.parquet import KIND, commit_parquet
+from pystate.spark.sinks.pending_output import publish_files
 from pystate.spark.sinks.sink import (
     Sink,
     Transaction,
@@ -26,7 +27,6 @@ from pystate.spark.sinks.sink import (
     registered_names,
     registered_sink,
 )
-from pystate.spark.sinks.waiting import publish_files
 
 __all__ = ["SinkCommitter", "commit"]
 

@@ -272,7 +272,7 @@ def _merge(
     target_bytes: int,
 ) -> int:
     """Write the files of a group into the new folder; return how many there are."""
-    from pystate.spark.sinks.written import write_parquet
+    from pystate.spark.sinks.parquet_write import write_parquet
 
     number = max(1, math.ceil(group.size_bytes / target_bytes))
     frame = _rows(root, group, layout, session)

@@ -27,7 +27,7 @@ from urllib.parse import quote
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
-from pystate.arguments import flag, shown, text
+from pystate.base.arguments import flag, shown, text
 from pystate.errors import InvalidArgumentError, SinkError
 from pystate.spark.base.environment import local_uri
 from pystate.spark.sinks.folders import data_files, sync_file, sync_folder

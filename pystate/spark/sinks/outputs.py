@@ -14,11 +14,11 @@ from urllib.parse import quote, unquote
 
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pystate.arguments import mapping, require_no_credentials, shown, text
+from pystate.base.arguments import mapping, require_no_credentials, shown, text
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.coordinator import Coordinator
-from pystate.coordinator.epoch import Epoch, RangeReport
+from pystate.epochs.coordinator import Coordinator
+from pystate.epochs.epoch import Epoch, RangeReport
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.redaction import logger
 from pystate.spark.base.environment import local_uri

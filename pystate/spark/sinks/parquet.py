@@ -24,10 +24,10 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from pystate.arguments import folder_path, integer, shown
+from pystate.base.arguments import folder_path, integer, shown
 from pystate.checkpoint.object_client import refuse_credentials
-from pystate.coordinator.epoch import RepeatableError
-from pystate.coordinator.range_report import SideFile
+from pystate.epochs.epoch import RepeatableError
+from pystate.epochs.range_report import SideFile
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.base.environment import local_uri
 from pystate.spark.sinks.columns import (
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from pystate.spark.base.parquet_format import ParquetFormat
-    from pystate.spark.sinks.written import WriteCounts
+    from pystate.spark.sinks.parquet_write import WriteCounts
 
 __all__ = ["EXECUTED", "KIND", "ParquetSink", "commit_parquet", "forget_schema", "sweep_staging"]
 
@@ -171,7 +171,7 @@ class ParquetSink(Sink):
 
     def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Sequence[Any]:
         """Write the frame, sync the files, and describe them."""
-        from pystate.spark.sinks.written import write_parquet
+        from pystate.spark.sinks.parquet_write import write_parquet
 
         layout = self._partitioning.layout(frame)
         stored = read_layout(self.path)

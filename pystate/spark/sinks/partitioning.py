@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
-from pystate.arguments import shown
+from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.spark.base.resolve import FrameColumns, column_named
 from pystate.spark.base.schemas import names_twice

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
-from pystate.arguments import flag, require_no_credentials, shortened, shown
+from pystate.base.arguments import flag, require_no_credentials, shortened, shown
 from pystate.errors import DeclarationError, InvalidArgumentError, PystateError, SinkError
-from pystate.functions.binding import captured
+from pystate.operators.functions.binding import captured
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.failures import is_stop, stopped_its_query
 

@@ -20,15 +20,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
-from pystate.checkpoint.held import HeldFiles, merge_held
+from pystate.checkpoint.held_deltas import HeldFiles, merge_held
 from pystate.checkpoint.manifest import FileRef, RangeState, state_path
 from pystate.checkpoint.state_files import FileInfo, Lineage
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.interval import is_tolerable
+from pystate.epochs.interval import is_tolerable
 from pystate.errors import CheckpointError, StateLostError
 
 if TYPE_CHECKING:
-    from pystate.backend.keyed import Snapshot
+    from pystate.tables.backend import Snapshot
 
 __all__ = ["DeltaWriter", "HeldPlan", "Target", "Written"]
 

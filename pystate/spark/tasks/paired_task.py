@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from pystate.checkpoint.refs import INPUT
-from pystate.coordinator.range_report import InputSeen
+from pystate.epochs.range_report import InputSeen
 from pystate.errors import NoSpaceError, TableMovedError
 from pystate.spark.tasks.delta import DeltaWriter, Written
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask

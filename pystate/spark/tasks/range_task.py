@@ -28,36 +28,36 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from pystate.backend.keyed import Lineage
-from pystate.backend.options import TableOptions
 from pystate.checkpoint.begin_marks import BeginMarks, Beginning, Mark
-from pystate.checkpoint.held import HeldFiles
+from pystate.checkpoint.held_deltas import HeldFiles
 from pystate.checkpoint.manifest import EMPTY_ID, RangeState
 from pystate.checkpoint.refs import INPUT, KEPT
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator.listeners import News
-from pystate.coordinator.range_report import InputSeen, RangeReport, SideFile
-from pystate.coordinator.watermarks import OperatorTime
+from pystate.epochs.listeners import News
+from pystate.epochs.range_report import InputSeen, RangeReport, SideFile
+from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
-from pystate.operator.drain import MAX_WATERMARK
-from pystate.operator.invalid import InvalidRule
-from pystate.operator.task import Side, TaskContext
-from pystate.shared_tables import Attachment, tables
+from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.invalid_rows import InvalidRule
+from pystate.operators.runtime.task import Side, TaskContext
 from pystate.spark.base.parquet_format import ParquetFormat
 from pystate.spark.base.routing import KeyRouter
 from pystate.spark.base.schemas import KeySchema
 from pystate.spark.tasks.delta import DeltaWriter, HeldPlan, Target, Written
-from pystate.spark.tasks.moving import executor_home, move_table
 from pystate.spark.tasks.parquet_file import ParquetFile, part_name
 from pystate.spark.tasks.side import SideFiles
+from pystate.spark.tasks.table_move import executor_home, move_table
 from pystate.state.operator_spec import OperatorSpec
-from pystate.table_files import TableSpec, private_table
-from pystate.upkeep import note_use, remove_outdated
+from pystate.tables.attach import Attachment, tables
+from pystate.tables.backend import Lineage
+from pystate.tables.options import TableOptions
+from pystate.tables.recovery import TableSpec, private_table
+from pystate.tables.upkeep import note_use, remove_outdated
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
-    from pystate.backend.keyed import KeyedStateBackend, Snapshot
+    from pystate.tables.backend import KeyedStateBackend, Snapshot
 
 __all__ = ["STAGING", "WRITING", "OperatorPlan", "RangeTask", "ResultFiles"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.accumulators import AccumulatorParam
 
-from pystate.coordinator.epoch import RangeReport
+from pystate.epochs.epoch import RangeReport
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

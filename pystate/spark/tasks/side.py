@@ -18,7 +18,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from pystate.coordinator.range_report import SideFile
+from pystate.epochs.range_report import SideFile
 from pystate.spark.tasks.parquet_file import ParquetFile, part_name
 
 __all__ = ["SideFiles"]

@@ -27,13 +27,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from pystate.base.notes import with_notes
 from pystate.checkpoint.begin_marks import RefusedError
 from pystate.errors import NoSpaceError
-from pystate.notes import with_notes
-from pystate.operator.output import OutputColumns
-from pystate.operator.task import Operator
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.task import Operator
 from pystate.spark.base.connection import at_once
-from pystate.spark.base.described import plan_name
+from pystate.spark.base.job_description import plan_name
 from pystate.spark.base.routing import split_markers
 from pystate.spark.tasks.arrivals import Arrivals
 from pystate.spark.tasks.delta import DeltaWriter, Written

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pystate._core import core
 from pystate.errors import InvalidArgumentError
-from pystate.operator.rows import READABLE, RowFactory, python_values, readable
+from pystate.operators.runtime.rows import READABLE, RowFactory, python_values, readable
 from pystate.types.arrays import reference
 from tests.drawn import drawn
 

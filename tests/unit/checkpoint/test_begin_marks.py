@@ -12,7 +12,7 @@ import pytest
 
 from pystate.checkpoint.begin_marks import BeginMarks, Mark, RefusedError
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.retention import collect_orphans
+from pystate.epochs.retention import collect_orphans
 from pystate.errors import EvaluationError
 
 

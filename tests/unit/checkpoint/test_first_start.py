@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import pystate as ps
+from pystate.checkpoint.first_start import begin_with, claim_savepoint, require_restore
 from pystate.checkpoint.job_file import read_job
 from pystate.checkpoint.manifest_log import read_head
-from pystate.checkpoint.restored import begin_with, claim_savepoint, require_restore
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.ownership import Ownership, fence_start
+from pystate.epochs.ownership import Ownership, fence_start
 from pystate.errors import (
     CheckpointError,
     FencedError,

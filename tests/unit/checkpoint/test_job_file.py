@@ -11,6 +11,7 @@ import pytest
 
 import pystate as ps
 from pystate.checkpoint import job_file
+from pystate.checkpoint.first_start import begin_with
 from pystate.checkpoint.job_file import (
     JobFile,
     OperatorEntry,
@@ -21,9 +22,8 @@ from pystate.checkpoint.job_file import (
     read_job,
 )
 from pystate.checkpoint.metadata import encode_document
-from pystate.checkpoint.restored import begin_with
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.ownership import Ownership, current_owner
+from pystate.epochs.ownership import Ownership, current_owner
 from pystate.errors import (
     CheckpointError,
     CorruptFileError,

@@ -27,8 +27,8 @@ from pystate.checkpoint.manifest_log import History, read_head
 from pystate.checkpoint.metadata import encode_document
 from pystate.checkpoint.parts import Parts, part_epoch, share
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.planned_ranges import PlannedRange, PlannedRanges
-from pystate.coordinator.rescale import rescaled
+from pystate.epochs.planned_ranges import PlannedRange, PlannedRanges
+from pystate.epochs.rescale import rescaled
 from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentError, LineageError
 from tests.conftest import KEY, STATE, FakeWork
 

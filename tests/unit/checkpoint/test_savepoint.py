@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 import pystate as ps
+from pystate.checkpoint.first_start import begin_with
 from pystate.checkpoint.job_file import read_job
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.metadata import encode_document
-from pystate.checkpoint.restored import begin_with
 from pystate.checkpoint.savepoint import read_savepoint, take_savepoint, write_savepoint
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
-from pystate.coordinator.coordinator import AlreadyDone
-from pystate.coordinator.merge_policy import MergePolicy
+from pystate.epochs.coordinator import AlreadyDone
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import (
     CheckpointError,
     CorruptFileError,

@@ -15,11 +15,11 @@ import pytest
 from typer.testing import CliRunner
 
 import pystate as ps
-from pystate.cli import recalling
+from pystate.cli import history
 from pystate.cli.app import app
-from pystate.coordinator.epoch import Epoch
-from pystate.coordinator.range_report import InputSeen, RangeReport
-from pystate.coordinator.watermarks import Input
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.range_report import InputSeen, RangeReport
+from pystate.epochs.watermarks import Input
 from tests.environments import Environment
 from tests.work import KEY, STATE, Work, batch, read
 
@@ -251,7 +251,7 @@ def test_history_shows_invalid_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [record] = found.records
     a, b = record.operators
     record = replace(record, operators=(replace(a, late_rows=4), replace(b, invalid_rows=1234)))
-    monkeypatch.setattr(recalling, "recall", lambda *_, **__: replace(found, records=(record,)))
+    monkeypatch.setattr(history, "recall", lambda *_, **__: replace(found, records=(record,)))
     heads, line = run("history", work.root)[1].splitlines()
     assert heads.index("late") < heads.index("invalid") and "1 234" in line
     heads, first, second = run("history", work.root, "--operators")[1].splitlines()

@@ -9,8 +9,8 @@ import pytest
 
 import pystate as ps
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.coordinator import ownership
-from pystate.coordinator.merge_policy import MergePolicy
+from pystate.epochs import ownership
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import CheckpointError, InUseError, InvalidArgumentError, TableBusyError
 from tests.work import Work, content, read
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.checkpoint.restored import begin_with
+from pystate.checkpoint.first_start import begin_with
 from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import InvalidArgumentError, SchemaError
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pystate.coordinator.range_report import RangeReport
+from pystate.epochs.range_report import RangeReport
 from pystate.errors import InvalidArgumentError
-from pystate.operator.combined import CAME
-from pystate.spark.base.combining import checked_combine, decided
-from pystate.spark.evaluation.combining import CombinePolicy
+from pystate.operators.runtime.partial_rows import CAME
+from pystate.spark.base.partial_aggregation import checked_combine, decided
+from pystate.spark.evaluation.combine_policy import CombinePolicy
 
 
 def reports(rows: int, changed: int, came: int | None = None, uid: str = "a") -> list[RangeReport]:

@@ -12,7 +12,7 @@ import pytest
 import pystate as ps
 from pystate.errors import SchemaError, StateOverflowError
 from pystate.state.evolution import stored_change
-from pystate.types.evolution import change_of, field_paths
+from pystate.types.conversion import change_of, field_paths
 from pystate.types.state_type import parse_type
 
 

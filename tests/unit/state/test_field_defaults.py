@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import pystate as ps
-from pystate.coordinator.merges import MergePolicy
+from pystate.epochs.merges import MergePolicy
 from pystate.testing import Harness
 from tests.program import Program, state_in
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import pystate as ps
-from pystate.processor.writing import StateRows
+from pystate.processor.state_writer import StateRows
 
 POINT = "struct<x:int,y:string>"
 #: Of each form that values and keys have in the core: a map's type, its keys and a value.

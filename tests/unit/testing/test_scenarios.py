@@ -1,9 +1,9 @@
 """The scenarios that a keyed backend has to stand, by name.
 
-Elsewhere under their names: ``test_keyed::test_reader_beside_writer`` and
-``test_keyed::test_empty_checkpoint``; ``test_harness::test_uneven_scale_up_and_down`` of functions;
-and of timers ``test_timers::test_rebalanced_restore``, ``test_timers::test_equal_timestamps`` and
-``test_timers::test_re_registration_inside_a_callback``.
+Elsewhere under their names: ``test_backend::test_reader_beside_writer`` and
+``test_backend::test_empty_checkpoint``; ``test_harness::test_uneven_scale_up_and_down`` of
+functions; and of timers ``test_timers::test_rebalanced_restore``,
+``test_timers::test_equal_timestamps`` and ``test_timers::test_re_registration_inside_a_callback``.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from pystate.errors import (
     UnknownStateError,
     WrongTypeError,
 )
-from pystate.functions.binding import shape
+from pystate.operators.functions.binding import shape
 from tests.drawn import drawn
 
 LEFT, RIGHT = "k string, t long, n long", "t long, key string, m long"

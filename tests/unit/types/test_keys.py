@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.backend.keyed import hash_keys
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
+from pystate.tables.backend import hash_keys
 from pystate.types.keys import has_null_marks, key_columns, leaf, leaves
 from pystate.types.state_type import parse_type
 

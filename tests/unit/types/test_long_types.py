@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.arguments import repeated
+from pystate.base.arguments import repeated
 from pystate.errors import DeclarationError
-from pystate.operator.rows import RowFactory
+from pystate.operators.runtime.rows import RowFactory
 from pystate.state.columns import column_of
 from pystate.state.evolution import column_change
 from pystate.types.state_type import parse_type

@@ -9,8 +9,8 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark.errors.exceptions.captured import PythonException
 
+from pystate.base.notes import notes_of
 from pystate.errors import FunctionError, InvalidArgumentError, WrongTypeError
-from pystate.notes import notes_of
 from pystate.spark.base.failures import as_function_error, called_by_user, original_error
 
 FRAMES = """An exception was thrown from the Python worker:

@@ -15,7 +15,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import pystate as ps
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
-from pystate.functions.binding import declarations
+from pystate.operators.functions.binding import declarations
 from pystate.spark import adapt
 from pystate.spark.ported.states import declared
 from pystate.state.declaration import parted, referred

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 import pystate as ps
-from pystate.backend.keyed import KeyedStateBackend, Lineage
-from pystate.checkpoint import held
-from pystate.checkpoint.held import HeldFiles
+from pystate.checkpoint import held_deltas
+from pystate.checkpoint.held_deltas import HeldFiles
 from pystate.checkpoint.manifest import EMPTY_ID, RangeState
 from pystate.checkpoint.storage import LocalStorage
-from pystate.coordinator.range_report import RangeReport, advanced, check_report
+from pystate.epochs.range_report import RangeReport, advanced, check_report
 from pystate.errors import CheckpointError, NoSpaceError, StateLostError
 from pystate.spark.tasks.delta import DeltaWriter, HeldPlan, Target, Written
 from pystate.state.operator_spec import OperatorSpec
+from pystate.tables.backend import KeyedStateBackend, Lineage
 from pystate.types.keys import parse_key
 
 STATES: dict[str, Any] = {
@@ -179,7 +179,7 @@ def test_a_write_that_takes_too_long(task: Range, monkeypatch: pytest.MonkeyPatc
 
 
 def test_no_room_beside_the_tables(task: Range, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "LocalStorage", FullStorage)
+    monkeypatch.setattr(held_deltas, "LocalStorage", FullStorage)
     for number in range(3):
         task.step(range(number, 8), closes=False)
     assert len(task.storage.list("held")) == 3

@@ -1,0 +1,256 @@
+"""Adds up what an epoch's reports say, and writes its record into the checkpoint's history.
+
+Thread safety: a `Chronicle` belongs to its coordinator's lock; what it submits runs on the
+maintenance thread.
+
+Invariants
+----------
+1. Nothing here can fail an epoch: a record that cannot be written is missing.
+2. The record of an epoch has all its steps, and none that were given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from pystate.checkpoint.epoch_log import EpochLog, EpochRecord, OperatorRecord
+from pystate.checkpoint.manifest import Manifest, OperatorState
+from pystate.checkpoint.refs import fingerprint
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.epochs.epoch import Epoch, Flow
+from pystate.epochs.merges import Maintenance
+from pystate.epochs.ownership import Ownership
+from pystate.epochs.range_report import RangeReport
+from pystate.errors import PystateError
+from pystate.redaction import logger
+
+__all__ = [
+    "Chronicle",
+    "RangeSizes",
+    "Sizes",
+    "by_operator",
+    "longest",
+    "operator_record",
+    "total",
+]
+
+_LOG = logger("pystate.epochs.chronicle")
+#: What an operator's record adds up over the steps of an epoch; of the rest the last step counts.
+_ADDED = (
+    "rows_in",
+    "rows_out",
+    "rows_changed",
+    "rows_restored",
+    "rows_copied",
+    "attach_ms",
+    "process_ms",
+    "seal_ms",
+    "write_ms",
+    "invalid_rows",
+)
+
+
+#: Keys and bytes of tables, by operator and range. So an operator's are found without a look at
+#: those of all others, of which there may be a thousand.
+Sizes: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
+
+
+class RangeSizes:
+    """Keys and bytes of tables, as far as a driver has seen them."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def note(self, epoch: Epoch) -> Sizes:
+        """Take what an epoch's reports say; returns all sizes."""
+        for operator in () if epoch.base is None else epoch.base.operators:
+            if operator.parallelism != epoch.parallelism:  # other ranges had these numbers
+                self.sizes.pop(operator.uid, None)
+        for report in epoch.reports:
+            if "keys" in report.metrics:
+                size = int(report.metrics["keys"]), int(report.metrics["state_bytes"])
+                self.sizes.setdefault(report.uid, {})[report.index] = size
+        return self.sizes
+
+
+def by_operator(reports: Iterable[RangeReport]) -> dict[str, list[RangeReport]]:
+    """The reports of each operator, by its uid."""
+    found: dict[str, list[RangeReport]] = {}
+    for report in reports:
+        found.setdefault(report.uid, []).append(report)
+    return found
+
+
+def operator_record(uid: str, reports: Sequence[RangeReport], sizes: Sizes) -> OperatorRecord:
+    """Add up an operator's reports of one step."""
+    held = sizes.get(uid, {}).values()
+    timed = any("late_rows" in report.metrics for report in reports)
+    return OperatorRecord(
+        uid=uid,
+        ranges=len(reports),
+        rows_in=total(reports, "rows_in"),
+        rows_out=total(reports, "rows_out"),
+        late_rows=total(reports, "late_rows") if timed else None,
+        keys=sum(keys for keys, _ in held),
+        state_bytes=sum(size for _, size in held),
+        rows_changed=total(reports, "rows_changed"),
+        rows_restored=total(reports, "rows_restored"),
+        rows_copied=total(reports, "rows_copied"),
+        checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
+        attach_ms=longest(reports, "attach_ms"),
+        process_ms=longest(reports, "process_ms"),
+        seal_ms=longest(reports, "seal_ms"),
+        write_ms=longest(reports, "write_ms"),
+        invalid_rows=total(reports, "invalid_rows"),
+    )
+
+
+def total(reports: Sequence[RangeReport], name: str) -> int:
+    """Add up a number of all reports."""
+    return int(sum(float(report.metrics.get(name, 0)) for report in reports))
+
+
+def longest(reports: Sequence[RangeReport], name: str) -> float:
+    """The longest of a time of all reports."""
+    return max((float(report.metrics.get(name, 0)) for report in reports), default=0.0)
+
+
+class Chronicle:
+    """Writes the records of one driver's epochs.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    ownership : Ownership
+        The driver's ownership.
+    maintenance : Maintenance
+        Where files are merged.
+    """
+
+    def __init__(
+        self, storage: CheckpointStorage, ownership: Ownership, maintenance: Maintenance
+    ) -> None:
+        self._log = EpochLog(storage)
+        self._ownership = ownership
+        self._maintenance = maintenance
+        self._sizes = RangeSizes()
+        self._operators: dict[str, OperatorRecord] = {}
+        self._batches = self._evaluations = 0
+        self._total_ms = 0.0
+        self._flow: Flow | None = None
+
+    def step(self, epoch: Epoch, took_s: float, *, first: bool) -> None:
+        """Add a step that has ended.
+
+        Parameters
+        ----------
+        epoch : Epoch
+            The step.
+        took_s : float
+            How long it took.
+        first : bool
+            Whether no step of the epoch is held.
+        """
+        if first:
+            self._operators = {}
+            self._batches = self._evaluations = 0
+            self._total_ms = 0.0
+            self._flow = None
+        self._flow = _together(self._flow, epoch.flow)
+        self._batches += 1
+        self._evaluations += len(epoch.discarded_evaluations) + 1
+        self._total_ms += took_s * 1000
+        sizes = self._sizes.note(epoch)
+        for uid, reports in by_operator(epoch.reports).items():
+            record = operator_record(uid, reports, sizes)
+            before = self._operators.get(uid)
+            self._operators[uid] = record if before is None else _added(before, record)
+
+    def published(
+        self, manifest: Manifest, before: Manifest | None, publish_s: float, commit_s: float
+    ) -> None:
+        """Write the record of a published epoch, whose steps have been added.
+
+        Parameters
+        ----------
+        manifest : Manifest
+            The epoch.
+        before : Manifest or None
+            The epoch before it.
+        publish_s, commit_s : float
+            How long it took to publish it, and to commit its output.
+        """
+        known = frozenset() if before is None else before.paths
+        new = {op.uid: _new_bytes(op, known) for op in manifest.operators}
+        operators = {op.uid: op for op in manifest.operators}
+        flow = self._flow
+        record = EpochRecord(
+            epoch=manifest.epoch,
+            published_ms=manifest.created_ms,
+            processing_time_ms=manifest.processing_time_ms,
+            watermark_ms=manifest.watermark_ms,
+            query_id=manifest.query_id,
+            batch_id=manifest.batch_id,
+            run_key=manifest.run_key,
+            batches=self._batches,
+            evaluations=self._evaluations,
+            term=manifest.term,
+            host=manifest.host,
+            publish_ms=publish_s * 1000,
+            commit_ms=commit_s * 1000,
+            total_ms=self._total_ms + (publish_s + commit_s) * 1000,
+            merged_bytes=sum(bases for _, bases in new.values()),
+            operators=tuple(
+                replace(
+                    self._operators[uid],
+                    checkpoint_bytes=new[op.uid][0],
+                    watermark_ms=op.watermark_ms,
+                    fingerprint=fingerprint(op),
+                    since=op.ranges[0].since,
+                )
+                for uid, op in sorted(operators.items())
+                if uid in self._operators
+            ),
+            rows_in=None if flow is None else flow.rows_in,
+            rows_out=None if flow is None else flow.rows_out,
+            late_rows=None if flow is None else flow.late_rows,
+        )
+        try:
+            if self._log.add(record):
+                self._maintenance.submit(lambda: self._tidy(record.epoch))
+        except (PystateError, OSError) as error:
+            _LOG.warning(
+                "epoch %d is published; its record is missing in the history: %s",
+                record.epoch,
+                error,
+            )
+
+    def _tidy(self, newest: int) -> None:
+        self._log.tidy(newest, self._ownership.check)
+
+
+def _together(before: Flow | None, step: Flow | None) -> Flow | None:
+    """What went through the pipeline in an epoch, with one step more."""
+    if before is None or step is None:
+        return step or before
+    late = [flow.late_rows for flow in (before, step) if flow.late_rows is not None]
+    return Flow(
+        before.rows_in + step.rows_in, before.rows_out + step.rows_out, sum(late) if late else None
+    )
+
+
+def _added(before: OperatorRecord, step: OperatorRecord) -> OperatorRecord:
+    """An operator in an epoch, with one step more."""
+    added = {name: getattr(before, name) + getattr(step, name) for name in _ADDED}
+    late = [record.late_rows for record in (before, step) if record.late_rows is not None]
+    return replace(step, late_rows=sum(late) if late else None, **added)
+
+
+def _new_bytes(operator: OperatorState, known: frozenset[str]) -> tuple[int, int]:
+    """Size of the deltas, and of the merged bases, that no earlier epoch names."""
+    files = {ref.path: ref for ref in operator.files if ref.path not in known}.values()
+    bases = sum(ref.file_bytes for ref in files if ref.kind == "base")
+    return sum(ref.file_bytes for ref in files) - bases, bases

@@ -1,0 +1,172 @@
+"""What a driver does after an epoch: retire old ones, merge deltas, remove files that nobody needs.
+
+Thread safety: a `Housekeeping` belongs to its coordinator's lock; what it submits runs on the
+maintenance thread.
+
+Invariants
+----------
+1. Nothing here can fail an epoch: what did not work is tried again after the next one.
+2. What an epoch has retired is removed after the next one is published, which has made it durable
+   that the retired epochs do not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from pystate.checkpoint.manifest import Manifest, RangeState
+from pystate.checkpoint.manifest_log import History, Retired
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.epochs.holds import Holds
+from pystate.epochs.merges import FileMerges, Maintenance
+from pystate.epochs.ownership import Ownership, have_ended
+from pystate.epochs.range_report import RangeReport
+from pystate.epochs.retention import (
+    collect_orphans,
+    delete_files,
+    delete_orphans,
+    delete_retired,
+    find_abandoned,
+)
+from pystate.errors import CheckpointError, PystateError
+from pystate.redaction import logger
+
+__all__ = ["Housekeeping"]
+
+_LOG = logger("pystate.epochs.housekeeping")
+# Epochs between two searches for orphans; retired files are removed at once, without a search.
+_ORPHANS_EVERY = 64
+
+
+class Housekeeping:
+    """Keeps a checkpoint's folder small.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    history : History
+        Its manifests.
+    ownership : Ownership
+        The driver's ownership.
+    maintenance : Maintenance
+        Where the work is done.
+    merges : FileMerges or None
+        Merges deltas.
+    holds : Holds
+        Epochs whose files stay.
+    retained : int
+        Number of manifests to keep.
+    grace_ms : int
+        Files that no manifest names are removed only from this age on.
+    """
+
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        history: History,
+        ownership: Ownership,
+        maintenance: Maintenance,
+        merges: FileMerges | None,
+        holds: Holds,
+        *,
+        retained: int,
+        grace_ms: int,
+    ) -> None:
+        self._storage = storage
+        self._history = history
+        self._ownership = ownership
+        self._maintenance = maintenance
+        self._merges = merges
+        self._holds = holds
+        self._retained = retained
+        self._grace_ms = grace_ms
+        self._retired = Retired()
+
+    def published(self, manifest: Manifest) -> None:
+        """Retire, collect and merge after an epoch."""
+        if self._merges is not None:
+            self._merges.published(manifest)
+            self._merges.plan(manifest)
+        retired = self._take_retired()
+        self.remove(retired.paths)
+        try:
+            self._retired = self._history.retire(self._retained)
+        except (PystateError, OSError) as error:
+            _LOG.warning(
+                "epoch %d is published; retiring older ones failed: %s", manifest.epoch, error
+            )
+        if manifest.epoch % _ORPHANS_EVERY == 0:
+            self.search()
+
+    def finish(self) -> None:
+        """Remove in the background what the next epoch would remove."""
+        retired = self._take_retired()
+        if retired != Retired():
+            self._maintenance.submit(lambda: delete_retired(self._storage, retired.paths))
+
+    def close(self) -> None:
+        """Give up merges that no epoch has adopted, and wait for the maintenance thread."""
+        if self._merges is not None:
+            self._merges.give_up()
+        self.finish()
+        self._maintenance.close()
+        if self._merges is not None:
+            self._merges.discard_unused()
+
+    def _take_retired(self) -> Retired:
+        """Return what was retired and may be removed now, but for files that are held."""
+        retired, self._retired = self._retired, Retired()
+        return retired._replace(files=self._holds.spare(retired.files))
+
+    def remove(self, paths: Collection[str]) -> None:
+        """Remove files in the background, in their order."""
+        if paths:
+            self._maintenance.submit(lambda: delete_files(self._storage, paths))
+
+    def abandon(self, head: Manifest | None) -> None:
+        """Remove what earlier drivers have left of epochs that none of them has published.
+
+        It is called before this driver's first attempt. If any of those drivers may still publish,
+        it does nothing.
+        """
+        last, term = 0 if head is None else head.term, self._ownership.term
+        # The driver of the newest epoch leaves no more than one attempt, which goes with the next
+        # epoch. Only drivers that have published nothing leave more and more.
+        if last >= term - 1 or not have_ended(self._storage, last, term):
+            return
+        try:
+            # One of them may have published before it ended, but after this driver has looked.
+            abandoned = find_abandoned(self._storage)
+        except CheckpointError:
+            # Manifests are lost, unless a follower has published while files were listed.
+            if self._ownership.is_followed():
+                return
+            raise
+        # The listing has no file of a driver that follows only now.
+        if not self._ownership.is_followed():
+            self._maintenance.submit(lambda: delete_orphans(self._storage, abandoned))
+
+    def discard(self, reports: Iterable[RangeReport], ranges: Iterable[RangeState] = ()) -> None:
+        """Remove what tasks of this driver have written, and no manifest names or will name."""
+        files = {report.file.path for report in reports if report.file is not None}
+        files |= {ref.path for state in ranges for ref in state.files}
+        head = self._history.head
+        self.remove(files - (head.paths if head is not None else frozenset()))
+
+    def search(self) -> None:
+        """Search for orphans in the background."""
+        self._maintenance.submit(self._collect_orphans)
+
+    def _collect_orphans(self) -> None:
+        collect_orphans(
+            self._storage,
+            term=self._ownership.term,
+            grace_ms=self._grace_ms,
+            live=self._live,
+            check_owner=self._ownership.check,
+        )
+
+    def _live(self) -> frozenset[str]:
+        merging = self._merges.live() if self._merges is not None else frozenset()
+        return frozenset(merging) | self._holds.paths()

@@ -1,0 +1,216 @@
+"""Several batches per checkpoint: which batch ends with one, and what waits for it.
+
+With an interval, an epoch has several *steps*, one per micro-batch of a streaming query. The last
+step *closes* the epoch: its manifest is published. The other steps are *held*: they exist only in
+this driver's memory, in the tables, and in held deltas beside the tables.
+
+What may be lost, and when
+--------------------------
+1. A held step writes no file of the checkpoint. Its tasks seal their tables and write the changes
+   as held deltas: in the memory of their host, or, if the job has several executors, unpublished in
+   the checkpoint's storage, since Spark may run a range's next task on any of them. A begin mark is
+   made and removed by every evaluation, and never synced.
+2. The base of a step is the one before it, by its lineage ids. So a failed or repeated attempt at a
+   step is undone to the sealed step before it, and a table that is behind catches up, as always.
+   The task of a range that closes the epoch merges its held deltas and its own changes into one
+   delta file, with the id of the last and the parent of the first. Whoever reads the checkpoint
+   cannot tell how many steps an epoch had.
+3. All steps of an epoch have the epoch's number: that of the newest manifest plus one. So the names
+   of manifests stay without gaps, and of two drivers on one base exactly one publishes the next
+   name. A driver that was overtaken between checkpoints has published nothing, and it finds out at
+   its next step, or at the publish.
+4. Held steps are lost if the driver, or a table with its held deltas, is lost. If the driver lives,
+   it computes the batches since the last manifest again, from their DataFrames, and each of these
+   is a checkpoint. If it does not, the next driver takes the ownership, sets Spark's positions back
+   to the batch of the newest manifest, and Spark computes the batches again, with other borders if
+   it likes: nobody has seen the first ones.
+5. Setting back removes Spark's commits, then its offsets, the newest first. Killed at any point it
+   is done again by the next start, since a query starts only after it. It is done only if
+   ``spark-rewinds`` says that steps may have been held; without that mark a query ahead of the
+   manifests is an error, as ever.
+6. Exactly once: the rows of all steps are staged, and are committed by the manifest that closes the
+   epoch, as one transaction per output. Staged rows of lost steps are removed by that commit, or by
+   this driver when it drops the steps.
+7. Replayed batches get other processing times than the lost ones had. As nothing of those was
+   published, nobody can tell. Event time comes from the rows.
+8. A query's first batch, a run, and a batch that replaces lost ones are always checkpoints. So are
+   batches that come when Spark would soon forget the position of the last checkpoint, or when held
+   deltas take more than `MOST_HELD_BYTES`.
+
+Thread safety: an `Interval` belongs to its coordinator's lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pystate.checkpoint.manifest import Manifest
+from pystate.epochs.options import CheckpointOptions
+from pystate.epochs.position import Position
+from pystate.errors import AlreadyPublishedError, CheckpointError, FencedError, NoSpaceError
+from pystate.redaction import logger
+
+__all__ = ["MOST_HELD_BYTES", "Interval", "Step", "is_tolerable"]
+
+_LOG = logger("pystate.epochs.interval")
+#: Held deltas of all ranges together; beyond it the next batch is a checkpoint.
+MOST_HELD_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an epoch."""
+
+    serial: int = 0
+    """Grows from step to step of a driver."""
+    closes: bool = True
+    """Whether the epoch ends with it."""
+    holds: bool = False
+    """Whether its changes can be held, for another step or because a write has failed."""
+
+
+class Interval:
+    """The steps of a driver's open epoch.
+
+    Parameters
+    ----------
+    options : CheckpointOptions
+        When checkpoints are due.
+    now_s : callable
+        A clock that does not go back.
+    """
+
+    def __init__(
+        self, options: CheckpointOptions, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.options = options
+        #: The most steps that Spark's retention allows.
+        self.most_steps: int | None = None
+        #: The last held step, as a manifest that nobody has published.
+        self.last: Manifest | None = None
+        #: The transactions of each held step.
+        self.waiting: list[Sequence[Any]] = []
+        self.failures = 0
+        self._now_s = now_s
+        self._steps = 0
+        self._serial = 0
+        self._since_s = now_s()
+        self._due = False
+        self._parallelism = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Size of all held deltas."""
+        operators = () if self.last is None else self.last.operators
+        return sum(ref.file_bytes for op in operators for state in op.ranges for ref in state.held)
+
+    def base(self, head: Manifest | None) -> Manifest | None:
+        """Return what the next step is built on.
+
+        Raises
+        ------
+        FencedError
+            Another driver has published on the base of the held steps.
+        """
+        if self.last is None:
+            return head
+        newest = 0 if head is None else head.epoch
+        if self.last.predecessor != newest:
+            raise FencedError(
+                f"epoch {newest} was published by another driver while this one held steps of "
+                f"epoch {self.last.epoch}, of which it has published nothing: start the job again"
+            )
+        return self.last
+
+    def step(self, head: Manifest | None, position: Position, *, closes: bool) -> Step:
+        """Decide whether the step of a position closes the epoch."""
+        self._serial += 1
+        holds = self.options.holds and position.query_id is not None
+        known = head is not None and head.progress(str(position.query_id)) is not None
+        if not closes and holds and known and not self.is_due():
+            return Step(self._serial, closes=False, holds=True)
+        return Step(self._serial, holds=holds)
+
+    def is_due(self) -> bool:
+        """Whether the next step closes the epoch."""
+        options = self.options
+        if self._due or self.held_bytes > MOST_HELD_BYTES:
+            return True
+        if self.most_steps is not None and self._steps + 1 >= self.most_steps:
+            return True
+        past_ms = (self._now_s() - self._since_s) * 1000
+        if past_ms < options.pause_ms:
+            return False
+        if options.every_ms is not None:
+            return past_ms >= options.every_ms
+        return self._steps + 1 >= (options.every_batches or 1)
+
+    def end_soon(self) -> None:
+        """Make the next step close the epoch, if steps are held."""
+        self._due = self._due or self.last is not None
+
+    def parallelism(self, wanted: int) -> int:
+        """Return the parallelism of the next step: that of the epoch's first step."""
+        if self.last is None:
+            self._parallelism = wanted
+        return self._parallelism
+
+    def hold(self, manifest: Manifest, sinks: Sequence[Any]) -> None:
+        """Keep a step until its epoch is closed."""
+        self.last = manifest
+        self.waiting.append(sinks)
+        self._steps += 1
+
+    def failed(self, epoch: int, error: Exception) -> None:
+        """Note that the state of an epoch could not be written.
+
+        Raises
+        ------
+        Exception
+            `error`, if that is once too often.
+        """
+        self.failures += 1
+        most = self.options.tolerable_failures
+        over = self.most_steps is not None and self._steps + 1 >= self.most_steps
+        if self.failures > most or over:
+            raise error
+        self._due = True
+        _LOG.warning(
+            "the checkpoint of epoch %d has failed (%d of %d tolerable failures in a row); the "
+            "next batch tries again: %s",
+            epoch,
+            self.failures,
+            most,
+            error,
+        )
+
+    def published(self) -> None:
+        """Begin the next epoch."""
+        self.failures = 0
+        self.drop()
+        self._since_s = self._now_s()
+        self._due = False
+
+    def drop(self) -> list[Sequence[Any]]:
+        """Forget the held steps; returns their transactions."""
+        self.last, self._steps = None, 0
+        dropped, self.waiting = self.waiting, []
+        return dropped
+
+    def wait_s(self) -> float | None:
+        """How long until held steps are due by time; None if there are none, or no such time."""
+        every_ms = self.options.every_ms
+        if self.last is None or every_ms is None:
+            return None
+        wanted_ms = max(every_ms, self.options.pause_ms)
+        return max(0.0, wanted_ms / 1000 - (self._now_s() - self._since_s))
+
+
+def is_tolerable(error: Exception) -> bool:
+    """Whether an error only says that something could not be written."""
+    if isinstance(error, (FencedError, AlreadyPublishedError)):
+        return False
+    return isinstance(error, (NoSpaceError, OSError)) or type(error) is CheckpointError

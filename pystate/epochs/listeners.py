@@ -1,0 +1,104 @@
+"""Tells listeners on the driver, and functions on the workers, which checkpoints are complete.
+
+Thread safety: a `Notices` belongs to its coordinator's lock; a listener is called by whatever
+thread ends an epoch, by one at a time.
+
+Invariants
+----------
+1. Nobody is told of a checkpoint before its manifest is published and its output committed.
+2. An error of a listener is only logged: it undoes nothing, and keeps nobody else from being told.
+3. Telling is best effort: who was not told of an epoch, because a driver ended, a range had no
+   work, or a checkpoint was overtaken, is told of a later one, which includes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pystate.redaction import logger
+
+__all__ = ["CheckpointListener", "News", "Notices"]
+
+_LOG = logger("pystate.epochs.listeners")
+
+
+class CheckpointListener:
+    """Learns on the driver which checkpoints are complete; derive from it, and pass it to a job.
+
+    Both methods are best effort: a call may be missing, and one for a later epoch includes all
+    earlier ones. An error that they raise is only logged. The next epoch waits for them.
+
+    Examples
+    --------
+    >>> class Announce(CheckpointListener):
+    ...     def on_checkpoint_complete(self, epoch):
+    ...         print("complete:", epoch)
+    >>> Announce().on_checkpoint_complete(7)
+    complete: 7
+    """
+
+    def on_checkpoint_complete(self, epoch: int) -> None:
+        """Learn that an epoch's state, source position and output are complete.
+
+        Parameters
+        ----------
+        epoch : int
+            The number of the epoch.
+        """
+
+    def on_checkpoint_aborted(self, epoch: int) -> None:
+        """Learn that an epoch's checkpoint was given up; nothing of it is published.
+
+        Parameters
+        ----------
+        epoch : int
+            The number of the epoch, which a later checkpoint takes over.
+        """
+
+
+class News(NamedTuple):
+    """What the functions of the next epoch are to learn."""
+
+    complete: int | None = None
+    """The newest complete epoch."""
+    aborted: int | None = None
+    """The last epoch whose checkpoint was given up after that."""
+
+
+class Notices:
+    """The notices of one driver.
+
+    Parameters
+    ----------
+    listeners : sequence of CheckpointListener
+        Who is called on the driver.
+    """
+
+    def __init__(self, listeners: Sequence[CheckpointListener] = ()) -> None:
+        self._listeners = tuple(listeners)
+        #: What functions have not been told yet.
+        self.news = News()
+
+    def complete(self, epoch: int) -> None:
+        """Tell that an epoch is complete."""
+        self.news = News(complete=epoch)
+        for listener in self._listeners:
+            try:
+                listener.on_checkpoint_complete(epoch)
+            except Exception:
+                _LOG.exception("epoch %d is complete, but %r failed", epoch, listener)
+
+    def aborted(self, epoch: int) -> None:
+        """Tell that an epoch's checkpoint was given up."""
+        self.news = self.news._replace(aborted=epoch)
+        for listener in self._listeners:
+            try:
+                listener.on_checkpoint_aborted(epoch)
+            except Exception:
+                _LOG.exception("checkpoint of epoch %d given up; %r failed", epoch, listener)
+
+    def told(self, news: News) -> None:
+        """Note what the functions of an epoch that counts were told."""
+        if news == self.news:
+            self.news = News()

@@ -1,0 +1,533 @@
+"""Background work: merging the files of ranges, and collecting orphans.
+
+`pystate.epochs.merge_policy` says which files are merged, and when.
+
+Thread safety: all methods of `Maintenance` and `FileMerges` may be called from any thread.
+
+Invariants
+----------
+1. The next manifest adopts a merge that is ready. An epoch waits for a merge only if it is its
+   coordinator's first epoch, and so maybe its last, or if a chain of deltas grows past its bound.
+2. A merge reads only files, never a table, and its result replaces exactly the files that it was
+   made from.
+3. The thread exists only while there is work, and `Maintenance.close` joins it.
+4. A merge that no manifest can adopt leaves no file behind. Only a process that outlives the job
+   that it worked for may still write one, which no manifest names; the search for orphans finds it.
+5. The name of a merged file contains the term of the driver that planned it, and an id of the plan.
+   Only that driver's manifests can be the first to name it. Whoever carries out the same plan once
+   more makes the same file, or finds it made.
+6. Operators take turns: one that has many merges to do does not keep the others waiting.
+7. A merge runs in this thread, or with others in the processes of a `MergeRunner`, if so many wait
+   that one thread would fall behind. Of these at most the runner's `tasks` run at the same time,
+   and a batch is small, so that its results are soon there to be adopted.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import groupby
+from types import MappingProxyType
+from typing import BinaryIO, cast
+
+from pystate.checkpoint.file_merge import merge_files
+from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
+from pystate.checkpoint.state_files import Lineage, Source, open_file, verify_file
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.epochs.merge_policy import MergePolicy, position, replaced
+from pystate.epochs.merge_runner import MergeRunner, PlannedMerge
+from pystate.epochs.rescale import rescaled
+from pystate.epochs.retention import delete_files, merged_name
+from pystate.errors import AlreadyPublishedError, CheckpointError
+from pystate.redaction import logger
+
+__all__ = ["FileMerges", "Maintenance", "merge_again", "merge_range"]
+
+_LOG = logger("pystate.epochs.merges")
+_Key = tuple[str, int, int]  # uid, first and last key group
+# Epochs to wait before a failed merge is retried.
+_RETRY_AFTER = 16
+# From so many waiting merges on, or such a size of at least two, a runner is asked to do them. A
+# merge of small files takes a few milliseconds on a local disk and tens of them on a network's.
+_MANY = 32
+_MANY_BYTES = 256 << 20
+# What a task of a runner gets at most: enough to outweigh what starting a job costs.
+_PER_TASK = 16
+_PER_TASK_BYTES = 64 << 20
+
+
+class Maintenance:
+    """A thread that works through tasks and ends when there are none."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._tasks: deque[Callable[[], object]] = deque()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(self, task: Callable[[], object]) -> None:
+        """Run `task` after earlier ones; its errors are logged. Ignored once closed."""
+        with self._lock:
+            if self._closed:
+                return
+            self._tasks.append(task)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="pystate-maintenance", daemon=True
+                )
+                self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until all tasks are done."""
+        while True:
+            with self._lock:
+                thread = self._thread
+            if thread is None:
+                return
+            thread.join()
+
+    def close(self) -> None:
+        """Accept no more tasks, and wait for those submitted."""
+        with self._lock:
+            self._closed = True
+        self.wait()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._tasks:
+                    self._thread = None
+                    return
+                task = self._tasks.popleft()
+            try:
+                task()
+            except (CheckpointError, OSError) as error:
+                _LOG.warning("maintenance: %s", error)
+            except Exception:
+                _LOG.exception("maintenance failed")
+
+
+class FileMerges:
+    """The merges that are planned, running, or ready for the next manifest.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    maintenance : Maintenance
+        The thread that carries out merges, or waits for the runner to do so.
+    policy : MergePolicy
+        Which files are merged.
+    term : callable
+        Returns the driver's term.
+    runner : MergeRunner, optional
+        Carries out merges when there are many of them.
+    """
+
+    def __init__(
+        self,
+        storage: CheckpointStorage,
+        maintenance: Maintenance,
+        policy: MergePolicy,
+        term: Callable[[], int],
+        runner: MergeRunner | None = None,
+    ) -> None:
+        self._storage = storage
+        self._maintenance = maintenance
+        self._policy = policy
+        self._term = term
+        self._runner = runner
+        self._lock = threading.Lock()
+        self._merges: dict[_Key, _Merge] = {}
+        self._waiting: dict[str, deque[_Key]] = {}
+        self._waiting_bytes = 0
+        self._ready: dict[_Key, FileRef] = {}
+        self._failed: dict[_Key, int] = {}
+        self._offered: set[str] = set()
+        self._closed = threading.Event()
+
+    def plan(self, manifest: Manifest, parallelism: int | None = None) -> None:
+        """Start the merges that the policy requires.
+
+        Parameters
+        ----------
+        manifest : Manifest
+            The newest epoch.
+        parallelism : int, optional
+            The next epoch's parallelism, if it may differ.
+        """
+        for operator in manifest.operators:
+            ranges = operator.ranges
+            if parallelism is not None:
+                ranges = rescaled(operator, parallelism, manifest.max_parallelism)
+            for state in ranges:
+                run = self._policy.choose(state)
+                key = _key(operator.uid, state)
+                if run is None:
+                    continue
+                with self._lock:
+                    waits = self._failed.get(key, -_RETRY_AFTER) + _RETRY_AFTER
+                    if self._closed.is_set() or key in self._merges or manifest.epoch < waits:
+                        continue
+                    name = merged_name(self._term(), uuid.uuid4().hex)
+                    output = state_path(*key, run.sources[-1].epoch, name, run.kind)
+                    plan = PlannedMerge(*key, run, output, operator.states, tuple(state.since))
+                    self._merges[key] = _Merge(plan, manifest.epoch)
+                    self._waiting_bytes += plan.size_bytes
+                    self._waiting.setdefault(operator.uid, deque()).append(key)
+                self._maintenance.submit(self._merge_next)
+
+    def wait(
+        self, operators: tuple[OperatorState, ...], patience_s: float, *, first: bool = False
+    ) -> None:
+        """Wait for merges that the next manifest could adopt.
+
+        Parameters
+        ----------
+        operators : tuple of OperatorState
+            The operators of the next manifest.
+        patience_s : float
+            The longest time to wait; only a chain that has grown past its bound may take longer.
+        first : bool
+            Whether this is the coordinator's first manifest, and so maybe its last. The bound is
+            then the length at which the policy merges whatever the size, because every earlier
+            coordinator may have left its merge undone.
+        """
+        until = time.monotonic() + patience_s
+        bound = self._policy.max_deltas if first else self._policy.most_deltas
+        for uid, state in _ranges(operators):
+            with self._lock:
+                merge = self._merges.get(_key(uid, state))
+            if merge is None or position(state, merge.plan.run.sources) is None:
+                continue
+            if len(state.deltas) >= bound:
+                merge.ended.wait()
+            else:
+                merge.ended.wait(max(0.0, until - time.monotonic()))
+
+    def adopt(self, operators: tuple[OperatorState, ...]) -> tuple[OperatorState, ...]:
+        """Replace files by the ready ones that were made from them."""
+        with self._lock:
+            uids = {key[0] for key in self._ready}
+            return tuple(
+                replace(op, ranges=tuple(self._rebased(op.uid, state) for state in op.ranges))
+                if op.uid in uids
+                else op
+                for op in operators
+            )
+
+    def published(self, manifest: Manifest) -> None:
+        """Forget the ready merges, which this manifest has adopted or which are now useless."""
+        late = []
+        with self._lock:
+            for key in list(self._ready):
+                merge = self._merges[key]
+                if merge.plan.output not in manifest.paths:
+                    if _has(manifest, key, merge.plan.run.sources):
+                        continue
+                    _LOG.info("the merged file %s came too late", merge.plan.output)
+                    late.append(merge.plan.output)
+                else:
+                    self._offered.discard(merge.plan.output)
+                del self._ready[key], self._merges[key]
+        if late:
+            self._maintenance.submit(partial(self._discard, late))
+
+    def give_up(self) -> None:
+        """No manifest will follow: stop running merges, and plan no more."""
+        with self._lock:
+            self._closed.set()
+            for merge in self._merges.values():
+                merge.ended.set()
+        if self._runner is not None:
+            self._runner.give_up()
+
+    def discard_unused(self) -> None:
+        """Remove the files of unused merges; call it when the maintenance thread has ended."""
+        with self._lock:
+            unused = [merged.path for merged in self._ready.values()]
+            self._ready.clear()
+        self._discard(unused)
+
+    def _discard(self, outputs: list[str]) -> None:
+        # A manifest whose publishing failed half way may name a file that was offered to it.
+        delete_files(self._storage, [path for path in outputs if path not in self._offered])
+        self._offered.difference_update(outputs)
+
+    def live(self) -> frozenset[str]:
+        """Return the files that a later manifest may still name."""
+        with self._lock:
+            return frozenset(merge.plan.output for merge in self._merges.values())
+
+    def _rebased(self, uid: str, state: RangeState) -> RangeState:
+        key = _key(uid, state)
+        merged = self._ready.get(key)
+        if merged is None:
+            return state
+        found = replaced(state, self._merges[key].plan.run.sources, merged)
+        if found is None:
+            return state
+        self._offered.add(merged.path)
+        return found
+
+    def _merge_next(self) -> None:
+        """Carry out what has waited longest: one merge here, or many by the runner."""
+        with self._lock:
+            waiting = sum(len(keys) for keys in self._waiting.values())
+            many = waiting >= _MANY or (waiting > 1 and self._waiting_bytes >= _MANY_BYTES)
+        tasks = self._runner.tasks() if self._runner is not None and many else 0
+        if tasks > 0:
+            self._merge_many(self._take(tasks * _PER_TASK, tasks, tasks * _PER_TASK_BYTES))
+        else:
+            for key in self._take(1):  # none if a batch has taken it
+                self._merge(key)
+
+    def _take(self, most: int, least: int = 1, enough_bytes: int = 0) -> list[_Key]:
+        """Take merges that wait, each of the operator that has waited longest."""
+        taken: list[_Key] = []
+        size_bytes = 0
+        with self._lock:
+            while self._waiting and len(taken) < (most if size_bytes < enough_bytes else least):
+                uid = next(iter(self._waiting))
+                keys = self._waiting.pop(uid)
+                key = keys.popleft()
+                if keys:
+                    self._waiting[uid] = keys  # behind the others
+                taken.append(key)
+                size_bytes += self._merges[key].plan.size_bytes
+            self._waiting_bytes -= size_bytes
+        return taken
+
+    def _merge(self, key: _Key) -> None:
+        merge = self._merges[key]
+        try:
+            if self._closed.is_set():
+                return
+            merged = _merge_planned(self._storage, merge.plan, self._closed)
+            with self._lock:
+                self._ready[key] = merged
+        except BaseException:
+            self._fail([key])
+            if not self._closed.is_set():
+                raise
+        finally:
+            merge.ended.set()
+
+    def _merge_many(self, keys: Sequence[_Key]) -> None:
+        assert self._runner is not None
+        merges = [self._merges[key] for key in keys]
+        failed = list(keys)
+        try:
+            if self._closed.is_set():
+                failed.clear()
+                return
+            results = self._runner.run([merge.plan for merge in merges])
+            found = dict(zip(keys, results, strict=True))
+            ready = {key: ref for key, ref in found.items() if isinstance(ref, FileRef)}
+            with self._lock:
+                self._ready.update(ready)
+            failed = [key for key in keys if key not in ready]
+            if failed:
+                raise CheckpointError(
+                    f"{len(failed)} of {len(keys)} merges on executors failed, and are tried again "
+                    f"after {_RETRY_AFTER} epochs; the first: {found[failed[0]]}"
+                )
+        except BaseException:
+            self._fail(failed)
+            # Where a process was lost its file may be complete.
+            self._discard([merge.plan.output for merge in merges if merge.key in failed])
+            if not self._closed.is_set():
+                raise
+        finally:
+            for merge in merges:
+                merge.ended.set()
+
+    def _fail(self, keys: Iterable[_Key]) -> None:
+        with self._lock:
+            for key in keys:
+                self._failed[key] = self._merges.pop(key).epoch
+
+
+@dataclass(frozen=True)
+class _Merge:
+    plan: PlannedMerge
+    epoch: int
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def key(self) -> _Key:
+        return self.plan.uid, self.plan.first_key_group, self.plan.last_key_group
+
+
+class _Out:
+    """A file that accepts no more bytes once its merge was given up."""
+
+    def __init__(self, file: BinaryIO, given_up: threading.Event) -> None:
+        self._file = file
+        self._given_up = given_up
+        self.name = getattr(file, "name", str(file))
+
+    def write(self, data: bytes) -> int:
+        if self._given_up.is_set():
+            raise CheckpointError(f"{self.name}: the merge was given up")
+        return self._file.write(data)
+
+
+def _merge_planned(
+    storage: CheckpointStorage, plan: PlannedMerge, given_up: threading.Event | None = None
+) -> FileRef:
+    return merge_range(
+        storage,
+        plan.run.sources,
+        plan.run.id,
+        plan.output,
+        plan.first_key_group,
+        plan.last_key_group,
+        kind=plan.run.kind,
+        states=plan.states,
+        since=dict(plan.since),
+        given_up=given_up,
+    )
+
+
+def merge_again(storage: CheckpointStorage, plan: PlannedMerge) -> FileRef:
+    """Carry out a merge that another process may have begun, or finished.
+
+    Files appear whole, and only this plan has the name, so that a file of that name is the result,
+    whoever has written it.
+
+    Raises
+    ------
+    CorruptFileError, CheckpointError
+        As for `merge_range`; or the file that the other process has written is damaged.
+    """
+    if not storage.exists(plan.output):
+        try:
+            return _merge_planned(storage, plan)
+        except AlreadyPublishedError:
+            pass  # by another attempt, meanwhile
+    with ExitStack() as stack:
+        local = storage.local_path(plan.output)
+        source = local or stack.enter_context(storage.open_read(plan.output))
+        return FileRef.from_info(plan.output, verify_file(source))
+
+
+def _key(uid: str, state: RangeState) -> _Key:
+    return uid, state.first_key_group, state.last_key_group
+
+
+def _ranges(operators: tuple[OperatorState, ...]) -> Iterator[tuple[str, RangeState]]:
+    return ((operator.uid, state) for operator in operators for state in operator.ranges)
+
+
+def _has(manifest: Manifest, key: _Key, sources: tuple[FileRef, ...]) -> bool:
+    """Whether a range of the manifest still has these files."""
+    operator = manifest.operator(key[0])
+    return operator is not None and any(
+        (state.first_key_group, state.last_key_group) == key[1:]
+        and position(state, sources) is not None
+        for state in operator.ranges
+    )
+
+
+def merge_range(
+    storage: CheckpointStorage,
+    sources: tuple[FileRef, ...],
+    merged_id: str,
+    output: str,
+    first_key_group: int,
+    last_key_group: int,
+    *,
+    kind: str = "base",
+    states: Collection[str] | None = None,
+    since: Mapping[str, int] = MappingProxyType({}),
+    given_up: threading.Event | None = None,
+    destination: CheckpointStorage | None = None,
+    shift: int = 0,
+    max_parallelism: int | None = None,
+) -> FileRef:
+    """Merge files, oldest first, into the file ``output`` with the lineage id `merged_id`.
+
+    Parameters
+    ----------
+    kind : {"base", "delta"}
+        A delta follows on what the first file was built on.
+    states, since, max_parallelism : optional
+        As for `merge_files`.
+    given_up : Event, optional
+        Once it is set, the merge ends with an error.
+    destination : CheckpointStorage, optional
+        Where the new file is written, if not to `storage`.
+    shift : int
+        How many key groups its range lies behind the range of the files; a multiple of their
+        number.
+
+    Raises
+    ------
+    CorruptFileError, CheckpointError
+        A source is damaged, missing, or not the file that the manifest names; or the merge was
+        given up. Nothing was created.
+    """
+    given_up = given_up or threading.Event()
+    parent = bytes.fromhex(sources[0 if kind == "delta" else -1].parent)
+    lineage = Lineage(bytes.fromhex(merged_id), parent, _newest_epoch(sources), 0)
+    whole = (first_key_group, last_key_group)
+    with ExitStack() as stack:
+        opened: list[Source] = []
+        for bounds, group in groupby(sources, key=_bounds):
+            refs = list(group)
+            files = [_open_source(stack, storage, ref) for ref in refs]
+            if bounds != whole:
+                # Files of a former range count for only a part of this one. Reduced to that part,
+                # nothing in them can hide the content of another former range. They may build on
+                # older files or a base, so their deletions and appends must be kept as such.
+                part = stack.enter_context(tempfile.NamedTemporaryFile(prefix="pystate-"))
+                merge_files(
+                    files,
+                    cast(BinaryIO, _Out(cast(BinaryIO, part), given_up)),
+                    lineage=lineage._replace(epoch=_newest_epoch(refs)),
+                    first_key_group=bounds[0],
+                    last_key_group=bounds[1],
+                    kind="delta",
+                    states=states,
+                    since=since,
+                )
+                part.flush()
+                files = [part.name]
+            opened += files
+        out = stack.enter_context((destination or storage).create(output))
+        info = merge_files(
+            opened,
+            cast(BinaryIO, _Out(out, given_up)),
+            lineage=lineage,
+            first_key_group=first_key_group + shift,
+            last_key_group=last_key_group + shift,
+            kind=kind,
+            states=states,
+            since=since,
+            max_parallelism=max_parallelism,
+        )
+    return FileRef.from_info(output, info)
+
+
+def _newest_epoch(sources: Sequence[FileRef]) -> int:
+    # Readers use the epoch to decide which states count; the last former range need not be newest.
+    return max(ref.epoch for ref in sources)
+
+
+def _bounds(ref: FileRef) -> tuple[int, int]:
+    return ref.first_key_group, ref.last_key_group
+
+
+def _open_source(stack: ExitStack, storage: CheckpointStorage, ref: FileRef) -> Source:
+    """Check that a file is the one that the manifest names; a path is read without the GIL."""
+    source = storage.local_path(ref.path) or stack.enter_context(storage.open_read(ref.path))
+    with open_file(source, expected=ref):
+        return source

@@ -1,0 +1,292 @@
+"""Which driver owns a checkpoint: the one that claimed it last.
+
+Every driver publishes ``owners/<term>.owner`` with the next free term before it reads the state
+that it builds on. Thread safety: an `Ownership` belongs to its coordinator's lock.
+
+Invariants
+----------
+1. Terms only grow, and each is taken once: the newest owner files are never removed, since a name
+   that became free could be taken again by a driver whose listing was overtaken.
+2. Safety does not depend on the check, since another driver may take over just after it. It depends
+   on manifests being put-if-absent, and on no driver building on a manifest of a later term than
+   its own. The check only makes an older driver stop early.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pystate.base.folder_lock import FolderLock
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.metadata import decode_document, encode_document
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import (
+    AlreadyPublishedError,
+    CorruptFileError,
+    FencedError,
+    InUseError,
+    NewerFormatError,
+    PystateError,
+    SwappedFileError,
+)
+from pystate.redaction import logger
+from pystate.tables.janitor import closing_mark
+
+__all__ = [
+    "OWNERS",
+    "Owner",
+    "Ownership",
+    "current_owner",
+    "fence_start",
+    "have_ended",
+    "is_running",
+    "read_owner",
+]
+
+_LOG = logger("pystate.epochs.ownership")
+_FORMAT_VERSION = 1
+OWNERS = "owners"
+_KEPT = 16
+#: A clock that was set meanwhile moves the time at which a process seems to have begun.
+_CLOCK_STEP_MS = 60_000
+_NAME = re.compile(OWNERS + r"/(\d{8,})\.owner")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A driver that took over a checkpoint."""
+
+    term: int
+    run_id: str
+    host: str
+    pid: int
+    started_ms: int
+
+
+class Ownership:
+    """One driver's claim to a checkpoint.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+        The checkpoint.
+    run_id : str
+        Names this driver in owner files and manifests.
+    """
+
+    def __init__(self, storage: CheckpointStorage, run_id: str) -> None:
+        self._storage = storage
+        self.run_id = run_id
+        self.host = platform.node() or "unknown"
+        self.term = 0
+
+    def acquire(self) -> None:
+        """Become the owner; from now on the previous owner fails with `FencedError`.
+
+        Raises
+        ------
+        NewerFormatError
+            A driver of a later version is the owner.
+        """
+        while True:
+            terms = _terms(self._storage)
+            newest = max(terms, default=0)
+            with suppress(CorruptFileError):  # it only says who the owner is
+                _read(self._storage, newest)
+            term = newest + 1
+            fields = {
+                "term": term,
+                "run_id": self.run_id,
+                "host": self.host,
+                "pid": os.getpid(),
+                "started_ms": time.time_ns() // 1_000_000,
+            }
+            try:
+                self._storage.publish(_path(term), encode_document("owner", 1, fields))
+            except AlreadyPublishedError:
+                continue
+            self.term = term
+            for older in terms:
+                if older <= term - _KEPT:
+                    self._storage.delete(_path(older))
+                    self._storage.delete(closing_mark(older))
+            return
+
+    def check(self) -> None:
+        """Make sure that no other driver took over.
+
+        Raises
+        ------
+        FencedError
+            Another driver did; the message says which.
+        """
+        newest = max(_terms(self._storage), default=0)
+        if newest != self.term:
+            raise self.fenced(newest)
+
+    def is_followed(self) -> bool:
+        """Whether another driver has taken over; it has done so before anything else.
+
+        Terms have no gaps, so that this is asked by name: a listing may be out of date.
+        """
+        return self._storage.exists(_path(self.term + 1))
+
+    def log_start(self, job: str, head: Manifest | None) -> None:
+        """Say where this driver begins, and after whose epoch."""
+        if head is None:
+            _LOG.info("job %r begins in %s as its driver %d", job, self._storage.uri, self.term)
+            return
+        _LOG.info(
+            "job %r continues in %s after epoch %d, of driver %d, as its driver %d; "
+            "what was begun and not published is computed again",
+            job,
+            self._storage.uri,
+            head.epoch,
+            head.term,
+            self.term,
+        )
+
+    def close(self) -> None:
+        """Note that this driver no longer needs its tables in the memory of hosts."""
+        if self.term:
+            with suppress(OSError, PystateError):  # the checkpoint may have been removed
+                # A mark needs a folder of its own in an object store.
+                self._storage.replace(closing_mark(self.term), b"", durable=False)
+
+    def fenced(self, newest: int) -> FencedError:
+        """The error of a driver that finds another driver's term instead of its own."""
+        who = "its owner files were removed"
+        try:
+            owner = _read(self._storage, newest) if newest > self.term else None
+            if owner is not None:
+                who = _describe(owner)
+        except NewerFormatError:
+            who = "a driver of a later version of pystate"
+        return FencedError(
+            f"checkpoint {self._storage.uri} has another owner now: {who}; "
+            f"this driver (run {self.run_id}) has published nothing since and must stop"
+        )
+
+
+def current_owner(storage: CheckpointStorage) -> Owner | None:
+    """Return the driver that owns a checkpoint."""
+    newest = max(_terms(storage), default=0)
+    return _read(storage, newest) if newest else None
+
+
+def fence_start(storage: CheckpointStorage) -> None:
+    """Make sure that a start with other options, which has published nothing, publishes no more.
+
+    Raises
+    ------
+    InUseError, TableBusyError
+        Another process is at it.
+    """
+    lock = storage.local_path("lock")
+    if lock is not None and os.path.exists(lock):
+        FolderLock(os.path.dirname(lock), 0).release()  # raises where a store is open
+    owner = current_owner(storage)
+    mine = platform.node() or "unknown", os.getpid()
+    if owner is not None and (owner.host, owner.pid) != mine and is_running(storage, owner):
+        raise InUseError(
+            f"checkpoint {storage.uri}: {_describe(owner)}, has started the job with other options "
+            "(its name, max_parallelism, restore or uid_map), and has published nothing yet: stop "
+            "it first"
+        )
+    ownership = Ownership(storage, uuid.uuid4().hex)
+    ownership.acquire()
+    ownership.close()
+
+
+def is_running(
+    storage: CheckpointStorage, owner: Owner, *, ended_if_closed: bool = True
+) -> bool | None:
+    """Whether a driver still runs; None if it ran on another host and has not closed its job.
+
+    A process that has got the number of an ended driver began after the driver, and is not it.
+    """
+    if ended_if_closed and storage.exists(closing_mark(owner.term)):
+        return False
+    if owner.host != (platform.node() or "unknown"):
+        return None
+    try:
+        with open(f"/proc/{owner.pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        with open("/proc/uptime", encoding="ascii") as file:
+            up_s = float(file.read().split()[0])
+    except FileNotFoundError:
+        return False
+    began_ms = (time.time() - up_s + int(fields[19]) / os.sysconf("SC_CLK_TCK")) * 1000
+    return fields[0] not in "ZX" and began_ms <= owner.started_ms + _CLOCK_STEP_MS
+
+
+def have_ended(storage: CheckpointStorage, after: int, before: int) -> bool:
+    """Whether the drivers of the terms from `after` on, up to that `before`, publish no more.
+
+    What a killed driver has sent to an object store may still arrive, so that there the driver must
+    have closed its job. A term without a file is long over: `Ownership.acquire` removed it.
+    """
+    local = storage.local_path(OWNERS) is not None
+    # By name, since a listing may be out of date.
+    for term in range(max(1, after, before - _KEPT), before):
+        try:
+            owner = _read(storage, term)
+        except (CorruptFileError, NewerFormatError):
+            return False
+        if owner is None:
+            continue
+        if is_running(storage, owner) is not False:
+            return False
+        if not local and not storage.exists(closing_mark(term)):
+            return False
+    return True
+
+
+def _describe(owner: Owner) -> str:
+    return f"run {owner.run_id}, process {owner.pid} on {owner.host}"
+
+
+def _path(term: int) -> str:
+    return f"{OWNERS}/{term:08d}.owner"
+
+
+def _terms(storage: CheckpointStorage) -> list[int]:
+    matches = (_NAME.fullmatch(entry.path) for entry in storage.list(OWNERS))
+    return [int(match[1]) for match in matches if match]
+
+
+def _read(storage: CheckpointStorage, term: int) -> Owner | None:
+    try:
+        return read_owner(storage, _path(term))
+    except FileNotFoundError:
+        return None  # a still newer owner removed it
+
+
+def read_owner(storage: CheckpointStorage, path: str) -> Owner:
+    """Read an owner's file.
+
+    Raises
+    ------
+    FileNotFoundError
+        A still newer owner removed it.
+    CorruptFileError, NewerFormatError
+        It cannot be understood, or is the file of another term.
+    """
+    data = storage.read_bytes(path)
+    fields = decode_document("owner", _FORMAT_VERSION, data, path)
+    owner = Owner(
+        term=fields.integer("term", least=1),
+        run_id=fields.text("run_id"),
+        host=fields.text("host"),
+        pid=fields.integer("pid"),
+        started_ms=fields.integer("started_ms"),
+    )
+    if _path(owner.term) != path:
+        raise SwappedFileError(f"{path}: it holds the owner of term {owner.term}")
+    return owner

@@ -1,0 +1,311 @@
+"""The windowed join: rows of two inputs with equal keys that are in the same window.
+
+The rows of both inputs are kept in the windows of one operator, each input's in a list of its own.
+When a window is over, each left row of a key meets each right row.
+
+Thread safety: as `pystate.operators.runtime.task`.
+
+Invariants
+----------
+1. A window is joined once, when the watermark reaches its end, and is then removed; rows for which
+   all windows are over by then are late.
+2. Rows with a null in their key are kept like others, since they are without a partner in their
+   window; they meet nothing. Rows without a time are in no window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pystate.checkpoint.refs import INPUT
+from pystate.epochs.watermarks import Holds
+from pystate.errors import InvalidArgumentError
+from pystate.operators.joins.grouping import expanded, taken
+from pystate.operators.joins.inputs import JoinInput, SideName
+from pystate.operators.joins.interval import How
+from pystate.operators.joins.late import LateInputs
+from pystate.operators.joins.operator import SIDES, JoinOperator
+from pystate.operators.runtime.event_time import event_times
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.task import TaskContext
+from pystate.operators.windows.assigners import Aligned, Session
+from pystate.operators.windows.factory import make_operator
+from pystate.operators.windows.row_lists import KeptRows, Loaded, RowColumns
+from pystate.operators.windows.row_windows import WindowRowsSpec
+from pystate.operators.windows.specification import (
+    END,
+    START,
+    WindowOptions,
+    in_local_times,
+    is_local,
+    time_type_of,
+    window_options,
+)
+from pystate.state.declaration import State
+from pystate.types.key_codes import Ints, longs
+from pystate.types.state_type import parse_type
+
+__all__ = ["WindowJoin", "WindowJoinSpec", "join_window", "window_names", "window_time_type"]
+
+#: Columns beside the input's: its time in milliseconds, and the row's place in its batch.
+_TIME, _PLACE = "__pystate_time", "__pystate_place"
+_KEY = "__pystate_key_"
+#: The side output of the operator over windows.
+_LATE = "late"
+#: The most rows of an output batch.
+_ROWS = 1 << 16
+
+
+def join_window(windows: Any, owner: str) -> WindowOptions:
+    """Check the windows of a join.
+
+    Raises
+    ------
+    InvalidArgumentError
+        They are no windows, or not of two inputs.
+    """
+    options = window_options(windows, owner, event_time=_TIME)
+    kind = options.windows
+    if isinstance(kind, Session) and kind.gap_column is not None:
+        raise InvalidArgumentError(
+            f"{owner}: join: sessions of two inputs have one gap: write ps.Session('30 min'), not "
+            "a column"
+        )
+    if not isinstance(kind, Aligned | Session):
+        raise InvalidArgumentError(
+            f"{owner}: join: {type(kind).__name__} windows do not go by time, so that rows of two "
+            "inputs are in no window together: use Tumbling, Sliding, Cumulating or Session; or "
+            "connect(...).process(...)"
+        )
+    return options
+
+
+def window_time_type(left: JoinInput) -> pa.DataType:
+    """The type of ``window_start`` and ``window_end``: that of the left input's event time."""
+    options = window_options(Session(1), left.owner, event_time=left.event_time)
+    fields = [(name, type_.arrow) for name, type_ in (*left.key, *left.columns)]
+    return time_type_of(options, pa.schema(fields), left.owner)
+
+
+def _time_type(given: JoinInput) -> pa.DataType:
+    """The type of an input's event time."""
+    return dict((*given.key, *given.columns))[given.event_time].arrow
+
+
+@dataclass(frozen=True)
+class WindowJoinSpec:
+    """A windowed join; pickled for the workers.
+
+    Attributes
+    ----------
+    left, right : JoinInput
+        The inputs.
+    options : WindowOptions
+        The windows, checked by `join_window`.
+    how : {"inner", "left", "right", "full"}
+        The inputs whose rows are emitted even if they match none.
+    output : OutputColumns
+        The key columns, ``window_start`` and ``window_end``, then the other columns of the left
+        input, then those of the right one.
+    """
+
+    left: JoinInput
+    right: JoinInput
+    options: WindowOptions
+    how: How
+    output: OutputColumns
+
+    def __post_init__(self) -> None:
+        """Have windows of a zone in local times, if both inputs have these.
+
+        Raises
+        ------
+        InvalidArgumentError
+            One input has local times and the other one instants, in windows of a zone.
+        """
+        windows = self.options.windows
+        if not isinstance(windows, Aligned) or windows.zone is None:
+            return
+        left, right = (_time_type(each) for each in (self.left, self.right))
+        if is_local(left) != is_local(right):
+            local, other = (left, right) if is_local(left) else (right, left)
+            raise InvalidArgumentError(
+                f"{self.left.owner}: join: windows in zone {windows.zone!r} over event times of "
+                f"type {local}, which are local times, and {other}, which are instants: a local "
+                "time is no instant; cast one of them"
+            )
+        object.__setattr__(self, "options", in_local_times(self.options, left))
+
+    def holds(self) -> Holds:
+        """How the result's watermark is behind that of the join."""
+        return self.options.holds()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether that depends on what is kept."""
+        return self.options.keeps
+
+    def input(self, side: SideName) -> JoinInput:
+        """One of the inputs."""
+        return self.left if side == "left" else self.right
+
+    def outer(self, side: SideName) -> bool:
+        """Whether rows of an input are emitted even if they match none."""
+        return self.how in (side, "full")
+
+    @property
+    def rows(self) -> WindowRowsSpec:
+        """The windows and what is kept in them."""
+        key = tuple(f"{_KEY}{i}" for i in range(len(self.left.key)))
+        time = (_TIME, parse_type("long"))
+        # A list needs a column, even of rows that are nothing but a key.
+        kept = tuple(KeptRows(side, self.input(side).columns or (time,)) for side in SIDES)
+        return WindowRowsSpec(self.options, key, (), 0, window_time_type(self.left), kept)
+
+    def states(self) -> dict[str, State[Any]]:
+        """The states of the join."""
+        return self.rows.states()
+
+
+class WindowJoin(JoinOperator):
+    """One task's run of a windowed join; see `JoinOperator`.
+
+    It gives the rows of both inputs to one operator over windows, which has a context of its own:
+    late is a row of which all windows are over. Its table has namespaces of the type long, and
+    timers.
+    """
+
+    _spec: WindowJoinSpec
+
+    def __init__(self, spec: WindowJoinSpec, late: LateInputs | None = None) -> None:
+        super().__init__(late)
+        self._spec = spec
+        self._rows = spec.rows
+        self._key = self._rows.key
+        self._windows = make_operator(self._rows, _LATE)
+        self._now: tuple[SideName, pa.RecordBatch] | None = None
+        self._nulls: dict[SideName, list[Any]] = {
+            side: [pa.scalar(None, type_.arrow) for _, type_ in spec.input(side).columns]
+            for side in SIDES
+        }
+
+    def open(self, task: TaskContext) -> None:
+        """Register the states."""
+        super().open(task)
+        self._of_windows = TaskContext(task.backend, side=self._late_rows)
+        self._of_windows.time, self._of_windows.tells_kept = task.time, task.tells_kept
+        self._windows.open(self._of_windows)
+        columns = self._windows.columns
+        assert isinstance(columns, RowColumns)
+        self._columns = columns
+
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
+        """Put rows of an input into their windows."""
+        side: SideName = "left" if input == "left" else "right"
+        spec = self._spec.input(side)
+        times = event_times(rows.column(spec.event_time), f"{spec.owner}: its event time")
+        first, last = self._rows.reach()
+        batch, _ = self._invalid[side].timed(rows, times, first, last, known=True)
+        ready = spec.ready(batch)
+        self._task.saw(ready.latest(), input=side)
+        arrays = [*ready.keys, *ready.values, ready.times, longs(np.arange(len(ready)))]
+        names = [*self._key, *spec.names, _TIME, _PLACE]
+        self._now = side, batch
+        self._columns.input = SIDES.index(side)
+        for windows in self._windows.process(pa.RecordBatch.from_arrays(arrays, names=names)):
+            yield from self._joined(windows)
+
+    def _late_rows(self, tag: str, rows: pa.RecordBatch) -> None:
+        assert self._now is not None
+        side, batch = self._now
+        self._task.late_rows += rows.num_rows
+        if self._late is not None:
+            self.write_late(side, batch.take(rows.column(_PLACE)))
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Join the windows that are over."""
+        self._of_windows.time, self._of_windows.drain = self._task.time, self._task.drain
+        for windows in self._windows.finish():
+            yield from self._joined(windows)
+        self._task.kept = self._of_windows.kept
+
+    def close(self) -> None:
+        """Free what windows are put together in."""
+        self._windows.close()
+
+    # -- results
+
+    def _joined(self, windows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        for loaded in self._columns.load():
+            part = windows.slice(loaded.begin, loaded.end - loaded.begin)
+            heads = [*part.columns]
+            lefts, rights = (np.diff(offsets) for offsets in loaded.offsets)
+            meets = np.ones(len(lefts), bool)
+            for column in heads[: len(self._key)]:
+                if column.null_count:
+                    meets &= column.is_valid().to_numpy(zero_copy_only=False)
+            yield from self._pairs(heads, loaded, np.where(meets, lefts * rights, 0), rights)
+            for number, others in ((0, rights), (1, lefts)):
+                if self._spec.outer(SIDES[number]):
+                    yield from self._alone(number, heads, loaded, ~meets | (others == 0))
+
+    def _pairs(
+        self, heads: list[pa.Array[Any]], loaded: Loaded, pairs: Ints, rights: Ints
+    ) -> Iterator[pa.RecordBatch]:
+        """All pairs of rows of each window, of which there are `pairs`; some at a time."""
+        ends = np.cumsum(pairs)
+        total = int(ends[-1]) if len(ends) else 0
+        one, two = loaded.offsets
+        for begin in range(0, total, _ROWS):
+            number = np.arange(begin, min(begin + _ROWS, total))
+            window = np.searchsorted(ends, number, "right")
+            nth: Ints = number - (ends - pairs)[window]
+            per_left: Ints = rights[window]
+            left: Ints = one[window] + nth // per_left
+            right: Ints = two[window] + nth % per_left
+            mine, others = self._values(0, loaded, left), self._values(1, loaded, right)
+            yield from self._batch([*taken(heads, window), *mine, *others])
+
+    def _alone(
+        self, number: int, heads: list[pa.Array[Any]], loaded: Loaded, which: Any
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of an input in some windows, in which they have no partner."""
+        offsets, windows = loaded.offsets[number], np.flatnonzero(which)
+        of, rows = expanded(offsets[windows], np.diff(offsets)[windows])
+        for begin in range(0, len(rows), _ROWS):
+            some = slice(begin, begin + _ROWS)
+            mine = self._values(number, loaded, rows[some])
+            nulls = self._nulls[SIDES[1 - number]]
+            none: list[Any] = [pa.repeat(each, len(rows[some])) for each in nulls]
+            both = [*mine, *none] if number == 0 else [*none, *mine]
+            yield from self._batch([*taken(heads, windows[of[some]]), *both])
+
+    def _values(self, number: int, loaded: Loaded, rows: Ints) -> list[pa.Array[Any]]:
+        columns = self._spec.input(SIDES[number]).columns
+        return taken(loaded.values[number][: len(columns)], rows)
+
+    def _batch(self, arrays: list[pa.Array[Any]]) -> list[pa.RecordBatch]:
+        output = self._spec.output
+        return output.from_value(pa.RecordBatch.from_arrays(arrays, names=list(output.names)))
+
+
+def window_names(names: tuple[str, ...], keys: int, owner: str) -> tuple[str, ...]:
+    """The columns of the result, those of the window after the key.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A column of an input has the name of one of them.
+    """
+    for name in names:
+        if name.lower() in (START, END):
+            raise InvalidArgumentError(
+                f"{owner}: join: {name!r} is a column of the result that says which window it is: "
+                "rename the input's"
+            )
+    return (*names[:keys], START, END, *names[keys:])

@@ -1,0 +1,366 @@
+"""Deduplication: of rows with an equal key one is passed on. No Python runs per row.
+
+Thread safety: a `DeduplicateSpec` is immutable; a `Deduplicator` belongs to one task and thread.
+
+Invariants
+----------
+1. With ``keep="first"`` and a duration in event time: no two rows that are passed on have an equal
+   key and event times less than the duration apart, and a row is dropped only if such a row was
+   passed on. The first holds for rows that are not late, the second for all, in whatever order they
+   come. Rows that are behind the watermark by the duration or more are compared with nothing.
+2. A row that was passed on is remembered until the watermark has reached its event time plus the
+   duration; without event time, until the processing time has reached its epoch's plus the
+   duration. This is decided by the remembered times alone. A state's time to live only frees its
+   memory, and never earlier.
+3. What comes out depends only on the rows and their order, the state, and the epoch's times.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pystate.checkpoint.refs import INPUT
+from pystate.operators.runtime.event_rows import RowOperator, Times, columns_of
+from pystate.operators.runtime.function_spec import PROCESS_LATE
+from pystate.operators.runtime.task import TaskContext
+from pystate.state.declaration import State
+from pystate.state.key_batch import KeyBatch
+from pystate.state.list import ListState
+from pystate.state.ttl import StateTtl
+from pystate.state.value import ValueState
+
+__all__ = ["DeduplicateSpec", "Deduplicator"]
+
+#: The newest time at which a row was passed on, and in event time the other ones that still count.
+KEPT, EARLIER = "kept", "earlier"
+
+#: So many rows of each key are found for all keys at once; what is left belongs to few keys.
+_ROUNDS = 16
+#: Held rows are reduced to one per key once there are so many.
+_HELD_ROWS = 65_536
+
+_Longs = npt.NDArray[np.int64]
+_Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class DeduplicateSpec:
+    """What counts as a duplicate; pickled for the workers.
+
+    Attributes
+    ----------
+    key : tuple of str
+        The key columns.
+    within_ms : int or None
+        How far apart rows of a key must be to be no duplicates; None if they always are.
+    keep : {"first", "last"}
+        Which row of a key is passed on. ``"last"``: that of each epoch, at its end.
+    event_time : str, optional
+        The column with the rows' event time.
+    ordered : bool
+        Whether a key's rows come in the order that counts. Otherwise that of their event times
+        counts, and among equal ones that in which they come; with ``keep="first"`` the batches of
+        an epoch must then come in that order.
+    late : str
+        What happens to rows below the watermark, as in `FunctionSpec`.
+    """
+
+    key: tuple[str, ...]
+    within_ms: int | None = None
+    keep: Literal["first", "last"] = "first"
+    event_time: str | None = None
+    ordered: bool = False
+    late: str = PROCESS_LATE
+
+    def states(self) -> Mapping[str, State[Any]]:
+        """The operator's states."""
+        ttl = None
+        if self.within_ms is not None:
+            domain: Any = "processing" if self.event_time is None else "event"
+            ttl = StateTtl(self.within_ms, time=domain)
+        states: dict[str, State[Any]] = {KEPT: ValueState("long", ttl=ttl)}
+        if self.spaced:
+            states[EARLIER] = ListState("long", ttl=ttl)
+        return states
+
+    def make(self) -> Deduplicator:
+        """The operator of one task."""
+        return Deduplicator(self)
+
+    @property
+    def spaced(self) -> bool:
+        """Whether the distance of event times decides."""
+        return self.within_ms is not None and self.event_time is not None and self.keep == "first"
+
+
+class Deduplicator(RowOperator):
+    """Passes on one row of each key.
+
+    Examples
+    --------
+    >>> import pyarrow as pa, pystate as ps
+    >>> from pystate.operators.runtime.deduplicate import Deduplicator, DeduplicateSpec
+    >>> from pystate.operators.runtime.task import TaskContext
+    >>> spec = DeduplicateSpec(key=("id",))
+    >>> backend = ps.KeyedStateBackend({"id": "long"}, states=spec.states())
+    >>> for epoch in ([1, 2, 1], [2, 3]):
+    ...     operator = Deduplicator(spec)
+    ...     operator.open(TaskContext(backend))
+    ...     rows = pa.record_batch({"id": pa.array(epoch)})
+    ...     out = [*operator.process(rows), *operator.finish()]
+    ...     print([piece["id"].to_pylist() for piece in out])
+    ...     backend.seal().close()
+    [[1, 2]]
+    [[3]]
+    >>> backend.close()
+    """
+
+    _spec: DeduplicateSpec
+
+    def __init__(self, spec: DeduplicateSpec) -> None:
+        self._spec = spec
+        self._held: list[pa.RecordBatch | pa.Table] = []
+        self._held_rows = 0
+        self._held_most = _HELD_ROWS
+
+    def open(self, task: TaskContext) -> None:
+        """Register the states and set the clock of their times to live."""
+        super().open(task)
+        spec, states = self._spec, self._spec.states()
+        # Times up to here are forgotten.
+        now = task.processing_time if spec.event_time is None else task.late_bound
+        self._horizon: int | None = None
+        if spec.within_ms is not None and now is not None:
+            self._horizon = max(now - spec.within_ms, -(1 << 63))
+        self._kept = self._backend.register(KEPT, states[KEPT])
+        if spec.spaced:
+            self._earlier = self._backend.register(EARLIER, states[EARLIER])
+        self._set_clock(None)
+
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
+        """Handle some rows; yield those that are passed on at once."""
+        rows = self.on_time(rows)
+        if not rows.num_rows:
+            return
+        if self._spec.keep == "last":
+            self._hold(rows)
+            return
+        keys = self._keys(rows)
+        times = self.times(rows)
+        new = self._spaced(keys, times) if self._spec.spaced else self._unseen(keys, times)
+        if new.all():
+            yield rows
+        elif new.any():
+            yield rows.filter(pa.array(new))
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """End the epoch's rows; with ``keep="last"`` yield each key's last one."""
+        if not self._held:
+            return
+        rows = self._one_per_key()
+        self._held = []
+        if self._spec.event_time is not None:
+            keys = self._keys(rows)
+            at, known = self.times(rows)
+            stored, seen = self._stored(keys)
+            newest = ~seen | (known & (at >= stored))
+            if self._horizon is not None:
+                known = known & (at > self._horizon)
+            self._remember(keys, newest & known, at)
+            rows = rows.filter(pa.array(newest))
+        yield from rows.to_batches()
+
+    # -- once in all, or once in a while of processing time
+
+    def _unseen(self, keys: KeyBatch, times: Times) -> _Flags:
+        _, seen = self._stored(keys)
+        first = keys.first_rows()
+        new: _Flags
+        order = self._order(times, unknown_last=True)
+        if order is None:
+            new = first == np.arange(len(first), dtype=np.int32)
+        else:
+            heads = np.empty(len(first), np.int64)
+            heads[first[order[::-1]]] = order[::-1]
+            new = heads[first] == np.arange(len(first))
+        new = new & ~seen
+        self._remember(keys, new, np.where(times.known, times.at, self._task.processing_time))
+        return new
+
+    # -- with a distance in event time
+
+    def _spaced(self, keys: KeyBatch, times: Times) -> _Flags:
+        at, open_ = times
+        within = self._spec.within_ms
+        assert within is not None
+        if self._horizon is not None:
+            open_ = open_ & (at > self._horizon)
+        stored, seen = self._stored(keys)
+        distance = np.abs(at - stored)
+        repeated = seen & (distance < within)
+        # Other rows that were passed on lie further back than that.
+        behind = open_ & seen & ~repeated & (at < stored)
+        if behind.any():
+            repeated[self._near_earlier(keys, np.flatnonzero(behind), at)] = True
+        order = self._order(times, unknown_last=True)
+        left = open_ & ~repeated
+        todo = np.flatnonzero(left) if order is None else order[left[order]]
+        first = keys.first_rows()
+        kept = _far_apart(todo, first, at, within)
+        remembered = np.zeros(len(at), np.bool_)
+        remembered[kept] = True
+        if len(kept):
+            self._remember(keys, remembered, at)
+            self._remember_earlier(
+                keys, first[kept].astype(np.int64), at[kept], seen[kept], stored[kept]
+            )
+        # Nothing is known to be near to a row without a time, or to one that is so late.
+        new: _Flags = remembered | ~open_
+        return new
+
+    def _near_earlier(self, keys: KeyBatch, rows: _Longs, at: _Longs) -> _Longs:
+        """Those of the rows that are near to one that came before their key's newest."""
+        lists = self._earlier.lists(self._keys_at(keys, rows))
+        sizes = lists.value_lengths().to_numpy()
+        earlier = lists.flatten().to_numpy()
+        owners = np.repeat(rows, sizes)
+        near: _Flags = np.abs(at[owners] - earlier) < self._spec.within_ms
+        if self._horizon is not None:
+            near &= earlier > self._horizon
+        found: _Longs = owners[near]
+        return found
+
+    def _remember_earlier(
+        self,
+        keys: KeyBatch,
+        groups: _Longs,
+        at: _Longs,
+        seen: _Flags,
+        stored: _Longs,
+    ) -> None:
+        """Keep all times of a key that are not its newest one, which `_remember` keeps."""
+        _, places = np.unique(groups[seen], return_index=True)
+        groups = np.concatenate([groups, groups[seen][places]])
+        at = np.concatenate([at, stored[seen][places]])
+        order = np.lexsort((at, groups))
+        groups, at = groups[order], at[order]
+        older = np.flatnonzero(groups[:-1] == groups[1:])
+        if len(older):
+            self._earlier.append(self._keys_at(keys, groups[older]), pa.array(at[older]))
+
+    # -- the last of an epoch
+
+    def _hold(self, rows: pa.RecordBatch) -> None:
+        self._held.append(self._last_of_each(rows))
+        self._held_rows += self._held[-1].num_rows
+        if self._held_rows > self._held_most:
+            rest = self._one_per_key()
+            self._held, self._held_rows = [rest], rest.num_rows
+            self._held_most = _HELD_ROWS + 2 * rest.num_rows
+
+    def _one_per_key(self) -> pa.Table:
+        tables = [r if isinstance(r, pa.Table) else pa.Table.from_batches([r]) for r in self._held]
+        if len(tables) == 1:
+            return tables[0]
+        rows: pa.Table = self._last_of_each(pa.concat_tables(tables))
+        return rows
+
+    def _last_of_each(self, rows: Any) -> Any:
+        keys = self._keys(rows)
+        first = keys.first_rows()
+        order = self._order(self.times(rows), unknown_last=False)
+        if order is None:
+            order = np.arange(len(first))
+        last = np.empty(len(first), np.int64)
+        last[first[order]] = order
+        keys.close()
+        return rows.take(pa.array(np.sort(last[first == np.arange(len(first))])))
+
+    # -- state and order
+
+    def _keys(self, rows: Any) -> KeyBatch:
+        return self._backend.keys(columns_of(rows, self._spec.key))
+
+    def _keys_at(self, keys: KeyBatch, rows: _Longs) -> KeyBatch:
+        at: Any = pa.array(rows)
+        return self._backend.keys([column.take(at) for column in keys.key_arrays()])
+
+    def _stored(self, keys: KeyBatch) -> tuple[_Longs, _Flags]:
+        """The time of each key's newest row that was passed on, and whether it still counts."""
+        values = self._kept.values(keys)
+        seen = values.is_valid().to_numpy(zero_copy_only=False)
+        stored = values.fill_null(0).to_numpy() if values.null_count else values.to_numpy()
+        return stored, seen if self._horizon is None else seen & (stored > self._horizon)
+
+    def _remember(self, keys: KeyBatch, rows: _Flags, at: _Longs) -> None:
+        if not rows.any():
+            return
+        if self._spec.event_time is not None:
+            self._set_clock(int(at[rows].max()))
+        self._kept.max(keys, pa.array(at, mask=~rows))
+
+    def _set_clock(self, event_time: int | None) -> None:
+        self._backend.set_clock(
+            processing_time=self._task.processing_time,
+            watermark=self._task.late_bound,
+            event_time=event_time,
+        )
+
+    def _order(self, times: Times, *, unknown_last: bool) -> _Longs | None:
+        """The rows in the order that counts; None if it is that in which they are."""
+        if self._spec.ordered or self._spec.event_time is None:
+            return None
+        at = times.at
+        if not times.known.all():
+            limits = np.iinfo(np.int64)
+            at = np.where(times.known, at, limits.max if unknown_last else limits.min)
+        if (at[:-1] <= at[1:]).all():
+            return None
+        return np.argsort(at, kind="stable")
+
+
+def _far_apart(
+    rows: _Longs, groups: npt.NDArray[np.int32], at: _Longs, within: int
+) -> npt.NDArray[np.int64]:
+    """Of each group the rows that are no less than `within` from all that were chosen before."""
+    chosen = []
+    heads = np.empty(len(groups), np.int64)
+    for _ in range(_ROUNDS):
+        if not len(rows):
+            break
+        own = groups[rows]
+        heads[own[::-1]] = rows[::-1]
+        first = heads[own]
+        chosen.append(first[first == rows])
+        rows = rows[np.abs(at[rows] - at[first]) >= within]
+    if len(rows):
+        chosen.append(_far_apart_in_turn(rows, groups, at, within))
+    return np.concatenate(chosen) if chosen else rows
+
+
+def _far_apart_in_turn(
+    rows: _Longs, groups: npt.NDArray[np.int32], at: _Longs, within: int
+) -> npt.NDArray[np.int64]:
+    """The same, row by row: for keys of which one batch passes on very many rows."""
+    times: dict[int, list[int]] = {}
+    chosen = []
+    for row, group, time in zip(
+        rows.tolist(), groups[rows].tolist(), at[rows].tolist(), strict=True
+    ):
+        near = times.setdefault(group, [])
+        # Chosen times are at least `within` apart: only the next ones on both sides can be near.
+        place = bisect_left(near, time)
+        if place < len(near) and near[place] - time < within:
+            continue
+        if place and time - near[place - 1] < within:
+            continue
+        insort(near, time)
+        chosen.append(row)
+    return np.array(chosen, np.int64)

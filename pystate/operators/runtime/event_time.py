@@ -1,0 +1,111 @@
+"""Event time: instants of all kinds as milliseconds since 1970, in UTC.
+
+Pure functions, safe from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date, datetime, time, timedelta, timezone
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+
+from pystate.base.arguments import NO_INSTANT
+from pystate.errors import WrongTypeError
+
+__all__ = ["event_times", "instants", "milliseconds"]
+
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_DAY_MS = 86_400_000
+
+
+def event_times(column: pa.Array[Any], what: str) -> pa.Array[Any]:
+    """The instants of a column.
+
+    Parameters
+    ----------
+    column : pyarrow.Array
+        Timestamps, dates (their midnight), or integers that are milliseconds since 1970. A column
+        of timestamps without a time zone is in UTC, as Spark takes it.
+    what : str
+        Names the column in the error.
+
+    Returns
+    -------
+    pyarrow.Array
+        64-bit integers, null where the column is null. Fractions of a millisecond are rounded down.
+
+    Raises
+    ------
+    WrongTypeError
+        The column is none of these.
+    """
+    kind = column.type
+    if at.is_null(kind) or (at.is_integer(kind) and not at.is_uint64(kind)):
+        return column.cast(pa.int64())
+    if at.is_date32(kind):
+        return _multiplied(column.cast(pa.int32()).cast(pa.int64()), _DAY_MS)
+    if at.is_date64(kind):
+        return column.cast(pa.int64())
+    if not at.is_timestamp(kind):
+        raise WrongTypeError(
+            f"{what}: event time is a timestamp, a date, or a long of milliseconds since 1970, "
+            f"not {kind}"
+        )
+    ticks = column.cast(pa.int64())
+    per_second = _PER_SECOND[kind.unit]
+    if per_second <= 1_000:
+        return _multiplied(ticks, 1_000 // per_second)
+    # Arrow's division rounds towards zero, which before 1970 is towards the future.
+    values = ticks.fill_null(0).to_numpy() // (per_second // 1_000)
+    nulls = column.is_null().to_numpy(zero_copy_only=False) if column.null_count else None
+    times: pa.Array[Any] = pa.array(values, pa.int64(), mask=nulls)
+    return times
+
+
+def _multiplied(values: pa.Array[Any], factor: int) -> pa.Array[Any]:
+    product: pa.Array[Any] = pc.call_function("multiply", [values, pa.scalar(factor, pa.int64())])
+    return product
+
+
+def instants(values: Iterable[object], what: str) -> pa.Array[Any]:
+    """Python objects as instants in the form of `event_times`; None is null.
+
+    Raises
+    ------
+    WrongTypeError
+        An object is not an instant, or exceeds 64 bits of milliseconds.
+    """
+    times = [None if value is None else milliseconds(value, what) for value in values]
+    try:
+        return pa.array(times, pa.int64())
+    except (pa.ArrowException, OverflowError) as error:
+        raise WrongTypeError(f"{what} does not fit 64 bits of milliseconds: {error}") from error
+
+
+def milliseconds(instant: object, what: str) -> int:
+    """An instant as milliseconds since 1970.
+
+    A date is its midnight in UTC.
+
+    Raises
+    ------
+    WrongTypeError
+        The object is not an int, datetime or date, or is a datetime without a time zone.
+    """
+    if isinstance(instant, date) and not isinstance(instant, datetime):
+        instant = datetime.combine(instant, time(), timezone.utc)
+    if isinstance(instant, datetime):
+        if instant.tzinfo is None:
+            raise WrongTypeError(f"{what} is {instant!r:.80}: {NO_INSTANT}")
+        return (instant - _EPOCH) // timedelta(milliseconds=1)
+    if isinstance(instant, (int, np.integer)) and not isinstance(instant, bool):
+        return int(instant)
+    raise WrongTypeError(
+        f"{what} is an int, in milliseconds since 1970, a datetime or a date, not {instant!r:.80}"
+    )

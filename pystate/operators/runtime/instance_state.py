@@ -1,0 +1,261 @@
+"""The operator state of one instance: its row in the table of its key-group range.
+
+Whoever runs an instance (a task on Spark, a harness) makes an `InstanceState` in each epoch. If the
+number of instances has changed since the last one, it first calls `redistribute` on each of them,
+with a table of all old rows. From then on the table has the row of its own instance, and no other.
+
+Thread safety: an `InstanceState` belongs to its table's thread, and to one epoch.
+
+Invariants
+----------
+1. All instances redistribute in the same epoch, the first one after the change, from the same old
+   rows.
+2. A redistribution is an ordinary change of the open epoch, which depends only on the old rows and
+   the instance: repeated or replayed, it gives the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pystate.base.arguments import repeated
+from pystate.errors import (
+    CheckpointError,
+    DeclarationError,
+    InvalidArgumentError,
+    WrongTypeError,
+)
+from pystate.state.declaration import State
+from pystate.state.operator_list import OperatorListState, put_items
+from pystate.state.operator_spec import OperatorSpec
+from pystate.state.operator_state import (
+    INSTANCE_KEY,
+    Instance,
+    KeylessState,
+    OldRows,
+    Own,
+)
+from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.range_rows import put_rows
+
+__all__ = ["InstanceState", "begin_with_items", "checked_items", "instance_spec"]
+
+
+def instance_spec(
+    uid: str, states: Mapping[str, KeylessState[Any]], max_parallelism: int = 128
+) -> OperatorSpec:
+    """Return what determines the tables of an operator whose instances have states."""
+    return OperatorSpec(
+        uid=uid,
+        key=INSTANCE_KEY,
+        states={name: declaration.kept() for name, declaration in states.items()},
+        max_parallelism=max_parallelism,
+        instances=True,
+    )
+
+
+def checked_items(
+    names: Sequence[str], states: Mapping[str, KeylessState[Any]], what: str
+) -> list[str]:
+    """Check which states the columns of a beginning are items of.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The columns.
+    states : mapping of str to KeylessState
+        All states of the operator.
+    what : str
+        Names the beginning in errors.
+
+    Returns
+    -------
+    list of str
+        The columns.
+
+    Raises
+    ------
+    InvalidArgumentError
+        A column is no list of the operator, or there is none.
+    """
+    lists = [name for name, state in states.items() if isinstance(state, OperatorListState)]
+    twice = repeated(names)
+    for name in names:
+        if name not in lists or name in twice:
+            kind = f"is a {type(states[name]).__name__}" if name in states else "is no state"
+            kind = "is there twice" if name in lists else kind
+            raise InvalidArgumentError(
+                f"{what}: the column {name!r} {kind}: each column has the items of a list, an "
+                f"item in each row; the function's lists are "
+                f"{', '.join(map(repr, lists)) or 'none'}"
+            )
+    if not names:
+        raise InvalidArgumentError(
+            f"{what} has no column: name one after each list that begins with items"
+        )
+    return list(names)
+
+
+def begin_with_items(
+    backend: KeyedStateBackend, instance: Instance, rows: pa.RecordBatch, what: str
+) -> None:
+    """Append items to the lists that a range begins with; the first epoch divides them.
+
+    Parameters
+    ----------
+    backend : KeyedStateBackend
+        A table made from `instance_spec`, with all key groups of the instance.
+    instance : Instance
+        The instance whose range it is.
+    rows : RecordBatch
+        A column of items for each of some lists; null is no item. Objects are pickled.
+    what : str
+        Names the beginning in errors.
+
+    Raises
+    ------
+    WrongTypeError
+        Items have another type than their list.
+    """
+    key = [pa.array([part], pa.int32()) for part in instance.beginning]
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        items: Any = column.drop_null()
+        if not len(items):
+            continue
+        try:
+            if not backend.declarations[name].type.is_object:
+                put_items(backend[name], backend.keys(key), items)
+                continue
+            parts = dict(zip((n for n, _ in INSTANCE_KEY), key, strict=True))
+            lists = pa.ListArray.from_arrays(pa.array([0, len(items)], pa.int32()), items)
+            put_rows(backend, pa.table({**parts, name: lists}), [name])
+        except WrongTypeError as error:
+            raise WrongTypeError(f"{what}: {error}") from error
+
+
+class InstanceState:
+    """The states of an instance in one epoch.
+
+    Parameters
+    ----------
+    backend : KeyedStateBackend
+        The table of the instance's range, made from `instance_spec`.
+    instance : Instance
+        The instance.
+    states : mapping of str to KeylessState
+        All its states.
+
+    Attributes
+    ----------
+    redistributed : bool
+        Whether the states were divided anew, because the number of instances has changed.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> from pystate.operators.runtime.instance_state import InstanceState, instance_spec
+    >>> from pystate.state.operator_state import Instance
+    >>> states = {"seen": ps.OperatorListState("long")}
+    >>> backend = ps.KeyedStateBackend.of(instance_spec("seen", states), (0, 127))
+    >>> state = InstanceState(backend, Instance(0, 1, 128), states)
+    >>> state.open()
+    >>> state["seen"].add(7)
+    >>> state["seen"].get()
+    [7]
+    >>> backend.close()
+    """
+
+    def __init__(
+        self,
+        backend: KeyedStateBackend,
+        instance: Instance,
+        states: Mapping[str, KeylessState[Any]],
+    ) -> None:
+        self.instance = instance
+        self.redistributed = False
+        self._backend = backend
+        self._states = states
+        self._own = Own(instance, lambda: self._backend.keys([[part] for part in instance.key]))
+        self._stored = {n: backend.register(n, d.stored()) for n, d in states.items()}
+        self._handles = {n: d.opened(self._stored[n], self._own) for n, d in states.items()}
+
+    def open(self) -> None:
+        """Make the instance's row current, so that the handles can be used.
+
+        Raises
+        ------
+        CheckpointError
+            The table has rows of other instances, which were not redistributed.
+        """
+        rows = _rows(self._backend)
+        if any(row != self.instance.key for row in rows):
+            if self.instance.parallelism > 1:
+                raise CheckpointError(
+                    f"operator {self._backend.uid!r}, instance {self.instance.index} of "
+                    f"{self.instance.parallelism}: its table has state of other instances, "
+                    f"{', '.join(f'{i} of {n}' for i, n, _ in sorted(rows)[:8])}: restore it with "
+                    "another parallelism, which redistributes it"
+                )
+            # The only instance needs nothing from other tables.
+            self.redistribute(self._backend)
+        self._backend.set_current_key(self.instance.key)
+
+    def redistribute(self, old: KeyedStateBackend) -> None:
+        """Replace what the table has by the instance's share of all old rows.
+
+        Parameters
+        ----------
+        old : KeyedStateBackend
+            A table of the same operator that has the rows of all old instances. It may be the
+            instance's own.
+        """
+        shares = self._shares(old)
+        for keys in list(self._backend.existing()):
+            self._backend.delete(keys)
+        self._backend.set_current_key(self.instance.key)
+        for name, share in shares.items():
+            self._states[name].put(self._stored[name], self._own.keys, share)
+
+    def _shares(self, old: KeyedStateBackend) -> dict[str, Any]:
+        rows = sorted(_rows(old), key=lambda row: (row[1], row[0], row[2]))
+        if not rows:
+            return {}
+        columns = zip(*rows, strict=True)
+        keys = old.keys([pa.array(column, pa.int32()) for column in columns])
+        kept = all(count == self.instance.parallelism for _, count, _ in rows)
+        self.redistributed = not kept
+        found, start = OldRows(keys, kept), 0
+        shares = {}
+        for name, declaration in self._states.items():
+            handle = old.register(name, declaration.stored())
+            shares[name], start = declaration.share(handle, found, self.instance, start)
+        return shares
+
+    @property
+    def read_only(self) -> bool:
+        """Whether broadcast states cannot be changed now."""
+        return self._own.read_only
+
+    @read_only.setter
+    def read_only(self, value: bool) -> None:
+        self._own.read_only = value
+
+    def register(self, name: str, declaration: State[Any]) -> Any:
+        """Return the handle of a declared state, for `pystate.operators.functions.binding.bind`."""
+        if self._states.get(name) != declaration:
+            raise DeclarationError(f"state {name!r} is not one that the instance was made with")
+        return self._handles[name]
+
+    def __getitem__(self, name: str) -> Any:
+        return self._handles[name]
+
+
+def _rows(backend: KeyedStateBackend) -> list[tuple[int, int, int]]:
+    """The keys of all rows of a table."""
+    found: list[tuple[int, int, int]] = []
+    for keys in backend.existing():
+        found += keys.to_pylist()
+    return found

@@ -1,0 +1,187 @@
+"""What an operator is to whoever runs it, and what it gets from him.
+
+An operator is what one task does with the rows of one range in one epoch: a user's function, a
+window, a join. Spark's tasks and the test harness run all of them in the same way, and so may any
+program that has a `KeyedStateBackend`.
+
+Thread safety: an operator and its context belong to one task and thread.
+
+Invariants
+----------
+1. `Operator.open` is called once, then `process` any number of times, then `finish` once.
+   `close` comes last, whatever happened, if `open` was called.
+2. What `process` and `finish` return is used up before the next call.
+3. An operator reads no clock and knows nothing of who runs it: its output and its state depend
+   only on its rows, the table, and what the context was given.
+4. The late bound of an epoch is fixed when `open` is called. The watermark counts when `finish` is
+   called: who runs the operator may learn it, and set `TaskContext.time`, until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeAlias
+
+from pystate.checkpoint.refs import INPUT
+from pystate.epochs.listeners import News
+from pystate.epochs.watermarks import OperatorTime
+from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.invalid_rows import InvalidRows, InvalidRule
+from pystate.operators.runtime.partial_rows import CAME
+from pystate.state.operator_state import Instance
+from pystate.tables.backend import KeyedStateBackend
+
+__all__ = ["Operator", "Side", "TaskContext"]
+
+#: A function that takes a tag and a piece of that side output.
+Side: TypeAlias = "Callable[[str, Any], None]"
+
+
+class Operator:
+    """What a task does with its rows; every kind of operator is a class of its own.
+
+    It is made from what is pickled for the workers; all else comes with `open`.
+    """
+
+    #: What a task reports that had neither rows nor anything else to do.
+    idle_metrics: ClassVar[Mapping[str, int]] = MappingProxyType({})
+
+    def open(self, task: TaskContext) -> None:
+        """Begin; the task's table is attached."""
+        raise NotImplementedError
+
+    def process(self, rows: Any, input: str = INPUT) -> Iterator[Any]:
+        """Handle some rows of an input; return what this emits."""
+        raise NotImplementedError
+
+    def finish(self) -> Iterator[Any]:
+        """Handle the end of the epoch's rows and its times; return what this emits."""
+        return iter(())
+
+    def close(self) -> None:
+        """Clean up, however the task ends; `open` may have failed."""
+
+
+@dataclass
+class TaskContext:
+    """A task: what it gives to its operator, and what the operator says of its rows.
+
+    Attributes
+    ----------
+    backend : KeyedStateBackend
+        The table of the range, at the state with which the epoch begins.
+    epoch : int
+        The epoch being computed.
+    index, parallelism : int
+        The number of the range, and of all ranges.
+    processing_time : int
+        The epoch's processing time, in milliseconds since 1970.
+    time : OperatorTime, optional
+        The epoch's event time; None if the operator has none.
+    drain : bool
+        Whether event time ends after the rows; see `pystate.operators.runtime.drain`.
+    side : callable, optional
+        Takes a tag and a piece of that side output; without it there are none.
+    rules : mapping of str to InvalidRule
+        What becomes of the invalid rows of each input.
+    news : News
+        Which checkpoints a function is to learn of.
+    tells_kept : bool
+        Whether the operator is to say how old what it keeps is.
+    beside : TaskContext, optional
+        The task of the operator that has the broadcast states.
+    old : callable, optional
+        Opens a table of the rows of all instances, if their states are to be divided anew.
+    late_rows : int
+        Rows below the late bound.
+    latest : dict of str to int or None
+        By input the largest event time that was seen.
+    kept : tuple of int or None
+        The time of the oldest that is kept and may still be emitted, None without any; empty if
+        the operator does not say it.
+    rows_combined : int
+        How many more rows those that came stand for, if they were combined before.
+    metrics : dict
+        What else there is to report.
+    """
+
+    backend: KeyedStateBackend
+    epoch: int = 1
+    index: int = 0
+    parallelism: int = 1
+    processing_time: int = 0
+    time: OperatorTime | None = None
+    drain: bool = False
+    side: Side | None = None
+    rules: Mapping[str, InvalidRule] = field(default_factory=dict)
+    news: News = News()  # noqa: RUF009
+    tells_kept: bool = False
+    beside: TaskContext | None = None
+    old: Callable[[], AbstractContextManager[KeyedStateBackend]] | None = None
+    late_rows: int = 0
+    latest: dict[str, int | None] = field(default_factory=dict)
+    kept: tuple[int | None, ...] = ()
+    rows_combined: int = 0
+    metrics: dict[str, float | int | str] = field(default_factory=dict)
+    _invalid: list[InvalidRows] = field(default_factory=list)
+
+    @property
+    def uid(self) -> str:
+        """The operator's name in checkpoints."""
+        return self.backend.uid
+
+    @property
+    def owner(self) -> str:
+        """The operator's name in errors."""
+        return f"operator {self.uid!r}"
+
+    @property
+    def instance(self) -> Instance:
+        """The operator's instance that the range belongs to."""
+        return Instance(self.index, self.parallelism, self.backend.max_parallelism)
+
+    @property
+    def late_bound(self) -> int | None:
+        """Rows below are late; None if there is no such bound."""
+        return None if self.time is None else self.time.late_bound_ms
+
+    @property
+    def watermark(self) -> int | None:
+        """Up to where event time is over when the epoch's rows are; None if there is none."""
+        if self.drain:
+            return MAX_WATERMARK
+        return None if self.time is None else self.time.watermark_ms
+
+    def invalid(
+        self, key: Sequence[str] = (), input: str = INPUT, event_time: str | None = None
+    ) -> InvalidRows:
+        """What takes the invalid rows of an input out.
+
+        `event_time` is the column of their times, if it is called otherwise than in the input.
+        """
+        rule = self.rules.get(input, InvalidRule())
+        if event_time is not None:
+            rule = replace(rule, event_time=event_time)
+        found = InvalidRows(self.owner, key, rule, self.processing_time, self.side)
+        self._invalid.append(found)
+        return found
+
+    @property
+    def invalid_rows(self) -> int:
+        """Rows that could not be processed."""
+        return sum(each.rows for each in self._invalid)
+
+    def combined(self, came: int, rows: int) -> None:
+        """Note that rows which came stand for others, and for how many."""
+        self.rows_combined += rows - came
+        self.metrics[CAME] = int(self.metrics.get(CAME, 0)) + came
+
+    def saw(self, latest_ms: int | None, late_rows: int = 0, input: str = INPUT) -> None:
+        """Note the largest event time of some rows, and how many of them are late."""
+        self.late_rows += late_rows
+        before = self.latest.get(input)
+        if before is None or (latest_ms is not None and latest_ms > before):
+            self.latest[input] = latest_ms

@@ -1,0 +1,475 @@
+"""The first rows of each key by the order of some columns. No Python runs per row.
+
+Thread safety: a `TopSpec` is immutable; a `TopRows` belongs to one task and thread.
+
+Invariants
+----------
+1. The state of a key holds its best rows of all epochs, at most `k`, the best one first. Of rows
+   that are equal in the order's columns, the one that came first is better.
+2. A key whose best rows are `k` has a bar, the first column of the last of them as a number. A row
+   that is below the bar cannot enter. So what most rows cost is one look-up.
+3. The bar's name says what it belongs to: under another order or another `k` there is none yet.
+4. Only keys whose rows change are written, and these are the ones that are emitted.
+5. Where a later row replaces an earlier one (`TopSpec.by_key`), a row that is among the best may
+   become worse, and the next one takes its place. So all rows of a key are kept (`.latest`), and
+   there is no bar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pystate.checkpoint.refs import INPUT
+from pystate.operators.runtime.event_rows import RowOperator, columns_of
+from pystate.operators.runtime.function_spec import PROCESS_LATE
+from pystate.operators.runtime.latest_rows import LATEST, LatestRows, Merged, latest_state
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.task import TaskContext
+from pystate.state.declaration import State
+from pystate.state.key_batch import KeyBatch
+from pystate.state.value import ValueState
+from pystate.types.ddl import quoted
+from pystate.types.state_type import StateType
+
+__all__ = ["By", "TopLatest", "TopRows", "TopSpec", "has_order"]
+
+TOP = "top"
+#: Rows of an output batch, about.
+_OUTPUT_ROWS = 65_536
+
+_Longs = npt.NDArray[np.int64]
+_Flags = npt.NDArray[np.bool_]
+
+#: Types that a 64-bit integer represents in their order.
+_NUMBERS = (
+    *("boolean", "byte", "short", "int", "long", "float", "double"),
+    *("date", "timestamp", "timestamp_ntz"),
+)
+_RANKED = ("decimal", "string", "binary")
+
+
+def has_order(type: StateType) -> bool:
+    """Whether rows can be ordered by a column of the type."""
+    return type.name in _NUMBERS or type.name in _RANKED
+
+
+class By(NamedTuple):
+    """A column of the order."""
+
+    column: str
+    descending: bool
+
+
+@dataclass(frozen=True)
+class TopSpec:
+    """Which rows are the best; pickled for the workers.
+
+    Attributes
+    ----------
+    key : tuple of str
+        The key columns.
+    k : int
+        The most rows of a key.
+    by : tuple of By
+        The order; a null comes after all values.
+    columns : tuple of (name, StateType)
+        The other columns of a row, among them those of the order.
+    rank : str
+        The column of the output that numbers a key's rows from 1.
+    event_time : str, optional
+        The column with the rows' event time.
+    late : str
+        What happens to rows below the watermark, as in `FunctionSpec`.
+    by_key : tuple of str, optional
+        The columns, beside the key, that say which thing a row tells of: a later row of the same
+        thing replaces the earlier one. None if each row is a thing of its own.
+    """
+
+    key: tuple[str, ...]
+    k: int
+    by: tuple[By, ...]
+    columns: tuple[tuple[str, StateType], ...]
+    rank: str = "rank"
+    event_time: str | None = None
+    late: str = PROCESS_LATE
+    by_key: tuple[str, ...] | None = None
+
+    def states(self) -> Mapping[str, State[Any]]:
+        """The operator's states."""
+        if self.by_key is not None:
+            return {LATEST: latest_state(self.columns)}
+        fields = ",".join(f"{quoted(name)}:{type_.ddl}" for name, type_ in self.columns)
+        states: dict[str, State[Any]] = {TOP: ValueState(f"array<struct<{fields}>>")}
+        if self.bar is not None:
+            states[self.bar] = ValueState("long")
+        return states
+
+    def make(self) -> RowOperator:
+        """The operator of one task."""
+        return TopRows(self) if self.by_key is None else TopLatest(self)
+
+    @property
+    def bar(self) -> str | None:
+        """The state of the bars; None if the order's first column is not a number."""
+        if dict(self.columns)[self.by[0].column].name not in _NUMBERS:
+            return None
+        order = ",".join(f"{name} {'desc' if down else 'asc'}" for name, down in self.by)
+        return f"bar of {self.k} by {order}".replace("#", "%23").replace("\0", "%00")
+
+
+class TopRows(RowOperator):
+    """Keeps the best rows of each key, and emits those of keys where they changed.
+
+    Examples
+    --------
+    >>> import pyarrow as pa, pystate as ps
+    >>> from pystate.operators.runtime.task import TaskContext
+    >>> from pystate.operators.runtime.top import By, TopRows, TopSpec
+    >>> from pystate.types.state_type import parse_type
+    >>> spec = TopSpec(("id",), 2, (By("v", True),), (("v", parse_type("long")),))
+    >>> backend = ps.KeyedStateBackend({"id": "long"}, states=spec.states())
+    >>> for values in ([5, 7, 6], [4], [8]):
+    ...     operator = TopRows(spec)
+    ...     operator.open(TaskContext(backend))
+    ...     rows = pa.record_batch({"id": pa.array([1] * len(values)), "v": pa.array(values)})
+    ...     out = [*operator.process(rows), *operator.finish()]
+    ...     print([row for piece in out for row in piece.to_pylist()])
+    ...     backend.seal().close()
+    [{'id': 1, 'v': 7, 'rank': 1}, {'id': 1, 'v': 6, 'rank': 2}]
+    []
+    [{'id': 1, 'v': 8, 'rank': 1}, {'id': 1, 'v': 7, 'rank': 2}]
+    >>> backend.close()
+    """
+
+    _spec: TopSpec
+
+    def __init__(self, spec: TopSpec) -> None:
+        self._spec = spec
+        self._fields = [pa.field(name, type_.arrow) for name, type_ in spec.columns]
+
+    def open(self, task: TaskContext) -> None:
+        """Register the states."""
+        super().open(task)
+        ddl = [type_.ddl for _, type_ in self._spec.columns]
+        self._columns = OutputColumns(pa.schema(self._fields), task.owner, ddl)
+        states, bar = self._spec.states(), self._spec.bar
+        self._top = self._backend.register(TOP, states[TOP])
+        self._bar = None if bar is None else self._backend.register(bar, states[bar])
+
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
+        """Handle some rows; nothing is emitted yet."""
+        rows = self.on_time(rows)
+        if rows.num_rows:
+            self._enter(rows)
+        return iter(())
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Emit the rows of each key where they changed, in order, with their ranks."""
+        names = [*self._spec.key, *(name for name, _ in self._spec.columns), self._spec.rank]
+        for keys in self._backend.changed(max(1, _OUTPUT_ROWS // self._spec.k)):
+            rows, sizes = _flat(self._top.values(keys))
+            owners: Any = pa.array(np.repeat(np.arange(len(sizes)), sizes))
+            ranks = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
+            arrays = [
+                *(column.take(owners) for column in keys.key_arrays()),
+                *(rows.field(i) for i in range(len(self._fields))),
+                pa.array(ranks, pa.int32()),
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, names=names)
+
+    # -- one batch
+
+    def _enter(self, rows: pa.RecordBatch) -> None:
+        spec = self._spec
+        names = [name for name, _ in spec.columns]
+        # Spark's arrays may be without nulls, for example, where the state's may have them.
+        [cast] = self._columns.from_value(rows.select(names))
+        own = dict(zip(names, cast.columns, strict=True))
+        keys = self._backend.keys(columns_of(rows, spec.key))
+        entering = self._above_bar(keys, own[spec.by[0].column])
+        if not len(entering):
+            return
+        # The keys that they have, numbered from 0.
+        first = keys.first_rows()[entering]
+        numbers = np.zeros(len(keys), np.int64)
+        numbers[first] = 1
+        heads = np.flatnonzero(numbers)
+        numbers[heads] = np.arange(len(heads))
+        columns = keys.key_arrays()
+        touched = self._keys_at(columns, heads)
+        stored, sizes = _flat(self._top.values(touched))
+        # Stored rows come before those of the batch, which is their order where they are equal.
+        owners = np.concatenate([np.repeat(np.arange(len(heads)), sizes), numbers[first]])
+        at: Any = pa.array(entering)
+        rows_of = {
+            name: pa.concat_arrays([stored.field(i), own[name].take(at)])
+            for i, name in enumerate(own)
+        }
+        first_by, *more_by = spec.by
+        score = _score(rows_of[first_by.column], first_by.descending)
+        more = [(rows_of[name], down) for name, down in more_by]
+        best = _best(owners, len(heads), score, more, spec.k)
+        changed = _changed(best, sizes)
+        if not changed.any():
+            return
+        written = changed[owners[best.rows]]
+        place: Any = pa.array(best.rows[written])
+        items = pa.StructArray.from_arrays(
+            [rows_of[name].take(place) for name in own], fields=self._fields
+        )
+        sizes = best.sizes[changed]
+        ends = np.cumsum(sizes)
+        offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
+        to = touched if changed.all() else self._keys_at(columns, heads[changed])
+        self._top.update_all(to, pa.ListArray.from_arrays(offsets, items))
+        if self._bar is not None:
+            lowest = best.rows[written][ends - 1]
+            none = sizes < spec.k
+            if score.unknown is not None:
+                none = none | score.unknown[lowest]
+            self._bar.update_all(to, pa.array(score.values[lowest], mask=none))
+
+    def _above_bar(self, keys: KeyBatch, column: pa.Array[Any]) -> _Longs:
+        """The rows that may enter."""
+        if self._bar is None:
+            return np.arange(len(keys))
+        bars = self._bar.values(keys)
+        if bars.null_count == len(bars):
+            return np.arange(len(keys))
+        score = _score(column, self._spec.by[0].descending)
+        bar = bars.fill_null(0).to_numpy()
+        # Where the first column decides alone, a row that is only as good comes too late.
+        above = score.values > bar if len(self._spec.by) == 1 else score.values >= bar
+        if score.unknown is not None:
+            above &= ~score.unknown
+        if bars.null_count:
+            above |= bars.is_null().to_numpy(zero_copy_only=False)
+        return np.flatnonzero(above)
+
+    def _keys_at(self, columns: Sequence[pa.Array[Any]], rows: _Longs) -> KeyBatch:
+        at: Any = pa.array(rows)
+        return self._backend.keys([column.take(at) for column in columns])
+
+
+class TopLatest(RowOperator):
+    """The same where a later row of a thing replaces the earlier one; see `TopRows`.
+
+    Examples
+    --------
+    >>> import pyarrow as pa, pystate as ps
+    >>> from pystate.operators.runtime.task import TaskContext
+    >>> from pystate.operators.runtime.top import By, TopLatest, TopSpec
+    >>> from pystate.types.state_type import parse_type
+    >>> columns = (("url", parse_type("string")), ("n", parse_type("long")))
+    >>> spec = TopSpec(("hour",), 2, (By("n", True),), columns, by_key=("url",))
+    >>> backend = ps.KeyedStateBackend({"hour": "long"}, states=spec.states())
+    >>> for urls, ns in ((["a", "b"], [2, 1]), (["b", "b"], [2, 3])):
+    ...     operator = TopLatest(spec)
+    ...     operator.open(TaskContext(backend))
+    ...     hours = pa.array([10] * len(urls))
+    ...     rows = pa.record_batch({"hour": hours, "url": pa.array(urls), "n": pa.array(ns)})
+    ...     out = [*operator.process(rows), *operator.finish()]
+    ...     print([(row["url"], row["n"], row["rank"]) for p in out for row in p.to_pylist()])
+    ...     backend.seal().close()
+    [('a', 2, 1), ('b', 1, 2)]
+    [('b', 3, 1), ('a', 2, 2)]
+    >>> backend.close()
+    """
+
+    _spec: TopSpec
+
+    def __init__(self, spec: TopSpec) -> None:
+        self._spec = spec
+
+    def open(self, task: TaskContext) -> None:
+        """Register the state."""
+        super().open(task)
+        spec = self._spec
+        assert spec.by_key is not None
+        self._latest = LatestRows(self._backend, spec.key, spec.by_key, spec.columns, task.owner)
+
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
+        """Handle some rows; nothing is emitted yet."""
+        rows = self.on_time(rows)
+        if rows.num_rows:
+            self._latest.hold(rows)
+        return iter(())
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Emit the best rows of each key where they changed, in order, with their ranks."""
+        merged = self._latest.merge()
+        if merged is None:
+            return
+        before = self._best(merged, np.arange(merged.stored))
+        now = self._best(merged, np.flatnonzero(merged.counts))
+        changed = _differ(before, now)
+        written = changed[now.owners]
+        rows, owners = now.rows[written], now.owners[written]
+        ranks = now.ranks[written] + 1
+        names = [*self._spec.key, *(name for name, _ in self._spec.columns), self._spec.rank]
+        keys = merged.keys.key_arrays()
+        for begin in range(0, len(rows), _OUTPUT_ROWS):
+            piece = slice(begin, begin + _OUTPUT_ROWS)
+            owned: Any = pa.array(owners[piece])
+            place: Any = pa.array(rows[piece])
+            arrays = [
+                *(column.take(owned) for column in keys),
+                *(merged.rows[name].take(place) for name, _ in self._spec.columns),
+                pa.array(ranks[piece], pa.int32()),
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, names=names)
+
+    def _best(self, merged: Merged, among: _Longs) -> _Best:
+        """The best of some rows, by their places among all."""
+        at: Any = pa.array(among)
+        first, *more_by = self._spec.by
+        score = _score(merged.rows[first.column].take(at), first.descending)
+        more = [(merged.rows[name].take(at), down) for name, down in more_by]
+        owners = merged.owners[among]
+        found = _best(owners, len(merged.keys), score, more, self._spec.k)
+        return found._replace(rows=among[found.rows])
+
+
+def _differ(one: _Best, other: _Best) -> _Flags:
+    """The keys whose best rows are others."""
+    changed: _Flags = one.sizes != other.sizes
+    mine = ~changed[one.owners], ~changed[other.owners]
+    left, right = one.rows[mine[0]], other.rows[mine[1]]
+    changed[one.owners[mine[0]][left != right]] = True
+    return changed
+
+
+class _Score(NamedTuple):
+    """How good rows are by one column: the larger the better."""
+
+    values: _Longs
+    unknown: _Flags | None
+    """The rows where it is null, if there are any."""
+
+
+def _score(column: pa.Array[Any], descending: bool) -> _Score:
+    unknown = None
+    if column.null_count:
+        unknown = column.is_null().to_numpy(zero_copy_only=False)
+    kind = column.type
+    if pa.types.is_floating(kind):
+        values = _of_floats(column.cast(pa.float64()))
+    elif pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_decimal(kind):
+        # Bytes in their own order, which for UTF-8 is that of the characters.
+        options = pc.RankOptions("ascending", tiebreaker="dense")
+        ranks = pc.call_function("rank", [column], options)
+        values = ranks.to_numpy().astype(np.int64)
+    else:
+        if pa.types.is_date32(kind):
+            column = column.cast(pa.int32())
+        values = column.cast(pa.int64()).fill_null(0).to_numpy()
+    return _Score(values if descending else ~values, unknown)
+
+
+def _of_floats(column: pa.Array[Any]) -> _Longs:
+    """Integers in the order of floats; NaN is larger than any number, as in Spark."""
+    floats = column.fill_null(0.0).to_numpy() + 0.0  # -0.0 becomes 0.0
+    floats[np.isnan(floats)] = np.nan
+    signed = np.ascontiguousarray(floats).view(np.int64)
+    values: _Longs = signed ^ ((signed >> 63) & np.int64((1 << 63) - 1))
+    return values
+
+
+class _Best(NamedTuple):
+    """The best rows of some keys, key by key, best first."""
+
+    rows: _Longs
+    ranks: _Longs
+    sizes: _Longs
+    owners: _Longs
+
+
+def _best(
+    owners: _Longs,
+    keys: int,
+    first: _Score,
+    more: Sequence[tuple[pa.Array[Any], bool]],
+    k: int,
+) -> _Best:
+    """The `k` best rows of each key; equal ones in their order."""
+    order = np.argsort(~first.values, kind="stable")
+    if first.unknown is not None:
+        order = order[np.argsort(first.unknown[order], kind="stable")]
+    order = _grouped(order, owners, keys)
+    if more and len(order):
+        owned = owners[order]
+        tied = np.zeros(len(order), np.bool_)
+        tied[1:] = (owned[1:] == owned[:-1]) & _equal(first, order[1:], order[:-1])
+        _break_ties(order, tied, more)
+    sizes = np.bincount(owners, minlength=keys)
+    ranks = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    if sizes.max() > k:
+        among = ranks < k
+        order, ranks, sizes = order[among], ranks[among], np.minimum(sizes, k)
+    return _Best(order, ranks, sizes, owners[order])
+
+
+def _break_ties(order: _Longs, tied: _Flags, more: Sequence[tuple[pa.Array[Any], bool]]) -> None:
+    """Order the rows that are tied with the one before by further columns, in place.
+
+    Most rows differ in the first column; the others, which may be long texts, are not looked at.
+    """
+    for column, down in more:
+        within = tied.copy()
+        within[:-1] |= tied[1:]
+        places = np.flatnonzero(within)
+        if not len(places):
+            return
+        rows = order[places]
+        at: Any = pa.array(rows)
+        score = _score(column.take(at), down)
+        run = np.cumsum(~tied[places])
+        by = (~score.values, run) if score.unknown is None else (~score.values, score.unknown, run)
+        sorted_ = np.lexsort(by)
+        order[places] = rows[sorted_]
+        # Runs keep their places.
+        still = np.zeros(len(places), np.bool_)
+        still[1:] = (run[1:] == run[:-1]) & _equal(score, sorted_[1:], sorted_[:-1])
+        tied[places] = still
+
+
+def _equal(score: _Score, one: _Longs, other: _Longs) -> _Flags:
+    """Whether rows are as good as others."""
+    same: _Flags = score.values[one] == score.values[other]
+    if score.unknown is not None:
+        a, b = score.unknown[one], score.unknown[other]
+        same = (same & ~a & ~b) | (a & b)
+    return same
+
+
+def _grouped(order: _Longs, owners: _Longs, keys: int) -> _Longs:
+    """The rows by their keys, in their order within a key."""
+    # numpy sorts 16 bits in linear time.
+    for shift in range(0, max(1, (keys - 1).bit_length()), 16):
+        digits = (owners[order] >> shift).astype(np.uint16)
+        order = order[np.argsort(digits, kind="stable")]
+    return order
+
+
+def _changed(best: _Best, stored: _Longs) -> _Flags:
+    """For each key, whether its best rows are others than those at the beginning of the stored."""
+    begins = np.cumsum(stored) - stored
+    same = best.rows == begins[best.owners] + best.ranks
+    same &= best.ranks < stored[best.owners]
+    changed = np.zeros(len(stored), np.bool_)
+    changed[best.owners[~same]] = True
+    return changed
+
+
+def _flat(lists: pa.ListArray[Any]) -> tuple[pa.StructArray, _Longs]:
+    """The rows of all lists, and how many each has."""
+    sizes = lists.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+    rows: Any = lists.flatten()
+    return rows, sizes

@@ -1,0 +1,177 @@
+"""Where aligned windows and their slices lie: whole columns of times at once.
+
+Times are numpy arrays of int64, in milliseconds since 1970. A slice or window contains its start,
+but not its end. Immutable but for caches of a zone's boundaries, which belong to their owner.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from pystate.operators.windows.assigners import Aligned
+from pystate.operators.windows.zones import ZoneBoundaries
+
+__all__ = ["Grid", "Mask", "Times", "grid_of", "unfolded"]
+
+Times: TypeAlias = "npt.NDArray[np.int64]"
+Mask: TypeAlias = "npt.NDArray[np.bool_]"
+
+_INT64 = np.iinfo(np.int64)
+#: Times of a zone that are further apart, five years, are looked up separately.
+_FAR = 1826 * 86_400_000
+
+
+class Grid:
+    """The slices and windows of aligned windows.
+
+    A slice is what all windows that overlap it contain whole. It is named by its start, and a
+    window by its end.
+
+    Parameters
+    ----------
+    windows : Aligned
+        The windows.
+    room_ms : int
+        How much is ever added to a window's end; times so near the ends of 64 bits that this would
+        overflow count as the last time that does not.
+    """
+
+    def __init__(self, windows: Aligned, room_ms: int = 0) -> None:
+        self.size, self.slide, self.slice = windows.size_ms, windows.slide_ms, windows.slice_ms
+        self.offset = windows.offset_ms
+        self.grows = windows.grows
+        self._end_offset = self.offset if self.grows else self.offset + self.size
+        self.first, self.last = reach(self.size, room_ms)
+
+    def slices(self, times: Times) -> Times:
+        """The slice of each time."""
+        if len(times):
+            low, high = int(times.min()), int(times.max())
+            if low < self.first or high > self.last:
+                times = np.clip(times, self.first, self.last)
+                low, high = int(times.min()), int(times.max())
+            start = _floor_one(low, self.slice, self.offset)
+            # Rows of one batch are mostly of one time: a comparison is cheaper than a division.
+            if high < start + self.slice:
+                return np.full(len(times), start, np.int64)
+        return _floor(times, self.slice, self.offset)
+
+    def first_end(self, slices: Times) -> Times:
+        """The end of the first window that contains each slice."""
+        if self.slice == self.slide:
+            return slices + self.slice
+        return _floor(slices + (self.slice + self.slide - 1), self.slide, self._end_offset)
+
+    def last_end(self, slices: Times) -> Times:
+        """The end of the last window that contains each slice."""
+        if self.grows:
+            return _floor(slices, self.size, self.offset) + self.size
+        if self.slice == self.slide:
+            return slices + self.size
+        return _floor(slices + self.size, self.slide, self._end_offset)
+
+    def end_after(self, time: int) -> int:
+        """The first end of a window after a time."""
+        time = min(max(time, self.first), self.last)
+        return _floor_one(time, self.slide, self._end_offset) + self.slide
+
+    def start_of(self, ends: Times) -> Times:
+        """The start of the window that ends there."""
+        if self.grows:
+            return _floor(ends - 1, self.size, self.offset)
+        return ends - self.size
+
+    def last_end_of(self, ends: Times) -> Times:
+        """The end of the last window that shares a slice with each window."""
+        if self.grows:
+            return self.start_of(ends) + self.size
+        return ends + (self.size - self.slice) // self.slide * self.slide
+
+    def ends_period(self, ends: Times) -> Mask:
+        """Whether the window after each one has none of its slices."""
+        if not self.grows:
+            return np.zeros(len(ends), np.bool_)
+        longest: Mask = ends == self.start_of(ends) + self.size
+        return longest
+
+    def leaving(self, ends: Times) -> tuple[Times, Times]:
+        """The slices whose last window ends there: whose they are, by place, and their starts."""
+        starts = self.start_of(ends)
+        if self.grows:
+            counts = np.where(self.ends_period(ends), self.size // self.slice, 0)
+        else:
+            counts = np.full(len(ends), self.slide // self.slice)
+        return unfolded(starts, counts, self.slice)
+
+
+class _ZoneGrid(Grid):
+    """Tumbling windows whose boundaries are local times of a zone."""
+
+    def __init__(self, windows: Aligned, room_ms: int) -> None:
+        super().__init__(windows, room_ms)
+        assert windows.zone is not None
+        self._boundaries = ZoneBoundaries(windows.zone, windows.size_ms, windows.offset_ms)
+
+    def slices(self, times: Times) -> Times:
+        return self._look_up(times, 0)
+
+    def first_end(self, slices: Times) -> Times:
+        return self._look_up(slices, 1)
+
+    def _look_up(self, times: Times, further: int) -> Times:
+        """The boundary at or before each time, or the one `further` on."""
+        if not len(times):
+            return times
+        low, high = int(times.min()), int(times.max())
+        if high - low > _FAR:
+            # What lies between times that are far apart is not computed.
+            found = np.empty(len(times), np.int64)
+            parts = times // _FAR
+            for part in np.unique(parts).tolist():
+                mine = parts == part
+                found[mine] = self._look_up(times[mine], further)
+            return found
+        boundaries = self._boundaries.around(low, high)
+        at = np.searchsorted(boundaries, times, "right") - 1
+        return boundaries[np.clip(at, 0, len(boundaries) - 2) + further]
+
+    def last_end(self, slices: Times) -> Times:
+        return self.first_end(slices)
+
+    def start_of(self, ends: Times) -> Times:
+        return self.slices(ends - 1)
+
+
+def reach(length_ms: int, room_ms: int) -> tuple[int, int]:
+    """The first and the last time that windows of a length have: others count as these.
+
+    So ends of windows, and times that are as late as is allowed, are no numbers beyond 64 bits.
+    """
+    room = 4 * length_ms + room_ms
+    return int(_INT64.min) + room, int(_INT64.max) - room
+
+
+def grid_of(windows: Aligned, room_ms: int = 0) -> Grid:
+    """Return the grid of aligned windows; the parameters are those of `Grid`."""
+    kind: Any = Grid if windows.zone is None else _ZoneGrid
+    grid: Grid = kind(windows, room_ms)
+    return grid
+
+
+def unfolded(first: Times, counts: Times, step: int) -> tuple[Times, Times]:
+    """So many times from each first one on, a step apart: of which one they are, and the times."""
+    of = np.repeat(np.arange(len(first)), counts)
+    nth = np.arange(len(of)) - (np.cumsum(counts) - counts)[of]
+    return of, first[of] + nth * step
+
+
+def _floor(times: Times, step: int, offset: int) -> Times:
+    """The largest number of the form ``n * step + offset`` that is not above each time."""
+    return times - np.mod(times - offset % step, step)
+
+
+def _floor_one(time: int, step: int, offset: int) -> int:
+    return time - (time - offset) % step

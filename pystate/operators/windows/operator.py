@@ -1,0 +1,248 @@
+"""What all windowed operators share: times of rows, late rows, and result batches.
+
+Thread safety: as `pystate.operators.runtime.task`.
+
+Invariants
+----------
+1. A window is over when the watermark has reached its end, which is exclusive: a row that is not
+   late by the rule of functions never comes too late for its window.
+2. A row is too late if for all of its windows ``end + allowed lateness <= late bound``. At that
+   watermark the window's state is removed, so what is too late can never make a window anew.
+   REQUIRES: the late bound of an epoch is not below the watermark of the one before.
+3. A window that is over and is changed by a late row is emitted again at the end of that epoch.
+4. Windows fire in batches of bounded size, whatever their number.
+5. A window is removed only after the result batch with it was yielded and used: of windows whose
+   rows are kept these are read then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pystate.operators.runtime.event_time import event_times
+from pystate.operators.runtime.partial_rows import LATE, TIME, total_weight
+from pystate.operators.runtime.task import Operator, TaskContext
+from pystate.operators.windows.grid import Mask, Times
+from pystate.operators.windows.partial_rows import accumulators
+from pystate.operators.windows.specification import END, MOST_US_MS, START, WindowSpec
+from pystate.operators.windows.zones import instants
+from pystate.state.key_batch import KeyBatch
+from pystate.types.keys import leaf
+
+__all__ = ["FIRED_ROWS", "WindowOperator", "take"]
+
+#: Windows that fire at once.
+FIRED_ROWS = 32_768
+
+
+class WindowOperator(Operator):
+    """Base of the operators for the kinds of windows.
+
+    Parameters
+    ----------
+    spec : WindowSpec
+        The operator.
+    late_tag : str, optional
+        The side output of rows that were too late for all of their windows.
+    combined : bool
+        Whether rows were combined before they come (`pystate.operators.windows.partial_rows`).
+
+    Notes
+    -----
+    Its metric ``dropped_rows`` counts the rows that were too late.
+    """
+
+    def __init__(
+        self, spec: WindowSpec, late_tag: str | None = None, *, combined: bool = False
+    ) -> None:
+        self.spec = spec
+        self.domain: Any = "processing" if spec.options.event_time is None else "event"
+        self.lateness = spec.options.lateness_ms
+        self._late_tag = late_tag
+        self._combined = combined
+
+    def open(self, task: TaskContext) -> None:
+        """Register the states."""
+        self.task = task
+        self.backend = task.backend
+        self.owner = task.owner
+        self.invalid = task.invalid(self.spec.key, event_time=TIME if self._combined else None)
+        if self._combined:
+            self.invalid.weight = total_weight
+        self.columns = self.spec.kept(task.backend, task.owner)
+        self.dropped_rows = 0
+        self._schema = self.spec.schema(task.backend.key)
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Emit the windows that are over, and others that are to be emitted."""
+        task = self.task
+        yield from self.fire(task.watermark)
+        task.metrics["dropped_rows"] = self.dropped_rows
+        if task.tells_kept:
+            task.kept = (self.oldest(),)
+
+    def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+        """See `finish`.
+
+        Parameters
+        ----------
+        watermark : int or None
+            The watermark after the epoch's rows; of windows in processing time it does not matter.
+        """
+        raise NotImplementedError
+
+    def oldest(self) -> int | None:
+        """The start of the earliest window that is kept, if `WindowOptions.keeps`."""
+        return None
+
+    def close(self) -> None:
+        """Free what is held besides the state."""
+        columns = getattr(self, "columns", None)
+        if columns is not None:
+            columns.close()
+
+    # -- rows
+
+    def timed(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Times]:
+        """The rows that have a time, and their times."""
+        column = self.spec.options.event_time
+        if self._combined:
+            self.task.combined(rows.num_rows, total_weight(rows))
+            column = None if column is None else TIME
+        if column is None:
+            return rows, np.full(rows.num_rows, self.task.processing_time, np.int64)
+        array = event_times(rows.column(column), f"{self.owner}: event-time column {column!r}")
+        first, last = self.spec.reach()
+        rows, array = self.invalid.timed(rows, array, first, last, known=True)
+        times: Times = array.to_numpy()
+        if len(times):
+            late, bound = 0, self.task.late_bound
+            if bound is not None and self._combined:
+                # Of the rows that one stands for, some may be late.
+                late = total_weight(rows, LATE)
+            elif bound is not None and int(times.min()) < bound:
+                late = int(np.count_nonzero(times < bound))
+            self.task.saw(int(times.max()), late)
+        return rows, times
+
+    def _weight(self, rows: pa.RecordBatch) -> int:
+        """How many rows of the input some rows stand for."""
+        return total_weight(rows) if self._combined else rows.num_rows
+
+    def add(self, keys: KeyBatch, rows: pa.RecordBatch) -> Mask:
+        """Add rows to the aggregates of their keys; see `Columns.add`."""
+        if not self._combined:
+            return self.columns.add(keys, rows)
+        return self.columns.add_combined(keys, accumulators(self.spec, rows, self.owner, keys))
+
+    def in_time(self, rows: pa.RecordBatch, last_ends: Times) -> tuple[pa.RecordBatch, Mask | None]:
+        """The rows that are not too late for the last of their windows, and which these are.
+
+        None if they are all of them.
+        """
+        bound = self.task.late_bound
+        if bound is None or self.domain != "event" or not len(last_ends):
+            return rows, None
+        # Without a sum, which might overflow.
+        if int(last_ends.min()) > bound - self.lateness:
+            return rows, None
+        kept: Mask = last_ends > bound - self.lateness
+        dropped = rows.filter(pa.array(~kept))
+        self.dropped_rows += self._weight(dropped)
+        if self._late_tag is not None and self.task.side is not None:
+            self.task.side(self._late_tag, dropped)
+        return rows.filter(pa.array(kept)), kept
+
+    def key_columns(self, rows: pa.RecordBatch) -> list[pa.Array[Any]]:
+        """The key columns of some rows."""
+        return [leaf(rows, name) for name in self.spec.key]
+
+    # -- results
+
+    def result(
+        self,
+        keys: Sequence[pa.Array[Any]],
+        starts: Times | None,
+        ends: Times | None,
+        results: Sequence[pa.Array[Any]],
+    ) -> pa.RecordBatch:
+        """A batch of results; without starts and ends these are null."""
+        rows = len(keys[0])
+        arrays = [*keys, self._times(starts, rows), self._times(ends, rows), *results]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _times(self, times: Times | None, rows: int) -> pa.Array[Any]:
+        type_ = self.spec.time_type
+        if times is None:
+            nothing: pa.Array[Any] = pa.array([None] * rows, type_)
+            return nothing
+        if not pa.types.is_timestamp(type_):
+            return pa.array(times, pa.int64())
+        if self.spec.options.dates_zone is not None:
+            times = instants(self.spec.options.dates_zone, times)
+        # A window of processing time may end after the last microsecond of 64 bits.
+        micros = np.clip(times, -MOST_US_MS, MOST_US_MS) * 1000
+        found: pa.Array[Any] = pa.array(micros, pa.int64()).cast(type_)
+        return found
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of the columns that say which window it is."""
+        return START, END
+
+    # -- early firings
+
+    def changed(self) -> Iterator[KeyBatch]:
+        """The windows or slices that this epoch's rows have changed."""
+        for keys in self.backend.changed(FIRED_ROWS):
+            # Rows of the default namespace are no windows, and a timer may outlive its window.
+            there = np.asarray(keys.namespaces().is_valid()) & self.columns.exist(keys)
+            if there.any():
+                yield self.chosen(keys, there)
+
+    def chosen(self, keys: KeyBatch, which: Mask) -> KeyBatch:
+        """Some keys of a batch."""
+        if which.all():
+            return keys
+        mask = pa.array(which)
+        spaces = keys.namespaces().filter(mask)
+        return self.backend.keys([a.filter(mask) for a in keys.key_arrays()], spaces)
+
+    def next_early(self) -> int:
+        """When windows that change now are emitted early."""
+        interval = self.spec.options.early_ms
+        assert interval is not None
+        return (self.task.processing_time // interval + 1) * interval
+
+    def note_early(self) -> None:
+        """Have the windows that this epoch changed emitted early, at the next interval."""
+        if self.spec.options.early_ms is not None:
+            for keys in self.changed():
+                self.backend.register_timers(keys, "processing", self.next_early())
+
+    def due_early(self) -> Iterator[KeyBatch]:
+        """The changed windows or slices whose interval is over; each once."""
+        if self.spec.options.early_ms is None:
+            return
+        while True:
+            due = self.backend.due_timers("processing", self.task.processing_time, FIRED_ROWS)
+            if due is None:
+                return
+            due.fire_all()
+            # What this epoch changed is emitted now, and need not be emitted again.
+            self.backend.delete_timers(due.keys, "processing", self.next_early())
+            there = self.columns.exist(due.keys)
+            if there.any():
+                yield self.chosen(due.keys, there)
+
+
+def take(values: Any, rows: np.ndarray[Any, Any]) -> Any:
+    """Some of an Arrow array's or a list's values."""
+    if isinstance(values, list):
+        return [values[i] for i in rows.tolist()]
+    return pc.take(values, pa.array(rows))

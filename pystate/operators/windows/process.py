@@ -1,0 +1,307 @@
+"""A function over the rows of windows, run in one task.
+
+Thread safety: as `pystate.operators.runtime.task`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as at
+
+from pystate.base.notes import add_note
+from pystate.checkpoint.refs import INPUT
+from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.operators.functions.windows import (
+    TimeWindow,
+    WindowContext,
+    WindowFunction,
+    WindowFunctionLike,
+    window_shape,
+)
+from pystate.operators.runtime.call_shapes import (
+    OUTPUT_ROWS,
+    are_batches,
+    are_rows,
+    is_arrow_batch,
+    is_batch,
+)
+from pystate.operators.runtime.column_order import shown
+from pystate.operators.runtime.output import Output, place_of
+from pystate.operators.runtime.rows import python_values
+from pystate.operators.runtime.task import Operator, TaskContext
+from pystate.operators.windows.factory import make_operator
+from pystate.operators.windows.operator import take
+from pystate.operators.windows.row_lists import Loaded, RowColumns
+from pystate.operators.windows.row_windows import WindowRowsSpec
+
+__all__ = ["WindowProcess", "WindowProcessSpec"]
+
+#: The key and the window that a function was called for; None for many of them.
+_Owner: TypeAlias = "tuple[Any, TimeWindow] | None"
+
+
+@dataclass(frozen=True)
+class WindowProcessSpec:
+    """A function over windows and how it is called; pickled for the workers.
+
+    Attributes
+    ----------
+    function : WindowFunction or callable
+        The function.
+    rows : WindowRowsSpec
+        The windows and their rows.
+    schema : pyarrow.Schema
+        The input's columns.
+    output : Output
+        The declared output.
+    side_outputs : mapping of str to Output
+        By tag, the rows that `WindowContext.output` takes.
+    owner : str
+        What errors name.
+    """
+
+    function: WindowFunctionLike
+    rows: WindowRowsSpec
+    schema: pa.Schema
+    output: Output
+    side_outputs: Mapping[str, Output] = field(default_factory=dict)
+    owner: str = "windows"
+
+    def __post_init__(self) -> None:
+        window_shape(self.function, self.owner)
+
+
+class WindowProcess(Operator):
+    """One task's run of a function over windows.
+
+    Parameters
+    ----------
+    spec : WindowProcessSpec
+        The function.
+    late_tag : str, optional
+        The side output of rows that are too late.
+    """
+
+    def __init__(self, spec: WindowProcessSpec, late_tag: str | None = None) -> None:
+        self._spec = spec
+        self._shape = window_shape(spec.function, spec.owner)
+        self._side_rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
+        self._rows: list[Any] = []
+        #: The key and the window of each row, of those of side outputs, and of the call.
+        self._owners: list[_Owner] = []
+        self._side_owners: dict[str, list[_Owner]] = {tag: [] for tag in spec.side_outputs}
+        self._owner: _Owner = None
+        self.operator = make_operator(spec.rows, late_tag)
+
+    def open(self, task: TaskContext) -> None:
+        """Register the states, and call the function's `open`."""
+        self._task = task
+        self._side = task.side
+        self.operator.open(task)
+        columns = self.operator.columns
+        assert isinstance(columns, RowColumns)
+        self._columns = columns
+        self._context = WindowContext(task.uid, task.processing_time, task.late_bound)
+        self._context._output = self._emit_aside
+        if isinstance(self._spec.function, WindowFunction):
+            self._spec.function.open(self._context)
+
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[Any]:
+        """Add rows to their windows; yield the output for windows that this completes."""
+        for windows in self.operator.process(rows):
+            yield from self._called(windows)
+        yield from self._flushed(0)
+
+    def finish(self) -> Iterator[Any]:
+        """Call the function for windows that are over or are to be emitted; yield its output."""
+        watermark = self._task.watermark
+        if watermark is not None:
+            self._context.watermark = watermark
+        for windows in self.operator.finish():
+            yield from self._called(windows)
+        yield from self._flushed(0)
+        for tag in self._side_rows:
+            self._flush_aside(tag)
+
+    def close(self) -> None:
+        """Call the function's `close`."""
+        self.operator.close()
+        if isinstance(self._spec.function, WindowFunction):
+            self._spec.function.close()
+
+    # -- calls
+
+    def _called(self, windows: pa.RecordBatch) -> Iterator[Any]:
+        call = self._many if self._shape == "windows" else self._one_by_one
+        for loaded in self._columns.load():
+            part = windows.slice(loaded.begin, loaded.end - loaded.begin)
+            yield from call(part, loaded.offsets[0], self._batch(part, loaded))
+
+    def _batch(self, windows: pa.RecordBatch, loaded: Loaded) -> pa.RecordBatch:
+        """The rows as they came: the key's columns among the others."""
+        spec = self._spec
+        [offsets], [values] = loaded.offsets, loaded.values
+        owners = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        found = dict(zip((name for name, _ in spec.rows.inputs[0].columns), values, strict=True))
+        for name in spec.rows.key:
+            found[name] = take(windows.column(name), owners)
+        arrays = []
+        for each in spec.schema:
+            array = found[each.name]
+            arrays.append(array if array.type == each.type else array.cast(each.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=spec.schema)
+
+    def _one_by_one(
+        self, windows: pa.RecordBatch, offsets: Any, batch: pa.RecordBatch
+    ) -> Iterator[Any]:
+        function: Any = self._spec.function
+        call = function.process if isinstance(function, WindowFunction) else function
+        more = () if self._shape == "plain" else (self._context,)
+        keys = [python_values(windows.column(name), name) for name in self._spec.rows.key]
+        found: Iterable[Any] = keys[0] if len(keys) == 1 else zip(*keys, strict=True)
+        start, end = (_ms(windows.column(name)) for name in self.operator.names)
+        begins, ends = offsets[:-1].tolist(), offsets[1:].tolist()
+        for i, (key, at_, to) in enumerate(zip(found, begins, ends, strict=True)):
+            window = TimeWindow(start[i], end[i])
+            rows = batch.slice(at_, to - at_)
+            self._owner = key, window
+            try:
+                returned = call(key, window, rows, *more)
+                if returned is not None:
+                    self._collect(returned)
+            except Exception as error:
+                self._note(error, f"key {key!r:.80}, window {window.start} to {window.end}")
+                raise
+            yield from self._flushed(OUTPUT_ROWS)
+
+    def _collect(self, returned: Any) -> None:
+        if is_arrow_batch(returned):
+            returned = [returned]
+        elif not are_rows(returned):
+            shown = " ".join(repr(returned).split())
+            raise WrongTypeError(
+                f"{self._spec.owner}: the function over windows returned {shown:.80} of type "
+                f"{type(returned).__qualname__}: yield rows, each of them a tuple, Row or dict, or "
+                "return a list of them, or a batch of Arrow"
+            )
+        self._rows.extend(returned)
+        self._owners.extend([self._owner] * (len(self._rows) - len(self._owners)))
+
+    def _flushed(self, least: int) -> Iterator[Any]:
+        """Output what the function has emitted, if it is enough: rows and batches in order."""
+        if len(self._rows) < max(least, 1):
+            return
+        emitted, self._rows = self._rows, []
+        owners, self._owners = self._owners, []
+        output, begin = self._spec.output, 0
+        for i, each in enumerate(emitted):
+            if is_arrow_batch(each):
+                if begin < i:
+                    with self._named(owners[begin:i]):
+                        piece = output.from_rows(emitted[begin:i])
+                    yield piece
+                with self._named(owners[i : i + 1]):
+                    pieces = output.from_value(each)
+                yield from pieces
+                begin = i + 1
+        if begin < len(emitted):
+            with self._named(owners[begin:]):
+                piece = output.from_rows(emitted[begin:])
+            yield piece
+
+    @contextmanager
+    def _named(self, owners: Sequence[_Owner]) -> Iterator[None]:
+        """Let an error about a row name its key and window, and where the function is written."""
+        try:
+            yield
+        except WrongTypeError as error:
+            place = 0 if len(owners) == 1 else place_of(error)
+            owner = None if place is None else owners[place]
+            whose = ""
+            if owner is not None:
+                key, window = owner
+                whose = f" for key {shown(key)}, window {window.start} to {window.end}"
+            raise WrongTypeError(f"{error}; emitted{whose} by {self._place()}") from None
+
+    def _place(self) -> str:
+        """The function, and where it is written."""
+        called: Any = self._spec.function
+        if isinstance(called, WindowFunction):
+            kind = type(called)
+            method = "process_windows" if self._shape == "windows" else "process"
+            name, called = f"{kind.__name__}.{method}", getattr(kind, method)
+        else:
+            name = getattr(called, "__name__", type(called).__name__)
+        code = getattr(called, "__code__", None)
+        return name if code is None else f"{name} ({code.co_filename}, line {code.co_firstlineno})"
+
+    def _many(self, windows: pa.RecordBatch, offsets: Any, batch: pa.RecordBatch) -> Iterator[Any]:
+        function: Any = self._spec.function
+        self._owner = None
+        try:
+            returned = function.process_windows(windows, offsets, batch, self._context)
+            if returned is None:
+                return
+            if not are_batches(returned):
+                raise WrongTypeError(
+                    f"{self._spec.owner}: process_windows returned a "
+                    f"{type(returned).__qualname__}: return or yield batches of Arrow, or dicts of "
+                    "arrays by column"
+                )
+            for each in [returned] if is_batch(returned) else returned:
+                with self._named([None]):
+                    pieces = self._spec.output.from_value(each)
+                yield from pieces
+        except Exception as error:
+            self._note(error, f"{windows.num_rows} windows with {batch.num_rows} rows")
+            raise
+
+    def _note(self, error: Exception, what: str) -> None:
+        function = self._spec.function
+        name = getattr(function, "__name__", type(function).__name__)
+        add_note(error, f"in {name} of {self._spec.owner}: {what}")
+
+    # -- side outputs
+
+    def _emit_aside(self, tag: str, row: Any) -> None:
+        rows = self._side_rows.get(tag)
+        if rows is None or self._side is None:
+            known = ", ".join(map(repr, self._side_rows)) or "none"
+            raise InvalidArgumentError(
+                f"{self._spec.owner}: no side output {tag!r:.80} is declared; declared: {known}"
+            )
+        if is_arrow_batch(row):
+            with self._named([self._owner]):
+                pieces = self._spec.side_outputs[tag].from_value(row)
+            for piece in pieces:
+                self._side(tag, piece)
+            return
+        rows.append(row)
+        self._side_owners[tag].append(self._owner)
+        if len(rows) >= OUTPUT_ROWS:
+            self._flush_aside(tag)
+
+    def _flush_aside(self, tag: str) -> None:
+        rows = self._side_rows[tag]
+        if rows and self._side is not None:
+            self._side_rows[tag] = []
+            owners, self._side_owners[tag] = self._side_owners[tag], []
+            with self._named(owners):
+                piece = self._spec.side_outputs[tag].from_rows(rows)
+            self._side(tag, piece)
+
+
+def _ms(times: pa.Array[Any]) -> list[int | None]:
+    """Times of results in milliseconds."""
+    if at.is_timestamp(times.type):
+        micros = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
+        times = pc.divide(micros, pa.scalar(1000, pa.int64()))
+    found: list[int | None] = times.to_pylist()
+    return found

@@ -1,0 +1,349 @@
+"""Session windows: rows of a key that are near each other in time.
+
+A session is a row whose namespace is its start. The key's default namespace has a list of the
+sessions that are open, in order, each with its start and end. Rows of a batch and the sessions that
+their keys have are put in order, and those that overlap become one; no Python code runs per row.
+
+Invariants
+----------
+1. The sessions of a key neither overlap nor touch.
+2. A row at the end of a session belongs to it. So a session is over once the watermark is past its
+   end: no row that is not late can prolong it any more, however rows are cut into epochs.
+3. A session that is not over has a timer at or before the time after its end. A timer before that
+   moves there when it fires, so that a row which prolongs a session costs no timer. A timer whose
+   session is gone does nothing.
+4. A row decides alone whether it is too late: its own time and gap count, not those of a session
+   that it would join. So the order in which rows of an epoch arrive does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pystate.checkpoint.refs import INPUT
+from pystate.operators.runtime.partial_rows import FIRST
+from pystate.operators.runtime.task import TaskContext
+from pystate.operators.windows.assigners import Session
+from pystate.operators.windows.grid import Mask, Times
+from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator, take
+from pystate.operators.windows.specification import OPEN
+from pystate.state.key_batch import KeyBatch
+from pystate.tables.backend import KeyedStateBackend
+from pystate.types.key_codes import key_codes
+
+__all__ = ["SessionOperator", "earliest_start"]
+
+_INT64 = np.iinfo(np.int64)
+_LONGEST = 1 << 59
+#: Sessions are over at this time after their end, which is the last time at which rows join them.
+_PAST = 1
+_STRUCT = pa.struct([("start", pa.int64()), ("end", pa.int64())])
+
+
+@dataclass
+class _Stretches:
+    """Stretches of time of some keys: the key's number, start, and end."""
+
+    codes: Times
+    starts: Times
+    ends: Times
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def at(self, rows: Any) -> _Stretches:
+        """Some of them."""
+        return _Stretches(self.codes[rows], self.starts[rows], self.ends[rows])
+
+
+@dataclass
+class _Found:
+    """Sessions that were looked up, in the order that was asked for.
+
+    `keys` has each of their keys once, and `stored` all sessions of these. `codes` says whose each
+    session is; and of those that are `there`, `places` says which of the stored ones they are.
+    """
+
+    keys: list[pa.Array[Any]]
+    stored: _Stretches
+    codes: Times
+    places: Times
+    there: Mask
+    ends: Times
+
+
+class SessionOperator(WindowOperator):
+    """See `WindowOperator`."""
+
+    def open(self, task: TaskContext) -> None:
+        """Register the states."""
+        super().open(task)
+        self._open = self.backend.register(OPEN, self.spec.states()[OPEN])
+        self._final = self.spec.options.emit == "final"
+
+    # -- rows
+
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
+        """Add rows to their sessions, which this may begin, prolong and join."""
+        rows, times = self.timed(rows)
+        rows, times, gaps = self._gaps(rows, times)
+        starts = self._starts(rows, times)
+        rows, kept = self.in_time(rows, times + gaps + _PAST)
+        if kept is not None:
+            times, starts, gaps = times[kept], starts[kept], gaps[kept]
+        if rows.num_rows:
+            columns = self.key_columns(rows)
+            codes = key_codes(columns, dense=True)
+            begins = self._place(columns, _Stretches(codes, starts, times + gaps))
+            self.add(self.backend.keys(columns, pa.array(begins)), rows)
+        return iter(())
+
+    def _starts(self, rows: pa.RecordBatch, times: Times) -> Times:
+        """The first time of what each row stands for."""
+        if not self._combined or self.domain != "event":
+            return times
+        return rows.column(FIRST).to_numpy()
+
+    def _gaps(self, rows: pa.RecordBatch, times: Times) -> tuple[pa.RecordBatch, Times, Times]:
+        """The rows with a gap, their times and gaps."""
+        windows = self.spec.options.windows
+        assert isinstance(windows, Session)
+        if windows.gap_column is None:
+            return rows, times, np.full(len(times), windows.gap_ms, np.int64)
+        column = rows.column(windows.gap_column).cast(pa.int64())
+        gaps = column.fill_null(0).to_numpy()
+        # A session's end, and the time until which it is kept, are numbers of 64 bits.
+        long = np.clip(gaps, 1, _LONGEST)
+        first, last = self.spec.reach()
+        far = (times > last - 4 * long) | (times < first + 4 * long)
+        bad = (gaps < 1) | (gaps > _LONGEST) | far
+
+        def why(i: int) -> str:
+            gap: Any = column[i].as_py()
+            if gap is not None and 1 <= gap <= _LONGEST:
+                return f"is of {times[i]} ms since 1970, too far away for a session of {gap} ms"
+            return (
+                f"has a gap of {'null' if gap is None else gap} in column "
+                f"{windows.gap_column!r}: a session's gap is 1 to {_LONGEST} ms"
+            )
+
+        rows = self.invalid.without(rows, bad, why)
+        return rows, times[~bad], gaps[~bad]
+
+    def _place(self, columns: Sequence[pa.Array[Any]], given: _Stretches) -> Times:
+        """Make room in the sessions; return the start of each row's session."""
+        keys = [take(column, _firsts(given.codes)) for column in columns]
+        default = self.backend.keys(keys)
+        stored = self._sessions(default)
+        rows = len(given)
+        both = _Stretches(
+            np.concatenate([given.codes, stored.codes]),
+            np.concatenate([given.starts, stored.starts]),
+            np.concatenate([given.ends, stored.ends]),
+        )
+        groups, joined = _joined(both)
+        starts = joined.starts[groups]
+        # Each stored session is in one of the joined ones, which may begin earlier.
+        mine = groups[rows:]
+        begins = stored.starts == joined.starts[mine]
+        moved = np.flatnonzero(~begins)
+        if len(moved):
+            self._move(keys, stored.at(moved), joined.starts[mine[moved]])
+        lasts = begins
+        bound = self.task.late_bound
+        if bound is not None and self.domain == "event":
+            # The timer of a session that was over has fired.
+            lasts = begins & (stored.ends + _PAST > bound)
+        same = begins & (stored.ends == joined.ends[mine])
+        changed = ~_marked(len(joined), mine[same])
+        # A stored session that no row has touched keeps its timer, too.
+        timed = ~_marked(len(joined), mine[lasts]) & _marked(len(joined), groups[:rows])
+        if timed.any():
+            new = joined.at(timed)
+            spaces = [take(key, new.codes) for key in keys]
+            self.backend.register_timers(
+                self.backend.keys(spaces, pa.array(new.starts)), self.domain, new.ends + _PAST
+            )
+        if changed.any():
+            self._store(keys, joined, _marked(len(keys[0]), joined.codes[changed]))
+        return starts[:rows]
+
+    def _move(self, keys: Sequence[pa.Array[Any]], stored: _Stretches, to: Times) -> None:
+        """Merge sessions into those that begin earlier; they vanish."""
+        columns = [take(key, stored.codes) for key in keys]
+        source = self.backend.keys(columns, pa.array(stored.starts))
+        target = self.backend.keys(columns, pa.array(to))
+        self.columns.merge(target, self.columns.accumulators(source))
+        self.backend.delete(source)
+
+    # -- the sessions of keys
+
+    def _sessions(self, keys: KeyBatch) -> _Stretches:
+        """All sessions of some keys; a key's number is its place in the batch."""
+        lists: Any = self._open.values(keys)
+        lengths = lists.value_lengths().fill_null(0).to_numpy()
+        flat = lists.flatten()
+        return _Stretches(
+            np.repeat(np.arange(len(keys)), lengths),
+            flat.field(0).to_numpy(),
+            flat.field(1).to_numpy(),
+        )
+
+    def _find(self, sessions: KeyBatch) -> _Found:
+        """Look sessions up among those of their keys."""
+        columns = sessions.key_arrays()
+        codes = key_codes(columns, dense=True)
+        keys = [take(column, _firsts(codes)) for column in columns]
+        stored = self._sessions(self.backend.keys(keys))
+        if not len(stored):
+            none = np.zeros(len(codes), np.int64)
+            return _Found(keys, stored, codes, none, none.astype(np.bool_), none)
+        starts = sessions.namespaces().to_numpy()
+        own, wanted = _pairs((stored.codes, stored.starts), (codes, starts))
+        places = np.minimum(np.searchsorted(own, wanted), len(own) - 1)
+        there = own[places] == wanted
+        return _Found(keys, stored, codes, places, there, stored.ends[places])
+
+    def _store(self, keys: Sequence[pa.Array[Any]], sessions: _Stretches, chosen: Mask) -> None:
+        """Store the sessions of the chosen keys; `sessions` are in order, and all of theirs."""
+        which = np.flatnonzero(chosen)
+        counts = np.bincount(sessions.codes, minlength=len(chosen))[which]
+        part = sessions.at(chosen[sessions.codes])
+        offsets: Any = np.zeros(len(which) + 1, np.int32)
+        np.cumsum(counts, out=offsets[1:])
+        values = pa.StructArray.from_arrays(
+            [pa.array(part.starts), pa.array(part.ends)], fields=list(_STRUCT)
+        )
+        empty = counts == 0
+        given: Any = pa.array(offsets)
+        lists = pa.ListArray.from_arrays(
+            given, values, mask=pa.array(empty) if empty.any() else None
+        )
+        self._open.update_all(self.backend.keys([take(key, which) for key in keys]), lists)
+
+    # -- firing
+
+    def oldest(self) -> int | None:
+        """The start of the earliest session that is kept."""
+        return earliest_start(self.backend)
+
+    def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+        """Emit the sessions that are over, and remove those that are done."""
+        if not self._final:
+            for keys in self.changed():
+                yield self._results(keys, self._find(keys).ends)
+        self.note_early()
+        until = watermark if self.domain == "event" else self.task.processing_time
+        while until is not None:
+            due = self.backend.due_timers(self.domain, until, FIRED_ROWS)
+            if due is None:
+                break
+            due.fire_all()
+            yield from self._fire(due.keys, due.timestamps, until)
+        for keys in self.due_early():
+            yield self._results(keys, self._find(keys).ends)
+
+    def _fire(self, keys: KeyBatch, times: Times, until: int) -> Iterator[pa.RecordBatch]:
+        found = self._find(keys)
+        there, past = found.there, found.ends + _PAST
+        longer = there & (past > until)
+        if longer.any():
+            self.backend.register_timers(keys, self.domain, pa.array(past, mask=~longer))
+        over = there & (times <= past) & ~longer
+        if (times[over] < past[over]).any():
+            # A session may have a timer when it is over and an earlier one; it is emitted once.
+            rows = np.flatnonzero(over)
+            over[:] = False
+            over[rows[np.unique(found.places[rows], return_index=True)[1]]] = True
+            self.backend.delete_timers(keys, self.domain, pa.array(past, mask=~over))
+        if over.any():
+            fired = self.chosen(keys, over)
+            if self._final:
+                yield self._results(fired, found.ends[over])
+            if not self.lateness:
+                self._remove(fired, found, over)
+        if self.lateness:
+            # The timer may be from before a row that prolonged the session.
+            kept = there & ~longer & (times < past + self.lateness)
+            if kept.any():
+                removal = pa.array(past + self.lateness, mask=~kept)
+                self.backend.register_timers(keys, self.domain, removal)
+            done = there & (times >= past + self.lateness)
+            if done.any():
+                self._remove(self.chosen(keys, done), found, done)
+
+    def _remove(self, sessions: KeyBatch, found: _Found, which: Mask) -> None:
+        """Remove some of the sessions that were found; `sessions` are these."""
+        self.backend.delete(sessions)
+        kept = ~_marked(len(found.stored), found.places[which])
+        touched = _marked(len(found.keys[0]), found.codes[which])
+        self._store(found.keys, found.stored.at(kept), touched)
+
+    def _results(self, keys: KeyBatch, ends: Times) -> pa.RecordBatch:
+        starts = keys.namespaces().to_numpy()
+        return self.result(keys.key_arrays(), starts, ends, self.columns.results(keys))
+
+
+def earliest_start(backend: KeyedStateBackend) -> int | None:
+    """The start of the earliest session that is kept; None if there is none.
+
+    O(rows of the table). The rows of the default namespace are no sessions.
+    """
+    found: list[int] = []
+    for keys in backend.existing():
+        starts = keys.namespaces().drop_null().to_numpy()
+        if len(starts):
+            found.append(int(starts.min()))
+    return min(found, default=None)
+
+
+def _firsts(codes: Times) -> Times:
+    """The first row of each of some dense codes."""
+    first = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    return first
+
+
+def _marked(length: int, places: Times) -> Mask:
+    """A mask that is true in some places."""
+    mask = np.zeros(length, np.bool_)
+    mask[places] = True
+    return mask
+
+
+def _pairs(*given: tuple[Times, Times]) -> list[Times]:
+    """Numbers that compare as pairs of a code and a time do; all arrays have some."""
+    low = min(int(times.min()) for _, times in given)
+    span = max(int(times.max()) for _, times in given) - low + 2
+    if span * (max(int(codes.max()) for codes, _ in given) + 1) < _INT64.max:
+        return [codes * span + (times - low) for codes, times in given]
+    # Times so far apart are replaced by their ranks.
+    ordered = np.unique(np.concatenate([times for _, times in given]))
+    span = len(ordered) + 1
+    return [codes * span + np.searchsorted(ordered, times) for codes, times in given]
+
+
+def _joined(given: _Stretches) -> tuple[Times, _Stretches]:
+    """Join stretches of one key that overlap or touch.
+
+    Returns
+    -------
+    tuple
+        Which of the joined ones each is part of, and these, in the order of keys and starts.
+    """
+    starts, ends = _pairs((given.codes, given.starts), (given.codes, given.ends))
+    order = np.argsort(starts)
+    reached = np.maximum.accumulate(ends[order])
+    begins = np.ones(len(order), np.bool_)
+    begins[1:] = starts[order][1:] > reached[:-1]
+    number = np.cumsum(begins) - 1
+    groups = np.empty(len(order), np.int64)
+    groups[order] = number
+    firsts = np.flatnonzero(begins)
+    last = np.maximum.reduceat(given.ends[order], firsts)
+    return groups, _Stretches(given.codes[order[firsts]], given.starts[order[firsts]], last)

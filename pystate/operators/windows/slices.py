@@ -1,0 +1,525 @@
+"""Windows that overlap, made of slices that they share: sliding and cumulating ones.
+
+A slice is a row whose namespace is its start, so that a row of the input updates one row, however
+many windows it is in. A window is put together when it fires. For each key with a slice in a window
+that has yet to fire there is one timer in the default namespace, at the window's end.
+
+Invariants
+----------
+1. A slice that is new registers a timer at the first end of a window after the late bound. A window
+   that fires and is not empty registers the next one. So each window with a row has a timer when it
+   is due, and a key without rows has none. Where the operator `runs` and windows slide, timers of
+   new slices are kept back until the epoch finishes. Then those that are due stay back, but for
+   each key's earliest, as long as windows are put together ahead; what that leaves is registered.
+2. Due times are handled in order, all keys of one time before any later time. So each key is met
+   once per time, and a slice is removed after the last window that it belongs to. Where each time
+   has few keys, the windows of many times are put together at once, and emitted in that order. So
+   they are where the operator `runs` and windows slide, of any keys that are not too many.
+3. Where the operator `runs`, the default namespace of a key holds the aggregates of the slices that
+   belong both to the last window fired, whose end is `NEXT`, and to the next one. Late rows remove
+   `NEXT`, and the next window is put together anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pystate.checkpoint.refs import INPUT
+from pystate.operators.runtime.task import TaskContext
+from pystate.operators.windows.assigners import Aligned
+from pystate.operators.windows.deferred_timers import HeldTimers, first_timers
+from pystate.operators.windows.grid import Mask, Times, grid_of, unfolded
+from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator, take
+from pystate.operators.windows.running_sums import Ahead, RunningSums
+from pystate.operators.windows.specification import NEXT
+from pystate.state.key_batch import ADD, MAX, KeyBatch, Step
+from pystate.tables.timers import DueTimers
+from pystate.types.key_codes import key_codes
+
+__all__ = ["SlicedOperator"]
+
+#: Slices that are looked up at once.
+_LOOKED_UP = 262_144
+#: Slices of one time's windows up to which windows of many times are put together at once: looking
+#: these up takes about as long as what each time costs however few keys it has.
+_FEW = 16_384
+#: Times whose windows are put together at once, at most.
+_MOST_TIMES = 4_096
+#: Windows that are put together at once from what is kept summed up, at most.
+_AHEAD = 131_072
+#: Times up to which that is tried however few windows a slice has.
+_LEAST_TIMES = 4
+
+
+class SlicedOperator(WindowOperator):
+    """See `WindowOperator`."""
+
+    def open(self, task: TaskContext) -> None:
+        """Register the states."""
+        super().open(task)
+        windows = self.spec.options.windows
+        assert isinstance(windows, Aligned)
+        self._windows = windows
+        # A slice is not removed at the very time of the last window that needs it: of timers with
+        # one time, any may come first.
+        self._kept = max(self.lateness, 1)
+        self._grid = grid_of(windows, self._kept)
+        self._final = self.spec.options.emit == "final"
+        #: Whether the last window that needs a slice also removes it.
+        self._sweeps = self._final and not self.lateness
+        timed = self._final and self.domain == "event"
+        self._unfired = self.task.late_bound if timed else None
+        #: Windows that are put together from their slices at once.
+        self._folds = max(1, min(FIRED_ROWS, _LOOKED_UP // windows.slices))
+        states = self.spec.states()
+        self._next = self.backend.register(NEXT, states[NEXT]) if self.spec.runs else None
+        counters = [i for i, c in enumerate(self.spec.columns) if c.counts_rows]
+        #: Of what is kept of a key, the count of rows; none if rows are kept themselves.
+        self._rows_at = counters[0] if counters else None
+        self._filled = {
+            i: self.backend.register(name, states[name])
+            for i, column in enumerate(self.spec.columns)
+            if (name := self.spec.filled(column)) is not None
+        }
+        self._running: RunningSums | None = None
+        if self._next is not None and not self._grid.grows:
+            self._running = RunningSums(
+                self.backend, self.columns, self._grid, self._next, self._filled
+            )
+        self._held = HeldTimers(self.backend, self.domain)
+        #: Up to where windows fired of which nothing was kept.
+        self._unkept = self.task.late_bound
+
+    # -- rows
+
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
+        """Add rows to their slices; yield windows that were over before them."""
+        yield from self._catch_up()
+        rows, times = self.timed(rows)
+        slices = self._grid.slices(times)
+        rows, kept = self.in_time(rows, self._grid.last_end(slices))
+        if kept is not None:
+            slices = slices[kept]
+        if not rows.num_rows:
+            return
+        columns = self.key_columns(rows)
+        keys = self.backend.keys(columns, pa.array(slices))
+        columns = keys.key_arrays()
+        new = np.flatnonzero(self.add(keys, rows))
+        if len(new):
+            self._note_new([take(column, new) for column in columns], slices[new])
+        bound = self.task.late_bound
+        if self._final and bound is not None and self.domain == "event":
+            late = np.flatnonzero(self._grid.first_end(slices) <= bound)
+            if len(late):
+                self._note_late([take(column, late) for column in columns], slices[late], bound)
+
+    def _catch_up(self) -> Iterator[pa.RecordBatch]:
+        """Emit the windows up to the late bound that have not fired.
+
+        A window up to there then fires again if a row changes it, and never for the first time.
+        There is none if the last epoch's watermark was as high.
+        """
+        bound, self._unfired = self._unfired, None
+        if bound is not None:
+            yield from self._fire_all(bound, first=True)
+
+    def _note_new(self, columns: Sequence[pa.Array[Any]], slices: Times) -> None:
+        if not self._sweeps:
+            keys = self.backend.keys(columns, pa.array(slices))
+            ends = self._grid.last_end(slices) + self._kept
+            self.backend.register_timers(keys, self.domain, ends)
+        if self._final:
+            ends, bound = self._grid.first_end(slices), self.task.late_bound
+            if bound is not None and self.domain == "event":
+                ends = np.maximum(ends, self._grid.end_after(bound))
+                there = ends <= self._grid.last_end(slices)
+                if not there.all():
+                    ends = ends[there]
+                    columns = [column.filter(pa.array(there)) for column in columns]
+            if len(ends) and self._running is not None:
+                self._held.add(columns, ends)
+            elif len(ends):
+                self.backend.register_timers(self.backend.keys(columns), self.domain, ends)
+
+    def _note_late(self, columns: Sequence[pa.Array[Any]], slices: Times, bound: int) -> None:
+        """Have windows that were over, and that late rows have changed, emitted again."""
+        if self._next is not None:
+            self._next.clear_all(self.backend.keys(columns))
+        end = self._grid.first_end(slices)
+        last = np.minimum(self._grid.last_end(slices), bound)
+        while True:
+            again = np.flatnonzero((end <= last) & (end > bound - self.lateness))
+            if len(again):
+                keys = self.backend.keys([take(column, again) for column in columns])
+                self.backend.register_timers(keys, self.domain, end[again])
+            end = end + self._grid.slide
+            if not (end <= last).any():
+                return
+
+    # -- firing
+
+    def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+        """Emit the windows that are over, and remove the slices that no window needs."""
+        yield from self._catch_up()
+        if not self._final:
+            bound = self.task.late_bound if self.domain == "event" else None
+            done = None if bound is None else bound - self.lateness
+            for slices in self.changed():
+                yield from self._windows_of(slices, done)
+        self.note_early()
+        until = watermark if self.domain == "event" else self.task.processing_time
+        if until is None:
+            self._held.register()
+        else:
+            self._held.settle(until)
+            yield from self._fire_all(until)
+        for slices in self.due_early():
+            yield from self._windows_of(slices, until)
+
+    def _fire_all(self, until: int, *, first: bool = False) -> Iterator[pa.RecordBatch]:
+        """Emit the windows that end up to a time; `first`: none of them has fired."""
+        times = 1
+        while (time := self.backend.next_timer(self.domain)) is not None and time <= until:
+            again = self._fires_again(time, first)
+            if self._held and not again:
+                ahead = self._fire_ahead(time, until)
+                if ahead is not None:
+                    yield from ahead
+                    continue
+                self._held.register()
+            last = min(until, time + (times - 1) * self._grid.slide)
+            due = None
+            if self._sweeps and not again:
+                due = self.backend.due_timers(self.domain, last, self._folds)
+            if due is not None and self._are_few(due, times):
+                few = 2 * len(due.keys) < self._folds
+                yield from self._fire_together(due, last)
+                times = min(2 * times, _MOST_TIMES) if few else times
+            elif times > 1:
+                times //= 2
+            else:
+                ahead = None if again else self._fire_ahead(time, until)
+                yield from ahead or self._fire_until(time, again=again)
+
+    def _fires_again(self, time: int, first: bool) -> bool:
+        bound = self.task.late_bound
+        return self.domain == "event" and bound is not None and time <= bound and not first
+
+    def _are_few(self, due: DueTimers, times: int) -> bool:
+        """Whether these are all timers that are due, of so few windows of each of some times."""
+        n = len(due.keys)
+        slices = n * self._windows.slices // times
+        return n < self._folds and slices <= _FEW and due.keys.namespaces().null_count == n
+
+    def _fire_together(self, due: DueTimers, last: int) -> Iterator[pa.RecordBatch]:
+        """Emit the windows of some keys that end up to `last`, from their slices.
+
+        A window that is not empty has a slice whose first window is due, or is one of those that
+        follow a window that is due and that share a slice with it. REQUIRES: these are all timers
+        up to `last`.
+        """
+        grid = self._grid
+        due.fire_all()
+        columns, first = due.keys.key_arrays(), due.timestamps
+        self._unkept = last if self._unkept is None else max(self._unkept, last)
+        if self._next is not None:
+            self.backend.delete(due.keys)
+        furthest = grid.last_end_of(first)
+        steps = (np.minimum(furthest, last) - first) // grid.slide + 1
+        rows, ends = unfolded(first, steps, grid.slide)
+        order = _each_once(key_codes(columns)[rows], ends)
+        rows, ends = rows[order], ends[order]
+        for begin in range(0, len(rows), self._folds):
+            part = slice(begin, begin + self._folds)
+            chosen, at = [take(column, rows[part]) for column in columns], ends[part]
+            there, results = self._folded(chosen, at)
+            if len(there):
+                fired, when = [take(column, there) for column in chosen], at[there]
+                yield self.result(fired, grid.start_of(when), when, results)
+                on = np.flatnonzero((when + grid.slide > last) & ~grid.ends_period(when))
+                if len(on):
+                    keys = self.backend.keys([take(column, on) for column in fired])
+                    self.backend.register_timers(keys, self.domain, when[on] + grid.slide)
+            windows, slices = grid.leaving(at)
+            if len(windows):
+                gone = [take(column, windows) for column in chosen]
+                self.backend.delete(self.backend.keys(gone, pa.array(slices)))
+
+    def _fire_ahead(self, time: int, until: int) -> Iterator[pa.RecordBatch] | None:
+        """Emit the windows of many times from what is kept summed up; None if that cannot be."""
+        if self._running is None:
+            return None
+        slide = self._grid.slide
+        due = self.backend.due_timers(self.domain, time, _AHEAD)
+        assert due is not None, "the timers of the earliest time"
+        # Of more times than a slice has windows, many would be those of other keys alone.
+        times = min((until - time) // slide + 1, max(self._grid.size // slide, _LEAST_TIMES))
+        times = min(times, _AHEAD // len(due.keys))
+        while times > 1:
+            last = time + (times - 1) * slide
+            due = self.backend.due_timers(self.domain, last, _AHEAD)
+            assert due is not None, "the same timers"
+            if len(due.keys) < _AHEAD:
+                columns, firsts = first_timers(self.backend, due)
+                if 0 < len(firsts) <= 2 * _AHEAD // times:
+                    fresh = self._have_nothing_before(firsts)
+                    ends = np.arange(int(firsts.min()), last + 1, slide)
+                    ahead = self._running.ahead(columns, firsts, ends, fresh)
+                    return None if ahead is None else self._fire_before(due, columns, ahead)
+            times //= 2
+        return None
+
+    def _have_nothing_before(self, firsts: Times) -> Mask:
+        """Whether keys of which nothing is kept have no slice but those that enter from there on.
+
+        A window before it would have a timer of its own, unless it was over when its slice began,
+        or fired without being kept. Then the timer is that of the first window after this.
+        """
+        if self.domain != "event":
+            return np.zeros(len(firsts), np.bool_)
+        if self._unkept is None:
+            return np.ones(len(firsts), np.bool_)
+        nothing: Mask = firsts > self._grid.end_after(self._unkept)
+        return nothing
+
+    def _fire_before(
+        self, due: DueTimers, columns: Sequence[pa.Array[Any]], ahead: Ahead
+    ) -> Iterator[pa.RecordBatch]:
+        due.fire_all()
+        self._held.register(after=ahead.last)
+        yield from self._emit_ahead(columns, ahead)
+        if not self._sweeps:
+            done = np.asarray(due.keys.namespaces().is_valid())
+            if done.any():
+                self.backend.delete(self.chosen(due.keys, done))
+
+    def _emit_ahead(
+        self, columns: Sequence[pa.Array[Any]], ahead: Ahead
+    ) -> Iterator[pa.RecordBatch]:
+        assert self._running is not None
+        on = self._running.move(ahead, self._sweeps)
+        if len(on):
+            keys = self.backend.keys([take(column, on) for column in columns])
+            self.backend.register_timers(keys, self.domain, ahead.last + self._grid.slide)
+        for begin in range(0, len(ahead.rows), FIRED_ROWS):
+            part = slice(begin, begin + FIRED_ROWS)
+            fired = [take(column, ahead.rows[part]) for column in columns]
+            kept = {name: array[part] for name, array in ahead.kept.items()}
+            results = self._unfilled(kept, self.columns.results_of(None, kept))
+            ends = ahead.ends[part]
+            yield self.result(fired, self._grid.start_of(ends), ends, results)
+
+    def _fire_until(self, time: int, *, again: bool) -> Iterator[pa.RecordBatch]:
+        runs = self._next is not None and not again
+        most = FIRED_ROWS if runs else self._folds
+        while (due := self.backend.due_timers(self.domain, time, most)) is not None:
+            due.fire_all()
+            spaces = due.keys.namespaces()
+            if spaces.null_count < len(due.keys):
+                done = np.asarray(spaces.is_valid())
+                gone = self.chosen(due.keys, done)
+                if done.all():
+                    self.backend.delete(gone)
+                    continue
+                columns = [a.filter(pa.array(~done)) for a in due.keys.key_arrays()]
+                self.backend.delete(gone)
+                yield from self._fire(self.backend.keys(columns), columns, time, runs, again)
+            else:
+                yield from self._fire(due.keys, due.keys.key_arrays(), time, runs, again)
+
+    def _fire(
+        self,
+        keys: KeyBatch,
+        columns: Sequence[pa.Array[Any]],
+        end: int,
+        runs: bool,
+        again: bool,
+    ) -> Iterator[pa.RecordBatch]:
+        """Emit the window of some keys that ends at `end`."""
+        ends = np.full(len(keys), end, np.int64)
+        if runs and self._running is not None:
+            one = self._running.ahead(columns, ends, ends[:1], self._have_nothing_before(ends))
+            if one is not None:
+                yield from self._emit_ahead(columns, one)
+                return
+        if runs:
+            there, results = self._run(keys, columns, end)
+        else:
+            there, results = self._folded(columns, ends)
+        if len(there):
+            now = keys
+            if len(there) < len(keys):
+                columns_there = [take(column, there) for column in columns]
+                now, ends = self.backend.keys(columns_there), ends[: len(there)]
+            else:
+                columns_there = list(columns)
+            yield self.result(columns_there, self._grid.start_of(ends), ends, results)
+            if not again and not self._ends_period(end):
+                self.backend.register_timers(now, self.domain, end + self._grid.slide)
+        if self._sweeps and not (runs and not self._grid.grows):
+            for start in self._leaving(end):
+                self.backend.delete(self._slice(columns, start))
+
+    def _leaving(self, end: int) -> list[int]:
+        """The slices whose last window ends at `end`."""
+        starts: list[int] = self._grid.leaving(np.array([end]))[1].tolist()
+        return starts
+
+    def _ends_period(self, end: int) -> bool:
+        """Whether the next window has no slice of this one."""
+        return bool(self._grid.ends_period(np.array([end]))[0])
+
+    def _slice(self, columns: Sequence[pa.Array[Any]], start: int) -> KeyBatch:
+        return self.backend.keys(columns, pa.array(np.full(len(columns[0]), start, np.int64)))
+
+    # -- windows put together from all their slices
+
+    def _folded(
+        self, columns: Sequence[pa.Array[Any]], ends: Times
+    ) -> tuple[Times, list[pa.Array[Any]]]:
+        """Which of some windows, of a key and an end each, are not empty, and their results."""
+        _, there, results = self._fold(columns, ends)
+        return there, results
+
+    def _fold(
+        self, columns: Sequence[pa.Array[Any]], ends: Times
+    ) -> tuple[list[Any], Times, list[pa.Array[Any]]]:
+        starts = self._grid.start_of(ends)
+        windows, spaces = unfolded(starts, (ends - starts) // self._grid.slice, self._grid.slice)
+        keys = self.backend.keys([take(c, windows) for c in columns], pa.array(spaces))
+        there = np.flatnonzero(self.columns.exist(keys))
+        groups = windows[there]
+        found, dense = np.unique(groups, return_inverse=True)
+        accumulators = [take(each, there) for each in self.columns.accumulators(keys)]
+        folded, results = self.columns.folded(dense.astype(np.int64), accumulators)
+        return folded, found, results
+
+    def _windows_of(self, slices: KeyBatch, after: int | None) -> Iterator[pa.RecordBatch]:
+        """Emit the windows that some slices belong to, those that end after a time."""
+        starts = slices.namespaces().to_numpy()
+        first, last = self._grid.first_end(starts), self._grid.last_end(starts)
+        if after is not None:
+            first = np.maximum(first, self._grid.end_after(after))
+        counts = np.maximum((last - first) // self._grid.slide + 1, 0)
+        rows, ends = unfolded(first, counts, self._grid.slide)
+        columns = slices.key_arrays()
+        # Slices of one key share windows.
+        order = _each_once(key_codes(columns)[rows], ends)
+        for begin in range(0, len(order), self._folds):
+            part = order[begin : begin + self._folds]
+            chosen = [take(column, rows[part]) for column in columns]
+            there, results = self._folded(chosen, ends[part])
+            if len(there):
+                at = ends[part][there]
+                fired = [take(column, there) for column in chosen]
+                yield self.result(fired, self._grid.start_of(at), at, results)
+
+    # -- windows kept summed up
+
+    def _run(
+        self, keys: KeyBatch, columns: Sequence[pa.Array[Any]], end: int
+    ) -> tuple[Times, list[pa.Array[Any]]]:
+        """As `_folded`, from what was kept of the window before."""
+        assert self._next is not None
+        grid, kept = self._grid, self.columns
+        start = int(grid.start_of(np.array([end]))[0])
+        goes_on = self._next.values(keys).fill_null(end).to_numpy() == end - grid.slide
+        if grid.grows and end == start + grid.slide:
+            goes_on[:] = True  # nothing is kept of another period
+        anew = np.flatnonzero(~goes_on)
+        if len(anew):
+            again = self.backend.keys([take(column, anew) for column in columns])
+            self.backend.delete(again)
+            # Of a window that starts anew all slices enter, of others the last ones.
+            for at in range(start, end - grid.slide, grid.slice):
+                self._merge([take(column, anew) for column in columns], again, at, 1)
+        for at in range(end - grid.slide, end, grid.slice):
+            self._merge(columns, keys, at, 1)
+        filled = list(self._filled.values())
+        found = kept.kept(keys, filled)
+        rows = found[kept.rows.name].fill_null(0).to_numpy()
+        there = np.flatnonzero(rows > 0)
+        fired = keys
+        if len(there) < len(keys):
+            fired = self.backend.keys([take(column, there) for column in columns])
+            found = kept.kept(fired, filled)
+        results = self._unfilled(found, kept.results_of(fired, found))
+        if self._ends_period(end):
+            self.backend.delete(keys)
+            return there, results
+        if grid.grows:
+            self._next.update_all(keys, end)
+        else:
+            rows = rows - self._leave(columns, keys, end)
+        self._forget(columns, np.flatnonzero(rows <= 0))
+        return there, results
+
+    def _leave(self, columns: Sequence[pa.Array[Any]], keys: KeyBatch, end: int) -> Times:
+        """Take away what is not in the window after `end`; returns how many rows these were."""
+        assert self._next is not None
+        gone = np.zeros(len(keys), np.int64)
+        more: list[Step] = [self._next.step(keys, MAX, end)]
+        for start in self._leaving(end):
+            slices, rows = self._merge(columns, keys, start, -1, more)
+            gone += rows
+            more = []
+            if self._sweeps:
+                self.backend.delete(slices)
+        return gone
+
+    def _forget(self, columns: Sequence[pa.Array[Any]], rows: Times) -> None:
+        if len(rows):
+            self.backend.delete(self.backend.keys([take(column, rows) for column in columns]))
+
+    def _merge(
+        self,
+        columns: Sequence[pa.Array[Any]],
+        keys: KeyBatch,
+        start: int,
+        sign: int,
+        more: Sequence[Step] = (),
+    ) -> tuple[KeyBatch, Times]:
+        """Add the slices that begin at `start` to what is kept of their keys, or take them away.
+
+        Returns
+        -------
+        tuple
+            The slices, and how many rows each has.
+        """
+        slices = self._slice(columns, start)
+        accumulators = self.columns.accumulators(slices)
+        steps = list(more)
+        for i, handle in self._filled.items():
+            valid = accumulators[i].is_valid().cast(pa.int64())
+            steps.append(handle.step(keys, ADD, valid if sign > 0 else pc.negate(valid)))
+        assert self._rows_at is not None, "a window that slides over aggregates"
+        rows: Times = accumulators[self._rows_at].fill_null(0).to_numpy()
+        if sign < 0:
+            accumulators = [pc.negate(each) for each in accumulators]
+        self.columns.merge(keys, accumulators, steps)
+        return slices, rows
+
+    def _unfilled(
+        self, found: Mapping[str, pa.Array[Any]], results: list[pa.Array[Any]]
+    ) -> list[pa.Array[Any]]:
+        """The results, with null for sums of no values."""
+        for i, handle in self._filled.items():
+            if i < len(results):
+                some = pc.greater(found[handle.name].fill_null(0), pa.scalar(0, pa.int64()))
+                results[i] = pc.if_else(some, results[i], pa.scalar(None, results[i].type))
+        return results
+
+
+def _each_once(codes: Times, ends: Times) -> Times:
+    """The places of distinct windows, by key and end, in the order of their ends."""
+    order = np.lexsort((codes, ends))
+    fresh = np.ones(len(order), np.bool_)
+    fresh[1:] = (np.diff(ends[order]) != 0) | (np.diff(codes[order]) != 0)
+    found: Times = order[fresh]
+    return found

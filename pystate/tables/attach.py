@@ -1,0 +1,494 @@
+"""Attaching a task to a table that is at exactly the epoch that the manifest says.
+
+A shared table is a cache of what the files hold. An attach demands the id that the base names. A
+table that is at another id is undone to it, caught up with it by the newer deltas, or discarded and
+restored. If the table cannot be had at all (another process holds its lock for too long, this
+process uses it already, it cannot be mapped), the task works on a private replica, restored from
+the same files: the result is the same, and the shared table catches up later.
+
+After a change of parallelism a table is filled from the tables of the old ranges that this host
+has, as far as they are at the base, and from files for the rest. So key groups that stay on a host
+are not read again.
+
+Thread safety: `TableCache` may be used by any thread; an `Attachment` belongs to its task.
+
+Invariants
+----------
+1. When an attachment is handed out, its table is at exactly the base's id.
+2. A lock is never stolen from a live holder, and no task waits for itself.
+3. A table that a failed task leaves behind is rolled back before its lock is released; if that
+   fails, the table is closed and forgotten instead.
+4. The tables of old ranges are only read. They go when there is no room for the new ones beside
+   them, which then come from files, or in a later epoch (`pystate.tables.upkeep`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import Literal, TypeAlias
+
+from pystate.checkpoint.manifest import EMPTY_ID, RangeState
+from pystate.checkpoint.refs import RangeSource
+from pystate.errors import (
+    AddressSpaceError,
+    CorruptFileError,
+    InUseError,
+    MemoryLimitError,
+    NoSpaceError,
+    PystateError,
+    SystemCallError,
+    TableBusyError,
+    TableMismatchError,
+)
+from pystate.redaction import logger
+from pystate.tables.backend import EMPTY_LINEAGE, KeyedStateBackend
+from pystate.tables.host import TableHome
+from pystate.tables.janitor import remove_table
+from pystate.tables.recovery import (
+    TableSpec,
+    apply_files,
+    load_files,
+    new_backend,
+    private_table,
+    seal_as_base,
+)
+
+__all__ = ["Attachment", "How", "TableCache", "tables"]
+
+_LOG = logger("pystate.tables.attach")
+
+#: Mapped tables that a task looks at, to see whether another process has discarded their files.
+_CHECKED = 8
+_UNDO_WINDOW = 3
+# Errors that make a shared table unusable here, while a private replica may still work.
+_UNUSABLE = (
+    TableMismatchError,
+    AddressSpaceError,
+    NoSpaceError,
+    SystemCallError,
+    FileNotFoundError,  # the folder was removed
+)
+
+How: TypeAlias = Literal["current", "undone", "caught up", "copied", "restored", "replica"]
+_Key: TypeAlias = "tuple[str, str, str, int, int, str]"
+
+
+class Attachment:
+    """A task's hold on a table; release it in every case.
+
+    Attributes
+    ----------
+    backend : KeyedStateBackend
+        At the base's id; its open epoch is the task's.
+    how : {"current", "undone", "caught up", "copied", "restored", "replica"}
+        How the table was brought to the base; "copied" if no file was read for it.
+    reason : str
+        Why it is a replica; empty if it is not one.
+    files, rows : int
+        Files and records that were applied for it.
+    copied : int
+        Records that came from tables of another parallelism.
+    duration_ns : int
+        Duration of the attach, including the wait for the lock.
+    """
+
+    def __init__(
+        self,
+        backend: KeyedStateBackend,
+        how: How,
+        *,
+        files: int = 0,
+        rows: int = 0,
+        copied: int = 0,
+        reason: str = "",
+        entry: _Entry | None = None,
+    ) -> None:
+        self.backend = backend
+        self.how = how
+        self.files = files
+        self.rows = rows
+        self.copied = copied
+        self.reason = reason
+        self.duration_ns = 0
+        self._entry = entry
+        self._released = False
+
+    def release(self) -> None:
+        """Undo what was not sealed, and release the table. Does nothing the second time."""
+        if self._released:
+            return
+        self._released = True
+        entry = self._entry
+        if entry is None:
+            with suppress(InUseError):
+                self.backend.close()
+            return
+        try:
+            if entry.shared:
+                self.backend.detach()
+            else:
+                self.backend.rollback()
+        except PystateError as error:
+            _LOG.warning("a table could not be released, and is closed: %s", error)
+            entry.discard()
+        entry.in_use = False
+
+    @property
+    def path(self) -> str | None:
+        """The table's file, if it is shared with other processes."""
+        return None if self._entry is None else self._entry.path
+
+    def move(self, home: TableHome) -> None:
+        """Give up a shared table that has outgrown its file system, and have it put elsewhere.
+
+        Unsealed changes are lost; the sealed state is restored there from files.
+
+        Raises
+        ------
+        OSError
+            The move could not be written down.
+        """
+        entry = self._entry
+        assert entry is not None and entry.path is not None and not self._released
+        self._released = True
+        entry.discard(unlink=True)
+        entry.in_use = False
+        home.leave(entry.path)
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        # A task that was cut short must not keep the lock for as long as its process lives.
+        if not getattr(self, "_released", True):
+            with suppress(Exception):
+                self.release()
+
+
+class _Entry:
+    """A table that this process keeps mapped between tasks."""
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path
+        self.backend: KeyedStateBackend | None = None
+        self.file: tuple[int, int] | None = None
+        self.in_use = False
+
+    @property
+    def shared(self) -> bool:
+        return self.path is not None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether another process has discarded the file that this one maps."""
+        return self.backend is not None and self.file != _file_id(self.path)
+
+    def discard(self, *, unlink: bool = False) -> None:
+        """Close the table; `unlink` also removes its file."""
+        if unlink and self.path is not None and not self.is_stale:
+            with suppress(OSError):
+                os.unlink(self.path)
+        backend, self.backend, self.file = self.backend, None, None
+        if backend is not None:
+            with suppress(InUseError):
+                backend.close()
+
+
+class TableCache:
+    """The tables that this process has mapped; one per process is enough: `tables`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[_Key, _Entry] = {}
+        self._unchecked: list[_Entry] = []
+
+    def attach(self, spec: TableSpec, base: RangeState) -> Attachment:
+        """Attach to a range's table at exactly the base's id.
+
+        Parameters
+        ----------
+        spec : TableSpec
+            Which table.
+        base : RangeState
+            The state that it must hold.
+
+        Returns
+        -------
+        Attachment
+            Its `how` and `reason` say how the table was obtained.
+
+        Raises
+        ------
+        CorruptFileError, NewerFormatError, CheckpointError
+            A file that the manifest names cannot be read, or is not the one that was written.
+        SchemaError, UnclaimedStateError
+            The files' schema is not the declared one.
+        MemoryLimitError
+            The state does not fit.
+        """
+        return self._timed(spec, base, reads=False)
+
+    def attach_to_read(self, spec: TableSpec, base: RangeState) -> Attachment:
+        """Attach to a range's table to read the base, with the arguments and errors of `attach`.
+
+        A table that is ahead of the base is left as it is: its range's own task may have sealed it
+        in this very epoch. It is read from files then.
+        """
+        return self._timed(spec, base, reads=True)
+
+    def _timed(self, spec: TableSpec, base: RangeState, *, reads: bool) -> Attachment:
+        start = time.perf_counter_ns()
+        attachment = self._attach(spec, base, reads)
+        if attachment.reason:
+            _LOG.info("operator %r: private replica: %s", spec.operator.uid, attachment.reason)
+        attachment.duration_ns = time.perf_counter_ns() - start
+        return attachment
+
+    def _attach(self, spec: TableSpec, base: RangeState, reads: bool) -> Attachment:
+        reason = "another task of this process uses the table"
+        try:
+            entry = self._reserve(spec, base)
+        except OSError as error:
+            entry, reason = None, f"no folder for tables: {error}"
+        if entry is None:
+            return _replica(spec, base, reason)
+        try:
+            return self._attach_entry(entry, spec, base, reads)
+        except TableBusyError as error:
+            entry.in_use = False
+            return _replica(spec, base, str(error))
+        except (MemoryLimitError, CorruptFileError) as error:
+            entry.discard()
+            entry.in_use = False
+            if not _give_up(spec, base, error):
+                raise
+        except _UNUSABLE as error:
+            entry.discard(unlink=True)
+            entry.in_use = False
+            path = entry.path
+            full = isinstance(error, NoSpaceError)
+            if not (full and _give_up(spec, base, error)):
+                if not full or path is None or not spec.home.has_room_beside(path):
+                    return _replica(spec, base, str(error))
+                spec.home.leave(path)
+                _LOG.warning(
+                    "operator %r: a table does not fit into %s: %s", spec.operator.uid, path, error
+                )
+        except BaseException:
+            entry.discard()
+            entry.in_use = False
+            raise
+        return self._attach(spec, base, reads)
+
+    def _attach_entry(
+        self, entry: _Entry, spec: TableSpec, base: RangeState, reads: bool
+    ) -> Attachment:
+        backend = _hold(entry, spec, base)
+        if reads and _is_elsewhere(backend, base):
+            Attachment(backend, "current", entry=entry).release()
+            return _replica(spec, base, "the table has left the state that is to be read")
+        attachment = _stand_at(backend, spec, base, entry)
+        if attachment is None:
+            if backend.lineage() != EMPTY_LINEAGE:
+                # Unlinked while its lock is held: a process that waits for the lock then finds the
+                # new file.
+                entry.discard(unlink=True)
+                backend = _hold(entry, spec, base)
+            attachment = self._fill(backend, spec, base, entry)
+        return attachment
+
+    def _fill(
+        self, backend: KeyedStateBackend, spec: TableSpec, base: RangeState, entry: _Entry
+    ) -> Attachment:
+        """Fill an empty table from tables of another parallelism, and from files."""
+        sources = base.sources
+        # Held deltas go on top of what all sources have.
+        if not sources or not base.files or base.held:
+            rows = apply_files(backend, spec, base, base.files)
+            return Attachment(backend, "restored", files=len(base.files), rows=rows, entry=entry)
+        files = rows = copied = 0
+        for source in sources:
+            found = self._copy(backend, spec, source) if entry.shared else None
+            if found is None:
+                rows += load_files(backend, spec, base, source.files)
+                files += len(source.files)
+            else:
+                copied += found
+        seal_as_base(backend, spec, base)
+        how: How = "restored" if files else "copied"
+        return Attachment(backend, how, files=files, rows=rows, copied=copied, entry=entry)
+
+    def _copy(self, backend: KeyedStateBackend, spec: TableSpec, source: RangeSource) -> int | None:
+        """Copy rows from an old range's table; None if it is not here, or not at the base."""
+        path = _path_of(spec, source.range)
+        if source.range.id == EMPTY_ID or path is None or not os.path.exists(path):
+            return None
+        entry = self._reserve(spec, source.range)
+        if entry is None:
+            return None
+        try:
+            old = _hold(entry, spec, source.range)
+            if old.lineage() == EMPTY_LINEAGE:  # it was removed just now, and made again
+                raise FileNotFoundError(path)
+            attachment = _stand_at(old, spec, source.range, entry)
+        except TableBusyError:
+            entry.in_use = False
+            return None
+        except _UNUSABLE:
+            entry.discard(unlink=True)
+            entry.in_use = False
+            return None
+        if attachment is None:
+            entry.in_use = False
+            return None
+        with attachment:
+            if spec.go_on is not None:
+                spec.go_on()
+            return backend.copy_from(old, source.first_key_group, source.last_key_group)
+
+    def close(self) -> None:
+        """Unmap all tables that no task uses."""
+        with self._lock:
+            for entry in self._entries.values():
+                if not entry.in_use:
+                    entry.discard()
+            self._entries = {key: e for key, e in self._entries.items() if e.in_use}
+
+    def forget(self) -> None:
+        """Drop everything without touching it: for a forked child, to which none of it belongs."""
+        self._lock = threading.Lock()
+        self._entries = {}
+        self._unchecked = []
+
+    def _discard_stale(self) -> None:
+        # A mapping keeps a discarded file's memory, which nobody will use again. A few are looked
+        # at each time, so that a task of one range does not take longer the more ranges there are.
+        if not self._unchecked:
+            self._unchecked = list(self._entries.values())
+        for _ in range(min(_CHECKED, len(self._unchecked))):
+            other = self._unchecked.pop()
+            if not other.in_use and other.is_stale:
+                other.discard()
+
+    def _reserve(self, spec: TableSpec, base: RangeState) -> _Entry | None:
+        bounds = (base.first_key_group, base.last_key_group)
+        fingerprint = spec.operator.fingerprint(base.since)
+        identity = spec.home.identity
+        application = "" if identity is None else identity.application.hex()
+        key = (spec.storage.uri, application, spec.operator.uid, *bounds, fingerprint)
+        with self._lock:
+            self._discard_stale()
+            path = _path_of(spec, base)
+            entry = self._entries.get(key)
+            if entry is None or entry.path != path:
+                if entry is not None and entry.in_use:
+                    return None
+                if entry is not None:
+                    entry.discard()
+                entry = self._entries[key] = _Entry(path)
+            if entry.in_use:
+                return None
+            entry.in_use = True
+            return entry
+
+
+#: The tables of this process.
+tables = TableCache()
+os.register_at_fork(after_in_child=tables.forget)
+
+
+def _give_up(spec: TableSpec, base: RangeState, error: Exception) -> bool:
+    """Remove the tables that the base would be copied from; return whether there were any."""
+    found = False
+    for source in base.sources:
+        path = _path_of(spec, source.range)
+        if path is not None and os.path.exists(path):
+            remove_table(path)
+            found = True
+    if found:
+        _LOG.warning("operator %r: read from files: %s", spec.operator.uid, error)
+    return found
+
+
+def _path_of(spec: TableSpec, base: RangeState) -> str | None:
+    """The file of a range's table, whether it exists or not."""
+    bounds = (base.first_key_group, base.last_key_group)
+    return spec.home.table_path(spec.operator.uid, *bounds, spec.operator.fingerprint(base.since))
+
+
+def _hold(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
+    """Take the table's lock, opening or creating the table if it is not mapped."""
+    if entry.backend is not None:
+        try:
+            if entry.shared:
+                entry.backend.attach(spec.options.lock_timeout_ms)
+            return entry.backend
+        except TableMismatchError:
+            entry.discard()
+    try:
+        return _open(entry, spec, base)
+    except TableMismatchError as error:
+        _LOG.warning("a shared table is discarded: %s", error)
+        if entry.path is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(entry.path)
+        return _open(entry, spec, base)
+
+
+def _open(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
+    backend = new_backend(spec, base, entry.path)
+    backend.open()
+    entry.backend, entry.file = backend, _file_id(entry.path)
+    return backend
+
+
+def _stand_at(
+    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, entry: _Entry
+) -> Attachment | None:
+    """Bring a table to the base by undoing and catching up; None if only a restore helps."""
+    if base.sources and backend.lineage() == EMPTY_LINEAGE:
+        return None
+    for back in range(_UNDO_WINDOW):
+        lineage = backend.lineage(back)
+        if lineage is None:
+            return None
+        deltas = base.deltas_after(lineage.id.hex())
+        if deltas is None:
+            continue
+        if back:
+            backend.rollback(back)
+        rows = apply_files(backend, spec, base, deltas)
+        how: How = "undone" if back else "current"
+        if deltas:
+            how = "restored" if lineage == EMPTY_LINEAGE else "caught up"
+        return Attachment(backend, how, files=len(deltas), rows=rows, entry=entry)
+    return None
+
+
+def _is_elsewhere(backend: KeyedStateBackend, base: RangeState) -> bool:
+    """Whether a table holds sealed state that does not lead to the base."""
+    lineage = backend.lineage()
+    if lineage is None or lineage == EMPTY_LINEAGE:
+        return False
+    return base.deltas_after(lineage.id.hex()) is None
+
+
+def _replica(spec: TableSpec, base: RangeState, reason: str) -> Attachment:
+    backend, rows = private_table(spec, base)
+    return Attachment(backend, "replica", files=len(base.files), rows=rows, reason=reason)
+
+
+def _file_id(path: str | None) -> tuple[int, int] | None:
+    if path is None:
+        return None
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

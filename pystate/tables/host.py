@@ -1,0 +1,360 @@
+"""The host as shared tables see it: who owns them and where they live.
+
+Thread safety: functions without state.
+
+Invariants
+----------
+1. The folder of an owner's tables carries the owner's identity in its name, so that no table is
+   opened to decide whether it may go.
+2. `sweep` removes tables only of an earlier boot, or of this boot and this pid namespace whose
+   owner is gone. Whether another container's tables in a shared folder are in use cannot be known
+   from here.
+3. Tables are only put below a folder that is this user's and nobody else may enter.
+4. A table that has outgrown its file system is not made there again while its owner lives: all
+   processes of the owner continue with it in the same next folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pystate.checkpoint.manifest import uid_folder
+from pystate.errors import CheckpointError
+from pystate.redaction import logger
+
+__all__ = [
+    "TableHome",
+    "TableIdentity",
+    "ancestor_named",
+    "base_folder",
+    "choose_home",
+    "counted_home",
+    "living_owners",
+    "process_start",
+    "sweep",
+    "table_identity",
+]
+
+_LOG = logger("pystate.tables.host")
+_SHM = "/dev/shm"
+#: Containers often give 64 MB, which a single table would fill.
+_LEAST_BYTES = 256 * 1024 * 1024
+_BASE = re.compile(r"pystate-\d+")
+#: An owner's folder, an application's, an operator's.
+_LEVELS = 3
+_OUTGROWN = ".outgrown"
+_OWNER = re.compile(r"([0-9a-f]{32})-(\d+)-(\d+)-(\d+)")
+
+
+class TableIdentity(NamedTuple):
+    """Who may use a shared table; stored in its header."""
+
+    boot_id: bytes
+    """16 bytes."""
+    pid_namespace: int
+    owner_pid: int
+    owner_start: int
+    """In clock ticks since boot."""
+    application: bytes
+    """32 bytes that identify the checkpoint."""
+
+
+@dataclass(frozen=True)
+class TableHome:
+    """The folders of one owner's tables on this host."""
+
+    folder: str | None
+    """None if there is no place for shared tables: use the heap."""
+    identity: TableIdentity | None
+    fallback: str | None = None
+    """The folder for tables that have outgrown this one; after it comes the heap."""
+
+    def table_path(
+        self, uid: str, first_key_group: int, last_key_group: int, fingerprint: str
+    ) -> str | None:
+        """Return the path of a table's file and make its folder; None for the heap.
+
+        Raises
+        ------
+        OSError
+            The folder cannot be made, or is not safe.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        first_key_group, last_key_group : int
+            The range, inclusive.
+        fingerprint : str
+            The schema's: tables with another schema are in other files.
+        """
+        if self.folder is None or self.identity is None:
+            return None
+        name = f"{first_key_group:05d}-{last_key_group:05d}-{fingerprint[:16]}.table"
+        for owner in (self.folder, self.fallback):
+            if owner is None:
+                break
+            if owner is self.fallback:
+                owner = _owner_folder(owner, self.identity)
+            folder = os.path.join(owner, self.application, uid_folder(uid))
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            path = os.path.join(folder, name)
+            if not os.path.exists(path + _OUTGROWN):
+                return path
+        return None
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The owner's folders, including the one for tables that have outgrown the first."""
+        if self.folder is None or self.fallback is None:
+            return () if self.folder is None else (self.folder,)
+        return self.folder, os.path.join(
+            self.fallback, f"pystate-{os.geteuid()}", os.path.basename(self.folder)
+        )
+
+    @property
+    def application(self) -> str:
+        """The name of the checkpoint's folder within them."""
+        assert self.identity is not None
+        return self.identity.application.hex()[:16]
+
+    def leave(self, path: str) -> None:
+        """From now on keep a table in the next folder; `path` is what `table_path` returned.
+
+        Raises
+        ------
+        OSError
+            The choice could not be written down.
+        """
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        os.close(os.open(path + _OUTGROWN, os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+    def has_room_beside(self, path: str) -> bool:
+        """Whether there is another folder for a table that is too large for its own."""
+        return self.fallback is not None and os.path.commonpath([path, self.fallback]) != (
+            self.fallback
+        )
+
+
+def choose_home(
+    application: bytes,
+    *,
+    owner_pid: int | None = None,
+    fallback: str | None = None,
+    shm: str = _SHM,
+    least_bytes: int = _LEAST_BYTES,
+) -> TableHome:
+    """Find the folder for an owner's tables, and sweep what earlier owners left there.
+
+    Parameters
+    ----------
+    application : bytes
+        32 bytes naming the checkpoint.
+    owner_pid : int, optional
+        The process whose end makes the tables worthless: for a Spark worker its executor's JVM.
+        This process by default.
+    fallback : str, optional
+        A local folder to use if `shm` is missing, too small or not safe to use, and for tables that
+        have outgrown it.
+    shm : str
+        A folder of a memory file system.
+    least_bytes : int
+        Size below which `shm` is too small.
+
+    Returns
+    -------
+    TableHome
+        With ``folder=None`` if no folder is suitable, or the host does not show its processes.
+    """
+    try:
+        identity = table_identity(application, owner_pid)
+    except CheckpointError as error:
+        _LOG.warning("tables stay in the process: %s", error)
+        return TableHome(None, None)
+    for parent in (shm if _has_room(shm, least_bytes) else None, fallback):
+        if parent is None:
+            continue
+        try:
+            folder = _owner_folder(parent, identity)
+        except OSError as error:
+            _LOG.warning("no tables in %s: %s", parent, error)
+            continue
+        return TableHome(folder, identity, None if parent == fallback else fallback)
+    return TableHome(None, None)
+
+
+def counted_home(path: str) -> tuple[str, int]:
+    """Return the folder whose tables share one memory limit with the one at `path`, and its depth.
+
+    It is the folder of all owners of this user, or the table's own folder. A table whose name does
+    not end in ``.table`` counts alone: the folder's other files may be anything.
+
+    Parameters
+    ----------
+    path : str
+        A shared table's file.
+    """
+    folder = os.path.realpath(os.path.dirname(path) or ".")
+    base = folder
+    for _ in range(_LEVELS + 1):
+        if _BASE.fullmatch(os.path.basename(base)):
+            return base, _LEVELS
+        base = os.path.dirname(base)
+    if path.endswith(".table"):
+        return folder, 0
+    return os.path.join(folder, os.path.basename(path)), 0
+
+
+def _owner_folder(parent: str, identity: TableIdentity) -> str:
+    """Make the folder of an owner's tables in `parent`, which is swept the first time."""
+    base = base_folder(parent)
+    owner = "-".join(map(str, (identity.boot_id.hex(), *identity[1:4])))
+    folder = os.path.join(base, owner)
+    _make_private(base)
+    if not os.path.isdir(folder):
+        sweep(base)
+    _make_private(folder)
+    return folder
+
+
+def table_identity(application: bytes, owner_pid: int | None = None) -> TableIdentity:
+    """Identify the host, the pid namespace and the owner.
+
+    Raises
+    ------
+    CheckpointError
+        There is no ``/proc`` (not Linux), or no such process.
+    """
+    pid = os.getpid() if owner_pid is None else owner_pid
+    start = process_start(pid)
+    if start is None:
+        raise CheckpointError(f"shared tables need Linux's /proc; process {pid} is not in it")
+    try:
+        return TableIdentity(_boot_id(), _pid_namespace(), pid, start, application)
+    except OSError as error:
+        raise CheckpointError(f"shared tables need Linux's /proc: {error}") from error
+
+
+def process_start(pid: int) -> int | None:
+    """Return a process's start time in clock ticks since boot, or None if there is no such process.
+
+    Pids are reused; the pid and the start time together identify a process for good.
+    """
+    fields = _stat_fields(pid)
+    return None if fields is None else int(fields[19])
+
+
+def ancestor_named(name: str, pid: int | None = None) -> int | None:
+    """Find the nearest ancestor whose command is `name`, such as a Python worker's ``java``."""
+    current = os.getppid() if pid is None else pid
+    while current > 1:
+        with suppress(OSError), open(f"/proc/{current}/comm", encoding="utf-8") as comm:
+            if comm.read().strip() == name:
+                return current
+        fields = _stat_fields(current)
+        if fields is None:
+            return None
+        current = int(fields[1])
+    return None
+
+
+def base_folder(parent: str = _SHM) -> str:
+    """The folder in `parent` that holds one folder per owner of this user."""
+    return os.path.join(parent, f"pystate-{os.geteuid()}")
+
+
+def living_owners(base: str) -> dict[str, tuple[int, int]]:
+    """Find the folders of owners that run here, with their process and its start."""
+    boot_id, namespace = _boot_id().hex(), _pid_namespace()
+    found = {}
+    with suppress(FileNotFoundError):
+        for name in os.listdir(base):
+            match = _OWNER.fullmatch(name)
+            if match is None or match[1] != boot_id or int(match[2]) != namespace:
+                continue
+            pid, start = int(match[3]), int(match[4])
+            if not _is_gone(pid, start):
+                found[os.path.join(base, name)] = pid, start
+    return found
+
+
+def sweep(base: str) -> int:
+    """Remove the folders of owners that are gone; return how many.
+
+    Parameters
+    ----------
+    base : str
+        The folder that holds one folder per owner.
+    """
+    boot_id, namespace = _boot_id().hex(), _pid_namespace()
+    count = 0
+    for name in os.listdir(base):
+        match = _OWNER.fullmatch(name)
+        if match is None:
+            continue
+        other_boot = match[1] != boot_id
+        ours = int(match[2]) == namespace
+        if other_boot or (ours and _is_gone(int(match[3]), int(match[4]))):
+            shutil.rmtree(os.path.join(base, name), ignore_errors=True)
+            count += 1
+    return count
+
+
+def _has_room(folder: str, least_bytes: int) -> bool:
+    try:
+        status = os.statvfs(folder)
+    except OSError:
+        return False
+    return status.f_blocks * status.f_frsize >= least_bytes and os.access(folder, os.W_OK)
+
+
+def _make_private(folder: str) -> None:
+    """Make a folder that is this user's alone, or raise `OSError`."""
+    with suppress(FileExistsError):
+        os.makedirs(folder, mode=0o700)
+    status = os.lstat(folder)
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(f"{folder} is not a folder")
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise PermissionError(
+            f"{folder} belongs to user {status.st_uid} with mode {stat.S_IMODE(status.st_mode):o}; "
+            "it must be yours with mode 700"
+        )
+
+
+def _is_gone(pid: int, start: int) -> bool:
+    found = process_start(pid)
+    if found is not None:
+        return found != start
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """Return the fields after the command of ``/proc/<pid>/stat``: state, parent, and so on."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+
+
+def _boot_id() -> bytes:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return bytes.fromhex(file.read().strip().replace("-", ""))
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino

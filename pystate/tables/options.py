@@ -1,0 +1,118 @@
+"""The options of a table, and its statistics.
+
+Values and functions, safe from any thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from pystate.base.arguments import integer
+from pystate.errors import InvalidArgumentError
+from pystate.types.keys import MAX_PARALLELISM
+
+__all__ = [
+    "UNDO_EPOCHS",
+    "Identity",
+    "TableOptions",
+    "TableStats",
+    "checked_parallelism",
+    "checked_range",
+]
+
+#: Number of sealed epochs that can be undone.
+UNDO_EPOCHS = 2
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How workers keep an operator's tables; it is pickled and sent to them.
+
+    Attributes
+    ----------
+    home : str
+        Where a host's shared tables are: ``"shm"``, ``"local"`` or a folder; ``"heap"``: each
+        process has its own.
+    limit_bytes : int
+        The most memory of one table; with 0 all tables share the limit of the process.
+    lock_timeout_ms : int
+        How long to wait for a shared table that another process has.
+    allow_unclaimed_state : bool
+        Whether stored states that the operator does not declare are dropped; if not, they are
+        refused.
+    allow_pickle : bool
+        Whether states may be pickled.
+    """
+
+    home: str = "shm"
+    limit_bytes: int = 0
+    lock_timeout_ms: int = 6000
+    allow_unclaimed_state: bool = False
+    allow_pickle: bool = True
+
+
+class Identity(Protocol):
+    """Who may use a shared table; others get a `TableMismatchError`."""
+
+    @property
+    def boot_id(self) -> bytes: ...  # noqa: D102
+    @property
+    def pid_namespace(self) -> int: ...  # noqa: D102
+    @property
+    def owner_pid(self) -> int: ...  # noqa: D102
+    @property
+    def owner_start(self) -> int: ...  # noqa: D102
+    @property
+    def application(self) -> bytes: ...  # noqa: D102
+
+
+class TableStats(NamedTuple):
+    """A table's size. Bytes are memory, not files."""
+
+    keys: int
+    """Live keys."""
+    slots: int
+    """Rows that were ever allocated, whether they are live, dead or reusable."""
+    row_bytes: int
+    """Memory that is committed for rows."""
+    index_bytes: int
+    """Memory that the index uses."""
+    block_bytes: int
+    """Memory of blocks, in use or reusable: values of variable width, pages of the index."""
+    undo_bytes: int
+    """Memory that is committed for undo logs."""
+    ring_bytes: int
+    """Memory that is committed for rings of reusable memory."""
+    meta_bytes: int
+    """Memory of the table's own description."""
+    committed_bytes: int
+    """All memory that was taken from the system."""
+    changed_rows: int
+    """Rows touched in the open epoch."""
+    recovered_records: int
+    """Undo records that the last open or attach had to replay."""
+    recovery_ns: int
+    """How long that took, in nanoseconds."""
+    row_size: int
+    """Bytes of a row."""
+
+
+def checked_parallelism(max_parallelism: int) -> int:
+    """Return a valid number of key groups; refuse any other."""
+    return integer(max_parallelism, "max_parallelism", least=1, most=MAX_PARALLELISM)
+
+
+def checked_range(bounds: tuple[int, int] | None, max_parallelism: int) -> tuple[int, int]:
+    """The first and last key group; all if none are given."""
+    if bounds is None:
+        return 0, max_parallelism - 1
+    given: Any = bounds
+    whole = isinstance(given, (tuple, list)) and len(given) == 2
+    first, last = given if whole and all(type(b) is int for b in given) else (0, -1)
+    if not 0 <= first <= last < max_parallelism:
+        raise InvalidArgumentError(
+            f"key_group_range {bounds!r:.80}: first and last, inclusive, within 0 to "
+            f"{max_parallelism - 1}"
+        )
+    return first, last

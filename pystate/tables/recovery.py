@@ -1,0 +1,143 @@
+"""Filling a table from the files of a checkpoint, as a manifest names them.
+
+Thread safety: functions of the thread that holds the table's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pystate.checkpoint.held_deltas import HeldFiles, is_held
+from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState
+from pystate.checkpoint.state_files import Source
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import CheckpointError
+from pystate.state.operator_spec import OperatorSpec
+from pystate.tables.backend import KeyedStateBackend, Lineage
+from pystate.tables.host import TableHome
+from pystate.tables.options import TableOptions
+
+__all__ = [
+    "TableSpec",
+    "apply_files",
+    "load_files",
+    "new_backend",
+    "private_table",
+    "seal_as_base",
+]
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """Which table a task needs, and how it may be obtained."""
+
+    storage: CheckpointStorage
+    home: TableHome
+    operator: OperatorSpec
+    options: TableOptions = TableOptions()  # noqa: RUF009
+    query: int = 0
+    """Fingerprint of (query id, operator uid, range), for lineages."""
+    held: HeldFiles | None = None
+    go_on: Callable[[], None] | None = None
+    """Called between two files: gives a sign of life, or raises if nobody needs the table."""
+
+
+def new_backend(spec: TableSpec, base: RangeState, path: str | None) -> KeyedStateBackend:
+    """Return a table of a range, not yet open: shared at a path, or private without one."""
+    return KeyedStateBackend.of(
+        spec.operator,
+        (base.first_key_group, base.last_key_group),
+        spec.options,
+        path=path,
+        identity=None if path is None else spec.home.identity,
+    )
+
+
+def private_table(spec: TableSpec, base: RangeState) -> tuple[KeyedStateBackend, int]:
+    """Return a table of this process with what the base's files hold, and the number of records.
+
+    Errors are those of `load_files`.
+    """
+    backend = new_backend(spec, base, None)
+    try:
+        rows = apply_files(backend, spec, base, base.files)
+    except BaseException:
+        backend.close()
+        raise
+    return backend, rows
+
+
+def apply_files(
+    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, files: tuple[FileRef, ...]
+) -> int:
+    """Apply files in one ordinary epoch, which is sealed under the base's id; count records."""
+    if not files:
+        return 0
+    rows = load_files(backend, spec, base, files)
+    seal_as_base(backend, spec, base)
+    return rows
+
+
+def load_files(
+    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, files: tuple[FileRef, ...]
+) -> int:
+    """Read what files hold of a range into its table, oldest first; count records.
+
+    Raises
+    ------
+    CorruptFileError, NewerFormatError, CheckpointError
+        A file that the manifest names cannot be read, or is not the one that was written.
+    SchemaError, UnclaimedStateError
+        The files' schema is not the declared one.
+    MemoryLimitError
+        The state does not fit.
+    """
+    rows = 0
+    for ref in files:
+        first = max(ref.first_key_group, base.first_key_group)
+        last = min(ref.last_key_group, base.last_key_group)
+        if first > last:
+            continue
+        if spec.go_on is not None:
+            spec.go_on()
+        with _source(spec, ref) as source:
+            rows += backend.load(
+                source,
+                first_key_group=first,
+                last_key_group=last,
+                expected=ref,
+                allow_unclaimed_state=spec.options.allow_unclaimed_state,
+                since=dict(base.since),
+            )
+    return rows
+
+
+def seal_as_base(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> None:
+    """Seal a table, filled from the base's files, under the base's id."""
+    newest = base.files[-1]
+    parent = newest.parent if newest.id == base.id else EMPTY_ID
+    name = Lineage(bytes.fromhex(base.id), bytes.fromhex(parent), newest.epoch, spec.query)
+    backend.seal(name, snapshot=False)
+
+
+@contextmanager
+def _source(spec: TableSpec, ref: FileRef) -> Iterator[Source]:
+    """Open a file: by path if there is one, since that is read without the GIL."""
+    if spec.held is not None and is_held(ref.path):
+        with spec.held.opened(ref) as source:
+            yield source
+        return
+    path = spec.storage.local_path(ref.path)
+    if path is not None and spec.storage.exists(ref.path):
+        yield path
+        return
+    try:
+        file = spec.storage.open_read(ref.path)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{ref.path} is missing in {spec.storage.uri}, and a manifest names it: bring it back"
+        ) from error
+    with file:
+        yield file

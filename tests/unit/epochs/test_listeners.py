@@ -1,0 +1,80 @@
+"""Who is told of checkpoints, when, and what an error in a listener does."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+import pystate as ps
+from pystate.checkpoint.manifest_log import read_head
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.listeners import News
+from tests.conftest import FakeWork
+
+
+class Told(ps.CheckpointListener):
+    """Writes down what it is told, and what the storage holds then."""
+
+    def __init__(self, work: FakeWork) -> None:
+        self.work = work
+        self.calls: list[Any] = []
+
+    def on_checkpoint_complete(self, epoch: int) -> None:
+        head = read_head(self.work.storage)
+        assert head is not None and head.epoch == epoch and epoch in self.work.committed
+        self.calls.append(epoch)
+
+    def on_checkpoint_aborted(self, epoch: int) -> None:
+        self.calls.append(("aborted", epoch))
+
+
+class Broken(ps.CheckpointListener):
+    def on_checkpoint_complete(self, epoch: int) -> None:
+        raise RuntimeError("complete")
+
+    def on_checkpoint_aborted(self, epoch: int) -> None:
+        raise RuntimeError("aborted")
+
+
+def news_of(work: FakeWork, found: list[News], fails: bool = False) -> Any:
+    inner = work.evaluate()
+
+    def evaluate(epoch: Epoch) -> Any:
+        found.append(epoch.news)
+        if fails:
+            raise ValueError("the work failed")
+        return inner(epoch)
+
+    return evaluate
+
+
+def test_who_is_told_what(work: FakeWork, caplog: pytest.LogCaptureFixture) -> None:
+    told, news = Told(work), []
+    with work.coordinator(listeners=[Broken(), told]) as coordinator:
+        coordinator.run(news_of(work, news))
+        coordinator.run(news_of(work, news))
+        with pytest.raises(ValueError, match="the work failed"):
+            coordinator.run(news_of(work, news, fails=True), retryable=lambda _: False)
+        coordinator.run(news_of(work, news))
+    assert told.calls == [1, 2, ("aborted", 3), 3]
+    assert news == [News(), News(1), News(2), News(2, 3)]
+    assert [r.levelno for r in caplog.records if "RuntimeError" in caplog.text] != []
+    assert all(r.levelno >= logging.WARNING for r in caplog.records)
+    with work.coordinator() as coordinator:
+        coordinator.run(news_of(work, news))
+    assert news[-1] == News(3)
+
+
+def test_a_checkpoint_whose_output_waits_is_not_complete_yet(work: FakeWork) -> None:
+    def fails(manifest: Any) -> None:
+        raise OSError("the sink is away")
+
+    told = Told(work)
+    with (
+        work.coordinator(listeners=[told], commit_sinks=fails) as coordinator,
+        pytest.raises(OSError, match="away"),
+    ):
+        coordinator.run(work.evaluate())
+    assert told.calls == []

@@ -1,0 +1,605 @@
+"""Merging bases, collecting orphans, retiring manifests."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+import time
+import uuid
+from typing import Any
+
+import pytest
+
+import pystate as ps
+import pystate.epochs.merges
+from pystate.checkpoint.manifest import MANIFESTS, FileRef, RangeState, manifest_path
+from pystate.checkpoint.manifest_log import History, retained_epochs
+from pystate.checkpoint.storage import CheckpointStorage, FileEntry, LocalStorage, final_name
+from pystate.epochs.merge_policy import MergePolicy, replaced
+from pystate.epochs.merges import Maintenance
+from pystate.epochs.retention import collect_orphans, delete_files, merged_name
+from pystate.errors import CheckpointError, CorruptFileError, FencedError
+from tests.conftest import FakeWork
+
+EAGER = MergePolicy(min_deltas=3, max_deltas=8, keep_deltas=1)
+
+
+def fake_merge(
+    storage: CheckpointStorage,
+    sources: tuple[FileRef, ...],
+    merged_id: str,
+    output: str,
+    first_key_group: int,
+    last_key_group: int,
+    kind: str = "base",
+    **_: Any,
+) -> FileRef:
+    """Joins the texts of `FakeWork`, separated by commas."""
+    text = b",".join(storage.read_bytes(source.path) for source in sources)
+    storage.publish(output, text)
+    epoch = sources[-1].epoch
+    return FileRef(
+        output,
+        kind,
+        merged_id,
+        sources[0 if kind == "delta" else -1].parent,
+        epoch,
+        first_key_group,
+        last_key_group,
+        len(text),
+        0,
+        1,
+        0,
+        len(text),
+    )
+
+
+@pytest.fixture
+def merging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pystate.epochs.merges, "merge_range", fake_merge)
+
+
+def bases(work: FakeWork) -> list[FileEntry]:
+    return [entry for entry in work.storage.list("state") if entry.path.endswith(".base")]
+
+
+def run(coordinator: Any, work: FakeWork, *texts: str) -> None:
+    for text in texts:
+        coordinator.run(work.evaluate(text))
+
+
+# ---- merges -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("merging")
+def test_merged_base_is_adopted_by_the_next_epoch(work: FakeWork) -> None:
+    with work.coordinator(merge_policy=EAGER, retained=1, orphan_grace_ms=0) as coordinator:
+        run(coordinator, work, "a", "b", "c")
+        coordinator.maintain()
+        assert work.text(coordinator.head) == ["a", "b", "c"]  # type: ignore[arg-type]
+        run(coordinator, work, "d")
+        assert work.text(coordinator.head) == ["a,b", "c", "d"]  # type: ignore[arg-type]
+        (operator,) = coordinator.head.operators  # type: ignore[union-attr]
+        state = operator.ranges[0]
+        assert state.base is not None and state.base.id == state.deltas[0].parent
+        assert state.deltas_after(state.base.id) == state.deltas
+        coordinator.maintain()
+        stored = {entry.path for entry in work.storage.list("state")}
+        planned = stored - coordinator.head.paths  # type: ignore[union-attr]
+        assert all(path.endswith(".base") for path in planned)
+        run(coordinator, work, "e", "f", "g")
+        coordinator.maintain()
+        run(coordinator, work, "h")
+        texts = work.text(coordinator.head)  # type: ignore[arg-type]
+        assert ",".join(texts) == "a,b,c,d,e,f,g,h" and len(texts) <= 5
+
+
+@pytest.mark.usefixtures("merging")
+def test_restart_takes_up_nothing_of_an_unfinished_merge(work: FakeWork) -> None:
+    with work.coordinator(merge_policy=EAGER, orphan_grace_ms=0) as coordinator:
+        run(coordinator, work, "a", "b", "c")
+        coordinator.maintain()
+        assert bases(work)
+    assert not bases(work)
+    with work.coordinator(merge_policy=None, orphan_grace_ms=0) as coordinator:
+        run(coordinator, work, "d")
+        coordinator.maintain()
+        assert work.text(coordinator.head) == ["a", "b", "c", "d"]  # type: ignore[arg-type]
+        assert not bases(work)
+
+
+@pytest.mark.parametrize("merge_s", [0, 0.02])
+@pytest.mark.parametrize("rescaled", [False, True])
+def test_drivers_of_one_epoch_each_keep_the_chain_short(
+    work: FakeWork, monkeypatch: pytest.MonkeyPatch, merge_s: float, rescaled: bool
+) -> None:
+    """Also where a merge takes longer than the epoch beside it."""
+
+    def merge(*arguments: Any, **options: Any) -> FileRef:
+        time.sleep(merge_s)
+        return fake_merge(*arguments, **options)
+
+    monkeypatch.setattr(pystate.epochs.merges, "merge_range", merge)
+    texts = [str(number) for number in range(30)]
+    for number, text in enumerate(texts):
+        parallelism = 1 + number // 5 % 2 if rescaled else 1
+        options: Any = {"parallelism": parallelism, "retained": 1, "orphan_grace_ms": 10**9}
+        with work.coordinator(merge_policy=EAGER, **options) as coordinator:
+            run(coordinator, work, text)
+        head = coordinator.head
+        assert head is not None
+        for state in head.operators[0].ranges:
+            assert len(state.deltas) <= EAGER.max_deltas
+        assert {e.path for e in bases(work)} <= head.paths
+        if not rescaled:
+            assert ",".join(work.text(head)) == ",".join(texts[: number + 1])
+
+
+def test_merge_that_is_given_up_leaves_nothing(work: FakeWork) -> None:
+    with ps.KeyedStateBackend("long", states={"n": ps.ValueState("long")}) as backend:
+        backend["n"].update_all(backend.keys(range(9)), range(9))
+        path = "state/op/00000-00127/00000001-0.delta"
+        with work.storage.create(path) as out:
+            ref = FileRef.from_info(path, backend.seal().write(out))
+    given_up = threading.Event()
+    arguments: Any = (work.storage, (ref,), ref.id, path + ".base", 0, 127)
+    assert pystate.epochs.merges.merge_range(*arguments, given_up=given_up).rows == 9
+    assert work.storage.delete(path + ".base")
+    given_up.set()
+    with pytest.raises(CheckpointError, match="given up"):
+        pystate.epochs.merges.merge_range(*arguments, given_up=given_up)
+    assert [e.path for e in work.storage.list("")] == [path]
+    assert not work.storage.list("", temporary=True)
+
+
+def test_epoch_waits_for_a_merge_rather_than_grow_without_bound(
+    work: FakeWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> FileRef:
+        assert go_on.wait(60)
+        return fake_merge(*arguments, **options)
+
+    monkeypatch.setattr(pystate.epochs.merges, "merge_range", slow)
+    policy = dataclasses.replace(EAGER, max_deltas=4, most_deltas=7)
+    with work.coordinator(merge_policy=policy, parallelism=1) as coordinator:
+        run(coordinator, work, *"abcdef")
+        assert work.text(coordinator.head) == list("abcdef")  # type: ignore[arg-type]
+        timer = threading.Timer(0.1, go_on.set)
+        timer.start()
+        run(coordinator, work, "g")
+        assert work.text(coordinator.head) == ["a,b", *"cdefg"]  # type: ignore[arg-type]
+        timer.join()
+
+
+def test_merge_never_blocks_an_epoch(work: FakeWork, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> FileRef:
+        begun.set()
+        assert go_on.wait(60)
+        return fake_merge(*arguments, **options)
+
+    monkeypatch.setattr(pystate.epochs.merges, "merge_range", slow)
+    with work.coordinator(merge_policy=EAGER, parallelism=1) as coordinator:
+        run(coordinator, work, "a", "b", "c")
+        assert begun.wait(60)
+        run(coordinator, work, "d", "e")
+        assert work.text(coordinator.head) == ["a", "b", "c", "d", "e"]  # type: ignore[arg-type]
+        go_on.set()
+        coordinator.maintain()
+        run(coordinator, work, "f")
+        assert work.text(coordinator.head) == ["a,b", "c", "d", "e", "f"]  # type: ignore[arg-type]
+
+
+def test_close_joins_the_thread(work: FakeWork, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, finished = threading.Event(), threading.Event()
+    go_on = threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> FileRef:
+        begun.set()
+        assert go_on.wait(60)
+        finished.set()
+        return fake_merge(*arguments, **options)
+
+    monkeypatch.setattr(pystate.epochs.merges, "merge_range", slow)
+    coordinator = work.coordinator(merge_policy=EAGER, parallelism=1)
+    run(coordinator, work, "a", "b", "c")
+    assert begun.wait(60)
+    threading.Timer(0.05, go_on.set).start()
+    coordinator.close()
+    assert finished.is_set()
+    assert not [t for t in threading.enumerate() if t.name == "pystate-maintenance"]
+
+
+def test_failed_merge_is_not_tried_at_every_epoch(
+    work: FakeWork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def broken(*arguments: Any, **options: Any) -> FileRef:
+        calls.append(1)
+        raise CorruptFileError("state/x is damaged")
+
+    monkeypatch.setattr(pystate.epochs.merges, "merge_range", broken)
+    with work.coordinator(merge_policy=EAGER, parallelism=1) as coordinator:
+        for _ in range(20):
+            run(coordinator, work, "x")
+            coordinator.maintain()
+        assert len(calls) == 2
+        assert "state/x is damaged" in caplog.text
+
+
+@pytest.mark.usefixtures("merging")
+def test_merge_that_comes_too_late_is_dropped(work: FakeWork) -> None:
+    """The chain changed under it: another parallelism."""
+    options = {"merge_policy": EAGER, "parallelism": 1, "orphan_grace_ms": 10**9}
+    with work.coordinator(**options) as coordinator:
+        run(coordinator, work, "a", "b", "c")
+        coordinator.maintain()
+        coordinator.parallelism = 2
+        run(coordinator, work, "d")
+        assert work.text(coordinator.head) == ["a", "b", "c", "d"]  # type: ignore[arg-type]
+        coordinator.maintain()
+        assert coordinator._merges is not None
+        late = [e.path for e in work.storage.list("state") if e.path.endswith(".base")]
+        assert {p.split("/")[2] for p in late} <= {"00000-00063", "00064-00127"}
+
+
+@pytest.mark.usefixtures("merging")
+def test_base_replaces_only_the_files_it_was_made_from(work: FakeWork) -> None:
+    """Another driver has published in between, with a base of its own."""
+    with work.coordinator(merge_policy=EAGER, parallelism=1) as coordinator:
+        run(coordinator, work, "a", "b", "c")
+        coordinator.maintain()
+        assert coordinator.head is not None and coordinator._merges is not None
+        (operator,) = coordinator.head.operators
+        (state,) = operator.ranges
+        (adopted,) = coordinator._merges.adopt((operator,))
+        assert adopted.ranges[0].base is not None
+        other = dataclasses.replace(state, base=delta(2, 10), deltas=state.deltas[2:])
+        changed = dataclasses.replace(operator, ranges=(other,))
+        assert coordinator._merges.adopt((changed,)) == (changed,)
+        coordinator._merges.published(dataclasses.replace(coordinator.head, operators=(changed,)))
+        assert coordinator._merges.live() == frozenset()
+
+
+def delta(number: int, size: int) -> FileRef:
+    return FileRef(
+        f"d{number}",
+        "delta",
+        f"{number:032x}",
+        f"{number - 1:032x}",
+        number,
+        0,
+        127,
+        size,
+        0,
+        1,
+        0,
+        size,
+    )
+
+
+def chain(base: int | None, sizes: list[int]) -> RangeState:
+    deltas = tuple(delta(i + 2, size) for i, size in enumerate(sizes))
+    first = None if base is None else dataclasses.replace(delta(1, base), kind="base", rows=100)
+    return RangeState(0, 0, 127, deltas[-1].id, first, deltas)
+
+
+@pytest.mark.parametrize(
+    ("base", "sizes", "merged"),
+    [
+        (None, [10, 10, 10], (0, 0)),  # too few
+        (None, [10, 10, 10, 10], (0, 2)),  # no base yet
+        (100, [10, 10, 10, 10], (0, 0)),  # the base outweighs them
+        (40, [10, 10, 10, 10], (0, 3)),  # they are half of the base
+        (41, [10, 10, 1000, 1000], (0, 0)),  # those that stay out do not count
+        (10**9, [1] * 63, (0, 0)),
+        (10**9, [1] * 64, (1, 63)),  # so many that their number counts
+        (10**9, [9] * 10 + [1] * 54, (11, 63)),  # only the small ones
+        (10**9, [1] * 20 + [1000] + [1] * 43, (22, 63)),  # those that follow each other
+        (10**9, [1] * 40 + [1000] + [1] * 23, (1, 41)),  # the most
+        (2**70, [2**i for i in range(60)] + [1] * 4, (1, 11)),  # none are similar
+    ],
+)
+def test_policy(base: int | None, sizes: list[int], merged: tuple[int, int]) -> None:
+    state = chain(base, sizes)
+    run = MergePolicy().choose(state)
+    files = state.files[merged[0] : merged[1]]
+    if not files:
+        assert run is None
+        return
+    assert run is not None and run.sources == files
+    assert run.kind == ("delta" if merged[0] else "base")
+    assert run.id == state.files[merged[1]].parent == files[-1].id
+
+
+def test_deletions_make_a_new_base() -> None:
+    """However small they are: what they delete is a part of the storage."""
+    state = chain(10**9, [1] * 5)
+    for deleted, due in ((49, False), (50, True)):
+        first = dataclasses.replace(state.deltas[0], tombstones=deleted)
+        changed = dataclasses.replace(state, deltas=(first, *state.deltas[1:]))
+        run = MergePolicy().choose(changed)
+        assert (run is not None) == due
+        assert run is None or (run.kind == "base" and run.sources == changed.files[:4])
+
+
+def test_files_of_former_ranges_become_a_base() -> None:
+    """Only deltas of the range itself, each built on the one before, become a delta."""
+    state = chain(10**9, [1] * 64)
+    for change in ({"last_key_group": 63}, {"kind": "base"}, {"id": "f" * 32}):
+        foreign = dataclasses.replace(state.deltas[30], **change)  # type: ignore[arg-type]
+        deltas = (*state.deltas[:30], foreign, *state.deltas[31:])
+        run = MergePolicy().choose(dataclasses.replace(state, deltas=deltas))
+        assert run is not None and run.kind == "delta" and run.sources == deltas[31:62]
+        deltas = (*state.deltas[:-3], foreign, *state.deltas[-2:])
+        run = MergePolicy().choose(dataclasses.replace(state, deltas=deltas))
+        assert run is not None and run.kind == "base" and len(run.sources) == 63
+
+
+@pytest.mark.parametrize(
+    ("base", "epochs", "most"), [(100, 1000, 2.0), (1000, 4000, 3.0), (10_000, 20_000, 3.5)]
+)
+@pytest.mark.parametrize("seed", [None, 1])
+def test_merging_is_bounded(base: int, epochs: int, most: float, seed: int | None) -> None:
+    """By the logarithm of how much smaller than the state an epoch's changes are."""
+    rng = random.Random(seed)
+    state = chain(base, [1])
+    written = merged = 0
+    for number in range(3, epochs):
+        size = 1 if seed is None else int(rng.paretovariate(1.2))
+        written += size
+        new = dataclasses.replace(delta(number, size), parent=state.id)
+        state = dataclasses.replace(state, id=new.id, deltas=(*state.deltas, new))
+        run = MergePolicy().choose(state)
+        if run is not None:
+            # A base stays as large as the state.
+            size = base if run.kind == "base" else sum(ref.file_bytes for ref in run.sources)
+            merged += size
+            first, last = run.sources[0], run.sources[-1]
+            new = dataclasses.replace(last, kind=run.kind, parent=first.parent, file_bytes=size)
+            found = replaced(state, run.sources, dataclasses.replace(new, path=f"m{number}"))
+            assert found is not None
+            state = found
+        assert len(state.deltas) < 64
+        assert sum(ref.file_bytes for ref in state.deltas[:-3]) <= base / 2
+    assert merged <= most * written, merged / written
+
+
+def test_operators_take_turns(work: FakeWork, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One with many ranges does not keep the others waiting."""
+    order: list[str] = []
+
+    def noted(*arguments: Any, **options: Any) -> FileRef:
+        order.append(arguments[3].split("/")[1])
+        return fake_merge(*arguments, **options)
+
+    monkeypatch.setattr(pystate.epochs.merges, "merge_range", noted)
+    with work.coordinator(merge_policy=EAGER, parallelism=6) as coordinator:
+        coordinator.run(work.evaluate("a", uids=("big",)))
+        coordinator.run(work.evaluate("b", uids=("big",)))
+        submit, tasks = coordinator._maintenance.submit, []
+        monkeypatch.setattr(coordinator._maintenance, "submit", tasks.append)
+        for number in range(3):
+            coordinator.run(work.evaluate(f"{number}", uids=("big", "small")))
+        for task in tasks:
+            submit(task)
+        coordinator._maintenance.wait()
+    assert order[:6] == ["big", "small", "big", "small", "big", "small"] and len(order) == 12
+
+
+def test_thread_ends_when_there_is_nothing_to_do(caplog: pytest.LogCaptureFixture) -> None:
+    maintenance = Maintenance()
+    done: list[int] = []
+    for number in range(3):
+        maintenance.submit(lambda n=number: done.append(n))  # type: ignore[misc]
+    maintenance.submit(lambda: 1 // 0)
+    maintenance.submit(lambda: done.append(3))
+    maintenance.wait()
+    assert done == [0, 1, 2, 3] and "ZeroDivisionError" in caplog.text
+    maintenance.submit(lambda: done.append(4))
+    maintenance.close()
+    maintenance.submit(lambda: done.append(5))
+    maintenance.wait()
+    assert 5 not in done
+
+
+# ---- orphans ------------------------------------------------------------------------------------
+
+
+def orphan(storage: CheckpointStorage, epoch: int, kind: str = "delta") -> str:
+    path = f"state/op/00000-00127/{epoch:08d}-{uuid.uuid4().hex}.{kind}"
+    storage.publish(path, b"orphan")
+    return path
+
+
+def collect(storage: CheckpointStorage, **options: Any) -> int:
+    options = {"term": 1, "grace_ms": 0, "live": frozenset, "check_owner": lambda: None, **options}
+    return collect_orphans(storage, **options)
+
+
+def test_orphans_and_only_orphans(work: FakeWork) -> None:
+    with work.coordinator() as coordinator:
+        run(coordinator, work, "a", "b")
+    named = {entry.path for entry in work.storage.list("state")}
+    losers = [orphan(work.storage, 1), orphan(work.storage, 2), orphan(work.storage, 2, "base")]
+    running = orphan(work.storage, 3)
+    merging = orphan(work.storage, 2, "base")
+    foreign = "state/op/00000-00127/notes.txt"
+    work.storage.publish(foreign, b"")
+    assert collect(work.storage, live=lambda: {merging}) == len(losers)
+    left = {entry.path for entry in work.storage.list("state")}
+    assert left == named | {running, merging, foreign}
+
+
+@pytest.mark.parametrize(
+    ("newest", "own", "gone"),
+    [
+        # The driver has not published: what the term of the newest manifest merged may still come.
+        (1, 3, {"t0", "t3"}),
+        (2, 3, {"t0", "t1", "t3"}),
+        # It has: nothing that an earlier one merged can come any more, nor what it has given up.
+        (3, 3, {"t0", "t1", "t2", "t3", "other"}),
+        # It is itself overtaken.
+        (4, 3, {"t0", "t1", "t2", "t3"}),
+    ],
+)
+def test_merged_bases_go_by_their_term(
+    work: FakeWork, newest: int, own: int, gone: set[str]
+) -> None:
+    for _ in range(newest):
+        with work.coordinator() as coordinator:
+            run(coordinator, work, "a")
+    assert coordinator.head is not None and coordinator.head.term == newest
+    folder = "state/op/00000-00127"
+    paths = {f"t{term}": f"{folder}/00000001-{merged_name(term, 'ab')}.base" for term in range(6)}
+    paths["other"] = orphan(work.storage, 1, "base")
+    for term in range(6):
+        work.storage.publish(paths[f"t{term}"], b"")
+    collect(work.storage, term=own)
+    assert {name for name, path in paths.items() if not work.storage.exists(path)} == gone
+
+
+def test_grace(work: FakeWork) -> None:
+    with work.coordinator() as coordinator:
+        run(coordinator, work, "a")
+    path = orphan(work.storage, 1)
+    (entry,) = [e for e in work.storage.list("state") if e.path == path]
+    assert collect(work.storage, grace_ms=1000, now_ms=entry.modified_ms + 999) == 0
+    assert collect(work.storage, grace_ms=1000, now_ms=entry.modified_ms + 1000) == 1
+
+
+def test_nothing_without_a_manifest(work: FakeWork) -> None:
+    work.coordinator()
+    orphan(work.storage, 1)
+    assert collect(work.storage) == 0
+
+
+def test_leftovers_of_killed_writers(work: FakeWork) -> None:
+    with work.coordinator() as coordinator:
+        run(coordinator, work, "a")
+
+    def leftover(final: str) -> str:
+        folder, _, name = final.rpartition("/")
+        work.storage.publish(f"{folder}/.{name}.{uuid.uuid4().hex}.tmp", b"")
+        return final
+
+    state = "state/op/00000-00127"
+    leftover(f"{state}/00000001-{'a' * 32}.delta")
+    running = leftover(f"{state}/00000002-{'b' * 32}.delta")
+    merging = leftover(f"{state}/00000001-{'c' * 32}.base")
+    small = [leftover("manifests/00000002.manifest"), leftover("owners/00000009.owner")]
+    assert collect(work.storage, grace_ms=10**9, live=lambda: {merging}) == 0
+    assert collect(work.storage, live=lambda: {merging}) == 1
+    later = time.time_ns() // 1_000_000 + 60_001
+    assert collect(work.storage, live=lambda: {merging}, now_ms=later) == len(small)
+    left = {final_name(e.path) for e in work.storage.list("", temporary=True)}
+    assert left == {running, merging}
+
+
+def test_no_owner_no_collection(work: FakeWork) -> None:
+    with work.coordinator(orphan_grace_ms=0) as coordinator:
+        run(coordinator, work, "a")
+        path = orphan(work.storage, 1)
+        run(work.coordinator(), work, "b")
+
+        def collecting() -> None:
+            collect(work.storage, check_owner=coordinator._ownership.check)
+
+        with pytest.raises(FencedError):
+            collecting()
+        assert work.storage.exists(path)
+
+
+def test_unreadable_manifest_stops_the_collection(work: FakeWork) -> None:
+    with work.coordinator() as coordinator:
+        run(coordinator, work, "a", "b")
+    path = orphan(work.storage, 1)
+    work.storage.replace(manifest_path(1), b"damaged")
+    with pytest.raises(CorruptFileError):
+        collect(work.storage)
+    assert work.storage.exists(path)
+
+
+def test_first_epoch_collects_what_an_earlier_driver_left(work: FakeWork) -> None:
+    with work.coordinator() as coordinator:
+        run(coordinator, work, "a")
+    path = orphan(work.storage, 1)
+    with work.coordinator(orphan_grace_ms=0) as coordinator:
+        with coordinator.open_epoch():  # type: ignore[union-attr]
+            coordinator._maintenance.wait()
+        assert not work.storage.exists(path)
+
+
+def test_deleting_goes_on_past_an_error(caplog: pytest.LogCaptureFixture, tmp_path: Any) -> None:
+    storage = LocalStorage(tmp_path)
+    storage.publish("a/b", b"")
+    storage.publish("c", b"")
+    assert delete_files(storage, ["a", "missing", "c"]) == 1
+    assert "could not delete" in caplog.text and not storage.exists("c")
+
+
+# ---- retention ----------------------------------------------------------------------------------
+
+
+def test_retained_epochs_can_be_read_to_the_last_file(work: FakeWork) -> None:
+    policy = MergePolicy(min_deltas=2, max_deltas=4, keep_deltas=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pystate.epochs.merges, "merge_range", fake_merge)
+        with work.coordinator(merge_policy=policy, retained=2, orphan_grace_ms=0) as coordinator:
+            for number in range(12):
+                run(coordinator, work, str(number))
+                coordinator.maintain()
+                history = History(work.storage)
+                history.refresh()
+                for epoch in history.epochs:
+                    texts = ",".join(work.text(history.manifest(epoch)))
+                    assert texts == ",".join(map(str, range(epoch)))
+    assert retained_epochs(work.storage) == (11, 12)
+    stored = {entry.path for entry in work.storage.list("state")}
+    named = {p for e in (11, 12) for p in history.manifest(e).paths}
+    assert named <= stored
+    assert all(path.endswith(".base") for path in stored - named)
+
+
+def test_failing_retention_does_not_fail_the_epoch(
+    work: FakeWork, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with work.coordinator(retained=1) as coordinator:
+        run(coordinator, work, "a")
+
+        def refuse(self: LocalStorage, path: str, data: bytes, *, durable: bool = True) -> None:
+            raise CheckpointError("read-only")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStorage, "replace", refuse)
+            run(coordinator, work, "b")
+        assert "retiring older ones failed" in caplog.text
+        assert work.storage.exists(manifest_path(1))
+        run(coordinator, work, "c")
+        assert retained_epochs(work.storage) == (3,)
+        coordinator.maintain()
+        assert not work.storage.exists(manifest_path(1))
+
+
+def test_listing_beside_a_driver_that_retires(
+    work: FakeWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hole that the next listing does not show is none."""
+    with work.coordinator(retained=5) as coordinator:
+        run(coordinator, work, *"abcde")
+    listings = iter([(1, 3, 4, 5), (3, 4, 5)])
+    real = LocalStorage.list
+
+    def racing(self: LocalStorage, prefix: str, **options: Any) -> Any:
+        if prefix != MANIFESTS:
+            return real(self, prefix, **options)
+        shown = {manifest_path(epoch) for epoch in next(listings)}
+        return [e for e in real(self, prefix, **options) if e.path in shown]
+
+    monkeypatch.setattr(LocalStorage, "list", racing)
+    assert retained_epochs(work.storage) == (3, 4, 5)

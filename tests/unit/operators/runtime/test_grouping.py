@@ -1,0 +1,44 @@
+"""Rows by their keys: looked up in the core, or told apart by their values alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import pystate as ps
+from pystate.operators.runtime.grouping import grouped_columns, grouped_rows
+from tests.drawn import drawn
+
+FLOATS = st.sampled_from([0.0, -0.0, 1.5, math.nan, -math.nan, math.inf, None])
+NAMES = st.sampled_from(["", "a", "b", "long enough to lie outside of the row", None])
+
+
+def same(value: Any) -> Any:
+    """Equal for the values that are one key; 0.0 is -0.0 in Python, too."""
+    return "nan" if isinstance(value, float) and math.isnan(value) else value
+
+
+@drawn(60)
+@given(st.lists(st.tuples(FLOATS, NAMES), max_size=30))
+@example([(0.0, "a"), (-0.0, "a"), (math.nan, None), (None, None), (-math.nan, None)])
+def test_rows_are_grouped_by_key(rows: list[tuple[Any, Any]]) -> None:
+    expected: dict[Any, list[int]] = {}
+    for i, row in enumerate(rows):
+        expected.setdefault(tuple(map(same, row)), []).append(i)
+    columns: list[Any] = [
+        pa.array([row[0] for row in rows], pa.float64()),
+        pa.array([row[1] for row in rows], pa.string()),
+    ]
+    states = {"n": ps.ValueState("long")}
+    with ps.KeyedStateBackend({"x": "double", "s": "string"}, states=states) as backend:
+        order, firsts, ends = grouped_rows(backend.keys(columns))
+    assert firsts == [group[0] for group in expected.values()]
+    found = [order[a:b].tolist() for a, b in zip([0, *ends], ends, strict=False)]
+    assert found == list(expected.values())
+    if rows:
+        wide, starts = grouped_columns(columns)
+        assert wide.tolist() == order.tolist() and starts == [0, *ends[:-1]]
