@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
 import pystate as ps
-from pystate.errors import NoEventTimeError
+from pystate.errors import FunctionError, NoEventTimeError
 from pystate.spark import EpochProgress, ParquetSink
 
 from .conftest import Source, rows_of, wait_for
@@ -121,7 +121,7 @@ def test_a_drain_that_is_killed_is_done_once(
         patch.setattr(where, crash)
         job = make_job()
         query = job.start(source.stream(), ringing, sink=sink, trigger=ONCE, drain=True)
-        with pytest.raises(CrashError):
+        with pytest.raises(FunctionError, match=r"^CrashError: in the drain"):
             query.awaitTermination()
         assert "CrashError" in repr(job.failure)
         assert query.exception() is not None and "in the drain" in str(query.exception())
