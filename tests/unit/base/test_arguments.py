@@ -152,6 +152,7 @@ READ = {
     "explode": ([*NO_FLAG, "True"], "^explode"),
     "timers": ([*NO_FLAG, "True"], "timers"),
     "accumulators": (NO_FLAG, "^accumulators is True or False"),
+    "defaults": (NO_FLAG, "^defaults is True or False"),
 }
 CHANGES = {
     **SELECTED,
