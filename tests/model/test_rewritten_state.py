@@ -248,7 +248,7 @@ def test_operators(kind: str) -> None:
         for rewrites in (False, True):
             harness = of(operator)()
             spec = (
-                harness._operator
+                harness._declared
                 if isinstance(harness, ps.testing.operator_harness.OperatorHarness)
                 else _spec(harness)
             )
