@@ -13,7 +13,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
@@ -173,7 +173,7 @@ def compute(tables: RangeTables, pieces: Pieces, start: Start, attempt: Attempt)
         _run(tables, pieces, start, attempt)
         return attempt
     except InjectedFailureError:
-        again = Attempt(clock, attempt.time, attempt.drain, failed=replace(attempt))
+        again = Attempt(clock, attempt.time, attempt.drain, failed=attempt)
         _run(tables, pieces, start, again)
         return again
 
