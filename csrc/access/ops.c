@@ -105,11 +105,16 @@ DEFINE_KERNEL(apply_int64, int64_t, uint64_t, pst_get64, pst_put64, INT_ADD, INT
 DEFINE_KERNEL(apply_float32, float, uint32_t, pst_get32, pst_put32, FLOAT_ADD, FLOAT_LESS)
 DEFINE_KERNEL(apply_float64, double, uint64_t, pst_get64, pst_put64, FLOAT_ADD, FLOAT_LESS)
 
+static __int128 ten_to(uint8_t digits) {
+    __int128 power = 1;
+    for (uint8_t i = 0; i < digits; i++)
+        power *= 10;
+    return power;
+}
+
 /* Is the unscaled value outside what `precision` digits hold? */
 static int exceeds(__int128 v, uint8_t precision) {
-    __int128 bound = 1;
-    for (uint8_t i = 0; i < precision; i++)
-        bound *= 10;
+    __int128 bound = ten_to(precision);
     return v >= bound || v <= -bound;
 }
 
@@ -247,6 +252,193 @@ static pst_status run_step(pst_batch *b, const pst_step *step, kernel run, int64
     return s;
 }
 
+/* ---- rows whose sums would overflow ---------------------------------------------------------- */
+
+/* The unscaled value of a cell that integers, dates, timestamps or decimals are summed in. */
+static __int128 whole(pst_type type, const uint64_t *word) {
+    __int128 v;
+    switch (type) {
+    case PST_INT8:
+        return (int8_t)word[0];
+    case PST_INT16:
+        return (int16_t)word[0];
+    case PST_INT32:
+    case PST_DATE32:
+        return (int32_t)word[0];
+    case PST_DECIMAL:
+        memcpy(&v, word, 16);
+        return v;
+    default:
+        return (int64_t)word[0];
+    }
+}
+
+/* Above all that the type holds; the negative of it is not held, or only just. */
+static __int128 bound_of(const pst_column *state) {
+    switch (state->type) {
+    case PST_INT8:
+        return (__int128)1 << 7;
+    case PST_INT16:
+        return (__int128)1 << 15;
+    case PST_INT32:
+    case PST_DATE32:
+        return (__int128)1 << 31;
+    case PST_DECIMAL:
+        return ten_to(state->precision);
+    default:
+        return (__int128)1 << 63;
+    }
+}
+
+static int sums_whole(const pst_step *step) {
+    pst_type type = step->values.type;
+    return step->op == PST_ADD && type != PST_FLOAT32 && type != PST_FLOAT64;
+}
+
+/* What row i of the step starts from, and what is added; 0 where nothing is. */
+static int addends(pst_batch *b, const pst_step *step, int64_t i, __int128 *old, __int128 *more) {
+    pst_table *t = b->t;
+    const pst_field *f = &t->lay.fields[step->column];
+    int64_t at = step->values.length == 1 ? 0 : i;
+    if (pst_array_is_null(&step->values, at))
+        return 0;
+    uint32_t slot = pst_batch_slot(b, i);
+    const uint64_t *row = slot == PST_NONE ? NULL : pst_row(t, slot);
+    uint64_t word[2] = {f->default_word[0], f->default_word[1]};
+    pst_cell cell;
+    if (row && pst_row_has(&t->lay, row, step->column) && !pst_row_hides(t, row, step->column))
+        pst_field_load(f, row, word);
+    pst_array_cell(&step->values, at, &cell);
+    *old = whole(step->values.type, word);
+    *more = whole(step->values.type, cell.word);
+    return 1;
+}
+
+/* The largest absolute value of which any two are within the range together. */
+static __int128 half_of(const pst_batch *b, const pst_step *step) {
+    return (bound_of(&b->t->schema.states[step->column]) - 1) / 2;
+}
+
+/* Whether no order of the group's rows, which may all be one key's, makes the step overflow. What
+ * a field without a value holds may only make the answer no, which is never wrong. */
+static int group_fits(pst_batch *b, const pst_step *step, int64_t from, int64_t to) {
+    __int128 half = half_of(b, step), small = half / PST_GROUP;
+    for (int64_t i = from; i < to; i++) {
+        __int128 old, more;
+        if (addends(b, step, i, &old, &more) &&
+            (old > half || old < -half || more > small || more < -small))
+            return 0;
+    }
+    return 1;
+}
+
+/* Whether a sum starts so low, and all values of some rows are so small, that these rows together
+ * add less than `half_of`, to one key. Of two's complements the bits are gathered that are not
+ * copies of the sign. */
+static int is_small(const pst_batch *b, const pst_step *step, int64_t from, int64_t to) {
+    const pst_array *v = &step->values;
+    const uint64_t *start = b->t->lay.fields[step->column].default_word;
+    unsigned __int128 half = (unsigned __int128)half_of(b, step);
+    unsigned __int128 most = half / (uint64_t)(to > from ? to - from : 1), bits = 0;
+    if (v->length == 1)
+        from = 0, to = 1;
+    if (v->type == PST_INT64 || v->type == PST_TIMESTAMP) {
+        const int64_t *values = (const int64_t *)v->values + v->offset;
+        uint64_t low = 0;
+        for (int64_t i = from; i < to; i++)
+            low |= (uint64_t)(values[i] ^ (values[i] >> 63));
+        bits = low;
+    } else if (v->type == PST_DECIMAL) {
+        const uint8_t *values = (const uint8_t *)v->values + 16 * v->offset;
+        for (int64_t i = from; i < to; i++) {
+            __int128 value;
+            memcpy(&value, values + 16 * i, 16);
+            bits |= (unsigned __int128)(value ^ (value >> 127));
+        }
+    } else {
+        return 0;
+    }
+    __int128 first = whole(v->type, start);
+    return bits < most && (unsigned __int128)(first ^ (first >> 127)) < half;
+}
+
+/* Whether the sums of some rows are so far from their ends that what `is_small` cannot take them
+ * there. */
+static int sums_fit(const pst_batch *b, const pst_step *step, const uint8_t *const *rows, int n) {
+    uint64_t offset = b->t->lay.fields[step->column].offset, low = 0;
+    if (step->values.type == PST_DECIMAL) {
+        unsigned __int128 bits = 0;
+        for (int k = 0; k < n; k++) {
+            __int128 sum;
+            memcpy(&sum, rows[k] + offset, sizeof sum);
+            bits |= (unsigned __int128)(sum ^ (sum >> 127));
+        }
+        return bits < (unsigned __int128)half_of(b, step);
+    }
+    for (int k = 0; k < n; k++) {
+        int64_t sum;
+        memcpy(&sum, rows[k] + offset, sizeof sum);
+        low |= (uint64_t)(sum ^ (sum >> 63));
+    }
+    return low < UINT64_C(1) << 62;
+}
+
+/* The first step that would overflow in row i; n if there is none. */
+static int32_t overflowing(pst_batch *b, int32_t n, const pst_step *steps, int64_t i) {
+    for (int32_t k = 0; k < n; k++) {
+        const pst_column *state = &b->t->schema.states[steps[k].column];
+        __int128 old, more, sum, bound = bound_of(state);
+        if (!sums_whole(&steps[k]) || !addends(b, &steps[k], i, &old, &more))
+            continue;
+        if (__builtin_add_overflow(old, more, &sum) || sum >= bound || sum < -bound ||
+            (sum == -bound && state->type == PST_DECIMAL))
+            return k;
+    }
+    return n;
+}
+
+/* Takes the steps of a group of which some sum may overflow, row by row. */
+static pst_status run_apart(pst_batch *b, int32_t n, const pst_step *steps, const kernel *run,
+                            int64_t from, int64_t to, uint8_t *refused) {
+    for (int64_t i = from; i < to; i++) {
+        int32_t k = overflowing(b, n, steps, i);
+        if (k < n)
+            refused[i] = (uint8_t)(1 + steps[k].column);
+        for (int32_t j = 0; k == n && j < n; j++) {
+            pst_status s = run_step(b, &steps[j], run[j], i, i + 1);
+            if (s)
+                return s;
+        }
+    }
+    return PST_OK;
+}
+
+/* Whether a row of the group may make a sum overflow; `small` says of each step whether all rows of
+ * the batch are. */
+static int may_overflow(pst_batch *b, int32_t n, const pst_step *steps, const uint8_t *small,
+                        int64_t from, int64_t to) {
+    const uint8_t *rows[PST_GROUP];
+    const uint8_t *first = b->t->rows;
+    uint64_t row_size = b->t->lay.row_size;
+    int found = 0;
+    for (int64_t i = from; i < to; i++) {
+        rows[found] = first + b->slots[i] * row_size;
+        found += b->slots[i] != PST_NONE;
+    }
+    for (int32_t k = 0; k < n; k++) {
+        const pst_step *step = &steps[k];
+        if (!sums_whole(step))
+            continue;
+        /* Rows that were not found are new, or the batch has made them of what is small. */
+        int fits = small[k] || (found == to - from && is_small(b, step, from, to));
+        if (!(fits && sums_fit(b, step, rows, found)) && !group_fits(b, step, from, to))
+            return 1;
+    }
+    return 0;
+}
+
+/* ---- steps ----------------------------------------------------------------------------------- */
+
 /* Makes the group's rows and says which of them have no value in the column yet, a repeated key
  * only once. */
 static pst_status note_fresh(pst_batch *b, int32_t column, int64_t from, int64_t to,
@@ -271,8 +463,10 @@ static int is_mixed(uint64_t firsts) {
     return firsts >= PST_GROUP / 8 && firsts <= PST_GROUP - PST_GROUP / 8;
 }
 
-pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, uint8_t *fresh) {
+pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, uint8_t *fresh,
+                               uint8_t *refused) {
     kernel run[PST_MAX_STATES];
+    uint8_t small[PST_MAX_STATES];
     pst_status s = n < 1 || n > PST_MAX_STATES ? PST_INVALID : PST_OK;
     for (int32_t k = 0; !s && k < n; k++)
         s = check_step(b, &steps[k], &run[k]);
@@ -281,14 +475,21 @@ pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, u
     pst_table *t = b->t;
     if (fresh && (steps[0].values.validity || t->lay.fields[steps[0].column].time >= 0))
         return PST_INVALID;
+    for (int32_t k = 0; refused && k < n; k++)
+        small[k] = (uint8_t)(sums_whole(&steps[k]) && is_small(b, &steps[k], 0, b->length));
     for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
         pst_batch_bring(b, from);
+        if (from == 0 && b->made != pst_rows_made(t))
+            memset(small, 0, sizeof small); /* others may have made rows that were not found */
         s = pst_undo_reserve(t, PST_GROUP + 1); /* one that is not counted, too */
         if (!s && fresh)
             s = note_fresh(b, steps[0].column, from, to, fresh);
         uint64_t before = t->undo_count;
-        for (int32_t k = 0; !s && k < n; k++) {
+        int apart = !s && refused && may_overflow(b, n, steps, small, from, to);
+        if (apart)
+            s = run_apart(b, n, steps, run, from, to, refused);
+        for (int32_t k = 0; !s && !apart && k < n; k++) {
             s = run_step(b, &steps[k], run[k], from, to);
             b->mixed = 0; /* later steps find all rows touched */
         }
@@ -299,7 +500,7 @@ pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, u
 
 pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values) {
     pst_step step = {column, op, *values};
-    return pst_batch_apply_all(b, 1, &step, NULL);
+    return pst_batch_apply_all(b, 1, &step, NULL, NULL);
 }
 
 /* ---- write ----------------------------------------------------------------------------------- */

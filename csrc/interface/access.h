@@ -62,14 +62,17 @@ typedef enum pst_op { PST_ADD = 1, PST_MIN = 2, PST_MAX = 3 } pst_op;
 pst_status pst_batch_apply(pst_batch *b, int32_t column, pst_op op, const pst_array *values);
 /* Several such steps, of columns that differ, with one visit to each row instead of one per step.
  * `fresh`, a byte per key unless it is NULL: 1 where the first step gave the row its first value,
- * which of a repeated key is said once. PST_INVALID: no step or more than PST_MAX_STATES; with
- * `fresh`, a first step whose values have a validity or whose column has times to live. */
+ * which of a repeated key is said once. `refused`, a byte per key that is 0 unless it is NULL: where
+ * a sum would overflow, none of the row's steps is taken, and the byte becomes 1 + the sum's column.
+ * PST_INVALID: no step or more than PST_MAX_STATES; with `fresh`, a first step whose values have a
+ * validity or whose column has times to live. */
 typedef struct pst_step {
     int32_t column;
     pst_op op;
     pst_array values;
 } pst_step;
-pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, uint8_t *fresh);
+pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, uint8_t *fresh,
+                               uint8_t *refused);
 
 /* Clears one column, or with column == -1 deletes the keys altogether. PST_CORRUPT in a list or
  * map. */

@@ -95,7 +95,7 @@ static void steps(pst_table *one, pst_table *other, const int64_t *keys, int64_t
     pst_batch_destroy(b);
     b = make_batch(one, keys, rows);
     int noted = check_random(random) % 4 != 0;
-    REQUIRE(pst_batch_apply_all(b, 3, s, noted ? fresh : NULL) == PST_OK);
+    REQUIRE(pst_batch_apply_all(b, 3, s, noted ? fresh : NULL, NULL) == PST_OK);
     pst_batch_destroy(b);
     memset(seen, 0, sizeof seen);
     int right = 1;
@@ -235,7 +235,7 @@ static void test_made_meanwhile(void) {
             there += valid[i];
         CHECK_EQ(there, 0);
         REQUIRE(pst_batch_get(all, 0, values, valid) == PST_OK);
-        REQUIRE(pst_batch_apply_all(some, 1, &add, NULL) == PST_OK);
+        REQUIRE(pst_batch_apply_all(some, 1, &add, NULL, NULL) == PST_OK);
         REQUIRE(pst_batch_get(all, 0, values, valid) == PST_OK);
         for (int64_t i = 0; i < MANY; i++)
             there += valid[i] && i >= half && values[i] == 1;
@@ -269,21 +269,200 @@ static void test_refused(void) {
     pst_step s[2] = {{0, PST_ADD, {.type = PST_INT64, .length = 1, .values = &value}},
                      {2, PST_ADD, {.type = PST_INT64, .length = ROWS, .values = values}}};
     pst_get get = {STATES - 1, values, fresh};
-    CHECK_EQ(pst_batch_apply_all(b, 0, s, NULL), PST_INVALID);
-    CHECK_EQ(pst_batch_apply_all(b, PST_MAX_STATES + 1, s, NULL), PST_INVALID);
+    CHECK_EQ(pst_batch_apply_all(b, 0, s, NULL, NULL), PST_INVALID);
+    CHECK_EQ(pst_batch_apply_all(b, PST_MAX_STATES + 1, s, NULL, NULL), PST_INVALID);
     CHECK_EQ(pst_batch_get_all(b, 1, &get), PST_INVALID);
     s[1].column = 1;
-    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh), PST_WRONG_TYPE);
+    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh, NULL), PST_WRONG_TYPE);
     s[1].column = 2;
     s[0].values.validity = validity;
-    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh), PST_INVALID);
+    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh, NULL), PST_INVALID);
     s[0].values.validity = NULL;
     CHECK_EQ(pst_table_dirty(t), 0);
-    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh), PST_OVERFLOW);
-    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh), PST_POISONED);
+    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh, NULL), PST_OVERFLOW);
+    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh, NULL), PST_POISONED);
     CHECK_EQ(pst_table_rollback(t, 0), PST_OK);
-    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh), PST_STALE);
+    CHECK_EQ(pst_batch_apply_all(b, 2, s, fresh, NULL), PST_STALE);
     pst_batch_destroy(b);
+    pst_table_close(t);
+}
+
+/* Rows whose sums would overflow take no step; the others do what they did without them. Keys come
+ * anew, and of some batches all values are small, whatever is there already. */
+static void test_refused_rows(uint64_t seed) {
+    enum { FEW = 50, AT_ONCE = 5, ROUNDS = 400 };
+    static const int64_t LARGE[] = {INT64_MAX, INT64_MIN, INT64_MAX / 2 + 1, -INT64_MAX / 2 - 2, 1};
+    static int64_t keys[ROWS], counts[ROWS], added[ROWS], found[FEW], all[FEW], one_more = 1;
+    static double larger[ROWS], most[FEW];
+    static uint8_t refused[ROWS], fresh[ROWS], validity[ROWS / 8 + 1], valid[FEW];
+    int64_t n[FEW] = {0}, sum[FEW] = {0};
+    double x[FEW] = {0};
+    uint64_t random = seed;
+    pst_table *t = make_table();
+    pst_step s[3] = {
+        {0, PST_ADD, {.type = PST_INT64, .length = 1, .values = &one_more}},
+        {2, PST_ADD, {.type = PST_INT64, .length = ROWS, .values = added, .validity = validity}},
+        {1, PST_MAX, {.type = PST_FLOAT64, .length = ROWS, .values = larger}},
+    };
+    for (int i = 0; i < FEW; i++)
+        all[i] = i;
+    int64_t gone = 0, gone_of_small = 0;
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        int small = round % 3 == 1;
+        for (int64_t i = 0; i < ROWS; i++) {
+            keys[i] = (int64_t)(round / 40 * AT_ONCE + check_random(&random) % AT_ONCE);
+            added[i] = small || check_random(&random) % 8
+                           ? (int64_t)(check_random(&random) % 100) - 50
+                           : LARGE[check_random(&random) % 5];
+            larger[i] = (double)(check_random(&random) % 1000000);
+            validity[i / 8] = (uint8_t)check_random(&random);
+        }
+        memset(refused, 0, sizeof refused);
+        pst_batch *b = make_batch(t, keys, ROWS);
+        REQUIRE(pst_batch_apply_all(b, 3, s, fresh, refused) == PST_OK);
+        pst_batch_destroy(b);
+        int right = 1;
+        for (int64_t i = 0; i < ROWS; i++) {
+            int64_t k = keys[i], next = sum[k];
+            int over = (validity[i / 8] >> i % 8 & 1) &&
+                       __builtin_add_overflow(sum[k], added[i], &next);
+            right &= refused[i] == (over ? 3 : 0) && fresh[i] == (!over && n[k] == 0);
+            gone += over;
+            gone_of_small += over && small;
+            if (over)
+                continue;
+            n[k]++;
+            sum[k] = next;
+            x[k] = larger[i] > x[k] ? larger[i] : x[k];
+        }
+        CHECK(right);
+        b = make_batch(t, all, FEW);
+        REQUIRE(pst_batch_get(b, 0, counts, valid) == PST_OK);
+        REQUIRE(pst_batch_get(b, 2, found, valid) == PST_OK);
+        REQUIRE(pst_batch_get(b, 1, most, valid) == PST_OK);
+        for (int i = 0; i < FEW; i++)
+            right &= counts[i] == n[i] && (!valid[i] || most[i] == x[i]) && found[i] == sum[i];
+        CHECK(right);
+        pst_batch_destroy(b);
+        if (round % 7 == 0)
+            seal(t, round + 1);
+    }
+    CHECK(gone > ROUNDS);
+    CHECK(gone_of_small > 10);
+    pst_table_close(t);
+}
+
+/* Of decimals the digits count, and every batch starts from what is kept. */
+static void test_refused_decimals(void) {
+    static const __int128 values[6] = {60, 39, 1, -100, -99, -1};
+    static const uint8_t over[6] = {0, 0, 1, 0, 1, 0};
+    static int64_t keys[6];
+    static uint8_t refused[6];
+    pst_column key = {.name = "k", .type = PST_INT64};
+    pst_column state = {.name = "d", .type = PST_DECIMAL, .precision = 2};
+    pst_schema schema = {.keys = &key, .n_keys = 1, .states = &state, .n_states = 1};
+    pst_table_options o = {.max_parallelism = 1};
+    pst_table *t = NULL;
+    REQUIRE(pst_table_open(&schema, &o, &t, NULL, NULL) == PST_OK);
+    pst_step add = {0, PST_ADD, {.type = PST_DECIMAL, .length = 6, .values = values}};
+    pst_batch *b = make_batch(t, keys, 6);
+    REQUIRE(pst_batch_apply_all(b, 1, &add, NULL, refused) == PST_OK);
+    CHECK(!memcmp(refused, over, sizeof over));
+    pst_batch_destroy(b);
+    pst_table_close(t);
+}
+
+/* A sum that another batch has brought near its end, after this one has looked for the row. */
+static void test_refused_made_meanwhile(void) {
+    static int64_t keys[2] = {1, 2}, most = INT64_MAX, one_more = 1;
+    static uint8_t refused[2], valid[2];
+    pst_table *t = make_table();
+    pst_step add = {0, PST_ADD, {.type = PST_INT64, .length = 1, .values = &one_more}};
+    pst_batch *b = make_batch(t, keys, 2), *other = make_batch(t, keys, 1);
+    int64_t values[2];
+    REQUIRE(pst_batch_get(b, 0, values, valid) == PST_OK);
+    CHECK_EQ(valid[0] + valid[1], 0);
+    add.values.values = &most;
+    REQUIRE(pst_batch_apply_all(other, 1, &add, NULL, refused) == PST_OK);
+    add.values.values = &one_more;
+    REQUIRE(pst_batch_apply_all(b, 1, &add, NULL, refused) == PST_OK);
+    CHECK_EQ(refused[0], 1);
+    CHECK_EQ(refused[1], 0);
+    REQUIRE(pst_batch_get(b, 0, values, valid) == PST_OK);
+    CHECK_EQ(values[0], INT64_MAX);
+    CHECK_EQ(values[1], 1);
+    pst_batch_destroy(b);
+    pst_batch_destroy(other);
+    pst_table_close(t);
+}
+
+/* Each value is far from the end, and so is the sum before; many of one key are too much. */
+static void test_refused_together(void) {
+    enum { MANY = 40, MOST = 20 };
+    static int64_t keys[MANY], value = INT64_MAX / MOST;
+    static uint8_t refused[MANY];
+    pst_table *t = make_table();
+    pst_step add = {0, PST_ADD, {.type = PST_INT64, .length = 1, .values = &value}};
+    pst_batch *b = make_batch(t, keys, MANY);
+    REQUIRE(pst_batch_apply_all(b, 1, &add, NULL, refused) == PST_OK);
+    for (int i = 0; i < MANY; i++)
+        CHECK_EQ(refused[i], i >= MOST);
+    pst_batch_destroy(b);
+    pst_table_close(t);
+}
+
+/* The same of decimals of all lengths, drawn. */
+static void test_refused_long_decimals(uint8_t precision, uint64_t seed) {
+    enum { FEW = 20, AT_ONCE = 2, ROUNDS = 200 };
+    static __int128 added[ROWS], found[FEW];
+    static int64_t keys[ROWS], all[FEW];
+    static uint8_t refused[ROWS], valid[FEW];
+    __int128 sum[FEW] = {0}, most = 1;
+    uint64_t random = seed;
+    int64_t gone = 0;
+    for (uint8_t i = 0; i < precision; i++)
+        most *= 10;
+    most--;
+    pst_column key = {.name = "k", .type = PST_INT64};
+    pst_column state = {.name = "d", .type = PST_DECIMAL, .precision = precision};
+    pst_schema schema = {.keys = &key, .n_keys = 1, .states = &state, .n_states = 1};
+    pst_table_options o = {.max_parallelism = 1};
+    pst_table *t = NULL;
+    REQUIRE(pst_table_open(&schema, &o, &t, NULL, NULL) == PST_OK);
+    pst_step add = {0, PST_ADD, {.type = PST_DECIMAL, .length = ROWS, .values = added}};
+    for (int i = 0; i < FEW; i++)
+        all[i] = i;
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        const __int128 large[4] = {most, -most, most / 2 + 1, -most / 2 - 1};
+        for (int64_t i = 0; i < ROWS; i++) {
+            keys[i] = (int64_t)(round / 20 * AT_ONCE + check_random(&random) % AT_ONCE);
+            added[i] = round % 3 == 1 || check_random(&random) % 8
+                           ? (__int128)(check_random(&random) % 11) - 5
+                           : large[check_random(&random) % 4];
+        }
+        memset(refused, 0, sizeof refused);
+        pst_batch *b = make_batch(t, keys, ROWS);
+        REQUIRE(pst_batch_apply_all(b, 1, &add, NULL, refused) == PST_OK);
+        pst_batch_destroy(b);
+        int right = 1;
+        for (int64_t i = 0; i < ROWS; i++) {
+            __int128 next;
+            int over = __builtin_add_overflow(sum[keys[i]], added[i], &next) || next > most ||
+                       next < -most;
+            right &= refused[i] == over;
+            gone += over;
+            sum[keys[i]] = over ? sum[keys[i]] : next;
+        }
+        b = make_batch(t, all, FEW);
+        REQUIRE(pst_batch_get(b, 0, found, valid) == PST_OK);
+        for (int i = 0; i < FEW; i++)
+            right &= found[i] == sum[i];
+        CHECK(right);
+        pst_batch_destroy(b);
+        if (round % 7 == 0)
+            seal(t, round + 1);
+    }
+    CHECK(gone > ROUNDS);
     pst_table_close(t);
 }
 
@@ -308,14 +487,14 @@ static void test_full_log(void) {
     for (int64_t i = 0; i < MANY; i++)
         keys[i] = i;
     pst_batch *b = make_batch(t, keys, MANY);
-    REQUIRE(pst_batch_apply_all(b, 1, &add, NULL) == PST_OK);
+    REQUIRE(pst_batch_apply_all(b, 1, &add, NULL, NULL) == PST_OK);
     pst_batch_destroy(b);
     seal(t, 1);
     clock.processing_ms = LATER;
     pst_table_set_clock(t, &clock);
     for (int64_t from = 0; from < MANY; from += OLD - SOME) {
         b = make_batch(t, keys + from, from ? MANY - from : OLD);
-        REQUIRE(pst_batch_apply_all(b, 1, &add, NULL) == PST_OK);
+        REQUIRE(pst_batch_apply_all(b, 1, &add, NULL, NULL) == PST_OK);
         REQUIRE(pst_batch_get(b, 0, values + from, valid + from) == PST_OK);
         pst_batch_destroy(b);
     }
@@ -331,5 +510,13 @@ int main(void) {
     test_random(2500, 7);
     test_made_meanwhile();
     test_refused();
+    test_refused_rows(1);
+    test_refused_rows(2);
+    test_refused_decimals();
+    test_refused_made_meanwhile();
+    test_refused_together();
+    test_refused_long_decimals(38, 3);
+    test_refused_long_decimals(19, 4);
+    test_refused_long_decimals(5, 5);
     return check_report();
 }

@@ -74,7 +74,7 @@ int main(void) {
             check_lines(t, keys + from, from + n > N ? N - from : n);
             /* Shards grow, and split. */
             pst_batch *b = make_batch(t, keys + round * (N / ROUNDS), N / ROUNDS);
-            CHECK_EQ(pst_batch_apply_all(b, 1, &add, NULL), PST_OK);
+            CHECK_EQ(pst_batch_apply_all(b, 1, &add, NULL, NULL), PST_OK);
             pst_batch_destroy(b);
         }
         pst_table_close(t);

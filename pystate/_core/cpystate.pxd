@@ -226,7 +226,8 @@ cdef extern from "pystate.h" nogil:
         pst_op op
         pst_array values
 
-    pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, uint8_t *fresh)
+    pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, uint8_t *fresh,
+                                   uint8_t *refused)
     pst_status pst_batch_clear(pst_batch *b, int32_t column)
     pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch)
     pst_status pst_batch_all(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch)

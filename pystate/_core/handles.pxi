@@ -291,9 +291,10 @@ cdef class Batch(_Dependent):
             self.end()
         self.table.check(status)
 
-    def apply_all(self, list steps, size_t fresh=0):
+    def apply_all(self, list steps, size_t fresh=0, size_t refused=0):
         """Several steps (column, 1 to 3 as for `apply`, values) with one visit to each row; `fresh`
-        becomes 1 per key to whose row the first step gave its first value, else 0."""
+        becomes 1 per key to whose row the first step gave its first value, else 0. With `refused` a
+        row whose sum would overflow takes no step, and its byte becomes 1 + the sum's column."""
         cdef pst_step found[PST_MAX_STATES_]
         cdef list operands = []
         cdef pst_status status
@@ -315,7 +316,8 @@ cdef class Batch(_Dependent):
         self.begin()
         try:
             with nogil:
-                status = pst_batch_apply_all(self.b, n, found, <uint8_t *> fresh)
+                status = pst_batch_apply_all(self.b, n, found, <uint8_t *> fresh,
+                                             <uint8_t *> refused)
         finally:
             self.end()
         self.table.check(status)

@@ -284,8 +284,22 @@ def _read_together(
     return rooms
 
 
-def apply_steps(keys: KeyBatch, steps: Sequence[Step]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def apply_steps(
+    keys: KeyBatch,
+    steps: Sequence[Step],
+    refused: np.ndarray[Any, np.dtype[np.uint8]] | None = None,
+) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Take the steps with one visit to each row.
+
+    Parameters
+    ----------
+    keys : KeyBatch
+        The keys to write to.
+    steps : sequence
+        As the states' `step` gives them.
+    refused : numpy.ndarray of uint8, optional
+        Zeros. With it a row whose sum would overflow takes no step and is no error: it becomes
+        1 + the sum's column.
 
     Returns
     -------
@@ -294,7 +308,7 @@ def apply_steps(keys: KeyBatch, steps: Sequence[Step]) -> np.ndarray[Any, np.dty
         repeats, only its first row.
     """
     fresh = np.empty(len(keys), np.uint8)
-    keys.apply_all(list(steps), fresh.ctypes.data)
+    keys.apply_all(list(steps), fresh.ctypes.data, 0 if refused is None else refused.ctypes.data)
     return fresh.view(np.bool_)
 
 

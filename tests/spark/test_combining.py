@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
-from pystate.errors import InvalidArgumentError, StateOverflowError
+from pystate.errors import InvalidArgumentError, InvalidRowError
 from pystate.operators.runtime.partial_rows import CAME
 from pystate.spark.base import partial_aggregation as combining
 from pystate.spark.evaluation.combine_policy import CombinePolicy
@@ -196,16 +196,22 @@ def test_output_that_is_read_twice(rows: DataFrame, make_job: MakeJob) -> None:
         assert all(row.n == row.again and row.n in (34 * times, 35 * times) for row in found)
 
 
-def test_a_sum_beyond_its_range_is_an_error_that_names_it(
-    spark: SparkSession, make_job: MakeJob
+def test_combined_rows_whose_sum_is_beyond_its_range(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:
     big = (1 << 63) - 1
-    frame = spark.createDataFrame([(1, big), (1, big), (1, -5)], "k int, v long").coalesce(1)
-    with pytest.raises(StateOverflowError, match=r"total=sum\(v\) of key"):
-        make_job().run_epoch(
-            frame,
-            lambda df, job: job.key_by(df, "k", uid="a").aggregate(total=ps.sum("v"), combine=True),
-        )
+    rows = [(1, big), (1, big), (1, -5), (2, 3)]
+    frame = spark.createDataFrame(rows, "k int, v long").coalesce(1)
+
+    def pipeline(df: DataFrame, job: Any) -> DataFrame:
+        return job.key_by(df, "k", uid="a").aggregate(total=ps.sum("v"), combine=True)
+
+    job = make_job()
+    result = job.run_epoch(frame, pipeline)
+    assert list(map(tuple, result.dataframe.collect())) == [(2, 3)]
+    assert job.last_progress is not None and job.last_progress.invalid_rows == {"a": 3}
+    with pytest.raises(InvalidRowError, match=r"row of key 1 would take total=sum\(v\) beyond"):
+        make_job(checkpoint=tmp_path / "strict", on_invalid="fail").run_epoch(frame, pipeline)
 
 
 def test_what_cannot_be_combined_is_an_error(rows: DataFrame, make_job: MakeJob) -> None:

@@ -18,10 +18,11 @@ from pystate.errors import (
     DeclarationError,
     FunctionError,
     InvalidArgumentError,
+    InvalidRowError,
     SchemaError,
-    StateOverflowError,
     WrongTypeError,
 )
+from pystate.spark import ParquetSink
 
 from .conftest import rows_of, state_of
 
@@ -231,7 +232,9 @@ def test_sums_of_floats_follow_the_order(spark: SparkSession, make_job: MakeJob)
     assert rows_of(job.run_epoch(frame, pipeline).dataframe) == [("a", 0.0, 1.0, 3)]
 
 
-def test_sum_overflows_loudly(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
+def test_a_row_with_which_a_sum_overflows(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+) -> None:
     job = make_job()
 
     def pipeline(df: DataFrame) -> DataFrame:
@@ -240,20 +243,27 @@ def test_sum_overflows_loudly(spark: SparkSession, make_job: MakeJob, tmp_path: 
     most = 2**63 - 1
     frame = spark.createDataFrame([("a", most)], "k string, v long")
     job.run_epoch(frame, pipeline)
-    with pytest.raises(
-        StateOverflowError,
-        match=r"operator 'sums', epoch 2: total=sum\(v\) of key .* Cast the column to decimal",
-    ):
-        job.run_epoch(frame, pipeline)
-    exact = make_job(checkpoint=tmp_path / "exact")
+    assert rows_of(job.run_epoch(frame, pipeline).dataframe) == []
+    assert job.last_progress is not None and job.last_progress.invalid_rows == {"sums": 1}
+    exact = make_job(checkpoint=tmp_path / "exact", on_invalid="fail")
     huge = spark.sql("SELECT 'a' AS k, CAST(9e37BD AS DECIMAL(38,0)) AS v")
-    with pytest.raises(StateOverflowError, match=r"total=sum\(v\) .* Cast the column to double"):
+    with pytest.raises(
+        InvalidRowError,
+        match=r"operator 'sums': a row of key 'a' would take total=sum\(v\) .* column to double",
+    ):
         exact.run_epoch(
             huge.union(huge),
             lambda df: exact.key_by(df, "k", uid="sums").aggregate(total=ps.sum("v")),
         )
-    less = spark.createDataFrame([("a", -1)], "k string, v long")
-    assert rows_of(job.run_epoch(less, pipeline).dataframe) == [("a", most - 1)]
+    less = spark.createDataFrame([("a", -1), ("a", most)], "k string, v long").coalesce(1)
+    sink = ParquetSink(tmp_path / "odd")
+    aside = job.run_epoch(
+        less,
+        lambda df: job.key_by(df, "k", uid="sums", invalid="odd").aggregate(total=ps.sum("v")),
+        side_outputs={"odd": sink},
+    )
+    assert rows_of(aside.dataframe) == [("a", most - 1)]
+    assert [tuple(row)[:2] for row in sink.read(spark).collect()] == [("a", most)]
 
 
 def test_every_key_type(spark: SparkSession, make_job: MakeJob) -> None:

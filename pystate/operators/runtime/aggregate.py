@@ -15,14 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
-from pystate.errors import StateOverflowError
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.latest_rows import LatestRows
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.partial_rows import LATE, LOW, WEIGHT, total_weight, whole_sums
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.declaration import State
-from pystate.state.key_batch import KeyBatch, overflowed
+from pystate.state.key_batch import ADD, MAX, MIN, KeyBatch
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.value import ValueState
 from pystate.tables.backend import KeyedStateBackend
@@ -30,6 +29,7 @@ from pystate.types.state_type import StateType
 
 __all__ = ["AggregateOperator", "Aggregates", "Operation", "StateUpdate", "UpdatesOperator"]
 
+_STEPS = {"add": ADD, "min": MIN, "max": MAX}
 #: Keys of an aggregate's output batch.
 _OUTPUT_KEYS = 65_536
 
@@ -106,34 +106,71 @@ class AggregateOperator(Operator):
         self._task = task
         self._backend = task.backend
         self._invalid = task.invalid(self._spec.key, event_time=self._spec.event_time)
+        if self._combined:
+            self._invalid.weight = total_weight
         return task.backend
 
     def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Update the states; nothing is emitted yet."""
-        rows = self.timely(rows)
+        rows = self._timely(rows)
+        given, codes = self._given(rows)
+        if codes.any():
+            rows = self._without(rows, codes)
+            given, codes = self._given(rows)
         columns = [rows.column(name) for name in self._spec.key]
         keys = self._backend.keys(columns)
+        steps = [
+            self._handles[update.state].step(keys, _STEPS[update.operation], values)
+            for update, values in zip(self._spec.updates, given, strict=True)
+        ]
+        keys.apply_all(steps, 0, codes.ctypes.data)
+        if codes.any():
+            taken: Any = pa.array(codes == 0)
+            rows = self._without(rows, codes)
+            given = [v.filter(taken) if isinstance(v, pa.Array) else v for v in given]
+            columns = [column.filter(taken) for column in columns]
+        self._note_event_time(rows)
         nulls: Any = True
-        for update in self._spec.updates:
-            try:
-                values = self._values(update.source, rows)
-                getattr(self._handles[update.state], update.operation)(keys, values)
-            except StateOverflowError as error:
-                found = overflowed(error, keys)
-                raise StateOverflowError(self._beyond(update, found)) from None
-            if nulls is not None:
-                some = isinstance(values, pa.Array) and values.null_count
-                nulls = pc.and_(values.is_null(), nulls) if some else None
-        if nulls is not None and nulls.true_count:
+        for values in given:
+            some = isinstance(values, pa.Array) and values.null_count
+            nulls = pc.and_(values.is_null(), nulls) if some else None
+            if nulls is None:
+                return iter(())
+        if nulls.true_count:
             self._note_nulls([column.filter(nulls) for column in columns])
         return iter(())
 
+    def _given(self, rows: pa.RecordBatch) -> tuple[list[Any], Any]:
+        """What rows give to each state, and 1 + a state's column where that is too much already."""
+        found, codes = [], np.zeros(rows.num_rows, np.uint8)
+        for update in self._spec.updates:
+            values, beyond = self._values(update.source, rows)
+            found.append(values)
+            if beyond is not None:
+                codes[beyond & (codes == 0)] = 1 + self._handles[update.state].column
+        return found, codes
+
+    def _without(self, rows: pa.RecordBatch, codes: Any) -> pa.RecordBatch:
+        """The rows that do not take a sum beyond its range."""
+        updates = self._spec.updates
+        of = {1 + self._handles[u.state].column: u for u in updates if u.operation == "add"}
+
+        def why(i: int) -> str:
+            return self._beyond(of[int(codes[i])])
+
+        found: pa.RecordBatch = self._invalid.without(rows, codes != 0, why)
+        return found
+
     def timely(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Take the event times of some rows; return those that can be processed."""
+        rows = self._timely(rows)
+        self._note_event_time(rows)
+        return rows
+
+    def _timely(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         rows = self._invalid.timely(rows, self._spec.event_time)
         if self._combined:
             self._task.combined(rows.num_rows, total_weight(rows))
-        self._note_event_time(rows)
         return rows
 
     def _note_nulls(self, columns: Sequence[pa.Array[Any]]) -> None:
@@ -147,22 +184,22 @@ class AggregateOperator(Operator):
             self._only_nulls = self._nulls.register("only", ValueState("boolean"))
         self._only_nulls.update_all(self._nulls.keys(columns), True)
 
-    def _values(self, source: str | None, rows: pa.RecordBatch) -> Any:
+    def _values(self, source: str | None, rows: pa.RecordBatch) -> tuple[Any, Any]:
         if source is None:
-            return rows.column(WEIGHT) if self._combined else 1
+            return (rows.column(WEIGHT) if self._combined else 1), None
         values = rows.column(source)
         if source + LOW in rows.schema.names:
             return whole_sums(values, rows.column(source + LOW))
-        return values
+        return values, None
 
-    def _beyond(self, update: StateUpdate, key: str) -> str:
-        task, declared = self._task, self._backend.declarations[update.state]
+    def _beyond(self, update: StateUpdate) -> str:
+        declared = self._backend.declarations[update.state]
         kind = declared.columns(update.state)[0].value_type.ddl
         wider = "decimal(38,0)" if kind == "long" else "double, which rounds"
         return (
-            f"{task.owner}, epoch {task.epoch}: {update.shown} of {key} is beyond the range of "
-            f"{kind}; the epoch is not published. Cast the column to {wider}, and keep the "
-            f"aggregate under another uid: what {task.uid!r} has stored stays {kind}"
+            f"would take {update.shown} beyond the range of {kind} (to keep such sums, cast the "
+            f"column to {wider}, and keep the aggregate under another uid: what "
+            f"{self._task.uid!r} has stored stays {kind})"
         )
 
     def finish(self) -> Iterator[pa.RecordBatch]:
@@ -275,9 +312,10 @@ class UpdatesOperator(Operator):
         most = task.backend.max_parallelism
         of_rows = OperatorSpec(task.uid, task.backend.key, spec.states, max_parallelism=most)
         with closing(KeyedStateBackend.of(of_rows)) as backend:
-            # The rows have come before: their times have been noted.
+            # The rows have come before: their times have been noted. A sum can be too large only
+            # now, which counts with the task's own invalid rows; no side output takes these rows.
             operator = AggregateOperator(replace(spec, event_time=None))
-            operator.open(TaskContext(backend, task.epoch))
+            operator.open(replace(task, backend=backend, time=None, side=None))
             try:
                 yield from operator.process(pa.RecordBatch.from_arrays([*keys, *own], names=names))
                 yield from operator.finish()

@@ -6,8 +6,9 @@ allows; a date that Python cannot hold. If it failed its epoch, a stream would s
 So it goes to the input's side output of invalid rows if there is one; otherwise the job says
 whether it is dropped. It is counted in any case, and means nothing for the watermark.
 
-A sum that is beyond its range is no matter of one row, since its other rows are summed up already:
-it fails, as in Spark.
+The row with which a sum would leave its range is one, too. Rows that are parts of sums already, as
+those of the slices of a window, may together be too much: then they are left out of that window, or
+the job fails. No side output can take them any more.
 
 Thread safety: an `InvalidRows` belongs to its task; a rule is immutable.
 """
@@ -206,14 +207,46 @@ class InvalidRows:
         self.rows += taken.num_rows if self.weight is None else self.weight(taken)
         return rows.filter(pa.array(~bad))
 
+    def left_out(self, key: Sequence[pa.Array[Any]], i: int, rows: int, why: str) -> None:
+        """Count rows that were taken before, and that a result has to do without.
+
+        Parameters
+        ----------
+        key : sequence of pyarrow.Array
+            Key columns, as `InvalidRows` knows them.
+        i : int
+            Whose rows they are.
+        rows : int
+            How many.
+        why : str
+            What a row of that key "has" or "would" do, for the error.
+
+        Raises
+        ------
+        InvalidRowError
+            The job says that it fails.
+        """
+        if self.rule.on_invalid == "fail":
+            alone = pa.RecordBatch.from_arrays(
+                [column.slice(i, 1) for column in key], names=[f"k{n}" for n in range(len(key))]
+            )
+            names = [f"k{n}" for n, of in enumerate(self._key) if marked_struct(of) is None]
+            raise self._error(alone, 0, names, why)
+        self.rows += rows
+
     def error(self, rows: pa.RecordBatch, i: int, why: Callable[[int], str]) -> InvalidRowError:
         """The error for a row that cannot be processed."""
         names = [name for name in self._key if marked_struct(name) is None] or self._key
+        return self._error(rows, i, names, why(i))
+
+    def _error(
+        self, rows: pa.RecordBatch, i: int, names: Sequence[str], why: str
+    ) -> InvalidRowError:
         values = [_shown(leaf(rows.slice(i, 1), name)[0]) for name in names]
         key = values[0] if len(values) == 1 else tuple(values)
         of, way = (f"a row of key {key!r:.80}", "key_by") if values else ("a row", "operator")
         return InvalidRowError(
-            f"{self._owner}: {of} {why(i)}: have such rows dropped and counted by "
+            f"{self._owner}: {of} {why}: have such rows dropped and counted by "
             f"Job(..., on_invalid='drop'), or written to a side output by {way}(..., invalid='tag')"
         )
 

@@ -2,8 +2,8 @@
 
 A combined row has the key's columns, `WEIGHT`, `LATE`, `TIME` and `FIRST` where they are needed,
 and for each aggregate what its values have come to. Integers of 64 bits are summed in two halves,
-which no number of rows makes overflow, so that a sum beyond its range is an error and never a wrong
-number.
+which no number of rows makes overflow, so that a sum beyond its range is found and never a wrong
+number. Then it cannot be told which of the rows is too much: the combined row is.
 
 Thread safety: functions without state.
 """
@@ -16,8 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from pystate.errors import StateOverflowError
 
 __all__ = [
     "CAME",
@@ -56,7 +54,9 @@ def total_weight(rows: pa.RecordBatch, name: str = WEIGHT) -> int:
     return int(pc.sum(rows.column(name)).as_py() or 0)
 
 
-def whole_sums(high: pa.Array[Any], low: pa.Array[Any]) -> pa.Array[Any]:
+def whole_sums(
+    high: pa.Array[Any], low: pa.Array[Any]
+) -> tuple[pa.Array[Any], npt.NDArray[np.bool_] | None]:
     """Sums of longs from those of their halves; null where there was no value.
 
     Parameters
@@ -64,19 +64,16 @@ def whole_sums(high: pa.Array[Any], low: pa.Array[Any]) -> pa.Array[Any]:
     high, low : pyarrow.Array
         The sums of the upper 32 bits, with their sign, and of the lower ones.
 
-    Raises
-    ------
-    StateOverflowError
-        A sum is beyond the range of a long.
+    Returns
+    -------
+    tuple
+        The sums, and which of them are beyond the range of a long, if there are such.
     """
     upper, lower = _numbers(high), _numbers(low)
     top = upper + (lower >> _HALF)
-    if len(top) and (int(top.max()) >= 1 << 31 or int(top.min()) < -(1 << 31)):
-        error = StateOverflowError("a sum is beyond the range of a long")
-        error.row = int(np.flatnonzero((top >= 1 << 31) | (top < -(1 << 31)))[0])
-        raise error
+    beyond = (top >= 1 << 31) | (top < -(1 << 31))
     whole: pa.Array[Any] = pa.array((top << _HALF) | (lower & _LOWER), mask=_nulls(high))
-    return whole
+    return whole, beyond if beyond.any() else None
 
 
 def mean_accumulators(

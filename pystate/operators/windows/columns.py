@@ -5,7 +5,8 @@ Declarations are immutable; `Columns` belongs to its operator.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,6 +22,7 @@ from pystate.errors import (
 )
 from pystate.operators.functions.aggregates import Aggregate
 from pystate.operators.windows.grid import Mask, Times
+from pystate.operators.windows.sums import range_of, sizes, too_large, wholes
 from pystate.state.aggregating import AggregatingHandle, AggregatingState, ColumnAggregate
 from pystate.state.aggregators import AggregateFunction, Aggregator, Count, Max, Mean, Min, Sum
 from pystate.state.key_batch import (
@@ -33,9 +35,27 @@ from pystate.state.key_batch import (
 )
 from pystate.state.value import ValueHandle
 from pystate.tables.backend import KeyedStateBackend
+from pystate.types.key_codes import key_codes
 from pystate.types.state_type import parse_type
 
-__all__ = ["ROWS", "AggregateLike", "Columns", "WindowColumn", "aggregated"]
+__all__ = [
+    "ROWS",
+    "AggregateLike",
+    "Columns",
+    "MoreSteps",
+    "Refused",
+    "Some",
+    "WindowColumn",
+    "aggregated",
+    "picked",
+]
+
+#: By row 0, or 1 + the column of the state that the row would make overflow.
+Refused: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
+#: The numbers of some rows; None for all of them.
+Some: TypeAlias = "Times | None"
+#: Further steps of some keys, which are those of some rows.
+MoreSteps: TypeAlias = Callable[[KeyBatch, Some], "list[Step]"]
 
 #: ``ps.sum("x")``; ``(ps.TopK(3), "x")``; ``(Own(), "x", "long")``, with the result's type.
 AggregateLike: TypeAlias = "Aggregate | tuple[Any, ...]"
@@ -189,32 +209,153 @@ class Columns:
         pairs = list(zip(columns, self._handles, strict=True))
         counter: Any = next(handle for column, handle in pairs if column.counts_rows)
         self.rows: ColumnAggregate = counter
-        self._others = [pair for pair in pairs if pair[1] is not counter]
+        self._backend = backend
+        self._ranges = [range_of(column.state) for column in columns]
+        #: Sums that the core does not try.
+        self._wide = [
+            i
+            for i, (handle, within) in enumerate(zip(self._handles, self._ranges, strict=True))
+            if within is not None and not isinstance(handle, ColumnAggregate)
+        ]
         self._scratch: KeyedStateBackend | None = None
 
-    def add(self, keys: KeyBatch, rows: pa.RecordBatch) -> Mask:
+    def add(self, keys: KeyBatch, rows: pa.RecordBatch, refused: Refused | None = None) -> Mask:
         """Add rows to the aggregates of their keys.
+
+        Parameters
+        ----------
+        keys : KeyBatch
+            The key of each row.
+        rows : RecordBatch
+            The rows.
+        refused : numpy.ndarray of uint8, optional
+            Not 0 where a row is to be left out. It becomes 1 + the column of a sum's state where a
+            row would make it overflow: such a row is left out as a whole.
 
         Returns
         -------
         numpy.ndarray of bool
             Where a row began a window or slice: the first one of its key.
         """
-        steps = [self.rows.step(keys, 1)]  # the first: it says what is new
-        for column, handle in self._others:
-            values = 1 if column.source is None else rows.column(column.source)
-            if isinstance(handle, ColumnAggregate):
-                steps.append(handle.step(keys, values))
-                continue
-            try:
-                handle.add_all(keys, values)
-            except StateOverflowError as error:
-                raise self._overflowed(error, keys, column.name) from None
+        given = [1 if c.source is None else rows.column(c.source) for c in self._columns]
+        return self._take(keys, given, refused, adds=True)
+
+    def add_combined(
+        self, keys: KeyBatch, accumulators: Sequence[Any], refused: Refused | None = None
+    ) -> Mask:
+        """As `add`, for rows that stand for several each, of which these are the accumulators."""
+        return self._take(keys, accumulators, refused)
+
+    def merge(
+        self,
+        keys: KeyBatch,
+        accumulators: Sequence[Any],
+        more: MoreSteps | None = None,
+        refused: Refused | None = None,
+    ) -> None:
+        """Merge accumulators into those of some keys, and take more steps."""
+        self._take(keys, accumulators, refused, more)
+
+    def _take(
+        self,
+        keys: KeyBatch,
+        given: Sequence[Any],
+        refused: Refused | None,
+        more: MoreSteps | None = None,
+        *,
+        adds: bool = False,
+    ) -> Mask:
+        """Add values, or merge accumulators, row by row; see `add`."""
+        found = np.zeros(len(keys), np.uint8) if refused is None else refused
+        fails = refused is None and self._wide
+        for i in self._wide:
+            self._note_too_large(keys, i, given[i], found, adds=adds)
+        if fails and found.any():
+            raise self._overflowed(self._beyond(found), keys)
+        some, own = self._some(keys, found)
+        steps, others = [], []
+        counter = self.counter
+        for i in [counter, *(i for i in range(len(given)) if i != counter)]:
+            handle, values = self._handles[i], picked(given[i], some)
+            if not isinstance(handle, ColumnAggregate):
+                others.append((i, handle, values))
+            elif adds:
+                steps.append(handle.step(own, values))  # the counter's says what is new
+            else:
+                steps.append(handle.merge_step(own, values))
+        steps += more(own, some) if more is not None else []
+        now = None if refused is None else np.zeros(len(own), np.uint8)
         try:
-            return apply_steps(keys, steps)
+            fresh = self._stepped(own, steps, now, noted=adds or given[counter].null_count == 0)
         except StateOverflowError as error:
             # The error names the state, which has the column's name.
-            raise self._overflowed(error, keys) from None
+            raise self._overflowed(error, own) from None
+        left, last = None, own
+        if now is not None and now.any():
+            left, last = self._some(own, now)
+        for i, handle, values in others:
+            try:
+                take = handle.add_all if adds else handle.merge_all
+                take(last, picked(values, left))
+            except StateOverflowError as error:
+                raise self._overflowed(error, last, self._columns[i].name) from None
+        if some is None:
+            if now is not None:
+                found[:] = now
+            return fresh
+        if now is not None:
+            found[some] = now
+        whole = np.zeros(len(keys), np.bool_)
+        whole[some] = fresh
+        return whole
+
+    def _stepped(
+        self, keys: KeyBatch, steps: Sequence[Step], refused: Refused | None, *, noted: bool
+    ) -> Mask:
+        if noted:
+            return apply_steps(keys, steps, refused)
+        # What is new can only be said of rows that all count.
+        keys.apply_all(list(steps), 0, 0 if refused is None else refused.ctypes.data)
+        return np.zeros(len(keys), np.bool_)
+
+    def _some(self, keys: KeyBatch, refused: Refused) -> tuple[Some, KeyBatch]:
+        """The rows that are not refused, and their keys; None for all of them."""
+        if not refused.any():
+            return None, keys
+        some = np.flatnonzero(refused == 0)
+        chosen = [picked(array, some) for array in keys.key_arrays()]
+        spaces = picked(keys.namespaces(), some) if keys.table.has_namespaces else None
+        return some, self._backend.keys(chosen, spaces)
+
+    def _note_too_large(
+        self, keys: KeyBatch, i: int, given: Any, refused: Refused, *, adds: bool
+    ) -> None:
+        """Note rows that would make a mean's sum overflow."""
+        handle, within = self._handles[i], self._ranges[i]
+        assert within is not None
+        if adds:
+            bound = self._columns[i].state.bound
+            assert bound is not None
+            given = given.cast(bound.input.arrow)
+        columns = keys.key_arrays()
+        if keys.table.has_namespaces:
+            columns = [*columns, keys.namespaces()]
+        bad = too_large(key_codes(columns), handle.accumulators(keys), given, within)
+        if bad is not None:
+            refused[bad & (refused == 0)] = 1 + handle.column
+
+    def why(self, code: int) -> str:
+        """What a row would do that was refused with a code."""
+        for column, handle, within in zip(self._columns, self._handles, self._ranges, strict=True):
+            if within is not None and handle.column == code - 1:
+                return f"would take {column.name!r} beyond the range of {within.name}"
+        raise AssertionError(f"no sum is in column {code - 1}")
+
+    def _beyond(self, refused: Refused) -> StateOverflowError:
+        row = int(np.flatnonzero(refused)[0])
+        error = StateOverflowError(f"a row {self.why(int(refused[row]))}")
+        error.row = row
+        return error
 
     def _overflowed(
         self, error: StateOverflowError, keys: KeyBatch, column: str | None = None
@@ -222,6 +363,75 @@ class Columns:
         """The error with the operator, and the key unless keys are those of windows that fire."""
         where = self._owner if self._folding else f"{self._owner}: {overflowed(error, keys)}"
         return StateOverflowError(f"{where}: {'' if column is None else column + ': '}{error}")
+
+    @property
+    def counter(self) -> int:
+        """Which aggregate counts rows."""
+        return self._handles.index(self.rows)
+
+    def codes_of(self, beyond: Mapping[int, Mask], rows: int) -> Refused:
+        """What refuses rows of which a sum of some aggregate is beyond its range already."""
+        refused = np.zeros(rows, np.uint8)
+        for i, bad in beyond.items():
+            refused[bad & (refused == 0)] = 1 + self._handles[i].column
+        return refused
+
+    def given(self, rows: pa.RecordBatch) -> list[Any]:
+        """What rows add to each sum that may overflow, and None for other aggregates."""
+        found: list[Any] = []
+        for column, within in zip(self._columns, self._ranges, strict=True):
+            values = None
+            if within is not None and column.source is not None:
+                bound = column.state.bound
+                assert bound is not None
+                values = rows.column(column.source).cast(bound.input.arrow)
+                if pa.types.is_integer(values.type):
+                    values = values.cast(pa.int64())
+            found.append(values)
+        return found
+
+    @property
+    def may_overflow(self) -> bool:
+        """Whether there is a sum that can."""
+        return any(within is not None for within in self._ranges)
+
+    def near_end(
+        self, codes: Times, given: Sequence[Any], stored_codes: Times, stored: Sequence[Any]
+    ) -> Mask | None:
+        """The rows whose keys have sums of which some may overflow; None if there is none.
+
+        Parameters
+        ----------
+        codes : numpy.ndarray of int64
+            Dense numbers of the rows' keys.
+        given : sequence of pyarrow.Array
+            What the rows add, by aggregate.
+        stored_codes, stored
+            The same of what is kept of these keys.
+        """
+        many = int(codes.max(initial=-1)) + 1
+        near = np.zeros(many, np.bool_)
+        for within, more, kept in zip(self._ranges, given, stored, strict=True):
+            if within is not None:
+                size = np.bincount(codes, sizes(more), many)
+                size += np.bincount(stored_codes, sizes(kept), many)
+                near |= size >= within.most / 2
+        return near[codes] if near.any() else None
+
+    def excess(self, given: Sequence[Any], stored: Sequence[Any]) -> int:
+        """The code of the first sum that overflows while all of this is added; 0 if none.
+
+        What is stored comes first, in its order: so it is merged.
+        """
+        for handle, within, more, kept in zip(
+            self._handles, self._ranges, given, stored, strict=True
+        ):
+            if within is None:
+                continue
+            sums = itertools.accumulate([*wholes(kept), *wholes(more)])
+            if any(not within.least <= each <= within.most for each in sums):
+                return int(1 + handle.column)
+        return 0
 
     @property
     def names(self) -> list[str]:
@@ -256,41 +466,6 @@ class Columns:
         found = numbers_together(keys, [(h.column, h.type) for h in handles])
         return dict(zip((h.name for h in handles), found, strict=True))
 
-    def merge(self, keys: KeyBatch, accumulators: Sequence[Any], more: Sequence[Step] = ()) -> None:
-        """Merge accumulators into those of some keys, and take more steps."""
-        steps = [*more, *self._merged(keys, accumulators, range(len(self._columns)))]
-        try:
-            keys.apply_all(steps)
-        except StateOverflowError as error:
-            raise self._overflowed(error, keys) from None
-
-    def add_combined(self, keys: KeyBatch, accumulators: Sequence[Any]) -> Mask:
-        """As `add`, for rows that stand for several each, of which these are the accumulators."""
-        counter = self._handles.index(self.rows)
-        steps = [self.rows.merge_step(keys, accumulators[counter])]
-        others = [i for i in range(len(self._columns)) if i != counter]
-        steps += self._merged(keys, accumulators, others)
-        try:
-            return apply_steps(keys, steps)
-        except StateOverflowError as error:
-            raise self._overflowed(error, keys) from None
-
-    def _merged(
-        self, keys: KeyBatch, accumulators: Sequence[Any], which: Iterable[int]
-    ) -> list[Step]:
-        """Merge what the core's steps cannot; return the steps for the rest."""
-        steps = []
-        for i in which:
-            handle = self._handles[i]
-            if isinstance(handle, ColumnAggregate):
-                steps.append(handle.merge_step(keys, accumulators[i]))
-                continue
-            try:
-                handle.merge_all(keys, accumulators[i])
-            except StateOverflowError as error:
-                raise self._overflowed(error, keys, self._columns[i].name) from None
-        return steps
-
     def results(self, keys: KeyBatch) -> list[pa.Array[Any]]:
         """The results of some keys, one array per result column."""
         return self.results_of(keys, self.kept(keys))
@@ -320,7 +495,10 @@ class Columns:
         return found
 
     def folded(
-        self, groups: np.ndarray[Any, np.dtype[np.int64]], accumulators: Sequence[Any]
+        self,
+        groups: np.ndarray[Any, np.dtype[np.int64]],
+        accumulators: Sequence[Any],
+        refused: Refused | None = None,
     ) -> tuple[list[Any], list[pa.Array[Any]]]:
         """Merge accumulators by group, in order.
 
@@ -330,6 +508,9 @@ class Columns:
             The group of each accumulator, from 0 on.
         accumulators : sequence
             As `accumulators` gives them.
+
+        refused : numpy.ndarray of uint8, optional
+            As for `add`: of accumulators that would make a sum overflow.
 
         Returns
         -------
@@ -341,7 +522,7 @@ class Columns:
             self._folds = Columns(self._columns, self._results, self._scratch, self._owner)
             self._folds._folding = True
         try:
-            self._folds.merge(self._scratch.keys(pa.array(groups)), accumulators)
+            self._folds.merge(self._scratch.keys(pa.array(groups)), accumulators, None, refused)
             count = int(groups.max()) + 1 if len(groups) else 0
             keys = self._scratch.keys(pa.array(np.arange(count)))
             return self._folds.accumulators(keys), self._folds.results(keys)
@@ -353,3 +534,13 @@ class Columns:
         if self._scratch is not None:
             self._scratch.close()
             self._scratch = None
+
+
+def picked(values: Any, some: Some) -> Any:
+    """Some of an Arrow array's or a list's values; a value for all rows stays one."""
+    if some is None or not isinstance(values, (list, pa.Array)):
+        return values
+    if isinstance(values, list):
+        return [values[i] for i in some.tolist()]
+    numbers: Any = pa.array(some)
+    return values.take(numbers)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
 from pystate.operators.windows.assigners import CountWindow
-from pystate.operators.windows.grid import Times
+from pystate.operators.windows.grid import Mask, Times
 from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator, take
 from pystate.state.key_batch import KeyBatch
 from pystate.types.key_codes import key_codes, ranks
@@ -30,11 +30,33 @@ class CountOperator(WindowOperator):
         if self.spec.options.event_time is not None:
             self.timed(rows)
         for begin in range(0, rows.num_rows, FIRED_ROWS):
-            yield from self._process(rows.slice(begin, FIRED_ROWS))
+            some = rows.slice(begin, FIRED_ROWS)
+            apart = self._apart(some) if self.columns.may_overflow else None
+            if apart is None:
+                yield from self._process(some)
+                continue
+            # Whether these count is known only one by one.
+            yield from self._process(some.filter(pa.array(~apart)))
+            for i in np.flatnonzero(apart).tolist():
+                yield from self._process(some.slice(i, 1))
+
+    def _apart(self, rows: pa.RecordBatch) -> Mask | None:
+        """The rows of keys of which some sum may leave its range; None if there are none."""
+        columns = self.key_columns(rows)
+        codes = key_codes(columns, dense=True)
+        firsts = np.unique(codes, return_index=True)[1]
+        keys = [take(column, firsts) for column in columns]
+        open_ = self.backend.keys(keys, pa.array(np.zeros(len(firsts), np.int64)))
+        stored = self.columns.accumulators(open_)
+        return self.columns.near_end(
+            codes, self.columns.given(rows), np.arange(len(firsts)), stored
+        )
 
     def _process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         windows = self.spec.options.windows
         assert isinstance(windows, CountWindow)
+        if not rows.num_rows:
+            return
         columns = self.key_columns(rows)
         nothing = np.zeros(rows.num_rows, np.int64)
         open_ = self.backend.keys(columns, pa.array(nothing))
@@ -43,8 +65,9 @@ class CountOperator(WindowOperator):
         numbers = places // windows.n
         full = np.flatnonzero(places % windows.n == windows.n - 1)
         keys = open_ if not numbers.any() else self.backend.keys(columns, pa.array(numbers))
-        self.columns.add(keys, rows)
-        if not len(full):
+        times = np.full(rows.num_rows, self.task.processing_time, np.int64)
+        _, taken = self.add(keys, rows, times)
+        if not len(full) or not taken.all():
             return
         chosen = [take(column, full) for column in columns]
         done = self.backend.keys(chosen, pa.array(numbers[full]))

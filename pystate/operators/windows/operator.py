@@ -24,9 +24,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.partial_rows import LATE, TIME, total_weight
 from pystate.operators.runtime.task import Operator, TaskContext
+from pystate.operators.windows.columns import Refused
 from pystate.operators.windows.grid import Mask, Times
 from pystate.operators.windows.partial_rows import accumulators
 from pystate.operators.windows.specification import END, MOST_US_MS, START, WindowSpec
@@ -61,6 +63,7 @@ class WindowOperator(Operator):
         self, spec: WindowSpec, late_tag: str | None = None, *, combined: bool = False
     ) -> None:
         self.spec = spec
+        self._latest_before: int | None = None
         self.domain: Any = "processing" if spec.options.event_time is None else "event"
         self.lateness = spec.options.lateness_ms
         self._late_tag = late_tag
@@ -120,6 +123,7 @@ class WindowOperator(Operator):
         first, last = self.spec.reach()
         rows, array = self.invalid.timed(rows, array, first, last, known=True)
         times: Times = array.to_numpy()
+        self._latest_before = self.task.latest.get(INPUT)
         if len(times):
             late, bound = 0, self.task.late_bound
             if bound is not None and self._combined:
@@ -134,11 +138,50 @@ class WindowOperator(Operator):
         """How many rows of the input some rows stand for."""
         return total_weight(rows) if self._combined else rows.num_rows
 
-    def add(self, keys: KeyBatch, rows: pa.RecordBatch) -> Mask:
-        """Add rows to the aggregates of their keys; see `Columns.add`."""
+    def add(self, keys: KeyBatch, rows: pa.RecordBatch, times: Times) -> tuple[Mask, Mask]:
+        """Add rows to the aggregates of their keys.
+
+        Returns
+        -------
+        tuple
+            Where a row began a window or slice, see `Columns.add`, and which rows were taken.
+        """
         if not self._combined:
-            return self.columns.add(keys, rows)
-        return self.columns.add_combined(keys, accumulators(self.spec, rows, self.owner, keys))
+            refused = np.zeros(len(keys), np.uint8)
+            fresh = self.columns.add(keys, rows, refused)
+        else:
+            given, beyond = accumulators(self.spec, rows)
+            refused = self.columns.codes_of(beyond, len(keys))
+            fresh = self.columns.add_combined(keys, given, refused)
+        if refused.any():
+            self.refuse(rows, times, refused)
+        return fresh, refused == 0
+
+    def refuse(self, rows: pa.RecordBatch, times: Times, refused: Refused) -> None:
+        """Take rows out whose sums would leave their range.
+
+        REQUIRES: these are all rows of a batch whose times count, the last that were `timed`.
+        """
+        self.invalid.without(rows, refused != 0, lambda i: self.columns.why(int(refused[i])))
+        if self.spec.options.event_time is not None:
+            self.untime(rows, times, refused != 0)
+
+    def untime(self, rows: pa.RecordBatch, times: Times, bad: Mask) -> None:
+        """Have bad rows of the last that were `timed` not count, for event time nor as late.
+
+        What was too late may be missing: it is below the watermark, and does not matter to it.
+        """
+        task, rest = self.task, times[~bad]
+        if self._latest_before is None:
+            task.latest.pop(INPUT, None)
+        else:
+            task.latest[INPUT] = self._latest_before
+        if len(rest):
+            task.saw(int(rest.max()))
+        if task.late_bound is not None and self._combined:
+            task.late_rows -= total_weight(rows.filter(pa.array(bad)), LATE)
+        elif task.late_bound is not None:
+            task.late_rows -= int(np.count_nonzero(times[bad] < task.late_bound))
 
     def in_time(self, rows: pa.RecordBatch, last_ends: Times) -> tuple[pa.RecordBatch, Mask | None]:
         """The rows that are not too late for the last of their windows, and which these are.

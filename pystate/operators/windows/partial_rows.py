@@ -15,14 +15,12 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pystate.errors import StateOverflowError
 from pystate.operators.runtime.partial_rows import COUNT, LOW, WEIGHT, mean_accumulators, whole_sums
 from pystate.operators.windows.assigners import Aligned, Global, Session
 from pystate.operators.windows.columns import WindowColumn
-from pystate.operators.windows.grid import grid_of
+from pystate.operators.windows.grid import Mask, grid_of
 from pystate.operators.windows.specification import WindowSpec
 from pystate.state.aggregators import Count, Max, Mean, Min, Sum
-from pystate.state.key_batch import KeyBatch, overflowed
 
 __all__ = ["Part", "SliceRule", "accumulators", "parts", "refusal", "slice_rule"]
 
@@ -139,38 +137,39 @@ def _functions(column: WindowColumn) -> dict[str, Function]:
 
 
 def accumulators(
-    spec: WindowSpec, rows: pa.RecordBatch, owner: str, keys: KeyBatch | None = None
-) -> list[pa.Array[Any]]:
+    spec: WindowSpec, rows: pa.RecordBatch
+) -> tuple[list[pa.Array[Any]], dict[int, Mask]]:
     """The accumulators of combined rows, one array per aggregate.
 
-    Raises
-    ------
-    StateOverflowError
-        A sum is beyond its range.
+    Returns
+    -------
+    tuple
+        The accumulators, and by aggregate which sums are beyond their range, if there are such.
     """
-    found = []
+    found, beyond = [], {}
     for number, column in enumerate(spec.columns):
-        try:
-            found.append(_accumulators(column, f"{_PART}{number}", rows))
-        except StateOverflowError as error:
-            what = f"{owner}: {overflowed(error, keys)}: {column.name}"
-            raise StateOverflowError(f"{what}: {error}") from None
-    return found
+        each, bad = _accumulators(column, f"{_PART}{number}", rows)
+        found.append(each)
+        if bad is not None:
+            beyond[number] = bad
+    return found, beyond
 
 
-def _accumulators(column: WindowColumn, name: str, rows: pa.RecordBatch) -> pa.Array[Any]:
+def _accumulators(
+    column: WindowColumn, name: str, rows: pa.RecordBatch
+) -> tuple[pa.Array[Any], Mask | None]:
     if column.source is None:
-        return rows.column(WEIGHT)
+        return rows.column(WEIGHT), None
     aggregate = column.state.aggregate
     values = rows.column(name)
     low = rows.column(name + LOW) if name + LOW in rows.schema.names else None
     if isinstance(aggregate, Mean):
-        return mean_accumulators(rows.column(name + COUNT), values, low)
+        return mean_accumulators(rows.column(name + COUNT), values, low), None
     if low is not None:
         return whole_sums(values, low)
     if isinstance(aggregate, Count):
         # Nulls are skipped: a state without a value stays without one.
         some = pc.greater(values, pa.scalar(0, pa.int64()))
         counts: pa.Array[Any] = pc.if_else(some, values, pa.scalar(None, pa.int64()))
-        return counts
-    return values
+        return counts, None
+    return values, None

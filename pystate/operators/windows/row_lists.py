@@ -17,12 +17,12 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from pystate.operators.windows.columns import ROWS, Columns
+from pystate.operators.windows.columns import ROWS, Columns, MoreSteps, Refused
 from pystate.operators.windows.grid import Mask, Times
 from pystate.state.aggregating import AggregatingState, ColumnAggregate
 from pystate.state.aggregators import Count
 from pystate.state.declaration import State
-from pystate.state.key_batch import KeyBatch, Step, apply_steps
+from pystate.state.key_batch import KeyBatch, apply_steps
 from pystate.state.list import ListHandle, ListState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.arrays import as_array
@@ -116,6 +116,7 @@ class RowColumns(Columns):
 
     def __init__(self, inputs: Sequence[KeptRows], backend: KeyedStateBackend, owner: str) -> None:
         self.input = 0
+        self._ranges = []  # there are no sums
         self._inputs = inputs
         self._backend = backend
         self._owner = owner
@@ -130,7 +131,7 @@ class RowColumns(Columns):
         self._asked: KeyBatch | None = None
         self._parts: tuple[KeyBatch, Times] | None = None
 
-    def add(self, keys: KeyBatch, rows: pa.RecordBatch) -> Mask:
+    def add(self, keys: KeyBatch, rows: pa.RecordBatch, refused: Refused | None = None) -> Mask:
         """Keep rows in the windows or slices of their keys; see `Columns.add`."""
         began = apply_steps(keys, [self.rows.step(keys, 1)])
         handle = self._lists[self.input]
@@ -153,9 +154,15 @@ class RowColumns(Columns):
         self._asked = keys
         return [longs(np.arange(len(keys)))]
 
-    def merge(self, keys: KeyBatch, accumulators: Sequence[Any], more: Sequence[Step] = ()) -> None:
+    def merge(
+        self,
+        keys: KeyBatch,
+        accumulators: Sequence[Any],
+        more: MoreSteps | None = None,
+        refused: Refused | None = None,
+    ) -> None:
         """Append the rows that numbers stand for to those of some keys."""
-        assert self._asked is not None and not more, "steps are for sums that slide"
+        assert self._asked is not None and more is None, "steps are for sums that slide"
         numbers = accumulators[0].to_numpy()
         source = _chosen(self._backend, self._asked, numbers)
         sizes = self._sizes(source)
@@ -173,7 +180,10 @@ class RowColumns(Columns):
         return []
 
     def folded(
-        self, groups: np.ndarray[Any, np.dtype[np.int64]], accumulators: Sequence[Any]
+        self,
+        groups: np.ndarray[Any, np.dtype[np.int64]],
+        accumulators: Sequence[Any],
+        refused: Refused | None = None,
     ) -> tuple[list[Any], list[pa.Array[Any]]]:
         """Have windows, made of slices in the order of `groups`, be the next to `load`."""
         assert self._asked is not None

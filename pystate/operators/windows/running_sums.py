@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pystate.operators.windows.columns import Columns
+from pystate.operators.windows.columns import Columns, Some
 from pystate.operators.windows.grid import Grid, Mask, Times
 from pystate.operators.windows.operator import take
-from pystate.state.key_batch import ADD, MAX, KeyBatch
+from pystate.state.key_batch import ADD, MAX, KeyBatch, Step
 from pystate.state.value import ValueHandle
 from pystate.tables.backend import KeyedStateBackend
 
@@ -157,9 +157,12 @@ class RunningSums:
             changes = {name: change[on] for name, change in changes.items()}
             keys = self._some(keys, more)
         if len(on):
-            steps = [h.step(keys, ADD, pa.array(changes[h.name])) for h in self._filled.values()]
-            steps.append(self._next.step(keys, MAX, ahead.last))
             sums = [pa.array(changes[name]) for name in self._columns.names]
+
+            def steps(own: KeyBatch, _: Some) -> list[Step]:
+                each = [h.step(own, ADD, pa.array(changes[h.name])) for h in self._filled.values()]
+                return [*each, self._next.step(own, MAX, ahead.last)]
+
             self._columns.merge(keys, sums, steps)
         if sweeps:
             self._backend.delete(ahead.leaving)

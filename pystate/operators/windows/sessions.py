@@ -19,7 +19,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Session
 from pystate.operators.windows.grid import Mask, Times
 from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator, take
+from pystate.operators.windows.partial_rows import accumulators
 from pystate.operators.windows.specification import OPEN
 from pystate.state.key_batch import KeyBatch
 from pystate.tables.backend import KeyedStateBackend
@@ -96,12 +97,61 @@ class SessionOperator(WindowOperator):
         rows, kept = self.in_time(rows, times + gaps + _PAST)
         if kept is not None:
             times, starts, gaps = times[kept], starts[kept], gaps[kept]
+        stretches = _Stretches(np.zeros(len(times), np.int64), starts, times + gaps)
+        apart = self._apart(rows) if rows.num_rows and self.columns.may_overflow else None
+        if apart is None:
+            self._put(rows, stretches, times)
+            return iter(())
+        # Of these it is known only one by one whether they make a session, or join two.
+        refused = np.zeros(rows.num_rows, np.uint8)
+        self._put(rows.filter(pa.array(~apart)), stretches.at(~apart), times[~apart])
+        for i in np.flatnonzero(apart).tolist():
+            row, stretch = rows.slice(i, 1), stretches.at(slice(i, i + 1))
+            refused[i] = self._excess(row, stretch)
+            if not refused[i]:
+                self._put(row, stretch, times[i : i + 1])
+        if refused.any():
+            self.refuse(rows, times, refused)
+        return iter(())
+
+    def _put(self, rows: pa.RecordBatch, stretches: _Stretches, times: Times) -> None:
+        """Add rows to the sessions that their stretches make, prolong and join."""
         if rows.num_rows:
             columns = self.key_columns(rows)
             codes = key_codes(columns, dense=True)
-            begins = self._place(columns, _Stretches(codes, starts, times + gaps))
-            self.add(self.backend.keys(columns, pa.array(begins)), rows)
-        return iter(())
+            begins = self._place(columns, replace(stretches, codes=codes))
+            self.add(self.backend.keys(columns, pa.array(begins)), rows, times)
+
+    def _apart(self, rows: pa.RecordBatch) -> Mask | None:
+        """The rows of keys of which some sum may leave its range; None if there are none."""
+        columns = self.key_columns(rows)
+        codes = key_codes(columns, dense=True)
+        keys = [take(column, _firsts(codes)) for column in columns]
+        stored = self._sessions(self.backend.keys(keys))
+        given, beyond = self._adds(rows)
+        near = self.columns.near_end(codes, given, stored.codes, self._sums_of(keys, stored))
+        for bad in beyond.values():
+            near = bad if near is None else near | bad
+        return near
+
+    def _adds(self, rows: pa.RecordBatch) -> tuple[list[Any], dict[int, Mask]]:
+        """What rows add to sums, and by aggregate which are beyond their range themselves."""
+        return accumulators(self.spec, rows) if self._combined else (self.columns.given(rows), {})
+
+    def _sums_of(self, keys: Sequence[pa.Array[Any]], sessions: _Stretches) -> list[Any]:
+        columns = [take(key, sessions.codes) for key in keys]
+        return self.columns.accumulators(self.backend.keys(columns, pa.array(sessions.starts)))
+
+    def _excess(self, row: pa.RecordBatch, stretch: _Stretches) -> int:
+        """The code of the first sum that a row, and the sessions it joins, would make too large."""
+        given, beyond = self._adds(row)
+        if beyond:
+            return int(self.columns.codes_of(beyond, 1)[0])
+        keys = self.key_columns(row)
+        stored = self._sessions(self.backend.keys(keys))
+        start, end = int(stretch.starts[0]), int(stretch.ends[0])
+        joined = stored.at((stored.starts <= end) & (stored.ends >= start))
+        return self.columns.excess(given, self._sums_of(keys, joined))
 
     def _starts(self, rows: pa.RecordBatch, times: Times) -> Times:
         """The first time of what each row stands for."""
@@ -132,8 +182,11 @@ class SessionOperator(WindowOperator):
                 f"{windows.gap_column!r}: a session's gap is 1 to {_LONGEST} ms"
             )
 
-        rows = self.invalid.without(rows, bad, why)
-        return rows, times[~bad], gaps[~bad]
+        if bad.any():
+            taken = self.invalid.without(rows, bad, why)
+            self.untime(rows, times, bad)
+            rows, times, gaps = taken, times[~bad], gaps[~bad]
+        return rows, times, gaps
 
     def _place(self, columns: Sequence[pa.Array[Any]], given: _Stretches) -> Times:
         """Make room in the sessions; return the start of each row's session."""

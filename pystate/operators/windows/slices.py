@@ -32,12 +32,13 @@ import pyarrow.compute as pc
 from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Aligned
+from pystate.operators.windows.columns import Refused, Some, picked
 from pystate.operators.windows.deferred_timers import HeldTimers, first_timers
 from pystate.operators.windows.grid import Mask, Times, grid_of, unfolded
 from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator, take
 from pystate.operators.windows.running_sums import Ahead, RunningSums
 from pystate.operators.windows.specification import NEXT
-from pystate.state.key_batch import ADD, MAX, KeyBatch, Step
+from pystate.state.key_batch import ADD, KeyBatch, Step
 from pystate.tables.timers import DueTimers
 from pystate.types.key_codes import key_codes
 
@@ -104,18 +105,19 @@ class SlicedOperator(WindowOperator):
         slices = self._grid.slices(times)
         rows, kept = self.in_time(rows, self._grid.last_end(slices))
         if kept is not None:
-            slices = slices[kept]
+            times, slices = times[kept], slices[kept]
         if not rows.num_rows:
             return
         columns = self.key_columns(rows)
         keys = self.backend.keys(columns, pa.array(slices))
         columns = keys.key_arrays()
-        new = np.flatnonzero(self.add(keys, rows))
+        fresh, taken = self.add(keys, rows, times)
+        new = np.flatnonzero(fresh)
         if len(new):
             self._note_new([take(column, new) for column in columns], slices[new])
         bound = self.task.late_bound
         if self._final and bound is not None and self.domain == "event":
-            late = np.flatnonzero(self._grid.first_end(slices) <= bound)
+            late = np.flatnonzero(taken & (self._grid.first_end(slices) <= bound))
             if len(late):
                 self._note_late([take(column, late) for column in columns], slices[late], bound)
 
@@ -348,6 +350,11 @@ class SlicedOperator(WindowOperator):
             if one is not None:
                 yield from self._emit_ahead(columns, one)
                 return
+        if runs and self._running is not None:
+            # Its sums may leave their range, and slices that are left out could not be taken away.
+            self.backend.delete(keys)
+            self._unkept = end if self._unkept is None else max(self._unkept, end)
+            runs = False
         if runs:
             there, results = self._run(keys, columns, end)
         else:
@@ -362,7 +369,7 @@ class SlicedOperator(WindowOperator):
             yield self.result(columns_there, self._grid.start_of(ends), ends, results)
             if not again and not self._ends_period(end):
                 self.backend.register_timers(now, self.domain, end + self._grid.slide)
-        if self._sweeps and not (runs and not self._grid.grows):
+        if self._sweeps:
             for start in self._leaving(end):
                 self.backend.delete(self._slice(columns, start))
 
@@ -397,8 +404,37 @@ class SlicedOperator(WindowOperator):
         groups = windows[there]
         found, dense = np.unique(groups, return_inverse=True)
         accumulators = [take(each, there) for each in self.columns.accumulators(keys)]
-        folded, results = self.columns.folded(dense.astype(np.int64), accumulators)
+        refused = np.zeros(len(there), np.uint8)
+        folded, results = self.columns.folded(dense.astype(np.int64), accumulators, refused)
+        self._leave_out(refused, accumulators, columns, groups)
         return folded, found, results
+
+    def _leave_out(
+        self,
+        refused: Refused,
+        slices: Sequence[Any],
+        columns: Sequence[pa.Array[Any]],
+        keys: Times,
+    ) -> None:
+        """Count the rows of slices with which a window's sums would leave their range.
+
+        Parameters
+        ----------
+        refused : numpy.ndarray of uint8
+            Which slices.
+        slices : sequence
+            Their accumulators.
+        columns : sequence of pyarrow.Array
+            Key columns.
+        keys : numpy.ndarray of int64
+            By slice, which of these keys is its own.
+        """
+        if not refused.any():
+            return
+        counts = slices[self.columns.counter].fill_null(0).to_numpy()
+        for i in np.flatnonzero(refused).tolist():
+            why = f"has a window that {self.columns.why(int(refused[i]))} with all of its slices"
+            self.invalid.left_out(columns, int(keys[i]), int(counts[i]), why)
 
     def _windows_of(self, slices: KeyBatch, after: int | None) -> Iterator[pa.RecordBatch]:
         """Emit the windows that some slices belong to, those that end after a time."""
@@ -425,12 +461,12 @@ class SlicedOperator(WindowOperator):
     def _run(
         self, keys: KeyBatch, columns: Sequence[pa.Array[Any]], end: int
     ) -> tuple[Times, list[pa.Array[Any]]]:
-        """As `_folded`, from what was kept of the window before."""
+        """As `_folded` for windows that grow, from what was kept of the one before."""
         assert self._next is not None
         grid, kept = self._grid, self.columns
         start = int(grid.start_of(np.array([end]))[0])
         goes_on = self._next.values(keys).fill_null(end).to_numpy() == end - grid.slide
-        if grid.grows and end == start + grid.slide:
+        if end == start + grid.slide:
             goes_on[:] = True  # nothing is kept of another period
         anew = np.flatnonzero(~goes_on)
         if len(anew):
@@ -438,9 +474,9 @@ class SlicedOperator(WindowOperator):
             self.backend.delete(again)
             # Of a window that starts anew all slices enter, of others the last ones.
             for at in range(start, end - grid.slide, grid.slice):
-                self._merge([take(column, anew) for column in columns], again, at, 1)
+                self._enter([take(column, anew) for column in columns], again, at)
         for at in range(end - grid.slide, end, grid.slice):
-            self._merge(columns, keys, at, 1)
+            self._enter(columns, keys, at)
         filled = list(self._filled.values())
         found = kept.kept(keys, filled)
         rows = found[kept.rows.name].fill_null(0).to_numpy()
@@ -453,57 +489,27 @@ class SlicedOperator(WindowOperator):
         if self._ends_period(end):
             self.backend.delete(keys)
             return there, results
-        if grid.grows:
-            self._next.update_all(keys, end)
-        else:
-            rows = rows - self._leave(columns, keys, end)
+        self._next.update_all(keys, end)
         self._forget(columns, np.flatnonzero(rows <= 0))
         return there, results
-
-    def _leave(self, columns: Sequence[pa.Array[Any]], keys: KeyBatch, end: int) -> Times:
-        """Take away what is not in the window after `end`; returns how many rows these were."""
-        assert self._next is not None
-        gone = np.zeros(len(keys), np.int64)
-        more: list[Step] = [self._next.step(keys, MAX, end)]
-        for start in self._leaving(end):
-            slices, rows = self._merge(columns, keys, start, -1, more)
-            gone += rows
-            more = []
-            if self._sweeps:
-                self.backend.delete(slices)
-        return gone
 
     def _forget(self, columns: Sequence[pa.Array[Any]], rows: Times) -> None:
         if len(rows):
             self.backend.delete(self.backend.keys([take(column, rows) for column in columns]))
 
-    def _merge(
-        self,
-        columns: Sequence[pa.Array[Any]],
-        keys: KeyBatch,
-        start: int,
-        sign: int,
-        more: Sequence[Step] = (),
-    ) -> tuple[KeyBatch, Times]:
-        """Add the slices that begin at `start` to what is kept of their keys, or take them away.
+    def _enter(self, columns: Sequence[pa.Array[Any]], keys: KeyBatch, start: int) -> None:
+        """Add the slices that begin at `start` to what is kept of their keys."""
+        accumulators = self.columns.accumulators(self._slice(columns, start))
 
-        Returns
-        -------
-        tuple
-            The slices, and how many rows each has.
-        """
-        slices = self._slice(columns, start)
-        accumulators = self.columns.accumulators(slices)
-        steps = list(more)
-        for i, handle in self._filled.items():
-            valid = accumulators[i].is_valid().cast(pa.int64())
-            steps.append(handle.step(keys, ADD, valid if sign > 0 else pc.negate(valid)))
-        assert self._rows_at is not None, "a window that slides over aggregates"
-        rows: Times = accumulators[self._rows_at].fill_null(0).to_numpy()
-        if sign < 0:
-            accumulators = [pc.negate(each) for each in accumulators]
-        self.columns.merge(keys, accumulators, steps)
-        return slices, rows
+        def more(own: KeyBatch, some: Some) -> list[Step]:
+            return [
+                handle.step(own, ADD, picked(accumulators[i].is_valid().cast(pa.int64()), some))
+                for i, handle in self._filled.items()
+            ]
+
+        refused = np.zeros(len(keys), np.uint8)
+        self.columns.merge(keys, accumulators, more, refused)
+        self._leave_out(refused, accumulators, columns, np.arange(len(keys)))
 
     def _unfilled(
         self, found: Mapping[str, pa.Array[Any]], results: list[pa.Array[Any]]

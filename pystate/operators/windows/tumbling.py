@@ -39,18 +39,18 @@ class TumblingOperator(WindowOperator):
         ends = self._grid.first_end(starts)
         rows, kept = self.in_time(rows, ends)
         if kept is not None:
-            starts, ends = starts[kept], ends[kept]
+            times, starts, ends = times[kept], starts[kept], ends[kept]
         if rows.num_rows:
             keys = self.backend.keys(self.key_columns(rows), pa.array(starts))
-            self._register(keys, ends, self.add(keys, rows))
+            self._register(keys, ends, *self.add(keys, rows, times))
         return iter(())
 
-    def _register(self, keys: KeyBatch, ends: Times, new: Mask) -> None:
+    def _register(self, keys: KeyBatch, ends: Times, new: Mask, taken: Mask) -> None:
         """Register timers of new windows, and of those that were over and have changed."""
         bound = self.task.late_bound
         if self._final:
             if bound is not None and self.domain == "event":
-                new = new | (ends <= bound)
+                new = new | (taken & (ends <= bound))
         else:
             ends = ends + self.lateness
         if new.any():
@@ -99,11 +99,11 @@ class GlobalOperator(WindowOperator):
 
     def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Add rows to their key's window."""
-        self.timed(rows)
+        rows, times = self.timed(rows)
         if rows.num_rows:
             # The default namespace is that of timers and rows which are no windows.
             spaces = pa.array(np.zeros(rows.num_rows, np.int64))
-            self.add(self.backend.keys(self.key_columns(rows), spaces), rows)
+            self.add(self.backend.keys(self.key_columns(rows), spaces), rows, times)
         return iter(())
 
     def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:

@@ -48,10 +48,11 @@ def test_rows_times_and_late_rows() -> None:
 
 def test_a_failing_epoch_changes_nothing() -> None:
     with ps.testing.WindowHarness(
-        ps.Session("1 s"), {"v": ps.sum("v")}, "user", columns=COLUMNS, event_time="at"
-    ) as harness:
+        ps.Session("1 s"), {"v": ps.sum("v")}, "user", columns=COLUMNS, event_time="at",
+        on_invalid="fail",
+    ) as harness:  # fmt: skip
         harness.process([("a", NOON, 2**62)])
-        with pytest.raises(ps.errors.StateOverflowError, match="v"):
+        with pytest.raises(ps.errors.InvalidRowError, match="v"):
             harness.process([("a", NOON, 2**62)])
         with pytest.raises(WrongTypeError):
             harness.process([("a", NOON, "x")])

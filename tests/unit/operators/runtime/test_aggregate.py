@@ -12,8 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pystate.errors import StateOverflowError
+from pystate.checkpoint.refs import INPUT
+from pystate.errors import InvalidRowError
 from pystate.operators.runtime.aggregate import AggregateOperator, Aggregates, StateUpdate
+from pystate.operators.runtime.invalid_rows import InvalidRule
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
 from pystate.state.operator_spec import OperatorSpec
@@ -22,11 +24,12 @@ from pystate.tables.backend import KeyedStateBackend
 from pystate.types.keys import parse_key
 from tests.drawn import drawn
 
+DROPPED = InvalidRule()
 SCHEMA = pa.schema([("k", pa.string()), ("x", pa.float64()), ("a", pa.int64()), ("b", pa.int64())])
 
 
 @contextmanager
-def sums(names: Sequence[str]) -> Iterator[Any]:
+def sums(names: Sequence[str], rule: InvalidRule = DROPPED) -> Iterator[Any]:
     """A function of an epoch's batches that returns sums and maxima per key."""
     key = {"k": "string", "x": "double"}
     states = {name: ValueState("long") for name in names}
@@ -42,13 +45,15 @@ def sums(names: Sequence[str]) -> Iterator[Any]:
 
         def epoch(*batches: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
             body = AggregateOperator(aggregates)
-            body.open(TaskContext(backend))
+            task = TaskContext(backend, rules={INPUT: rule})
+            body.open(task)
             for rows in batches:
                 columns = list(zip(*rows, strict=True)) if rows else [()] * 4
                 arrays = [pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)]
                 assert not list(body.process(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)))
             pieces = list(body.finish())
             body.close()
+            epoch.invalid_rows = task.invalid_rows  # type: ignore[attr-defined]
             backend.seal(snapshot=False)
             return [tuple(row.values()) for piece in pieces for row in piece.to_pylist()]
 
@@ -66,13 +71,28 @@ def test_keys_of_which_all_values_are_null_are_emitted() -> None:
         assert epoch() == epoch([]) == []
 
 
+MOST = (1 << 63) - 1
+
+
 def test_a_sum_beyond_its_range_names_the_key() -> None:
-    most = (1 << 63) - 1
+    rows = [("p", 1.5, MOST, None), ("q", 1.5, MOST, None), ("q", 1.5, 1, None)]
     with (
-        sums(["a"]) as epoch,
-        pytest.raises(StateOverflowError, match=r"a=sum of key \('q', 1\.5\) is beyond the range"),
+        sums(["a"], InvalidRule(on_invalid="fail")) as epoch,
+        pytest.raises(
+            InvalidRowError, match=r"key \('q', 1\.5\) would take a=sum beyond the range of long"
+        ),
     ):
-        epoch([("p", 1.5, most, None), ("q", 1.5, most, None), ("q", 1.5, 1, None)])
+        epoch(rows)
+
+
+def test_a_row_that_is_too_much_takes_no_part() -> None:
+    """Nor does it in the other aggregates."""
+    with sums(["b", "a"]) as epoch:
+        assert epoch(
+            [("p", 1.5, MOST, 1), ("p", 1.5, 1, 9), ("p", 1.5, -1, 2), ("p", 1.5, 1, 3)],
+            [("p", 1.5, 1, 9)],
+        ) == [("p", 1.5, 3, MOST)]
+        assert epoch.invalid_rows == 2
 
 
 def same(x: Any) -> Any:

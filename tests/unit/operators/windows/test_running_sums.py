@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.errors import StateOverflowError
 from pystate.operators.windows.assigners import Sliding
 from pystate.operators.windows.running_sums import RunningSums
 from tests.unit.operators.windows.windows_world import Model, World, as_dict, sliding
@@ -70,12 +69,32 @@ def test_sums_near_the_end_of_their_range(ahead: bool) -> None:
     world.close()
 
 
+def of_slices(rows: list[Any]) -> tuple[Any, ...]:
+    """The results of a window that does without the slices with which its sum would overflow."""
+    slices: dict[int, list[Any]] = {}
+    for row in sorted(rows, key=lambda row: row[1]):
+        slices.setdefault(row[1] // 4, []).append(row)
+    kept: list[Any] = []
+    for each in slices.values():
+        total = sum(row[2] for row in [*kept, *each])
+        kept += each if -(1 << 63) <= total < 1 << 63 else []
+    return results(kept)
+
+
 @pytest.mark.parametrize("most", [100, 1])
-def test_a_sum_beyond_its_range(most: int) -> None:
+def test_a_sum_beyond_its_range_does_without_slices(most: int) -> None:
     world = World(Sliding(12, 4), AGGREGATES, ahead=[(0, most)], few=[0])
-    rows = [(1, 0, LARGE), (1, 5, LARGE), (1, 9, 2)]
-    with pytest.raises(StateOverflowError, match="total"):
-        world.epoch(rows, 100)
+    model = Model(sliding(12, 4), of_slices)
+    epochs = [
+        ([(1, 0, LARGE), (1, 5, LARGE), (1, 9, 2), (2, 5, 1), (2, 6, -1)], 5),
+        ([(1, 13, -LARGE), (1, 15, -LARGE), (2, 17, LARGE), (1, 17, 1)], 14),
+        ([(1, 21, LARGE), (1, 25, LARGE), (1, 30, LARGE), (3, 20, 1)], 22),
+        ([(1, 60, 1), (2, 60, 1)], 30),
+        ([], 300),
+    ]
+    for rows, watermark in epochs:
+        assert as_dict(world.epoch(rows, watermark)) == model.epoch(rows, watermark)
+    assert world.kept() == 0
     world.close()
 
 
