@@ -26,16 +26,6 @@ from pystate.epochs.range_report import RangeReport
 from pystate.errors import PystateError
 from pystate.redaction import logger
 
-__all__ = [
-    "Chronicle",
-    "RangeSizes",
-    "Sizes",
-    "by_operator",
-    "longest",
-    "operator_record",
-    "total",
-]
-
 _LOG = logger("pystate.epochs.chronicle")
 #: What an operator's record adds up over the steps of an epoch; of the rest the last step counts.
 _ADDED = (
@@ -118,17 +108,7 @@ def longest(reports: Sequence[RangeReport], name: str) -> float:
 
 
 class Chronicle:
-    """Writes the records of one driver's epochs.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    ownership : Ownership
-        The driver's ownership.
-    maintenance : Maintenance
-        Where files are merged.
-    """
+    """Writes the records of one driver's epochs."""
 
     def __init__(
         self, storage: CheckpointStorage, ownership: Ownership, maintenance: Maintenance
@@ -143,17 +123,7 @@ class Chronicle:
         self._flow: Flow | None = None
 
     def step(self, epoch: Epoch, took_s: float, *, first: bool) -> None:
-        """Add a step that has ended.
-
-        Parameters
-        ----------
-        epoch : Epoch
-            The step.
-        took_s : float
-            How long it took.
-        first : bool
-            Whether no step of the epoch is held.
-        """
+        """Add a step that has ended; with `first` no step of its epoch is held."""
         if first:
             self._operators = {}
             self._batches = self._evaluations = 0
@@ -172,17 +142,7 @@ class Chronicle:
     def published(
         self, manifest: Manifest, before: Manifest | None, publish_s: float, commit_s: float
     ) -> None:
-        """Write the record of a published epoch, whose steps have been added.
-
-        Parameters
-        ----------
-        manifest : Manifest
-            The epoch.
-        before : Manifest or None
-            The epoch before it.
-        publish_s, commit_s : float
-            How long it took to publish it, and to commit its output.
-        """
+        """Write the record of a published epoch, whose steps have been added."""
         known = frozenset() if before is None else before.paths
         new = {op.uid: _new_bytes(op, known) for op in manifest.operators}
         operators = {op.uid: op for op in manifest.operators}

@@ -24,7 +24,7 @@ from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.chronicle import Chronicle
 from pystate.epochs.clock import MAX_STEP_MS, advance, warn
-from pystate.epochs.epoch import Epoch, RangeReport
+from pystate.epochs.epoch import Epoch
 from pystate.epochs.holds import Holds
 from pystate.epochs.housekeeping import Housekeeping
 from pystate.epochs.interval import Interval
@@ -43,8 +43,6 @@ from pystate.epochs.transactions import Settling
 from pystate.errors import CheckpointError, FencedError, InvalidArgumentError
 from pystate.redaction import logger
 
-__all__ = ["AlreadyDone", "Coordinator", "OvertakenError", "Position", "RangeReport", "RunOutcome"]
-
 Result = TypeVar("Result")
 
 _LOG = logger("pystate.epochs.coordinator")
@@ -53,55 +51,6 @@ _LOG = logger("pystate.epochs.coordinator")
 class Coordinator:
     """Owns a checkpoint on behalf of one driver.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    job : str
-        The job's name; a checkpoint belongs to one.
-    parallelism : int
-        Number of key-group ranges of an operator.
-    max_parallelism : int, optional
-        Number of key groups; the stored one, or for a new checkpoint a default.
-    retained : int
-        Number of manifests to keep.
-    commit_sinks : callable, optional
-        Commits the transactions of a manifest's `sinks`. It is called again for a manifest whose
-        transactions may have been committed before, and must then do nothing.
-    allow_unclaimed_state : bool
-        Let a pipeline leave out operators, whose state is kept; and let operators leave out states
-        or timers, which are dropped for good.
-    orphan_grace_ms : int
-        Files that no manifest names are removed only from this age on.
-    max_evaluations : int
-        Number of times that `run` evaluates one epoch.
-    merge_policy : MergePolicy or None
-        When bases are merged; None for never.
-    merge_runner : MergeRunner, optional
-        Carries out merges when there are many; else the maintenance thread does.
-    max_clock_step_ms : int
-        Bound of one step of processing time after a jump of the clock, in milliseconds.
-    allow_time_back : bool
-        Set processing time back to a clock that is behind it by more than that bound.
-    epoch_wait_s : float
-        How long `open_epoch` waits for another thread's epoch to end.
-    listeners : sequence of CheckpointListener
-        Who learns which checkpoints are complete.
-    options : CheckpointOptions
-        When checkpoints are taken.
-    join_sinks : callable
-        Makes the transactions of an epoch from those of its steps; see
-        `pystate.epochs.step.JoinSinks`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The arguments contradict each other or the checkpoint's own settings.
-    CorruptFileError, NewerFormatError
-        ``job.json`` cannot be understood.
-
-    Notes
-    -----
     The checkpoint is taken over at the first `open_epoch`, not before.
     """
 
@@ -214,40 +163,7 @@ class Coordinator:
         drain: bool = False,
         closes: bool = False,
     ) -> Epoch | AlreadyDone:
-        """Open the epoch of a position.
-
-        Parameters
-        ----------
-        query_id, batch_id, offsets_hash : optional
-            A batch of a streaming query, and a hash of the source offsets that it covers.
-        run_key : str, optional
-            Makes a run idempotent: for a key that was used before the result is `AlreadyDone`.
-        processing_time_ms : int, optional
-            The clock's reading, which must be the same on every replay of a batch; now by default.
-            The epoch's processing time depends on it, see `pystate.epochs.clock`.
-        restore : {"latest"}, optional
-            Lets a query that the checkpoint does not know start from the existing state. It has no
-            effect for a known query.
-        drain : bool
-            Whether event time ends after the epoch's rows. It is not part of the position.
-        closes : bool
-            Take a checkpoint at its end in any case.
-
-        Returns
-        -------
-        Epoch or AlreadyDone
-            An open epoch must be completed or aborted; it is a context manager that aborts.
-
-        Raises
-        ------
-        CheckpointError
-            The position does not follow the checkpoint's last one, a manifest is lost, or another
-            thread's epoch did not end in time.
-        FencedError
-            Another driver owns the checkpoint.
-        Exception
-            Whatever `commit_sinks` raises for the newest manifest.
-        """
+        """Open the epoch of a position."""
         position = Position(query_id, batch_id, offsets_hash, run_key)
         if restore not in (None, "latest"):
             raise InvalidArgumentError(f"restore is None or 'latest', not {restore!r}")
@@ -306,27 +222,7 @@ class Coordinator:
         closes: bool = False,
         retryable: Callable[[Exception], bool] | None = None,
     ) -> RunOutcome:
-        """Open an epoch, evaluate it until an evaluation counts, and publish it.
-
-        Parameters
-        ----------
-        evaluate : callable
-            Runs the epoch's work once: declares the operators, runs the job, passes the reports to
-            the epoch, and returns the sink transactions. Each call has a new `evaluation_id`.
-        retryable : callable, optional
-            Whether an exception of `evaluate` is worth another evaluation. By default every
-            exception is that is not a `PystateError`.
-
-        Other parameters are those of `open_epoch`.
-
-        Raises
-        ------
-        EvaluationError
-            Reports are missing; or the same ranges reported twice, in two successive evaluations.
-        Exception
-            An exception of `evaluate` that came twice in the same way, or is not retryable; and the
-            errors of `open_epoch` and `Epoch.complete`.
-        """
+        """Open an epoch, evaluate it until an evaluation counts, and publish it."""
         for _ in range(self._max_evaluations):
             opened = self.open_epoch(
                 query_id=query_id,
@@ -387,27 +283,14 @@ class Coordinator:
         self._house.discard(epoch.dropped_reports, begun)
 
     def rescale(self, parallelism: int) -> None:
-        """Change the number of ranges of each operator, from the next epoch on.
-
-        Raises
-        ------
-        InvalidArgumentError
-            There are not that many key groups.
-        """
+        """Change the number of ranges of each operator, from the next epoch on."""
         check_parallelism(self.storage, parallelism, self.job.max_parallelism)
         self.parallelism = parallelism
         # The steps of an epoch have the same ranges, and the new ones begin with the next epoch.
         self.interval.end_soon()
 
     def check_current(self, epoch: Epoch) -> None:
-        """Make sure that no other driver has published an open epoch, and that this one may.
-
-        Raises
-        ------
-        FencedError
-            Another driver owns the checkpoint, or has published the epoch; `OvertakenError` if that
-            was an older driver.
-        """
+        """Make sure that no other driver has published an open epoch, and that this one may."""
         self._rivals.check_current(epoch)
 
     def take_over(self) -> Manifest | None:
@@ -422,13 +305,6 @@ class Coordinator:
         """Publish the epoch of the held steps, if there are any, without another step.
 
         Waits for a step that is open to end.
-
-        Parameters
-        ----------
-        write : callable
-            Writes the held deltas; see `pystate.epochs.step.WriteHeld`.
-
-        Errors are those of `write`, and of `Epoch.complete`.
         """
         self._enter()
         try:
@@ -443,20 +319,7 @@ class Coordinator:
         self._ownership.check()
 
     def give_up_output(self, epoch: int, act: Callable[[Manifest], Result]) -> Result:
-        """Take over the checkpoint, and mark the output of its newest epoch as committed.
-
-        Parameters
-        ----------
-        epoch : int
-            The number of the newest epoch.
-        act : callable
-            Called with the manifest before the output is marked.
-
-        Raises
-        ------
-        InvalidArgumentError
-            `epoch` is not the newest epoch, or its output is committed.
-        """
+        """Take over the checkpoint, and mark the output of its newest epoch as committed."""
         self._enter()
         try:
             self._own()
@@ -469,16 +332,6 @@ class Coordinator:
         """Keep the files of the newest epoch within the block, whatever is retired meanwhile.
 
         Waits for an epoch that is open to end. Epochs may be run within the block.
-
-        Yields
-        ------
-        Manifest or None
-            The newest epoch, whose output is committed; None for an empty checkpoint.
-
-        Raises
-        ------
-        CheckpointError
-            As for `open_epoch`.
         """
         self._enter()
         try:

@@ -9,8 +9,6 @@ import threading
 
 from pystate.checkpoint.manifest import Manifest
 
-__all__ = ["Holds"]
-
 
 class Holds:
     """What is held at the moment; a driver has one."""

@@ -31,35 +31,13 @@ from pystate.epochs.retention import (
 from pystate.errors import CheckpointError, PystateError
 from pystate.redaction import logger
 
-__all__ = ["Housekeeping"]
-
 _LOG = logger("pystate.epochs.housekeeping")
 # Epochs between two searches for orphans; retired files are removed at once, without a search.
 _ORPHANS_EVERY = 64
 
 
 class Housekeeping:
-    """Keeps a checkpoint's folder small.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    history : History
-        Its manifests.
-    ownership : Ownership
-        The driver's ownership.
-    maintenance : Maintenance
-        Where the work is done.
-    merges : FileMerges or None
-        Merges deltas.
-    holds : Holds
-        Epochs whose files stay.
-    retained : int
-        Number of manifests to keep.
-    grace_ms : int
-        Files that no manifest names are removed only from this age on.
-    """
+    """Keeps a checkpoint's folder small."""
 
     def __init__(
         self,

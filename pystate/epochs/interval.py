@@ -53,8 +53,6 @@ from pystate.epochs.position import Position
 from pystate.errors import AlreadyPublishedError, CheckpointError, FencedError, NoSpaceError
 from pystate.redaction import logger
 
-__all__ = ["MOST_HELD_BYTES", "Interval", "Step", "is_tolerable"]
-
 _LOG = logger("pystate.epochs.interval")
 #: Held deltas of all ranges together; beyond it the next batch is a checkpoint.
 MOST_HELD_BYTES = 256 << 20
@@ -73,15 +71,7 @@ class Step:
 
 
 class Interval:
-    """The steps of a driver's open epoch.
-
-    Parameters
-    ----------
-    options : CheckpointOptions
-        When checkpoints are due.
-    now_s : callable
-        A clock that does not go back.
-    """
+    """The steps of a driver's open epoch."""
 
     def __init__(
         self, options: CheckpointOptions, now_s: Callable[[], float] = time.monotonic
@@ -108,13 +98,7 @@ class Interval:
         return sum(ref.file_bytes for op in operators for state in op.ranges for ref in state.held)
 
     def base(self, head: Manifest | None) -> Manifest | None:
-        """Return what the next step is built on.
-
-        Raises
-        ------
-        FencedError
-            Another driver has published on the base of the held steps.
-        """
+        """Return what the next step is built on; an error if another driver has built on it."""
         if self.last is None:
             return head
         newest = 0 if head is None else head.epoch
@@ -165,13 +149,7 @@ class Interval:
         self._steps += 1
 
     def failed(self, epoch: int, error: Exception) -> None:
-        """Note that the state of an epoch could not be written.
-
-        Raises
-        ------
-        Exception
-            `error`, if that is once too often.
-        """
+        """Note that the state of an epoch could not be written; raises `error` once too often."""
         self.failures += 1
         most = self.options.tolerable_failures
         over = self.most_steps is not None and self._steps + 1 >= self.most_steps

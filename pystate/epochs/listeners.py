@@ -18,8 +18,6 @@ from typing import NamedTuple
 
 from pystate.redaction import logger
 
-__all__ = ["CheckpointListener", "News", "Notices"]
-
 _LOG = logger("pystate.epochs.listeners")
 
 
@@ -67,13 +65,7 @@ class News(NamedTuple):
 
 
 class Notices:
-    """The notices of one driver.
-
-    Parameters
-    ----------
-    listeners : sequence of CheckpointListener
-        Who is called on the driver.
-    """
+    """The notices of one driver."""
 
     def __init__(self, listeners: Sequence[CheckpointListener] = ()) -> None:
         self._listeners = tuple(listeners)

@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 
 from pystate.checkpoint.manifest import FileRef, RangeState
 
-__all__ = ["MergePolicy", "Run", "position", "replaced"]
-
 #: Deltas are of similar size if one is at most so many times as large as the other; and so many of
 #: them are worth a merge.
 _FAN_IN = 8

@@ -12,8 +12,6 @@ from typing import Protocol
 from pystate.checkpoint.manifest import FileRef
 from pystate.epochs.merge_policy import Run
 
-__all__ = ["MergeRunner", "PlannedMerge"]
-
 
 @dataclass(frozen=True)
 class PlannedMerge:
@@ -51,12 +49,7 @@ class MergeRunner(Protocol):
         """Carry them out; return the new file or what went wrong for each, in their order.
 
         A process may begin a merge that another one has begun, or even finished: see
-        `pystate.epochs.merges.merge_again`.
-
-        Raises
-        ------
-        CheckpointError
-            What became of them is not known. Processes may be at work on them still.
+        `merge_again`. After a `CheckpointError` processes may be at work on them still.
         """
 
     def give_up(self) -> None:

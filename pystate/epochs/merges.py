@@ -48,8 +48,6 @@ from pystate.epochs.retention import delete_files, merged_name
 from pystate.errors import AlreadyPublishedError, CheckpointError
 from pystate.redaction import logger
 
-__all__ = ["FileMerges", "Maintenance", "merge_again", "merge_range"]
-
 _LOG = logger("pystate.epochs.merges")
 _Key = tuple[str, int, int]  # uid, first and last key group
 # Epochs to wait before a failed merge is retried.
@@ -115,21 +113,7 @@ class Maintenance:
 
 
 class FileMerges:
-    """The merges that are planned, running, or ready for the next manifest.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    maintenance : Maintenance
-        The thread that carries out merges, or waits for the runner to do so.
-    policy : MergePolicy
-        Which files are merged.
-    term : callable
-        Returns the driver's term.
-    runner : MergeRunner, optional
-        Carries out merges when there are many of them.
-    """
+    """The merges that are planned, running, or ready for the next manifest."""
 
     def __init__(
         self,
@@ -154,15 +138,7 @@ class FileMerges:
         self._closed = threading.Event()
 
     def plan(self, manifest: Manifest, parallelism: int | None = None) -> None:
-        """Start the merges that the policy requires.
-
-        Parameters
-        ----------
-        manifest : Manifest
-            The newest epoch.
-        parallelism : int, optional
-            The next epoch's parallelism, if it may differ.
-        """
+        """Start the merges that the policy requires; the next epoch's parallelism may differ."""
         for operator in manifest.operators:
             ranges = operator.ranges
             if parallelism is not None:
@@ -187,18 +163,11 @@ class FileMerges:
     def wait(
         self, operators: tuple[OperatorState, ...], patience_s: float, *, first: bool = False
     ) -> None:
-        """Wait for merges that the next manifest could adopt.
+        """Wait for merges that the next manifest could adopt, with these operators.
 
-        Parameters
-        ----------
-        operators : tuple of OperatorState
-            The operators of the next manifest.
-        patience_s : float
-            The longest time to wait; only a chain that has grown past its bound may take longer.
-        first : bool
-            Whether this is the coordinator's first manifest, and so maybe its last. The bound is
-            then the length at which the policy merges whatever the size, because every earlier
-            coordinator may have left its merge undone.
+        Only a chain that has grown past its bound may take longer than `patience_s`. For the
+        `first` manifest of a coordinator, and so maybe its last, the bound is the length at which
+        the policy merges whatever the size: every earlier one may have left its merge undone.
         """
         until = time.monotonic() + patience_s
         bound = self._policy.max_deltas if first else self._policy.most_deltas
@@ -402,11 +371,6 @@ def merge_again(storage: CheckpointStorage, plan: PlannedMerge) -> FileRef:
 
     Files appear whole, and only this plan has the name, so that a file of that name is the result,
     whoever has written it.
-
-    Raises
-    ------
-    CorruptFileError, CheckpointError
-        As for `merge_range`; or the file that the other process has written is damaged.
     """
     if not storage.exists(plan.output):
         try:
@@ -455,25 +419,9 @@ def merge_range(
 ) -> FileRef:
     """Merge files, oldest first, into the file ``output`` with the lineage id `merged_id`.
 
-    Parameters
-    ----------
-    kind : {"base", "delta"}
-        A delta follows on what the first file was built on.
-    states, since, max_parallelism : optional
-        As for `merge_files`.
-    given_up : Event, optional
-        Once it is set, the merge ends with an error.
-    destination : CheckpointStorage, optional
-        Where the new file is written, if not to `storage`.
-    shift : int
-        How many key groups its range lies behind the range of the files; a multiple of their
-        number.
-
-    Raises
-    ------
-    CorruptFileError, CheckpointError
-        A source is damaged, missing, or not the file that the manifest names; or the merge was
-        given up. Nothing was created.
+    A delta follows on what the first file was built on. The merge ends with an error once
+    `given_up` is set; after an error nothing was created. The new range lies `shift` key groups,
+    a multiple of their number, behind that of the files. The rest is as for `merge_files`.
     """
     given_up = given_up or threading.Event()
     parent = bytes.fromhex(sources[0 if kind == "delta" else -1].parent)

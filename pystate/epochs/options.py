@@ -12,8 +12,6 @@ from typing import Literal
 from pystate.base.arguments import choice, flag, integer
 from pystate.types.durations import Duration, milliseconds
 
-__all__ = ["CheckpointOptions", "Mode", "OnCancel"]
-
 Mode = Literal["exactly_once", "at_least_once"]
 OnCancel = Literal["keep", "delete"]
 

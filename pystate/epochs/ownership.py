@@ -38,17 +38,6 @@ from pystate.errors import (
 from pystate.redaction import logger
 from pystate.tables.janitor import closing_mark
 
-__all__ = [
-    "OWNERS",
-    "Owner",
-    "Ownership",
-    "current_owner",
-    "fence_start",
-    "have_ended",
-    "is_running",
-    "read_owner",
-]
-
 _LOG = logger("pystate.epochs.ownership")
 _FORMAT_VERSION = 1
 OWNERS = "owners"
@@ -70,15 +59,7 @@ class Owner:
 
 
 class Ownership:
-    """One driver's claim to a checkpoint.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    run_id : str
-        Names this driver in owner files and manifests.
-    """
+    """One driver's claim to a checkpoint."""
 
     def __init__(self, storage: CheckpointStorage, run_id: str) -> None:
         self._storage = storage
@@ -87,13 +68,7 @@ class Ownership:
         self.term = 0
 
     def acquire(self) -> None:
-        """Become the owner; from now on the previous owner fails with `FencedError`.
-
-        Raises
-        ------
-        NewerFormatError
-            A driver of a later version is the owner.
-        """
+        """Become the owner; from now on the previous owner fails with `FencedError`."""
         while True:
             terms = _terms(self._storage)
             newest = max(terms, default=0)
@@ -119,13 +94,7 @@ class Ownership:
             return
 
     def check(self) -> None:
-        """Make sure that no other driver took over.
-
-        Raises
-        ------
-        FencedError
-            Another driver did; the message says which.
-        """
+        """Raise `FencedError` if another driver took over."""
         newest = max(_terms(self._storage), default=0)
         if newest != self.term:
             raise self.fenced(newest)
@@ -183,10 +152,7 @@ def current_owner(storage: CheckpointStorage) -> Owner | None:
 def fence_start(storage: CheckpointStorage) -> None:
     """Make sure that a start with other options, which has published nothing, publishes no more.
 
-    Raises
-    ------
-    InUseError, TableBusyError
-        Another process is at it.
+    Raises `InUseError` or `TableBusyError` if another process is at it.
     """
     lock = storage.local_path("lock")
     if lock is not None and os.path.exists(lock):
@@ -269,15 +235,7 @@ def _read(storage: CheckpointStorage, term: int) -> Owner | None:
 
 
 def read_owner(storage: CheckpointStorage, path: str) -> Owner:
-    """Read an owner's file.
-
-    Raises
-    ------
-    FileNotFoundError
-        A still newer owner removed it.
-    CorruptFileError, NewerFormatError
-        It cannot be understood, or is the file of another term.
-    """
+    """Read an owner's file; `FileNotFoundError` if a still newer owner removed it."""
     data = storage.read_bytes(path)
     fields = decode_document("owner", _FORMAT_VERSION, data, path)
     owner = Owner(

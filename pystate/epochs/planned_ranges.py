@@ -33,8 +33,6 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.rescale import rescaled, sources_of
 from pystate.errors import CheckpointError, LineageError
 
-__all__ = ["PlannedRange", "PlannedRanges", "RangeOrigin"]
-
 _Times = tuple["int | None", "int | None"]
 
 
@@ -52,15 +50,7 @@ class RangeOrigin:
     """The parallelism of the base."""
 
     def load(self, index: int) -> RangeState:
-        """Read a range from the manifest.
-
-        Raises
-        ------
-        CorruptFileError, NewerFormatError
-            The manifest cannot be understood.
-        CheckpointError
-            The manifest was removed: the epoch of this task is over.
-        """
+        """Read a range from the manifest; `CheckpointError` if the epoch of this task is over."""
         try:
             return _ranges(self)[index]
         except FileNotFoundError as error:
@@ -188,21 +178,7 @@ class PlannedRange(RangeState):
 class PlannedRanges(Sequence[RangeState]):
     """The ranges of an operator, by index; small when pickled.
 
-    Parameters
-    ----------
-    ranges : sequence of RangeState
-        The ranges of the epoch.
-    uid : str
-        The operator.
-    base : Manifest or None
-        The newest published manifest, on which the ranges and their held deltas are built.
-    storage : CheckpointStorage
-        The checkpoint, as tasks can reach it.
-    max_parallelism : int
-        Number of key groups.
-
-    Notes
-    -----
+    They and their held deltas are built on `base`, the newest published manifest.
     Of an operator that begins with the epoch no manifest names the files. There is one for each
     range at most, which is pickled with it.
     """

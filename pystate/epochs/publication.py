@@ -35,27 +35,11 @@ from pystate.errors import (
 )
 from pystate.redaction import logger
 
-__all__ = ["Publisher"]
-
 _LOG = logger("pystate.epochs.publication")
 
 
 class Publisher:
-    """Publishes the epochs of one driver.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    job : JobFile
-        Its identity; the operators of published epochs are added to it.
-    ownership : Ownership
-        The driver's ownership.
-    history : History
-        The published manifests; new ones are added.
-    rivals : Rivals
-        Finds out which other driver has published an epoch.
-    """
+    """Publishes the epochs of one driver."""
 
     def __init__(
         self,
@@ -72,15 +56,7 @@ class Publisher:
         self._rivals = rivals
 
     def collect(self, epoch: Epoch) -> tuple[OperatorState, ...]:
-        """Return the operators after an epoch, from its reports.
-
-        Raises
-        ------
-        EvaluationError
-            A range has not reported, or more than once.
-        CheckpointError
-            The driver does not see a file as a worker wrote it.
-        """
+        """Return the operators after an epoch, from its reports."""
         operators = epoch.collect(closed=True)
         self._check_visible(epoch)
         return operators
@@ -88,13 +64,7 @@ class Publisher:
     def publish(
         self, manifest: Manifest, head: Manifest | None, operators: tuple[OperatorState, ...]
     ) -> Manifest:
-        """Publish a manifest with these operators, on the newest one.
-
-        Raises
-        ------
-        FencedError
-            Another driver owns the checkpoint, or has published the epoch.
-        """
+        """Publish a manifest with these operators, on the newest one."""
         lost = [op.uid for op in operators if any(state.held for state in op.ranges)]
         if lost:
             raise InvalidArgumentError(

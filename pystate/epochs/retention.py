@@ -61,19 +61,6 @@ from pystate.checkpoint.traces import STATE, begun_trace
 from pystate.errors import CheckpointError
 from pystate.redaction import logger
 
-__all__ = [
-    "Orphans",
-    "collect_orphans",
-    "delete_files",
-    "delete_orphans",
-    "delete_retired",
-    "delete_unnamed",
-    "find_abandoned",
-    "find_orphans",
-    "may_be_named",
-    "merged_name",
-]
-
 _LOG = logger("pystate.epochs.retention")
 _STATE_FILE = re.compile(r".*/(\d{8,})-(?:t(\d+)-)?[0-9a-f]+\.(delta|base)")
 _EVALUATION = re.compile(r"(.*/(\d{8,})-[0-9a-f]+)/[^/]+")
@@ -83,15 +70,7 @@ _LEAST_GRACE_MS = 60_000
 
 
 def merged_name(term: int, unique: str) -> str:
-    """Return a merged file's name, for `state_path`, which contains the driver's term.
-
-    Parameters
-    ----------
-    term : int
-        The driver's term.
-    unique : str
-        Hexadecimal digits that no other file has.
-    """
+    """Return a merged file's name, for `state_path`; no other file has the hexadecimal `unique`."""
     return f"t{term}-{unique}"
 
 
@@ -106,32 +85,12 @@ def collect_orphans(
 ) -> int:
     """Delete files that no manifest can name any more, and leftovers of unfinished work.
 
-    Such work is a write, or an evaluation whose driver ended before it could remove them.
+    Such work is a write, or an evaluation whose driver ended before it could remove them. Returns
+    the number of files.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    term : int
-        This driver's.
-    grace_ms : int
-        Files younger than this are kept.
-    live : callable
-        Returns the paths of merged files of this process that a manifest may still name.
-    check_owner : callable
-        Raises `FencedError` if this driver is no longer the owner.
-    now_ms : int, optional
-        The time by the storage's clock; now by default.
-
-    Returns
-    -------
-    int
-        Number of files deleted.
-
-    Raises
-    ------
-    CheckpointError
-        A retained manifest cannot be read, or is lost; nothing was deleted. `FencedError` likewise.
+    `live` returns the paths of merged files of this process that a manifest may still name;
+    `check_owner` raises if this driver is no longer the owner. Nothing is deleted after an error: a
+    manifest cannot be read, or is lost, or another driver is the owner.
     """
     found = find_orphans(
         storage, term=term, grace_ms=grace_ms, live=live, check_owner=check_owner, now_ms=now_ms
@@ -190,10 +149,7 @@ def find_orphans(
 def find_abandoned(storage: CheckpointStorage) -> Orphans:
     """Find what attempts left whose epoch was never published; all their drivers have ended.
 
-    Raises
-    ------
-    CheckpointError
-        A manifest is lost.
+    It raises `CheckpointError` if a manifest is lost.
     """
     found = _find_unnamed(storage, frozenset)
     if found is None:
@@ -334,17 +290,7 @@ def delete_files(storage: CheckpointStorage, paths: Iterable[str]) -> int:
 def delete_unnamed(storage: CheckpointStorage, history: History) -> None:
     """Remove what a killed owner left behind; for a checkpoint whose only owner is at rest.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    history : History
-        Its retained epochs.
-
-    Raises
-    ------
-    CheckpointError
-        A manifest is lost; nothing was removed.
+    Nothing is removed if a manifest is lost, which is an error.
     """
     files = storage.list(STATE)
     check_not_behind(storage, files, history.epochs[-1] if history.epochs else 0)

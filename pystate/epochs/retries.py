@@ -14,8 +14,6 @@ from pystate.epochs.epoch import Epoch, RepeatableError
 from pystate.errors import EvaluationError, PystateError
 from pystate.redaction import logger
 
-__all__ = ["evaluate_epoch"]
-
 _LOG = logger("pystate.epochs.retries")
 _NUMBER = re.compile(r"[0-9a-f-]*[0-9][0-9a-f-]*")
 
@@ -26,32 +24,7 @@ def evaluate_epoch(
     max_evaluations: int,
     retryable: Callable[[Exception], bool] | None = None,
 ) -> Sequence[Any]:
-    """Evaluate an epoch until its reports are complete, each time anew from its base.
-
-    Parameters
-    ----------
-    epoch : Epoch
-        The open epoch; it is neither completed nor aborted here.
-    evaluate : callable
-        Runs the work once and returns the sink transactions.
-    max_evaluations : int
-        Upper bound; evaluations that fixed their cause (`is_progress`) are not counted.
-    retryable : callable, optional
-        Whether an exception of `evaluate` is worth another evaluation; by default every exception
-        is that is not a `PystateError`.
-
-    Returns
-    -------
-    sequence
-        The sink transactions of the evaluation that counts.
-
-    Raises
-    ------
-    EvaluationError
-        Reports are missing, or two successive evaluations did not count for the same reason.
-    Exception
-        An exception of `evaluate` that is not retryable, came twice in succession, or came last.
-    """
+    """Evaluate an epoch until its reports are complete, each time anew from its base."""
     previous: str | None = None
     discarded: str | None = None
     failed = 0

@@ -11,8 +11,6 @@ from pystate.epochs.epoch import Epoch
 from pystate.epochs.ownership import Ownership
 from pystate.errors import AlreadyPublishedError, FencedError, PystateError
 
-__all__ = ["OvertakenError", "Rivals"]
-
 
 class OvertakenError(FencedError):
     """An older driver published the epoch before it noticed that it is no longer the owner.
@@ -22,41 +20,21 @@ class OvertakenError(FencedError):
 
 
 class Rivals:
-    """Checks whether an epoch still belongs to this driver.
-
-    Parameters
-    ----------
-    ownership : Ownership
-        This driver's ownership.
-    history : History
-        The published manifests.
-    """
+    """Checks whether an epoch still belongs to this driver."""
 
     def __init__(self, ownership: Ownership, history: History) -> None:
         self._ownership = ownership
         self._history = history
 
     def check_current(self, epoch: Epoch) -> None:
-        """Make sure that this driver owns the checkpoint, and no driver has published the epoch.
-
-        Raises
-        ------
-        FencedError
-            Another driver does, or has; `OvertakenError` if an older driver has published it.
-        """
+        """Make sure that this driver owns the checkpoint, and no driver has published the epoch."""
         self._ownership.check()
         winner = self._history.find_published(epoch.number)
         if winner is not None and winner.evaluation_id != epoch.evaluation_id:
             raise self._lost(epoch.number, winner)
 
     def check_winner(self, manifest: Manifest, error: AlreadyPublishedError) -> None:
-        """Distinguish an earlier attempt of this driver from another driver's manifest.
-
-        Raises
-        ------
-        FencedError
-            It is another driver's; see `check_current`.
-        """
+        """Distinguish an earlier attempt of this driver from another driver's manifest."""
         winner = self._history.find_published(manifest.epoch)
         if winner is None:
             raise error  # the name was reported as taken, but no manifest has it

@@ -38,8 +38,6 @@ from pystate.epochs.rescale import gathered
 from pystate.errors import InvalidArgumentError
 from pystate.types.keys import MAX_PARALLELISM
 
-__all__ = ["rescale", "split"]
-
 
 def rescale(
     source: str | os.PathLike[str],

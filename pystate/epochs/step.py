@@ -29,8 +29,6 @@ from pystate.epochs.publication import Publisher
 from pystate.epochs.transactions import Settling
 from pystate.errors import CheckpointError
 
-__all__ = ["Closing", "JoinSinks", "RunOutcome", "WriteHeld", "joined"]
-
 #: Makes the transactions of an epoch from those of its steps; gets the epoch's number, the id of
 #: the evaluation that closes it, and the transactions of each step, oldest first.
 JoinSinks = Callable[[int, str, Sequence[Sequence[Any]]], Sequence[Any]]
@@ -56,17 +54,7 @@ class RunOutcome(NamedTuple):
 
 
 class Closing:
-    """Ends the steps of one driver.
-
-    Parameters
-    ----------
-    interval : Interval
-        The held steps.
-    publisher, history, settling, notices, merges, house, chronicle
-        The parts of the coordinator.
-    join_sinks : callable
-        See `JoinSinks`; it may be called again with what it was called with.
-    """
+    """Ends the steps of one driver."""
 
     def __init__(
         self,
@@ -113,18 +101,7 @@ class Closing:
         return manifest
 
     def flush(self, write: WriteHeld) -> Manifest | None:
-        """Publish the epoch of the held steps as it is, without another step.
-
-        Parameters
-        ----------
-        write : callable
-            Writes the held deltas.
-
-        Returns
-        -------
-        Manifest or None
-            The manifest; None if no step is held.
-        """
+        """Publish the epoch of the held steps as it is, without another step."""
         last = self._interval.last
         if last is None:
             return None

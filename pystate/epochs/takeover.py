@@ -32,8 +32,6 @@ from pystate.epochs.ownership import OWNERS, Owner, is_running, read_owner
 from pystate.errors import CheckpointError, PystateError
 from pystate.redaction import logger
 
-__all__ = ["await_streams", "forget_stream", "note_stream"]
-
 _LOG = logger("pystate.epochs.takeover")
 _NAME = re.compile(OWNERS + r"/(\d{8,})-[0-9a-f]+\.stream")
 _LOOK_S = 0.1

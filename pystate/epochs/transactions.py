@@ -22,23 +22,11 @@ from pystate.checkpoint.manifest_log import History
 from pystate.epochs.ownership import Ownership
 from pystate.errors import CheckpointError, FencedError, InvalidArgumentError
 
-__all__ = ["Settling"]
-
 Result = TypeVar("Result")
 
 
 class Settling:
-    """Commits the transactions of manifests, once.
-
-    Parameters
-    ----------
-    history : History
-        Remembers which manifests are committed.
-    ownership : Ownership
-        The driver's ownership.
-    commit_sinks : callable or None
-        Commits the transactions of a manifest; does nothing if they are already committed.
-    """
+    """Commits the transactions of manifests, once."""
 
     def __init__(
         self,
@@ -52,17 +40,7 @@ class Settling:
         self._settled: int | None = None
 
     def settle(self, manifest: Manifest) -> None:
-        """Commit the newest manifest's transactions, unless they are known to be.
-
-        Raises
-        ------
-        CheckpointError
-            There are transactions, but `commit_sinks` is None.
-        FencedError
-            The commit failed, and another driver owns the checkpoint.
-        Exception
-            Whatever `commit_sinks` raises.
-        """
+        """Commit the newest manifest's transactions, unless they are known to be."""
         if self._settled == manifest.epoch:
             return
         if manifest.sinks and not self._history.is_committed(manifest):
@@ -85,13 +63,7 @@ class Settling:
         self._settled = manifest.epoch
 
     def give_up(self, epoch: int, act: Callable[[Manifest], Result]) -> Result:
-        """Mark the newest epoch's output as committed, after a last call of `act`.
-
-        Raises
-        ------
-        InvalidArgumentError
-            `epoch` is not the newest epoch, or its output is committed already.
-        """
+        """Mark the newest epoch's output as committed, after a last call of `act`."""
         head = self._history.head
         newest = None if head is None else head.epoch
         if head is None or newest != epoch:

@@ -29,8 +29,6 @@ from pystate.maintenance.description import open_existing
 from pystate.maintenance.unused import lock_store, require_unused
 from pystate.types.durations import Duration, milliseconds
 
-__all__ = ["Collection", "collect"]
-
 
 @dataclass(frozen=True)
 class Collection:

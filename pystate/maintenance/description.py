@@ -25,16 +25,6 @@ from pystate.epochs.ownership import current_owner, is_running
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.state.identity import shown_as
 
-__all__ = [
-    "Description",
-    "OperatorDescription",
-    "OwnerDescription",
-    "QueryDescription",
-    "RangeDescription",
-    "describe",
-    "open_existing",
-]
-
 
 @dataclass(frozen=True)
 class RangeDescription:
@@ -193,13 +183,7 @@ class Description:
 
 
 def open_existing(location: str | os.PathLike[str], caller: str) -> CheckpointStorage:
-    """Open a checkpoint or savepoint that is there.
-
-    Raises
-    ------
-    InvalidArgumentError
-        Nothing there is one.
-    """
+    """Open a checkpoint or savepoint; `InvalidArgumentError` if nothing there is one."""
     storage = open_storage(folder_path(location, f"{caller}: location"))
     if not storage.exists(JOB_FILE) and not storage.exists(SAVEPOINT_FILE):
         if has_epochs(storage):

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from pystate.checkpoint.manifest import FileRef, Manifest
 
-__all__ = ["KINDS", "Finding", "Use", "Verification", "uses_of"]
-
 #: What a finding's kind means.
 KINDS = {
     "missing": "the file is lost",

@@ -17,8 +17,6 @@ from pystate.checkpoint.manifest_log import survey
 from pystate.errors import InvalidArgumentError
 from pystate.maintenance.description import open_existing
 
-__all__ = ["CheckpointHistory", "history"]
-
 
 @dataclass(frozen=True)
 class CheckpointHistory:

@@ -54,8 +54,6 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.checkpoint.traces import STATE, marked_epoch
 from pystate.errors import CheckpointError, CorruptFileError, NewerFormatError
 
-__all__ = ["Remade", "is_store", "remade"]
-
 #: So many of the newest epochs are tried: older ones have lost files that were merged since.
 _TRIED = 100
 #: So many choices of files are compared with a fingerprint.
@@ -97,24 +95,9 @@ _Files: TypeAlias = dict[str, list[_File]]
 
 
 def remade(storage: CheckpointStorage, newest: int) -> Remade | str:
-    """Find the newest epoch that other files than manifests know completely.
+    """Find the newest epoch that other files than manifests know completely, or why there is none.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        A checkpoint whose newest manifests are lost, or cannot be read.
-    newest : int
-        Its newest epoch.
-
-    Returns
-    -------
-    Remade or str
-        The epoch; or why there is none.
-
-    Raises
-    ------
-    NewerFormatError
-        A later pystate wrote a file.
+    `newest` is the newest epoch of the checkpoint, whose newest manifests are lost or damaged.
     """
     try:
         job = read_job(storage)

@@ -54,8 +54,6 @@ from pystate.maintenance.repair_plan import RepairPlan, Work, plan
 from pystate.maintenance.unused import lock_store, require_unused
 from pystate.maintenance.verification import examine
 
-__all__ = ["repair", "repair_storage"]
-
 
 def repair(
     location: str | os.PathLike[str],

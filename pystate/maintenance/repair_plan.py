@@ -35,8 +35,6 @@ from pystate.maintenance.manifest_recovery import Remade, is_store, remade
 from pystate.maintenance.salvage import salvaged
 from pystate.maintenance.verification import Examination
 
-__all__ = ["LostEpoch", "LostOutput", "RepairPlan", "Work", "plan"]
-
 
 @dataclass(frozen=True)
 class LostEpoch:
@@ -155,19 +153,8 @@ class Work:
 def plan(found: Examination, job: str | None) -> Work:
     """Find the newest epoch that can be restored, and what must be given up for it.
 
-    Parameters
-    ----------
-    found : Examination
-        What is wrong with the checkpoint.
-    job : str or None
-        The job's name, for a ``job.json`` that is lost.
-
-    Raises
-    ------
-    CheckpointError
-        No retained epoch can be restored.
-    NewerFormatError
-        A file is of a later version: it is not damaged, and nothing is given up for it.
+    `job` is the name for a ``job.json`` that is lost. `CheckpointError` says that no epoch can be
+    restored; for a file of a later version, which is not damaged, nothing is given up.
     """
     storage, epochs = found.storage, found.epochs
     if found.kind == "savepoint":

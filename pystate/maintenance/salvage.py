@@ -20,23 +20,11 @@ from dataclasses import replace
 
 from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState
 
-__all__ = ["salvaged"]
-
 
 def salvaged(
     manifest: Manifest, others: Mapping[int, Manifest], bad: Collection[str]
 ) -> Manifest | None:
-    """Return an epoch's manifest over intact files only; None if there are none for some range.
-
-    Parameters
-    ----------
-    manifest : Manifest
-        The epoch.
-    others : mapping from epoch to Manifest
-        All retained epochs.
-    bad : collection of str
-        The damaged files.
-    """
+    """Return an epoch's manifest over intact files only; None if there are none for some range."""
     operators = []
     for operator in manifest.operators:
         ranges = []

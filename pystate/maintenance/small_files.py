@@ -36,8 +36,6 @@ from pystate.errors import (
 )
 from pystate.maintenance.findings import Finding
 
-__all__ = ["check_checkpoint", "check_savepoint", "failure"]
-
 
 def failure(path: str, error: PystateError, message: str = "") -> Finding:
     """Return what an error says of a file."""
@@ -60,16 +58,9 @@ def _try(path: str, act: Callable[[], object], message: str) -> Iterator[Finding
 def check_checkpoint(
     storage: CheckpointStorage, head: Manifest | None, *, has_runs: bool
 ) -> Iterator[Finding]:
-    """Check a checkpoint's small files.
+    """Check a checkpoint's small files; `head` is None if it cannot be read.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    head : Manifest or None
-        Its newest epoch; None if that cannot be read.
-    has_runs : bool
-        Whether a retained epoch is a run with a key.
+    `has_runs` says whether a retained epoch is a run with a key.
     """
     if storage.exists(REPAIR_FILE):
         message = "a repair was interrupted, and no job can start: run `pystate repair` once more"

@@ -12,8 +12,6 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.ownership import current_owner, is_running
 from pystate.errors import CorruptFileError, InUseError
 
-__all__ = ["lock_store", "require_unused"]
-
 
 def require_unused(storage: CheckpointStorage, owner_is_gone: bool) -> None:
     """Raise `InUseError` if a driver may be at work."""

@@ -39,8 +39,6 @@ from pystate.maintenance.description import open_existing
 from pystate.maintenance.findings import Finding, Use, Verification, uses_of
 from pystate.maintenance.small_files import check_checkpoint, check_savepoint, failure
 
-__all__ = ["Examination", "examine", "verify"]
-
 #: Files of an age up to this may belong to an evaluation that runs.
 _YOUNG_MS = 600_000
 

@@ -33,8 +33,6 @@ from pystate.state.renames import file_name
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.equality import present, same_rows
 
-__all__ = ["changes", "scan_changes"]
-
 _BEGINNING = 0
 
 

@@ -31,16 +31,6 @@ from pystate.state.kinds import declared_as
 from pystate.types.ddl import quoted
 from pystate.types.state_type import StateType, parse_type
 
-__all__ = [
-    "MissingFileError",
-    "epoch_of",
-    "missing_file",
-    "namespace_of",
-    "operator_of",
-    "state_metadata",
-    "storage_at",
-]
-
 _INSTANT: pa.DataType = pa.timestamp("ms", "UTC")
 _COLUMNS: dict[str, pa.DataType] = {
     "epoch": pa.int64(),
@@ -84,15 +74,7 @@ def storage_at(location: str | os.PathLike[str], caller: str) -> CheckpointStora
 
 
 def epoch_of(storage: CheckpointStorage, epoch: int | None = None) -> Manifest:
-    """Read the manifest of an epoch, by default of the newest.
-
-    Raises
-    ------
-    CheckpointError
-        There is no epoch, or that one is not retained.
-    InvalidArgumentError
-        It is the folder of a query of Spark's own.
-    """
+    """Read the manifest of an epoch, by default of the newest; an error if it is not retained."""
     if epoch is None:
         head = read_head(storage)
         if head is None:
@@ -118,13 +100,7 @@ def epoch_of(storage: CheckpointStorage, epoch: int | None = None) -> Manifest:
 
 
 def operator_of(storage: CheckpointStorage, manifest: Manifest, uid: str | None) -> OperatorState:
-    """Find an operator; without a uid the only one.
-
-    Raises
-    ------
-    CheckpointError
-        There is no such operator, or several.
-    """
+    """Find an operator; without a uid the only one."""
     if uid is not None:
         checked_uid(uid)
     operators = [found for found in manifest.operators if uid in (None, found.uid)]

@@ -13,8 +13,6 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.processor.selection import Selection
 from pystate.processor.state_reader import read_all
 
-__all__ = ["rows_in_flight"]
-
 
 def rows_in_flight(storage: CheckpointStorage) -> dict[str, int]:
     """Count the rows that the newest epoch has fed, on each loop by its uid.

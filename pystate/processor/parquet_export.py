@@ -26,8 +26,6 @@ from pystate.processor.epochs import MissingFileError, storage_at
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import Selection
 
-__all__ = ["Export", "export_state"]
-
 #: Tells an export from other folders; readers of Parquet ignore files with such names.
 _MARK = "_export.json"
 _TRIES = 10

@@ -20,8 +20,6 @@ from pystate.processor.epochs import MissingFileError, storage_at
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import Selection
 
-__all__ = ["read_all", "read_state", "scan_state"]
-
 _TRIES = 10
 
 
@@ -157,19 +155,7 @@ def scan_state(
 def read_all(
     storage: CheckpointStorage, uid: str | None, *, epoch: int | None = None, **asked: Any
 ) -> pa.Table:
-    """`read_state` of an open checkpoint; it starts again if a job retires the epoch it reads.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    uid : str or None
-        The operator.
-    epoch : int, optional
-        The only epoch that may be read.
-    **asked
-        Further parameters of `StateScan.of`.
-    """
+    """`read_state` of an open checkpoint; it starts again if a job retires the epoch it reads."""
     lost = 0
     for _ in range(_TRIES):
         try:

@@ -54,15 +54,6 @@ from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.keys import MAX_PARALLELISM, KeyLike, parse_key
 from pystate.types.state_type import TypeLike, parse_type
 
-__all__ = [
-    "Destination",
-    "StateRows",
-    "check_columns",
-    "check_kept",
-    "checked_operators",
-    "write_state",
-]
-
 _PARALLELISM = 8
 
 
@@ -455,13 +446,7 @@ def _empty_manifest(max_parallelism: int) -> Manifest:
 
 
 def check_columns(operator: OperatorSpec, names: list[str], *, timers: bool = False) -> list[str]:
-    """Return the names of the columns of rows or timers, which must be just these.
-
-    Raises
-    ------
-    InvalidArgumentError
-        One is missing, or unknown.
-    """
+    """Return the names of the columns of rows or timers, which must be just these."""
     wanted = [name for name, _ in operator.key]
     if operator.namespace is not None:
         wanted.append(NAMESPACE)
@@ -484,20 +469,7 @@ def check_columns(operator: OperatorSpec, names: list[str], *, timers: bool = Fa
 
 
 def check_kept(operator: OperatorSpec, is_binary: Callable[[str], bool]) -> None:
-    """Refuse the results of aggregates whose state is more than their result.
-
-    Parameters
-    ----------
-    operator : OperatorSpec
-        The operator.
-    is_binary : callable
-        Whether a state's column has bytes.
-
-    Raises
-    ------
-    DeclarationError
-        A column has results.
-    """
+    """Refuse the results of aggregates whose state is more than their result."""
     for name, state in operator.states.items():
         if state.columns(name)[0].is_accumulator and not is_binary(name):
             raise DeclarationError(

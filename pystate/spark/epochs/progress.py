@@ -15,7 +15,8 @@ from pystate.base.markup import bytes_shown, panel
 from pystate.checkpoint.epoch_log import OperatorRecord
 from pystate.checkpoint.manifest import OperatorState
 from pystate.epochs.chronicle import Sizes, by_operator, longest, operator_record, total
-from pystate.epochs.epoch import Epoch, Flow, RangeReport
+from pystate.epochs.epoch import Epoch, Flow
+from pystate.epochs.range_report import RangeReport
 from pystate.epochs.watermarks import smallest
 from pystate.operators.runtime.loop import IN_FLIGHT
 from pystate.redaction import logger
