@@ -47,8 +47,8 @@ except ImportError as error:
 from pystate import testing
 from pystate.checkpoint.savepoint import Savepoint, savepoint
 from pystate.epochs.auto_rescale import AutoRescale
+from pystate.epochs.interval import CheckpointOptions
 from pystate.epochs.listeners import CheckpointListener
-from pystate.epochs.options import CheckpointOptions
 from pystate.epochs.split_groups import rescale
 from pystate.errors import PystateError
 from pystate.maintenance.collection import collect

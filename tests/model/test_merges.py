@@ -17,7 +17,7 @@ from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_pat
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
-from pystate.epochs.merge_policy import MergePolicy
+from pystate.epochs.merges import MergePolicy
 from pystate.epochs.range_report import RangeReport
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec

@@ -28,10 +28,9 @@ from pystate.checkpoint.savepoint import Savepoint, take_savepoint, write_savepo
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.auto_rescale import Rescaler
 from pystate.epochs.chronicle import RangeSizes
-from pystate.epochs.coordinator import Coordinator
+from pystate.epochs.coordinator import Coordinator, RunOutcome
 from pystate.epochs.epoch import Epoch
 from pystate.epochs.ownership import fence_start
-from pystate.epochs.step import RunOutcome
 from pystate.errors import CheckpointError, InvalidArgumentError, PystateError
 from pystate.redaction import logger
 from pystate.spark.base.environment import use_this_python

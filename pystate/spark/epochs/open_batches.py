@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pystate.epochs.step import RunOutcome
+from pystate.epochs.coordinator import RunOutcome
 from pystate.errors import StateLostError
 from pystate.redaction import logger
 from pystate.spark.epochs.epochs import EpochRunner

@@ -16,8 +16,7 @@ import pystate.epochs.merges
 from pystate.checkpoint.manifest import MANIFESTS, FileRef, RangeState, manifest_path
 from pystate.checkpoint.manifest_log import History, retained_epochs
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry, LocalStorage, final_name
-from pystate.epochs.merge_policy import MergePolicy, replaced
-from pystate.epochs.merges import Maintenance
+from pystate.epochs.merges import Maintenance, MergePolicy, replaced
 from pystate.epochs.retention import collect_orphans, delete_files, merged_name
 from pystate.errors import CheckpointError, CorruptFileError, FencedError
 from tests.conftest import FakeWork
