@@ -864,6 +864,7 @@ def test_run_that_a_damaged_manifest_may_hold(work: FakeWork, retired: bool) -> 
     with work.coordinator(retained=3) as coordinator:
         for _ in range(3 if retired else 0):
             coordinator.run(work.evaluate("more"))
+        coordinator._maintenance.wait()
         assert work.storage.exists(manifest_path(2)) != retired
         for key in "ac":
             assert coordinator.run(work.evaluate(), run_key=key).already_done
@@ -1031,6 +1032,7 @@ def test_driver_held_up_until_its_epoch_is_retired(
         epoch.report(report)
     for number in range(1, 5):
         second.run(work.evaluate(f"b{number}"), **batch(number))
+    second._maintenance.wait()
     assert not work.storage.exists(epoch.base.path) and work.committed == [1, 2, 3, 4, 5]  # type: ignore[union-attr]
     monkeypatch.setattr(first._ownership, "check", lambda: None)
     if dies:
