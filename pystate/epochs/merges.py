@@ -48,6 +48,7 @@ from typing import BinaryIO, Protocol, cast
 
 from pystate.checkpoint.file_merge import merge_files
 from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
+from pystate.checkpoint.size_tiers import similar_run
 from pystate.checkpoint.state_files import Lineage, Source, open_file, verify_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.rescale import rescaled
@@ -114,11 +115,11 @@ class MergePolicy:
             return _run(state, 0, 1 + len(old))
         if count < self.max_deltas:
             return None
-        first, last = _similar([delta.file_bytes for delta in old[_own(state, old) :]])
-        first, last = first + _own(state, old), last + _own(state, old)
+        own = _own(state, old)
+        first, last = similar_run([delta.file_bytes for delta in old[own:]], _FAN_IN)
         if last - first < 2:  # files of former ranges, which only a base replaces
             return _run(state, 0, 1 + len(old))
-        return _run(state, 1 + first, 1 + last)
+        return _run(state, 1 + own + first, 1 + own + last)
 
 
 def position(state: RangeState, sources: tuple[FileRef, ...]) -> int | None:
@@ -159,27 +160,6 @@ def _own(state: RangeState, deltas: Sequence[FileRef]) -> int:
         ):
             return position + 1
     return 0
-
-
-def _similar(sizes: Sequence[int]) -> tuple[int, int]:
-    """Find the longest run of files of similar size, among the smallest such sizes."""
-    most = min(sizes, default=0)
-    while True:
-        most = max(most * _FAN_IN, 1)
-        first, last = _longest([size <= most for size in sizes])
-        if last - first >= min(_FAN_IN, len(sizes)):
-            return first, last
-
-
-def _longest(small: Sequence[bool]) -> tuple[int, int]:
-    """The longest run of true values; of equally long ones the last."""
-    best, start = (0, 0), 0
-    for end, value in enumerate([*small, False]):
-        if not value:
-            if end - start >= best[1] - best[0]:
-                best = (start, end)
-            start = end + 1
-    return best
 
 
 @dataclass(frozen=True)
