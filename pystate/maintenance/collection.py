@@ -25,8 +25,7 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.ownership import current_owner, have_ended
 from pystate.epochs.retention import delete_orphans, find_orphans
 from pystate.errors import CheckpointError, InvalidArgumentError
-from pystate.maintenance.description import open_existing
-from pystate.maintenance.unused import lock_store, require_unused
+from pystate.maintenance.access import open_existing, require_unused, unused
 from pystate.types.durations import Duration, milliseconds
 
 
@@ -113,9 +112,7 @@ def collect(
             f"checkpoint {storage.uri}: {JOB_FILE} is lost: nothing is removed before it is back; "
             "`pystate verify` says what else is"
         )
-    require_unused(storage, owner_is_gone)
-    lock = lock_store(storage)
-    try:
+    with unused(storage, owner_is_gone):
         head, owner = read_head(storage), current_owner(storage)
         # If the driver of the newest epoch has ended, what it has not named stays unnamed. Of an
         # earlier driver than the last one that is not known.
@@ -134,12 +131,7 @@ def collect(
             live=frozenset,
             check_owner=lambda: require_unused(storage, owner_is_gone),
         )
-        removed = 0
-        if not dry_run:
-            removed = delete_orphans(storage, found)
-    finally:
-        if lock is not None:
-            lock.release()
+        removed = 0 if dry_run else delete_orphans(storage, found)
     return Collection(
         location=storage.uri,
         files=tuple(entry.path for entry in found.files),

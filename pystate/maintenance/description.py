@@ -8,21 +8,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from pystate.base.arguments import folder_path
 from pystate.checkpoint.job_file import (
     JOB_FILE,
     SAVEPOINT_FILE,
-    has_epochs,
     read_job,
-    refuse_spark,
 )
-from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import Manifest, OperatorState, RangeState
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.savepoint import manifest_of, read_savepoint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.ownership import current_owner, is_running
-from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.errors import CheckpointError
+from pystate.maintenance.access import open_existing
 from pystate.state.identity import shown_as
 
 
@@ -180,50 +177,6 @@ class Description:
     owner: OwnerDescription | None
     files: int
     size_bytes: int
-
-
-def open_existing(location: str | os.PathLike[str], caller: str) -> CheckpointStorage:
-    """Open a checkpoint or savepoint; `InvalidArgumentError` if nothing there is one."""
-    storage = open_storage(folder_path(location, f"{caller}: location"))
-    if not storage.exists(JOB_FILE) and not storage.exists(SAVEPOINT_FILE):
-        if has_epochs(storage):
-            return storage  # a checkpoint, of which that file is lost
-        if not _is_part(storage):
-            refuse_spark(storage)
-        raise InvalidArgumentError(
-            f"{storage.uri} {_instead(storage)}: give the folder that a Job, or pystate.open, has "
-            "as its checkpoint"
-        )
-    return storage
-
-
-def _is_part(storage: CheckpointStorage) -> bool:
-    path = storage.local_path(JOB_FILE)
-    return path is not None and _whole(os.path.dirname(path)) is not None
-
-
-def _whole(folder: str) -> str | None:
-    """The checkpoint or savepoint that a folder is in."""
-    above = os.path.dirname(folder)
-    while above != os.path.dirname(above):
-        if any(os.path.isfile(os.path.join(above, n)) for n in (JOB_FILE, SAVEPOINT_FILE)):
-            return above
-        above = os.path.dirname(above)
-    return None
-
-
-def _instead(storage: CheckpointStorage) -> str:
-    """What is where no checkpoint is."""
-    path = storage.local_path(JOB_FILE)
-    folder = storage.uri if path is None else os.path.dirname(path)
-    if path is not None and not os.path.lexists(folder):
-        return "does not exist, and so is no checkpoint"
-    if path is not None and not os.path.isdir(folder):
-        return "is no folder, and so no checkpoint"
-    above = _whole(folder)
-    if above is not None:
-        return f"is only a part of the checkpoint or savepoint {above}, and no checkpoint"
-    return f"holds no checkpoint and no savepoint (there is no {JOB_FILE})"
 
 
 def describe(location: str | os.PathLike[str]) -> Description:

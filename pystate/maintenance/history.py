@@ -15,7 +15,7 @@ from pystate.checkpoint.epoch_log import EpochRecord, read_records
 from pystate.checkpoint.job_file import SAVEPOINT_FILE
 from pystate.checkpoint.manifest_log import survey
 from pystate.errors import InvalidArgumentError
-from pystate.maintenance.description import open_existing
+from pystate.maintenance.access import open_existing
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from pystate.base.arguments import flag, integer, shown, text
+from pystate.base.arguments import flag, shown, text
 from pystate.checkpoint.copies import keep
 from pystate.checkpoint.epoch_log import HISTORY, without_epochs_after
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, JobFile, library
@@ -49,10 +49,9 @@ from pystate.errors import (
     CorruptFileError,
     InvalidArgumentError,
 )
-from pystate.maintenance.description import open_existing
+from pystate.maintenance.access import open_existing, require_unused, unused
 from pystate.maintenance.repair_plan import RepairPlan, Work, plan
-from pystate.maintenance.unused import lock_store, require_unused
-from pystate.maintenance.verification import examine
+from pystate.maintenance.verification import examine, threads_of
 
 
 def repair(
@@ -114,9 +113,7 @@ def repair(
             raise InvalidArgumentError(f"repair: {name} is a function, not {shown(value)}")
     if job is not None:
         text(job, "repair: job")
-    threads = os.cpu_count() or 1
-    if jobs is not None:
-        threads = integer(jobs, "repair: jobs", least=1, most=256)
+    threads = threads_of(jobs, "repair")
     if dry_run:
         return plan(examine(storage, threads, progress), job).plan
     return repair_storage(
@@ -139,17 +136,12 @@ def repair_storage(
     progress: Callable[[int, int], None] | None = None,
 ) -> RepairPlan:
     """`repair` of an open checkpoint."""
-    require_unused(storage, owner_is_gone)
-    lock = lock_store(storage)
-    try:
+    with unused(storage, owner_is_gone):
         work = plan(examine(storage, threads, progress), job)
         if not work.plan.is_needed or (confirm is not None and not confirm(work.plan)):
             return work.plan
         require_unused(storage, owner_is_gone)  # a question takes its time
         return _Repair(storage, work).carry_out(job)
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 class _Repair:

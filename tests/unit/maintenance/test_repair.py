@@ -26,7 +26,7 @@ from pystate.errors import (
     TableBusyError,
 )
 from pystate.maintenance.repair import repair_storage
-from pystate.maintenance.salvage import salvaged
+from pystate.maintenance.repair_plan import salvaged
 from tests.drawn import THOROUGH
 from tests.work import Cut, CutError, Work, batch, content, read, spark_files
 
