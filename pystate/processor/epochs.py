@@ -8,8 +8,9 @@ Thread safety: functions without state.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -31,6 +32,9 @@ from pystate.state.kinds import declared_as
 from pystate.types.ddl import quoted
 from pystate.types.state_type import StateType, parse_type
 
+Result = TypeVar("Result")
+
+_TRIES = 10
 _INSTANT: pa.DataType = pa.timestamp("ms", "UTC")
 _COLUMNS: dict[str, pa.DataType] = {
     "epoch": pa.int64(),
@@ -66,6 +70,27 @@ def missing_file(storage: CheckpointStorage, epoch: int, path: object) -> Missin
     )
     missing.epoch = epoch
     return missing
+
+
+def while_retained(
+    storage: CheckpointStorage, read: Callable[[], Result], verb: str, *, again: bool = True
+) -> Result:
+    """Read an epoch, and start with the next one if a running job retires it meanwhile.
+
+    It removes its files while they are read. Without `again` no other epoch is read.
+    """
+    lost = 0
+    for _ in range(_TRIES):
+        try:
+            return read()
+        except MissingFileError as error:
+            if error.epoch == lost or not again:
+                raise
+            lost = error.epoch
+    raise CheckpointError(
+        f"checkpoint {storage.uri}: each of {_TRIES} epochs was retired while it was read: retain "
+        f"more epochs, or {verb} while the job stands still"
+    )
 
 
 def storage_at(location: str | os.PathLike[str], caller: str) -> CheckpointStorage:

@@ -143,13 +143,7 @@ class StateRows:
         )
 
     def declared(self, uid: str) -> dict[str, State[Any]]:
-        """Return the declarations of the operator's states.
-
-        Raises
-        ------
-        DeclarationError
-            One is none.
-        """
+        """Return the declarations of the operator's states."""
         given = self.states
         cls = given if isinstance(given, type) else type(given)
         if issubclass(cls, StatefulFunction):
@@ -165,13 +159,7 @@ class StateRows:
         return states
 
     def operator(self, uid: str, max_parallelism: int) -> OperatorSpec:
-        """Return what determines the operator's tables.
-
-        Raises
-        ------
-        DeclarationError
-            A state cannot be written.
-        """
+        """Return what determines the operator's tables."""
         # As files know them: without defaults and times to live.
         states = {
             name: declared_as(state.in_files(None).stored_as())
