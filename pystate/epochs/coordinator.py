@@ -32,7 +32,7 @@ from pystate.checkpoint.job_file import JobFile, check_parallelism, open_job
 from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.epochs.chronicle import Chronicle
+from pystate.epochs.chronicle import Chronicle, Sizes
 from pystate.epochs.clock import MAX_STEP_MS, advance, warn
 from pystate.epochs.epoch import Epoch, RepeatableError
 from pystate.epochs.housekeeping import Housekeeping
@@ -195,6 +195,11 @@ class Coordinator:
     def head(self) -> Manifest | None:
         """The newest epoch that this coordinator knows of."""
         return self._history.head
+
+    @property
+    def sizes(self) -> Sizes:
+        """Keys and bytes of tables, as far as this driver has seen them."""
+        return self._chronicle.sizes
 
     def open_epoch(
         self,

@@ -39,7 +39,7 @@ def progress(work: FakeWork) -> EpochProgress:
                     )
                 )
         after = epoch.collect()
-        return EpochProgress.of(epoch, after, epoch.reports, {("op", 0): (4, 9)}, 1234.0)
+        return EpochProgress.of(epoch, after, epoch.reports, {"op": {0: (4, 9)}}, 1234.0)
 
 
 def test_sums(progress: EpochProgress) -> None:
