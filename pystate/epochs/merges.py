@@ -384,11 +384,11 @@ class FileMerges:
         merged = self._ready.get(key)
         if merged is None:
             return state
-        found = replaced(state, self._merges[key].plan.run.sources, merged)
-        if found is None:
+        rebased = replaced(state, self._merges[key].plan.run.sources, merged)
+        if rebased is None:
             return state
         self._offered.add(merged.path)
-        return found
+        return rebased
 
     def _merge_next(self) -> None:
         """Carry out what has waited longest: one merge here, or many by the runner."""
@@ -442,15 +442,15 @@ class FileMerges:
                 failed.clear()
                 return
             results = self._runner.run([merge.plan for merge in merges])
-            found = dict(zip(keys, results, strict=True))
-            ready = {key: ref for key, ref in found.items() if isinstance(ref, FileRef)}
+            outcomes = dict(zip(keys, results, strict=True))
+            ready = {key: ref for key, ref in outcomes.items() if isinstance(ref, FileRef)}
             with self._lock:
                 self._ready.update(ready)
             failed = [key for key in keys if key not in ready]
             if failed:
                 raise CheckpointError(
                     f"{len(failed)} of {len(keys)} merges on executors failed, and are tried again "
-                    f"after {_RETRY_AFTER} epochs; the first: {found[failed[0]]}"
+                    f"after {_RETRY_AFTER} epochs; the first: {outcomes[failed[0]]}"
                 )
         except BaseException:
             self._fail(failed)

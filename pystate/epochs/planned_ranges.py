@@ -125,14 +125,14 @@ class PlannedRange(RangeState):
                 deltas=self.deltas,
                 since=self.since,
             )
-        found = self.origin.load(self.index)
+        stored = self.origin.load(self.index)
         planned = (self._stored_id, self.first_key_group, self.last_key_group)
-        if (found.id, found.first_key_group, found.last_key_group) != planned:
+        if (stored.id, stored.first_key_group, stored.last_key_group) != planned:
             raise LineageError(
                 f"operator {self.origin.uid!r}, range {self.index}: {self.origin.manifest} has it "
-                f"at {found.id}, and not at {self._stored_id}, where its task was told to begin"
+                f"at {stored.id}, and not at {self._stored_id}, where its task was told to begin"
             )
-        return found
+        return stored
 
     @property
     def _stored_id(self) -> str:
@@ -171,8 +171,8 @@ class PlannedRange(RangeState):
         for position in range(len(self.held) - 1, -1, -1):
             if self.held[position].parent == table_id:
                 return self.held[position:]
-        found = self._loaded.deltas_after(table_id)
-        return None if found is None else (*found, *self.held)
+        deltas = self._loaded.deltas_after(table_id)
+        return None if deltas is None else (*deltas, *self.held)
 
 
 class PlannedRanges(Sequence[RangeState]):

@@ -83,8 +83,8 @@ def find_done(history: History, position: Position) -> AlreadyDone | None:
     It raises `CheckpointError` if the batch is recorded with other offsets, or is too old to tell.
     """
     if position.run_key is not None:
-        found = history.find_run(position.run_key)
-        return None if found is None else AlreadyDone(*found)
+        run = history.find_run(position.run_key)
+        return None if run is None else AlreadyDone(*run)
     head = history.head
     if head is None or position.query_id is None or position.batch_id is None:
         return None

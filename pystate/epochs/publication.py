@@ -121,11 +121,11 @@ class Publisher:
                 continue
             size = self._storage.size_bytes(report.file.path)
             if size != report.file.file_bytes:
-                found = "is not there" if size is None else f"has {size} bytes"
+                actual = "is not there" if size is None else f"has {size} bytes"
                 raise CheckpointError(
                     f"epoch {epoch.number}, operator {report.uid!r}, range {report.index}: the "
                     f"worker wrote {report.file.path} with {report.file.file_bytes} bytes, but "
-                    f"for the driver it {found} in {self._storage.uri}: the checkpoint must be on "
+                    f"for the driver it {actual} in {self._storage.uri}: the checkpoint must be on "
                     "a file system that all hosts share"
                 )
 

@@ -92,10 +92,10 @@ def collect_orphans(
     `check_owner` raises if this driver is no longer the owner. Nothing is deleted after an error: a
     manifest cannot be read, or is lost, or another driver is the owner.
     """
-    found = find_orphans(
+    orphans = find_orphans(
         storage, term=term, grace_ms=grace_ms, live=live, check_owner=check_owner, now_ms=now_ms
     )
-    return delete_orphans(storage, found)
+    return delete_orphans(storage, orphans)
 
 
 class Orphans(NamedTuple):
@@ -122,11 +122,11 @@ def find_orphans(
     With `at_rest` all drivers have ended, so that no manifest comes to name a file.
     """
     others = [entry for folder in _FOLDERS for entry in storage.list(folder, temporary=True)]
-    found = _find_unnamed(storage, live)
-    if found is None:
+    candidates = _find_unnamed(storage, live)
+    if candidates is None:
         return Orphans()
     check_owner()
-    newest = found.newest
+    newest = candidates.newest
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     small_ms = max(grace_ms, _LEAST_GRACE_MS)
 
@@ -139,9 +139,11 @@ def find_orphans(
         return unnamed and entry.modified_ms <= now_ms - grace_ms
 
     leftovers = [entry for entry in others if entry.modified_ms <= now_ms - small_ms]
-    epoch = found.epoch + 1 if at_rest else found.epoch  # also the one that was not published
+    epoch = (
+        candidates.epoch + 1 if at_rest else candidates.epoch
+    )  # also the one that was not published
     return Orphans(
-        (*leftovers, *found.only(is_orphan)),
+        (*leftovers, *candidates.only(is_orphan)),
         tuple(_evaluations(storage, epoch, now_ms - small_ms)),
     )
 
@@ -151,10 +153,10 @@ def find_abandoned(storage: CheckpointStorage) -> Orphans:
 
     It raises `CheckpointError` if a manifest is lost.
     """
-    found = _find_unnamed(storage, frozenset)
-    if found is None:
+    candidates = _find_unnamed(storage, frozenset)
+    if candidates is None:
         return Orphans()
-    newest = found.epoch
+    newest = candidates.epoch
 
     def is_abandoned(entry: FileEntry) -> bool:
         final = final_name(entry.path)
@@ -164,7 +166,7 @@ def find_abandoned(storage: CheckpointStorage) -> Orphans:
         # A merged file is one of its driver's, of any epoch.
         return match is not None and (int(match[1]) > newest or match[2] is not None)
 
-    return Orphans(found.only(is_abandoned), tuple(_evaluations(storage)))
+    return Orphans(candidates.only(is_abandoned), tuple(_evaluations(storage)))
 
 
 class _Unnamed(NamedTuple):
@@ -256,11 +258,11 @@ def _evaluations(
             yield folder
 
 
-def delete_orphans(storage: CheckpointStorage, found: Orphans) -> int:
+def delete_orphans(storage: CheckpointStorage, orphans: Orphans) -> int:
     """Delete what `find_orphans` has found; return the number of files."""
-    for folder in found.evaluations:
+    for folder in orphans.evaluations:
         storage.remove_folder(folder)
-    return delete_retired(storage, [entry.path for entry in found.files])
+    return delete_retired(storage, [entry.path for entry in orphans.files])
 
 
 def delete_retired(storage: CheckpointStorage, paths: Collection[str]) -> int:

@@ -259,12 +259,12 @@ class Watermarks:
         parts = [_held(marks[uid], given.holds.get(uid)) for uid in self._fed_by(given)]
         if self._is_source(given):
             parts.append(_Mark(state.max_event_time_ms))
-        found = _smallest(parts)
-        if found.watermark_ms is None:
-            return found
+        mark = _smallest(parts)
+        if mark.watermark_ms is None:
+            return mark
         kept = [marks[uid].kept for uid in given.loops if uid in marks]
         times = [each.max_event_time_ms for each in kept if each is not None]
-        reached = max(found.watermark_ms - given.allowed_delay_ms, _LEAST_TIME_MS)
+        reached = max(mark.watermark_ms - given.allowed_delay_ms, _LEAST_TIME_MS)
         return _Mark(min([reached, *(time for time in times if time is not None)]))
 
 

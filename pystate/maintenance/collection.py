@@ -123,7 +123,7 @@ def collect(
         at_rest = _is_readable(storage, head) and (
             owner_is_gone or have_ended(storage, last, newest + 1)
         )
-        found = find_orphans(
+        orphans = find_orphans(
             storage,
             at_rest=at_rest,
             term=head.term if head is not None and ended else -1,
@@ -131,11 +131,11 @@ def collect(
             live=frozenset,
             check_owner=lambda: require_unused(storage, owner_is_gone),
         )
-        removed = 0 if dry_run else delete_orphans(storage, found)
+        removed = 0 if dry_run else delete_orphans(storage, orphans)
     return Collection(
         location=storage.uri,
-        files=tuple(entry.path for entry in found.files),
-        evaluations=found.evaluations,
-        size_bytes=sum(entry.size_bytes for entry in found.files),
+        files=tuple(entry.path for entry in orphans.files),
+        evaluations=orphans.evaluations,
+        size_bytes=sum(entry.size_bytes for entry in orphans.files),
         removed=removed,
     )

@@ -213,10 +213,10 @@ def describe(location: str | os.PathLike[str]) -> Description:
         history = History(storage)
         history.refresh()
         # Only the newest is asked for what it says; an older one may be retired meanwhile.
-        found = history.head
+        newest = history.head
         manifests = _intact(history)
         kind, created_ms, owner = "checkpoint", job.created_ms, _owner(storage)
-        committed = history.is_committed(found) if found is not None and found.sinks else None
+        committed = history.is_committed(newest) if newest is not None and newest.sinks else None
     head = manifests[-1] if manifests else None
     files = {ref.path: ref for m in manifests for o in m.operators for ref in o.files}
     return Description(
@@ -248,13 +248,13 @@ def describe(location: str | os.PathLike[str]) -> Description:
 
 def _intact(history: History) -> tuple[Manifest, ...]:
     """The retained manifests that can be read; the newest can."""
-    found = []
+    intact = []
     for epoch in history.epochs:
         try:
-            found.append(history.manifest(epoch))
+            intact.append(history.manifest(epoch))
         except CheckpointError:
             continue  # damaged, which `verify` reports; or retired meanwhile
-    return tuple(found)
+    return tuple(intact)
 
 
 def _owner(storage: CheckpointStorage) -> OwnerDescription | None:

@@ -93,8 +93,8 @@ def history(
             )
         since_ms = int(given.timestamp() * 1000)
     recorded = read_records(storage)
-    found = survey(storage)
-    newest = max(*found.epochs, *found.lost, found.floor, 0)
+    surveyed = survey(storage)
+    newest = max(*surveyed.epochs, *surveyed.lost, surveyed.floor, 0)
     records = [record for record in recorded.records if record.epoch <= newest]
     if since_ms is not None:
         records = [record for record in records if record.published_ms >= since_ms]

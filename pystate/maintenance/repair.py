@@ -222,7 +222,7 @@ class _Repair:
         if job is None or self._storage.exists(JOB_FILE):
             return
         good = self._work.good
-        made = JobFile(
+        job_file = JobFile(
             name=job,
             checkpoint_id=str(uuid.uuid4()),
             max_parallelism=good.max_parallelism,
@@ -230,7 +230,7 @@ class _Repair:
             library=library(),
             operators=entries_of(good.operators),
         )
-        made.create(self._storage)
+        job_file.create(self._storage)
 
     def _set_history_back(self) -> None:
         """Keep the intact records of the epochs that stay."""
@@ -241,15 +241,15 @@ class _Repair:
 
     def _note_runs(self) -> None:
         """Keep what only the history knows of runs before an epoch whose manifest is made anew."""
-        made = self._work.remade
-        if made is None:
+        recovered = self._work.remade
+        if recovered is None:
             return
         runs = RunKeys(self._storage)
-        for epoch, key in made.runs:
+        for epoch, key in recovered.runs:
             self._ownership.check()
             runs.add(key, epoch)
         self._ownership.check()
-        note_unknown_runs(self._storage, made.unknown_runs)
+        note_unknown_runs(self._storage, recovered.unknown_runs)
 
     def _rewrite(self) -> None:
         """Let manifests name intact files of the same state."""
@@ -304,11 +304,11 @@ class _Repair:
 
     def _set_state_back(self) -> None:
         """Make the good epoch the newest one."""
-        plan, made = self._work.plan, self._work.remade
-        if made is not None:
-            self._aside(made.manifest.path)  # what is there cannot be read
-            self._storage.publish(made.manifest.path, made.manifest.encode())
-        if plan.lost or made is not None:
+        plan, recovered = self._work.plan, self._work.remade
+        if recovered is not None:
+            self._aside(recovered.manifest.path)  # what is there cannot be read
+            self._storage.publish(recovered.manifest.path, recovered.manifest.encode())
+        if plan.lost or recovered is not None:
             set_back(self._storage, self._work.good)
         for lost in reversed(plan.lost):
             self._aside(manifest_path(lost.epoch))

@@ -273,7 +273,7 @@ class Examination:
     def result(self) -> Verification:
         """Return what users see."""
         findings = [*self.findings, *self.bad_files.values()]
-        findings.sort(key=lambda found: (not found.is_error, found.path))
+        findings.sort(key=lambda finding: (not finding.is_error, finding.path))
         return Verification(
             location=self.storage.uri,
             kind=self.kind,
@@ -290,31 +290,31 @@ def examine(
 ) -> Examination:
     """Read everything; parameters and exceptions are those of `verify`."""
     if storage.exists(SAVEPOINT_FILE):
-        found = Examination(storage, "savepoint")
+        examination = Examination(storage, "savepoint")
         listed = _listed(storage)
-        _read_savepoint(found)
+        _read_savepoint(examination)
     else:
-        found = Examination(storage, "checkpoint")
+        examination = Examination(storage, "checkpoint")
         listed = _listed(storage)
-        _read_manifests(found)
-    found.uses = uses_of(found.manifests.values())
-    by_id = {use.ref.id: use.ref.path for use in found.uses.values()}
+        _read_manifests(examination)
+    examination.uses = uses_of(examination.manifests.values())
+    by_id = {use.ref.id: use.ref.path for use in examination.uses.values()}
 
     def check(use: Use) -> None:
         finding = _check_file(storage, use, by_id)
         if finding is not None:
-            found.bad_files[use.ref.path] = finding
+            examination.bad_files[use.ref.path] = finding
 
-    uses = sorted(found.uses.values(), key=lambda use: use.ref.path)
+    uses = sorted(examination.uses.values(), key=lambda use: use.ref.path)
     for_all(check, uses, threads=threads, size=lambda use: use.ref.file_bytes, progress=progress)
-    if found.kind == "checkpoint":
+    if examination.kind == "checkpoint":
         # The stream's position is compared with the newest epoch, or with nothing.
-        newest = found.manifests.get(max(found.epochs, default=0))
-        has_runs = any(manifest.run_key is not None for manifest in found.manifests.values())
-        found.findings += check_checkpoint(storage, newest, has_runs=has_runs)
-        _forget_retired(found)
-    _find_unnamed(found, listed)
-    return found
+        newest = examination.manifests.get(max(examination.epochs, default=0))
+        has_runs = any(manifest.run_key is not None for manifest in examination.manifests.values())
+        examination.findings += check_checkpoint(storage, newest, has_runs=has_runs)
+        _forget_retired(examination)
+    _find_unnamed(examination, listed)
+    return examination
 
 
 def _listed(storage: CheckpointStorage) -> list[FileEntry]:
@@ -324,43 +324,45 @@ def _listed(storage: CheckpointStorage) -> list[FileEntry]:
     return [*files, *parts, *(e for f in folders for e in storage.list(f, temporary=True))]
 
 
-def _read_savepoint(found: Examination) -> None:
-    storage = found.storage
+def _read_savepoint(examination: Examination) -> None:
+    storage = examination.storage
     try:
         savepoint = read_savepoint(storage)
-        found.findings += check_savepoint(storage)
+        examination.findings += check_savepoint(storage)
     except CheckpointError as error:
-        found.findings.append(failure(SAVEPOINT_FILE, error, "no job can begin with it"))
-        _read_manifests(found)
+        examination.findings.append(failure(SAVEPOINT_FILE, error, "no job can begin with it"))
+        _read_manifests(examination)
         return
     path = manifest_path(savepoint.epoch)
     try:
-        found.manifests[savepoint.epoch] = manifest_of(storage, savepoint)
+        examination.manifests[savepoint.epoch] = manifest_of(storage, savepoint)
     except CheckpointError as error:
-        found.lost.add(savepoint.epoch)
+        examination.lost.add(savepoint.epoch)
         kind = failure(path, error).kind if storage.exists(path) else "missing"
-        found.findings.append(Finding(path, kind, str(error), (savepoint.epoch,)))
+        examination.findings.append(Finding(path, kind, str(error), (savepoint.epoch,)))
 
 
-def _read_manifests(found: Examination) -> None:
-    storage, parts = found.storage, Parts(found.storage)
+def _read_manifests(examination: Examination) -> None:
+    storage, parts = examination.storage, Parts(examination.storage)
     surveyed = survey(storage)
     for epoch in surveyed.lost:
         path = manifest_path(epoch)
-        found.lost.add(epoch)
+        examination.lost.add(epoch)
         message = f"the manifest of epoch {epoch} is lost: the state of that epoch is not known"
-        found.findings.append(Finding(path, "missing", message, (epoch,)))
+        examination.findings.append(Finding(path, "missing", message, (epoch,)))
     for epoch in surveyed.epochs:
         path = manifest_path(epoch)
         try:
-            found.manifests[epoch] = read_manifest(storage, path, parts)
+            examination.manifests[epoch] = read_manifest(storage, path, parts)
         except FileNotFoundError:
             continue  # retired just now
         except CheckpointError as error:
-            found.lost.add(epoch)
+            examination.lost.add(epoch)
             message = f"the state of epoch {epoch} is not known"
             finding = failure(path, error, message)
-            found.findings.append(Finding(finding.path, finding.kind, finding.message, (epoch,)))
+            examination.findings.append(
+                Finding(finding.path, finding.kind, finding.message, (epoch,))
+            )
 
 
 def _check_file(storage: CheckpointStorage, use: Use, by_id: dict[str, str]) -> Finding | None:
@@ -424,37 +426,41 @@ def _contradiction(info: FileInfo, use: Use) -> str:
     return ""
 
 
-def _forget_retired(found: Examination) -> None:
+def _forget_retired(examination: Examination) -> None:
     """Drop what only epochs need that a running job has retired since."""
-    if not found.bad_files and not found.lost:
+    if not examination.bad_files and not examination.lost:
         return
-    retained = set(survey(found.storage).epochs) | set(survey(found.storage).lost)
-    for epoch in [*found.manifests, *found.lost]:
+    retained = set(survey(examination.storage).epochs) | set(survey(examination.storage).lost)
+    for epoch in [*examination.manifests, *examination.lost]:
         if epoch not in retained:
-            found.manifests.pop(epoch, None)
-            found.lost.discard(epoch)
-    found.findings = [f for f in found.findings if not f.epochs or set(f.epochs) & retained]
-    found.bad_files = {
-        path: finding for path, finding in found.bad_files.items() if set(finding.epochs) & retained
+            examination.manifests.pop(epoch, None)
+            examination.lost.discard(epoch)
+    examination.findings = [
+        f for f in examination.findings if not f.epochs or set(f.epochs) & retained
+    ]
+    examination.bad_files = {
+        path: finding
+        for path, finding in examination.bad_files.items()
+        if set(finding.epochs) & retained
     }
 
 
-def _find_unnamed(found: Examination, listed: list[FileEntry]) -> None:
+def _find_unnamed(examination: Examination, listed: list[FileEntry]) -> None:
     """Report files that no retained epoch names, unless one may still come to name them."""
-    named = {path for manifest in found.manifests.values() for path in manifest.paths}
-    named.update(found.bad_files)
-    newest = found.manifests.get(max(found.manifests, default=0))
+    named = {path for manifest in examination.manifests.values() for path in manifest.paths}
+    named.update(examination.bad_files)
+    newest = examination.manifests.get(max(examination.manifests, default=0))
     now_ms = time.time_ns() // 1_000_000
     for entry in listed:
         final = final_name(entry.path)
-        if entry.path in named or found.storage.size_bytes(entry.path) is None:
+        if entry.path in named or examination.storage.size_bytes(entry.path) is None:
             continue
         if final != entry.path:
             kind, message = "leftover", f"{entry.path}: an interrupted write has left it"
         else:
             kind, message = "orphan", f"{entry.path}: no retained epoch names it"
-        if found.kind == "checkpoint":
-            if found.lost:
+        if examination.kind == "checkpoint":
+            if examination.lost:
                 message += ", but a manifest that is lost may do so"
             elif newest is None or may_be_named(final, newest, -1):
                 message += "; an epoch that a job computes now may name it"
@@ -462,7 +468,7 @@ def _find_unnamed(found: Examination, listed: list[FileEntry]) -> None:
                 message += "; it is young, and a task may still be writing it"
             else:
                 message += "; `pystate gc` removes it"
-        found.findings.append(Finding(entry.path, kind, message, size_bytes=entry.size_bytes))
+        examination.findings.append(Finding(entry.path, kind, message, size_bytes=entry.size_bytes))
 
 
 # ---- small files: everything but manifests and state ---------------------------------------------

@@ -160,10 +160,10 @@ class _ExportWriter:
             for_all(self._write, parts, threads=threads, size=_size, progress=progress)
             if not parts:
                 self._write((0, self._scan))
-            made = self._finished()
+            export = self._finished()
             _sync(self._folder)
             self._publish(overwrite)
-            return made
+            return export
         except OSError as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -192,7 +192,7 @@ class _ExportWriter:
 
     def _finished(self) -> Export:
         sizes = [entry.stat().st_size for entry in os.scandir(self._folder)]
-        made = Export(
+        export = Export(
             location=self._target,
             checkpoint=self._scan.storage.uri,
             uid=self._scan.operator.uid,
@@ -202,10 +202,10 @@ class _ExportWriter:
             size_bytes=sum(sizes),
         )
         with open(os.path.join(self._folder, _MARK), "w", encoding="utf-8") as out:
-            json.dump(asdict(made), out)
+            json.dump(asdict(export), out)
             out.flush()
             os.fsync(out.fileno())
-        return made
+        return export
 
     def _publish(self, overwrite: bool) -> None:
         _check_free(self._target, overwrite)
