@@ -37,7 +37,7 @@ from pystate.epochs.clock import MAX_STEP_MS, advance, warn
 from pystate.epochs.epoch import Epoch, RepeatableError
 from pystate.epochs.housekeeping import Housekeeping
 from pystate.epochs.interval import CheckpointOptions, Interval, is_tolerable
-from pystate.epochs.listeners import CheckpointListener, News, Notices
+from pystate.epochs.listeners import CheckpointListener, CheckpointNotice, Notifier
 from pystate.epochs.merges import FileMerges, Maintenance, MergePolicy, MergeRunner
 from pystate.epochs.ownership import Ownership, fence_start
 from pystate.epochs.position import AlreadyDone, Position, Restore, check_follows, find_done
@@ -150,7 +150,7 @@ class Coordinator:
         self._history = History(storage)
         self._publisher = Publisher(storage, identity, self._ownership, self._history, commit_sinks)
         self._maintenance = Maintenance()
-        self._notices = Notices(listeners)
+        self._notifier = Notifier(listeners)
         #: The held steps of the open epoch.
         self.interval = Interval(options)
         self._merges: FileMerges | None = None
@@ -247,7 +247,7 @@ class Coordinator:
             )
             warn(base, time_ms, clock, always=not self._has_opened)
             if not self._has_opened and base is not None:
-                self._notices.news = News(complete=base.epoch)
+                self._notifier.notice = CheckpointNotice(complete=base.epoch)
             self._has_opened = True
             self._epoch = Epoch(
                 number=1 if head is None else head.epoch + 1,
@@ -261,7 +261,7 @@ class Coordinator:
                 publish=self._end_step,
                 closed=self._ended,
                 drain=drain,
-                news=self._notices.news,
+                notice=self._notifier.notice,
                 head=head,
                 step=self.interval.step(head, position, closes=closes),
             )
@@ -317,7 +317,7 @@ class Coordinator:
     def _failed(self, epoch: Epoch, error: BaseException) -> None:
         """Raise an epoch's error, unless an older driver has only published the epoch first."""
         if epoch.is_open:
-            self._notices.aborted(epoch.number)
+            self._notifier.aborted(epoch.number)
         if not isinstance(error, Exception):
             raise error
         overtaken = self._publisher.overtaken(epoch, error)
@@ -555,7 +555,7 @@ class Coordinator:
         if not is_tolerable(error) or self._history.find_published(epoch) is not None:
             return False
         self.interval.failed(epoch, error)
-        self._notices.aborted(epoch)
+        self._notifier.aborted(epoch)
         return True
 
     def _hold(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
@@ -563,7 +563,7 @@ class Coordinator:
         first = self.interval.last is None
         self._chronicle.step(epoch, time.monotonic() - self._opened_s, first=first)
         self.interval.hold(manifest, sinks)
-        self._notices.told(epoch.news)
+        self._notifier.delivered(epoch.notice)
         epoch.abort()  # ends the step, which is held
         return manifest
 
@@ -578,14 +578,14 @@ class Coordinator:
         self._has_published = True
         self.interval.published()
         if epoch is not None:
-            self._notices.told(epoch.news)
+            self._notifier.delivered(epoch.notice)
             self._publisher.note_operators(epoch)
         try:
             self._publisher.commit(manifest)
         finally:
             commit_s = time.monotonic() - published_s
             self._chronicle.published(manifest, before, published_s - began_s, commit_s)
-        self._notices.complete(manifest.epoch)
+        self._notifier.complete(manifest.epoch)
         self._house.published(manifest)
 
 

@@ -40,7 +40,7 @@ from pystate.checkpoint.manifest import (
 )
 from pystate.checkpoint.refs import InputState
 from pystate.epochs.interval import Step
-from pystate.epochs.listeners import News
+from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.position import Position
 from pystate.epochs.range_report import (
     InputSeen,
@@ -116,7 +116,7 @@ class Epoch:
         publish: Callable[[Epoch, Sequence[Any]], Manifest],
         closed: Callable[[Epoch], None],
         drain: bool = False,
-        news: News = News(),  # noqa: B008
+        notice: CheckpointNotice = CheckpointNotice(),  # noqa: B008
         head: Manifest | None = None,
         step: Step = Step(),  # noqa: B008
     ) -> None:
@@ -131,7 +131,7 @@ class Epoch:
         #: Whether event time ends after the epoch's rows; see `pystate.operators.runtime.drain`.
         self.drain = drain
         #: Which checkpoints its functions are to learn of.
-        self.news = news
+        self.notice = notice
         #: The newest published manifest: `base`, unless steps are held.
         self.head = head
         self.step = step
@@ -318,9 +318,9 @@ class Epoch:
         for uid in missing:
             stored = self.base.operator(uid)
             assert stored is not None
-            found = alike.get((stored.key_schema, stored.state_schema))
-            if found:
-                names[uid] = found.popleft()
+            candidates = alike.get((stored.key_schema, stored.state_schema))
+            if candidates:
+                names[uid] = candidates.popleft()
         if not names:
             return ""
         old, uid = next(iter(names.items()))
@@ -393,12 +393,12 @@ class Epoch:
 
     def missing(self) -> list[tuple[str, int]]:
         """Return the (uid, range) pairs that have not reported, in the order of declaration."""
-        found = {(report.uid, report.index) for report in self.reports}
+        reported = {(report.uid, report.index) for report in self.reports}
         return [
             (operator.uid, state.index)
             for operator in self._declared.values()
             for state in operator.ranges
-            if (operator.uid, state.index) not in found
+            if (operator.uid, state.index) not in reported
         ]
 
     def collect(self, *, closed: bool = True) -> tuple[OperatorState, ...]:
@@ -409,8 +409,8 @@ class Epoch:
         """
         self.check_declared()
         reports = tuple(dict.fromkeys(_Identity(report) for report in self.reports))
-        found = {identity.key: identity.report for identity in reports}
-        self._check_known(found)
+        by_range = {identity.key: identity.report for identity in reports}
+        self._check_known(by_range)
         counts = Counter(identity.key for identity in reports)
         repeated = sorted(key for key, count in counts.items() if count > 1)
         if repeated:
@@ -430,16 +430,16 @@ class Epoch:
             )
         carried = () if self.base is None else self.base.operators
         seen: dict[str, list[InputSeen]] = {}
-        for report in found.values():
+        for report in by_range.values():
             seen.setdefault(report.uid, []).extend(report.inputs)
-        grown = [self._advanced(operator, found, closed) for operator in self._declared.values()]
+        grown = [self._advanced(operator, by_range, closed) for operator in self._declared.values()]
         return (
             *self._watermarks.after(grown, seen),
             *(operator for operator in carried if operator.uid not in self._declared),
         )
 
-    def _check_known(self, found: Mapping[tuple[str, int], RangeReport]) -> None:
-        for (uid, index), report in found.items():
+    def _check_known(self, by_range: Mapping[tuple[str, int], RangeReport]) -> None:
+        for (uid, index), report in by_range.items():
             operator = self._declared.get(uid)
             if operator is None or not 0 <= index < operator.parallelism:
                 raise EvaluationError(
@@ -458,12 +458,12 @@ class Epoch:
     def _advanced(
         self,
         operator: OperatorState,
-        found: Mapping[tuple[str, int], RangeReport],
+        by_range: Mapping[tuple[str, int], RangeReport],
         closed: bool,
     ) -> OperatorState:
         ranges = []
         for state in operator.ranges:
-            report = found[operator.uid, state.index]
+            report = by_range[operator.uid, state.index]
             # After a change of parallelism a range's next task finds out the range's own timers,
             # even if it does nothing else.
             state = replace(
