@@ -21,7 +21,8 @@ from pystate.epochs.merges import MergePolicy, PlannedMerge, Run, merge_again
 from pystate.errors import CheckpointError
 from tests.conftest import FakeWork
 
-from .test_merges import EAGER, bases, collect, fake_merge
+from .test_merges import EAGER, bases, fake_merge
+from .test_retention import collect
 
 UIDS = ("big", "small")
 
