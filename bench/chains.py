@@ -28,8 +28,8 @@ import pystate as ps
 from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
-from pystate.epochs.epoch import RangeReport
 from pystate.epochs.merges import merge_range
+from pystate.epochs.range_report import RangeReport
 from pystate.tables.backend import KeyedStateBackend, Lineage
 
 if TYPE_CHECKING:

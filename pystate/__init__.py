@@ -47,17 +47,16 @@ except ImportError as error:
 from pystate import testing
 from pystate.checkpoint.savepoint import Savepoint, savepoint
 from pystate.epochs.auto_rescale import AutoRescale
+from pystate.epochs.interval import CheckpointOptions
 from pystate.epochs.listeners import CheckpointListener
-from pystate.epochs.options import CheckpointOptions
 from pystate.epochs.split_groups import rescale
 from pystate.errors import PystateError
 from pystate.maintenance.collection import collect
 from pystate.maintenance.description import describe
-from pystate.maintenance.findings import Finding, Verification
 from pystate.maintenance.history import CheckpointHistory, history
 from pystate.maintenance.repair import repair
 from pystate.maintenance.repair_plan import RepairPlan
-from pystate.maintenance.verification import verify
+from pystate.maintenance.verification import Finding, Verification, verify
 from pystate.operators.functions.aggregates import count, max, mean, min, sum
 from pystate.operators.functions.base import (
     KeyedCoProcessFunction,

@@ -48,8 +48,7 @@ from pystate.checkpoint.manifest import (
 from pystate.checkpoint.manifest_log import History, Retired
 from pystate.checkpoint.storage import LocalStorage
 from pystate.checkpoint.store_chronicle import StoreChronicle
-from pystate.epochs.merge_policy import MergePolicy, Run, replaced
-from pystate.epochs.merges import merge_range
+from pystate.epochs.merges import MergePolicy, Run, merge_range, replaced
 from pystate.epochs.retention import delete_files, delete_retired, delete_unnamed
 from pystate.errors import (
     ClosedError,

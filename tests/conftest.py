@@ -16,7 +16,8 @@ from hypothesis import settings
 from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.epochs.coordinator import Coordinator
-from pystate.epochs.epoch import Epoch, RangeReport
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.range_report import RangeReport
 from tests import object_server
 from tests.drawn import count
 

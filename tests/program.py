@@ -9,7 +9,8 @@ from typing import Any
 import pystate as ps
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
-from pystate.epochs.epoch import Epoch, RangeReport
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.range_report import RangeReport
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.host import TableHome
 from pystate.types.keys import parse_key

@@ -15,7 +15,8 @@ import pystate as ps
 from pystate.checkpoint.first_start import begin_with
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry, LocalStorage
 from pystate.epochs.coordinator import Coordinator
-from pystate.epochs.epoch import Epoch, RangeReport
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.range_report import RangeReport
 from pystate.tables.host import TableHome
 from tests.peer import Worker
 

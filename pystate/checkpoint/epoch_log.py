@@ -32,6 +32,7 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
+from pystate.checkpoint.size_tiers import newest_tier
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
 from pystate.errors import CheckpointError, CorruptFileError, NewerFormatError
 
@@ -433,9 +434,8 @@ class EpochLog:
             self._merge([entry for _, entry in files[:own]])
 
     def _merge(self, entries: Sequence[FileEntry]) -> None:
-        start = _first_to_merge(entries)
-        if start is None:
-            return
+        sizes = [entry.size_bytes for entry in entries]
+        start = newest_tier(sizes, [(0, size) for size in _SIZES], _MERGED)
         records: dict[bytes, EpochRecord] = {}
         merged = []
         for entry in entries[start:]:
@@ -451,15 +451,3 @@ class EpochLog:
             _publish(self._storage, records)
             for path in merged:
                 self._storage.delete(path)
-
-
-def _first_to_merge(entries: Sequence[FileEntry]) -> int | None:
-    """The first of the newest files that are to be merged; None if none are."""
-    found = None
-    for size in _SIZES:
-        start = len(entries)
-        while start and entries[start - 1].size_bytes < size:
-            start -= 1
-        if len(entries) - start >= _MERGED:
-            found = start
-    return found

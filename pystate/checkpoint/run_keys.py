@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
+from pystate.checkpoint.size_tiers import newest_tier
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import (
     AlreadyPublishedError,
@@ -265,7 +266,10 @@ class RunKeys:
     def _merge(self, listing: _Listing) -> None:
         """Merge the newest files if enough are of one size; remove superfluous ones."""
         covering = listing.covering
-        start = self._first_to_merge(covering)
+        sizes = [len(self._keys(file)) for file in covering]
+        powers = range(max(sizes, default=0).bit_length())
+        tiers = [(_MERGED**power, _MERGED ** (power + 1)) for power in powers]
+        start = newest_tier(sizes, tiers, _MERGED)
         if start < len(covering) - 1:
             merged = _File(covering[start].first, covering[-1].last)
             keys: dict[str, int] = {}
@@ -279,17 +283,6 @@ class RunKeys:
                     self._storage.delete(file.path)
                     self._known.pop(file, None)
                     break
-
-    def _first_to_merge(self, files: Sequence[_File]) -> int:
-        found, least = len(files), 1
-        while True:
-            start, large = len(files), 0
-            while start and len(self._keys(files[start - 1])) < least * _MERGED:
-                start -= 1
-                large += len(self._keys(files[start])) >= least
-            if large < _MERGED:
-                return found
-            found, least = start, least * _MERGED
 
     def _take_over_singles(self, listing: _Listing) -> None:
         """Merge the files of an earlier version into one, and remove them."""

@@ -14,7 +14,7 @@ import typer
 from pystate.cli.arguments import AsJson, Checkpoint, Location
 from pystate.cli.rows import Format, Keys, Limit, keys_of, print_rows, style_of
 from pystate.cli.screen import counted, print_json, progress_bar, say, size
-from pystate.maintenance.description import open_existing
+from pystate.maintenance.access import open_existing
 from pystate.processor.changes import scan_changes
 from pystate.processor.epochs import MissingFileError, epoch_of, operator_of
 from pystate.processor.parquet_export import export_state

@@ -14,7 +14,7 @@ from pystate.checkpoint.savepoint import Savepoint
 from pystate.cli.arguments import AsJson, Checkpoint, Location
 from pystate.cli.screen import counted, print_json, progress_bar, say, size
 from pystate.epochs import split_groups
-from pystate.maintenance.description import open_existing
+from pystate.maintenance.access import open_existing
 
 __all__ = ["rescale", "savepoint"]
 

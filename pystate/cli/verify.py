@@ -14,7 +14,7 @@ from pystate.cli.arguments import AsJson, Location
 from pystate.cli.groups import WRONG
 from pystate.cli.screen import counted, print_json, progress_bar, say, size, table
 from pystate.maintenance import verification
-from pystate.maintenance.findings import Finding, Verification
+from pystate.maintenance.verification import Finding, Verification
 
 __all__ = ["show_findings", "verify"]
 

@@ -23,8 +23,6 @@ from pystate.errors import InvalidArgumentError
 from pystate.types.durations import Duration, milliseconds
 from pystate.types.keys import MAX_PARALLELISM
 
-__all__ = ["AutoRescale", "Rescaler"]
-
 #: How much faster rows must be handled after growth, for the growth to stay.
 _GAIN = 1.1
 #: For how many cooldowns a parallelism that was of no use is not tried again.
@@ -117,13 +115,7 @@ class _Seen:
 
 
 class Rescaler:
-    """Applies a policy to the epochs of a job.
-
-    Parameters
-    ----------
-    policy : AutoRescale
-        The policy.
-    """
+    """Applies a policy to the epochs of a job."""
 
     def __init__(self, policy: AutoRescale) -> None:
         self.policy = policy
@@ -144,16 +136,7 @@ class Rescaler:
     ) -> int:
         """Take note of an epoch, and return the parallelism that the next ones should have.
 
-        Parameters
-        ----------
-        parallelism : int
-            That of the epoch.
-        took_ms : float
-            How long it took.
-        rows : int
-            Rows that it read; epochs without rows do not count.
-        behind : callable
-            Returns how many rows the source has waiting, or None if it does not say.
+        `behind` returns how many rows the source has waiting, or None if it does not say.
         """
         if parallelism != self._parallelism:
             self._parallelism, self._moves = parallelism, True

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from pystate.checkpoint.epoch_log import EpochLog, EpochRecord, OperatorRecord
 from pystate.checkpoint.manifest import Manifest, OperatorState
@@ -26,30 +26,9 @@ from pystate.epochs.range_report import RangeReport
 from pystate.errors import PystateError
 from pystate.redaction import logger
 
-__all__ = [
-    "Chronicle",
-    "RangeSizes",
-    "Sizes",
-    "by_operator",
-    "longest",
-    "operator_record",
-    "total",
-]
-
 _LOG = logger("pystate.epochs.chronicle")
-#: What an operator's record adds up over the steps of an epoch; of the rest the last step counts.
-_ADDED = (
-    "rows_in",
-    "rows_out",
-    "rows_changed",
-    "rows_restored",
-    "rows_copied",
-    "attach_ms",
-    "process_ms",
-    "seal_ms",
-    "write_ms",
-    "invalid_rows",
-)
+_ROWS = ("rows_in", "rows_out", "rows_changed", "rows_restored", "rows_copied", "invalid_rows")
+_TIMES = ("attach_ms", "process_ms", "seal_ms", "write_ms")
 
 
 #: Keys and bytes of tables, by operator and range. So an operator's are found without a look at
@@ -57,78 +36,37 @@ _ADDED = (
 Sizes: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
 
 
-class RangeSizes:
-    """Keys and bytes of tables, as far as a driver has seen them."""
-
-    def __init__(self) -> None:
-        self.sizes: dict[str, dict[int, tuple[int, int]]] = {}
-
-    def note(self, epoch: Epoch) -> Sizes:
-        """Take what an epoch's reports say; returns all sizes."""
-        for operator in () if epoch.base is None else epoch.base.operators:
-            if operator.parallelism != epoch.parallelism:  # other ranges had these numbers
-                self.sizes.pop(operator.uid, None)
-        for report in epoch.reports:
-            if "keys" in report.metrics:
-                size = int(report.metrics["keys"]), int(report.metrics["state_bytes"])
-                self.sizes.setdefault(report.uid, {})[report.index] = size
-        return self.sizes
-
-
-def by_operator(reports: Iterable[RangeReport]) -> dict[str, list[RangeReport]]:
-    """The reports of each operator, by its uid."""
-    found: dict[str, list[RangeReport]] = {}
+def operator_records(reports: Iterable[RangeReport], sizes: Sizes) -> list[OperatorRecord]:
+    """Add up the reports of one step for each operator, in the order of their uids."""
+    by_uid: dict[str, list[RangeReport]] = {}
     for report in reports:
-        found.setdefault(report.uid, []).append(report)
-    return found
+        by_uid.setdefault(report.uid, []).append(report)
+    return [operator_record(uid, by_uid[uid], sizes) for uid in sorted(by_uid)]
 
 
 def operator_record(uid: str, reports: Sequence[RangeReport], sizes: Sizes) -> OperatorRecord:
-    """Add up an operator's reports of one step."""
+    """Add up an operator's reports of one step; of its times the longest of any range counts."""
+    metrics = [report.metrics for report in reports]
+    late = [int(each["late_rows"]) for each in metrics if "late_rows" in each]
     held = sizes.get(uid, {}).values()
-    timed = any("late_rows" in report.metrics for report in reports)
+    numbers: dict[str, Any] = {
+        name: int(sum(float(each.get(name, 0)) for each in metrics)) for name in _ROWS
+    }
+    for name in _TIMES:
+        numbers[name] = max((float(each.get(name, 0)) for each in metrics), default=0.0)
     return OperatorRecord(
         uid=uid,
         ranges=len(reports),
-        rows_in=total(reports, "rows_in"),
-        rows_out=total(reports, "rows_out"),
-        late_rows=total(reports, "late_rows") if timed else None,
+        late_rows=sum(late) if late else None,
         keys=sum(keys for keys, _ in held),
         state_bytes=sum(size for _, size in held),
-        rows_changed=total(reports, "rows_changed"),
-        rows_restored=total(reports, "rows_restored"),
-        rows_copied=total(reports, "rows_copied"),
         checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
-        attach_ms=longest(reports, "attach_ms"),
-        process_ms=longest(reports, "process_ms"),
-        seal_ms=longest(reports, "seal_ms"),
-        write_ms=longest(reports, "write_ms"),
-        invalid_rows=total(reports, "invalid_rows"),
+        **numbers,
     )
 
 
-def total(reports: Sequence[RangeReport], name: str) -> int:
-    """Add up a number of all reports."""
-    return int(sum(float(report.metrics.get(name, 0)) for report in reports))
-
-
-def longest(reports: Sequence[RangeReport], name: str) -> float:
-    """The longest of a time of all reports."""
-    return max((float(report.metrics.get(name, 0)) for report in reports), default=0.0)
-
-
 class Chronicle:
-    """Writes the records of one driver's epochs.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    ownership : Ownership
-        The driver's ownership.
-    maintenance : Maintenance
-        Where files are merged.
-    """
+    """Writes the records of one driver's epochs."""
 
     def __init__(
         self, storage: CheckpointStorage, ownership: Ownership, maintenance: Maintenance
@@ -136,24 +74,15 @@ class Chronicle:
         self._log = EpochLog(storage)
         self._ownership = ownership
         self._maintenance = maintenance
-        self._sizes = RangeSizes()
+        #: Keys and bytes of tables, as far as this driver has seen them.
+        self.sizes: dict[str, dict[int, tuple[int, int]]] = {}
         self._operators: dict[str, OperatorRecord] = {}
         self._batches = self._evaluations = 0
         self._total_ms = 0.0
         self._flow: Flow | None = None
 
     def step(self, epoch: Epoch, took_s: float, *, first: bool) -> None:
-        """Add a step that has ended.
-
-        Parameters
-        ----------
-        epoch : Epoch
-            The step.
-        took_s : float
-            How long it took.
-        first : bool
-            Whether no step of the epoch is held.
-        """
+        """Add a step that has ended; with `first` no step of its epoch is held."""
         if first:
             self._operators = {}
             self._batches = self._evaluations = 0
@@ -163,26 +92,24 @@ class Chronicle:
         self._batches += 1
         self._evaluations += len(epoch.discarded_evaluations) + 1
         self._total_ms += took_s * 1000
-        sizes = self._sizes.note(epoch)
-        for uid, reports in by_operator(epoch.reports).items():
-            record = operator_record(uid, reports, sizes)
-            before = self._operators.get(uid)
-            self._operators[uid] = record if before is None else _added(before, record)
+        self._note_sizes(epoch)
+        for record in operator_records(epoch.reports, self.sizes):
+            before = self._operators.get(record.uid)
+            self._operators[record.uid] = record if before is None else _added(before, record)
+
+    def _note_sizes(self, epoch: Epoch) -> None:
+        for operator in () if epoch.base is None else epoch.base.operators:
+            if operator.parallelism != epoch.parallelism:  # other ranges had these numbers
+                self.sizes.pop(operator.uid, None)
+        for report in epoch.reports:
+            if "keys" in report.metrics:
+                size = int(report.metrics["keys"]), int(report.metrics["state_bytes"])
+                self.sizes.setdefault(report.uid, {})[report.index] = size
 
     def published(
         self, manifest: Manifest, before: Manifest | None, publish_s: float, commit_s: float
     ) -> None:
-        """Write the record of a published epoch, whose steps have been added.
-
-        Parameters
-        ----------
-        manifest : Manifest
-            The epoch.
-        before : Manifest or None
-            The epoch before it.
-        publish_s, commit_s : float
-            How long it took to publish it, and to commit its output.
-        """
+        """Write the record of a published epoch, whose steps have been added."""
         known = frozenset() if before is None else before.paths
         new = {op.uid: _new_bytes(op, known) for op in manifest.operators}
         operators = {op.uid: op for op in manifest.operators}
@@ -243,8 +170,8 @@ def _together(before: Flow | None, step: Flow | None) -> Flow | None:
 
 
 def _added(before: OperatorRecord, step: OperatorRecord) -> OperatorRecord:
-    """An operator in an epoch, with one step more."""
-    added = {name: getattr(before, name) + getattr(step, name) for name in _ADDED}
+    """An operator in an epoch, with one step more, of which what is not added up counts."""
+    added = {name: getattr(before, name) + getattr(step, name) for name in (*_ROWS, *_TIMES)}
     late = [record.late_rows for record in (before, step) if record.late_rows is not None]
     return replace(step, late_rows=sum(late) if late else None, **added)
 

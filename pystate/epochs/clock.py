@@ -24,8 +24,6 @@ from datetime import datetime, timedelta, timezone
 from pystate.checkpoint.manifest import ClockReading, Manifest
 from pystate.redaction import logger
 
-__all__ = ["MAX_STEP_MS", "advance", "warn"]
-
 _LOG = logger("pystate.epochs.clock")
 MAX_STEP_MS = 3_600_000
 #: The difference of drivers' clocks up to which there is no warning.
@@ -38,23 +36,9 @@ _UNIX = datetime(1970, 1, 1, tzinfo=timezone.utc)
 def advance(
     base: Manifest | None, read_ms: int, max_step_ms: int, *, allow_back: bool
 ) -> tuple[int, ClockReading]:
-    """Compute an epoch's processing time.
+    """Compute an epoch's processing time, and what its manifest must remember of the clock.
 
-    Parameters
-    ----------
-    base : Manifest or None
-        The manifest that the epoch is built on.
-    read_ms : int
-        The clock's reading for the epoch's position.
-    max_step_ms : int
-        The bound of a step, and how long a doubted clock must run until it is trusted.
-    allow_back : bool
-        Whether processing time goes back to a clock that is behind it by more than the bound.
-
-    Returns
-    -------
-    tuple of (int, ClockReading)
-        The processing time, and what the epoch's manifest must remember.
+    `max_step_ms` is also how long a doubted clock must run until it is trusted.
     """
     if base is None:
         return read_ms, ClockReading(read_ms)

@@ -2,108 +2,102 @@
 
 The coordinator never touches live state. Its caller runs the work and passes in one report per
 range, and the coordinator decides whether they make an epoch. `pystate.epochs.position` says
-which epoch may follow another, and `pystate.epochs.interval` when an epoch has several steps.
+which epoch may follow another, and `pystate.epochs.interval` when an epoch has several steps: a
+step ends with the manifest of the epoch that it closes, or is held.
 
 Thread safety: any thread may open an epoch; while one is open, others wait.
+
+Invariants
+----------
+1. A step that is held has no effect but in memory: nothing of it is published, or seen by others.
+2. Everything that an epoch's steps have held is in its manifest, and is forgotten only after that
+   manifest is published.
+3. A failure of a checkpoint that is tolerated leaves the step held, as if it had not been due.
 """
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
+from pystate.base.notes import add_note
 from pystate.checkpoint.job_file import JobFile, check_parallelism, open_job
-from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.epochs.chronicle import Chronicle
+from pystate.epochs.chronicle import Chronicle, Sizes
 from pystate.epochs.clock import MAX_STEP_MS, advance, warn
-from pystate.epochs.epoch import Epoch, RangeReport
-from pystate.epochs.holds import Holds
+from pystate.epochs.epoch import Epoch, RepeatableError
 from pystate.epochs.housekeeping import Housekeeping
-from pystate.epochs.interval import Interval
-from pystate.epochs.listeners import CheckpointListener, News, Notices
-from pystate.epochs.merge_policy import MergePolicy
-from pystate.epochs.merge_runner import MergeRunner
-from pystate.epochs.merges import FileMerges, Maintenance
-from pystate.epochs.options import CheckpointOptions
+from pystate.epochs.interval import CheckpointOptions, Interval, is_tolerable
+from pystate.epochs.listeners import CheckpointListener, CheckpointNotice, Notifier
+from pystate.epochs.merges import FileMerges, Maintenance, MergePolicy, MergeRunner
 from pystate.epochs.ownership import Ownership, fence_start
 from pystate.epochs.position import AlreadyDone, Position, Restore, check_follows, find_done
-from pystate.epochs.publication import Publisher
-from pystate.epochs.retries import evaluate_epoch
-from pystate.epochs.rivals import OvertakenError, Rivals
-from pystate.epochs.step import Closing, JoinSinks, RunOutcome, WriteHeld, joined
-from pystate.epochs.transactions import Settling
-from pystate.errors import CheckpointError, FencedError, InvalidArgumentError
+from pystate.epochs.publication import OvertakenError, Publisher
+from pystate.errors import (
+    CheckpointError,
+    EvaluationError,
+    FencedError,
+    InvalidArgumentError,
+    PystateError,
+)
 from pystate.redaction import logger
 
-__all__ = ["AlreadyDone", "Coordinator", "OvertakenError", "Position", "RangeReport", "RunOutcome"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 Result = TypeVar("Result")
 
 _LOG = logger("pystate.epochs.coordinator")
+_NUMBER = re.compile(r"[0-9a-f-]*[0-9][0-9a-f-]*")
+
+#: Makes the transactions of an epoch from those of its steps; gets the epoch's number, the id of
+#: the evaluation that closes it, and the transactions of each step, oldest first.
+JoinSinks = Callable[[int, str, Sequence[Sequence[Any]]], Sequence[Any]]
+
+#: Writes the held deltas of a step's ranges; returns a delta by (uid, range).
+WriteHeld = Callable[[Manifest], Mapping[tuple[str, int], FileRef]]
+
+
+def joined(epoch: int, evaluation_id: str, steps: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """All transactions of all steps."""
+    return [transaction for step in steps for transaction in step]
+
+
+class Opening(TypedDict, total=False):
+    """The arguments of `Coordinator.open_epoch`."""
+
+    query_id: str | None
+    batch_id: int | None
+    offsets_hash: str | None
+    run_key: str | None
+    processing_time_ms: int | None
+    restore: Restore | None
+    drain: bool
+    closes: bool
+
+
+class RunOutcome(NamedTuple):
+    """How `Coordinator.run` ended."""
+
+    epoch: int
+    manifest: Manifest | None
+    already_done: bool
+    evaluations: int
+    held: bool = False
+    """Whether the result is a held step, which waits for its checkpoint."""
 
 
 class Coordinator:
-    """Owns a checkpoint on behalf of one driver.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    job : str
-        The job's name; a checkpoint belongs to one.
-    parallelism : int
-        Number of key-group ranges of an operator.
-    max_parallelism : int, optional
-        Number of key groups; the stored one, or for a new checkpoint a default.
-    retained : int
-        Number of manifests to keep.
-    commit_sinks : callable, optional
-        Commits the transactions of a manifest's `sinks`. It is called again for a manifest whose
-        transactions may have been committed before, and must then do nothing.
-    allow_unclaimed_state : bool
-        Let a pipeline leave out operators, whose state is kept; and let operators leave out states
-        or timers, which are dropped for good.
-    orphan_grace_ms : int
-        Files that no manifest names are removed only from this age on.
-    max_evaluations : int
-        Number of times that `run` evaluates one epoch.
-    merge_policy : MergePolicy or None
-        When bases are merged; None for never.
-    merge_runner : MergeRunner, optional
-        Carries out merges when there are many; else the maintenance thread does.
-    max_clock_step_ms : int
-        Bound of one step of processing time after a jump of the clock, in milliseconds.
-    allow_time_back : bool
-        Set processing time back to a clock that is behind it by more than that bound.
-    epoch_wait_s : float
-        How long `open_epoch` waits for another thread's epoch to end.
-    listeners : sequence of CheckpointListener
-        Who learns which checkpoints are complete.
-    options : CheckpointOptions
-        When checkpoints are taken.
-    join_sinks : callable
-        Makes the transactions of an epoch from those of its steps; see
-        `pystate.epochs.step.JoinSinks`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The arguments contradict each other or the checkpoint's own settings.
-    CorruptFileError, NewerFormatError
-        ``job.json`` cannot be understood.
-
-    Notes
-    -----
-    The checkpoint is taken over at the first `open_epoch`, not before.
-    """
+    """Owns a checkpoint on behalf of one driver, which takes it over with its first epoch."""
 
     def __init__(
         self,
@@ -111,16 +105,28 @@ class Coordinator:
         *,
         job: str,
         parallelism: int,
+        #: Number of key groups; the stored one, or for a new checkpoint a default.
         max_parallelism: int | None = None,
+        #: Number of manifests to keep.
         retained: int = 3,
+        #: Commits the transactions of a manifest, maybe again: then it must do nothing.
         commit_sinks: Callable[[Manifest], None] | None = None,
+        #: Let a pipeline leave out operators, whose state is kept; and let operators leave out
+        #: states or timers, which are dropped for good.
         allow_unclaimed_state: bool = False,
+        #: Files that no manifest names are removed only from this age on.
         orphan_grace_ms: int = 600_000,
+        #: Number of times that `run` evaluates one epoch.
         max_evaluations: int = 4,
+        #: None if files are never merged.
         merge_policy: MergePolicy | None = MergePolicy(),  # noqa: B008
+        #: Carries out merges when there are many; else the maintenance thread does.
         merge_runner: MergeRunner | None = None,
+        #: Bound of one step of processing time after a jump of the clock.
         max_clock_step_ms: int = MAX_STEP_MS,
+        #: Set processing time back to a clock that is behind it by more than that bound.
         allow_time_back: bool = False,
+        #: How long `open_epoch` waits for another thread's epoch to end.
         epoch_wait_s: float = 600.0,
         listeners: Sequence[CheckpointListener] = (),
         options: CheckpointOptions = CheckpointOptions(),  # noqa: B008
@@ -138,16 +144,13 @@ class Coordinator:
         self._max_evaluations = max_evaluations
         self._max_clock_step_ms = max_clock_step_ms
         self._allow_time_back = allow_time_back
-        self._has_opened = False
         self._epoch_wait_s = epoch_wait_s
+        self._join_sinks = join_sinks
         self._ownership = Ownership(storage, uuid.uuid4().hex)
         self._history = History(storage)
-        self._rivals = Rivals(self._ownership, self._history)
-        self._publisher = Publisher(storage, identity, self._ownership, self._history, self._rivals)
-        self._settling = Settling(self._history, self._ownership, commit_sinks)
+        self._publisher = Publisher(storage, identity, self._ownership, self._history, commit_sinks)
         self._maintenance = Maintenance()
-        self._holds = Holds()
-        self._notices = Notices(listeners)
+        self._notifier = Notifier(listeners)
         #: The held steps of the open epoch.
         self.interval = Interval(options)
         self._merges: FileMerges | None = None
@@ -161,22 +164,13 @@ class Coordinator:
             self._ownership,
             self._maintenance,
             self._merges,
-            self._holds,
             retained=retained,
             grace_ms=orphan_grace_ms,
         )
-        self._closing = Closing(
-            self.interval,
-            self._publisher,
-            self._history,
-            self._settling,
-            self._notices,
-            self._merges,
-            self._house,
-            Chronicle(storage, self._ownership, self._maintenance),
-            join_sinks,
-        )
-        self._tidied = False
+        self._chronicle = Chronicle(storage, self._ownership, self._maintenance)
+        self._has_opened = self._has_published = self._has_tidied = False
+        #: When the open step began.
+        self._opened_s = 0.0
         self._slot = threading.Lock()
         self._holder: int | None = None
         self._epoch: Epoch | None = None
@@ -202,6 +196,11 @@ class Coordinator:
         """The newest epoch that this coordinator knows of."""
         return self._history.head
 
+    @property
+    def sizes(self) -> Sizes:
+        """Keys and bytes of tables, as far as this driver has seen them."""
+        return self._chronicle.sizes
+
     def open_epoch(
         self,
         *,
@@ -214,39 +213,18 @@ class Coordinator:
         drain: bool = False,
         closes: bool = False,
     ) -> Epoch | AlreadyDone:
-        """Open the epoch of a position.
+        """Open the epoch of a position, which must be completed or aborted.
 
-        Parameters
-        ----------
-        query_id, batch_id, offsets_hash : optional
-            A batch of a streaming query, and a hash of the source offsets that it covers.
-        run_key : str, optional
-            Makes a run idempotent: for a key that was used before the result is `AlreadyDone`.
-        processing_time_ms : int, optional
-            The clock's reading, which must be the same on every replay of a batch; now by default.
-            The epoch's processing time depends on it, see `pystate.epochs.clock`.
-        restore : {"latest"}, optional
-            Lets a query that the checkpoint does not know start from the existing state. It has no
-            effect for a known query.
-        drain : bool
-            Whether event time ends after the epoch's rows. It is not part of the position.
-        closes : bool
-            Take a checkpoint at its end in any case.
+        It is a batch of a streaming query with a hash of its source offsets, or a run, maybe with a
+        key: for what was published before the result is `AlreadyDone`. `processing_time_ms` is the
+        clock's reading, now by default, and the same on every replay of a batch. With ``"latest"``
+        a query that the checkpoint does not know starts from the existing state. With `drain` event
+        time ends after the epoch's rows; with `closes` there is a checkpoint at its end in any
+        case.
 
-        Returns
-        -------
-        Epoch or AlreadyDone
-            An open epoch must be completed or aborted; it is a context manager that aborts.
-
-        Raises
-        ------
-        CheckpointError
-            The position does not follow the checkpoint's last one, a manifest is lost, or another
-            thread's epoch did not end in time.
-        FencedError
-            Another driver owns the checkpoint.
-        Exception
-            Whatever `commit_sinks` raises for the newest manifest.
+        It raises `CheckpointError` if the position does not follow the checkpoint's last one, a
+        manifest is lost, or another thread's epoch did not end in time; `FencedError` if another
+        driver is the owner; and what `commit_sinks` raises for the newest manifest.
         """
         position = Position(query_id, batch_id, offsets_hash, run_key)
         if restore not in (None, "latest"):
@@ -261,7 +239,7 @@ class Coordinator:
             head = self._history.head
             base = self.interval.base(head)
             check_follows(self.storage.uri, position, base, restore)
-            self._closing.opened_s = time.monotonic()
+            self._opened_s = time.monotonic()
             now_ms = time.time_ns() // 1_000_000
             read_ms = now_ms if processing_time_ms is None else processing_time_ms
             time_ms, clock = advance(
@@ -269,7 +247,7 @@ class Coordinator:
             )
             warn(base, time_ms, clock, always=not self._has_opened)
             if not self._has_opened and base is not None:
-                self._notices.news = News(complete=base.epoch)
+                self._notifier.notice = CheckpointNotice(complete=base.epoch)
             self._has_opened = True
             self._epoch = Epoch(
                 number=1 if head is None else head.epoch + 1,
@@ -280,10 +258,10 @@ class Coordinator:
                 job=self.job,
                 parallelism=self.interval.parallelism(self.parallelism),
                 allow_unclaimed_state=self._allow_unclaimed_state,
-                publish=self._closing.end,
+                publish=self._end_step,
                 closed=self._ended,
                 drain=drain,
-                news=self._notices.news,
+                notice=self._notifier.notice,
                 head=head,
                 step=self.interval.step(head, position, closes=closes),
             )
@@ -296,54 +274,23 @@ class Coordinator:
         self,
         evaluate: Callable[[Epoch], Sequence[Any] | None],
         *,
-        query_id: str | None = None,
-        batch_id: int | None = None,
-        offsets_hash: str | None = None,
-        run_key: str | None = None,
-        processing_time_ms: int | None = None,
-        restore: Restore | None = None,
-        drain: bool = False,
-        closes: bool = False,
         retryable: Callable[[Exception], bool] | None = None,
+        **opening: Unpack[Opening],
     ) -> RunOutcome:
         """Open an epoch, evaluate it until an evaluation counts, and publish it.
 
-        Parameters
-        ----------
-        evaluate : callable
-            Runs the epoch's work once: declares the operators, runs the job, passes the reports to
-            the epoch, and returns the sink transactions. Each call has a new `evaluation_id`.
-        retryable : callable, optional
-            Whether an exception of `evaluate` is worth another evaluation. By default every
-            exception is that is not a `PystateError`.
-
-        Other parameters are those of `open_epoch`.
-
-        Raises
-        ------
-        EvaluationError
-            Reports are missing; or the same ranges reported twice, in two successive evaluations.
-        Exception
-            An exception of `evaluate` that came twice in the same way, or is not retryable; and the
-            errors of `open_epoch` and `Epoch.complete`.
+        `evaluate` runs the work once: it declares the operators, passes the reports to the epoch,
+        and returns the sink transactions. `retryable` says whether one of its exceptions is worth
+        another evaluation; by default each is that is not a `PystateError`.
         """
         for _ in range(self._max_evaluations):
-            opened = self.open_epoch(
-                query_id=query_id,
-                batch_id=batch_id,
-                offsets_hash=offsets_hash,
-                run_key=run_key,
-                processing_time_ms=processing_time_ms,
-                restore=restore,
-                drain=drain,
-                closes=closes,
-            )
+            opened = self.open_epoch(**opening)
             if isinstance(opened, AlreadyDone):
                 return RunOutcome(opened.epoch, opened.manifest, True, 0)
             may_be_named = False
             with opened as epoch:
                 try:
-                    sinks = evaluate_epoch(epoch, evaluate, self._max_evaluations, retryable)
+                    sinks = _evaluated(epoch, evaluate, self._max_evaluations, retryable)
                     may_be_named = True
                     manifest = epoch.complete(sinks)
                 except BaseException as error:
@@ -370,10 +317,10 @@ class Coordinator:
     def _failed(self, epoch: Epoch, error: BaseException) -> None:
         """Raise an epoch's error, unless an older driver has only published the epoch first."""
         if epoch.is_open:
-            self._notices.aborted(epoch.number)
+            self._notifier.aborted(epoch.number)
         if not isinstance(error, Exception):
             raise error
-        overtaken = self._rivals.overtaken(epoch, error)
+        overtaken = self._publisher.overtaken(epoch, error)
         if overtaken is None:
             raise error
         if not isinstance(overtaken, OvertakenError):
@@ -387,28 +334,15 @@ class Coordinator:
         self._house.discard(epoch.dropped_reports, begun)
 
     def rescale(self, parallelism: int) -> None:
-        """Change the number of ranges of each operator, from the next epoch on.
-
-        Raises
-        ------
-        InvalidArgumentError
-            There are not that many key groups.
-        """
+        """Change the number of ranges of each operator, from the next epoch on."""
         check_parallelism(self.storage, parallelism, self.job.max_parallelism)
         self.parallelism = parallelism
         # The steps of an epoch have the same ranges, and the new ones begin with the next epoch.
         self.interval.end_soon()
 
     def check_current(self, epoch: Epoch) -> None:
-        """Make sure that no other driver has published an open epoch, and that this one may.
-
-        Raises
-        ------
-        FencedError
-            Another driver owns the checkpoint, or has published the epoch; `OvertakenError` if that
-            was an older driver.
-        """
-        self._rivals.check_current(epoch)
+        """See `Publisher.check_current`."""
+        self._publisher.check_current(epoch)
 
     def take_over(self) -> Manifest | None:
         """Become the owner of the checkpoint, and return its newest epoch."""
@@ -422,19 +356,12 @@ class Coordinator:
         """Publish the epoch of the held steps, if there are any, without another step.
 
         Waits for a step that is open to end.
-
-        Parameters
-        ----------
-        write : callable
-            Writes the held deltas; see `pystate.epochs.step.WriteHeld`.
-
-        Errors are those of `write`, and of `Epoch.complete`.
         """
         self._enter()
         try:
-            if self.interval.base(self._own()) is None:
+            if self.interval.base(self._own()) is None or self.interval.last is None:
                 return None
-            return self._closing.flush(write)
+            return self._publish_held(self.interval.last, write)
         finally:
             self._leave()
 
@@ -445,22 +372,13 @@ class Coordinator:
     def give_up_output(self, epoch: int, act: Callable[[Manifest], Result]) -> Result:
         """Take over the checkpoint, and mark the output of its newest epoch as committed.
 
-        Parameters
-        ----------
-        epoch : int
-            The number of the newest epoch.
-        act : callable
-            Called with the manifest before the output is marked.
-
-        Raises
-        ------
-        InvalidArgumentError
-            `epoch` is not the newest epoch, or its output is committed.
+        `epoch` must be the newest one, whose output is not committed; `act` is called with its
+        manifest before that.
         """
         self._enter()
         try:
             self._own()
-            return self._settling.give_up(epoch, act)
+            return self._publisher.give_up_output(epoch, act)
         finally:
             self._leave()
 
@@ -468,30 +386,21 @@ class Coordinator:
     def held_head(self) -> Iterator[Manifest | None]:
         """Keep the files of the newest epoch within the block, whatever is retired meanwhile.
 
-        Waits for an epoch that is open to end. Epochs may be run within the block.
-
-        Yields
-        ------
-        Manifest or None
-            The newest epoch, whose output is committed; None for an empty checkpoint.
-
-        Raises
-        ------
-        CheckpointError
-            As for `open_epoch`.
+        Waits for an epoch that is open to end. Epochs may be run within the block. It yields the
+        newest epoch, whose output is committed; None for an empty checkpoint.
         """
         self._enter()
         try:
             head = self._own()
             if head is not None:
-                self._settling.settle(head)
-                self._holds.hold(head)
+                self._publisher.commit(head)
+                self._house.held.hold(head)
         finally:
             self._leave()
         try:
             yield head
         finally:
-            freed = frozenset() if head is None else self._holds.release(head)
+            freed = frozenset() if head is None else self._house.held.release(head)
             if not self._closed:
                 self._house.remove(freed)
 
@@ -567,12 +476,191 @@ class Coordinator:
         """Take ownership of the checkpoint, and commit the sinks of its newest epoch."""
         head = self._own()
         if head is not None:
-            self._settling.settle(head)
-        if not self._tidied:
-            self._tidied = True
+            self._publisher.commit(head)
+        if not self._has_tidied:
+            self._has_tidied = True
             self._ownership.log_start(self.job.name, head)
             self._house.abandon(head)
             if self._merges is not None and head is not None:
                 # They run during the epoch's work: a driver of only one epoch can adopt them, too.
                 self._merges.plan(head, self.parallelism)
             self._house.search()
+
+    # ---- ending ----------------------------------------------------------------------------
+
+    def _end_step(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
+        """End a step: publish the epoch, or hold the step."""
+        if not epoch.step.closes:
+            return self._hold(epoch, sinks)
+        began_s = time.monotonic()
+        try:
+            manifest = self._write(epoch, sinks)
+        except Exception as error:
+            if not epoch.step.holds or not self._may_be_held(epoch.number, error):
+                raise
+            return self._hold(epoch, sinks)
+        try:
+            first = self.interval.last is None
+            self._chronicle.step(epoch, began_s - self._opened_s, first=first)
+            self._published(manifest, epoch.head, began_s, epoch)
+        finally:
+            epoch.abort()  # ends the epoch; a published manifest stays
+        return manifest
+
+    def _publish_held(self, last: Manifest, write: WriteHeld) -> Manifest:
+        """Publish the epoch of the held steps as it is."""
+        began_s, head = time.monotonic(), self._history.head
+        files = write(last)
+        operators = tuple(
+            replace(
+                operator,
+                ranges=tuple(
+                    _closed(state, files.get((operator.uid, state.index)))
+                    for state in operator.ranges
+                ),
+            )
+            for operator in last.operators
+        )
+        sinks = self._join_sinks(last.epoch, last.evaluation_id, self.interval.waiting)
+        manifest = self._publisher.publish(
+            replace(last, sinks=tuple(sinks)), head, self._adopted(operators)
+        )
+        self._published(manifest, head, began_s)
+        return manifest
+
+    def _write(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
+        if epoch.failures():
+            raise CheckpointError(
+                f"epoch {epoch.number}: its state was not written: {epoch.failures()[0]}"
+            )
+        operators = self._adopted(self._publisher.collect(epoch))
+        steps = [*self.interval.waiting, sinks]
+        transactions = self._join_sinks(epoch.number, epoch.evaluation_id, steps)
+        manifest = self._publisher.manifest(epoch, operators, transactions)
+        return self._publisher.publish(manifest, epoch.head, operators)
+
+    def _adopted(self, operators: tuple[OperatorState, ...]) -> tuple[OperatorState, ...]:
+        if self._merges is None:
+            return operators
+        # A driver's first epoch may be its only one. It may take up to twice as long, to wait for
+        # the merge, since the next driver would have to start the merge again.
+        first = not self._has_published
+        patience_s = time.monotonic() - self._opened_s if first else 0.0
+        self._merges.wait(operators, patience_s, first=first)
+        return self._merges.adopt(operators)
+
+    def _may_be_held(self, epoch: int, error: Exception) -> bool:
+        """Whether a step is held although it should have closed its epoch."""
+        # A manifest whose last sync failed may exist, and then counts.
+        if not is_tolerable(error) or self._history.find_published(epoch) is not None:
+            return False
+        self.interval.failed(epoch, error)
+        self._notifier.aborted(epoch)
+        return True
+
+    def _hold(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
+        manifest = self._publisher.manifest(epoch, epoch.collect(closed=False), ())
+        first = self.interval.last is None
+        self._chronicle.step(epoch, time.monotonic() - self._opened_s, first=first)
+        self.interval.hold(manifest, sinks)
+        self._notifier.delivered(epoch.notice)
+        epoch.abort()  # ends the step, which is held
+        return manifest
+
+    def _published(
+        self,
+        manifest: Manifest,
+        before: Manifest | None,
+        began_s: float,
+        epoch: Epoch | None = None,
+    ) -> None:
+        published_s = time.monotonic()
+        self._has_published = True
+        self.interval.published()
+        if epoch is not None:
+            self._notifier.delivered(epoch.notice)
+            self._publisher.note_operators(epoch)
+        try:
+            self._publisher.commit(manifest)
+        finally:
+            commit_s = time.monotonic() - published_s
+            self._chronicle.published(manifest, before, published_s - began_s, commit_s)
+        self._notifier.complete(manifest.epoch)
+        self._house.published(manifest)
+
+
+def _closed(state: RangeState, file: FileRef | None) -> RangeState:
+    if not state.held or file is None:
+        return state
+    return replace(state, deltas=(*state.deltas, file), held=())
+
+
+def _evaluated(
+    epoch: Epoch,
+    evaluate: Callable[[Epoch], Sequence[Any] | None],
+    max_evaluations: int,
+    retryable: Callable[[Exception], bool] | None = None,
+) -> Sequence[Any]:
+    """Evaluate an epoch until its reports are complete, each time anew from its base.
+
+    Evaluations that fixed their cause (`is_progress`) do not count towards the most. What came
+    twice in succession, or last, is raised. The epoch is neither completed nor aborted here.
+    """
+    previous: str | None = None
+    discarded: str | None = None
+    failed = 0
+    put_right: set[str] = set()
+    while True:
+        try:
+            sinks = evaluate(epoch) or ()
+            epoch.collect()
+            return sinks
+        except Exception as error:
+            repeated = isinstance(error, RepeatableError)
+            if not repeated and not (retryable or _is_retryable)(error):
+                if discarded is not None:
+                    add_note(error, f"the epoch's evaluation before was discarded: {discarded}")
+                raise
+            signature = _signature(error)
+            again = signature == previous
+            if isinstance(error, RepeatableError) and error.is_progress and not again:
+                failed += signature in put_right
+                put_right.add(signature)
+            else:
+                failed += 1
+            if again or failed >= max_evaluations:
+                if not isinstance(error, RepeatableError):
+                    raise
+                raise EvaluationError(
+                    f"{error}. This happened in "
+                    f"{len(epoch.discarded_evaluations) + 1} evaluations: "
+                    f"{error.hint}"
+                ) from error
+            previous, discarded = signature, _brief(error)
+            _LOG.warning(
+                "epoch %d: evaluation %s is discarded and runs again: %s",
+                epoch.number,
+                epoch.evaluation_id,
+                discarded,
+            )
+        epoch.restart()
+
+
+def _is_retryable(error: Exception) -> bool:
+    return not isinstance(error, PystateError)
+
+
+def _brief(error: Exception) -> str:
+    """The first line of an error and its continuation, without Java's trace, which comes after."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Py4J names the Java exception in its second line, which begins with a colon.
+    first = " ".join(lines[: 2 if len(lines) > 1 and lines[1].startswith(":") else 1])
+    return f"{type(error).__qualname__}: {first}"
+
+
+def _signature(error: Exception) -> str:
+    """The part of an error that is the same if it happens again: no task numbers, ids or traces."""
+    if isinstance(error, RepeatableError):
+        return error.kind
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__qualname__}: {_NUMBER.sub('#', first_line)}"

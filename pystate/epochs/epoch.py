@@ -40,12 +40,11 @@ from pystate.checkpoint.manifest import (
 )
 from pystate.checkpoint.refs import InputState
 from pystate.epochs.interval import Step
-from pystate.epochs.listeners import News
+from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.position import Position
 from pystate.epochs.range_report import (
     InputSeen,
     RangeReport,
-    SideFile,
     advanced,
     check_report,
 )
@@ -63,16 +62,6 @@ from pystate.errors import (
 from pystate.state.declaration import Defaults
 from pystate.types.fills import Fills
 
-__all__ = [
-    "NO_END",
-    "Epoch",
-    "Flow",
-    "RangeReport",
-    "RepeatableError",
-    "SideFile",
-    "describe_ranges",
-]
-
 NO_END = (
     "drain=True takes the watermark to its end, and no operator of the pipeline has event time, so "
     "that there is none: name the column that has it, key_by(..., event_time='column'), or leave "
@@ -83,17 +72,8 @@ NO_END = (
 class RepeatableError(EvaluationError):
     """An evaluation does not count, but may succeed when it is repeated.
 
-    Parameters
-    ----------
-    message : str
-        What happened.
-    hint : str
-        What to do if it happens again.
-    kind : str, optional
-        Equal if the same thing happens again; the message by default.
-    is_progress : bool
-        Whether the cause was fixed, so that it does not happen again. The evaluation then does not
-        count towards the job's maximum.
+    The `hint` says what to do if it happens again, which is known by an equal `kind`. If the cause
+    was fixed (`is_progress`), the evaluation does not count towards the job's maximum.
     """
 
     def __init__(
@@ -120,31 +100,7 @@ class Flow:
 
 
 class Epoch:
-    """An epoch from its opening to its manifest; `Coordinator.open_epoch` makes it.
-
-    Attributes
-    ----------
-    number : int
-        This epoch's number; one more than that of the checkpoint's newest epoch.
-    evaluation_id : str
-        The uuid (hex) of the current evaluation; new after each `restart`.
-    base : Manifest or None
-        The manifest that the epoch is built on; None for the first epoch.
-    position : Position
-        Where its input comes from.
-    processing_time_ms : int
-        The processing time of the epoch.
-    clock : ClockReading
-        The reading that determined it.
-    drain : bool
-        Whether event time ends after the epoch's rows; see `pystate.operators.runtime.drain`.
-    news : News
-        Which checkpoints its functions are to learn of.
-    head : Manifest or None
-        The newest published manifest: `base`, unless steps are held.
-    step : Step
-        Which step of the epoch it is.
-    """
+    """An epoch from its opening to its manifest; `Coordinator.open_epoch` makes it."""
 
     def __init__(
         self,
@@ -160,17 +116,23 @@ class Epoch:
         publish: Callable[[Epoch, Sequence[Any]], Manifest],
         closed: Callable[[Epoch], None],
         drain: bool = False,
-        news: News = News(),  # noqa: B008
+        notice: CheckpointNotice = CheckpointNotice(),  # noqa: B008
         head: Manifest | None = None,
         step: Step = Step(),  # noqa: B008
     ) -> None:
+        #: One more than that of the checkpoint's newest epoch.
         self.number = number
+        #: The manifest that the epoch is built on; None for the first epoch.
         self.base = base
         self.position = position
         self.processing_time_ms = processing_time_ms
+        #: The reading that determined the processing time.
         self.clock = clock
+        #: Whether event time ends after the epoch's rows; see `pystate.operators.runtime.drain`.
         self.drain = drain
-        self.news = news
+        #: Which checkpoints its functions are to learn of.
+        self.notice = notice
+        #: The newest published manifest: `base`, unless steps are held.
         self.head = head
         self.step = step
         #: What went through the pipeline, once that is known; None without a pipeline.
@@ -185,6 +147,7 @@ class Epoch:
         self._closed = closed
         self._lock = threading.Lock()
         self._open = True
+        #: The uuid (hex) of the current evaluation; new after each `restart`.
         self.evaluation_id = uuid.uuid4().hex
         self._declared: dict[str, OperatorState] = {}
         self._watermarks = self._begun_watermarks()
@@ -237,42 +200,13 @@ class Epoch:
         seen: Sequence[InputState] = (),
         dropped: Collection[str] = (),
     ) -> tuple[RangeState, ...]:
-        """Declare an operator of the current evaluation.
+        """Declare an operator of the current evaluation, after those that feed it.
 
-        Parameters
-        ----------
-        uid : str
-            Names the operator in checkpoints.
-        key_schema, state_schema : mapping or sequence of (name, DDL type)
-            The key's columns and the states, in order.
-        parallelism : int, optional
-            Number of ranges; the coordinator's by default.
-        inputs : sequence of Input
-            Its inputs, from which its watermark follows; `time` returns it. Operators that feed it
-            are declared before it.
-        timers : bool, optional
-            Whether it has timers; by default it has if it had any, or reports one.
-        fills : mapping of str to Fills, optional
-            What fields have that are added to structs, by the states' names in files.
-        defaults : sequence of (name, JSON), optional
-            What keys without a value have, for readers of the checkpoint.
-        seen : sequence of InputState, optional
-            What an operator that is not in the base has seen of its inputs before this epoch.
-        dropped : collection of str
-            States that are dropped if they are not declared, even if unclaimed state is not
-            allowed.
-
-        Returns
-        -------
-        tuple of RangeState
-            The state that each range must attach to, by index.
-
-        Raises
-        ------
-        DeclarationError
-            The uid is declared twice.
-        SchemaError, UnclaimedStateError
-            The checkpoint holds this operator's state with another schema.
+        Returns the state that each range must attach to. Without `timers` it has timers if it had
+        any, or reports one. `fills` has the defaults of fields that are added to structs, by the
+        states' names in files; `defaults` what keys without a value have, for readers of the
+        checkpoint. An operator that is not in the base has `seen` of its inputs before this epoch.
+        States that are `dropped` may be left out even if unclaimed state is not allowed.
         """
         self._check_open()
         if uid in self._declared:
@@ -336,12 +270,7 @@ class Epoch:
     def begin_with(self, uid: str, ranges: Sequence[RangeState]) -> None:
         """Give a declared operator, which begins with this epoch, the state that it begins with.
 
-        Parameters
-        ----------
-        uid : str
-            The operator.
-        ranges : sequence of RangeState
-            All of its ranges, by index; their files are durable.
+        The files of these ranges, which are all of its ranges, are durable.
         """
         assert self.begins(uid), f"operator {uid!r} is in the base"
         self._declared[uid] = replace(self._declared[uid], ranges=tuple(ranges))
@@ -364,15 +293,7 @@ class Epoch:
         return Watermarks(before_ms, self.processing_time_ms)
 
     def check_declared(self) -> None:
-        """Make sure that every operator of the base is declared; call it after the plan is built.
-
-        Raises
-        ------
-        UnclaimedStateError
-            An operator is not declared, and unclaimed state is not allowed.
-        NoEventTimeError
-            The epoch drains, and no operator has event time.
-        """
+        """Make sure that every operator of the base is declared; call it once the plan is built."""
         if self.drain and not self.has_event_time:
             raise NoEventTimeError(NO_END)
         stored = () if self.base is None else self.base.operators
@@ -397,9 +318,9 @@ class Epoch:
         for uid in missing:
             stored = self.base.operator(uid)
             assert stored is not None
-            found = alike.get((stored.key_schema, stored.state_schema))
-            if found:
-                names[uid] = found.popleft()
+            candidates = alike.get((stored.key_schema, stored.state_schema))
+            if candidates:
+                names[uid] = candidates.popleft()
         if not names:
             return ""
         old, uid = next(iter(names.items()))
@@ -432,26 +353,11 @@ class Epoch:
         self._watermarks = self._begun_watermarks()
 
     def complete(self, sink_transactions: Sequence[Any] = ()) -> Manifest:
-        """Publish the epoch, then commit its sink transactions.
+        """Publish the epoch, then commit its sink transactions, which are JSON values.
 
-        Parameters
-        ----------
-        sink_transactions : sequence of JSON values
-            The transactions for the coordinator's `commit_sinks`, stored in the manifest.
-
-        Raises
-        ------
-        EvaluationError
-            Reports are missing or repeated; nothing was published, and `restart` may be called.
-        LineageError
-            A report was not built on the base.
-        UnclaimedStateError
-            See `check_declared`.
-        FencedError
-            Another driver owns the checkpoint, or published this epoch.
-        Exception
-            Whatever `commit_sinks` raises: the epoch is published, and the next call of
-            `open_epoch` commits again.
+        After an `EvaluationError`, reports that are missing or repeated, nothing was published, and
+        `restart` may be called. What `commit_sinks` raises comes after the epoch was published: the
+        next call of `open_epoch` commits again.
         """
         self._check_open()
         return self._publish(self, sink_transactions)
@@ -487,31 +393,24 @@ class Epoch:
 
     def missing(self) -> list[tuple[str, int]]:
         """Return the (uid, range) pairs that have not reported, in the order of declaration."""
-        found = {(report.uid, report.index) for report in self.reports}
+        reported = {(report.uid, report.index) for report in self.reports}
         return [
             (operator.uid, state.index)
             for operator in self._declared.values()
             for state in operator.ranges
-            if (operator.uid, state.index) not in found
+            if (operator.uid, state.index) not in reported
         ]
 
     def collect(self, *, closed: bool = True) -> tuple[OperatorState, ...]:
         """Check the reports and return every operator as it is after the epoch.
 
-        Parameters
-        ----------
-        closed : bool
-            Whether the state is what the reports' files hold; otherwise it may be held.
-
-        Raises
-        ------
-        EvaluationError, LineageError, UnclaimedStateError
-            See `complete`; a `RepeatableError` if reports are repeated.
+        The state is what the reports' files hold, if the epoch is `closed`; else it may be held.
+        Raises `RepeatableError` if reports are repeated, and other errors as `complete` does.
         """
         self.check_declared()
         reports = tuple(dict.fromkeys(_Identity(report) for report in self.reports))
-        found = {identity.key: identity.report for identity in reports}
-        self._check_known(found)
+        by_range = {identity.key: identity.report for identity in reports}
+        self._check_known(by_range)
         counts = Counter(identity.key for identity in reports)
         repeated = sorted(key for key, count in counts.items() if count > 1)
         if repeated:
@@ -531,16 +430,16 @@ class Epoch:
             )
         carried = () if self.base is None else self.base.operators
         seen: dict[str, list[InputSeen]] = {}
-        for report in found.values():
+        for report in by_range.values():
             seen.setdefault(report.uid, []).extend(report.inputs)
-        grown = [self._advanced(operator, found, closed) for operator in self._declared.values()]
+        grown = [self._advanced(operator, by_range, closed) for operator in self._declared.values()]
         return (
             *self._watermarks.after(grown, seen),
             *(operator for operator in carried if operator.uid not in self._declared),
         )
 
-    def _check_known(self, found: Mapping[tuple[str, int], RangeReport]) -> None:
-        for (uid, index), report in found.items():
+    def _check_known(self, by_range: Mapping[tuple[str, int], RangeReport]) -> None:
+        for (uid, index), report in by_range.items():
             operator = self._declared.get(uid)
             if operator is None or not 0 <= index < operator.parallelism:
                 raise EvaluationError(
@@ -559,12 +458,12 @@ class Epoch:
     def _advanced(
         self,
         operator: OperatorState,
-        found: Mapping[tuple[str, int], RangeReport],
+        by_range: Mapping[tuple[str, int], RangeReport],
         closed: bool,
     ) -> OperatorState:
         ranges = []
         for state in operator.ranges:
-            report = found[operator.uid, state.index]
+            report = by_range[operator.uid, state.index]
             # After a change of parallelism a range's next task finds out the range's own timers,
             # even if it does nothing else.
             state = replace(

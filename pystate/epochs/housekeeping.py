@@ -12,12 +12,12 @@ Invariants
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable
 
 from pystate.checkpoint.manifest import Manifest, RangeState
 from pystate.checkpoint.manifest_log import History, Retired
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.epochs.holds import Holds
 from pystate.epochs.merges import FileMerges, Maintenance
 from pystate.epochs.ownership import Ownership, have_ended
 from pystate.epochs.range_report import RangeReport
@@ -31,35 +31,53 @@ from pystate.epochs.retention import (
 from pystate.errors import CheckpointError, PystateError
 from pystate.redaction import logger
 
-__all__ = ["Housekeeping"]
-
 _LOG = logger("pystate.epochs.housekeeping")
 # Epochs between two searches for orphans; retired files are removed at once, without a search.
 _ORPHANS_EVERY = 64
 
 
-class Housekeeping:
-    """Keeps a checkpoint's folder small.
+class HeldEpochs:
+    """Epochs whose files stay, although they are retired, while somebody copies them.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    history : History
-        Its manifests.
-    ownership : Ownership
-        The driver's ownership.
-    maintenance : Maintenance
-        Where the work is done.
-    merges : FileMerges or None
-        Merges deltas.
-    holds : Holds
-        Epochs whose files stay.
-    retained : int
-        Number of manifests to keep.
-    grace_ms : int
-        Files that no manifest names are removed only from this age on.
+    Any thread may call it.
     """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: list[Manifest] = []
+        self._waiting: set[str] = set()
+
+    def hold(self, manifest: Manifest) -> None:
+        """Keep an epoch's files."""
+        with self._lock:
+            self._held.append(manifest)
+
+    def release(self, manifest: Manifest) -> frozenset[str]:
+        """End one `hold`; returns the paths that were spared for it and may go now."""
+        with self._lock:
+            self._held.remove(manifest)
+            freed = self._waiting - self._paths()
+            self._waiting -= freed
+            return frozenset(freed)
+
+    def spare(self, doomed: frozenset[str]) -> frozenset[str]:
+        """Return those of the paths that may go now; the others go when they are released."""
+        with self._lock:
+            held = self._paths() & doomed
+            self._waiting |= held
+            return doomed - held
+
+    def paths(self) -> frozenset[str]:
+        """The paths of all files that are held."""
+        with self._lock:
+            return self._paths() | self._waiting
+
+    def _paths(self) -> frozenset[str]:
+        return frozenset().union(*(manifest.paths for manifest in self._held))
+
+
+class Housekeeping:
+    """Keeps a checkpoint's folder small."""
 
     def __init__(
         self,
@@ -68,7 +86,6 @@ class Housekeeping:
         ownership: Ownership,
         maintenance: Maintenance,
         merges: FileMerges | None,
-        holds: Holds,
         *,
         retained: int,
         grace_ms: int,
@@ -78,7 +95,8 @@ class Housekeeping:
         self._ownership = ownership
         self._maintenance = maintenance
         self._merges = merges
-        self._holds = holds
+        #: Epochs that somebody copies.
+        self.held = HeldEpochs()
         self._retained = retained
         self._grace_ms = grace_ms
         self._retired = Retired()
@@ -117,7 +135,7 @@ class Housekeeping:
     def _take_retired(self) -> Retired:
         """Return what was retired and may be removed now, but for files that are held."""
         retired, self._retired = self._retired, Retired()
-        return retired._replace(files=self._holds.spare(retired.files))
+        return retired._replace(files=self.held.spare(retired.files))
 
     def remove(self, paths: Collection[str]) -> None:
         """Remove files in the background, in their order."""
@@ -169,4 +187,4 @@ class Housekeeping:
 
     def _live(self) -> frozenset[str]:
         merging = self._merges.live() if self._merges is not None else frozenset()
-        return frozenset(merging) | self._holds.paths()
+        return frozenset(merging) | self.held.paths()

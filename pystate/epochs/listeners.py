@@ -1,6 +1,6 @@
 """Tells listeners on the driver, and functions on the workers, which checkpoints are complete.
 
-Thread safety: a `Notices` belongs to its coordinator's lock; a listener is called by whatever
+Thread safety: a `Notifier` belongs to its coordinator's lock; a listener is called by whatever
 thread ends an epoch, by one at a time.
 
 Invariants
@@ -17,8 +17,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pystate.redaction import logger
-
-__all__ = ["CheckpointListener", "News", "Notices"]
 
 _LOG = logger("pystate.epochs.listeners")
 
@@ -57,7 +55,7 @@ class CheckpointListener:
         """
 
 
-class News(NamedTuple):
+class CheckpointNotice(NamedTuple):
     """What the functions of the next epoch are to learn."""
 
     complete: int | None = None
@@ -66,23 +64,17 @@ class News(NamedTuple):
     """The last epoch whose checkpoint was given up after that."""
 
 
-class Notices:
-    """The notices of one driver.
-
-    Parameters
-    ----------
-    listeners : sequence of CheckpointListener
-        Who is called on the driver.
-    """
+class Notifier:
+    """The notices of one driver."""
 
     def __init__(self, listeners: Sequence[CheckpointListener] = ()) -> None:
         self._listeners = tuple(listeners)
         #: What functions have not been told yet.
-        self.news = News()
+        self.notice = CheckpointNotice()
 
     def complete(self, epoch: int) -> None:
         """Tell that an epoch is complete."""
-        self.news = News(complete=epoch)
+        self.notice = CheckpointNotice(complete=epoch)
         for listener in self._listeners:
             try:
                 listener.on_checkpoint_complete(epoch)
@@ -91,14 +83,14 @@ class Notices:
 
     def aborted(self, epoch: int) -> None:
         """Tell that an epoch's checkpoint was given up."""
-        self.news = self.news._replace(aborted=epoch)
+        self.notice = self.notice._replace(aborted=epoch)
         for listener in self._listeners:
             try:
                 listener.on_checkpoint_aborted(epoch)
             except Exception:
                 _LOG.exception("checkpoint of epoch %d given up; %r failed", epoch, listener)
 
-    def told(self, news: News) -> None:
+    def delivered(self, notice: CheckpointNotice) -> None:
         """Note what the functions of an epoch that counts were told."""
-        if news == self.news:
-            self.news = News()
+        if notice == self.notice:
+            self.notice = CheckpointNotice()

@@ -1,8 +1,17 @@
-"""Background work: merging the files of ranges, and collecting orphans.
+"""Merging the files of ranges in the background: which files, when, and in which process.
 
-`pystate.epochs.merge_policy` says which files are merged, and when.
+An epoch adds a delta to each range that changes. A range is restored from its base and all deltas,
+so these must not outgrow the base; and it names all of them in manifests, so they must not be many.
+Yet a merge into a base writes the whole state of the range. So there are two kinds of merges:
 
-Thread safety: all methods of `Maintenance` and `FileMerges` may be called from any thread.
+- Into a base, when the deltas have grown to a part of it, by bytes or by deletions: each byte that
+  epochs wrote is then paid for by a constant number of bytes of the base.
+- Into a larger delta, when there are too many of them: those of similar size that follow each
+  other, so that a byte is written again only as part of a file several times as large. Their number
+  stays bounded, and a byte is merged as often as the logarithm of the number of epochs.
+
+Thread safety: all methods of `Maintenance` and `FileMerges` may be called from any thread; a
+`MergeRunner` says for itself, and all else is immutable.
 
 Invariants
 ----------
@@ -35,20 +44,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from types import MappingProxyType
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol, cast
 
 from pystate.checkpoint.file_merge import merge_files
 from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
+from pystate.checkpoint.size_tiers import similar_run
 from pystate.checkpoint.state_files import Lineage, Source, open_file, verify_file
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.epochs.merge_policy import MergePolicy, position, replaced
-from pystate.epochs.merge_runner import MergeRunner, PlannedMerge
 from pystate.epochs.rescale import rescaled
 from pystate.epochs.retention import delete_files, merged_name
 from pystate.errors import AlreadyPublishedError, CheckpointError
 from pystate.redaction import logger
-
-__all__ = ["FileMerges", "Maintenance", "merge_again", "merge_range"]
 
 _LOG = logger("pystate.epochs.merges")
 _Key = tuple[str, int, int]  # uid, first and last key group
@@ -61,6 +67,142 @@ _MANY_BYTES = 256 << 20
 # What a task of a runner gets at most: enough to outweigh what starting a job costs.
 _PER_TASK = 16
 _PER_TASK_BYTES = 64 << 20
+
+#: Deltas are of similar size if one is at most so many times as large as the other; and so many of
+#: them are worth a merge.
+_FAN_IN = 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """Files of a range that follow each other, to be merged into one."""
+
+    sources: tuple[FileRef, ...]
+    kind: str
+    """What they become: ``"base"`` or ``"delta"``."""
+    id: str
+    """The lineage id that a table has after them."""
+
+
+@dataclass(frozen=True)
+class MergePolicy:
+    """When the files of a range are merged, and which."""
+
+    min_deltas: int = 4
+    """Fewer deltas are never merged."""
+    max_deltas: int = 64
+    """From so many deltas on, some are merged whatever their size."""
+    keep_deltas: int = 2
+    """So many of the newest deltas are not merged, so that a table slightly behind can catch up."""
+    most_deltas: int = 256
+    """If there are more deltas, an epoch waits for the running merge."""
+    base_part: float = 0.5
+    """How large deltas grow together, as a part of the base, before a new base is made."""
+
+    def choose(self, state: RangeState) -> Run | None:
+        """Choose files of a range to merge; None if it is not time yet."""
+        count = len(state.deltas)
+        if count < max(self.min_deltas, self.keep_deltas + 1):
+            return None
+        old = state.deltas[: count - self.keep_deltas]
+        base = state.base
+        if base is None:
+            return _run(state, 0, len(old))
+        least = self.base_part
+        if sum(delta.file_bytes for delta in old) >= least * base.file_bytes or sum(
+            delta.tombstones for delta in old
+        ) >= least * max(base.rows, 1):
+            return _run(state, 0, 1 + len(old))
+        if count < self.max_deltas:
+            return None
+        own = _own(state, old)
+        first, last = similar_run([delta.file_bytes for delta in old[own:]], _FAN_IN)
+        if last - first < 2:  # files of former ranges, which only a base replaces
+            return _run(state, 0, 1 + len(old))
+        return _run(state, 1 + own + first, 1 + own + last)
+
+
+def position(state: RangeState, sources: tuple[FileRef, ...]) -> int | None:
+    """Where a range's files have these files, one after the other; None if they do not."""
+    for first, ref in enumerate(state.files):
+        if ref.path == sources[0].path:
+            return first if state.files[first : first + len(sources)] == sources else None
+    return None
+
+
+def replaced(state: RangeState, sources: tuple[FileRef, ...], merged: FileRef) -> RangeState | None:
+    """Put one file in place of those that it was made from; None if they are not there."""
+    first = position(state, sources)
+    if first is None or (merged.kind == "base" and first > 0):
+        return None
+    files = (*state.files[:first], merged, *state.files[first + len(sources) :])
+    if merged.kind == "base":
+        return replace(state, base=merged, deltas=files[1:])
+    return replace(state, deltas=files if state.base is None else files[1:])
+
+
+def _run(state: RangeState, first: int, last: int) -> Run:
+    rest = state.files[last:]
+    merged_id = rest[0].parent if rest else state.id
+    return Run(state.files[first:last], "delta" if first else "base", merged_id)
+
+
+def _own(state: RangeState, deltas: Sequence[FileRef]) -> int:
+    """From where on deltas are of the range itself, and each is built on the one before."""
+    bounds = (state.first_key_group, state.last_key_group)
+    for position in range(len(deltas) - 1, -1, -1):
+        ref = deltas[position]
+        after = deltas[position + 1 : position + 2]
+        if (
+            ref.kind != "delta"
+            or (ref.first_key_group, ref.last_key_group) != bounds
+            or (after and after[0].parent != ref.id)
+        ):
+            return position + 1
+    return 0
+
+
+@dataclass(frozen=True)
+class PlannedMerge:
+    """A merge that any process which sees the checkpoint can carry out."""
+
+    uid: str
+    """The operator."""
+    first_key_group: int
+    last_key_group: int
+    """The last key group of the range, inclusive."""
+    run: Run
+    """The files."""
+    output: str
+    """The path of the new file; no other plan has it."""
+    states: frozenset[str]
+    since: tuple[tuple[str, int], ...]
+    """With `states`, what of the files still counts; see `merge_files`."""
+
+    @property
+    def size_bytes(self) -> int:
+        """How much it reads, and at most about as much it writes."""
+        return sum(ref.file_bytes for ref in self.run.sources)
+
+
+class MergeRunner(Protocol):
+    """Carries out many merges at once, in other processes.
+
+    `tasks` and `run` are called by the maintenance thread, `give_up` by any other.
+    """
+
+    def tasks(self) -> int:
+        """How many merges it would now carry out at the same time; 0 if the driver should."""
+
+    def run(self, merges: Sequence[PlannedMerge]) -> Sequence[FileRef | str]:
+        """Carry them out; return the new file or what went wrong for each, in their order.
+
+        A process may begin a merge that another one has begun, or even finished: see
+        `merge_again`. After a `CheckpointError` processes may be at work on them still.
+        """
+
+    def give_up(self) -> None:
+        """End what runs, and run nothing more. Does nothing if nothing runs."""
 
 
 class Maintenance:
@@ -115,21 +257,7 @@ class Maintenance:
 
 
 class FileMerges:
-    """The merges that are planned, running, or ready for the next manifest.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    maintenance : Maintenance
-        The thread that carries out merges, or waits for the runner to do so.
-    policy : MergePolicy
-        Which files are merged.
-    term : callable
-        Returns the driver's term.
-    runner : MergeRunner, optional
-        Carries out merges when there are many of them.
-    """
+    """The merges that are planned, running, or ready for the next manifest."""
 
     def __init__(
         self,
@@ -154,15 +282,7 @@ class FileMerges:
         self._closed = threading.Event()
 
     def plan(self, manifest: Manifest, parallelism: int | None = None) -> None:
-        """Start the merges that the policy requires.
-
-        Parameters
-        ----------
-        manifest : Manifest
-            The newest epoch.
-        parallelism : int, optional
-            The next epoch's parallelism, if it may differ.
-        """
+        """Start the merges that the policy requires; the next epoch's parallelism may differ."""
         for operator in manifest.operators:
             ranges = operator.ranges
             if parallelism is not None:
@@ -187,18 +307,11 @@ class FileMerges:
     def wait(
         self, operators: tuple[OperatorState, ...], patience_s: float, *, first: bool = False
     ) -> None:
-        """Wait for merges that the next manifest could adopt.
+        """Wait for merges that the next manifest could adopt, with these operators.
 
-        Parameters
-        ----------
-        operators : tuple of OperatorState
-            The operators of the next manifest.
-        patience_s : float
-            The longest time to wait; only a chain that has grown past its bound may take longer.
-        first : bool
-            Whether this is the coordinator's first manifest, and so maybe its last. The bound is
-            then the length at which the policy merges whatever the size, because every earlier
-            coordinator may have left its merge undone.
+        Only a chain that has grown past its bound may take longer than `patience_s`. For the
+        `first` manifest of a coordinator, and so maybe its last, the bound is the length at which
+        the policy merges whatever the size: every earlier one may have left its merge undone.
         """
         until = time.monotonic() + patience_s
         bound = self._policy.max_deltas if first else self._policy.most_deltas
@@ -271,11 +384,11 @@ class FileMerges:
         merged = self._ready.get(key)
         if merged is None:
             return state
-        found = replaced(state, self._merges[key].plan.run.sources, merged)
-        if found is None:
+        rebased = replaced(state, self._merges[key].plan.run.sources, merged)
+        if rebased is None:
             return state
         self._offered.add(merged.path)
-        return found
+        return rebased
 
     def _merge_next(self) -> None:
         """Carry out what has waited longest: one merge here, or many by the runner."""
@@ -329,15 +442,15 @@ class FileMerges:
                 failed.clear()
                 return
             results = self._runner.run([merge.plan for merge in merges])
-            found = dict(zip(keys, results, strict=True))
-            ready = {key: ref for key, ref in found.items() if isinstance(ref, FileRef)}
+            outcomes = dict(zip(keys, results, strict=True))
+            ready = {key: ref for key, ref in outcomes.items() if isinstance(ref, FileRef)}
             with self._lock:
                 self._ready.update(ready)
             failed = [key for key in keys if key not in ready]
             if failed:
                 raise CheckpointError(
                     f"{len(failed)} of {len(keys)} merges on executors failed, and are tried again "
-                    f"after {_RETRY_AFTER} epochs; the first: {found[failed[0]]}"
+                    f"after {_RETRY_AFTER} epochs; the first: {outcomes[failed[0]]}"
                 )
         except BaseException:
             self._fail(failed)
@@ -402,11 +515,6 @@ def merge_again(storage: CheckpointStorage, plan: PlannedMerge) -> FileRef:
 
     Files appear whole, and only this plan has the name, so that a file of that name is the result,
     whoever has written it.
-
-    Raises
-    ------
-    CorruptFileError, CheckpointError
-        As for `merge_range`; or the file that the other process has written is damaged.
     """
     if not storage.exists(plan.output):
         try:
@@ -455,25 +563,9 @@ def merge_range(
 ) -> FileRef:
     """Merge files, oldest first, into the file ``output`` with the lineage id `merged_id`.
 
-    Parameters
-    ----------
-    kind : {"base", "delta"}
-        A delta follows on what the first file was built on.
-    states, since, max_parallelism : optional
-        As for `merge_files`.
-    given_up : Event, optional
-        Once it is set, the merge ends with an error.
-    destination : CheckpointStorage, optional
-        Where the new file is written, if not to `storage`.
-    shift : int
-        How many key groups its range lies behind the range of the files; a multiple of their
-        number.
-
-    Raises
-    ------
-    CorruptFileError, CheckpointError
-        A source is damaged, missing, or not the file that the manifest names; or the merge was
-        given up. Nothing was created.
+    A delta follows on what the first file was built on. The merge ends with an error once
+    `given_up` is set; after an error nothing was created. The new range lies `shift` key groups,
+    a multiple of their number, behind that of the files. The rest is as for `merge_files`.
     """
     given_up = given_up or threading.Event()
     parent = bytes.fromhex(sources[0 if kind == "delta" else -1].parent)

@@ -3,6 +3,12 @@
 Every driver publishes ``owners/<term>.owner`` with the next free term before it reads the state
 that it builds on. Thread safety: an `Ownership` belongs to its coordinator's lock.
 
+A stream is taken over from a driver that still runs when that has stopped. Spark keeps one log of a
+query's positions, in which two queries fail each other: whoever writes the next batch's positions
+last dies of it. So a driver that starts a stream owns the checkpoint first; the stream that has
+lost it notices that, stops, and says so; then the new one starts, as after any stop. Nothing else
+depends on this: a driver that is not heard of is waited for only so long, and it publishes nothing.
+
 Invariants
 ----------
 1. Terms only grow, and each is taken once: the newest owner files are never removed, since a name
@@ -10,6 +16,11 @@ Invariants
 2. Safety does not depend on the check, since another driver may take over just after it. It depends
    on manifests being put-if-absent, and on no driver building on a manifest of a later term than
    its own. The check only makes an older driver stop early.
+3. ``owners/<term>-<id>.stream`` is there while a stream of that driver may write positions. A
+   driver that is killed leaves it.
+4. A driver has its term before it looks for the marks of others. It has its mark before it makes
+   sure that it still owns the checkpoint, and only then changes anything of Spark's. So of two that
+   begin at once the later one finds the mark of the earlier one and waits, or that one ends.
 """
 
 from __future__ import annotations
@@ -17,6 +28,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import threading
 import time
 import uuid
 from contextlib import suppress
@@ -28,6 +40,7 @@ from pystate.checkpoint.metadata import decode_document, encode_document
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import (
     AlreadyPublishedError,
+    CheckpointError,
     CorruptFileError,
     FencedError,
     InUseError,
@@ -38,17 +51,6 @@ from pystate.errors import (
 from pystate.redaction import logger
 from pystate.tables.janitor import closing_mark
 
-__all__ = [
-    "OWNERS",
-    "Owner",
-    "Ownership",
-    "current_owner",
-    "fence_start",
-    "have_ended",
-    "is_running",
-    "read_owner",
-]
-
 _LOG = logger("pystate.epochs.ownership")
 _FORMAT_VERSION = 1
 OWNERS = "owners"
@@ -56,6 +58,12 @@ _KEPT = 16
 #: A clock that was set meanwhile moves the time at which a process seems to have begun.
 _CLOCK_STEP_MS = 60_000
 _NAME = re.compile(OWNERS + r"/(\d{8,})\.owner")
+_STREAM = re.compile(OWNERS + r"/(\d{8,})-[0-9a-f]+\.stream")
+_LOOK_S = 0.1
+#: How long a driver that runs may take to stop its stream.
+_STOP_S = 60.0
+#: How long one may take of which it is not known whether it runs, beside the time to notice.
+_UNKNOWN_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -70,15 +78,7 @@ class Owner:
 
 
 class Ownership:
-    """One driver's claim to a checkpoint.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    run_id : str
-        Names this driver in owner files and manifests.
-    """
+    """One driver's claim to a checkpoint."""
 
     def __init__(self, storage: CheckpointStorage, run_id: str) -> None:
         self._storage = storage
@@ -87,13 +87,7 @@ class Ownership:
         self.term = 0
 
     def acquire(self) -> None:
-        """Become the owner; from now on the previous owner fails with `FencedError`.
-
-        Raises
-        ------
-        NewerFormatError
-            A driver of a later version is the owner.
-        """
+        """Become the owner; from now on the previous owner fails with `FencedError`."""
         while True:
             terms = _terms(self._storage)
             newest = max(terms, default=0)
@@ -119,13 +113,7 @@ class Ownership:
             return
 
     def check(self) -> None:
-        """Make sure that no other driver took over.
-
-        Raises
-        ------
-        FencedError
-            Another driver did; the message says which.
-        """
+        """Raise `FencedError` if another driver took over."""
         newest = max(_terms(self._storage), default=0)
         if newest != self.term:
             raise self.fenced(newest)
@@ -183,10 +171,7 @@ def current_owner(storage: CheckpointStorage) -> Owner | None:
 def fence_start(storage: CheckpointStorage) -> None:
     """Make sure that a start with other options, which has published nothing, publishes no more.
 
-    Raises
-    ------
-    InUseError, TableBusyError
-        Another process is at it.
+    Raises `InUseError` or `TableBusyError` if another process is at it.
     """
     lock = storage.local_path("lock")
     if lock is not None and os.path.exists(lock):
@@ -269,15 +254,7 @@ def _read(storage: CheckpointStorage, term: int) -> Owner | None:
 
 
 def read_owner(storage: CheckpointStorage, path: str) -> Owner:
-    """Read an owner's file.
-
-    Raises
-    ------
-    FileNotFoundError
-        A still newer owner removed it.
-    CorruptFileError, NewerFormatError
-        It cannot be understood, or is the file of another term.
-    """
+    """Read an owner's file; `FileNotFoundError` if a still newer owner removed it."""
     data = storage.read_bytes(path)
     fields = decode_document("owner", _FORMAT_VERSION, data, path)
     owner = Owner(
@@ -290,3 +267,68 @@ def read_owner(storage: CheckpointStorage, path: str) -> Owner:
     if _path(owner.term) != path:
         raise SwappedFileError(f"{path}: it holds the owner of term {owner.term}")
     return owner
+
+
+# ---- streams -------------------------------------------------------------------------------------
+
+
+def note_stream(storage: CheckpointStorage, term: int) -> str:
+    """Say that a driver's stream is about to start; returns what says so."""
+    mark = f"{OWNERS}/{term:08d}-{uuid.uuid4().hex}.stream"
+    storage.replace(mark, b"", durable=False)
+    return mark
+
+
+def forget_stream(storage: CheckpointStorage, mark: str) -> None:
+    """Say that a driver's stream has ended."""
+    with suppress(OSError, PystateError):  # the checkpoint may have been removed
+        storage.delete(mark)
+
+
+def await_streams(storage: CheckpointStorage, term: int) -> None:
+    """Wait until the streams of earlier drivers have stopped; the driver of `term` owns them."""
+    for entry in storage.list(OWNERS):
+        match = _STREAM.fullmatch(entry.path)
+        if match is not None and int(match[1]) < term:
+            _await_stream(storage, entry.path, _stream_owner(storage, int(match[1])))
+
+
+def _await_stream(storage: CheckpointStorage, mark: str, owner: Owner | None) -> None:
+    pause, began_s = threading.Event(), time.monotonic()
+    said = False
+    while owner is not None and storage.exists(mark):
+        running = _lives(storage, owner)
+        if running is False:
+            break
+        # It looks as often as a task gives a sign of life.
+        most_s = _STOP_S if running else _UNKNOWN_S + 3 * storage.touch_every_s
+        who = f"process {owner.pid} on {owner.host}"
+        if time.monotonic() - began_s >= most_s:
+            _LOG.warning(
+                "checkpoint %s: the stream of %s has not said within %.0f s that it has stopped; "
+                "this driver starts its own. What the other one still computes is not published; "
+                "if it is at the same batch, Spark may end either query",
+                storage.uri,
+                who,
+                most_s,
+            )
+            break
+        if not said:
+            said = True
+            _LOG.info("checkpoint %s: waiting for the stream of %s to stop", storage.uri, who)
+        pause.wait(_LOOK_S)
+    forget_stream(storage, mark)
+
+
+def _stream_owner(storage: CheckpointStorage, term: int) -> Owner | None:
+    try:
+        return read_owner(storage, _path(term))
+    except (FileNotFoundError, CheckpointError):
+        return None
+
+
+def _lives(storage: CheckpointStorage, owner: Owner) -> bool | None:
+    """Whether a driver's process runs, whether or not its job was closed meanwhile."""
+    if owner.host == (platform.node() or "unknown") and owner.pid == os.getpid():
+        return False  # what this process runs on the checkpoint was stopped before
+    return is_running(storage, owner, ended_if_closed=False)

@@ -33,8 +33,6 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.rescale import rescaled, sources_of
 from pystate.errors import CheckpointError, LineageError
 
-__all__ = ["PlannedRange", "PlannedRanges", "RangeOrigin"]
-
 _Times = tuple["int | None", "int | None"]
 
 
@@ -52,15 +50,7 @@ class RangeOrigin:
     """The parallelism of the base."""
 
     def load(self, index: int) -> RangeState:
-        """Read a range from the manifest.
-
-        Raises
-        ------
-        CorruptFileError, NewerFormatError
-            The manifest cannot be understood.
-        CheckpointError
-            The manifest was removed: the epoch of this task is over.
-        """
+        """Read a range from the manifest; `CheckpointError` if the epoch of this task is over."""
         try:
             return _ranges(self)[index]
         except FileNotFoundError as error:
@@ -135,14 +125,14 @@ class PlannedRange(RangeState):
                 deltas=self.deltas,
                 since=self.since,
             )
-        found = self.origin.load(self.index)
+        stored = self.origin.load(self.index)
         planned = (self._stored_id, self.first_key_group, self.last_key_group)
-        if (found.id, found.first_key_group, found.last_key_group) != planned:
+        if (stored.id, stored.first_key_group, stored.last_key_group) != planned:
             raise LineageError(
                 f"operator {self.origin.uid!r}, range {self.index}: {self.origin.manifest} has it "
-                f"at {found.id}, and not at {self._stored_id}, where its task was told to begin"
+                f"at {stored.id}, and not at {self._stored_id}, where its task was told to begin"
             )
-        return found
+        return stored
 
     @property
     def _stored_id(self) -> str:
@@ -181,28 +171,14 @@ class PlannedRange(RangeState):
         for position in range(len(self.held) - 1, -1, -1):
             if self.held[position].parent == table_id:
                 return self.held[position:]
-        found = self._loaded.deltas_after(table_id)
-        return None if found is None else (*found, *self.held)
+        deltas = self._loaded.deltas_after(table_id)
+        return None if deltas is None else (*deltas, *self.held)
 
 
 class PlannedRanges(Sequence[RangeState]):
     """The ranges of an operator, by index; small when pickled.
 
-    Parameters
-    ----------
-    ranges : sequence of RangeState
-        The ranges of the epoch.
-    uid : str
-        The operator.
-    base : Manifest or None
-        The newest published manifest, on which the ranges and their held deltas are built.
-    storage : CheckpointStorage
-        The checkpoint, as tasks can reach it.
-    max_parallelism : int
-        Number of key groups.
-
-    Notes
-    -----
+    They and their held deltas are built on `base`, the newest published manifest.
     Of an operator that begins with the epoch no manifest names the files. There is one for each
     range at most, which is pickled with it.
     """

@@ -30,8 +30,6 @@ from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History
 from pystate.errors import CheckpointError, InvalidArgumentError, WrongTypeError
 
-__all__ = ["AlreadyDone", "Position", "Restore", "check_follows", "find_done"]
-
 Restore = Literal["latest"]
 
 
@@ -82,14 +80,11 @@ class AlreadyDone(NamedTuple):
 def find_done(history: History, position: Position) -> AlreadyDone | None:
     """Find the epoch that already holds a position.
 
-    Raises
-    ------
-    CheckpointError
-        The batch is recorded with other offsets, or is too old to be compared.
+    It raises `CheckpointError` if the batch is recorded with other offsets, or is too old to tell.
     """
     if position.run_key is not None:
-        found = history.find_run(position.run_key)
-        return None if found is None else AlreadyDone(*found)
+        run = history.find_run(position.run_key)
+        return None if run is None else AlreadyDone(*run)
     head = history.head
     if head is None or position.query_id is None or position.batch_id is None:
         return None
@@ -120,13 +115,7 @@ def find_done(history: History, position: Position) -> AlreadyDone | None:
 def check_follows(
     location: str, position: Position, base: Manifest | None, restore: Restore | None
 ) -> None:
-    """Make sure that a position may be built on the newest epoch.
-
-    Raises
-    ------
-    CheckpointError
-        It may not; the message says what is missing or conflicts.
-    """
+    """Raise `CheckpointError` unless a position may be built on the newest epoch."""
     query_id, batch_id = position.query_id, position.batch_id
     if query_id is None or batch_id is None:
         return

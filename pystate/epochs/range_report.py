@@ -12,8 +12,6 @@ from pystate.checkpoint.manifest import FileRef, RangeState
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import LineageError
 
-__all__ = ["InputSeen", "RangeReport", "SideFile", "advanced", "check_report"]
-
 
 @dataclass(frozen=True)
 class SideFile:
@@ -81,13 +79,7 @@ def check_report(
     *,
     closes: bool,
 ) -> None:
-    """Make sure that a report was built on a range's state, and names the right files.
-
-    Raises
-    ------
-    LineageError
-        It was not; the message begins with `where`.
-    """
+    """Make sure that a report was built on a range's state, and names the right files."""
     if report.parent != state.id:
         raise LineageError(f"{where}: built on {report.parent}, but the base stands at {state.id}")
     kept = state.held[: len(state.held) - report.merged]
@@ -112,11 +104,7 @@ def check_report(
 def advanced(state: RangeState, report: RangeReport, *, closed: bool) -> RangeState:
     """Return a range's state after its task.
 
-    Parameters
-    ----------
-    closed : bool
-        Whether the step has closed the epoch, so that the report's file counts; otherwise the
-        file, if there is one, is held like any other delta.
+    Unless the step has `closed` the epoch, the report's file is held like any other delta.
     """
     if report.file is not None:
         if closed:

@@ -14,32 +14,15 @@ from pystate.checkpoint.manifest import EMPTY_ID, FileRef, OperatorState, RangeS
 from pystate.checkpoint.refs import RangeSource
 from pystate.state.operator_state import INSTANCE_SCHEMA
 
-__all__ = ["gathered", "rescaled", "sources_of"]
-
 
 def rescaled(
     operator: OperatorState, parallelism: int, max_parallelism: int
 ) -> tuple[RangeState, ...]:
     """Plan the ranges of a new parallelism from the files of the old one.
 
-    Parameters
-    ----------
-    operator : OperatorState
-        The operator in the base manifest.
-    parallelism : int
-        The new number of ranges.
-    max_parallelism : int
-        Number of key groups, which does not change.
+    Returns the same objects if nothing changes. A range with new bounds has its own id, which is
+    computed from those of the old ranges, so that every replay gets the same one.
 
-    Returns
-    -------
-    tuple of RangeState
-        The same objects if nothing changes. A range with new bounds names all files of the old
-        ranges that it overlaps, and has its own id, which is computed from theirs, so that every
-        replay gets the same one.
-
-    Notes
-    -----
     A file may hold more key groups than its range still has, and two old ranges may name the same
     file. Each entry is therefore restricted to the key groups for which it counts: the content of
     one old range's file for keys of another range is out of date.

@@ -61,19 +61,6 @@ from pystate.checkpoint.traces import STATE, begun_trace
 from pystate.errors import CheckpointError
 from pystate.redaction import logger
 
-__all__ = [
-    "Orphans",
-    "collect_orphans",
-    "delete_files",
-    "delete_orphans",
-    "delete_retired",
-    "delete_unnamed",
-    "find_abandoned",
-    "find_orphans",
-    "may_be_named",
-    "merged_name",
-]
-
 _LOG = logger("pystate.epochs.retention")
 _STATE_FILE = re.compile(r".*/(\d{8,})-(?:t(\d+)-)?[0-9a-f]+\.(delta|base)")
 _EVALUATION = re.compile(r"(.*/(\d{8,})-[0-9a-f]+)/[^/]+")
@@ -83,15 +70,7 @@ _LEAST_GRACE_MS = 60_000
 
 
 def merged_name(term: int, unique: str) -> str:
-    """Return a merged file's name, for `state_path`, which contains the driver's term.
-
-    Parameters
-    ----------
-    term : int
-        The driver's term.
-    unique : str
-        Hexadecimal digits that no other file has.
-    """
+    """Return a merged file's name, for `state_path`; no other file has the hexadecimal `unique`."""
     return f"t{term}-{unique}"
 
 
@@ -106,37 +85,17 @@ def collect_orphans(
 ) -> int:
     """Delete files that no manifest can name any more, and leftovers of unfinished work.
 
-    Such work is a write, or an evaluation whose driver ended before it could remove them.
+    Such work is a write, or an evaluation whose driver ended before it could remove them. Returns
+    the number of files.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    term : int
-        This driver's.
-    grace_ms : int
-        Files younger than this are kept.
-    live : callable
-        Returns the paths of merged files of this process that a manifest may still name.
-    check_owner : callable
-        Raises `FencedError` if this driver is no longer the owner.
-    now_ms : int, optional
-        The time by the storage's clock; now by default.
-
-    Returns
-    -------
-    int
-        Number of files deleted.
-
-    Raises
-    ------
-    CheckpointError
-        A retained manifest cannot be read, or is lost; nothing was deleted. `FencedError` likewise.
+    `live` returns the paths of merged files of this process that a manifest may still name;
+    `check_owner` raises if this driver is no longer the owner. Nothing is deleted after an error: a
+    manifest cannot be read, or is lost, or another driver is the owner.
     """
-    found = find_orphans(
+    orphans = find_orphans(
         storage, term=term, grace_ms=grace_ms, live=live, check_owner=check_owner, now_ms=now_ms
     )
-    return delete_orphans(storage, found)
+    return delete_orphans(storage, orphans)
 
 
 class Orphans(NamedTuple):
@@ -163,11 +122,11 @@ def find_orphans(
     With `at_rest` all drivers have ended, so that no manifest comes to name a file.
     """
     others = [entry for folder in _FOLDERS for entry in storage.list(folder, temporary=True)]
-    found = _find_unnamed(storage, live)
-    if found is None:
+    candidates = _find_unnamed(storage, live)
+    if candidates is None:
         return Orphans()
     check_owner()
-    newest = found.newest
+    newest = candidates.newest
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     small_ms = max(grace_ms, _LEAST_GRACE_MS)
 
@@ -180,9 +139,11 @@ def find_orphans(
         return unnamed and entry.modified_ms <= now_ms - grace_ms
 
     leftovers = [entry for entry in others if entry.modified_ms <= now_ms - small_ms]
-    epoch = found.epoch + 1 if at_rest else found.epoch  # also the one that was not published
+    epoch = (
+        candidates.epoch + 1 if at_rest else candidates.epoch
+    )  # also the one that was not published
     return Orphans(
-        (*leftovers, *found.only(is_orphan)),
+        (*leftovers, *candidates.only(is_orphan)),
         tuple(_evaluations(storage, epoch, now_ms - small_ms)),
     )
 
@@ -190,15 +151,12 @@ def find_orphans(
 def find_abandoned(storage: CheckpointStorage) -> Orphans:
     """Find what attempts left whose epoch was never published; all their drivers have ended.
 
-    Raises
-    ------
-    CheckpointError
-        A manifest is lost.
+    It raises `CheckpointError` if a manifest is lost.
     """
-    found = _find_unnamed(storage, frozenset)
-    if found is None:
+    candidates = _find_unnamed(storage, frozenset)
+    if candidates is None:
         return Orphans()
-    newest = found.epoch
+    newest = candidates.epoch
 
     def is_abandoned(entry: FileEntry) -> bool:
         final = final_name(entry.path)
@@ -208,7 +166,7 @@ def find_abandoned(storage: CheckpointStorage) -> Orphans:
         # A merged file is one of its driver's, of any epoch.
         return match is not None and (int(match[1]) > newest or match[2] is not None)
 
-    return Orphans(found.only(is_abandoned), tuple(_evaluations(storage)))
+    return Orphans(candidates.only(is_abandoned), tuple(_evaluations(storage)))
 
 
 class _Unnamed(NamedTuple):
@@ -300,11 +258,11 @@ def _evaluations(
             yield folder
 
 
-def delete_orphans(storage: CheckpointStorage, found: Orphans) -> int:
+def delete_orphans(storage: CheckpointStorage, orphans: Orphans) -> int:
     """Delete what `find_orphans` has found; return the number of files."""
-    for folder in found.evaluations:
+    for folder in orphans.evaluations:
         storage.remove_folder(folder)
-    return delete_retired(storage, [entry.path for entry in found.files])
+    return delete_retired(storage, [entry.path for entry in orphans.files])
 
 
 def delete_retired(storage: CheckpointStorage, paths: Collection[str]) -> int:
@@ -334,17 +292,7 @@ def delete_files(storage: CheckpointStorage, paths: Iterable[str]) -> int:
 def delete_unnamed(storage: CheckpointStorage, history: History) -> None:
     """Remove what a killed owner left behind; for a checkpoint whose only owner is at rest.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    history : History
-        Its retained epochs.
-
-    Raises
-    ------
-    CheckpointError
-        A manifest is lost; nothing was removed.
+    Nothing is removed if a manifest is lost, which is an error.
     """
     files = storage.list(STATE)
     check_not_behind(storage, files, history.epochs[-1] if history.epochs else 0)

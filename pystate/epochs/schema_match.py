@@ -31,8 +31,6 @@ from pystate.state.renames import file_name
 from pystate.types.conversion import field_paths
 from pystate.types.fills import Fills, pin, pinned
 
-__all__ = ["evolved_ranges", "lost_timers"]
-
 
 def evolved_ranges(
     stored: OperatorState,
@@ -44,29 +42,10 @@ def evolved_ranges(
     allow_unclaimed_state: bool,
     fills: Mapping[str, Fills] = MappingProxyType({}),
 ) -> tuple[RangeState, ...]:
-    """Set from which epoch on each state counts, for an operator's ranges.
+    """Set from which epoch on each state counts, for an operator's ranges as `epoch` has them.
 
-    Parameters
-    ----------
-    stored : OperatorState
-        The operator in the base manifest.
-    ranges : tuple of RangeState
-        Its ranges, in the parallelism of the epoch.
-    declared : Schema
-        The states of the epoch.
-    timers : bool
-        Whether it has timers.
-    epoch : int
-        The epoch's number.
-    allow_unclaimed_state : bool
-        Whether timers that the function no longer handles are dropped.
-    fills : mapping of str to Fills, optional
-        Of states, by their names in files, the defaults of their fields.
-
-    Raises
-    ------
-    UnclaimedStateError
-        There are timers that the epoch's function does not handle.
+    `fills` has the defaults of added fields, by the states' names in files. With
+    `allow_unclaimed_state` timers that the function no longer handles are dropped; else it raises.
     """
     names = {file_name(*pair) for pair in declared} | ({TIMERS} if timers else set())
     if not timers and has_timers(ranges):

@@ -38,8 +38,6 @@ from pystate.epochs.rescale import gathered
 from pystate.errors import InvalidArgumentError
 from pystate.types.keys import MAX_PARALLELISM
 
-__all__ = ["rescale", "split"]
-
 
 def rescale(
     source: str | os.PathLike[str],
@@ -130,26 +128,28 @@ def _split(
         for multiple in range(groups // before)
         for state in operator.ranges
     ]
-    made: dict[tuple[str, int], RangeState] = {}
+    ranges: dict[tuple[str, int], RangeState] = {}
 
     def write(part: tuple[OperatorState, RangeState, int]) -> None:
         operator, state, multiple = part
-        found = _split_range(source, manifest, destination, operator, state, multiple, groups)
-        made[operator.uid, found.index] = found
+        new_range = _split_range(source, manifest, destination, operator, state, multiple, groups)
+        ranges[operator.uid, new_range.index] = new_range
 
     for_all(write, parts, size=_bytes_of, progress=progress)
-    operators = tuple(_with_ranges(op, made, groups // before, groups) for op in manifest.operators)
+    operators = tuple(
+        _with_ranges(op, ranges, groups // before, groups) for op in manifest.operators
+    )
     return finish_savepoint(
         source, replace(manifest, max_parallelism=groups, operators=operators), destination
     )
 
 
 def _with_ranges(
-    operator: OperatorState, made: dict[tuple[str, int], RangeState], factor: int, groups: int
+    operator: OperatorState, ranges: dict[tuple[str, int], RangeState], factor: int, groups: int
 ) -> OperatorState:
     parallelism = operator.parallelism * factor
-    ranges = tuple(made[operator.uid, index] for index in range(parallelism))
-    return gathered(replace(operator, parallelism=parallelism, ranges=ranges), groups)
+    own = tuple(ranges[operator.uid, index] for index in range(parallelism))
+    return gathered(replace(operator, parallelism=parallelism, ranges=own), groups)
 
 
 def _bytes_of(part: tuple[OperatorState, RangeState, int]) -> int:

@@ -42,8 +42,6 @@ from typing import Protocol
 from pystate.checkpoint.refs import INPUT, KEPT, InputState, OperatorState
 from pystate.epochs.range_report import InputSeen
 
-__all__ = ["Hold", "Holds", "Input", "Lag", "OperatorTime", "Watermarks", "smallest"]
-
 #: The smallest watermark, since times have 64 bits: that of an input without a bound on lateness.
 _LEAST_TIME_MS = -(1 << 63)
 
@@ -140,15 +138,7 @@ _IDLE = _Mark(None, idle=True)
 
 
 class Watermarks:
-    """The watermarks of one evaluation of an epoch.
-
-    Parameters
-    ----------
-    before_ms : int or None
-        The processing time of the base.
-    now_ms : int
-        The processing time of the epoch.
-    """
+    """The watermarks of one evaluation of an epoch."""
 
     def __init__(self, before_ms: int | None, now_ms: int) -> None:
         self._before_ms = before_ms
@@ -167,17 +157,7 @@ class Watermarks:
         return self._times.get(uid)
 
     def declare(self, uid: str, inputs: Sequence[Input], stored: OperatorState | None) -> None:
-        """Declare an operator, after all that feed it.
-
-        Parameters
-        ----------
-        uid : str
-            The operator.
-        inputs : sequence of Input
-            Its inputs.
-        stored : OperatorState or None
-            The operator in the base.
-        """
+        """Declare an operator, after all that feed it; `stored` is that of the base."""
         self._inputs[uid] = tuple(inputs)
         states = _by_name(() if stored is None else stored.inputs)
         if not inputs or not all(self.is_timed(given) for given in inputs):
@@ -196,12 +176,7 @@ class Watermarks:
     ) -> tuple[OperatorState, ...]:
         """Return the operators with their inputs and watermarks as they are after the epoch.
 
-        Parameters
-        ----------
-        operators : iterable of OperatorState
-            All that are declared, in the order of their declaration.
-        seen : mapping from uid to InputSeen
-            What their tasks have seen.
+        They are all that are declared, in the order of their declaration.
         """
         marks: dict[str, _Mark] = {}
         return tuple(self._after(op, seen.get(op.uid, ()), marks) for op in operators)
@@ -284,12 +259,12 @@ class Watermarks:
         parts = [_held(marks[uid], given.holds.get(uid)) for uid in self._fed_by(given)]
         if self._is_source(given):
             parts.append(_Mark(state.max_event_time_ms))
-        found = _smallest(parts)
-        if found.watermark_ms is None:
-            return found
+        mark = _smallest(parts)
+        if mark.watermark_ms is None:
+            return mark
         kept = [marks[uid].kept for uid in given.loops if uid in marks]
         times = [each.max_event_time_ms for each in kept if each is not None]
-        reached = max(found.watermark_ms - given.allowed_delay_ms, _LEAST_TIME_MS)
+        reached = max(mark.watermark_ms - given.allowed_delay_ms, _LEAST_TIME_MS)
         return _Mark(min([reached, *(time for time in times if time is not None)]))
 
 

@@ -25,11 +25,8 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.ownership import current_owner, have_ended
 from pystate.epochs.retention import delete_orphans, find_orphans
 from pystate.errors import CheckpointError, InvalidArgumentError
-from pystate.maintenance.description import open_existing
-from pystate.maintenance.unused import lock_store, require_unused
+from pystate.maintenance.access import open_existing, require_unused, unused
 from pystate.types.durations import Duration, milliseconds
-
-__all__ = ["Collection", "collect"]
 
 
 @dataclass(frozen=True)
@@ -115,9 +112,7 @@ def collect(
             f"checkpoint {storage.uri}: {JOB_FILE} is lost: nothing is removed before it is back; "
             "`pystate verify` says what else is"
         )
-    require_unused(storage, owner_is_gone)
-    lock = lock_store(storage)
-    try:
+    with unused(storage, owner_is_gone):
         head, owner = read_head(storage), current_owner(storage)
         # If the driver of the newest epoch has ended, what it has not named stays unnamed. Of an
         # earlier driver than the last one that is not known.
@@ -128,7 +123,7 @@ def collect(
         at_rest = _is_readable(storage, head) and (
             owner_is_gone or have_ended(storage, last, newest + 1)
         )
-        found = find_orphans(
+        orphans = find_orphans(
             storage,
             at_rest=at_rest,
             term=head.term if head is not None and ended else -1,
@@ -136,16 +131,11 @@ def collect(
             live=frozenset,
             check_owner=lambda: require_unused(storage, owner_is_gone),
         )
-        removed = 0
-        if not dry_run:
-            removed = delete_orphans(storage, found)
-    finally:
-        if lock is not None:
-            lock.release()
+        removed = 0 if dry_run else delete_orphans(storage, orphans)
     return Collection(
         location=storage.uri,
-        files=tuple(entry.path for entry in found.files),
-        evaluations=found.evaluations,
-        size_bytes=sum(entry.size_bytes for entry in found.files),
+        files=tuple(entry.path for entry in orphans.files),
+        evaluations=orphans.evaluations,
+        size_bytes=sum(entry.size_bytes for entry in orphans.files),
         removed=removed,
     )

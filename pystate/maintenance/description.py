@@ -8,32 +8,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from pystate.base.arguments import folder_path
 from pystate.checkpoint.job_file import (
     JOB_FILE,
     SAVEPOINT_FILE,
-    has_epochs,
     read_job,
-    refuse_spark,
 )
-from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import Manifest, OperatorState, RangeState
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.savepoint import manifest_of, read_savepoint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.ownership import current_owner, is_running
-from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.errors import CheckpointError
+from pystate.maintenance.access import open_existing
 from pystate.state.identity import shown_as
-
-__all__ = [
-    "Description",
-    "OperatorDescription",
-    "OwnerDescription",
-    "QueryDescription",
-    "RangeDescription",
-    "describe",
-    "open_existing",
-]
 
 
 @dataclass(frozen=True)
@@ -192,56 +179,6 @@ class Description:
     size_bytes: int
 
 
-def open_existing(location: str | os.PathLike[str], caller: str) -> CheckpointStorage:
-    """Open a checkpoint or savepoint that is there.
-
-    Raises
-    ------
-    InvalidArgumentError
-        Nothing there is one.
-    """
-    storage = open_storage(folder_path(location, f"{caller}: location"))
-    if not storage.exists(JOB_FILE) and not storage.exists(SAVEPOINT_FILE):
-        if has_epochs(storage):
-            return storage  # a checkpoint, of which that file is lost
-        if not _is_part(storage):
-            refuse_spark(storage)
-        raise InvalidArgumentError(
-            f"{storage.uri} {_instead(storage)}: give the folder that a Job, or pystate.open, has "
-            "as its checkpoint"
-        )
-    return storage
-
-
-def _is_part(storage: CheckpointStorage) -> bool:
-    path = storage.local_path(JOB_FILE)
-    return path is not None and _whole(os.path.dirname(path)) is not None
-
-
-def _whole(folder: str) -> str | None:
-    """The checkpoint or savepoint that a folder is in."""
-    above = os.path.dirname(folder)
-    while above != os.path.dirname(above):
-        if any(os.path.isfile(os.path.join(above, n)) for n in (JOB_FILE, SAVEPOINT_FILE)):
-            return above
-        above = os.path.dirname(above)
-    return None
-
-
-def _instead(storage: CheckpointStorage) -> str:
-    """What is where no checkpoint is."""
-    path = storage.local_path(JOB_FILE)
-    folder = storage.uri if path is None else os.path.dirname(path)
-    if path is not None and not os.path.lexists(folder):
-        return "does not exist, and so is no checkpoint"
-    if path is not None and not os.path.isdir(folder):
-        return "is no folder, and so no checkpoint"
-    above = _whole(folder)
-    if above is not None:
-        return f"is only a part of the checkpoint or savepoint {above}, and no checkpoint"
-    return f"holds no checkpoint and no savepoint (there is no {JOB_FILE})"
-
-
 def describe(location: str | os.PathLike[str]) -> Description:
     """Say what a checkpoint or savepoint is, and what its newest epoch holds.
 
@@ -276,10 +213,10 @@ def describe(location: str | os.PathLike[str]) -> Description:
         history = History(storage)
         history.refresh()
         # Only the newest is asked for what it says; an older one may be retired meanwhile.
-        found = history.head
+        newest = history.head
         manifests = _intact(history)
         kind, created_ms, owner = "checkpoint", job.created_ms, _owner(storage)
-        committed = history.is_committed(found) if found is not None and found.sinks else None
+        committed = history.is_committed(newest) if newest is not None and newest.sinks else None
     head = manifests[-1] if manifests else None
     files = {ref.path: ref for m in manifests for o in m.operators for ref in o.files}
     return Description(
@@ -311,13 +248,13 @@ def describe(location: str | os.PathLike[str]) -> Description:
 
 def _intact(history: History) -> tuple[Manifest, ...]:
     """The retained manifests that can be read; the newest can."""
-    found = []
+    intact = []
     for epoch in history.epochs:
         try:
-            found.append(history.manifest(epoch))
+            intact.append(history.manifest(epoch))
         except CheckpointError:
             continue  # damaged, which `verify` reports; or retired meanwhile
-    return tuple(found)
+    return tuple(intact)
 
 
 def _owner(storage: CheckpointStorage) -> OwnerDescription | None:

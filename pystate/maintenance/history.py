@@ -15,9 +15,7 @@ from pystate.checkpoint.epoch_log import EpochRecord, read_records
 from pystate.checkpoint.job_file import SAVEPOINT_FILE
 from pystate.checkpoint.manifest_log import survey
 from pystate.errors import InvalidArgumentError
-from pystate.maintenance.description import open_existing
-
-__all__ = ["CheckpointHistory", "history"]
+from pystate.maintenance.access import open_existing
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,8 @@ def history(
             )
         since_ms = int(given.timestamp() * 1000)
     recorded = read_records(storage)
-    found = survey(storage)
-    newest = max(*found.epochs, *found.lost, found.floor, 0)
+    surveyed = survey(storage)
+    newest = max(*surveyed.epochs, *surveyed.lost, surveyed.floor, 0)
     records = [record for record in recorded.records if record.epoch <= newest]
     if since_ms is not None:
         records = [record for record in records if record.published_ms >= since_ms]

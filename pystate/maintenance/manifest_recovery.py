@@ -54,8 +54,6 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.checkpoint.traces import STATE, marked_epoch
 from pystate.errors import CheckpointError, CorruptFileError, NewerFormatError
 
-__all__ = ["Remade", "is_store", "remade"]
-
 #: So many of the newest epochs are tried: older ones have lost files that were merged since.
 _TRIED = 100
 #: So many choices of files are compared with a fingerprint.
@@ -66,7 +64,7 @@ _EARLY_MS = -(1 << 62)
 _STORE = "embedded"
 
 
-class Remade(NamedTuple):
+class RecoveredEpoch(NamedTuple):
     """An epoch whose manifest was made anew."""
 
     manifest: Manifest
@@ -96,25 +94,10 @@ class _File(NamedTuple):
 _Files: TypeAlias = dict[str, list[_File]]
 
 
-def remade(storage: CheckpointStorage, newest: int) -> Remade | str:
-    """Find the newest epoch that other files than manifests know completely.
+def recover_newest(storage: CheckpointStorage, newest: int) -> RecoveredEpoch | str:
+    """Find the newest epoch that other files than manifests know completely, or why there is none.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        A checkpoint whose newest manifests are lost, or cannot be read.
-    newest : int
-        Its newest epoch.
-
-    Returns
-    -------
-    Remade or str
-        The epoch; or why there is none.
-
-    Raises
-    ------
-    NewerFormatError
-        A later pystate wrote a file.
+    `newest` is the newest epoch of the checkpoint, whose newest manifests are lost or damaged.
     """
     try:
         job = read_job(storage)
@@ -122,22 +105,24 @@ def remade(storage: CheckpointStorage, newest: int) -> Remade | str:
         job = None
     if job is None:
         return f"{JOB_FILE}, which names the operators, is lost, too"
-    found = {record.epoch: record for record in read_records(storage).records}
-    records = {epoch: found[epoch] for epoch in sorted(found, reverse=True) if epoch <= newest}
+    recorded = {record.epoch: record for record in read_records(storage).records}
+    records = {
+        epoch: recorded[epoch] for epoch in sorted(recorded, reverse=True) if epoch <= newest
+    }
     if not records:
         return "the history, which knows what epochs were published, is lost, too"
     files = _read(storage)
     reason = ""
     for epoch in itertools.islice(records, _TRIED):
         try:
-            made = _at(epoch, storage, job, records, files)
+            recovered = _at(epoch, storage, job, records, files)
         except _ImpossibleError as error:
             reason = reason or f"epoch {epoch} cannot be made anew from the other files: {error}"
             continue
         if newest > epoch:
             said = "where the output of later epochs is: readers may see their rows twice"
-            made = made._replace(unknown=(*made.unknown, said))
-        return made
+            recovered = recovered._replace(unknown=(*recovered.unknown, said))
+        return recovered
     return reason
 
 
@@ -152,7 +137,7 @@ def is_store(storage: CheckpointStorage) -> bool:
 
 def _read(storage: CheckpointStorage) -> _Files:
     """Read all state files that are intact, from end to end; return them by their folders."""
-    found: dict[str, _File] = {}
+    intact: dict[str, _File] = {}
     newer: list[NewerFormatError] = []
 
     def read(path: str) -> None:
@@ -168,14 +153,14 @@ def _read(storage: CheckpointStorage) -> _Files:
             return  # as good as lost
         else:
             timers = any(column.name == TIMERS for column in columns)
-            found[path] = _File(FileRef.from_info(path, info), info.max_parallelism, timers)
+            intact[path] = _File(FileRef.from_info(path, info), info.max_parallelism, timers)
 
     for_all(read, [e.path for e in storage.list(STATE) if state_epoch(e.path) is not None])
     if newer:
         raise newer[0]
     folders: dict[str, list[_File]] = {}
-    for path in sorted(found):
-        folders.setdefault(posixpath.dirname(path), []).append(found[path])
+    for path in sorted(intact):
+        folders.setdefault(posixpath.dirname(path), []).append(intact[path])
     return folders
 
 
@@ -185,7 +170,7 @@ def _at(
     job: JobFile,
     all_records: Mapping[int, EpochRecord],
     files: _Files,
-) -> Remade:
+) -> RecoveredEpoch:
     records = {number: record for number, record in all_records.items() if number <= epoch}
     unknown: list[str] = []
     for number, later in all_records.items():
@@ -231,7 +216,7 @@ def _at(
         for number in sorted(records)
         if known < number < epoch and records[number].run_key is not None
     )
-    return Remade(manifest, tuple(unknown), records, runs, gaps)
+    return RecoveredEpoch(manifest, tuple(unknown), records, runs, gaps)
 
 
 # ---- the stream ----------------------------------------------------------------------------------
@@ -255,16 +240,16 @@ def _progress(
             raise _ImpossibleError(
                 f"where the stream stood is not known: the history lacks epoch {number}"
             )
-        found = records[number]
-        if found.query_id == query_id and found.batch_id is not None:
-            path = f"{SPARK_FOLDER}/offsets/{found.batch_id}"
+        earlier = records[number]
+        if earlier.query_id == query_id and earlier.batch_id is not None:
+            path = f"{SPARK_FOLDER}/offsets/{earlier.batch_id}"
             try:
                 digest = offsets_hash(storage.read_bytes(path), path)
             except (FileNotFoundError, CorruptFileError):
                 raise _ImpossibleError(
                     f"where the stream stood is not known: {path} is lost or damaged"
                 ) from None
-            return QueryProgress(query_id, found.batch_id, digest, number)
+            return QueryProgress(query_id, earlier.batch_id, digest, number)
     return None
 
 
@@ -285,15 +270,15 @@ def _operators(
         for operator in record.operators if record.epoch > complete else ():
             last.setdefault(operator.uid, operator)
     of_operators: dict[str, _Files] = {}
-    for folder, found in files.items():
-        of_operators.setdefault(posixpath.dirname(folder), {})[folder] = found
+    for folder, in_folder in files.items():
+        of_operators.setdefault(posixpath.dirname(folder), {})[folder] = in_folder
     for uid in sorted({*last, *(entry.uid for entry in job.operators)}):
         mine = of_operators.get(posixpath.dirname(state_folder(uid, 0, 0)), {})
         entry, record_of = job.operator(uid), last.get(uid)
         if entry is None:
             raise _ImpossibleError(f"{JOB_FILE} does not have operator {uid!r}")
         if record_of is None:
-            if any(f.ref.epoch <= epoch for found in mine.values() for f in found):
+            if any(f.ref.epoch <= epoch for in_folder in mine.values() for f in in_folder):
                 raise _ImpossibleError(
                     f"the history does not have operator {uid!r}, which has state files, after "
                     f"epoch {complete}"
@@ -324,17 +309,17 @@ def _operator(
             and f.max_parallelism == groups
         ]
         empty = RangeState(index, first, last, EMPTY_ID, since=record.since)
-        found = [state for state in _states(empty, mine) if state.id.startswith(mark)]
-        if not found:
+        states = [state for state in _states(empty, mine) if state.id.startswith(mark)]
+        if not states:
             raise _ImpossibleError(
                 f"operator {uid!r}, range {index}: state files are lost, or are those of a former "
                 "parallelism, whose order only manifests tell"
             )
-        choices.append(found)
-    timers = any(file.has_timers for found in files.values() for file in found)
+        choices.append(states)
+    timers = any(file.has_timers for states in files.values() for file in states)
     for ranges in itertools.islice(itertools.product(*choices), _CHOICES):
         for has_timers in (timers, not timers):
-            found_operator = OperatorState(
+            candidate = OperatorState(
                 uid=uid,
                 parallelism=len(marks),
                 key_schema=entry.key_schema,
@@ -344,8 +329,8 @@ def _operator(
                 watermark_ms=record.watermark_ms,
                 defaults=entry.defaults,
             )
-            if fingerprint(found_operator) == record.fingerprint:
-                return found_operator
+            if fingerprint(candidate) == record.fingerprint:
+                return candidate
     raise _ImpossibleError(
         f"operator {uid!r}: its files, or its states in {JOB_FILE}, are not those of the epoch"
     )

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from pystate.base.arguments import flag, integer, shown, text
+from pystate.base.arguments import flag, shown, text
 from pystate.checkpoint.copies import keep
 from pystate.checkpoint.epoch_log import HISTORY, without_epochs_after
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, JobFile, library
@@ -49,12 +49,9 @@ from pystate.errors import (
     CorruptFileError,
     InvalidArgumentError,
 )
-from pystate.maintenance.description import open_existing
+from pystate.maintenance.access import open_existing, require_unused, unused
 from pystate.maintenance.repair_plan import RepairPlan, Work, plan
-from pystate.maintenance.unused import lock_store, require_unused
-from pystate.maintenance.verification import examine
-
-__all__ = ["repair", "repair_storage"]
+from pystate.maintenance.verification import examine, threads_of
 
 
 def repair(
@@ -116,9 +113,7 @@ def repair(
             raise InvalidArgumentError(f"repair: {name} is a function, not {shown(value)}")
     if job is not None:
         text(job, "repair: job")
-    threads = os.cpu_count() or 1
-    if jobs is not None:
-        threads = integer(jobs, "repair: jobs", least=1, most=256)
+    threads = threads_of(jobs, "repair")
     if dry_run:
         return plan(examine(storage, threads, progress), job).plan
     return repair_storage(
@@ -141,17 +136,12 @@ def repair_storage(
     progress: Callable[[int, int], None] | None = None,
 ) -> RepairPlan:
     """`repair` of an open checkpoint."""
-    require_unused(storage, owner_is_gone)
-    lock = lock_store(storage)
-    try:
+    with unused(storage, owner_is_gone):
         work = plan(examine(storage, threads, progress), job)
         if not work.plan.is_needed or (confirm is not None and not confirm(work.plan)):
             return work.plan
         require_unused(storage, owner_is_gone)  # a question takes its time
         return _Repair(storage, work).carry_out(job)
-    finally:
-        if lock is not None:
-            lock.release()
 
 
 class _Repair:
@@ -232,7 +222,7 @@ class _Repair:
         if job is None or self._storage.exists(JOB_FILE):
             return
         good = self._work.good
-        made = JobFile(
+        job_file = JobFile(
             name=job,
             checkpoint_id=str(uuid.uuid4()),
             max_parallelism=good.max_parallelism,
@@ -240,7 +230,7 @@ class _Repair:
             library=library(),
             operators=entries_of(good.operators),
         )
-        made.create(self._storage)
+        job_file.create(self._storage)
 
     def _set_history_back(self) -> None:
         """Keep the intact records of the epochs that stay."""
@@ -251,15 +241,15 @@ class _Repair:
 
     def _note_runs(self) -> None:
         """Keep what only the history knows of runs before an epoch whose manifest is made anew."""
-        made = self._work.remade
-        if made is None:
+        recovered = self._work.remade
+        if recovered is None:
             return
         runs = RunKeys(self._storage)
-        for epoch, key in made.runs:
+        for epoch, key in recovered.runs:
             self._ownership.check()
             runs.add(key, epoch)
         self._ownership.check()
-        note_unknown_runs(self._storage, made.unknown_runs)
+        note_unknown_runs(self._storage, recovered.unknown_runs)
 
     def _rewrite(self) -> None:
         """Let manifests name intact files of the same state."""
@@ -314,11 +304,11 @@ class _Repair:
 
     def _set_state_back(self) -> None:
         """Make the good epoch the newest one."""
-        plan, made = self._work.plan, self._work.remade
-        if made is not None:
-            self._aside(made.manifest.path)  # what is there cannot be read
-            self._storage.publish(made.manifest.path, made.manifest.encode())
-        if plan.lost or made is not None:
+        plan, recovered = self._work.plan, self._work.remade
+        if recovered is not None:
+            self._aside(recovered.manifest.path)  # what is there cannot be read
+            self._storage.publish(recovered.manifest.path, recovered.manifest.encode())
+        if plan.lost or recovered is not None:
             set_back(self._storage, self._work.good)
         for lost in reversed(plan.lost):
             self._aside(manifest_path(lost.epoch))

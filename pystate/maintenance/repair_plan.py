@@ -1,19 +1,30 @@
 """What a repair would do, and what is lost by it.
 
+Epochs share files, and a merge leaves the same state in two forms: a base, and the files that it
+was made from. While epochs of both forms are retained, one form replaces the other, where files are
+damaged.
+
 Thread safety: functions without state; plans are immutable.
+
+Invariants
+----------
+1. A lineage id names one state of a range, whichever files it is read from. A replacement has the
+   same ids from the replaced files' newest on.
+2. Files of a former parallelism have the ids of other ranges, so that only their range's own files
+   are compared.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE
-from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState
 from pystate.checkpoint.manifest_log import COMMITTED, LATEST
 from pystate.checkpoint.source_position import (
     METADATA,
@@ -30,12 +41,8 @@ from pystate.errors import (
     InvalidArgumentError,
     NewerFormatError,
 )
-from pystate.maintenance.findings import Finding
-from pystate.maintenance.manifest_recovery import Remade, is_store, remade
-from pystate.maintenance.salvage import salvaged
-from pystate.maintenance.verification import Examination
-
-__all__ = ["LostEpoch", "LostOutput", "RepairPlan", "Work", "plan"]
+from pystate.maintenance.manifest_recovery import RecoveredEpoch, is_store, recover_newest
+from pystate.maintenance.verification import Examination, Finding
 
 
 @dataclass(frozen=True)
@@ -148,52 +155,47 @@ class Work:
     kept: tuple[Manifest, ...]
     """The manifests of the epochs that stay, as they are after the repair."""
     manifests: dict[int, Manifest]
-    remade: Remade | None = None
+    remade: RecoveredEpoch | None = None
     """The good epoch, if its manifest is to be made anew."""
 
 
-def plan(found: Examination, job: str | None) -> Work:
+def plan(examination: Examination, job: str | None) -> Work:
     """Find the newest epoch that can be restored, and what must be given up for it.
 
-    Parameters
-    ----------
-    found : Examination
-        What is wrong with the checkpoint.
-    job : str or None
-        The job's name, for a ``job.json`` that is lost.
-
-    Raises
-    ------
-    CheckpointError
-        No retained epoch can be restored.
-    NewerFormatError
-        A file is of a later version: it is not damaged, and nothing is given up for it.
+    `job` is the name for a ``job.json`` that is lost. `CheckpointError` says that no epoch can be
+    restored; for a file of a later version, which is not damaged, nothing is given up.
     """
-    storage, epochs = found.storage, found.epochs
-    if found.kind == "savepoint":
+    storage, epochs = examination.storage, examination.epochs
+    if examination.kind == "savepoint":
         raise InvalidArgumentError(
             f"{storage.uri} is a savepoint: nothing changes one; copy it once more"
         )
-    errors = tuple(found.result().errors)
+    errors = tuple(examination.result().errors)
     newer = next((finding.message for finding in errors if finding.kind == "newer"), None)
     if newer is not None:
         raise NewerFormatError(f"checkpoint {storage.uri} is not repaired: {newer}")
-    usable, manifests = dict(_usable(found)), found.manifests
+    usable, manifests = dict(_usable(examination)), examination.manifests
     if not epochs:
         raise CheckpointError(
             f"checkpoint {storage.uri} has no epoch: there is nothing to repair; remove the folder "
             "to begin anew"
         )
-    made = _newer(found, max(usable, default=0)) if found.manifests else _made(found)
-    if made is not None:
-        usable[made.manifest.epoch] = made.manifest
-        later = range(made.manifest.epoch + 1, max(epochs) + 1)
-        epochs = tuple(sorted({*epochs, made.manifest.epoch, *later}))
-        retired = (epoch for epoch in epochs if epoch < made.manifest.epoch)
+    recovered: RecoveredEpoch | None
+    if examination.manifests:
+        recovered = _recovered_newer(examination, max(usable, default=0))
+    else:
+        recovered = _recovered(examination)
+    if recovered is not None:
+        usable[recovered.manifest.epoch] = recovered.manifest
+        later = range(recovered.manifest.epoch + 1, max(epochs) + 1)
+        epochs = tuple(sorted({*epochs, recovered.manifest.epoch, *later}))
+        retired = (epoch for epoch in epochs if epoch < recovered.manifest.epoch)
         others = {
-            epoch: replace(made.manifest, epoch=epoch, run_key=made.records[epoch].run_key)
+            epoch: replace(
+                recovered.manifest, epoch=epoch, run_key=recovered.records[epoch].run_key
+            )
             for epoch in retired
-            if epoch in made.records
+            if epoch in recovered.records
         }
         manifests = {**others, **manifests}
     if not usable:
@@ -204,14 +206,14 @@ def plan(found: Examination, job: str | None) -> Work:
     good = max(usable)
     first = max((e for e in epochs if e < good and e not in usable), default=0) + 1
     kept = tuple(usable[epoch] for epoch in sorted(usable) if first <= epoch)
-    remade_epoch = None if made is None else made.manifest.epoch
+    remade_epoch = None if recovered is None else recovered.manifest.epoch
     rewritten = tuple(
-        m for m in kept if m.epoch != remade_epoch and m is not found.manifests[m.epoch]
+        m for m in kept if m.epoch != remade_epoch and m is not examination.manifests[m.epoch]
     )
     lost = tuple(epoch for epoch in epochs if epoch > good)
     marks = tuple(f.path for f in errors if _is_mark(f.path) or (f.path == JOB_FILE and job))
     goes_back = (
-        bool(lost) or made is not None or any(finding.kind == "position" for finding in errors)
+        bool(lost) or recovered is not None or any(finding.kind == "position" for finding in errors)
     )
     batches, hindrance = _batches_after(storage, usable[good]) if goes_back else ((), ())
     hindrance = tuple(f for f in hindrance if f.path not in {e.path for e in errors})
@@ -221,51 +223,51 @@ def plan(found: Examination, job: str | None) -> Work:
         findings=(*errors, *hindrance),
         newest_epoch=max(epochs),
         good_epoch=good,
-        lost=tuple(_lost(found, epoch) for epoch in lost),
+        lost=tuple(_lost(examination, epoch) for epoch in lost),
         rebuilt=tuple(manifest.epoch for manifest in rewritten),
         unreadable=tuple(epoch for epoch in epochs if epoch < first),
         stream_batches=batches,
-        outputs=tuple(_outputs(found, lost)),
+        outputs=tuple(_outputs(examination, lost)),
         marks=marks,
         remaining=(*remaining, *hindrance),
         remade=remade_epoch,
-        unknown=() if made is None else made.unknown,
+        unknown=() if recovered is None else recovered.unknown,
     )
-    return Work(result, usable[good], rewritten, kept, manifests, made)
+    return Work(result, usable[good], rewritten, kept, manifests, recovered)
 
 
-def _made(found: Examination) -> Remade:
+def _recovered(examination: Examination) -> RecoveredEpoch:
     """Make the manifest of the newest epoch anew for which that is possible."""
-    storage, epochs = found.storage, found.epochs
-    made = remade(storage, max(epochs))
-    if isinstance(made, str):
+    storage, epochs = examination.storage, examination.epochs
+    recovered = recover_newest(storage, max(epochs))
+    if isinstance(recovered, str):
         raise CheckpointError(
             f"checkpoint {storage.uri}: none of its {len(epochs)} retained epochs can be restored: "
-            f"no manifest is left, and {made}. Bring the files back from a copy, or begin from a "
-            "savepoint"
+            f"no manifest is left, and {recovered}. Bring the files back from a copy, or begin "
+            "from a savepoint"
         )
-    return made
+    return recovered
 
 
-def _newer(found: Examination, good: int) -> Remade | None:
+def _recovered_newer(examination: Examination, good: int) -> RecoveredEpoch | None:
     """Make a store's newer epoch anew than the manifests have that are left; None if there is none.
 
     Nothing would make its changes again. A job computes once more what it goes back by, from the
     manifest that is left, which knows what other files do not: event times, and the clock.
     """
-    newest = max(found.epochs)
-    if good == newest or newest in found.manifests or not is_store(found.storage):
+    newest = max(examination.epochs)
+    if good == newest or newest in examination.manifests or not is_store(examination.storage):
         return None
-    made = remade(found.storage, newest)
-    return None if isinstance(made, str) or made.manifest.epoch <= good else made
+    recovered = recover_newest(examination.storage, newest)
+    return None if isinstance(recovered, str) or recovered.manifest.epoch <= good else recovered
 
 
-def _usable(found: Examination) -> Iterator[tuple[int, Manifest]]:
-    for epoch, manifest in found.manifests.items():
-        if found.is_good(epoch):
+def _usable(examination: Examination) -> Iterator[tuple[int, Manifest]]:
+    for epoch, manifest in examination.manifests.items():
+        if examination.is_good(epoch):
             yield epoch, manifest
             continue
-        other = salvaged(manifest, found.manifests, found.bad_files)
+        other = salvaged(manifest, examination.manifests, examination.bad_files)
         if other is not None:
             yield epoch, other
 
@@ -280,8 +282,8 @@ def _is_repairable(finding: Finding, marks: tuple[str, ...], *, stuck: bool) -> 
     return finding.kind == "position" and not stuck
 
 
-def _lost(found: Examination, epoch: int) -> LostEpoch:
-    manifest = found.manifests.get(epoch)
+def _lost(examination: Examination, epoch: int) -> LostEpoch:
+    manifest = examination.manifests.get(epoch)
     if manifest is None:
         return LostEpoch(epoch, None, None, None, None)
     files = {ref.path: ref for o in manifest.operators for ref in o.files}
@@ -291,6 +293,82 @@ def _lost(found: Examination, epoch: int) -> LostEpoch:
         if ref.epoch == epoch and ref.kind == "delta"
     )
     return LostEpoch(epoch, manifest.created_ms, changed, manifest.batch_id, manifest.run_key)
+
+
+# ---- other files of the same state -------------------------------------------------------------
+
+
+def salvaged(
+    manifest: Manifest, others: Mapping[int, Manifest], bad: Collection[str]
+) -> Manifest | None:
+    """Return an epoch's manifest over intact files only; None if there are none for some range."""
+    operators = []
+    for operator in manifest.operators:
+        ranges = []
+        for state in operator.ranges:
+            intact: RangeState | None = state
+            if any(ref.path in bad for ref in state.files):
+                intact = _replaced(manifest, operator, state, others, bad)
+            if intact is None:
+                return None
+            ranges.append(intact)
+        operators.append(replace(operator, ranges=tuple(ranges)))
+    return replace(manifest, operators=tuple(operators), part=None)
+
+
+def _replaced(
+    manifest: Manifest,
+    operator: OperatorState,
+    state: RangeState,
+    others: Mapping[int, Manifest],
+    bad: Collection[str],
+) -> RangeState | None:
+    for epoch in sorted(others, key=lambda other: abs(other - manifest.epoch)):
+        theirs = others[epoch].operator(operator.uid)
+        if theirs is None or epoch == manifest.epoch:
+            continue
+        # Merges drop the states that the operator did not have at the time.
+        if (theirs.state_schema, theirs.timers) != (operator.state_schema, operator.timers):
+            continue
+        for other in theirs.ranges:
+            if _bounds(other) != _bounds(state):
+                continue
+            if epoch > manifest.epoch and other.since != state.since:
+                continue
+            combined = _combined(state, other, bad)
+            if combined is not None:
+                return combined
+    return None
+
+
+def _combined(state: RangeState, other: RangeState, bad: Collection[str]) -> RangeState | None:
+    """The first files of the other chain, and the last ones of this, which are all intact."""
+    mine, theirs = state.files, other.files
+    last_bad = max(i for i, ref in enumerate(mine) if ref.path in bad)
+    intact = next((i for i, ref in enumerate(theirs) if ref.path in bad), len(theirs))
+    if other.id == state.id and intact == len(theirs):
+        return replace(state, base=other.base, deltas=other.deltas)
+    mine_by_id = {ref.id: i for i, ref in enumerate(mine) if i >= last_bad and _is_own(ref, state)}
+    for j in range(intact - 1, -1, -1):
+        q = mine_by_id.get(theirs[j].id) if _is_own(theirs[j], state) else None
+        if q is not None:
+            files = (*theirs[: j + 1], *mine[q + 1 :])
+            deltas = files if other.base is None else files[1:]
+            return replace(state, base=other.base, deltas=deltas)
+    return None
+
+
+def _bounds(state: RangeState) -> tuple[int, int]:
+    return state.first_key_group, state.last_key_group
+
+
+def _is_own(ref: FileRef, state: RangeState) -> bool:
+    """Whether a file was written for this very range, whole."""
+    first, last = _bounds(state)
+    folder = ref.path.split("/")[-2]
+    return (ref.first_key_group, ref.last_key_group) == (first, last) and (
+        folder == f"{first:05d}-{last:05d}"
+    )
 
 
 # ---- the stream ----------------------------------------------------------------------------------
@@ -323,18 +401,18 @@ def _batches_after(
 # ---- output --------------------------------------------------------------------------------------
 
 
-def _outputs(found: Examination, lost: tuple[int, ...]) -> Iterator[LostOutput]:
+def _outputs(examination: Examination, lost: tuple[int, ...]) -> Iterator[LostOutput]:
     known = {
         transaction["path"]: None
-        for manifest in found.manifests.values()
+        for manifest in examination.manifests.values()
         for transaction in manifest.sinks
         if _is_folder(transaction)
     }
     for epoch in lost:
-        manifest = found.manifests.get(epoch)
+        manifest = examination.manifests.get(epoch)
         # Of an epoch whose manifest cannot be read, only the folders of others are known.
         for path in known:
-            folder = output_folder(found.storage, path, epoch)
+            folder = output_folder(examination.storage, path, epoch)
             if folder is not None and os.path.isdir(folder):
                 yield LostOutput(epoch, folder, set_aside=True)
             elif folder is not None and _is_compacted(os.path.dirname(folder), epoch):

@@ -33,8 +33,6 @@ from pystate.state.renames import file_name
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.equality import present, same_rows
 
-__all__ = ["changes", "scan_changes"]
-
 _BEGINNING = 0
 
 
@@ -97,8 +95,8 @@ def changes(
     state. A part of the state of bounded size is in memory at a time, beside the table of changes;
     `scan_changes` does without the table.
     """
-    asked = _Asked("changes", location, uid, from_epoch, to_epoch, state, keys)
-    schema, batches = asked.batches()
+    request = _Request("changes", location, uid, from_epoch, to_epoch, state, keys)
+    schema, batches = request.batches()
     return pa.Table.from_batches(batches, schema)
 
 
@@ -130,11 +128,11 @@ def scan_changes(
         As for `changes`. `CheckpointError` is also raised while batches are read, if a running job
         has removed an epoch's files.
     """
-    asked = _Asked("scan_changes", location, uid, from_epoch, to_epoch, state, keys)
-    return pa.RecordBatchReader.from_batches(*asked.batches())
+    request = _Request("scan_changes", location, uid, from_epoch, to_epoch, state, keys)
+    return pa.RecordBatchReader.from_batches(*request.batches())
 
 
-class _Asked(NamedTuple):
+class _Request(NamedTuple):
     """Arguments of `changes`, and who has got them."""
 
     caller: str
@@ -333,10 +331,10 @@ def _looked_up(table: KeyedStateBackend, names: list[pa.Array[Any]]) -> KeyBatch
 
 def _exists(rows: pa.RecordBatch, table: KeyedStateBackend) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Whether each row has any state: a key without any does not exist."""
-    found = np.zeros(rows.num_rows, np.bool_)
+    exists = np.zeros(rows.num_rows, np.bool_)
     for name in table.declarations:
-        found |= present(rows.column(name))
-    return found
+        exists |= present(rows.column(name))
+    return exists
 
 
 def _schema(new: StateScan) -> pa.Schema:

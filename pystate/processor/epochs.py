@@ -8,8 +8,9 @@ Thread safety: functions without state.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -31,16 +32,9 @@ from pystate.state.kinds import declared_as
 from pystate.types.ddl import quoted
 from pystate.types.state_type import StateType, parse_type
 
-__all__ = [
-    "MissingFileError",
-    "epoch_of",
-    "missing_file",
-    "namespace_of",
-    "operator_of",
-    "state_metadata",
-    "storage_at",
-]
+Result = TypeVar("Result")
 
+_TRIES = 10
 _INSTANT: pa.DataType = pa.timestamp("ms", "UTC")
 _COLUMNS: dict[str, pa.DataType] = {
     "epoch": pa.int64(),
@@ -78,21 +72,34 @@ def missing_file(storage: CheckpointStorage, epoch: int, path: object) -> Missin
     return missing
 
 
+def while_retained(
+    storage: CheckpointStorage, read: Callable[[], Result], verb: str, *, again: bool = True
+) -> Result:
+    """Read an epoch, and start with the next one if a running job retires it meanwhile.
+
+    It removes its files while they are read. Without `again` no other epoch is read.
+    """
+    lost = 0
+    for _ in range(_TRIES):
+        try:
+            return read()
+        except MissingFileError as error:
+            if error.epoch == lost or not again:
+                raise
+            lost = error.epoch
+    raise CheckpointError(
+        f"checkpoint {storage.uri}: each of {_TRIES} epochs was retired while it was read: retain "
+        f"more epochs, or {verb} while the job stands still"
+    )
+
+
 def storage_at(location: str | os.PathLike[str], caller: str) -> CheckpointStorage:
     """Open the storage of a checkpoint or savepoint."""
     return open_storage(folder_path(location, f"{caller}: a checkpoint's location"))
 
 
 def epoch_of(storage: CheckpointStorage, epoch: int | None = None) -> Manifest:
-    """Read the manifest of an epoch, by default of the newest.
-
-    Raises
-    ------
-    CheckpointError
-        There is no epoch, or that one is not retained.
-    InvalidArgumentError
-        It is the folder of a query of Spark's own.
-    """
+    """Read the manifest of an epoch, by default of the newest; an error if it is not retained."""
     if epoch is None:
         head = read_head(storage)
         if head is None:
@@ -118,13 +125,7 @@ def epoch_of(storage: CheckpointStorage, epoch: int | None = None) -> Manifest:
 
 
 def operator_of(storage: CheckpointStorage, manifest: Manifest, uid: str | None) -> OperatorState:
-    """Find an operator; without a uid the only one.
-
-    Raises
-    ------
-    CheckpointError
-        There is no such operator, or several.
-    """
+    """Find an operator; without a uid the only one."""
     if uid is not None:
         checked_uid(uid)
     operators = [found for found in manifest.operators if uid in (None, found.uid)]

@@ -29,8 +29,6 @@ from pystate.types.arrays import decoded
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType
 
-__all__ = ["can_merge", "merged_rows"]
-
 _MERGED = (ValueState, ListState, MapState)
 
 #: Rows, nulls, validity, offsets, values.
@@ -38,15 +36,7 @@ _Part: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
 
 
 def can_merge(key: KeyColumns, states: dict[str, State[Any]]) -> bool:
-    """Whether `merged_rows` gives the rows of such states and keys.
-
-    Parameters
-    ----------
-    key : tuple of (name, StateType)
-        The key's columns.
-    states : dict of str to State
-        The declarations of the states to read.
-    """
+    """Whether `merged_rows` gives the rows of such states and keys."""
     return (
         bool(states)
         and not any(type_.is_nested for _, type_ in key)
@@ -62,35 +52,10 @@ def merged_rows(
     max_parallelism: int,
     since: Mapping[str, int],
 ) -> Iterator[list[pa.Array[Any]]]:
-    """Merge files into the rows of some key groups.
+    """Merge files, oldest first, into the rows of some key groups; yields columns, keys first.
 
-    Parameters
-    ----------
-    files : sequence of OpenFile
-        Oldest first; their readers are used up.
-    key : tuple of (name, StateType)
-        The key's columns.
-    states : dict of str to State
-        What to read; `can_merge` says that it can be read here.
-    key_groups : tuple of (int, int)
-        The first and the last of them.
-    max_parallelism : int
-        Number of key groups.
-    since : mapping of str to int
-        For some states the epoch from which on files count: an older state of that name was
-        dropped.
-
-    Returns
-    -------
-    iterator of list of pyarrow.Array
-        The columns of some rows each, keys first.
-
-    Raises
-    ------
-    CorruptFileError, NewerFormatError, CheckpointError
-        A file cannot be read.
-    SchemaError
-        A file's key or states are not as declared.
+    The files' readers are used up. `can_merge` has said that these states can be read here. Of a
+    state in `since` files count only from that epoch on: an older one of that name was dropped.
     """
     columns = [d.columns(name)[0] for name, d in states.items()]
     readers, mappings = [], []

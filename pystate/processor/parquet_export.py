@@ -22,15 +22,12 @@ from pystate.checkpoint.copies import for_all
 from pystate.checkpoint.locations import local_only
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, InvalidArgumentError, NoSpaceError
-from pystate.processor.epochs import MissingFileError, storage_at
+from pystate.processor.epochs import storage_at, while_retained
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import Selection
 
-__all__ = ["Export", "export_state"]
-
 #: Tells an export from other folders; readers of Parquet ignore files with such names.
 _MARK = "_export.json"
-_TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -110,20 +107,12 @@ def export_state(
         raise InvalidArgumentError(f"export_state: progress is a function, not {shown(progress)}")
     _check_free(target, overwrite)
     selection = Selection(state, explode, timers)
-    lost = 0
-    for _ in range(_TRIES):
+
+    def write() -> Export:
         scan = StateScan.of(source, uid, epoch=epoch, selection=selection)
-        try:
-            return _Writing(scan, target).carry_out(overwrite, progress)
-        except MissingFileError as error:
-            # A running driver retires epochs, and removes their files, while they are read.
-            if error.epoch == lost or epoch is not None:
-                raise
-            lost = error.epoch
-    raise CheckpointError(
-        f"checkpoint {source.uri}: each of {_TRIES} epochs was retired while it was read: retain "
-        "more epochs, or export while the job stands still"
-    )
+        return _ExportWriter(scan, target).carry_out(overwrite, progress)
+
+    return while_retained(source, write, "export", again=epoch is None)
 
 
 def _destination(source: CheckpointStorage, destination: str | os.PathLike[str]) -> str:
@@ -152,7 +141,7 @@ def _check_free(target: str, overwrite: bool) -> None:
         )
 
 
-class _Writing:
+class _ExportWriter:
     """An export in the making."""
 
     def __init__(self, scan: StateScan, target: str) -> None:
@@ -171,10 +160,10 @@ class _Writing:
             for_all(self._write, parts, threads=threads, size=_size, progress=progress)
             if not parts:
                 self._write((0, self._scan))
-            made = self._finished()
+            export = self._finished()
             _sync(self._folder)
             self._publish(overwrite)
-            return made
+            return export
         except OSError as error:
             if isinstance(error, CheckpointError):
                 raise
@@ -203,7 +192,7 @@ class _Writing:
 
     def _finished(self) -> Export:
         sizes = [entry.stat().st_size for entry in os.scandir(self._folder)]
-        made = Export(
+        export = Export(
             location=self._target,
             checkpoint=self._scan.storage.uri,
             uid=self._scan.operator.uid,
@@ -213,10 +202,10 @@ class _Writing:
             size_bytes=sum(sizes),
         )
         with open(os.path.join(self._folder, _MARK), "w", encoding="utf-8") as out:
-            json.dump(asdict(made), out)
+            json.dump(asdict(export), out)
             out.flush()
             os.fsync(out.fileno())
-        return made
+        return export
 
     def _publish(self, overwrite: bool) -> None:
         _check_free(self._target, overwrite)

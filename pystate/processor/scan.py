@@ -50,8 +50,6 @@ from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.keys import parse_key
 from pystate.types.state_type import StateType
 
-__all__ = ["StateScan", "load_files", "opened", "runs"]
-
 #: The most bytes of raw state in a part, if it has several key groups.
 _PART_BYTES = 64 << 20
 _MOST_TIMERS = 1 << 16
@@ -372,25 +370,7 @@ def load_files(
 ) -> None:
     """Apply some files of a range to a backend, oldest first: the part in its key groups.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    epoch : int
-        Whose manifest names the files.
-    backend : KeyedStateBackend
-        States that it does not declare are left out.
-    state : RangeState
-        The range, or a part of it.
-    files : tuple of FileRef
-        Some of the range's files.
-    groups : frozenset of int, optional
-        The key groups to read.
-
-    Raises
-    ------
-    MissingFileError
-        A file does not exist.
+    States that the backend does not declare are left out. `groups` are those to read, if not all.
     """
     for first, last in runs(groups, *backend.key_group_range):
         for ref in files:

@@ -22,51 +22,21 @@ from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.equality import lengths_of
 from pystate.types.keys import KeyColumns, key_columns
 
-__all__ = [
-    "EVERYTHING",
-    "Selection",
-    "WantedKeys",
-    "exploded",
-    "exploded_fields",
-    "wanted_groups",
-]
-
-#: The columns of timers, after those of the key and the namespace.
-
 
 @dataclass(frozen=True)
 class Selection:
-    """What `read_state` was asked for, beside keys.
-
-    Attributes
-    ----------
-    state : str or None
-        The only state to read.
-    explode : bool
-        A row per element of it.
-    timers : bool
-        Timers in place of states.
-    accumulators : bool
-        What aggregates keep in place of their results.
-    defaults : bool
-        Whether a state that holds nothing has its declared default.
-    """
+    """What `read_state` was asked for, beside keys."""
 
     state: str | None = None
     explode: bool = False
     timers: bool = False
     accumulators: bool = False
+    """What aggregates keep in place of their results."""
     defaults: bool = True
+    """Whether a state that holds nothing has its declared default."""
 
     def check(self, states: dict[str, State[Any]], has_timers: bool, uid: str) -> None:
-        """Refuse what the operator does not have.
-
-        Raises
-        ------
-        InvalidArgumentError
-            There is no such state, or it has no elements; or a combination makes no sense.
-            `UnknownStateError` for a state that the operator does not have.
-        """
+        """Refuse what the operator does not have, and combinations that make no sense."""
         flag(self.explode, "explode")
         flag(self.accumulators, "accumulators")
         flag(self.defaults, "defaults")
@@ -93,17 +63,7 @@ EVERYTHING = Selection()
 
 
 class WantedKeys:
-    """The keys that are asked for; pickled and sent to the workers of Spark.
-
-    Parameters
-    ----------
-    key : tuple of (name, StateType)
-        The key's columns.
-    columns : array-like, list of array-like, RecordBatch or Table
-        As for `KeyedStateBackend.keys`.
-    max_parallelism : int
-        Number of key groups.
-    """
+    """The keys that are asked for; pickled and sent to the workers of Spark."""
 
     def __init__(self, key: KeyColumns, columns: Any, max_parallelism: int) -> None:
         self._arrays = [
@@ -120,13 +80,7 @@ class WantedKeys:
 
 
 def wanted_groups(asked: Any, max_parallelism: int) -> frozenset[int] | None:
-    """Return the key groups that were asked for; None for all.
-
-    Raises
-    ------
-    InvalidArgumentError
-        They are not key groups of the checkpoint.
-    """
+    """Return the key groups that were asked for, once they are checked; None for all."""
     if asked is None:
         return None
     if isinstance(asked, (str, bytes)) or not isinstance(asked, Iterable):
@@ -148,12 +102,7 @@ def exploded_fields(state: str, declaration: State[Any]) -> list[pa.Field[Any]]:
 def exploded(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """A row per element of the last column, which is a list or map that is not a slice.
 
-    Parameters
-    ----------
-    rows : RecordBatch
-        Key columns, the namespace if there are namespaces, and the state.
-    schema : Schema
-        The columns of the result.
+    The columns before it are repeated: the key, and the namespace if there are any.
     """
     elements: Any = rows.column(rows.num_columns - 1)
     lengths = lengths_of(elements)

@@ -14,15 +14,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from pystate.checkpoint.loops import COUNT, is_loop
+from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import CheckpointError
-from pystate.processor.epochs import MissingFileError, storage_at
+from pystate.processor.epochs import storage_at, while_retained
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import Selection
-
-__all__ = ["read_all", "read_state", "scan_state"]
-
-_TRIES = 10
 
 
 def read_state(
@@ -157,30 +154,24 @@ def scan_state(
 def read_all(
     storage: CheckpointStorage, uid: str | None, *, epoch: int | None = None, **asked: Any
 ) -> pa.Table:
-    """`read_state` of an open checkpoint; it starts again if a job retires the epoch it reads.
+    """`read_state` of an open checkpoint; it starts again if a job retires the epoch it reads."""
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    uid : str or None
-        The operator.
-    epoch : int, optional
-        The only epoch that may be read.
-    **asked
-        Further parameters of `StateScan.of`.
+    def read() -> pa.Table:
+        scan = StateScan.of(storage, uid, epoch=epoch, **asked)
+        return pa.Table.from_batches(scan.batches(), scan.schema)
+
+    return while_retained(storage, read, "read")
+
+
+def rows_in_flight(storage: CheckpointStorage) -> dict[str, int]:
+    """Count the rows that the newest epoch has fed, on each loop by its uid.
+
+    Only the counts are kept in memory, and there are not many: one for each bucket of a loop.
     """
-    lost = 0
-    for _ in range(_TRIES):
-        try:
-            scan = StateScan.of(storage, uid, epoch=epoch, **asked)
-            return pa.Table.from_batches(scan.batches(), scan.schema)
-        except MissingFileError as error:
-            # A running driver retires epochs, and removes their files, while they are read.
-            if error.epoch == lost:
-                raise
-            lost = error.epoch
-    raise CheckpointError(
-        f"checkpoint {storage.uri}: each of {_TRIES} epochs was retired while it was read: retain "
-        "more epochs, or read while the job stands still"
-    )
+    head = read_head(storage)
+    counted = {}
+    for operator in () if head is None else head.operators:
+        if is_loop(operator):
+            counts: Any = read_all(storage, operator.uid, selection=Selection(COUNT, False, False))
+            counted[operator.uid] = sum(counts[COUNT].to_pylist())
+    return counted

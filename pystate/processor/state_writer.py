@@ -54,15 +54,6 @@ from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.keys import MAX_PARALLELISM, KeyLike, parse_key
 from pystate.types.state_type import TypeLike, parse_type
 
-__all__ = [
-    "Destination",
-    "StateRows",
-    "check_columns",
-    "check_kept",
-    "checked_operators",
-    "write_state",
-]
-
 _PARALLELISM = 8
 
 
@@ -152,13 +143,7 @@ class StateRows:
         )
 
     def declared(self, uid: str) -> dict[str, State[Any]]:
-        """Return the declarations of the operator's states.
-
-        Raises
-        ------
-        DeclarationError
-            One is none.
-        """
+        """Return the declarations of the operator's states."""
         given = self.states
         cls = given if isinstance(given, type) else type(given)
         if issubclass(cls, StatefulFunction):
@@ -174,13 +159,7 @@ class StateRows:
         return states
 
     def operator(self, uid: str, max_parallelism: int) -> OperatorSpec:
-        """Return what determines the operator's tables.
-
-        Raises
-        ------
-        DeclarationError
-            A state cannot be written.
-        """
+        """Return what determines the operator's tables."""
         # As files know them: without defaults and times to live.
         states = {
             name: declared_as(state.in_files(None).stored_as())
@@ -259,11 +238,13 @@ def write_state(
     >>> ps.read_state(folder).sort_by("user").to_pylist()
     [{'user': 'ann', 'n': 3}, {'user': 'bob', 'n': 5}]
     """
-    with Destination(destination, base, max_parallelism, parallelism, job) as made:
-        made.leave_out(remove, operators)
+    with Destination(destination, base, max_parallelism, parallelism, job) as savepoint:
+        savepoint.leave_out(remove, operators)
         for uid, rows in checked_operators(operators).items():
-            made.add(rows, _write(made, rows.operator(uid, made.max_parallelism), rows))
-        return made.finish()
+            savepoint.add(
+                rows, _write(savepoint, rows.operator(uid, savepoint.max_parallelism), rows)
+            )
+        return savepoint.finish()
 
 
 def checked_operators(operators: Any) -> Mapping[str, StateRows]:
@@ -424,17 +405,17 @@ class Destination:
 
 def _defaults(states: Mapping[str, State[Any]], replaced: OperatorState | None) -> Defaults:
     """The declared defaults; objects keep the one that they had, which is not unpickled."""
-    found = dict(stored_defaults(states))
+    defaults = dict(stored_defaults(states))
     if replaced is not None:
         before, schema = dict(replaced.defaults), dict(replaced.state_schema)
         for name, state in states.items():
             if (
-                name not in found
+                name not in defaults
                 and name in before
                 and state.stored_as() == schema[name] == "object"
             ):
-                found[name] = before[name]
-    return tuple(sorted(found.items()))
+                defaults[name] = before[name]
+    return tuple(sorted(defaults.items()))
 
 
 def _empty_manifest(max_parallelism: int) -> Manifest:
@@ -455,13 +436,7 @@ def _empty_manifest(max_parallelism: int) -> Manifest:
 
 
 def check_columns(operator: OperatorSpec, names: list[str], *, timers: bool = False) -> list[str]:
-    """Return the names of the columns of rows or timers, which must be just these.
-
-    Raises
-    ------
-    InvalidArgumentError
-        One is missing, or unknown.
-    """
+    """Return the names of the columns of rows or timers, which must be just these."""
     wanted = [name for name, _ in operator.key]
     if operator.namespace is not None:
         wanted.append(NAMESPACE)
@@ -484,20 +459,7 @@ def check_columns(operator: OperatorSpec, names: list[str], *, timers: bool = Fa
 
 
 def check_kept(operator: OperatorSpec, is_binary: Callable[[str], bool]) -> None:
-    """Refuse the results of aggregates whose state is more than their result.
-
-    Parameters
-    ----------
-    operator : OperatorSpec
-        The operator.
-    is_binary : callable
-        Whether a state's column has bytes.
-
-    Raises
-    ------
-    DeclarationError
-        A column has results.
-    """
+    """Refuse the results of aggregates whose state is more than their result."""
     for name, state in operator.states.items():
         if state.columns(name)[0].is_accumulator and not is_binary(name):
             raise DeclarationError(
@@ -506,24 +468,32 @@ def check_kept(operator: OperatorSpec, is_binary: Callable[[str], bool]) -> None
 
 
 def _write(
-    made: Destination, operator: OperatorSpec, given: StateRows
+    savepoint: Destination, operator: OperatorSpec, given: StateRows
 ) -> tuple[OperatorSpec, tuple[RangeState, ...]]:
-    rows = _split(made, operator, given.rows, timers=False)
-    timers = None if given.timers is None else _split(made, operator, given.timers, timers=True)
+    rows = _split(savepoint, operator, given.rows, timers=False)
+    timers = (
+        None if given.timers is None else _split(savepoint, operator, given.timers, timers=True)
+    )
     ranges: dict[int, RangeState] = {}
 
     def write(index: int) -> None:
         due = None if timers is None else timers[index]
         ranges[index] = write_range(
-            made.storage, operator, index, made.parallelism, made.epoch, rows[index], due
+            savepoint.storage,
+            operator,
+            index,
+            savepoint.parallelism,
+            savepoint.epoch,
+            rows[index],
+            due,
         )
 
-    for_all(write, range(made.parallelism))
-    return operator, tuple(ranges[index] for index in range(made.parallelism))
+    for_all(write, range(savepoint.parallelism))
+    return operator, tuple(ranges[index] for index in range(savepoint.parallelism))
 
 
 def _split(
-    made: Destination, operator: OperatorSpec, given: Any, *, timers: bool
+    savepoint: Destination, operator: OperatorSpec, given: Any, *, timers: bool
 ) -> list[pa.Table]:
     """Bring rows to their ranges."""
     try:
@@ -540,10 +510,10 @@ def _split(
         as_array(table.column(name), type_, f"operator {operator.uid!r}, key column {name!r}")
         for name, type_ in operator.key
     ]
-    groups = key_groups(hash_keys(columns), made.max_parallelism).astype(np.int64)
-    ranges = groups * made.parallelism // made.max_parallelism
+    groups = key_groups(hash_keys(columns), savepoint.max_parallelism).astype(np.int64)
+    ranges = groups * savepoint.parallelism // savepoint.max_parallelism
     order = np.argsort(ranges, kind="stable")
-    ends = np.searchsorted(ranges[order], np.arange(made.parallelism + 1))
+    ends = np.searchsorted(ranges[order], np.arange(savepoint.parallelism + 1))
     ordered = table.take(order)
     return [
         ordered.slice(start, stop - start)

@@ -17,8 +17,8 @@ from pystate.checkpoint.first_start import begun_epoch
 from pystate.checkpoint.locations import open_storage
 from pystate.epochs.auto_rescale import AutoRescale
 from pystate.epochs.clock import MAX_STEP_MS
+from pystate.epochs.interval import CheckpointOptions
 from pystate.epochs.listeners import CheckpointListener
-from pystate.epochs.options import CheckpointOptions
 from pystate.errors import InvalidArgumentError, PystateError
 from pystate.operators.runtime.invalid_rows import OnInvalid
 from pystate.processor.state_reader import read_state

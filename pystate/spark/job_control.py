@@ -14,7 +14,7 @@ from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.savepoint import Savepoint, check_destination
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
-from pystate.processor.in_flight import rows_in_flight
+from pystate.processor.state_reader import rows_in_flight
 from pystate.spark.base.options import JobOptions
 from pystate.spark.epochs.epochs import EpochRunner
 from pystate.spark.epochs.stream import StreamRun

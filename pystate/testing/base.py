@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from pystate.base.arguments import choice, integer, nearest
-from pystate.epochs.listeners import News
+from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import InvalidArgumentError
 from pystate.operators.runtime.task import Operator, TaskContext
@@ -138,7 +138,7 @@ class HarnessBase:
             attempt.drain,
             attempt.aside,
             {name: given.invalid for name, given in self._inputs.items()},
-            News(complete=clock.epoch - 1) if clock.epoch > 1 else News(),
+            CheckpointNotice(complete=clock.epoch - 1) if clock.epoch > 1 else CheckpointNotice(),
         )
 
     # -- failures

@@ -16,7 +16,8 @@ import pytest
 import pystate as ps
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.epoch import Epoch, RangeReport
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.range_report import RangeReport
 from pystate.errors import SchemaError
 from pystate.tables.host import choose_home
 from tests.peer import Peer

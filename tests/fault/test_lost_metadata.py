@@ -18,8 +18,8 @@ import pytest
 
 import pystate as ps
 from pystate.checkpoint.storage import FileEntry, LocalStorage
-from pystate.epochs.coordinator import AlreadyDone
 from pystate.epochs.epoch import Epoch
+from pystate.epochs.position import AlreadyDone
 from pystate.errors import CheckpointError, FencedError, PystateError
 from tests.work import Work, content, read
 

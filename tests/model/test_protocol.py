@@ -15,8 +15,9 @@ from pystate.checkpoint.manifest import Manifest, RangeState
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
-from pystate.epochs.epoch import Epoch, RangeReport
-from pystate.epochs.merge_policy import MergePolicy
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.merges import MergePolicy
+from pystate.epochs.range_report import RangeReport
 from pystate.tables.backend import hash_keys, key_group
 from pystate.tables.host import TableHome, choose_home
 from tests.peer import Worker

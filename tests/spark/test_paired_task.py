@@ -18,8 +18,7 @@ import pystate as ps
 from pystate.checkpoint.begin_marks import BeginMarks
 from pystate.checkpoint.manifest import empty_range
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.epoch import RangeReport
-from pystate.epochs.range_report import advanced
+from pystate.epochs.range_report import RangeReport, advanced
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
 from pystate.operators.functions.binding import broadcast_states, operator_spec
 from pystate.operators.runtime.function_spec import BroadcastInput, FunctionSpec

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.coordinator import Coordinator, OvertakenError
+from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
+from pystate.epochs.publication import OvertakenError
 from pystate.errors import (
     CheckpointError,
     EvaluationError,

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from pystate.epochs.coordinator import Coordinator
-from pystate.epochs.epoch import Epoch, RangeReport, SideFile
-from pystate.epochs.range_report import InputSeen
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.range_report import InputSeen, RangeReport, SideFile
 from pystate.epochs.watermarks import Input
 from pystate.spark.epochs.progress import EpochProgress
 from tests.conftest import KEY, STATE, FakeWork

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pystate.epochs.epoch import RangeReport, SideFile
+from pystate.epochs.range_report import RangeReport, SideFile
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.sinks.commits import commit
 from pystate.spark.sinks.outputs import Outputs

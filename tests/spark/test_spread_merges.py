@@ -17,8 +17,7 @@ import pystate as ps
 import pystate.spark.epochs.spread_merges
 from pystate.checkpoint.manifest import FileRef
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.merge_policy import Run
-from pystate.epochs.merge_runner import PlannedMerge
+from pystate.epochs.merges import PlannedMerge, Run
 from pystate.errors import CheckpointError
 from pystate.spark.epochs.spread_merges import SpreadMerges, _MergeAll, _shared_out
 

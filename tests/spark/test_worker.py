@@ -17,8 +17,7 @@ import pystate as ps
 from pystate.checkpoint.begin_marks import BeginMarks, RefusedError
 from pystate.checkpoint.manifest import empty_range
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.epoch import RangeReport
-from pystate.epochs.range_report import InputSeen
+from pystate.epochs.range_report import InputSeen, RangeReport
 from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import EvaluationError, WrongKeyGroupError
 from pystate.operators.runtime.function_spec import FunctionSpec

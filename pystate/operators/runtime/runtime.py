@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from pystate.base.notes import add_note
 from pystate.checkpoint.refs import INPUT
-from pystate.epochs.listeners import News
+from pystate.epochs.listeners import CheckpointNotice
 from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
@@ -209,7 +209,7 @@ class FunctionOperator(Operator):
         except Exception as error:
             self._note(error, "open")
             raise
-        self._notify(task.news)
+        self._notify(task.notice)
 
     def _make_context(self) -> RuntimeContext:
         task, backend = self.task, self.backend
@@ -277,12 +277,12 @@ class FunctionOperator(Operator):
         """The watermark with which the epoch ends, as far as it is known before its rows are."""
         return None if self.task.time is None else self.task.time.watermark_ms
 
-    def _notify(self, news: News) -> None:
+    def _notify(self, notice: CheckpointNotice) -> None:
         """Tell the function of checkpoints; what it raises is only logged."""
         function = self.spec.function
         for call, epoch in (
-            (function.on_checkpoint_complete, news.complete),
-            (function.on_checkpoint_aborted, news.aborted),
+            (function.on_checkpoint_complete, notice.complete),
+            (function.on_checkpoint_aborted, notice.aborted),
         ):
             if epoch is None:
                 continue

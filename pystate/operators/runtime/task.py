@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
 from pystate.checkpoint.refs import INPUT
-from pystate.epochs.listeners import News
+from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.watermarks import OperatorTime
 from pystate.operators.runtime.drain import MAX_WATERMARK
 from pystate.operators.runtime.invalid_rows import InvalidRows, InvalidRule
@@ -87,7 +87,7 @@ class TaskContext:
         Takes a tag and a piece of that side output; without it there are none.
     rules : mapping of str to InvalidRule
         What becomes of the invalid rows of each input.
-    news : News
+    notice : CheckpointNotice
         Which checkpoints a function is to learn of.
     tells_kept : bool
         Whether the operator is to say how old what it keeps is.
@@ -117,7 +117,7 @@ class TaskContext:
     drain: bool = False
     side: Side | None = None
     rules: Mapping[str, InvalidRule] = field(default_factory=dict)
-    news: News = News()  # noqa: RUF009
+    notice: CheckpointNotice = CheckpointNotice()  # noqa: RUF009
     tells_kept: bool = False
     beside: TaskContext | None = None
     old: Callable[[], AbstractContextManager[KeyedStateBackend]] | None = None

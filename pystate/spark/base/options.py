@@ -13,8 +13,8 @@ from pystate.base.arguments import checked_uid, flag, folder_path, integer, show
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.auto_rescale import AutoRescale
+from pystate.epochs.interval import CheckpointOptions
 from pystate.epochs.listeners import CheckpointListener
-from pystate.epochs.options import CheckpointOptions
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.invalid_rows import OnInvalid, checked_on_invalid
 from pystate.spark.base.arguments import checked_count, checked_home

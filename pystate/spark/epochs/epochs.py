@@ -27,7 +27,7 @@ from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.savepoint import Savepoint, take_savepoint, write_savepoint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.auto_rescale import Rescaler
-from pystate.epochs.chronicle import RangeSizes
+from pystate.epochs.chronicle import Sizes
 from pystate.epochs.coordinator import Coordinator, RunOutcome
 from pystate.epochs.epoch import Epoch
 from pystate.epochs.ownership import fence_start
@@ -110,7 +110,6 @@ class EpochRunner:
         self._lock = threading.Lock()
         self._has_claimed = False
         self._learned = Learned()
-        self._sizes = RangeSizes()
         self._parallelism = options.parallelism
         self._rescaler = None if options.auto_rescale is None else Rescaler(options.auto_rescale)
         #: Returns how many rows the source has waiting, or None.
@@ -220,7 +219,8 @@ class EpochRunner:
             if not result.held:
                 self._end_steps(result.epoch)
                 self._claim()
-            progress = self._note(epochs[0], result.manifest, time.perf_counter() - began)
+            took_s = time.perf_counter() - began
+            progress = self._note(epochs[0], result.manifest, coordinator.sizes, took_s)
             self._adapt(epochs[0].parallelism, progress)
             line.end(progress)
             notify(on_epoch, progress)
@@ -422,8 +422,8 @@ class EpochRunner:
             self.options.on_invalid,
         )
 
-    def _note(self, epoch: Epoch, manifest: Manifest, took_s: float) -> EpochProgress:
-        sizes, after = self._sizes.note(epoch), manifest.operators
+    def _note(self, epoch: Epoch, manifest: Manifest, sizes: Sizes, took_s: float) -> EpochProgress:
         self._learned.combining.note(epoch.reports)
+        after = manifest.operators
         self.progress = EpochProgress.of(epoch, after, epoch.reports, sizes, took_s * 1000)
         return self.progress

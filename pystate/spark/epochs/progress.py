@@ -14,8 +14,9 @@ from typing import Any
 from pystate.base.markup import bytes_shown, panel
 from pystate.checkpoint.epoch_log import OperatorRecord
 from pystate.checkpoint.manifest import OperatorState
-from pystate.epochs.chronicle import Sizes, by_operator, longest, operator_record, total
-from pystate.epochs.epoch import Epoch, Flow, RangeReport
+from pystate.epochs.chronicle import Sizes, operator_records
+from pystate.epochs.epoch import Epoch, Flow
+from pystate.epochs.range_report import RangeReport
 from pystate.epochs.watermarks import smallest
 from pystate.operators.runtime.loop import IN_FLIGHT
 from pystate.redaction import logger
@@ -43,57 +44,13 @@ _HEADS = (
 class OperatorProgress(OperatorRecord):
     """The progress of an operator in an epoch.
 
-    Attributes
-    ----------
-    uid : str
-        Its name.
-    ranges : int
-        Its parallelism.
-    rows_in : int
-        Rows that it read.
-    rows_out : int
-        Rows that it emitted.
-    late_rows : int or None
-        Rows below its late bound; None if rows have no event time.
-    keys : int
-        Keys that its ranges hold, as far as the job has seen these ranges since its start.
-    state_bytes : int
-        Memory of the tables of these ranges.
-    rows_changed : int
-        State rows that the epoch changed.
-    rows_restored : int
-        State rows that tables read from the checkpoint's files before it: all rows of a range that
-        was not in memory.
-    rows_copied : int
-        State rows that tables took from tables of another parallelism in their host's memory.
-    checkpoint_bytes : int
-        Size of the state files that the epoch wrote for it.
-    attach_ms : float
-        How long it took to find a range's table, or to restore it. This and the following times are
-        the longest of any range.
-    process_ms : float
-        How long the function took over a range's rows and timers.
-    seal_ms : float
-        How long it took to end the epoch in memory.
-    write_ms : float
-        How long it took to write a range's file.
-    watermark_ms : int or None
-        Its watermark after the epoch, from all event times seen so far; None before the first, and
-        without event time.
-    invalid_rows : int
-        Rows that it could not process.
+    Its attributes are those of `pystate.checkpoint.epoch_log.OperatorRecord`, of one batch: the
+    watermark is that after it, from all event times seen so far.
     """
 
     @classmethod
-    def of(
-        cls,
-        uid: str,
-        reports: Sequence[RangeReport],
-        sizes: Sizes,
-        watermark_ms: int | None = None,
-    ) -> OperatorProgress:
-        """Add up an operator's reports."""
-        record = operator_record(uid, reports, sizes)
+    def of(cls, record: OperatorRecord, watermark_ms: int | None) -> OperatorProgress:
+        """Take what was added up of an operator's reports."""
         return cls(**{**vars(record), "watermark_ms": watermark_ms})
 
     def as_row(self) -> Sequence[object]:
@@ -246,23 +203,20 @@ class EpochProgress:
     ) -> EpochProgress:
         """Add up the reports; `operators` is the state after the epoch."""
         marks = {operator.uid: operator.watermark_ms for operator in operators}
-        late: Counter[str] = Counter()
+        records = operator_records(reports, sizes)
+        late = {r.uid: r.late_rows for r in records if r.late_rows is not None}
         side: Counter[str] = Counter()
-        invalid: Counter[str] = Counter()
         in_flight: dict[str, int] = {}
         for report in reports:
             if IN_FLIGHT in report.metrics:
                 rows = int(report.metrics[IN_FLIGHT])
                 in_flight[report.uid] = in_flight.get(report.uid, 0) + rows
-            if "late_rows" in report.metrics:
-                late[report.uid] += int(report.metrics["late_rows"])
-            invalid[report.uid] += int(report.metrics.get("invalid_rows", 0))
             for file in report.side_files:
                 side[file.tag] += file.rows
         held = [(uid, size) for uid, ranges in sizes.items() for size in ranges.values()]
         flow = epoch.flow or Flow(
-            total(reports, "rows_in"),
-            total(reports, "rows_out"),
+            sum(r.rows_in for r in records),
+            sum(r.rows_out for r in records),
             sum(late.values()) if late else None,
         )
         return cls(
@@ -275,24 +229,21 @@ class EpochProgress:
             watermark_ms=smallest(operators),
             rows_in=flow.rows_in,
             rows_out=flow.rows_out,
-            late_rows=dict(late),
+            late_rows=late,
             side_rows=dict(side),
             keys=sum(keys for uid, (keys, _) in held if uid not in in_flight),
-            rows_changed=total(reports, "rows_changed"),
-            rows_restored=total(reports, "rows_restored"),
-            rows_copied=total(reports, "rows_copied"),
+            rows_changed=sum(r.rows_changed for r in records),
+            rows_restored=sum(r.rows_restored for r in records),
+            rows_copied=sum(r.rows_copied for r in records),
             state_bytes=sum(size for _, (_, size) in held),
-            checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
-            attach_ms=longest(reports, "attach_ms"),
-            seal_ms=longest(reports, "seal_ms"),
-            write_ms=longest(reports, "write_ms"),
+            checkpoint_bytes=sum(r.checkpoint_bytes for r in records),
+            attach_ms=max((r.attach_ms for r in records), default=0.0),
+            seal_ms=max((r.seal_ms for r in records), default=0.0),
+            write_ms=max((r.write_ms for r in records), default=0.0),
             total_ms=total_ms,
-            operators=tuple(
-                OperatorProgress.of(uid, own, sizes, marks.get(uid))
-                for uid, own in sorted(by_operator(reports).items())
-            ),
+            operators=tuple(OperatorProgress.of(r, marks.get(r.uid)) for r in records),
             in_flight=in_flight,
-            invalid_rows=dict(+invalid),
+            invalid_rows={r.uid: r.invalid_rows for r in records if r.invalid_rows},
             outputs=flow.outputs,
             rows_late=flow.late_rows,
         )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.source_position import SPARK_FOLDER, read_query_id
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.epochs.options import CheckpointOptions
+from pystate.epochs.interval import CheckpointOptions
 from pystate.errors import CheckpointError, InvalidArgumentError
 
 if TYPE_CHECKING:

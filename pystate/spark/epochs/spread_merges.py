@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from pystate.checkpoint.manifest import FileRef
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.epochs.merge_runner import PlannedMerge
-from pystate.epochs.merges import merge_again
+from pystate.epochs.merges import PlannedMerge, merge_again
 from pystate.errors import CheckpointError
 from pystate.spark.base.failures import original_error
 from pystate.spark.evaluation.materialisation import executors

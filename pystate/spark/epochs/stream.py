@@ -16,7 +16,7 @@ from pystate.checkpoint.held_deltas import HELD
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.source_position import query_of
 from pystate.epochs.epoch import NO_END
-from pystate.epochs.takeover import await_streams, forget_stream, note_stream
+from pystate.epochs.ownership import await_streams, forget_stream, note_stream
 from pystate.errors import (
     CheckpointError,
     FencedError,

@@ -20,7 +20,8 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pystate.epochs.epoch import Epoch, RangeReport, RepeatableError
+from pystate.epochs.epoch import Epoch, RepeatableError
+from pystate.epochs.range_report import RangeReport
 from pystate.operators.runtime.partial_rows import CAME
 
 if TYPE_CHECKING:

@@ -408,7 +408,7 @@ class Evaluation:
             tells_kept=uid in self._learned.kept,
             held=self._held,
             redistributes=operator.instances and stored and planned[0].rescaled,
-            news=epoch.news,
+            notice=epoch.notice,
             side_folders=folders,
             invalid={name: rule for name, (rule, _) in invalid.items()},
             term=self._term,

@@ -32,7 +32,7 @@ from pyspark.sql import functions as F
 
 from pystate.checkpoint.manifest import RangeState
 from pystate.checkpoint.refs import InputState
-from pystate.epochs.listeners import News
+from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import (
     DeclarationError,
@@ -199,7 +199,9 @@ class InitialRows:
         time = plan.time
         if time is not None:
             time = OperatorTime(None, time.late_bound_ms)
-        before = replace(plan, time=time, drain=False, side_folders={}, news=News(), held=None)
+        before = replace(
+            plan, time=time, drain=False, side_folders={}, notice=CheckpointNotice(), held=None
+        )
         table = partial(_RowsTable, before, make=self._make, arrivals=self._arrivals)
         return written_ranges(frame, Filler(before, names, table))
 

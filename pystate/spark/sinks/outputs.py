@@ -18,7 +18,8 @@ from pystate.base.arguments import mapping, require_no_credentials, shown, text
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.coordinator import Coordinator
-from pystate.epochs.epoch import Epoch, RangeReport
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.range_report import RangeReport
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.redaction import logger
 from pystate.spark.base.environment import local_uri

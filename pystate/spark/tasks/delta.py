@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from pystate.checkpoint.held_deltas import HeldFiles, merge_held
 from pystate.checkpoint.manifest import FileRef, RangeState, state_path
+from pystate.checkpoint.size_tiers import newest_similar
 from pystate.checkpoint.state_files import FileInfo, Lineage
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.interval import is_tolerable
@@ -179,12 +180,13 @@ class DeltaWriter(threading.Thread):
         target, snapshot, plan = self._target, self._snapshot, self._target.plan
         assert plan is not None and target.files is not None and snapshot is not None
         own = target.files.write(plan.serial, snapshot.write)
-        similar = () if alone else _similar(target.state.held, own)
-        if not similar:
+        held = target.state.held
+        first = newest_similar([ref.file_bytes for ref in held], own.file_bytes, _SIMILAR)
+        if alone or first == len(held):
             return Written(held=own)
-        refs = (*similar, own)
+        refs = (*held[first:], own)
         merged = target.files.write(plan.serial, lambda out: self._merge(refs, out))
-        return Written(held=merged, merged=len(similar))
+        return Written(held=merged, merged=len(held) - first)
 
     def _merge(self, refs: Sequence[FileRef], out: BinaryIO) -> FileInfo:
         files = self._target.files
@@ -192,17 +194,6 @@ class DeltaWriter(threading.Thread):
         first, last = bytes.fromhex(refs[0].parent), bytes.fromhex(refs[-1].id)
         lineage = Lineage(last, first, self._target.epoch, 0)
         return merge_held(files, refs, out, lineage, self._target.bounds)
-
-
-def _similar(held: Sequence[FileRef], own: FileRef) -> tuple[FileRef, ...]:
-    """Choose the newest held deltas that are worth merging with a new one."""
-    size, count = own.file_bytes, 0
-    for ref in reversed(held):
-        if ref.file_bytes > 2 * size:
-            break
-        size += ref.file_bytes
-        count += 1
-    return tuple(held[len(held) - count :]) if count >= _SIMILAR else ()
 
 
 class _Timed:

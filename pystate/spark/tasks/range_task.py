@@ -33,7 +33,7 @@ from pystate.checkpoint.held_deltas import HeldFiles
 from pystate.checkpoint.manifest import EMPTY_ID, RangeState
 from pystate.checkpoint.refs import INPUT, KEPT
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.epochs.listeners import News
+from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.range_report import InputSeen, RangeReport, SideFile
 from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
@@ -134,7 +134,7 @@ class OperatorPlan:
     term: int
     reports: Accumulator[list[RangeReport]]
     marks: BeginMarks
-    news: News = News()  # noqa: RUF009
+    notice: CheckpointNotice = CheckpointNotice()  # noqa: RUF009
     """Which checkpoints its functions are to learn of."""
     held: HeldPlan | None = None
     """How changes are held; None if the epoch has one step."""
@@ -244,7 +244,7 @@ class OperatorPlan:
             self.drain,
             side,
             self.invalid,
-            self.news,
+            self.notice,
             self.tells_kept,
         )
 

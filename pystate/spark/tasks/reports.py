@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.accumulators import AccumulatorParam
 
-from pystate.epochs.epoch import RangeReport
+from pystate.epochs.range_report import RangeReport
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -14,9 +14,10 @@ from pystate.checkpoint.manifest import EMPTY_ID, Manifest, manifest_path
 from pystate.checkpoint.manifest_log import read_head, retained_epochs
 from pystate.checkpoint.metadata import encode_document
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.coordinator import AlreadyDone, Coordinator
-from pystate.epochs.epoch import Epoch, RangeReport, RepeatableError
-from pystate.epochs.range_report import InputSeen
+from pystate.epochs.coordinator import Coordinator
+from pystate.epochs.epoch import Epoch, RepeatableError
+from pystate.epochs.position import AlreadyDone
+from pystate.epochs.range_report import InputSeen, RangeReport
 from pystate.epochs.watermarks import Input, OperatorTime
 from pystate.errors import (
     CheckpointError,

@@ -16,10 +16,10 @@ from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_pat
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
-from pystate.epochs.epoch import Epoch, RangeReport
-from pystate.epochs.interval import Interval
-from pystate.epochs.options import CheckpointOptions
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.interval import CheckpointOptions, Interval
 from pystate.epochs.position import Position
+from pystate.epochs.range_report import RangeReport
 from pystate.errors import (
     CheckpointError,
     FencedError,

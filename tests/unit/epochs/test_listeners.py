@@ -10,7 +10,7 @@ import pytest
 import pystate as ps
 from pystate.checkpoint.manifest_log import read_head
 from pystate.epochs.epoch import Epoch
-from pystate.epochs.listeners import News
+from pystate.epochs.listeners import CheckpointNotice
 from tests.conftest import FakeWork
 
 
@@ -38,11 +38,11 @@ class Broken(ps.CheckpointListener):
         raise RuntimeError("aborted")
 
 
-def news_of(work: FakeWork, found: list[News], fails: bool = False) -> Any:
+def notice_of(work: FakeWork, found: list[CheckpointNotice], fails: bool = False) -> Any:
     inner = work.evaluate()
 
     def evaluate(epoch: Epoch) -> Any:
-        found.append(epoch.news)
+        found.append(epoch.notice)
         if fails:
             raise ValueError("the work failed")
         return inner(epoch)
@@ -51,20 +51,25 @@ def news_of(work: FakeWork, found: list[News], fails: bool = False) -> Any:
 
 
 def test_who_is_told_what(work: FakeWork, caplog: pytest.LogCaptureFixture) -> None:
-    told, news = Told(work), []
+    told, notices = Told(work), []
     with work.coordinator(listeners=[Broken(), told]) as coordinator:
-        coordinator.run(news_of(work, news))
-        coordinator.run(news_of(work, news))
+        coordinator.run(notice_of(work, notices))
+        coordinator.run(notice_of(work, notices))
         with pytest.raises(ValueError, match="the work failed"):
-            coordinator.run(news_of(work, news, fails=True), retryable=lambda _: False)
-        coordinator.run(news_of(work, news))
+            coordinator.run(notice_of(work, notices, fails=True), retryable=lambda _: False)
+        coordinator.run(notice_of(work, notices))
     assert told.calls == [1, 2, ("aborted", 3), 3]
-    assert news == [News(), News(1), News(2), News(2, 3)]
+    assert notices == [
+        CheckpointNotice(),
+        CheckpointNotice(1),
+        CheckpointNotice(2),
+        CheckpointNotice(2, 3),
+    ]
     assert [r.levelno for r in caplog.records if "RuntimeError" in caplog.text] != []
     assert all(r.levelno >= logging.WARNING for r in caplog.records)
     with work.coordinator() as coordinator:
-        coordinator.run(news_of(work, news))
-    assert news[-1] == News(3)
+        coordinator.run(notice_of(work, notices))
+    assert notices[-1] == CheckpointNotice(3)
 
 
 def test_a_checkpoint_whose_output_waits_is_not_complete_yet(work: FakeWork) -> None:

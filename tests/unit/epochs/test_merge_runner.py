@@ -17,13 +17,12 @@ import pystate.epochs.merges
 from pystate.checkpoint.manifest import FileRef, Manifest
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
-from pystate.epochs.merge_policy import MergePolicy, Run
-from pystate.epochs.merge_runner import PlannedMerge
-from pystate.epochs.merges import merge_again
+from pystate.epochs.merges import MergePolicy, PlannedMerge, Run, merge_again
 from pystate.errors import CheckpointError
 from tests.conftest import FakeWork
 
-from .test_merges import EAGER, bases, collect, fake_merge
+from .test_merges import EAGER, bases, fake_merge
+from .test_retention import collect
 
 UIDS = ("big", "small")
 

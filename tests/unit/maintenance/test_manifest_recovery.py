@@ -25,9 +25,10 @@ from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.source_position import offsets_hash
 from pystate.checkpoint.storage import LocalStorage
 from pystate.cli.app import app
-from pystate.epochs.coordinator import AlreadyDone
-from pystate.epochs.epoch import Epoch, RangeReport
-from pystate.epochs.merge_policy import MergePolicy
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.merges import MergePolicy
+from pystate.epochs.position import AlreadyDone
+from pystate.epochs.range_report import RangeReport
 from pystate.errors import CheckpointError
 from pystate.tables.host import TableHome
 from tests.peer import Worker

@@ -16,8 +16,8 @@ import pystate as ps
 from pystate.checkpoint.manifest import manifest_path, read_manifest
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import FileEntry, LocalStorage
-from pystate.epochs.coordinator import AlreadyDone
-from pystate.epochs.merge_policy import MergePolicy
+from pystate.epochs.merges import MergePolicy
+from pystate.epochs.position import AlreadyDone
 from pystate.errors import (
     CheckpointError,
     FencedError,
@@ -26,7 +26,7 @@ from pystate.errors import (
     TableBusyError,
 )
 from pystate.maintenance.repair import repair_storage
-from pystate.maintenance.salvage import salvaged
+from pystate.maintenance.repair_plan import salvaged
 from tests.drawn import THOROUGH
 from tests.work import Cut, CutError, Work, batch, content, read, spark_files
 

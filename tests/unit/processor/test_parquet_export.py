@@ -25,7 +25,7 @@ from pystate.errors import (
     PystateError,
 )
 from pystate.processor.epochs import missing_file
-from pystate.processor.parquet_export import _Writing
+from pystate.processor.parquet_export import _ExportWriter
 from tests.work import Work, read
 
 
@@ -176,16 +176,16 @@ def test_an_epoch_that_is_retired_meanwhile(
     work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one is exported; one that was asked for is said to be gone."""
-    real, fails = _Writing.carry_out, [True, False, True]
+    real, fails = _ExportWriter.carry_out, [True, False, True]
 
-    def carry_out(self: _Writing, *arguments: Any) -> Any:
+    def carry_out(self: _ExportWriter, *arguments: Any) -> Any:
         if fails.pop(0):
             with work.coordinator(parallelism=3) as coordinator:
                 work.run(coordinator, {1: 1})
             raise missing_file(self._scan.storage, self._scan.epoch, "state/x")
         return real(self, *arguments)
 
-    monkeypatch.setattr(_Writing, "carry_out", carry_out)
+    monkeypatch.setattr(_ExportWriter, "carry_out", carry_out)
     assert ps.export_state(work.root, tmp_path / "out", "a").epoch == 5
     assert sums(tmp_path / "out") == work.counts
     with pytest.raises(CheckpointError, match=r"a file that .*5\.manifest names is missing"):

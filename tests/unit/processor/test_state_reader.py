@@ -13,7 +13,7 @@ import pytest
 import pystate as ps
 from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.merge_policy import MergePolicy
+from pystate.epochs.merges import MergePolicy
 from pystate.errors import CheckpointError, CorruptFileError, PystateError
 from pystate.processor import scan
 from pystate.processor.scan import StateScan

@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from pystate.epochs.coordinator import Coordinator
-from pystate.epochs.epoch import Epoch, RangeReport
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.range_report import RangeReport
 from pystate.errors import InvalidArgumentError
 from pystate.spark.base.job_description import JobDescription, plan_name
 from pystate.spark.epochs.progress import EpochProgress

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pystate.epochs.options import CheckpointOptions
+from pystate.epochs.interval import CheckpointOptions
 from pystate.errors import FencedError
 from pystate.spark.epochs import stream as streaming
 from pystate.spark.epochs.queries import QueryOutcome
