@@ -9,8 +9,6 @@ from typing import Any
 
 from pystate import examples
 
-__all__ = ["listed", "main"]
-
 
 def listed() -> dict[str, str]:
     """Each example and the first line of its docstring; none is imported, nor what it needs."""

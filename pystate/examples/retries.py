@@ -63,13 +63,7 @@ def deliver(number: int, server: str, tries: int) -> str:
 
 
 class Deliveries(ps.KeyedProcessFunction):
-    """The tries of one message, until it is delivered or given up.
-
-    Parameters
-    ----------
-    most : int
-        The most tries.
-    """
+    """The tries of one message, until it is delivered or given up."""
 
     answers = ps.ListState("string")
 

@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
-__all__ = ["Job"]
-
 
 class Job(JobControl):
     """A stateful job: its name, its checkpoint, and its parallelism.

@@ -22,8 +22,6 @@ from pystate.spark.operators.pipeline import PipelineContext
 from pystate.spark.query_registry import require_unused
 from pystate.types.keys import MAX_PARALLELISM
 
-__all__ = ["JobControl"]
-
 
 class JobControl(PipelineContext):
     """The part of `Job` that does not compute epochs.

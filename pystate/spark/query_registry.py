@@ -11,8 +11,6 @@ from pystate.errors import InUseError
 from pystate.spark.epochs.queries import JobQuery
 from pystate.spark.operators.pipeline import PipelineContext
 
-__all__ = ["note_query", "require_unused", "stop_query"]
-
 _queries: dict[str, tuple[PipelineContext, JobQuery]] = {}
 
 
@@ -29,15 +27,7 @@ def stop_query(checkpoint: str) -> None:
 
 
 def require_unused(job: PipelineContext, *, but_for_own: bool) -> None:
-    """Raise `InUseError` if this process runs a query on a job's checkpoint.
-
-    Parameters
-    ----------
-    job : PipelineContext
-        The job that wants to use the checkpoint.
-    but_for_own : bool
-        Whether to allow a query of this very job.
-    """
+    """Raise `InUseError` if this process runs a query on a job's checkpoint, perhaps its own."""
     running = _running(job.checkpoint)
     if running is None or (but_for_own and running[0] is job):
         return

@@ -44,8 +44,6 @@ from pystate.state.defaults import DEFAULT, default_of
 from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.keys import parse_key
 
-__all__ = ["StateSource", "register_state_source"]
-
 SOURCE = "pystate"
 _OPTIONS = (
     "path",

@@ -40,8 +40,6 @@ from pystate.tables.range_rows import write_range
 from pystate.tables.timers import TIMER_DOMAIN, TIMER_MS
 from pystate.types.keys import describe
 
-__all__ = ["write_state"]
-
 #: Which rows are timers.
 _TIMER = "__pystate_timer"
 

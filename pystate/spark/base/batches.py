@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["large_batches"]
 
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _SPARK_BATCH_ROWS = "10000"

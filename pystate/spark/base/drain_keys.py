@@ -13,8 +13,6 @@ from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
 
-__all__ = ["checked_run_key", "drain_key", "drains_a_stream"]
-
 _PREFIX = "pystate drain after epoch "
 
 

@@ -19,24 +19,12 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "local_uri",
-    "require_classic",
-    "require_java",
-    "use_this_python",
-]
 
 _OLDEST_JAVA = 17
 
 
 def require_classic(frame: Any, argument: str = "df") -> DataFrame:
-    """Return `frame` if it is a DataFrame of a classic session.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is a Spark Connect DataFrame, or something else.
-    """
+    """Return `frame` if it is a DataFrame of a classic session."""
     module = type(frame).__module__
     if module.startswith("pyspark.sql.connect"):
         raise InvalidArgumentError(
@@ -62,16 +50,8 @@ def require_classic(frame: Any, argument: str = "df") -> DataFrame:
 def local_uri(path: str, *, to_read: bool = False) -> str:
     r"""Return a local folder's name for Spark, whatever Spark's default file system is.
 
-    Parameters
-    ----------
-    path : str
-        An absolute path.
-    to_read : bool
-        Whether Spark is to read it; a reader takes its path as a pattern.
-
-    Notes
-    -----
-    The paths of Hadoop look like URIs, but nothing in them is percent-encoded.
+    The paths of Hadoop look like URIs, but nothing in them is percent-encoded. A reader takes its
+    path as a pattern.
 
     Examples
     --------

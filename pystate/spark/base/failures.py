@@ -17,16 +17,6 @@ from pystate.base.notes import PRINTED, add_note
 from pystate.errors import FunctionError, MissingPackageError, PystateError
 from pystate.spark.base import errors as spark_errors
 
-__all__ = [
-    "QueryStopped",
-    "as_function_error",
-    "called_by_user",
-    "is_retryable",
-    "is_stop",
-    "original_error",
-    "stopped_its_query",
-]
-
 #: An error's class and message; the note that follows says in which call it happened.
 _RAISED = re.compile(
     r"^pystate\.(?:spark\.base\.)?errors\.(\w+): (.*)$(?:\n(in \S+ of operator .*)$)?",
@@ -80,14 +70,7 @@ class QueryStopped(Exception):  # noqa: N818 (no error)
 
 
 def original_error(error: BaseException) -> BaseException:
-    """The pystate error that a worker raised, if `error` is Spark's report of one.
-
-    Returns
-    -------
-    BaseException
-        A new exception with the worker's class, message and note, caused by `error`; if workers
-        lack a package, one that says how packages get there; or `error` itself.
-    """
+    """The pystate error that a worker raised, if `error` is Spark's report of one."""
     if isinstance(error, PystateError):
         return error
     text = str(error)
@@ -118,14 +101,7 @@ def original_error(error: BaseException) -> BaseException:
 
 
 def as_function_error(error: BaseException) -> BaseException:
-    """The error of a user's function, if `error` is Spark's report of one from a worker.
-
-    Returns
-    -------
-    BaseException
-        A `FunctionError` with the function, the operator, the key and the line, caused by an
-        exception of the user's class if this process knows it; or `error` itself.
-    """
+    """The error of a user's function, if `error` is Spark's report of one from a worker."""
     text = _of_worker(error)
     if text is None:
         return error
@@ -177,15 +153,7 @@ def _exception(kind: str, message: str) -> BaseException:
 
 
 def called_by_user(error: Exception, what: str) -> FunctionError:
-    """The error of a function that the driver called: a pipeline, or a method of a sink.
-
-    Parameters
-    ----------
-    error : Exception
-        What the function raised.
-    what : str
-        What called it.
-    """
+    """The error of a function that the driver called: a pipeline, or a method of a sink."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if not _OURS.search(frame.filename)]
     where = f", line {users[-1].lineno} of {users[-1].filename}" if users else ""

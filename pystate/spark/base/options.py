@@ -21,8 +21,6 @@ from pystate.spark.base.arguments import checked_count, checked_home
 from pystate.tables.options import TableOptions
 from pystate.types.durations import Duration, milliseconds
 
-__all__ = ["JobOptions", "RestoreOptions", "checked_options"]
-
 
 @dataclass(frozen=True)
 class RestoreOptions:
@@ -77,13 +75,7 @@ def checked_options(
     listeners: Sequence[CheckpointListener],
     checkpoints: CheckpointOptions,
 ) -> JobOptions:
-    """Check what a user gave to `Job`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        An option has an invalid value; the message names the job and the option.
-    """
+    """Check what a user gave to `Job`."""
     text(name, "Job: name", ": Job('flights', checkpoint='/data/flights')")
     owner = f"job {name!r}"
     policy, ranges = None, parallelism

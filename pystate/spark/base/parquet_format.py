@@ -22,7 +22,6 @@ from pystate.spark.base.schemas import names_twice
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ParquetFormat", "parquet_format"]
 
 _SCHEMA = "org.apache.spark.sql.parquet.row.metadata"
 _VERSION = "org.apache.spark.version"

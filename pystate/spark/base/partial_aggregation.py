@@ -31,19 +31,6 @@ from pystate.spark.base.resolve import column_text
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "NOT_INVALID",
-    "ORDERED",
-    "WITHOUT_ZONE",
-    "Combine",
-    "CombinedColumn",
-    "Function",
-    "changing",
-    "checked_combine",
-    "combined_rows",
-    "decided",
-    "event_ms",
-]
 
 _LOG = logger("pystate.spark.base.partial_aggregation")
 
@@ -91,13 +78,7 @@ class CombinedColumn(NamedTuple):
 
 
 def checked_combine(given: Any, owner: str) -> Combine:
-    """Check the argument.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is something else.
-    """
+    """Check the argument."""
     if isinstance(given, bool):
         return given
     if isinstance(given, str) and given == "auto":
@@ -109,13 +90,7 @@ def checked_combine(given: Any, owner: str) -> Combine:
 
 
 def decided(combine: Combine, why_not: str | None, owner: str) -> bool:
-    """Whether rows may be combined.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The user asks for it, and it cannot be done.
-    """
+    """Whether rows may be combined."""
     if combine is True and why_not is not None:
         raise InvalidArgumentError(f"{owner}: combine=True: rows cannot be combined: {why_not}")
     return combine is not False and why_not is None
@@ -154,30 +129,11 @@ def combined_rows(
     *,
     stretches: bool = False,
 ) -> DataFrame:
-    """Combine the rows of each partition of a frame.
+    """Combine the rows of each partition of a frame that are equal in `within`, an SQL expression.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        The rows.
-    keys : sequence of (str, str)
-        The columns of the key: their names, and what they are in SQL.
-    columns : sequence of CombinedColumn
-        What is computed of the rows of a key.
-    time_ms : str, optional
-        The rows' event time in milliseconds, in SQL.
-    late_bound_ms : int, optional
-        Rows below it are counted as late.
-    within : str, optional
-        Rows of a key are only combined if they are equal in this, in SQL.
-    stretches : bool
-        Whether the first of their times is wanted, too.
-
-    Returns
-    -------
-    DataFrame
-        The keys, `columns`, `WEIGHT`, and with `time_ms` `TIME`, `LATE` and, if it is wanted,
-        `FIRST`. A key may have a row per partition.
+    The result has the keys, `columns`, `WEIGHT`, and with `time_ms` (the rows' event time in SQL)
+    `TIME`, `LATE` (how many are below `late_bound_ms`) and with `stretches` `FIRST`. A key may have
+    a row per partition.
     """
     groups = [f"{column} AS k{i}" for i, (_, column) in enumerate(keys)]
     if within is not None:

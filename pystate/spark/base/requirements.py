@@ -13,8 +13,6 @@ import sys
 from pystate.base.installation import extra
 from pystate.errors import MissingPackageError
 
-__all__ = ["REQUIREMENTS", "require_pandas", "require_pyspark"]
-
 #: The requirements of the extra ``spark``, by package.
 REQUIREMENTS = {"pyspark": "pyspark>=4.1", "pandas": "pandas>=2.2,<3"}
 
@@ -38,11 +36,6 @@ def require_pandas(what: str) -> None:
 
     Spark runs functions over Arrow data in the same way as those over pandas frames, and so
     requires pandas for both.
-
-    Parameters
-    ----------
-    what : str
-        Names what needs it, for the message.
     """
     from pyspark.sql.pandas.utils import require_minimum_pandas_version
 

@@ -19,17 +19,6 @@ from pystate.operators.runtime.output import OutputColumns
 from pystate.types.ddl import quoted
 from pystate.types.keys import null_mark
 
-__all__ = [
-    "KeySchema",
-    "ddl_of",
-    "key_leaves",
-    "key_schema",
-    "names_twice",
-    "output_columns",
-    "parse_schema",
-    "refuse_reserved",
-]
-
 #: Columns that are added to the user's.
 _RESERVED = "__pystate_"
 
@@ -60,13 +49,7 @@ def ddl_of(data_type: st.DataType) -> str | None:
 
 
 def parse_schema(schema: str | st.StructType, owner: str) -> st.StructType:
-    """Return `schema` as a struct; a DDL string such as ``"tailnum string, legs long"`` is parsed.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The schema is neither, or does not parse; `owner` names what it was given to.
-    """
+    """Return `schema`, which may be DDL such as ``"tailnum string, legs long"``, as a struct."""
     if isinstance(schema, st.StructType):
         parsed = schema
     elif isinstance(schema, str):
@@ -106,25 +89,9 @@ def refuse_reserved(names: Iterable[str], owner: str) -> None:
 def key_schema(
     schema: st.StructType, names: Sequence[str], owner: str, *, marked: bool = True
 ) -> KeySchema:
-    """The types of the key columns, under the schema's names.
+    """The types of the key columns, under the schema's names, with marks of null structs.
 
-    Parameters
-    ----------
-    schema : StructType
-        The columns of the rows.
-    names : sequence of str
-        Those that are the key.
-    owner : str
-        What the errors begin with.
-    marked : bool
-        Whether there are marks of null structs, see `pystate.types.keys`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        There is no key column, or one is named twice.
-    WrongTypeError
-        A type cannot be a key: it is nested, an interval, or a string with a collation.
+    What they are, `pystate.types.keys` says; without `marked` there are none.
     """
     if not names:
         raise InvalidArgumentError(f"{owner}: key_by needs at least one column")
@@ -187,13 +154,7 @@ def _require_arrow(field: st.StructField, owner: str) -> None:
 
 
 def output_columns(schema: st.StructType, owner: str) -> OutputColumns:
-    """Columns passed between Spark and a worker, in Arrow's types.
-
-    Raises
-    ------
-    WrongTypeError
-        Spark cannot pass a type to Python; the message begins with `owner`.
-    """
+    """Columns passed between Spark and a worker, in Arrow's types."""
     for field in schema:
         _require_arrow(field, owner)
     ddl = [ddl_of(field.dataType) or field.dataType.simpleString() for field in schema]

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
-__all__ = ["DrainingQuery", "no_rows"]
 
 _LOG = logger("pystate.spark.epochs.drain")
 _LOOK_S = 0.2
@@ -52,17 +51,7 @@ def no_rows(session: SparkSession, schema: StructType) -> DataFrame:
 
 
 class DrainingQuery(JobQuery):
-    """A job's query that is drained after its last batch.
-
-    Parameters
-    ----------
-    query, outcome, context
-        See `JobQuery`.
-    storage : CheckpointStorage
-        The job's checkpoint.
-    drain : callable
-        Runs the epoch that drains.
-    """
+    """A job's query that is drained after its last batch."""
 
     def __init__(
         self,
@@ -87,15 +76,7 @@ class DrainingQuery(JobQuery):
         return not self._ended.is_set()
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
-        """Wait until the query has ended and is drained.
-
-        Raises
-        ------
-        StreamingQueryException
-            The query failed.
-        PystateError
-            The error of the epoch that drains.
-        """
+        """Wait until the query has ended and is drained."""
         began_s = time.monotonic()
         try:
             ended = super().awaitTermination(timeout)

@@ -55,7 +55,6 @@ from pystate.tables.upkeep import replace_janitors
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["EpochRunner"]
 
 _LOG = logger("pystate.spark.epochs.epochs")
 #: What a checkpoint consists of. The first one makes sure that what is left of a removal that was
@@ -76,17 +75,7 @@ FOLDERS = (
 
 
 class EpochRunner:
-    """Runs the epochs of a job, both of its streams and of its runs.
-
-    Parameters
-    ----------
-    job : PipelineContext
-        The context that pipelines get.
-    storage : CheckpointStorage
-        The job's checkpoint.
-    options : JobOptions
-        The options of the job.
-    """
+    """Runs the epochs of a job, both of its streams and of its runs."""
 
     def __init__(
         self, job: PipelineContext, storage: CheckpointStorage, options: JobOptions
@@ -142,23 +131,7 @@ class EpochRunner:
         schema: Any = None,
         **position: Any,
     ) -> RunOutcome:
-        """Run an epoch, unless it is known to have been published.
-
-        Parameters
-        ----------
-        data : DataFrame or RDD
-            The epoch's input.
-        session : SparkSession
-            The session of the input.
-        pipeline, on_epoch, schema
-            As in `Job.run_epoch`.
-        outputs : Outputs
-            Where the rows go.
-        line : ProgressLine or NoLine
-            Shows how far the epoch is.
-        **position
-            Which epoch it is: parameters of `Coordinator.run`.
-        """
+        """Run an epoch, unless it is known to have been published."""
         coordinator = self.prepare(session)
         began = time.perf_counter()
         given = replace(outputs, session=session)
@@ -227,13 +200,7 @@ class EpochRunner:
         return result
 
     def _check_folders(self, outputs: Outputs, epoch: Epoch) -> None:
-        """Refuse to go on in a folder that somebody has removed, with the rows of earlier epochs.
-
-        Raises
-        ------
-        CheckpointError
-            An output's folder is not there, and had rows before.
-        """
+        """Refuse to go on in a folder that was removed with the rows of earlier epochs."""
         head = epoch.head
         for path in outputs.folders():
             if os.path.isdir(path) or head is None:
@@ -258,13 +225,7 @@ class EpochRunner:
         return True
 
     def rescale(self, parallelism: int) -> None:
-        """Change the number of ranges from the next epoch on.
-
-        Raises
-        ------
-        InvalidArgumentError
-            There are not that many key groups; or the job's policy has other bounds.
-        """
+        """Change the number of ranges from the next epoch on."""
         policy = self.options.auto_rescale
         if policy is not None and not policy.min <= parallelism <= policy.max:
             raise InvalidArgumentError(

@@ -23,7 +23,6 @@ from pystate.tables.options import TableOptions
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-__all__ = ["HeldWriter"]
 
 _Range = tuple[str, RangeState]
 
@@ -58,19 +57,7 @@ class _Write:
 
 
 class HeldWriter:
-    """Writes the held deltas of a step's ranges, each in a Spark task.
-
-    Parameters
-    ----------
-    context : SparkContext
-        Runs the tasks.
-    storage : CheckpointStorage
-        The checkpoint.
-    tables : TableOptions
-        Where the tables are.
-    application : bytes
-        Identifies the checkpoint.
-    """
+    """Writes the held deltas of a step's ranges, each in a Spark task."""
 
     def __init__(
         self,
@@ -85,13 +72,7 @@ class HeldWriter:
         self._application = application
 
     def __call__(self, last: Manifest) -> dict[tuple[str, int], FileRef]:
-        """Write them.
-
-        Raises
-        ------
-        StateLostError
-            A held delta is gone.
-        """
+        """Write them."""
         spread = len(executors(self._context)) > 1
         write: Any = _Write(self._storage, self._application, self._home, spread, last.epoch)
         # A range's own state does not matter here, and may be long.

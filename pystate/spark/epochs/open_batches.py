@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["HeldBatches", "HoldingQuery"]
 
 _LOG = logger("pystate.spark.epochs.open_batches")
 #: How often the thread looks whether a checkpoint is due by time.
@@ -40,17 +39,7 @@ _Position = dict[str, Any]
 
 
 class HeldBatches:
-    """The batches of one query that no checkpoint holds yet.
-
-    Parameters
-    ----------
-    epochs : EpochRunner
-        Runs the epochs.
-    session : SparkSession
-        The session of the stream.
-    run : callable
-        Runs a step: called with a DataFrame, its session and its position.
-    """
+    """The batches of one query that no checkpoint holds yet."""
 
     def __init__(
         self, epochs: EpochRunner, session: SparkSession, run: Callable[..., RunOutcome]
@@ -125,15 +114,7 @@ class HeldBatches:
 
 
 class HoldingQuery(JobQuery):
-    """A job's query that takes a checkpoint when it has ended by itself.
-
-    Parameters
-    ----------
-    query, outcome, context
-        See `JobQuery`.
-    finish : callable
-        Takes the checkpoint.
-    """
+    """A job's query that takes a checkpoint when it has ended by itself."""
 
     def __init__(
         self,

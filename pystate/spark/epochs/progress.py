@@ -21,8 +21,6 @@ from pystate.operators.runtime.loop import IN_FLIGHT
 from pystate.redaction import logger
 from pystate.spark.base.drain_keys import drains_a_stream
 
-__all__ = ["EpochProgress", "OperatorProgress", "notify", "progress_panel"]
-
 _LOG = logger("pystate.spark.epochs.progress")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 #: The column heads of `OperatorProgress.as_row`.

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from pystate.spark.epochs.progress import EpochProgress
 
-__all__ = ["NoLine", "ProgressLine", "Show", "checked_show", "progress_line", "tasks_done"]
 
 _LOG = logger("pystate.spark.epochs.progress_line")
 _TICK_S = 0.5
@@ -51,15 +50,7 @@ class Screen(Protocol):
 
 
 class ProgressLine:
-    """The line of a run, or of a query.
-
-    Parameters
-    ----------
-    name : str
-        The job's name.
-    screen : Screen
-        Where it is shown.
-    """
+    """The line of a run, or of a query."""
 
     def __init__(self, name: str, screen: Screen) -> None:
         self._name = name
@@ -68,15 +59,7 @@ class ProgressLine:
         self._ended: threading.Event | None = None
 
     def begin(self, epoch: int, tasks: Callable[[], tuple[int, int]]) -> None:
-        """Show the progress of an epoch until it ends.
-
-        Parameters
-        ----------
-        epoch : int
-            The epoch's number.
-        tasks : callable
-            Returns how many of its tasks have ended, and how many there are so far.
-        """
+        """Show the progress of an epoch until it ends."""
         self.idle()
         self._ended = ended = threading.Event()
         arguments = (epoch, tasks, ended)

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-__all__ = ["JobQuery", "QueryOutcome"]
 
 _EPOCHS = 100
 
@@ -115,17 +114,7 @@ class QueryOutcome:
 
 
 class JobQuery(StreamingQuery):
-    """Spark's handle of a job's query, whose `stop` prints no traces.
-
-    Parameters
-    ----------
-    query : StreamingQuery
-        What Spark returned.
-    outcome : QueryOutcome
-        The outcome of the query.
-    context : SparkContext
-        The query's context.
-    """
+    """Spark's handle of a job's query, whose `stop` prints no traces."""
 
     def __init__(self, query: StreamingQuery, outcome: QueryOutcome, context: SparkContext) -> None:
         super().__init__(query._jsq)
@@ -154,16 +143,7 @@ class JobQuery(StreamingQuery):
         return progress_panel(f"Query of job {self._outcome.job!r}", facts, progress)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
-        """Wait until the query has ended, as Spark's own handle does.
-
-        Raises
-        ------
-        PystateError
-            The query has failed: the job's own error, `Job.failure`. If a function of the user
-            failed, it is a `FunctionError`, whose cause is the function's exception.
-        StreamingQueryException
-            It has failed in Spark itself, for example in a source.
-        """
+        """Wait until the query has ended, as Spark's own handle does."""
         ended: bool | None = None
         try:
             ended = super().awaitTermination(timeout)

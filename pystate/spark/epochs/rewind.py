@@ -27,7 +27,6 @@ from pystate.errors import CheckpointError, InvalidArgumentError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["MARK", "allow_rewinds", "check_rewindable", "retaining", "rewind"]
 
 #: The file that says that a query may be ahead of the manifests.
 MARK = "spark-rewinds"
@@ -43,13 +42,7 @@ _CLEANS = re.compile(r"(?i)cleansource\s*->\s*(?!off)\w+")
 
 
 def check_rewindable(stream: DataFrame, options: CheckpointOptions) -> None:
-    """Refuse a stream that cannot be read again from an earlier position.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A source forgets what it has sent, or is not known; or Spark keeps state of its own.
-    """
+    """Refuse a stream that cannot be read again from an earlier position."""
     owner = (
         "CheckpointOptions: with an interval, a pause or tolerable failures, batches since the "
         "last checkpoint may have to be computed again"
@@ -100,24 +93,9 @@ def allow_rewinds(storage: CheckpointStorage, *, allowed: bool) -> None:
 
 
 def rewind(storage: CheckpointStorage, head: Manifest | None) -> int:
-    """Set Spark's positions back to the batch of the newest manifest.
+    """Set Spark's positions back to the batch of the newest manifest, `head`.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint, which the caller owns.
-    head : Manifest or None
-        The newest manifest.
-
-    Returns
-    -------
-    int
-        How many batches Spark will compute again.
-
-    Raises
-    ------
-    CheckpointError
-        Spark has removed the offsets of that batch.
+    Returns how many batches Spark will compute again. The caller owns the checkpoint.
     """
     query_id = read_query_id(storage) if storage.exists(MARK) else None
     if query_id is None:
@@ -151,10 +129,7 @@ def _batches(storage: CheckpointStorage, folder: str) -> set[int]:
 def retaining(session: SparkSession, options: CheckpointOptions) -> Iterator[int]:
     """Let a query that starts in the block keep its positions for as long as they are needed.
 
-    Yields
-    ------
-    int
-        The most steps that may be held until Spark forgets the position of the last checkpoint.
+    Yields the most steps that may be held until Spark forgets the last checkpoint's position.
     """
     before = session.conf.get(_RETAIN)
     kept = max(int(str(before)), (options.every_batches or 0) + 2 * _SPARE)

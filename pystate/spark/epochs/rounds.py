@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from pystate.spark.epochs.result import EpochResult
 
-__all__ = ["run_rounds"]
-
 
 def run_rounds(
     data: DataFrame,
@@ -34,30 +32,10 @@ def run_rounds(
     in_flight: Callable[[bool], Mapping[str, int]],
     owner: str,
 ) -> list[EpochResult]:
-    """Run rounds until no loop has a row in flight.
+    """Run rounds until no loop has a row in flight; `LoopNotEmptyError` after `max_rounds` of them.
 
-    Parameters
-    ----------
-    data : DataFrame
-        The input of the first round; the others have none.
-    run_key : str or None
-        The key of all rounds together.
-    max_rounds : int
-        The most rounds.
-    run : callable
-        Runs a round, from its input and its key.
-    is_done : callable
-        Whether a round was published, by its key.
-    in_flight : callable
-        The rows in flight on each loop after the last round, which has just been computed if the
-        argument is True.
-    owner : str
-        What errors begin with.
-
-    Raises
-    ------
-    LoopNotEmptyError
-        Rows are in flight after `max_rounds` rounds.
+    Only the first round has the input. `run_key` is that of all rounds together. `in_flight` gives
+    the rows on each loop after the last round; its argument says whether that was just computed.
     """
     results: list[EpochResult] = []
     rows, key = data, _key(run_key, 0)

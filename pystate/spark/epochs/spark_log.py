@@ -21,7 +21,6 @@ from pystate.redaction import logger
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-__all__ = ["QuietFailures", "quiet_stop"]
 
 _LOG = logger("pystate.spark.epochs.spark_log")
 #: The loggers that report jobs and tasks cancelled with their query.
@@ -59,13 +58,7 @@ _silencing = threading.Lock()
 
 
 class QuietFailures:
-    """Keeps the loggers of failures silent until `end`, if nobody has configured Spark's log.
-
-    Parameters
-    ----------
-    context : SparkContext
-        The context of the query.
-    """
+    """Keeps the loggers of failures silent until `end`, if nobody has configured Spark's log."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context

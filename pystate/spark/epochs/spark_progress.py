@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from pystate.spark.epochs.progress import EpochProgress
 
-__all__ = ["ObservedMetric", "checked_observe", "with_state"]
 
 _LOG = logger("pystate.spark.epochs.spark_progress")
 #: The metric's fields: long numbers, each an attribute of `EpochProgress`.
@@ -49,15 +48,7 @@ _COLUMN = "__pystate_observed_"
 
 
 class ObservedMetric:
-    """A metric that the progress of a query carries.
-
-    Parameters
-    ----------
-    name : str
-        The name of the metric.
-    session : SparkSession
-        The query's session.
-    """
+    """A metric that the progress of a query carries."""
 
     def __init__(self, name: str, session: SparkSession) -> None:
         self.name = name

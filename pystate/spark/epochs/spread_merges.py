@@ -38,7 +38,6 @@ from pystate.spark.evaluation.materialisation import executors
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-__all__ = ["POOL", "SpreadMerges"]
 
 #: The scheduler pool of the jobs; the application may configure it.
 POOL = "pystate-merges"
@@ -69,15 +68,7 @@ class _MergeAll:
 
 
 class SpreadMerges:
-    """The `MergeRunner` of a Spark job.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    name : str
-        The job's name, for Spark's UI.
-    """
+    """The `MergeRunner` of a Spark job."""
 
     def __init__(self, storage: CheckpointStorage, name: str) -> None:
         #: Where jobs run; None as long as no session is known.

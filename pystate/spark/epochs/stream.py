@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-__all__ = ["StreamRun"]
-
 _LOG = logger("pystate.spark.epochs.stream")
 _LOOK_S = 0.1
 #: What Spark says of two queries that write the same positions.
@@ -59,21 +57,7 @@ Result = TypeVar("Result")
 
 
 class StreamRun:
-    """The run that `Job.start` starts.
-
-    Parameters
-    ----------
-    epochs : EpochRunner
-        Runs the epochs.
-    stream : DataFrame
-        The streaming DataFrame.
-    pipeline, on_epoch, restore
-        As in `Job.start`.
-    outputs : Outputs
-        Where the rows go.
-    outcome : QueryOutcome
-        The outcome of the query.
-    """
+    """The run that `Job.start` starts."""
 
     def __init__(
         self,
@@ -271,11 +255,6 @@ class StreamRun:
 
         Between the batch and the stop nothing is computed but, if wanted, an epoch that drains. If
         `act` raises an exception, the query goes on.
-
-        Raises
-        ------
-        CheckpointError
-            The query has failed.
         """
         with self._between:
             failure = self._outcome.failure

@@ -16,8 +16,6 @@ from pystate.epochs.range_report import RangeReport
 from pystate.operators.runtime.partial_rows import CAME
 from pystate.redaction import logger
 
-__all__ = ["CombinePolicy"]
-
 _LOG = logger("pystate.spark.evaluation.combine_policy")
 
 #: Of fewer rows it does not matter.

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from pystate.checkpoint.begin_marks import BeginMarks
     from pystate.spark.tasks.range_task import OperatorPlan
 
-__all__ = ["CountedOperators"]
 
 _PROJECT = "Project"
 _OPERATORS = ("MapInArrow", "PythonMapInArrow")
@@ -44,11 +43,7 @@ _SENT = "shuffleRecordsWritten"
 class CountedOperators:
     """The operators of an evaluation that have no marker rows.
 
-    Parameters
-    ----------
-    announced : set of str
-        The uids of operators whose rows could not be counted in an earlier evaluation; shared by a
-        job's evaluations.
+    `announced` are those whose rows an earlier evaluation of the job could not count.
     """
 
     def __init__(self, announced: set[str]) -> None:

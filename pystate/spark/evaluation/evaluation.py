@@ -67,8 +67,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-__all__ = ["Evaluation", "RddSplit"]
-
 _LOG = logger("pystate.spark.evaluation.evaluation")
 
 _HINT = (
@@ -101,32 +99,7 @@ class RddSplit:
 class Evaluation:
     """One attempt at an epoch; the user's pipeline declares its operators to it.
 
-    Parameters
-    ----------
-    epoch : Epoch
-        The open epoch.
-    session : SparkSession
-        The session of the epoch's input.
-    box : ReportBox
-        Receives the tasks' reports.
-    storage : CheckpointStorage
-        The checkpoint, as the tasks reach it.
-    tables : TableOptions
-        How the workers hold their tables.
-    term : int
-        The driver's term.
-    parallelism : int
-        Number of ranges of each operator.
-    outputs : Outputs
-        Where the rows go.
-    learned : Learned
-        What earlier evaluations have found out about the operators; this one adds to it.
-    timeout_ms : int or None
-        The longest time without progress.
-    checkpoint_timeout_ms : int
-        How long the writing of a range's state may take.
-    on_invalid : {"drop", "fail"}
-        What becomes of rows that cannot be processed, without a side output for them.
+    What it finds out about them is added to `learned`, for later evaluations.
     """
 
     def __init__(
@@ -198,21 +171,7 @@ class Evaluation:
         beside: Sequence[str] = (),
         holds: Holds | None = None,
     ) -> DataFrame:
-        """Register an operator's output, and return the frame for the pipeline.
-
-        Parameters
-        ----------
-        uid : str
-            The operator.
-        mapped : DataFrame
-            The output of its tasks.
-        frame : DataFrame, optional
-            What is made of it for the pipeline, if anything.
-        beside : sequence of str
-            Operators that run in the same tasks.
-        holds : Holds, optional
-            How its rows may be behind its watermark.
-        """
+        """Register an operator's output, and return the frame for the pipeline."""
         if holds is not None:
             self._holds[uid] = holds
         self._counted.note(uid, mapped)
@@ -237,15 +196,6 @@ class Evaluation:
         """Whether the checkpoint has an operator's key without the marks of null structs.
 
         Such an operator goes on with the keys that it has, and that is said once.
-
-        Parameters
-        ----------
-        uid : str
-            The operator.
-        key : sequence of (name, type)
-            The key columns without marks.
-        marks : sequence of str
-            Those that are the marks.
         """
         base = self.epoch.base
         stored = None if base is None else base.operator(uid)
@@ -266,14 +216,9 @@ class Evaluation:
     def emits_updates(
         self, uid: str, frame: DataFrame, identity: Sequence[str], unstable: str | None = None
     ) -> DataFrame:
-        """Note that rows of an operator's output replace earlier ones; return the output.
+        """Note that rows of an operator's output replace those with an equal `identity`.
 
-        Parameters
-        ----------
-        identity : sequence of str
-            The columns that say which row replaces which.
-        unstable : str, optional
-            Why that is not always the row that it comes from.
+        `unstable` says why that is not always the row that it comes from.
         """
         self._updates.add(uid, frame, identity, unstable)
         return frame
@@ -309,15 +254,7 @@ class Evaluation:
         return Input(upstream=uids, source=others, loops=loops, origin=origin)
 
     def holds(self, given: Input, frame: DataFrame, event_time: str | None) -> Mapping[str, Hold]:
-        """Return how what feeds a frame holds back the watermark of its rows.
-
-        Parameters
-        ----------
-        given : Input
-            What feeds the frame.
-        event_time : str or None
-            The frame's column with the rows' event time.
-        """
+        """Return how what feeds a frame holds back the watermark of its rows."""
         found = {}
         for uid in given.upstream:
             holds = self._holds.get(uid)
@@ -341,25 +278,7 @@ class Evaluation:
         counted: bool = False,
         invalid: Mapping[str, tuple[InvalidRule, pa.Schema | None]] = MappingProxyType({}),
     ) -> OperatorPlan:
-        """Declare an operator to the epoch; return what its tasks must know.
-
-        Parameters
-        ----------
-        operator : OperatorSpec
-            What determines its tables; the epoch knows the number of key groups.
-        keys : KeySchema
-            Its key in the spelling of checkpoints.
-        inputs : sequence of Input
-            Its inputs.
-        sides : mapping from tag to schema, optional
-            Its side outputs.
-        initial : Initial, optional
-            What it begins with, if this is its first epoch.
-        counted : bool
-            Whether it may go without marker rows.
-        invalid : mapping from input to (InvalidRule, schema)
-            What becomes of its invalid rows, and the columns of their side output.
-        """
+        """Declare an operator to the epoch; return what its tasks must know."""
         epoch, uid = self.epoch, operator.uid
         operator = replace(operator, max_parallelism=epoch.max_parallelism)
         operator = operator.continuing(epoch.stored_states(uid))
@@ -518,13 +437,7 @@ class Evaluation:
         schema: Any,
         begin: Callable[[Outputs], None] = lambda outputs: None,
     ) -> list[Transaction]:
-        """Call the pipeline, write its result through the sinks, collect the reports.
-
-        Parameters
-        ----------
-        begin : callable
-            Begins the part of outputs that only the pipeline's result has shown.
-        """
+        """Call the pipeline, write its result through the sinks, collect the reports."""
         number = self.epoch.number
         context, timeout_ms = self.session.sparkContext, self._timeout_ms
         watch = EvaluationWatch(context, self._marks, self.tag, timeout_ms)
@@ -592,13 +505,7 @@ class Evaluation:
         self.epoch.flow = Flow(came.rows, sum(written.values()), came.late, named)
 
     def _materialise_shared(self, frames: Sequence[DataFrame]) -> None:
-        """Make sure that operators which feed several outputs are computed once.
-
-        Raises
-        ------
-        RepeatableError
-            Some are not materialised yet, and are from now on; nothing was computed.
-        """
+        """Have operators that feed several outputs materialised: `RepeatableError` if new."""
         if len(frames) < 2:
             return
         uids = [entry.uid for entry in self.epoch.entries()]

@@ -23,7 +23,6 @@ from pystate.epochs.watermarks import Input
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["InputFlow", "RowsIn"]
 
 _TREE = re.compile(r"^[ :+-]*")
 #: Nodes that neither take rows away nor add any.
@@ -40,13 +39,7 @@ class RowsIn(NamedTuple):
 
 
 class InputFlow:
-    """The inputs of one evaluation's operators.
-
-    Parameters
-    ----------
-    has_source : callable
-        Whether a frame has rows that come from no operator.
-    """
+    """The inputs of one evaluation's operators."""
 
     def __init__(self, has_source: Callable[[DataFrame], bool]) -> None:
         self._has_source = has_source

@@ -62,21 +62,6 @@ from pystate.types.keys import describe, leaf, marked_struct
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "Filler",
-    "Given",
-    "Initial",
-    "InitialRows",
-    "InitialState",
-    "Route",
-    "RowsOf",
-    "checked_given",
-    "frame_of",
-    "initial_of",
-    "like",
-    "sealed",
-    "written_ranges",
-]
 
 #: A frame, or a function that makes it once it is needed.
 Given: TypeAlias = "DataFrame | Callable[[], DataFrame]"
@@ -117,15 +102,7 @@ def frame_of(given: Any, what: str) -> DataFrame:
 
 
 def like(columns: FrameColumns, given: Given, owner: str) -> DataFrame:
-    """Earlier rows with the columns of an operator's input, in the same order.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column is missing.
-    WrongTypeError
-        A column has another type.
-    """
+    """Earlier rows with the columns of an operator's input, in the same order."""
     what = f"{owner}: initial_rows"
     rows = frame_of(given, what)
     found = {field.name: field.dataType for field in rows.schema}
@@ -155,19 +132,7 @@ class RowsOf(NamedTuple):
 
 
 class InitialRows:
-    """Earlier rows of an operator's inputs.
-
-    Parameters
-    ----------
-    inputs : sequence of RowsOf
-        The rows of each input.
-    routed : callable
-        Routes the frames of the inputs, and names the columns that the tasks get.
-    make : callable
-        Makes a task's operator.
-    arrivals : Arrivals
-        How the rows of the inputs come to a task.
-    """
+    """Earlier rows of an operator's inputs."""
 
     def __init__(
         self,
@@ -205,13 +170,7 @@ class InitialRows:
 
 
 class InitialState:
-    """States and timers by key.
-
-    Parameters
-    ----------
-    state, timers : DataFrame or callable, optional
-        As `pystate.read_state` gives them.
-    """
+    """States and timers by key."""
 
     def __init__(self, state: Given | None, timers: Given | None) -> None:
         self._state = state
@@ -353,19 +312,7 @@ class _Table(Protocol):
 
 
 class Filler:
-    """The function that `mapInArrow` runs to fill the tables.
-
-    Parameters
-    ----------
-    plan : OperatorPlan
-        The operator; its ranges are empty.
-    names : sequence of str
-        The names of the arriving columns, except the last one, which holds the ranges.
-    table : callable
-        Makes the table of a range.
-    owner : callable, optional
-        Gives the range of some rows, which are all of one range; by default their keys say it.
-    """
+    """The function that `mapInArrow` runs to fill the tables."""
 
     def __init__(
         self,

@@ -30,19 +30,9 @@ from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.state.operator_state import Instance, KeylessState
 from pystate.tables.backend import KeyedStateBackend
 
-__all__ = ["InitialItems"]
-
 
 class InitialItems:
-    """Items of an operator's lists.
-
-    Parameters
-    ----------
-    given : DataFrame or callable
-        A column of items for each of some lists.
-    states : mapping of str to KeylessState
-        All states of the operator.
-    """
+    """Items of an operator's lists."""
 
     def __init__(self, given: Given, states: Mapping[str, KeylessState[Any]]) -> None:
         self._given = given

@@ -22,8 +22,6 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
-__all__ = ["Lineage", "columns_of", "lineage", "node_numbers", "original", "selected"]
-
 #: A node's function, and Spark's number of the expression.
 _OPERATOR = re.compile(r"^[ :+-]*MapInArrow .*?\)#(\d+), \[", re.MULTILINE)
 _LINE = re.compile(r"((?::  |   )*)([:+]- )(.+)")
@@ -62,23 +60,11 @@ def columns_of(text: str) -> frozenset[str]:
 
 
 def selected(text: str, tops: Container[str]) -> tuple[str, list[str] | None] | None:
-    """Find what a plan only selects columns of.
+    """Find what a plan only selects columns of, by the first lines of the texts of other plans.
 
-    Parameters
-    ----------
-    text : str
-        The plan's text.
-    tops : container of str
-        First lines of the texts of other plans.
-
-    Returns
-    -------
-    str
-        The line of `tops` that is reached through projections alone.
-    list of str, or None
-        The numbers of its columns that the plan has, in the plan's order; None for all of them.
-
-        Without such a line, or if a projection computes anything, the result is None.
+    Returns the line of `tops` that is reached through projections alone, and the numbers of its
+    columns that the plan has, in the plan's order; None for all of them. If a projection computes
+    anything, the result is None.
     """
     columns: list[str] | None = None
     for line in text.splitlines():
@@ -99,15 +85,7 @@ def selected(text: str, tops: Container[str]) -> tuple[str, list[str] | None] | 
 
 
 def lineage(text: str, operators: Mapping[str, str]) -> Lineage:
-    """Read a plan's text.
-
-    Parameters
-    ----------
-    text : str
-        The text of the analysed plan.
-    operators : mapping of str to str
-        The uids of operators, by the numbers of their nodes.
-    """
+    """Read an analysed plan's text; `operators` are uids by the numbers of their nodes."""
     found: set[str] = set()
     materialised: list[frozenset[str]] = []
     sources = False
@@ -130,17 +108,8 @@ def original(
 ) -> str | None:
     """The number that a column of a plan had before it was renamed; None if that is not known.
 
-    Parameters
-    ----------
-    text : str
-        The text of the analysed plan.
-    operators : mapping of str to str
-        As for `lineage`.
-    column : str
-        The number of the column. Of a union it is not known: Spark numbers its columns as those
-        of its first part.
-    known : container of str
-        The numbers that are looked for.
+    Of a union it is not known: Spark numbers its columns as those of its first part. `known` are
+    the numbers that are looked for.
     """
     renamed: dict[str, str] = {}
     for _, node in _outer(text, operators):

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
-__all__ = ["Loop", "OperatorOutputs", "executors"]
 
 #: What stands before the uid of a loop; no uid begins like this.
 _LOOP = "\0rows of "
@@ -53,14 +52,7 @@ class Loop(Protocol):
 
 
 class OperatorOutputs:
-    """The outputs of the operators of one evaluation.
-
-    Parameters
-    ----------
-    materialised : set of str
-        The uids of the operators whose output is to be materialised; shared by a job's
-        evaluations.
-    """
+    """The outputs of the operators of one evaluation; a job's evaluations share `materialised`."""
 
     def __init__(self, materialised: set[str]) -> None:
         self._materialised = materialised
@@ -83,16 +75,7 @@ class OperatorOutputs:
     ) -> DataFrame:
         """Register an operator's output, and return the frame for the pipeline.
 
-        Parameters
-        ----------
-        uid : str
-            The operator.
-        frame : DataFrame
-            Its output.
-        beside : iterable of str
-            Operators that run in the same tasks, and have no output of their own.
-        mapped : DataFrame, optional
-            The output of its tasks, of which `frame` is made.
+        Operators `beside` it run in the same tasks, and have no output of their own.
         """
         self._beside.update(dict.fromkeys(beside, uid))
         if uid in self._materialised:
@@ -157,14 +140,7 @@ class OperatorOutputs:
     def selected(self, result: DataFrame) -> tuple[str, tuple[int, ...]] | None:
         """Find the operator whose output is the whole result, apart from names and order.
 
-        Returns
-        -------
-        str
-            Its uid.
-        tuple of int
-            The columns of its tasks' output that the result has.
-
-            If the result is anything more, it is None.
+        Returns its uid, and the columns of its tasks' output that the result has.
         """
         if not self._maps:
             return None
@@ -188,16 +164,9 @@ class OperatorOutputs:
         return self._maps[uid]
 
     def feeding(self, frame: DataFrame) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-        """Find the operators and loops whose rows a frame is made of.
+        """Find the operators, in the order of their declaration, and loops that a frame is made of.
 
-        Returns
-        -------
-        tuple of str
-            The uids of the operators, in the order of their declaration.
-        tuple of str
-            The uids of the loops.
-        bool
-            Whether the frame has rows of something else, too; those of a loop do not count.
+        The third result says whether it has rows of something else, too.
         """
         for uid, output in self._known().items():
             if uid not in self._held and uid not in self._numbers.values():

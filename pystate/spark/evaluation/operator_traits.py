@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 from pystate.spark.evaluation.combine_policy import CombinePolicy
 
-__all__ = ["Learned"]
-
 
 @dataclass(frozen=True)
 class Learned:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["UpdateFrames", "Updates"]
 
 _NUMBER = re.compile(r"#(\d+)")
 #: An item of a projection that only gives a column another name.
@@ -45,18 +44,9 @@ class _Emitter:
 
 
 class Updates:
-    """What is known of a frame of updates.
+    """What is known of a frame of updates; `identity` are the columns of what a row tells of.
 
-    Parameters
-    ----------
-    uid : str
-        The operator that emits them.
-    frame : DataFrame
-        The frame.
-    identity : sequence of str
-        The columns that say which thing a row tells of.
-    problem : str or None
-        Why its rows cannot be taken for the newest ones of a table.
+    `problem` says why its rows cannot be taken for the newest ones of a table.
     """
 
     def __init__(

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from pystate.checkpoint.begin_marks import BeginMarks
 
-__all__ = ["EvaluationWatch"]
 
 _LOG = logger("pystate.spark.evaluation.watch")
 _MOST_S = 10.0
@@ -31,24 +30,7 @@ _LOOKS = 8
 
 
 class EvaluationWatch:
-    """A context manager that watches the Spark jobs that its block starts.
-
-    Parameters
-    ----------
-    context : SparkContext
-        The context that runs the jobs.
-    marks : BeginMarks
-        The begin marks of the evaluation.
-    tag : str
-        The tag of its jobs.
-    timeout_ms : int or None
-        The longest time without progress; None for no limit.
-
-    Attributes
-    ----------
-    stages : list of str
-        What was running when the time was up.
-    """
+    """A context manager that watches the Spark jobs that its block starts."""
 
     def __init__(
         self, context: SparkContext, marks: BeginMarks, tag: str, timeout_ms: int | None

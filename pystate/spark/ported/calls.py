@@ -24,8 +24,6 @@ from pystate.tables.timers import DueTimers
 from pystate.types.keys import has_null_marks
 from pystate.types.state_type import StateType
 
-__all__ = ["PortedCalls"]
-
 #: Timers that are read from the table at once.
 _TIMERS = 8_192
 #: Once a processor was given so many rows, what it has yielded is output: frames may be large.

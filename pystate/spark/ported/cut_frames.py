@@ -15,17 +15,9 @@ from typing import Any
 import pandas as pd
 from pandas.core.internals import BlockManager  # type: ignore[attr-defined, unused-ignore]
 
-__all__ = ["CutFrames"]
-
 
 class CutFrames:
-    """Cuts frames from one, whose values are not changed meanwhile.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        What is cut.
-    """
+    """Cuts frames from one, whose values are not changed meanwhile."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
         self._columns = frame.columns

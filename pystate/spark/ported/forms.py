@@ -13,8 +13,6 @@ import pyarrow as pa
 
 from pystate.spark.ported.rows import RowMaker, arrow_values
 
-__all__ = ["Form", "RowForm"]
-
 
 class Form(Protocol):
     """How rows are given to a processor, and how its output is collected."""

@@ -26,8 +26,6 @@ from pystate.operators.runtime.output import OutputColumns
 from pystate.spark.base.schemas import output_columns
 from pystate.spark.ported.rows import as_dicts
 
-__all__ = ["FrameOutput"]
-
 
 class FrameOutput(OutputColumns):
     """The declared output of a processor that yields frames, converted as Spark converts them.
@@ -71,13 +69,7 @@ class FrameOutput(OutputColumns):
         return core.Emitted(None)
 
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Turn frames that a processor yielded into a batch.
-
-        Raises
-        ------
-        WrongTypeError
-            Something is no frame, a column is missing, or a value does not fit its column.
-        """
+        """Turn frames that a processor yielded into a batch."""
         columns: list[list[Any]] = [[] for _ in self.names]
         known: dict[tuple[Any, ...], tuple[int, ...]] = {}
         for frame in rows:

@@ -18,8 +18,6 @@ import pyarrow.types as at
 
 from pystate.spark.ported.cut_frames import CutFrames
 
-__all__ = ["FrameForm", "to_frame"]
-
 #: Rows that become one frame before it is cut into those of the keys.
 _PIECE = 65_536
 _EXTENSION_INTS: dict[pa.DataType, Any] = {
@@ -33,16 +31,8 @@ _EXTENSION_INTS: dict[pa.DataType, Any] = {
 class FrameForm:
     """Rows as frames of pandas, as in `transformWithStateInPandas`.
 
-    Parameters
-    ----------
-    zone : str
-        The session's time zone.
-    most : int
-        The most rows of a frame.
-    most_bytes : int, optional
-        A frame is full, too, once so many rows of average size have as many bytes.
-    extension_ints : bool
-        Whether whole numbers have pandas' types that hold nulls, such as ``Int64``.
+    A frame is full once it has `most` rows, or as many of average size as have `most_bytes`. With
+    `extension_ints` whole numbers have pandas' types that hold nulls, such as ``Int64``.
     """
 
     #: So many frames are turned into a batch.

@@ -33,8 +33,6 @@ from pystate.state.declaration import State
 from pystate.state.value import ValueState
 from pystate.tables.backend import KeyedStateBackend
 
-__all__ = ["Options", "PortedFunction", "ported"]
-
 _DOMAINS: dict[TimeMode, TimeDomain] = {"ProcessingTime": "processing", "EventTime": "event"}
 #: The state of a processor that has neither states nor timers; nothing is ever stored in it.
 _UNUSED = "unused"
@@ -181,24 +179,7 @@ def _copied(processor: Any) -> Any:
 def ported(
     processor: Any, options: Options, copied: Callable[[Any], Any] = _copied
 ) -> PortedFunction:
-    """Return a function that runs a processor.
-
-    Parameters
-    ----------
-    processor : StatefulProcessor
-        Unchanged; a copy of it runs.
-    options : Options
-        How it is run.
-    copied : callable
-        Makes the copy whose `init` runs on the driver.
-
-    Raises
-    ------
-    DeclarationError
-        It is no processor.
-    StatefulProcessorError
-        Its `init` asks for what cannot be.
-    """
+    """Return a function that runs a processor."""
     if not isinstance(processor, StatefulProcessor):
         hint = "; pass an instance" if isinstance(processor, type) else ""
         raise DeclarationError(

@@ -23,20 +23,12 @@ from pystate.operators.runtime.drain import MAX_WATERMARK
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.handle import TimeMode
 
-__all__ = ["GroupStateProcessor", "checked_timeout", "mode_of"]
-
 #: The names of the states.
 _STATE, _TIMEOUT = "state", "timeout"
 
 
 def checked_timeout(given: Any, owner: str) -> str:
-    """Spark's timeout configuration.
-
-    Raises
-    ------
-    StatefulProcessorError
-        There is none of this name.
-    """
+    """Spark's timeout configuration."""
     known = (
         GroupStateTimeout.NoTimeout,
         GroupStateTimeout.ProcessingTimeTimeout,
@@ -57,20 +49,7 @@ def mode_of(timeout: str) -> TimeMode:
 class GroupStateProcessor(StatefulProcessor):
     """Calls a function with its group's state.
 
-    Parameters
-    ----------
-    function : callable
-        Unchanged.
-    schema : str or StructType
-        The state's.
-    timeout : str
-        Spark's timeout configuration.
-    columns : sequence of str or None
-        The columns of the frames; None for what a task's input has.
-    has_watermark : bool
-        Whether the operator has event time; what a task's input says where `columns` is None.
-    owner : str
-        What errors name.
+    `columns` and `has_watermark` are what a task's input says, unless `columns` is given.
     """
 
     def __init__(

@@ -15,8 +15,6 @@ from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.states import Declared, Kind, declared
 from pystate.spark.ported.timers import KeyTimers
 
-__all__ = ["Asked", "Handle", "QueryInfo", "RecordingHandle", "TaskHandle", "TimeMode"]
-
 #: Spark's time modes.
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
 
@@ -48,15 +46,7 @@ _WORDS: Mapping[Kind, Mapping[str, str]] = {
 
 
 class QueryInfo:
-    """Which query and batch a task belongs to.
-
-    Parameters
-    ----------
-    uid : str
-        The operator.
-    epoch : int
-        The epoch.
-    """
+    """Which query and batch a task belongs to."""
 
     def __init__(self, uid: str, epoch: int) -> None:
         self._id = uuid.uuid5(uuid.NAMESPACE_OID, uid)
@@ -87,15 +77,7 @@ class Asked(NamedTuple):
 
 
 class Handle(StatefulProcessorHandle):
-    """Spark's handle: states by name, and timers.
-
-    Parameters
-    ----------
-    owner : str
-        What errors name.
-    time_mode : str
-        Spark's time mode.
-    """
+    """Spark's handle: states by name, and timers."""
 
     def __init__(self, owner: str, time_mode: TimeMode) -> None:
         self._owner = owner
@@ -236,21 +218,7 @@ class _Gone(_NoKey):
 
 
 class TaskHandle(Handle):
-    """The handle in a task.
-
-    Parameters
-    ----------
-    owner, time_mode
-        As for `Handle`.
-    known : Asked
-        What `init` has asked for on the driver.
-    state : callable
-        Makes the processor's state of a declared one.
-    timers : KeyTimers or None
-        The timers, unless the time mode is none.
-    epoch : int
-        The epoch.
-    """
+    """The handle in a task."""
 
     def __init__(
         self,

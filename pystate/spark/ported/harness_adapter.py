@@ -16,8 +16,6 @@ from pystate.spark.ported.forms import Form, RowForm
 from pystate.spark.ported.function import Options, PortedFunction, ported
 from pystate.spark.ported.modes import time_mode_of
 
-__all__ = ["adapt"]
-
 
 def adapt(
     processor: Any,

@@ -11,17 +11,9 @@ from pystate.base.arguments import shown
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.handle import TimeMode
 
-__all__ = ["checked_output_mode", "time_mode_of"]
-
 
 def time_mode_of(given: Any, owner: str) -> TimeMode:
-    """Spark's time mode, in any case.
-
-    Raises
-    ------
-    StatefulProcessorError
-        There is none of this name.
-    """
+    """Spark's time mode, in any case."""
     modes: tuple[TimeMode, ...] = ("None", "ProcessingTime", "EventTime")
     for mode in modes:
         if isinstance(given, str) and given.lower() == mode.lower():
@@ -32,13 +24,7 @@ def time_mode_of(given: Any, owner: str) -> TimeMode:
 
 
 def checked_output_mode(given: Any, owner: str) -> None:
-    """Refuse an output mode other than append and update.
-
-    Raises
-    ------
-    StatefulProcessorError
-        It is complete, or there is none of this name.
-    """
+    """Refuse an output mode other than append and update."""
     mode = given.lower() if isinstance(given, str) else None
     if mode == "complete":
         raise StatefulProcessorError(

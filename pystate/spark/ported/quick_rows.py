@@ -15,8 +15,6 @@ from pyspark.sql import Row
 
 from pystate._core import core
 
-__all__ = ["quicken", "quicken_class"]
-
 
 def quicken() -> None:
     """Quicken Spark's class in this process, unless that was done; only in a task.
@@ -30,13 +28,7 @@ def quicken() -> None:
 
 
 def quicken_class(kind: Any) -> bool:
-    """Quicken a class of rows; return False, and change nothing, if it is none of those known.
-
-    Parameters
-    ----------
-    kind : type
-        Spark's `Row`, or a copy of it.
-    """
+    """Quicken a class of rows; return False, and change nothing, if it is none of those known."""
     slow = kind.__dict__.get("__new__")
     if not isinstance(slow, staticmethod) or not core.set_quick_rows(kind, True):
         return False

@@ -31,8 +31,6 @@ from pystate.operators.runtime.rows import READABLE
 from pystate.spark.base.schemas import output_columns
 from pystate.types.arrays import datetimes, reference
 
-__all__ = ["RowMaker", "RowOutput", "arrow_values", "as_dicts", "row_class"]
-
 #: Rows that are turned into Python objects at once.
 _PIECE = 16_384
 
@@ -76,13 +74,7 @@ def _other_item(row: Row, item: Any) -> Any:
 
 
 class RowMaker:
-    """Makes the rows of batches with the given columns.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The columns.
-    """
+    """Makes the rows of batches with the given columns."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._row = row_class(tuple(names))
@@ -106,13 +98,7 @@ def _readable(array: pa.Array[Any]) -> core.ArrayRef | list[Any]:
 
 
 def arrow_values(array: pa.Array[Any]) -> list[Any]:
-    """The values of an array as Spark's workers give them to a processor.
-
-    Raises
-    ------
-    WrongTypeError
-        A timestamp is outside Python's years 1 to 9999.
-    """
+    """The values of an array as Spark's workers give them to a processor: years 1 to 9999 only."""
     plain = READABLE.get(array.type)
     if plain is not None:
         return core.ColumnReader(reference(array, plain)).to_list()
@@ -152,13 +138,7 @@ class RowOutput(OutputColumns):
         return core.Emitted(self._codes, Row, [sys.intern(name) for name in self.names])
 
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Turn rows that a processor yielded into a batch.
-
-        Raises
-        ------
-        WrongTypeError
-            Something is no `Row` with names, or a value does not fit its column.
-        """
+        """Turn rows that a processor yielded into a batch."""
         if not rows:
             return self.empty()
         names = list(self.names)

@@ -21,27 +21,13 @@ from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.rows import row_class
 from pystate.types.state_type import StateType, parse_type
 
-__all__ = ["Struct", "read_struct"]
-
 _Convert: TypeAlias = "Callable[[Any], Any]"
 
 
 class Struct:
     """The schema of a state's values, or of a map's keys.
 
-    Parameters
-    ----------
-    type : StateType
-        A struct.
-    what : str
-        What has it, for errors.
-
-    Attributes
-    ----------
-    type : StateType
-        The struct.
-    plain : bool
-        Whether a plain tuple and what the state takes and gives are the same.
+    It is `plain` if a tuple and what the state takes and gives are the same.
     """
 
     def __init__(self, type: StateType, what: str) -> None:
@@ -54,13 +40,7 @@ class Struct:
         self.plain = not any(self._ins) and not any(self._outs)
 
     def pack(self, value: Any) -> tuple[Any, ...]:
-        """Turn what Spark takes into the tuple that a state of this type takes.
-
-        Raises
-        ------
-        StatefulProcessorError
-            It is no tuple with a value for each field.
-        """
+        """Turn what Spark takes into the tuple that a state of this type takes."""
         found: tuple[Any, ...]
         if type(value) is tuple and self.plain and len(value) == self._size:
             return value
@@ -96,11 +76,6 @@ def read_struct(schema: Any, what: str, *, nullable: bool = False) -> Struct:
     """Read a schema: a `StructType`, or DDL such as ``"n long, at timestamp"``.
 
     With `nullable` no field of it may be NOT NULL, which says nothing of what is inside a field.
-
-    Raises
-    ------
-    StatefulProcessorError
-        It is neither, has a type that state cannot hold, or a field that is not nullable.
     """
     if not isinstance(schema, (str, StructType)):
         raise StatefulProcessorError(

@@ -23,8 +23,6 @@ from pystate.state.ttl import StateTtl
 from pystate.types.nested import NestedCodec
 from pystate.types.state_type import StateType
 
-__all__ = ["Declared", "Kind", "declared"]
-
 #: The kinds of state that a handle gives.
 Kind: TypeAlias = Literal["value", "list", "map"]
 
@@ -80,13 +78,7 @@ class Declared:
 def declared(
     kind: Kind, name: Any, schema: Any, key_schema: Any = None, ttl_ms: Any = None
 ) -> Declared:
-    """Check what a processor asks its handle for.
-
-    Raises
-    ------
-    StatefulProcessorError
-        The name, a schema or the time to live is not valid.
-    """
+    """Check what a processor asks its handle for."""
     if not isinstance(name, str) or not name or name != name.strip() or name == "default":
         raise StatefulProcessorError(
             f"a state's name is a string, not empty, without spaces at its ends and not 'default'; "
@@ -107,12 +99,7 @@ def declared(
 class MapKeys:
     """The keys of a map: of one field that field itself, of several their bytes.
 
-    Attributes
-    ----------
-    type : StateType
-        The type of the keys in pystate's state.
-    plain : bool
-        Whether the only field of a key and what the state takes and gives are the same.
+    They are `plain` if the only field of a key and what the state takes and gives are the same.
     """
 
     def __init__(self, struct: Struct) -> None:

@@ -20,8 +20,6 @@ from pystate.operators.runtime.drain import MAX_WATERMARK
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import DueTimers
 
-__all__ = ["KeyTimers"]
-
 #: Timers that are read at once for the list of a key's.
 _LISTED = 65_536
 
@@ -54,17 +52,7 @@ class _ByKey:
 
 
 class KeyTimers:
-    """Timers of the current key.
-
-    Parameters
-    ----------
-    domain : {"event", "processing"}
-        The clock of all of them.
-    backend : KeyedStateBackend
-        The task's state.
-    context : RuntimeContext
-        The task's context, which registers and deletes.
-    """
+    """Timers of the current key."""
 
     def __init__(
         self, domain: TimeDomain, backend: KeyedStateBackend, context: RuntimeContext

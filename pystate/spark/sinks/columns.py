@@ -32,15 +32,6 @@ from pystate.spark.sinks.folders import (
     sync_folder,
 )
 
-__all__ = [
-    "as_columns",
-    "columns_of_file",
-    "columns_of_files",
-    "fitted",
-    "read_columns",
-    "save_columns",
-]
-
 _FILE = "_columns.json"
 _ROW_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
 #: What says of a type only whether there may be nulls, or nothing that readers look at.
@@ -82,22 +73,7 @@ def save_columns(root: str, content: Any) -> None:
 
 
 def fitted(stored: st.StructType | None, given: st.StructType, owner: str) -> st.StructType:
-    """The columns of a folder after an epoch.
-
-    Parameters
-    ----------
-    stored : StructType or None
-        Those of its earlier epochs.
-    given : StructType
-        Those of the epoch, as `as_columns` gives them.
-    owner : str
-        What an error begins with.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column had another type before, or another spelling.
-    """
+    """The columns of a folder that has the `stored` ones, after an epoch with those `given`."""
     if stored is None:
         return given
     known = {field.name.lower(): field for field in stored.fields}
@@ -146,15 +122,7 @@ def columns_of_file(path: str) -> st.StructType:
 
 
 def columns_of_files(folders: Sequence[str], levels: int) -> st.StructType | None:
-    """The columns of the epochs of a folder without a note, from a file of each.
-
-    Parameters
-    ----------
-    folders : sequence of str
-        The folders of the epochs, the oldest first.
-    levels : int
-        The levels of folders in between.
-    """
+    """The columns of the epochs of a folder without a note, from a file of each."""
     found: st.StructType | None = None
     for folder in folders:
         files = data_files(folder, levels)

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Compacted", "Compaction", "compact_folder", "read_compacted"]
 
 _COMPACTED = "_compacted.json"
 #: The lock of the running compaction.
@@ -75,10 +74,7 @@ class Compaction(NamedTuple):
 class Compacted:
     """Which epochs lie in the folders of other epochs.
 
-    Parameters
-    ----------
-    groups : mapping from epoch to epochs
-        For the epoch of each merged folder all epochs in it, ascending, with its own.
+    `groups` has for the epoch of each merged folder all epochs in it, ascending, with its own.
     """
 
     def __init__(self, groups: dict[int, list[int]]) -> None:

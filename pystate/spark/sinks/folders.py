@@ -19,24 +19,6 @@ from typing import Any
 
 from pystate.errors import CorruptFileError, InUseError, NewerFormatError
 
-__all__ = [
-    "LOCK",
-    "alone",
-    "copy_owner",
-    "data_files",
-    "encode_note",
-    "exchange",
-    "is_hidden",
-    "link",
-    "link_tree",
-    "read_note",
-    "shared",
-    "sync_all",
-    "sync_file",
-    "sync_folder",
-    "sync_tree",
-]
-
 #: While a process holds a shared lock on this file, the folder is not exchanged.
 LOCK = "_lock"
 _LOOK_S = 0.005
@@ -60,12 +42,7 @@ def encode_note(name: str, content: Any) -> str:
 def read_note(path: str, name: str) -> Any:
     """Read what `encode_note` made; a file without a version is of the first one.
 
-    Raises
-    ------
-    FileNotFoundError
-        There is no such file.
-    NewerFormatError, CorruptFileError
-        It cannot be understood.
+    A missing file raises `FileNotFoundError`.
     """
     with open(path, encoding="utf-8") as file:
         text = file.read()
@@ -83,13 +60,7 @@ def read_note(path: str, name: str) -> Any:
 
 
 def data_files(folder: str, levels: int = 0) -> list[tuple[str, int]] | None:
-    """The names and sizes of a folder's files; None if there is no such folder.
-
-    Parameters
-    ----------
-    levels : int
-        The levels of folders in between, with which the names then begin.
-    """
+    """The names and sizes of a folder's files; None if there is no such folder."""
     try:
         return sorted(_walk(folder, "", levels))
     except FileNotFoundError:
@@ -153,13 +124,7 @@ def shared(folders: Iterable[str]) -> Iterator[None]:
 
 @contextmanager
 def alone(folder: str, name: str, wait_s: float, what: str) -> Iterator[None]:
-    """Hold an exclusive lock in a folder.
-
-    Raises
-    ------
-    InUseError
-        Another process held it for the whole wait; the message begins with `what`.
-    """
+    """Hold an exclusive lock in a folder: `InUseError` if a process had it for the whole wait."""
     descriptor = _open_lock(folder, name)
     if descriptor is None:
         raise FileNotFoundError(folder)
@@ -219,13 +184,7 @@ def copy_owner(source: str, target: str) -> None:
 
 
 def exchange(one: str, other: str) -> None:
-    """Exchange the names of two folders in one step.
-
-    Raises
-    ------
-    OSError
-        The file system cannot do that.
-    """
+    """Exchange the names of two folders in one step; `OSError` if the file system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         renameat2 = libc.renameat2

@@ -37,7 +37,6 @@ from pystate.spark.sinks.sink import Sink
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ForeachEpoch", "foreach_epoch"]
 
 #: A function that gets an epoch's rows and the epoch's number.
 EpochFunction = Callable[["DataFrame", int], Any]

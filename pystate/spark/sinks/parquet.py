@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from pystate.spark.base.parquet_format import ParquetFormat
     from pystate.spark.sinks.parquet_write import WriteCounts
 
-__all__ = ["EXECUTED", "KIND", "ParquetSink", "commit_parquet", "forget_schema", "sweep_staging"]
 
 KIND = "parquet"
 
@@ -449,18 +448,8 @@ class ParquetSink(Sink):
 def commit_parquet(transaction: Mapping[str, Any], root: str) -> None:
     """Make the rows of a transaction visible; committing again changes nothing.
 
-    Parameters
-    ----------
-    transaction : mapping
-        A transaction from a manifest.
-    root : str
-        The output's folder.
-
-    Raises
-    ------
-    CheckpointError
-        The staged rows are neither in the staging folder nor in the published one, or differ from
-        what the manifest names.
+    It is a `CheckpointError` if the rows are neither staged nor published, or differ from what the
+    manifest names.
     """
     with shared([root]):
         _commit(transaction, root)

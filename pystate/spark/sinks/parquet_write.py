@@ -19,8 +19,6 @@ from pyspark.sql import functions as F
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["WriteCounts", "write_parquet"]
-
 
 class WriteCounts(NamedTuple):
     """The counts of the tasks of a write."""

@@ -37,7 +37,6 @@ from pystate.spark.sinks.folders import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Layout", "Partitioning", "read_layout", "save_layout", "with_types"]
 
 #: The columns of a layout, outermost first: (name, type in DDL).
 Layout = tuple[tuple[str, str], ...]
@@ -60,15 +59,7 @@ _TYPES = (
 
 
 class Partitioning:
-    """The columns that determine the folders of an output.
-
-    Parameters
-    ----------
-    columns : str or sequence of str
-        Outermost first; none for a flat layout.
-    owner : str
-        What error messages begin with.
-    """
+    """The columns that determine the folders of an output."""
 
     def __init__(self, columns: Any, owner: str) -> None:
         names = (columns,) if isinstance(columns, str) else columns
@@ -99,15 +90,7 @@ class Partitioning:
         return len(self.columns)
 
     def layout(self, frame: DataFrame) -> Layout:
-        """The layout of a frame.
-
-        Raises
-        ------
-        InvalidArgumentError
-            A column is missing, or no other column is left.
-        WrongTypeError
-            A column has a type that cannot be read back from text.
-        """
+        """The layout of a frame."""
         columns = FrameColumns(frame, self._owner)
         layout = []
         for name in self.columns:

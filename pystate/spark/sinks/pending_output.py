@@ -39,7 +39,6 @@ from pystate.spark.sinks.sink import Sink, Transaction
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["WAITING", "Waiting", "check_at_least_once", "publish_files"]
 
 #: The folder of stores in a checkpoint.
 WAITING = "waiting"
@@ -81,13 +80,7 @@ class _HeldOutputs(Outputs):
 
 
 class Waiting:
-    """The output of one job's held steps.
-
-    Parameters
-    ----------
-    checkpoint : str or None
-        The checkpoint's folder, if it is one.
-    """
+    """The output of one job's held steps."""
 
     def __init__(self, checkpoint: str | None) -> None:
         self._checkpoint = checkpoint
@@ -108,13 +101,7 @@ class Waiting:
         return _HeldOutputs(main, sides, real.checkpoint, real.session, False, real, self)
 
     def note_schema(self, sink: Sink, schema: StructType) -> None:
-        """Remember the columns of a user's sink, which all steps of a checkpoint share.
-
-        Raises
-        ------
-        InvalidArgumentError
-            An earlier step had others.
-        """
+        """Remember the columns of a user's sink, which all steps of a checkpoint share."""
         known = self._schemas.setdefault(sink.name, schema)
         if as_columns(known) != as_columns(schema):
             raise InvalidArgumentError(
@@ -257,13 +244,7 @@ def publish_files(transaction: Mapping[str, Any], root: str) -> None:
 
 
 def check_at_least_once(outputs: Outputs) -> None:
-    """Refuse sinks that take an epoch's number for the mark of what they have.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A sink does not say that it takes several commits of one epoch.
-    """
+    """Refuse sinks that take an epoch's number for the mark of what they have."""
     for sink in outputs.sinks():
         if is_own(sink) and not sink.at_least_once:
             raise InvalidArgumentError(

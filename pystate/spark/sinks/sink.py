@@ -34,19 +34,6 @@ from pystate.spark.base.failures import is_stop, stopped_its_query
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "Sink",
-    "SinkTask",
-    "Transaction",
-    "as_json",
-    "because",
-    "check_sink",
-    "raise_failed",
-    "register_sink",
-    "registered_names",
-    "registered_sink",
-    "staged_by_tasks",
-]
 
 #: A manifest's record of a sink's part in an epoch: plain JSON, with ``"kind"``.
 Transaction = dict[str, Any]
@@ -223,13 +210,7 @@ class Sink:
 
 
 def check_sink(sink: Sink, what: str) -> None:
-    """Refuse a sink whose transactions could not be committed, or that tasks could not run.
-
-    Raises
-    ------
-    InvalidArgumentError, DeclarationError
-        The sink has no name, lacks a method, or cannot be pickled; messages begin with `what`.
-    """
+    """Refuse a sink whose transactions could not be committed, or that tasks could not run."""
     kind = type(sink)
     name: Any = sink.name
     if not isinstance(name, str) or not name:
@@ -349,13 +330,7 @@ def because(what: str, error: Exception, then: str) -> SinkError:
 
 
 def as_json(value: Any, what: str) -> Any:
-    """A value after a round trip through JSON, so that every commit sees the same.
-
-    Raises
-    ------
-    SinkError
-        The value is not plain JSON; the message begins with `what`.
-    """
+    """A value after a round trip through JSON, so that every commit sees the same."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:

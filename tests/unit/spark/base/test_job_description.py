@@ -109,7 +109,7 @@ def test_sparks_progress_counts_the_operators(work: FakeWork) -> None:
                 "op", index, epoch.evaluation_id, "0" * 32, "0" * 32, None, metrics=metrics
             )
             epoch.report(report)
-        sizes = {("op", 0): (5, 100), ("op", 1): (6, 200), ("other", 0): (9, 900)}
+        sizes = {"op": {0: (5, 100), 1: (6, 200)}, "other": {0: (9, 900)}}
         progress = EpochProgress.of(epoch, (), epoch.reports, sizes, 10.0)
     [operator] = progress.operators
     assert (operator.ranges, operator.rows_in, operator.keys) == (2, 6, 11)
