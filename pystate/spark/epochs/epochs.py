@@ -100,7 +100,7 @@ class EpochRunner:
         self._has_claimed = False
         self._learned = Learned()
         self._sizes = RangeSizes()
-        self._parallelism = options.parallelism
+        self._parallelism = options.initial_parallelism
         self._rescaler = None if options.auto_rescale is None else Rescaler(options.auto_rescale)
         #: Returns how many rows the source has waiting, or None.
         self.backlog: Callable[[], int | None] = lambda: None
@@ -269,7 +269,7 @@ class EpochRunner:
 
     def _claim(self) -> None:
         """Remove a claimed savepoint after the job's first epoch, which is published."""
-        restore = self.options.restore
+        restore = self.options.origin
         if restore is None or not restore.claim or self._has_claimed:
             return
         try:
@@ -333,8 +333,8 @@ class EpochRunner:
 
     def _open(self, parallelism: int) -> Coordinator:
         options = self.options
-        if options.restore is not None:
-            restore = options.restore
+        restore = options.origin
+        if restore is not None:
             begin_with(
                 restore.origin,
                 self.storage,
@@ -373,14 +373,10 @@ class EpochRunner:
             session,
             self._box,
             self.storage,
-            self.options.tables,
+            self.options,
             coordinator.term,
-            epoch.parallelism,
             outputs,
             self._learned,
-            self.options.epoch_timeout_ms,
-            self.options.checkpoints.timeout_ms,
-            self.options.on_invalid,
         )
 
     def _note(self, epoch: Epoch, manifest: Manifest, took_s: float) -> EpochProgress:

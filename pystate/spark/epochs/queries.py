@@ -1,4 +1,4 @@
-"""A job's streaming query: why it ended, and a stop without error traces in the log.
+"""A job's streaming query: why it ended, a stop without error traces in the log, and which run.
 
 Spark stops a query by interrupting its work. To the code inside the query that looks like a
 failure, and Spark logs traces of it, from the driver and, seconds later, from the killed tasks.
@@ -17,7 +17,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pystate.base.notes import hide_in_causes
-from pystate.errors import FencedError, FunctionError, PystateError
+from pystate.errors import FencedError, FunctionError, InUseError, PystateError
 from pystate.spark.base.failures import (
     QueryStopped,
     as_function_error,
@@ -29,6 +29,7 @@ from pystate.spark.epochs.progress import EpochProgress, progress_panel
 from pystate.spark.epochs.progress_line import NoLine, ProgressLine
 from pystate.spark.epochs.spark_log import quiet_stop
 from pystate.spark.epochs.spark_progress import with_state
+from pystate.spark.operators.pipeline import PipelineContext
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -229,3 +230,49 @@ def _is_no_stop(record: logging.LogRecord) -> bool:
 # py4j logs whatever a batch function raises before it hands that to Spark.
 for _name in ("py4j.clientserver", "py4j.java_gateway"):
     logging.getLogger(_name).addFilter(_is_no_stop)
+
+
+#: The queries that this process runs, by checkpoint: in a notebook a `Job` may be made again while
+#: a query of the previous one still runs.
+_queries: dict[str, tuple[PipelineContext, JobQuery]] = {}
+
+
+def note_query(job: PipelineContext, query: JobQuery) -> None:
+    """Remember which query runs on a job's checkpoint."""
+    _queries[job.checkpoint] = job, query
+
+
+def stop_query(checkpoint: str) -> None:
+    """Stop the query that this process runs on a checkpoint, if there is one."""
+    running = _running(checkpoint)
+    if running is not None:
+        running[1].stop()
+
+
+def require_unused(job: PipelineContext, *, but_for_own: bool) -> None:
+    """Raise `InUseError` if this process runs a query on a job's checkpoint, perhaps its own."""
+    running = _running(job.checkpoint)
+    if running is None or (but_for_own and running[0] is job):
+        return
+    other, query = running
+    whose = "this job" if other is job else f"another Job({other.name!r}) of this process"
+    called = f" {query.name!r}" if query.name else ""
+    raise InUseError(
+        f"job {job.name!r}: checkpoint {job.checkpoint} is in use: the query{called} that {whose} "
+        "has started on it is running. Stop it first, with query.stop() on what start returned, or "
+        "make the job by Job(..., replace=True), which does that"
+    )
+
+
+def _running(checkpoint: str) -> tuple[PipelineContext, JobQuery] | None:
+    found = _queries.get(checkpoint)
+    if found is None:
+        return None
+    try:
+        active = found[1].isActive
+    except Exception:
+        # Its Spark has ended, and so has the query.
+        active = False
+    if not active:
+        _queries.pop(checkpoint, None)
+    return found if active else None

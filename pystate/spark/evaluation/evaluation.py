@@ -44,6 +44,7 @@ from pystate.spark.base.batches import large_batches
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.failures import as_function_error, original_error
 from pystate.spark.base.job_description import JobDescription
+from pystate.spark.base.options import JobOptions
 from pystate.spark.base.schemas import KeySchema, parse_schema
 from pystate.spark.evaluation.empty_ranges import CountedOperators
 from pystate.spark.evaluation.flow import InputFlow
@@ -60,7 +61,6 @@ from pystate.spark.tasks.reports import ReportBox
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.registry import refuse_pickled
 from pystate.tables.backend import KeyedStateBackend
-from pystate.tables.options import TableOptions
 from pystate.types.state_type import TypeLike, parse_type, refuse_nested_key
 
 if TYPE_CHECKING:
@@ -108,22 +108,16 @@ class Evaluation:
         session: SparkSession,
         box: ReportBox,
         storage: CheckpointStorage,
-        tables: TableOptions,
+        options: JobOptions,
         term: int,
-        parallelism: int,
         outputs: Outputs,
         learned: Learned,
-        timeout_ms: int | None,
-        checkpoint_timeout_ms: int,
-        on_invalid: OnInvalid = "drop",
     ) -> None:
-        self.on_invalid = on_invalid
+        self.options = options
         self.epoch = epoch
-        self.parallelism = parallelism
         self.session = session
         self._box = box
         self._storage = storage
-        self._tables = tables
         self._term = term
         self._outputs = outputs
         self._tags: dict[str, tuple[str, pa.Schema]] = {}
@@ -136,9 +130,8 @@ class Evaluation:
         self._updates = UpdateFrames()
         self._flow = InputFlow(lambda frame: self._once.feeding(frame)[2])
         self._counted = CountedOperators(learned.announced)
-        self._timeout_ms = timeout_ms
         self._executors: frozenset[str] = frozenset()
-        self._held = self._held_plan(checkpoint_timeout_ms)
+        self._held = self._held_plan(options.checkpoints.timeout_ms)
 
     def _held_plan(self, timeout_ms: int) -> HeldPlan | None:
         step = self.epoch.step
@@ -157,6 +150,16 @@ class Evaluation:
     def __exit__(self, *_: object) -> None:
         self._marks.close()
         self._once.release()
+
+    @property
+    def parallelism(self) -> int:
+        """The number of ranges of each operator."""
+        return self.epoch.parallelism
+
+    @property
+    def on_invalid(self) -> OnInvalid:
+        """What becomes of rows that cannot be processed, without a side output for them."""
+        return self.options.on_invalid
 
     @property
     def tag(self) -> str:
@@ -283,7 +286,7 @@ class Evaluation:
         operator = replace(operator, max_parallelism=epoch.max_parallelism)
         operator = operator.continuing(epoch.stored_states(uid))
         self._flow.declare(uid, inputs)
-        if not self._tables.allow_pickle:
+        if not self.options.tables.allow_pickle:
             refuse_pickled(operator.states, f"operator {uid!r}")
         _check_table(operator)
         sides = _with_invalid(uid, sides, invalid.values())
@@ -312,7 +315,7 @@ class Evaluation:
         plan = OperatorPlan(
             operator=operator,
             # The epoch has compared the declarations; other states in the files were dropped.
-            options=replace(self._tables, allow_unclaimed_state=True),
+            options=replace(self.options.tables, allow_unclaimed_state=True),
             key_schema=keys,
             ranges=planned,
             storage=self._storage,
@@ -439,7 +442,7 @@ class Evaluation:
     ) -> list[Transaction]:
         """Call the pipeline, write its result through the sinks, collect the reports."""
         number = self.epoch.number
-        context, timeout_ms = self.session.sparkContext, self._timeout_ms
+        context, timeout_ms = self.session.sparkContext, self.options.epoch_timeout_ms
         watch = EvaluationWatch(context, self._marks, self.tag, timeout_ms)
         described = JobDescription(context, self.epoch)
         self._flow.begin(data)
@@ -547,8 +550,10 @@ class Evaluation:
             return None
         reported = {(report.uid, report.index) for report in self.epoch.reports}
         hung = {key: mark for key, (mark, _) in self._marks.begun().items() if key not in reported}
-        assert self._timeout_ms is not None
-        text = f"epoch {self.epoch.number}: no progress in {self._timeout_ms / 1000:g} s"
+        assert self.options.epoch_timeout_ms is not None
+        text = (
+            f"epoch {self.epoch.number}: no progress in {self.options.epoch_timeout_ms / 1000:g} s"
+        )
         if hung:
             text += f": {describe_ranges(sorted(hung))} began and did not end"
         where = [
