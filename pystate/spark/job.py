@@ -37,7 +37,6 @@ from pystate.spark.base.arguments import (
     checked_trigger,
     session_of,
 )
-from pystate.spark.base.drain_keys import checked_run_key
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.options import JobOptions
 from pystate.spark.base.requirements import require_pandas
@@ -47,7 +46,7 @@ from pystate.spark.epochs.progress import EpochProgress, progress_panel
 from pystate.spark.epochs.progress_line import Show, checked_show, progress_line
 from pystate.spark.epochs.queries import QueryOutcome, note_query, require_unused, stop_query
 from pystate.spark.epochs.result import EpochResult
-from pystate.spark.epochs.rounds import run_rounds
+from pystate.spark.epochs.runs import checked_run_key, run_rounds
 from pystate.spark.epochs.spark_progress import checked_observe
 from pystate.spark.epochs.stream import StreamRun
 from pystate.spark.operators.pipeline import Pipeline, PipelineContext

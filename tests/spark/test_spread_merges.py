@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
-import pystate.spark.epochs.spread_merges
+import pystate.spark.epochs.file_jobs
 from pystate.checkpoint.manifest import FileRef
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merge_policy import Run
 from pystate.epochs.merge_runner import PlannedMerge
 from pystate.errors import CheckpointError
-from pystate.spark.epochs.spread_merges import SpreadMerges, _MergeAll, _shared_out
+from pystate.spark.epochs.file_jobs import SpreadMerges, _MergeAll, _shared_out
 
 from .conftest import ROOT, wait_for
 
@@ -93,7 +93,7 @@ def test_job_that_fails(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merges, storage = runner(spark, tmp_path)
-    monkeypatch.setattr(pystate.spark.epochs.spread_merges, "_MergeAll", Failing)
+    monkeypatch.setattr(pystate.spark.epochs.file_jobs, "_MergeAll", Failing)
     with (
         ThreadPoolExecutor(1) as thread,  # its jobs have a group, which stays that of the thread
         pytest.raises(CheckpointError, match="failed: ValueError: no such luck") as caught,
@@ -109,7 +109,7 @@ def test_giving_up_cancels_the_job(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merges, storage = runner(spark, tmp_path)
-    monkeypatch.setattr(pystate.spark.epochs.spread_merges, "_MergeAll", Slow)
+    monkeypatch.setattr(pystate.spark.epochs.file_jobs, "_MergeAll", Slow)
     errors: list[Exception] = []
 
     def run() -> None:

@@ -15,7 +15,7 @@ from pystate.checkpoint.locations import open_storage
 from pystate.errors import InvalidArgumentError, PystateError
 from pystate.redaction import has_credentials, is_secret, logger, redacted, without_secrets
 from pystate.spark import Job, ParquetSink, foreach_epoch
-from pystate.spark.base.drain_keys import checked_run_key
+from pystate.spark.epochs.runs import checked_run_key
 from pystate.spark.sinks.sink import because
 from pystate.state.kinds import declared_as
 

@@ -70,10 +70,9 @@ class JobOptions:
         policy, ranges = None, self.parallelism
         if isinstance(ranges, AutoRescale):
             policy, ranges = ranges, ranges.min
-        checked_count(self.max_parallelism, f"{owner}: max_parallelism")
-        integer(self.retained, f"{owner}: retained", least=1)
+        groups = checked_count(self.max_parallelism, f"{owner}: max_parallelism")
         flag(self.allow_unclaimed_state, f"{owner}: allow_unclaimed_state")
-        integer(self.max_evaluations, f"{owner}: max_evaluations", least=1)
+        evaluations = integer(self.max_evaluations, f"{owner}: max_evaluations", least=1)
         flag(self.allow_time_back, f"{owner}: allow_time_back")
         checked_on_invalid(self.on_invalid, owner)
         timeout_ms = None
@@ -88,6 +87,9 @@ class JobOptions:
         )
         step_ms = milliseconds(self.max_clock_step, f"{owner}: max_clock_step", least=1)
         for name, value in (
+            ("max_parallelism", groups),
+            ("retained", integer(self.retained, f"{owner}: retained", least=1)),
+            ("max_evaluations", evaluations),
             ("initial_parallelism", checked_count(ranges, f"{owner}: parallelism")),
             ("auto_rescale", policy),
             ("max_clock_step_ms", step_ms),

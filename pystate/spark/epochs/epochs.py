@@ -36,11 +36,10 @@ from pystate.redaction import logger
 from pystate.spark.base.environment import use_this_python
 from pystate.spark.base.failures import is_retryable
 from pystate.spark.base.options import JobOptions
-from pystate.spark.epochs.flush import HeldWriter
+from pystate.spark.epochs.file_jobs import HeldWriter, SpreadMerges
 from pystate.spark.epochs.progress import EpochProgress, notify
 from pystate.spark.epochs.progress_line import NoLine, ProgressLine, tasks_done
 from pystate.spark.epochs.rewind import MARK
-from pystate.spark.epochs.spread_merges import SpreadMerges
 from pystate.spark.evaluation.evaluation import Evaluation
 from pystate.spark.evaluation.operator_traits import Learned
 from pystate.spark.operators.pipeline import Pipeline, PipelineContext, evaluating, for_job

@@ -19,7 +19,7 @@ from pystate.epochs.epoch import Epoch, Flow, RangeReport
 from pystate.epochs.watermarks import smallest
 from pystate.operators.runtime.loop import IN_FLIGHT
 from pystate.redaction import logger
-from pystate.spark.base.drain_keys import drains_a_stream
+from pystate.spark.epochs.runs import drains_a_stream
 
 _LOG = logger("pystate.spark.epochs.progress")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

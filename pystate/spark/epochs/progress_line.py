@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, TypeAlias
 from pystate.base.arguments import nearest, shown
 from pystate.errors import InvalidArgumentError
 from pystate.redaction import logger
+from pystate.spark.base.jvm import stages
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -149,13 +150,9 @@ def tasks_done(context: SparkContext, tag: str) -> tuple[int, int]:
     """How many tasks of the jobs with a tag have ended, and how many there are so far."""
     tracker = context._jsc.sc().statusTracker()
     done = total = 0
-    for job in tracker.getJobIdsForTag(tag):
-        info = tracker.getJobInfo(job)
-        for number in info.get().stageIds() if info.isDefined() else ():
-            stage = tracker.getStageInfo(number)
-            if stage.isDefined():
-                done += stage.get().numCompletedTasks()
-                total += stage.get().numTasks()
+    for _, stage in stages(context, tracker.getJobIdsForTag(tag)):
+        done += stage.numCompletedTasks()
+        total += stage.numTasks()
     return done, total
 
 

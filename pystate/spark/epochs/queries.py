@@ -4,12 +4,20 @@ Spark stops a query by interrupting its work. To the code inside the query that 
 failure, and Spark logs traces of it, from the driver and, seconds later, from the killed tasks.
 This module distinguishes both from real failures.
 
-Thread safety: any thread may stop or ask a query; the thread of its epochs notes a failure.
+Thread safety: any thread may stop or ask a query; the thread of its epochs notes a failure. What
+follows a query's last batch runs in a thread of its own.
+
+Invariants
+----------
+1. Only a query that ended by itself is followed by a drain or a checkpoint, not one that failed.
+2. A query counts as active until these have ended.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,6 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pystate.base.notes import hide_in_causes
 from pystate.errors import FencedError, FunctionError, InUseError, PystateError
+from pystate.redaction import logger
 from pystate.spark.base.failures import (
     QueryStopped,
     as_function_error,
@@ -36,7 +45,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 
+_LOG = logger("pystate.spark.epochs.queries")
 _EPOCHS = 100
+_LOOK_S = 0.2
 
 
 class QueryOutcome:
@@ -220,6 +231,98 @@ class JobQuery(StreamingQuery):
                 self._outcome.at_stop()
         finally:
             self._outcome.line.close()
+
+
+class EndingQuery(JobQuery):
+    """A job's query with work of pystate after its last batch: a drain, or its last checkpoint.
+
+    It counts as active until `follow` has returned, which is called in a thread of its own, and
+    only if the query ended by itself: not if it failed. With a `tag`, which the Spark jobs of
+    `follow` then have, `stop` cancels these; without one it waits for them.
+    """
+
+    def __init__(
+        self,
+        query: StreamingQuery,
+        outcome: QueryOutcome,
+        context: SparkContext,
+        follow: Callable[[JobQuery], None],
+        tag: str | None = None,
+    ) -> None:
+        super().__init__(query, outcome, context)
+        self._follow = follow
+        self._tag = tag
+        self._error: BaseException | None = None
+        self._ended = threading.Event()
+        # A daemon like Spark's own thread of a query: a driver that ends without waiting ends both.
+        threading.Thread(target=self._end, name="pystate-ending", daemon=True).start()
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 (Spark's name)
+        """Whether the query, or what follows it, runs."""
+        return not self._ended.is_set()
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802
+        """Wait until the query, and what follows it, has ended."""
+        began_s = time.monotonic()
+        try:
+            ended = super().awaitTermination(timeout)
+        except Exception:
+            self._ended.wait()
+            raise
+        if timeout is not None:
+            left_s = max(0.0, timeout - (time.monotonic() - began_s))
+            if not ended or not self._ended.wait(left_s):
+                return False
+        self._ended.wait()
+        self._outcome.line.close()
+        error = self._error
+        if isinstance(error, Exception):
+            error = self._raised(error)
+        if error is not None:
+            raise error from error.__cause__
+        return ended
+
+    def exception(self) -> StreamingQueryException | None:
+        """The error of the query, or of what follows it."""
+        found = super().exception()
+        if found is None and self._error is not None:
+            found = StreamingQueryException(f"the stream is not drained: {self._error}")
+            found.__cause__ = self._error
+        return found
+
+    def stop(self) -> None:
+        """Stop the query, and cancel what follows it or wait for that."""
+        if self._tag is None:
+            super().stop()
+            self._ended.wait()
+            return
+        self._outcome.stopping = True
+        super().stop()
+        # Repeated at every check, since the pipeline may start another job.
+        while not self._ended.wait(_LOOK_S):
+            self._context.cancelJobsWithTag(self._tag)
+
+    def _end(self) -> None:
+        try:
+            self._jsq.awaitTermination()
+        except Exception as error:
+            # Spark reports the failure, or is gone.
+            _LOG.debug("the query has failed, and nothing follows it: %s", error)
+            self._ended.set()
+            return
+        try:
+            if self._outcome.stopping:
+                return
+            if self._tag is not None:
+                self._context.addJobTag(self._tag)
+            self._follow(self)
+        except BaseException as error:
+            if not self._outcome.stopping:
+                self._error = as_function_error(error)
+                self._outcome.note(error)
+        finally:
+            self._ended.set()
 
 
 def _is_no_stop(record: logging.LogRecord) -> bool:

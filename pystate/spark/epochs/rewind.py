@@ -23,6 +23,7 @@ from pystate.checkpoint.source_position import SPARK_FOLDER, read_query_id
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.options import CheckpointOptions
 from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.spark.base.jvm import analysed, items
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,10 +48,9 @@ def check_rewindable(stream: DataFrame, options: CheckpointOptions) -> None:
         "CheckpointOptions: with an interval, a pause or tolerable failures, batches since the "
         "last checkpoint may have to be computed again"
     )
-    plan: Any = stream._jdf.queryExecution().analyzed()
-    for node in _nodes(plan):
+    for node in _nodes(analysed(stream)):
         name = node.nodeName()
-        streams = [child for child in _items(node.children()) if child.isStreaming()]
+        streams = [child for child in items(node.children()) if child.isStreaming()]
         if (streams and _STATEFUL.fullmatch(name)) or (name == "Join" and len(streams) > 1):
             raise InvalidArgumentError(
                 f"{owner}: the stream has an operator with state of Spark's own ({name}), which "
@@ -76,12 +76,8 @@ def check_rewindable(stream: DataFrame, options: CheckpointOptions) -> None:
 
 def _nodes(plan: Any) -> Iterator[Any]:
     yield plan
-    for child in _items(plan.children()):
+    for child in items(plan.children()):
         yield from _nodes(child)
-
-
-def _items(sequence: Any) -> list[Any]:
-    return [sequence.apply(i) for i in range(sequence.size())]
 
 
 def allow_rewinds(storage: CheckpointStorage, *, allowed: bool) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pystate.epochs.epoch import Epoch, RangeReport, RepeatableError
 from pystate.operators.runtime.partial_rows import CAME
+from pystate.spark.base.jvm import analysed, below, is_wrapper, items
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -116,7 +117,7 @@ def _came(report: RangeReport) -> int:
 
 def _number_of(output: DataFrame) -> int:
     """Spark's number of the node of the operator that has this output."""
-    node: Any = output._jdf.queryExecution().analyzed()
+    node = analysed(output)
     while node.nodeName() == _PROJECT:
         node = node.child()
     return int(node.functionExpr().resultId().id())
@@ -135,38 +136,19 @@ def _rows_sent(plan: Any, numbers: Container[int]) -> dict[int, int]:
                 sent = _into(node)
                 if sent is not None:
                     found[number] = sent
-        todo += _below(node, name)
+        todo += below(node)
     return found
 
 
 def _into(operator: Any) -> int | None:
     """The rows in the shuffle that feeds an operator."""
-    [node] = _children(operator)
+    [node] = items(operator.children())
     while True:
         name = node.nodeName()
         if name == _SHUFFLE:
             return int(node.metrics().apply(_SENT).value())
         if name.startswith(_EMPTY) or (name.startswith(_TABLE) and node.rows().isEmpty()):
             return 0
-        if not (name in _KEEPING or name.startswith("WholeStageCodegen") or _wraps(name)):
+        if not (name in _KEEPING or name.startswith("WholeStageCodegen") or is_wrapper(name)):
             return None
-        [node] = _below(node, name)
-
-
-def _wraps(name: str) -> bool:
-    return name == "AdaptiveSparkPlan" or name.endswith("QueryStage") or name == "ReusedExchange"
-
-
-def _below(node: Any, name: str) -> list[Any]:
-    if name == "AdaptiveSparkPlan":
-        return [node.executedPlan()]
-    if name.endswith("QueryStage"):
-        return [node.plan()]
-    if name == "ReusedExchange":
-        return [node.child()]
-    return _children(node)
-
-
-def _children(node: Any) -> list[Any]:
-    children = node.children()
-    return [children.apply(i) for i in range(children.size())]
+        [node] = below(node)

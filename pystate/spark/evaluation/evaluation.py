@@ -40,16 +40,16 @@ from pystate.errors import (
 from pystate.operators.runtime.column_order import in_order
 from pystate.operators.runtime.invalid_rows import InvalidRule, OnInvalid
 from pystate.redaction import logger
-from pystate.spark.base.batches import large_batches
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.failures import as_function_error, original_error
 from pystate.spark.base.job_description import JobDescription
+from pystate.spark.base.jvm import executors
 from pystate.spark.base.options import JobOptions
 from pystate.spark.base.schemas import KeySchema, parse_schema
 from pystate.spark.evaluation.empty_ranges import CountedOperators
 from pystate.spark.evaluation.flow import InputFlow
 from pystate.spark.evaluation.initial import Initial
-from pystate.spark.evaluation.materialisation import Loop, OperatorOutputs, executors
+from pystate.spark.evaluation.materialisation import Loop, OperatorOutputs
 from pystate.spark.evaluation.operator_traits import Learned
 from pystate.spark.evaluation.updates import UpdateFrames, Updates
 from pystate.spark.evaluation.watch import EvaluationWatch
@@ -82,6 +82,11 @@ _RETURNS = (
     "it must return a DataFrame, the rows to write; a dict of DataFrames by name, "
     "{'users': users, 'pages': pages}, for several outputs; or, in run_epoch with schema=, an RDD"
 )
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_SPARK_BATCH_ROWS = "10000"
+#: Rows per Arrow batch between the JVM and the workers if the user kept Spark's default: with so
+#: many rows the fixed cost of a batch, some 100 µs, does not matter.
+_OUR_BATCH_ROWS = "65536"
 #: The most hanging tasks that a message names.
 _SHOWN = 8
 _HOME_HINT = "give the tables a place with more room, Job(table_home=...), or use more hosts"
@@ -447,7 +452,7 @@ class Evaluation:
         described = JobDescription(context, self.epoch)
         self._flow.begin(data)
         try:
-            with described, watch, large_batches(self.session):
+            with described, watch, _large_batches(self.session):
                 frames = self._frames(pipeline(data), schema)
                 self.epoch.check_declared()
                 outputs = self._outputs.resolved(None if ONLY in frames else tuple(frames))
@@ -654,6 +659,19 @@ class Evaluation:
         if result is None:
             raise InvalidArgumentError(f"the pipeline returned None: {_RETURNS}")
         return _returned(result, "the pipeline's result")
+
+
+@contextmanager
+def _large_batches(session: SparkSession) -> Iterator[None]:
+    """Make Spark pass larger Arrow batches, unless the user has set their size."""
+    if session.conf.get(_BATCH_ROWS, _SPARK_BATCH_ROWS) != _SPARK_BATCH_ROWS:
+        yield
+        return
+    session.conf.set(_BATCH_ROWS, _OUR_BATCH_ROWS)
+    try:
+        yield
+    finally:
+        session.conf.unset(_BATCH_ROWS)
 
 
 def _returned(result: Any, what: str) -> DataFrame:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pystate.epochs.range_report import RangeReport
 from pystate.epochs.watermarks import Input
+from pystate.spark.base.jvm import plan_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -118,6 +119,6 @@ def _signature(frame: Any) -> str:
     """What determines the rows of a frame, but for its columns; empty if it is no frame."""
     if not hasattr(frame, "_jdf"):
         return ""
-    lines = str(frame._jdf.queryExecution().analyzed().toString()).splitlines()
+    lines = plan_text(frame).splitlines()
     nodes = (_TREE.sub("", line) for line in lines)
     return "\n".join(node for node in nodes if not node.startswith(_KEEPING))

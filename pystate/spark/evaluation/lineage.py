@@ -22,10 +22,11 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
+from pystate.spark.base.jvm import numbers_in
+
 #: A node's function, and Spark's number of the expression.
 _OPERATOR = re.compile(r"^[ :+-]*MapInArrow .*?\)#(\d+), \[", re.MULTILINE)
 _LINE = re.compile(r"((?::  |   )*)([:+]- )(.+)")
-_COLUMN = re.compile(r"#(\d+)")
 #: A column that a projection takes as it is, with or without another name.
 _SELECTED = re.compile(r"\w+#(\d+)L?(?: AS \w+#(\d+)L?)?")
 #: A column that only gets another name, among the items of a node.
@@ -56,7 +57,7 @@ def node_numbers(text: str) -> list[str]:
 
 def columns_of(text: str) -> frozenset[str]:
     """The numbers of the columns in a text."""
-    return frozenset(_COLUMN.findall(text))
+    return frozenset(numbers_in(text))
 
 
 def selected(text: str, tops: Container[str]) -> tuple[str, list[str] | None] | None:

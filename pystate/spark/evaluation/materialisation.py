@@ -21,10 +21,10 @@ Thread safety: an `OperatorOutputs` belongs to the thread that runs the epoch.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pystate.spark.base.jvm import analysed, items, numbers_in, plan_text
 from pystate.spark.evaluation.lineage import (
     columns_of,
     lineage,
@@ -34,7 +34,6 @@ from pystate.spark.evaluation.lineage import (
 )
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
 
@@ -80,7 +79,7 @@ class OperatorOutputs:
         self._beside.update(dict.fromkeys(beside, uid))
         if uid in self._materialised:
             frame = frame.localCheckpoint()
-            self._held[uid] = _plan(frame).rdd()
+            self._held[uid] = analysed(frame).rdd()
         elif mapped is not None:
             self._maps[uid] = mapped
         self._frames[uid] = frame
@@ -134,8 +133,8 @@ class OperatorOutputs:
         frame = self._frames.get(self._beside.get(uid, uid))
         if frame is None:
             return False
-        own = node_numbers(_text(frame))
-        return bool(own) and own[0] in node_numbers(_text(result))
+        own = node_numbers(plan_text(frame))
+        return bool(own) and own[0] in node_numbers(plan_text(result))
 
     def selected(self, result: DataFrame) -> tuple[str, tuple[int, ...]] | None:
         """Find the operator whose output is the whole result, apart from names and order.
@@ -147,8 +146,8 @@ class OperatorOutputs:
         for uid, mapped in self._maps.items():
             if result is mapped:
                 return uid, tuple(range(len(result.columns)))
-        tops = {_text(mapped).partition("\n")[0]: uid for uid, mapped in self._maps.items()}
-        found = selected(_text(result), tops)
+        tops = {plan_text(mapped).partition("\n")[0]: uid for uid, mapped in self._maps.items()}
+        found = selected(plan_text(result), tops)
         if found is None:
             return None
         uid = tops[found[0]]
@@ -170,8 +169,8 @@ class OperatorOutputs:
         """
         for uid, output in self._known().items():
             if uid not in self._held and uid not in self._numbers.values():
-                self._numbers[node_numbers(_text(output))[0]] = uid
-        found = lineage(_text(frame), self._numbers)
+                self._numbers[node_numbers(plan_text(output))[0]] = uid
+        found = lineage(plan_text(frame), self._numbers)
         uids, sources = set(found.operators), found.sources
         if found.materialised:
             fed, others = self._behind(frame, found.materialised)
@@ -190,7 +189,7 @@ class OperatorOutputs:
         if len(mine) != len(frame.columns) or len(numbers) != len(output.columns):
             return None
         column = mine[frame.columns.index(name)]
-        number = original(_text(frame), self._numbers, column, numbers)
+        number = original(plan_text(frame), self._numbers, column, numbers)
         return None if number is None else output.columns[numbers.index(number)]
 
     def _known(self) -> dict[str, DataFrame]:
@@ -223,7 +222,7 @@ class OperatorOutputs:
 
     def _columns_of(self, uid: str) -> frozenset[str]:
         if uid not in self._columns:
-            self._columns[uid] = columns_of(_plan(self._known()[uid]).output().mkString(" "))
+            self._columns[uid] = columns_of(analysed(self._known()[uid]).output().mkString(" "))
         return self._columns[uid]
 
     def release(self) -> None:
@@ -245,30 +244,15 @@ class OperatorOutputs:
         self._loops.clear()
 
 
-def executors(context: SparkContext) -> frozenset[str]:
-    """The current executors."""
-    return frozenset(context._jsc.sc().getExecutorMemoryStatus().keySet().mkString(" ").split())
-
-
-def _plan(frame: DataFrame) -> Any:
-    return frame._jdf.queryExecution().analyzed()
-
-
 def _numbers(frame: DataFrame) -> list[str]:
     """The numbers of a frame's columns."""
-    return re.findall(r"#(\d+)", _plan(frame).output().mkString(" "))
-
-
-def _text(frame: DataFrame) -> str:
-    return str(_plan(frame).toString())
+    return numbers_in(analysed(frame).output().mkString(" "))
 
 
 def _materialised(frame: DataFrame) -> dict[frozenset[str], int]:
     """The RDDs of the materialised frames that a frame reads, by the numbers of their columns."""
-    leaves = _plan(frame).collectLeaves()
-    found = {}
-    for position in range(leaves.size()):
-        leaf = leaves.apply(position)
-        if leaf.nodeName() == "LogicalRDD":
-            found[columns_of(leaf.toString())] = leaf.rdd().id()
-    return found
+    return {
+        columns_of(leaf.toString()): leaf.rdd().id()
+        for leaf in items(analysed(frame).collectLeaves())
+        if leaf.nodeName() == "LogicalRDD"
+    }

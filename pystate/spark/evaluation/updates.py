@@ -20,11 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pystate.spark.base.jvm import analysed, items, numbers_in
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-_NUMBER = re.compile(r"#(\d+)")
 #: An item of a projection that only gives a column another name.
 _DEFINED = re.compile(r".* AS .*#(\d+)L?", re.DOTALL)
 _KEEPING = ("SubqueryAlias", "Sort", "Repartition", "RepartitionByExpression", "ResolvedHint")
@@ -102,22 +103,22 @@ class UpdateFrames:
         problem = emitter.unstable
         if len(found) > 1:
             problem = f"updates of {', '.join(map(repr, found))} come together in it"
-        walk = _Walk(_plan(frame), emitter)
+        walk = _Walk(analysed(frame), emitter)
         problem = problem or walk.problem
         if problem is not None:
             return Updates(uid, frame, emitter.identity, problem, lambda name: False)
         names = walk.identity(frame.columns)
         if names is None:
             frame = walk.with_identity(frame)
-            walk = _Walk(_plan(frame), emitter)
+            walk = _Walk(analysed(frame), emitter)
             names = walk.identity(frame.columns)
             assert names is not None
-        return Updates(uid, frame, names, None, partial_of(walk, frame.columns))
+        columns = frame.columns
 
+        def determined(name: str) -> bool:
+            return walk.determined(walk.numbers[columns.index(name)])
 
-def partial_of(walk: _Walk, columns: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a column, by its name, follows from the identity."""
-    return lambda name: walk.determined(walk.numbers[columns.index(name)])
+        return Updates(uid, frame, names, None, determined)
 
 
 class _Walk:
@@ -125,7 +126,7 @@ class _Walk:
 
     def __init__(self, plan: Any, emitter: _Emitter) -> None:
         self._plan = plan
-        self._top = top = _plan(emitter.frame)
+        self._top = top = analysed(emitter.frame)
         numbers = _numbers(top.output())
         columns = emitter.frame.columns
         self._identity = [numbers[columns.index(name)] for name in emitter.identity]
@@ -175,7 +176,7 @@ class _Walk:
         return bool(item.deterministic()) and self._all_determined(item)
 
     def _all_determined(self, expression: Any) -> bool:
-        numbers = _NUMBER.findall(expression.references().toSeq().mkString(" "))
+        numbers = numbers_in(expression.references().toSeq().mkString(" "))
         return all(self.determined(number) for number in numbers)
 
     def identity(self, columns: Sequence[str]) -> list[str] | None:
@@ -223,21 +224,17 @@ class _Walk:
         return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(items, child)
 
 
-def _plan(frame: DataFrame) -> Any:
-    return frame._jdf.queryExecution().analyzed()
-
-
 def _texts(expressions: Any) -> list[str]:
     """The texts of expressions, by one call of the JVM unless a name has several lines."""
     lines: list[str] = expressions.mkString("\n").splitlines()
     if len(lines) == expressions.size():
         return lines
-    return [expressions.apply(i).toString() for i in range(expressions.size())]
+    return [each.toString() for each in items(expressions)]
 
 
 def _numbers(attributes: Any) -> list[str]:
     """The numbers of columns."""
-    return [_NUMBER.findall(text)[-1] for text in _texts(attributes)]
+    return [numbers_in(text)[-1] for text in _texts(attributes)]
 
 
 def _said(node: str) -> str:

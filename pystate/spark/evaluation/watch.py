@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pystate.redaction import logger
+from pystate.spark.base.jvm import stages
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -88,13 +89,9 @@ class EvaluationWatch:
         tracker = self._context._jsc.sc().statusTracker()
         active = set(tracker.getActiveStageIds())
         found = []
-        for job in tracker.getJobIdsForTag(self._tag):
-            info = tracker.getJobInfo(job)
-            stages: list[Any] = list(info.get().stageIds()) if info.isDefined() else []
-            for number in sorted(active.intersection(stages)):
-                stage = tracker.getStageInfo(number)
-                if stage.isDefined():
-                    done, tasks = stage.get().numCompletedTasks(), stage.get().numTasks()
-                    text = f"stage {number} ({stage.get().name()}), {done} of {tasks} tasks done"
-                    found.append(((number, done), text))
-        return found
+        for number, stage in stages(self._context, tracker.getJobIdsForTag(self._tag)):
+            if number in active:
+                done, tasks = stage.numCompletedTasks(), stage.numTasks()
+                text = f"stage {number} ({stage.name()}), {done} of {tasks} tasks done"
+                found.append(((number, done), text))
+        return sorted(found)

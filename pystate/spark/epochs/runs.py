@@ -1,4 +1,8 @@
-"""Rounds: epochs over a batch and what it leads to, until nothing is in flight on a loop.
+"""Runs that a job makes itself: the end of a stream, and the rounds of a loop.
+
+An epoch that drains is a run whose key names the epoch before it. So it is computed only once, even
+if the query is started again without new input. Rounds are epochs over a batch and what it leads
+to, until nothing is in flight on a loop.
 
 Thread safety: functions without state; the caller's thread runs the epochs.
 
@@ -14,12 +18,53 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from pystate.errors import LoopNotEmptyError
+from pystate.base.arguments import text
+from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import InvalidArgumentError, LoopNotEmptyError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
     from pystate.spark.epochs.result import EpochResult
+
+_DRAIN = "pystate drain after epoch "
+
+
+def drains_a_stream(run_key: str | None) -> bool:
+    """Whether a run key is that of an epoch that drains a stream."""
+    return run_key is not None and run_key.startswith(_DRAIN)
+
+
+def drain_key(storage: CheckpointStorage) -> str | None:
+    """The run key of the epoch that drains a checkpoint; None if the checkpoint has no epoch.
+
+    If the newest epoch has drained already, it is that epoch's key.
+    """
+    head = read_head(storage)
+    if head is None:
+        return None
+    return head.run_key if drains_a_stream(head.run_key) else f"{_DRAIN}{head.epoch}"
+
+
+def checked_run_key(run_key: str | None) -> str | None:
+    """Return a user's run key, which may be None; refuse one of the keys made here."""
+    if run_key is not None and drains_a_stream(text(run_key, "run_key")):
+        raise InvalidArgumentError(
+            f"run_key={run_key!r:.80}: run keys that begin like this are reserved for epochs "
+            "that drain a stream: take another one, with drain=True if the run is to drain"
+        )
+    return run_key
+
+
+def no_rows(session: SparkSession, schema: StructType) -> DataFrame:
+    """A frame without rows that Spark does not know to be empty.
+
+    What it knows to be empty it removes from a plan, with the operators above it, or what is joined
+    with it.
+    """
+    return session.createDataFrame(session.sparkContext.emptyRDD(), schema)
 
 
 def run_rounds(
@@ -44,7 +89,7 @@ def run_rounds(
         results.append(result)
         key = _key(run_key, len(results))
         if len(results) == 1:
-            rows = _nothing(data)
+            rows = no_rows(data.sparkSession, data.schema)
         if result.already_done and key is not None and is_done(key):
             continue
         left = {uid: count for uid, count in in_flight(not result.already_done).items() if count}
@@ -64,13 +109,3 @@ def run_rounds(
 
 def _key(run_key: str | None, number: int) -> str | None:
     return None if run_key is None else f"{run_key}, round {number}"
-
-
-def _nothing(data: DataFrame) -> DataFrame:
-    """A frame of the same columns without rows.
-
-    Spark must not know that it is empty: it would leave out what is joined with it, and operators
-    there would not be read.
-    """
-    session = data.sparkSession
-    return session.createDataFrame(session.sparkContext.emptyRDD(), data.schema)
