@@ -41,7 +41,7 @@ from pystate.spark.epochs.progress import EpochProgress, notify
 from pystate.spark.epochs.progress_line import NoLine, ProgressLine, tasks_done
 from pystate.spark.epochs.rewind import MARK
 from pystate.spark.evaluation.evaluation import Evaluation
-from pystate.spark.evaluation.operator_traits import Learned
+from pystate.spark.evaluation.operator_traits import OperatorTraits
 from pystate.spark.operators.pipeline import Pipeline, PipelineContext, evaluating, for_job
 from pystate.spark.sinks.commits import SinkCommitter
 from pystate.spark.sinks.outputs import Outputs, begin_outputs, checkpoint_folder
@@ -97,7 +97,7 @@ class EpochRunner:
         self._merges: SpreadMerges | None = None
         self._lock = threading.Lock()
         self._has_claimed = False
-        self._learned = Learned()
+        self._traits = OperatorTraits()
         self._sizes = RangeSizes()
         self._parallelism = options.initial_parallelism
         self._rescaler = None if options.auto_rescale is None else Rescaler(options.auto_rescale)
@@ -375,11 +375,11 @@ class EpochRunner:
             self.options,
             coordinator.term,
             outputs,
-            self._learned,
+            self._traits,
         )
 
     def _note(self, epoch: Epoch, manifest: Manifest, took_s: float) -> EpochProgress:
         sizes, after = self._sizes.note(epoch), manifest.operators
-        self._learned.combining.note(epoch.reports)
+        self._traits.combining.note(epoch.reports)
         self.progress = EpochProgress.of(epoch, after, epoch.reports, sizes, took_s * 1000)
         return self.progress

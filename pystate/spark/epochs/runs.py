@@ -24,8 +24,7 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError, LoopNotEmptyError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql import DataFrame
 
     from pystate.spark.epochs.result import EpochResult
 
@@ -58,13 +57,14 @@ def checked_run_key(run_key: str | None) -> str | None:
     return run_key
 
 
-def no_rows(session: SparkSession, schema: StructType) -> DataFrame:
-    """A frame without rows that Spark does not know to be empty.
+def no_rows(like: DataFrame) -> DataFrame:
+    """A frame of the same columns without rows, which Spark does not know to be empty.
 
     What it knows to be empty it removes from a plan, with the operators above it, or what is joined
     with it.
     """
-    return session.createDataFrame(session.sparkContext.emptyRDD(), schema)
+    session = like.sparkSession
+    return session.createDataFrame(session.sparkContext.emptyRDD(), like.schema)
 
 
 def run_rounds(
@@ -89,7 +89,7 @@ def run_rounds(
         results.append(result)
         key = _key(run_key, len(results))
         if len(results) == 1:
-            rows = no_rows(data.sparkSession, data.schema)
+            rows = no_rows(data)
         if result.already_done and key is not None and is_done(key):
             continue
         left = {uid: count for uid, count in in_flight(not result.already_done).items() if count}

@@ -449,7 +449,7 @@ class StreamRun:
         self._batches.flush()
         run_key = drain_key(self._storage)
         if run_key is not None:
-            frame = no_rows(self._session, self._stream.schema)
+            frame = no_rows(self._stream)
             self._run(frame, self._session, run_key=run_key, drain=True)
 
 

@@ -50,7 +50,7 @@ from pystate.spark.evaluation.empty_ranges import CountedOperators
 from pystate.spark.evaluation.flow import InputFlow
 from pystate.spark.evaluation.initial import Initial
 from pystate.spark.evaluation.materialisation import Loop, OperatorOutputs
-from pystate.spark.evaluation.operator_traits import Learned
+from pystate.spark.evaluation.operator_traits import OperatorTraits
 from pystate.spark.evaluation.updates import UpdateFrames, Updates
 from pystate.spark.evaluation.watch import EvaluationWatch
 from pystate.spark.sinks.outputs import ONLY, Outputs, Staged, rows_of
@@ -104,7 +104,7 @@ class RddSplit:
 class Evaluation:
     """One attempt at an epoch; the user's pipeline declares its operators to it.
 
-    What it finds out about them is added to `learned`, for later evaluations.
+    What it finds out about them is added to `traits`, for later evaluations.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Evaluation:
         options: JobOptions,
         term: int,
         outputs: Outputs,
-        learned: Learned,
+        traits: OperatorTraits,
     ) -> None:
         self.options = options
         self.epoch = epoch
@@ -129,12 +129,12 @@ class Evaluation:
         self._splits: dict[str, RddSplit] = {}
         self._id = epoch.evaluation_id
         self._marks = BeginMarks(storage, epoch.number, self._id)
-        self._learned = learned
+        self._traits = traits
         self._holds: dict[str, Holds] = {}
-        self._once = OperatorOutputs(learned.materialised)
+        self._once = OperatorOutputs(traits.materialised)
         self._updates = UpdateFrames()
         self._flow = InputFlow(lambda frame: self._once.feeding(frame)[2])
-        self._counted = CountedOperators(learned.announced)
+        self._counted = CountedOperators(traits.announced)
         self._executors: frozenset[str] = frozenset()
         self._held = self._held_plan(options.checkpoints.timeout_ms)
 
@@ -190,8 +190,8 @@ class Evaluation:
         base = self.epoch.base
         assert base is not None
         # If this driver has published the base, it has begun the operator, or has said so.
-        if base.term != self._term and uid not in self._learned.begun:
-            self._learned.begun.add(uid)
+        if base.term != self._term and uid not in self._traits.begun:
+            self._traits.begun.add(uid)
             _LOG.warning(
                 "operator %r: initial_state, initial_rows or initial_items has no effect any more: "
                 "it goes on with its state of epoch %d of checkpoint %s",
@@ -209,8 +209,8 @@ class Evaluation:
         stored = None if base is None else base.operator(uid)
         if base is None or stored is None or stored.key_schema != as_schema(key):
             return False
-        if uid not in self._learned.plain_keys:
-            self._learned.plain_keys.add(uid)
+        if uid not in self._traits.plain_keys:
+            self._traits.plain_keys.add(uid)
             _LOG.warning(
                 "operator %r: an earlier version has begun its state, whose keys do not tell a "
                 "null struct from a struct of nulls, as SQL does: both stay one key. To tell them "
@@ -239,7 +239,7 @@ class Evaluation:
 
     def combines(self, uid: str) -> bool:
         """Whether the rows of an operator should be combined before the shuffle."""
-        return self._learned.combining.combines(uid)
+        return self._traits.combining.combines(uid)
 
     def add_loop(self, loop: Loop) -> None:
         """Register a loop, whose fed rows are taken with the pipeline's result."""
@@ -272,7 +272,7 @@ class Evaluation:
                 if hold is not None:
                     found[uid] = hold
                     if hold.kept:
-                        self._learned.kept.add(uid)
+                        self._traits.kept.add(uid)
         return found
 
     def declare(
@@ -332,7 +332,7 @@ class Evaluation:
             time=time,
             event_time=any(given.event_time for given in inputs),
             drain=epoch.drain and time is not None,
-            tells_kept=uid in self._learned.kept,
+            tells_kept=uid in self._traits.kept,
             held=self._held,
             redistributes=operator.instances and stored and planned[0].rescaled,
             news=epoch.news,
@@ -359,7 +359,7 @@ class Evaluation:
         countable = (
             self._held is None
             and self._outputs.shows_plan
-            and plan.operator.uid not in self._learned.materialised
+            and plan.operator.uid not in self._traits.materialised
             and not any(map(plan.has_work, plan.ranges))
         )
         return self._counted.add(plan) if countable else plan

@@ -1,4 +1,4 @@
-"""What an operator begins with, in the first epoch that has it: states and timers, or earlier rows.
+"""What an operator begins with, in its first epoch: states and timers, items, or earlier rows.
 
 Spark brings the rows to their ranges, as it does in front of an operator. Each task fills a table
 of its own and writes the state file of its range. The tasks of the epoch then begin with these
@@ -15,13 +15,16 @@ Invariants
 3. Rows go through the operator itself, as an epoch of their own that comes before the first
    one: no row is late, then everything up to the first epoch's late bound is done. What is emitted
    is dropped.
+4. An item of a list is in one file, whichever task reads it a second time: `spread` goes by a row's
+   content. Its key is no instance's, and the tasks of the epoch redistribute the items, as
+   after a change of the number of instances.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
@@ -41,17 +44,19 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.operators.runtime.event_time import event_times
+from pystate.operators.runtime.instance_state import begin_with_items, checked_items
 from pystate.operators.runtime.task import Operator
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.job_description import plan_name
 from pystate.spark.base.resolve import FrameColumns, column_named, key_column
-from pystate.spark.base.routing import RANGE_COLUMN, route, split_markers
+from pystate.spark.base.routing import INSTANCE_COLUMN, RANGE_COLUMN, route, split_markers, spread
 from pystate.spark.base.schemas import key_schema
 from pystate.spark.tasks.arrivals import Arrivals
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.state.columns import NAMESPACE
 from pystate.state.kinds import declared_as
+from pystate.state.operator_state import Instance, KeylessState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.range_rows import NOT_ITS_RESULT, put_rows, put_timers, sealed_range
 from pystate.tables.timers import TIMER_DOMAIN, TIMER_MS
@@ -86,11 +91,11 @@ class Initial(Protocol):
 def checked_given(given: Any, what: str) -> Any:
     """Return a frame, a function that makes one, or None; refuse anything else."""
     if given is not None and not callable(given):
-        frame_of(given, what)
+        _frame_of(given, what)
     return given
 
 
-def frame_of(given: Any, what: str) -> DataFrame:
+def _frame_of(given: Any, what: str) -> DataFrame:
     """The frame that a user gave."""
     frame = require_classic(given() if callable(given) else given, what)
     if frame.isStreaming:
@@ -104,7 +109,7 @@ def frame_of(given: Any, what: str) -> DataFrame:
 def like(columns: FrameColumns, given: Given, owner: str) -> DataFrame:
     """Earlier rows with the columns of an operator's input, in the same order."""
     what = f"{owner}: initial_rows"
-    rows = frame_of(given, what)
+    rows = _frame_of(given, what)
     found = {field.name: field.dataType for field in rows.schema}
     for field in columns.given.schema:
         if field.name not in found:
@@ -166,7 +171,7 @@ class InitialRows:
             time = OperatorTime(None, time.late_bound_ms)
         before = replace(plan, time=time, drain=False, side_folders={}, news=News(), held=None)
         table = partial(_RowsTable, before, make=self._make, arrivals=self._arrivals)
-        return written_ranges(frame, Filler(before, names, table))
+        return _written_ranges(frame, _Filler(before, names, table))
 
 
 class InitialState:
@@ -201,7 +206,30 @@ class InitialState:
         keys = [name for name, _ in operator.key]
         routed = route(frame, keys, operator.max_parallelism, plan.parallelism)
         table = partial(_StateTable, plan, states=states, timers=bool(more))
-        return written_ranges(routed, Filler(plan, frame.columns, table))
+        return _written_ranges(routed, _Filler(plan, frame.columns, table))
+
+
+class InitialItems:
+    """Items of an operator's lists."""
+
+    def __init__(self, given: Given, states: Mapping[str, KeylessState[Any]]) -> None:
+        self._given = given
+        self._states = states
+
+    def seen(self) -> tuple[InputState, ...]:
+        """Nothing."""
+        return ()
+
+    def begin(self, plan: OperatorPlan) -> tuple[RangeState, ...]:
+        """Put the items into tables."""
+        what = f"operator {plan.operator.uid!r}: initial_state"
+        frame = _frame_of(self._given, what)
+        names = checked_items(frame.columns, self._states, what)
+        routed = spread(frame.select(*map(column_named, names)), plan.parallelism)
+        task = _Filler(
+            plan, [*names, INSTANCE_COLUMN], partial(_ItemsTable, plan, what), _instance_of
+        )
+        return _written_ranges(routed, task)
 
 
 def initial_of(
@@ -230,7 +258,7 @@ def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFr
     """The columns of states or timers, and which of them are no key or namespace."""
     operator = plan.operator
     what = f"operator {operator.uid!r}: {'initial_timers' if timers else 'initial_state'}"
-    frame = frame_of(given, what)
+    frame = _frame_of(given, what)
     keys = [name for name, _ in operator.key]
     spaces = [] if operator.namespace is None else [NAMESPACE]
     known = [TIMER_DOMAIN, TIMER_MS] if timers else list(operator.states)
@@ -283,7 +311,7 @@ def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFr
     return selected, own
 
 
-def written_ranges(routed: DataFrame, task: Filler) -> tuple[RangeState, ...]:
+def _written_ranges(routed: DataFrame, task: _Filler) -> tuple[RangeState, ...]:
     """Run the tasks; return the ranges."""
     plan = task.plan
     numbered = [f"c{i}" for i in range(len(routed.columns) - 1)]
@@ -311,7 +339,7 @@ class _Table(Protocol):
         """Free the table."""
 
 
-class Filler:
+class _Filler:
     """The function that `mapInArrow` runs to fill the tables."""
 
     def __init__(
@@ -418,7 +446,7 @@ class _StateTable:
         """Write the file."""
         if self._timers:
             put_timers(self._backend, pa.Table.from_batches(self._timers))
-        return sealed(self._plan, self._backend, self._state)
+        return _sealed(self._plan, self._backend, self._state)
 
     def close(self) -> None:
         """Free the table."""
@@ -452,7 +480,7 @@ class _RowsTable:
         for _ in self._operator.finish():
             pass
         self._close_operator()
-        return sealed(self._plan, self._backend, self._state)
+        return _sealed(self._plan, self._backend, self._state)
 
     def _close_operator(self) -> None:
         if self._is_open:
@@ -467,7 +495,37 @@ class _RowsTable:
             self._backend.close()
 
 
-def sealed(plan: OperatorPlan, backend: KeyedStateBackend, state: RangeState) -> RangeState:
+def _instance_of(rows: pa.RecordBatch) -> int:
+    index: int = rows.column(INSTANCE_COLUMN)[0].as_py()
+    return index
+
+
+class _ItemsTable:
+    """A table that items are put into."""
+
+    def __init__(self, plan: OperatorPlan, what: str, index: int) -> None:
+        self._plan = plan
+        self._what = what
+        self._state = plan.ranges[index]
+        bounds = self._state.first_key_group, self._state.last_key_group
+        self._instance = Instance(index, plan.parallelism, plan.operator.max_parallelism)
+        self._backend = KeyedStateBackend.of(plan.operator, bounds, plan.options)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Handle rows."""
+        items = rows.drop_columns([INSTANCE_COLUMN])
+        begin_with_items(self._backend, self._instance, items, self._what)
+
+    def finish(self) -> RangeState:
+        """Write the file."""
+        return _sealed(self._plan, self._backend, self._state)
+
+    def close(self) -> None:
+        """Free the table."""
+        self._backend.close()
+
+
+def _sealed(plan: OperatorPlan, backend: KeyedStateBackend, state: RangeState) -> RangeState:
     """Write the file of a table that was filled; return its range."""
     # With the number of its epoch nobody takes the file for an orphan before that is published.
     return sealed_range(plan.storage, backend, state, plan.operator.uid, plan.epoch)
