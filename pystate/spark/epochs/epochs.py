@@ -45,7 +45,7 @@ from pystate.spark.evaluation.operator_traits import OperatorTraits
 from pystate.spark.operators.pipeline import Pipeline, PipelineContext, evaluating, for_job
 from pystate.spark.sinks.commits import SinkCommitter
 from pystate.spark.sinks.outputs import Outputs, begin_outputs, checkpoint_folder
-from pystate.spark.sinks.pending_output import Waiting, check_at_least_once
+from pystate.spark.sinks.pending_output import PendingOutput, check_at_least_once
 from pystate.spark.state_source import register_state_source
 from pystate.spark.tasks.reports import ReportBox
 from pystate.spark.tasks.table_move import tables_folder
@@ -86,7 +86,7 @@ class EpochRunner:
         self.coordinator: Coordinator | None = None
         self._job = job
         self._commits = SinkCommitter(checkpoint_folder(storage))
-        self._waiting = Waiting(checkpoint_folder(storage))
+        self._pending = PendingOutput(checkpoint_folder(storage))
         #: Folders of outputs that this job has published rows in.
         self._published: set[str] = set()
         #: The outputs of the last step.
@@ -149,7 +149,7 @@ class EpochRunner:
         def evaluate(epoch: Epoch) -> Sequence[Any]:
             epochs[:] = [epoch]
             waits = not self._at_once and (epoch.step.holds or epoch.base is not epoch.head)
-            outputs = self._waiting.outputs(given) if waits else given
+            outputs = self._pending.outputs(given) if waits else given
             evaluation = self._evaluation(epoch, session, coordinator, outputs)
             line.begin(epoch.number, partial(tasks_done, session.sparkContext, evaluation.tag))
 
@@ -279,7 +279,7 @@ class EpochRunner:
 
     def _end_steps(self, epoch: int) -> None:
         """Remove what the steps of a published epoch have left."""
-        self._waiting.sweep(epoch)
+        self._pending.sweep(epoch)
         if self.storage.list(HELD):
             self.storage.remove_folder(HELD)
 
@@ -297,7 +297,7 @@ class EpochRunner:
     def drop_steps(self) -> None:
         """Give up the held steps, whose batches are computed again."""
         if self.coordinator is not None:
-            self._waiting.drop(self.coordinator.interval.drop())
+            self._pending.drop(self.coordinator.interval.drop())
 
     def savepoint(
         self, destination: CheckpointStorage, previous: CheckpointStorage | None, *, copy: bool
@@ -360,7 +360,7 @@ class EpochRunner:
             allow_time_back=options.allow_time_back,
             listeners=options.listeners,
             options=options.checkpoints,
-            join_sinks=self._waiting.join,
+            join_sinks=self._pending.join,
         )
 
     def _evaluation(

@@ -24,6 +24,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from pystate.errors import InvalidArgumentError
 from pystate.redaction import logger
+from pystate.spark.base.jvm import below
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,11 +77,8 @@ class ObservedMetric:
         assert jvm is not None
         query = self._session._jsparkSession.streams().get(query_id)
         plan = query.streamingQuery().lastExecution().executedPlan()
-        while (node := plan.nodeName()) != "CollectMetrics" or plan.name() != self.name:
-            if node == "AdaptiveSparkPlan":
-                plan = plan.executedPlan()
-            else:
-                plan = plan.plan() if node.endswith("QueryStage") else plan.children().head()
+        while plan.nodeName() != "CollectMetrics" or plan.name() != self.name:
+            [plan, *_] = below(plan)
         row = jvm.org.apache.spark.sql.catalyst.expressions.UnsafeRow
         accumulators = jvm.org.apache.spark.util.AccumulatorContext
         before = plan.child().output().size() - len(values)

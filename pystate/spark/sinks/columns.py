@@ -17,20 +17,13 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pyspark.sql import types as st
 
 from pystate.errors import InvalidArgumentError
-from pystate.spark.sinks.folders import (
-    data_files,
-    encode_note,
-    read_note,
-    sync_file,
-    sync_folder,
-)
+from pystate.spark.sinks.folders import data_files, read_note, save_note
 
 _FILE = "_columns.json"
 _ROW_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
@@ -61,15 +54,8 @@ def read_columns(root: str) -> st.StructType | None:
 
 def save_columns(root: str, content: Any) -> None:
     """Store the columns of an output's folder durably; `content` is a schema's JSON."""
-    found = read_columns(root)
-    if found is not None and found == st.StructType.fromJson(content):
-        return
-    temporary = os.path.join(root, f".{_FILE}.{uuid.uuid4().hex}")
-    with open(temporary, "x", encoding="utf-8") as file:
-        file.write(encode_note("columns", content))
-    sync_file(temporary)
-    os.replace(temporary, os.path.join(root, _FILE))
-    sync_folder(root)
+    if read_columns(root) != st.StructType.fromJson(content):
+        save_note(os.path.join(root, _FILE), "columns", content)
 
 
 def fitted(stored: st.StructType | None, given: st.StructType, owner: str) -> st.StructType:

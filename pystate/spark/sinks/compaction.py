@@ -32,6 +32,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pystate.errors import CheckpointError
 from pystate.spark.base.environment import local_uri
+from pystate.spark.base.parquet_format import write_parquet
+from pystate.spark.base.resolve import column_named
 from pystate.spark.sinks.folders import (
     LOCK,
     alone,
@@ -268,21 +270,19 @@ def _merge(
     target_bytes: int,
 ) -> int:
     """Write the files of a group into the new folder; return how many there are."""
-    from pystate.spark.sinks.parquet_write import write_parquet
+    from pyarrow.parquet import read_metadata
 
     number = max(1, math.ceil(group.size_bytes / target_bytes))
     frame = _rows(root, group, layout, session)
     columns = [name for name, _ in layout]
     if columns:
-        from pystate.spark.base.resolve import column_named
-
         frame = frame.repartition(*(column_named(name) for name in columns))
     else:
         frame = frame.coalesce(number)
     folder = os.path.join(new, f"epoch={group.into}")
     written = write_parquet(frame, local_uri(folder), columns)
     files = data_files(folder, len(layout)) or []
-    found = sum(_number_of_rows(os.path.join(folder, name)) for name, _ in files)
+    found = sum(read_metadata(os.path.join(folder, name)).num_rows for name, _ in files)
     if not written.rows == found == group.rows:
         raise CheckpointError(
             f"compacting {root}: {group.number_of_files} files hold {group.rows} rows, and the "
@@ -292,13 +292,6 @@ def _merge(
     for name, _ in files:
         sync_file(os.path.join(folder, name))
     return len(files)
-
-
-def _number_of_rows(path: str) -> int:
-    from pyarrow.parquet import read_metadata
-
-    rows: int = read_metadata(path).num_rows
-    return rows
 
 
 def _rows(root: str, group: _Group, layout: Layout, session: SparkSession) -> DataFrame:

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -57,6 +58,17 @@ def read_note(path: str, name: str) -> Any:
         return content[name]
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise CorruptFileError(f"{path}: not what pystate writes: {error}") from None
+
+
+def save_note(path: str, name: str, content: Any) -> None:
+    """Write a note durably, in place of the one before."""
+    folder, file_name = os.path.split(path)
+    temporary = os.path.join(folder, f".{file_name}.{uuid.uuid4().hex}")
+    with open(temporary, "x", encoding="utf-8") as file:
+        file.write(encode_note(name, content))
+    sync_file(temporary)
+    os.replace(temporary, path)
+    sync_folder(folder)
 
 
 def data_files(folder: str, levels: int = 0) -> list[tuple[str, int]] | None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from pystate.base.arguments import folder_path, integer, shown
 from pystate.checkpoint.object_client import refuse_credentials
@@ -30,6 +30,7 @@ from pystate.epochs.epoch import RepeatableError
 from pystate.epochs.range_report import SideFile
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.base.environment import local_uri
+from pystate.spark.base.parquet_format import ParquetFormat, WriteCounts, write_parquet
 from pystate.spark.sinks.columns import (
     as_columns,
     columns_of_file,
@@ -47,9 +48,6 @@ from pystate.types.durations import Duration, milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from pystate.spark.base.parquet_format import ParquetFormat
-    from pystate.spark.sinks.parquet_write import WriteCounts
 
 
 KIND = "parquet"
@@ -170,8 +168,6 @@ class ParquetSink(Sink):
 
     def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Sequence[Any]:
         """Write the frame, sync the files, and describe them."""
-        from pystate.spark.sinks.parquet_write import write_parquet
-
         layout = self._partitioning.layout(frame)
         stored = read_layout(self.path)
         if stored is not None and stored != layout:
@@ -443,6 +439,23 @@ class ParquetSink(Sink):
         # evaluation's folder there is one more for each level that published files are deeper.
         deep = [_ROWS] * (1 + len(self.partition_by))
         return os.path.join(self._evaluation(epoch, evaluation_id), *deep)
+
+
+def numbered(frame: DataFrame) -> DataFrame:
+    """A frame under generated names: a file cannot have columns of every name, nor two of one."""
+    return frame.toDF(*_generated(len(frame.columns)))
+
+
+def read_numbered(session: SparkSession, folder: str, schema: StructType) -> DataFrame:
+    """Read a folder of what was written of a `numbered` frame, whose schema was this."""
+    fields = zip(_generated(len(schema)), schema.fields, strict=True)
+    numbered = StructType([StructField(name, field.dataType) for name, field in fields])
+    reader = session.read.schema(numbered)
+    return reader.parquet(local_uri(folder, to_read=True)).toDF(*schema.names)
+
+
+def _generated(count: int) -> list[str]:
+    return [f"c{i}" for i in range(count)]
 
 
 def commit_parquet(transaction: Mapping[str, Any], root: str) -> None:

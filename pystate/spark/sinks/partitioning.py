@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +25,7 @@ from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.spark.base.resolve import FrameColumns, column_named
 from pystate.spark.base.schemas import names_twice
-from pystate.spark.sinks.folders import (
-    encode_note,
-    is_hidden,
-    read_note,
-    sync_file,
-    sync_folder,
-)
+from pystate.spark.sinks.folders import is_hidden, read_note, save_note
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -86,9 +79,6 @@ class Partitioning:
         self.columns: tuple[str, ...] = tuple(names)
         self._owner = owner
 
-    def __len__(self) -> int:
-        return len(self.columns)
-
     def layout(self, frame: DataFrame) -> Layout:
         """The layout of a frame."""
         columns = FrameColumns(frame, self._owner)
@@ -138,11 +128,6 @@ class Partitioning:
         )
 
 
-def layout_names(layout: Layout) -> list[str]:
-    """The columns of a layout."""
-    return [name for name, _ in layout]
-
-
 def read_layout(root: str) -> Layout | None:
     """The layout of an output's folder; None if there is no layout file."""
     try:
@@ -154,14 +139,8 @@ def read_layout(root: str) -> Layout | None:
 
 def save_layout(root: str, layout: Layout) -> None:
     """Store the layout of an output's folder durably."""
-    if read_layout(root) == layout:
-        return
-    temporary = os.path.join(root, f".{_FILE}.{uuid.uuid4().hex}")
-    with open(temporary, "x", encoding="utf-8") as file:
-        file.write(encode_note("partition_by", layout))
-    sync_file(temporary)
-    os.replace(temporary, os.path.join(root, _FILE))
-    sync_folder(root)
+    if read_layout(root) != layout:
+        save_note(os.path.join(root, _FILE), "partition_by", layout)
 
 
 def with_types(schema: st.StructType, layout: Layout) -> st.StructType:

@@ -5,7 +5,7 @@ where they are staged, and are put into one folder when the epoch is closed. Any
 an epoch in one call, and only once its evaluation is the one that counts; so its rows wait in a
 store of the checkpoint, and are staged from there when the epoch is closed.
 
-Thread safety: a `Waiting` belongs to its coordinator's lock.
+Thread safety: a `PendingOutput` belongs to its coordinator's lock.
 
 Invariants
 ----------
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.base.environment import local_uri
@@ -32,7 +32,14 @@ from pystate.spark.base.parquet_format import ParquetFormat
 from pystate.spark.sinks.columns import as_columns, fitted, save_columns
 from pystate.spark.sinks.folders import data_files, sync_tree
 from pystate.spark.sinks.outputs import ONLY, OUTPUT, Outputs, Staged, is_own
-from pystate.spark.sinks.parquet import KIND, ParquetSink, forget_schema, sweep_staging
+from pystate.spark.sinks.parquet import (
+    KIND,
+    ParquetSink,
+    forget_schema,
+    numbered,
+    read_numbered,
+    sweep_staging,
+)
 from pystate.spark.sinks.partitioning import save_layout
 from pystate.spark.sinks.sink import Sink, Transaction
 
@@ -45,17 +52,17 @@ WAITING = "waiting"
 
 
 @dataclass(frozen=True)
-class _HeldOutputs(Outputs):
+class _PendingOutputs(Outputs):
     """Outputs whose sinks of users are replaced by stores."""
 
     real: Outputs | None = None
-    waiting: Waiting | None = None
+    pending: PendingOutput | None = None
 
     def resolved(self, names: Sequence[str] | None) -> Outputs:
         """The same of what was found."""
-        assert self.real is not None and self.waiting is not None
+        assert self.real is not None and self.pending is not None
         found = self.real.resolved(names)
-        return self if found is self.real else self.waiting.outputs(found)
+        return self if found is self.real else self.pending.outputs(found)
 
     def task_format(self, name: str, frame: DataFrame, epoch: int) -> ParquetFormat | None:
         """None for a sink of the user's, whose rows are stored under numbered columns."""
@@ -64,22 +71,22 @@ class _HeldOutputs(Outputs):
 
     def stage_main(self, name: str, frame: DataFrame, epoch: int, evaluation_id: str) -> Staged:
         """Stage the rows under numbered columns, since a file cannot have all names."""
-        assert self.real is not None and self.waiting is not None
+        assert self.real is not None and self.pending is not None
         sink = self.real.mains[name]
         if not is_own(sink):
             return super().stage_main(name, frame, epoch, evaluation_id)
         self.real._check_columns(sink, frame.schema, epoch)
-        self.waiting.note_schema(sink, frame.schema)
-        return self._stage(self.mains[name], _numbered(frame), epoch, evaluation_id)
+        self.pending.note_schema(sink, frame.schema)
+        return self._stage(self.mains[name], numbered(frame), epoch, evaluation_id)
 
     def _check_columns(self, sink: Sink, schema: StructType, epoch: int) -> None:
         super()._check_columns(sink, schema, epoch)
         if isinstance(sink, ParquetSink):
-            assert self.waiting is not None
-            self.waiting.note_columns(sink, schema)
+            assert self.pending is not None
+            self.pending.note_columns(sink, schema)
 
 
-class Waiting:
+class PendingOutput:
     """The output of one job's held steps."""
 
     def __init__(self, checkpoint: str | None) -> None:
@@ -98,7 +105,7 @@ class Waiting:
         stores = {name: self._store(real, sink) for name, sink in real.mains.items()}
         sides = {tag: self._store(real, sink) for tag, sink in real.sides.items()}
         main = stores if isinstance(real.main, Mapping) else stores[ONLY]
-        return _HeldOutputs(main, sides, real.checkpoint, real.session, False, real, self)
+        return _PendingOutputs(main, sides, real.checkpoint, real.session, False, real, self)
 
     def note_schema(self, sink: Sink, schema: StructType) -> None:
         """Remember the columns of a user's sink, which all steps of a checkpoint share."""
@@ -163,9 +170,7 @@ class Waiting:
         is_main = any(sink is each for each in outputs.mains.values())
         schema = self._schemas.get(sink.name) if is_main else None
         if schema is not None:
-            fields = [StructField(f"c{i}", each.dataType) for i, each in enumerate(schema)]
-            reader = self.session.read.schema(StructType(fields))
-            frame = reader.parquet(local_uri(folder, to_read=True)).toDF(*schema.names)
+            frame = read_numbered(self.session, folder, schema)
         else:
             frame = self.session.read.parquet(local_uri(folder, to_read=True))
         return replace(outputs, session=self.session).stage_one(sink, frame, epoch, evaluation_id)
@@ -257,7 +262,3 @@ def check_at_least_once(outputs: Outputs) -> None:
 def _evaluation(root: str, transaction: Mapping[str, Any]) -> str:
     """The folder of all that an evaluation has staged."""
     return os.path.join(root, *str(transaction["staging"]).split(os.sep)[:2])
-
-
-def _numbered(frame: DataFrame) -> DataFrame:
-    return frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))
