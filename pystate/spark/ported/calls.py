@@ -42,7 +42,7 @@ class PortedCalls(KeyedCalls):
         self.function._backend = self.backend
         timed = run.spec.event_time is not None or run.watermark_ms is not None
         self.function.takes(run.spec.columns, timed=timed)
-        self._timer_key = _key_row(run.spec.key, run.spec.key_types, self.function.options.key)
+        self._timer_key = _KeyRows(run.spec.key, run.spec.key_types, self.function.options.key)
 
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
         """Hold rows."""
@@ -161,7 +161,7 @@ class PortedCalls(KeyedCalls):
         return len(due)
 
 
-class _key_row:  # noqa: N801 - a function with options
+class _KeyRows:
     """Makes the keys of timers, which Spark gives as rows."""
 
     def __init__(

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, get_args
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
+from pystate.base.arguments import shown
 from pystate.spark.base.errors import StatefulProcessorError
-from pystate.spark.ported.states import Declared, Kind, declared
+from pystate.spark.ported.states import Kind, StateRequest, checked_request
 from pystate.spark.ported.timers import KeyTimers
 
 #: Spark's time modes.
@@ -45,6 +46,31 @@ _WORDS: Mapping[Kind, Mapping[str, str]] = {
 }
 
 
+def time_mode_of(given: Any, owner: str) -> TimeMode:
+    """Spark's time mode, in any case."""
+    for mode in get_args(TimeMode):
+        if isinstance(given, str) and given.lower() == mode.lower():
+            known: TimeMode = mode
+            return known
+    raise StatefulProcessorError(
+        f"{owner}: the time mode is 'None', 'ProcessingTime' or 'EventTime', not {shown(given)}"
+    )
+
+
+def checked_output_mode(given: Any, owner: str) -> None:
+    """Refuse an output mode other than append and update."""
+    mode = given.lower() if isinstance(given, str) else None
+    if mode == "complete":
+        raise StatefulProcessorError(
+            f"{owner}: the output mode 'Complete' would need all rows of all epochs again: pass "
+            "'Append' or 'Update', and keep what a sink should have in states"
+        )
+    if mode not in ("append", "update"):
+        raise StatefulProcessorError(
+            f"{owner}: the output mode is 'Append' or 'Update', not {shown(given)}"
+        )
+
+
 class QueryInfo:
     """Which query and batch a task belongs to."""
 
@@ -65,12 +91,12 @@ class QueryInfo:
         return self._epoch
 
 
-class Asked(NamedTuple):
+class RequestedStates(NamedTuple):
     """What a processor's `init` has asked its handle for."""
 
-    states: Mapping[str, Declared]
+    states: Mapping[str, StateRequest]
     """The states, without those that it has deleted."""
-    all: tuple[Declared, ...]
+    all: tuple[StateRequest, ...]
     """All of them, in order."""
     deleted: frozenset[str]
     """The names that it has deleted."""
@@ -82,16 +108,16 @@ class Handle(StatefulProcessorHandle):
     def __init__(self, owner: str, time_mode: TimeMode) -> None:
         self._owner = owner
         self._time_mode = time_mode
-        self._declared: dict[str, Declared] = {}
-        self._asked: list[Declared] = []
+        self._states: dict[str, StateRequest] = {}
+        self._requests: list[StateRequest] = []
         self._deleted: set[str] = set()
         #: Whether `init` runs.
         self.in_init = True
 
     @property
-    def asked(self) -> Asked:
+    def requested(self) -> RequestedStates:
         """What `init` has asked for."""
-        return Asked(dict(self._declared), tuple(self._asked), frozenset(self._deleted))
+        return RequestedStates(dict(self._states), tuple(self._requests), frozenset(self._deleted))
 
     def getValueState(
         self,
@@ -100,7 +126,7 @@ class Handle(StatefulProcessorHandle):
         ttlDurationMs: int | None = None,
     ) -> Any:
         """See Spark's handle."""
-        return self._got("value", stateName, schema, None, ttlDurationMs)
+        return self._request("value", stateName, schema, None, ttlDurationMs)
 
     def getListState(
         self,
@@ -109,7 +135,7 @@ class Handle(StatefulProcessorHandle):
         ttlDurationMs: int | None = None,
     ) -> Any:
         """See Spark's handle."""
-        return self._got("list", stateName, schema, None, ttlDurationMs)
+        return self._request("list", stateName, schema, None, ttlDurationMs)
 
     def getMapState(
         self,
@@ -119,12 +145,12 @@ class Handle(StatefulProcessorHandle):
         ttlDurationMs: int | None = None,
     ) -> Any:
         """See Spark's handle."""
-        return self._got("map", stateName, valueSchema, userKeySchema, ttlDurationMs)
+        return self._request("map", stateName, valueSchema, userKeySchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
         """Drop a state of this name that an earlier version of the processor has left."""
         self._require_init("deleteIfExists")
-        self._declared.pop(stateName, None)
+        self._states.pop(stateName, None)
         self._deleted.add(stateName)
 
     def getQueryInfo(self) -> QueryInfo:
@@ -143,10 +169,10 @@ class Handle(StatefulProcessorHandle):
         """See Spark's handle."""
         self._refuse_timer("listTimers")
 
-    def _got(self, kind: Kind, name: Any, schema: Any, key_schema: Any, ttl_ms: Any) -> Any:
+    def _request(self, kind: Kind, name: Any, schema: Any, key_schema: Any, ttl_ms: Any) -> Any:
         self._require_init(f"get{kind.capitalize()}State")
         try:
-            found = declared(kind, name, schema, key_schema, ttl_ms)
+            found = checked_request(kind, name, schema, key_schema, ttl_ms)
         except StatefulProcessorError as error:
             raise StatefulProcessorError(f"{self._owner}: {error}") from error
         if found.ttl_ms and self._time_mode != "ProcessingTime":
@@ -154,15 +180,15 @@ class Handle(StatefulProcessorHandle):
                 f"{self._owner}: state {name!r} has a time to live, which is by processing time: "
                 f"the time mode must be 'ProcessingTime', and it is {self._time_mode!r}"
             )
-        if name in self._declared:
+        if name in self._states:
             raise StatefulProcessorError(
                 f"{self._owner}: the state {name!r} already exists: a name is asked for once"
             )
-        self._declared[name] = found
-        self._asked.append(found)
+        self._states[name] = found
+        self._requests.append(found)
         return self._state(found)
 
-    def _state(self, found: Declared) -> Any:
+    def _state(self, found: StateRequest) -> Any:
         raise NotImplementedError
 
     def _require_init(self, method: str) -> None:
@@ -187,7 +213,7 @@ class Handle(StatefulProcessorHandle):
 class RecordingHandle(Handle):
     """The handle on the driver: it notes the states."""
 
-    def _state(self, found: Declared) -> Any:
+    def _state(self, found: StateRequest) -> Any:
         return _NoKey(self._owner, found)
 
 
@@ -199,7 +225,7 @@ class _NoKey:
         "handleExpiredTimer or handleInitialState"
     )
 
-    def __init__(self, owner: str, found: Declared) -> None:
+    def __init__(self, owner: str, found: StateRequest) -> None:
         self._text = f"{owner}: {found.what}"
         self._words = _WORDS[found.kind]
 
@@ -224,8 +250,8 @@ class TaskHandle(Handle):
         self,
         owner: str,
         time_mode: TimeMode,
-        known: Asked,
-        state: Callable[[Declared], Any],
+        known: RequestedStates,
+        state: Callable[[StateRequest], Any],
         timers: KeyTimers | None,
         epoch: int,
     ) -> None:
@@ -235,7 +261,7 @@ class TaskHandle(Handle):
         self._timers = timers
         self._epoch = epoch
 
-    def _state(self, found: Declared) -> Any:
+    def _state(self, found: StateRequest) -> Any:
         if self._known.states.get(found.name) == found:
             return self._make(found)
         if found in self._known.all:

@@ -28,7 +28,7 @@ Kind: TypeAlias = Literal["value", "list", "map"]
 
 
 @dataclass(frozen=True)
-class Declared:
+class StateRequest:
     """A state as a processor's `init` asks for it."""
 
     name: str
@@ -75,9 +75,9 @@ class Declared:
         return kind(self.name, handle, struct, keys)
 
 
-def declared(
+def checked_request(
     kind: Kind, name: Any, schema: Any, key_schema: Any = None, ttl_ms: Any = None
-) -> Declared:
+) -> StateRequest:
     """Check what a processor asks its handle for."""
     if not isinstance(name, str) or not name or name != name.strip() or name == "default":
         raise StatefulProcessorError(
@@ -91,7 +91,7 @@ def declared(
         raise StatefulProcessorError(
             f"state {name!r}: ttlDurationMs is a positive number of milliseconds, got {ttl_ms!r}"
         )
-    found = Declared(name, kind, schema, key_schema, ttl)
+    found = StateRequest(name, kind, schema, key_schema, ttl)
     found.declaration()
     return found
 
