@@ -159,10 +159,10 @@ def _aircraft(job: Job) -> dict[str | None, tuple[Any, ...]]:
     """The state of each aircraft, read from the checkpoint's files."""
     state = job.read_state("aircraft")
     names = ["tailnum", "status", "flights", "late", "punctual", "chronic", "worst"]
-    found = {}
+    states = {}
     for tailnum, *values in zip(*(state.column(name).to_pylist() for name in names), strict=True):
         status, flights, late, punctual, chronic, worst = values
-        found[tailnum] = (
+        states[tailnum] = (
             "new" if status is None else status,
             flights,
             late or 0,
@@ -170,7 +170,7 @@ def _aircraft(job: Job) -> dict[str | None, tuple[Any, ...]]:
             bool(chronic),
             worst,
         )
-    return found
+    return states
 
 
 if __name__ == "__main__":

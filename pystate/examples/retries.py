@@ -174,8 +174,8 @@ def _run(run: Run) -> int:
     ):
         return 1
     table = Table(tries=6, delivered=10)
-    for count, found in sorted(Counter(row[-1] for row in delivered).items()):
-        table.add(tries=count, delivered=f"{found:,}")
+    for count, deliveries in sorted(Counter(row[-1] for row in delivered).items()):
+        table.add(tries=count, delivered=f"{deliveries:,}")
     message(
         f"verified: {len(delivered):,} messages delivered and {len(given_up):,} given up, as in "
         "plain Python"

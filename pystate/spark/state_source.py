@@ -143,10 +143,10 @@ class StateSource(DataSource):
                     )
                 schema = schema.append(field)
         # Spark does not take the metadata of fields from Arrow.
-        found = from_arrow_schema(schema)
-        for field, column in zip(schema, found.fields, strict=True):
+        columns = from_arrow_schema(schema)
+        for field, column in zip(schema, columns.fields, strict=True):
             column.metadata = {DEFAULT: text} if (text := default_of(field)) is not None else {}
-        return found
+        return columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the epochs that were found."""

@@ -127,11 +127,11 @@ def _frame(operator: OperatorSpec, given: Any, *, timers: bool = False) -> DataF
     if not timers:
         check_kept(operator, lambda name: frame.schema[name].dataType.simpleString() == "binary")
     names = [name for name, _ in operator.key]
-    found = key_schema(frame.schema, names, what)
+    key = key_schema(frame.schema, names, what)
     wanted = tuple((name, type_.ddl) for name, type_ in operator.key)
-    if tuple(found) != wanted:
+    if tuple(key) != wanted:
         raise WrongTypeError(
-            f"{what}: the key is ({', '.join(f'{name} {ddl}' for name, ddl in found)}) there, and "
+            f"{what}: the key is ({', '.join(f'{name} {ddl}' for name, ddl in key)}) there, and "
             f"declared as ({describe(operator.key)}): the type decides where a key belongs; cast it"
         )
     return frame.select(*map(column_named, columns))
@@ -156,12 +156,12 @@ def _writer(
                 f"operator {operator.uid!r}: a task has the rows of {len(ranges)} ranges instead "
                 "of one; this is a defect of pystate: please report it"
             )
-        found = pa.Table.from_batches(parts)
+        table = pa.Table.from_batches(parts)
         fields = [
             marked(field.with_name(name), noted.get(name))
-            for field, name in zip(found.schema, columns, strict=True)
+            for field, name in zip(table.schema, columns, strict=True)
         ]
-        rows = pa.Table.from_arrays(found.columns, schema=pa.schema(fields))
+        rows = pa.Table.from_arrays(table.columns, schema=pa.schema(fields))
         is_timer: Any = rows.column(_TIMER)
         rows = rows.drop_columns([_TIMER])
         timers = None

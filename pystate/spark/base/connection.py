@@ -67,10 +67,10 @@ def _spark_connection() -> socket.socket | None:
     return None
 
 
-def _if_local(found: socket.socket) -> socket.socket | None:
+def _if_local(connection: socket.socket) -> socket.socket | None:
     """Return a TCP connection within the host, and close any other."""
     with suppress(OSError):
-        if found.family in _TCP and found.getpeername()[0] in _THIS_HOST:
-            return found
-    found.close()
+        if connection.family in _TCP and connection.getpeername()[0] in _THIS_HOST:
+            return connection
+    connection.close()
     return None

@@ -109,8 +109,8 @@ def java_major_version(text: str) -> int | None:
     >>> java_major_version('java version "1.8.0_401"')
     8
     """
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
-    if found is None:
+    version = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if version is None:
         return None
-    major = int(found[1])
-    return int(found[2]) if major == 1 and found[2] else major
+    major = int(version[1])
+    return int(version[2]) if major == 1 and version[2] else major

@@ -85,15 +85,15 @@ def original_error(error: BaseException) -> BaseException:
             ),
             error,
         )
-    found = None
+    raised = None
     for match in _RAISED.finditer(text):
-        found = match
-    if found is None:
+        raised = match
+    if raised is None:
         return error
-    kind = getattr(errors, found[1], None) or getattr(spark_errors, found[1], None)
+    kind = getattr(errors, raised[1], None) or getattr(spark_errors, raised[1], None)
     if not (isinstance(kind, type) and issubclass(kind, PystateError)):
         return error
-    message, note = found[2].strip(), (found[3] or "").strip()
+    message, note = raised[2].strip(), (raised[3] or "").strip()
     original = _caused(kind("\n".join(filter(None, [message, "" if PRINTED else note]))), error)
     if note:
         add_note(original, note)
@@ -109,15 +109,15 @@ def as_function_error(error: BaseException) -> BaseException:
     frames = list(_FRAME.finditer(trace))
     below = trace[frames[-1].end() :] if frames else ""
     end = re.search(r"^(?=[A-Za-z_])", below, re.MULTILINE)
-    said = None if end is None else _END.match(below[end.start() :])
-    if said is None or said["kind"].startswith("pystate."):
+    report = None if end is None else _END.match(below[end.start() :])
+    if report is None or report["kind"].startswith("pystate."):
         return error  # no function of the user has raised it
     users = [frame for frame in frames if not _OURS.search(frame["file"])] or frames[-1:]
-    message = said["message"] or ""
-    text = said["kind"] + (f": {message}" if message else "") + said["notes"]
-    comma = ", " if said["notes"] else "\n"
+    message = report["message"] or ""
+    text = report["kind"] + (f": {message}" if message else "") + report["notes"]
+    comma = ", " if report["notes"] else "\n"
     made = FunctionError(f"{text}{comma}line {users[-1]['line']} of {users[-1]['file']}")
-    return _caused(made, _exception(said["kind"], message))
+    return _caused(made, _exception(report["kind"], message))
 
 
 def _of_worker(error: BaseException) -> str | None:
@@ -127,8 +127,8 @@ def _of_worker(error: BaseException) -> str | None:
     if isinstance(error, PythonException):
         return str(error)
     # An action on an RDD raises what py4j knows.
-    _, found, after = str(error).partition(_OF_JAVA)
-    return after.partition("\n\tat ")[0].rstrip() if found and _is_py4j(error) else None
+    _, sign, after = str(error).partition(_OF_JAVA)
+    return after.partition("\n\tat ")[0].rstrip() if sign and _is_py4j(error) else None
 
 
 def _is_py4j(error: BaseException) -> bool:
@@ -143,10 +143,10 @@ def _exception(kind: str, message: str) -> BaseException:
     """An exception of a class of that name, which is not imported for this."""
     module, _, name = kind.rpartition(".")
     for place in (module,) if module else ("builtins", "__main__"):
-        found = getattr(sys.modules.get(place), name, None)
-        if isinstance(found, type) and issubclass(found, Exception):
+        kind_there = getattr(sys.modules.get(place), name, None)
+        if isinstance(kind_there, type) and issubclass(kind_there, Exception):
             try:
-                return found(message) if message else found()
+                return kind_there(message) if message else kind_there()
             except Exception:
                 break  # it takes other arguments
     return RuntimeError(f"{kind}: {message}" if message else kind)
@@ -158,8 +158,8 @@ def called_by_user(error: Exception, what: str) -> FunctionError:
     users = [frame for frame in frames if not _OURS.search(frame.filename)]
     where = f", line {users[-1].lineno} of {users[-1].filename}" if users else ""
     text = str(error)
-    said = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
-    made = FunctionError(f"{said}\nin {what}{where}")
+    summary = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
+    made = FunctionError(f"{summary}\nin {what}{where}")
     made.__cause__ = error
     return made
 

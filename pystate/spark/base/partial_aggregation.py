@@ -138,21 +138,21 @@ def combined_rows(
     groups = [f"{column} AS k{i}" for i, (_, column) in enumerate(keys)]
     if within is not None:
         groups.append(f"{within} AS w")
-    found = _Aggregates()
-    found.add(WEIGHT, "count", "1")
+    aggregates = _Aggregates()
+    aggregates.add(WEIGHT, "count", "1")
     if time_ms is not None:
-        found.add(TIME, "max", time_ms)
+        aggregates.add(TIME, "max", time_ms)
         if stretches:
-            found.add(FIRST, "min", time_ms)
+            aggregates.add(FIRST, "min", time_ms)
         if late_bound_ms is not None:
             late = f"CASE WHEN {time_ms} < {changing(late_bound_ms, time_ms)} THEN 1 END"
-            found.add(LATE, "count", late)
+            aggregates.add(LATE, "count", late)
     for column in columns:
-        found.add_column(column)
-    whole = frame.groupBy(*map(F.expr, groups)).agg(*map(F.expr, found.columns()))
-    rows = _partial(whole, len(groups), found)
+        aggregates.add_column(column)
+    whole = frame.groupBy(*map(F.expr, groups)).agg(*map(F.expr, aggregates.columns()))
+    rows = _partial(whole, len(groups), aggregates)
     names = [f"k{i}" for i in range(len(groups) - (within is not None))]
-    result = found.results(names, [name for name, _ in keys])
+    result = aggregates.results(names, [name for name, _ in keys])
     if time_ms is not None and late_bound_ms is None:
         result.append(f"0L AS {LATE}")
     return (whole if rows is None else rows).selectExpr(*result)
@@ -233,5 +233,5 @@ def _partial(whole: DataFrame, groups: int, wanted: _Aggregates) -> DataFrame | 
 
 def _fits(output: Sequence[str], groups: int, wanted: _Aggregates) -> bool:
     """Whether a partial aggregation has one column for each aggregate, of the right kind."""
-    found = [name.split("#")[0] for name in output[groups:]]
-    return found == [function for _, function in wanted.buffers()]
+    functions = [name.split("#")[0] for name in output[groups:]]
+    return functions == [function for _, function in wanted.buffers()]

@@ -62,10 +62,10 @@ def _struct(path: str, whole: st.StructField, struct: st.StructType, *, marked: 
         if isinstance(field.dataType, st.StructType) and field.dataType.fields:
             part = _struct(below, field, field.dataType, marked=marked)
         parts.append(part.alias(field.name))
-    found = F.struct(*parts)
+    rebuilt = F.struct(*parts)
     if not marked or not whole.nullable:
-        return found
-    return F.when(column_named(null_mark(path)).isNull(), found)
+        return rebuilt
+    return F.when(column_named(null_mark(path)).isNull(), rebuilt)
 
 
 class ColumnPath(NamedTuple):
@@ -95,15 +95,15 @@ def find(
             "add an expression to the DataFrame with withColumn first"
         )
     matching = _Matching(case_sensitive)
-    found = {path.parts: path for path in matching.walk(schema, [name])}
-    found.update((path.parts, path) for path in matching.walk(schema, path_parts(name)))
-    if len(found) == 1:
-        return next(iter(found.values()))
+    paths = {path.parts: path for path in matching.walk(schema, [name])}
+    paths.update((path.parts, path) for path in matching.walk(schema, path_parts(name)))
+    if len(paths) == 1:
+        return next(iter(paths.values()))
     listed = ", ".join(schema.names)
-    if found:
-        shown = ", ".join(".".join(f"`{part}`" for part in parts) for parts in found)
+    if paths:
+        shown = ", ".join(".".join(f"`{part}`" for part in parts) for parts in paths)
         raise InvalidArgumentError(
-            f"{owner}: {name!r} is the name of {len(found)} columns: {shown}; columns: {listed}"
+            f"{owner}: {name!r} is the name of {len(paths)} columns: {shown}; columns: {listed}"
         )
     raise InvalidArgumentError(
         f"{owner}: {name!r} is not a column; columns: {listed}{nearest(name, schema.names)}"

@@ -119,27 +119,27 @@ def key_leaves(
     schema: st.StructType, names: Sequence[str], *, marked: bool = True
 ) -> list[tuple[str, st.DataType]]:
     """The key columns that some columns stand for: themselves, or the fields of a struct."""
-    found: list[tuple[str, st.DataType]] = []
+    leaves: list[tuple[str, st.DataType]] = []
     for name in names:
         data_type = schema[name].dataType
         if isinstance(data_type, st.StructType) and data_type.fields:
-            found += _leaves(quoted(name), data_type, marked=marked)
+            leaves += _leaves(quoted(name), data_type, marked=marked)
         else:
-            found.append((name, data_type))
-    return found
+            leaves.append((name, data_type))
+    return leaves
 
 
 def _leaves(path: str, struct: st.StructType, *, marked: bool) -> list[tuple[str, st.DataType]]:
-    found: list[tuple[str, st.DataType]] = []
+    leaves: list[tuple[str, st.DataType]] = []
     for field in struct.fields:
         below = f"{path}.{quoted(field.name)}"
         if isinstance(field.dataType, st.StructType) and field.dataType.fields:
-            found += _leaves(below, field.dataType, marked=marked)
+            leaves += _leaves(below, field.dataType, marked=marked)
         else:
-            found.append((below, field.dataType))
+            leaves.append((below, field.dataType))
     if marked:
-        found.append((null_mark(path), st.BooleanType()))
-    return found
+        leaves.append((null_mark(path), st.BooleanType()))
+    return leaves
 
 
 def _require_arrow(field: st.StructField, owner: str) -> None:

@@ -153,11 +153,11 @@ class EpochRunner:
             evaluation = self._evaluation(epoch, session, coordinator, outputs)
             line.begin(epoch.number, partial(tasks_done, session.sparkContext, evaluation.tag))
 
-            def begin(found: Outputs) -> None:
-                shown.enter_context(found.held())
-                self._check_folders(found, epoch)
+            def begin(resolved: Outputs) -> None:
+                shown.enter_context(resolved.held())
+                self._check_folders(resolved, epoch)
                 if not self._at_once:
-                    begin_outputs(found, coordinator, epoch)
+                    begin_outputs(resolved, coordinator, epoch)
 
             try:
                 self._check_folders(outputs, epoch)

@@ -110,7 +110,7 @@ class SpreadMerges:
         try:
             if self._given_up.is_set():
                 raise CheckpointError("the merges were given up")
-            found = dict(self._run(_shared_out(merges, max(1, self.tasks()))))
+            results = dict(self._run(_shared_out(merges, max(1, self.tasks()))))
         except CheckpointError:
             raise
         except Exception as error:
@@ -120,7 +120,7 @@ class SpreadMerges:
             ) from error
         finally:
             self._idle.set()
-        return [found.get(place, "its task returned nothing") for place in range(len(merges))]
+        return [results.get(place, "its task returned nothing") for place in range(len(merges))]
 
     def give_up(self) -> None:
         """See `MergeRunner`."""
@@ -170,8 +170,8 @@ def _reason(error: Exception) -> str:
     """What went wrong, in a line: Spark's own texts go on with traces of both sides."""
     text = str(original_error(error)).strip()
     # Python's line is amid a trace, Java's is the first one after what py4j says.
-    found = _PYTHON.search(text) or _JAVA.search(text)
-    return found[1] if found else text.partition("\n")[0] or type(error).__name__
+    line = _PYTHON.search(text) or _JAVA.search(text)
+    return line[1] if line else text.partition("\n")[0] or type(error).__name__
 
 
 _Range = tuple[str, RangeState]
@@ -236,7 +236,7 @@ class HeldWriter:
             return {}
         tasks = min(len(ranges), self._context.defaultParallelism)
         try:
-            found = self._context.parallelize(ranges, tasks).mapPartitions(write).collect()
+            written = self._context.parallelize(ranges, tasks).mapPartitions(write).collect()
         except Exception as error:
             raise original_error(error) from error
-        return {(uid, index): file for uid, index, file in found}
+        return {(uid, index): file for uid, index, file in written}

@@ -306,12 +306,12 @@ class EpochProgress:
 
     def __str__(self) -> str:
         """One line for a log."""
-        came = "a run" if self.run_key is None else f"run {self.run_key!r}"
+        origin = "a run" if self.run_key is None else f"run {self.run_key!r}"
         if self.batch_id is not None:
-            came = f"batch {self.batch_id}"
+            origin = f"batch {self.batch_id}"
         elif drains_a_stream(self.run_key):
-            came = "the end of the stream"
-        parts = [f"epoch {self.epoch} ({came}): {self.rows_in} rows in, {self.rows_out} out"]
+            origin = "the end of the stream"
+        parts = [f"epoch {self.epoch} ({origin}): {self.rows_in} rows in, {self.rows_out} out"]
         if self.outputs:
             each = ", ".join(f"{rows} to {name!r}" for name, rows in self.outputs.items())
             parts[-1] += f" ({each})"

@@ -118,10 +118,10 @@ class QueryOutcome:
         """The error of a query that failed outside of its batches, as in a source."""
         if self._explained is None:
             try:
-                found = query.exception()
+                error = query.exception()
             except Exception:
                 return None  # Spark has ended, and so have its queries
-            self._explained = None if found is None else self.explain(found)
+            self._explained = None if error is None else self.explain(error)
         return self._explained
 
 
@@ -190,11 +190,11 @@ class JobQuery(StreamingQuery):
 
     def exception(self) -> StreamingQueryException | None:
         """The error of the query, as Spark's own handle has it."""
-        found, fenced = super().exception(), self._outcome.fenced
-        if found is None and fenced is not None:
-            found = StreamingQueryException(f"the query was stopped: {fenced}")
-            found.__cause__ = fenced
-        return found
+        error, fenced = super().exception(), self._outcome.fenced
+        if error is None and fenced is not None:
+            error = StreamingQueryException(f"the query was stopped: {fenced}")
+            error.__cause__ = fenced
+        return error
 
     def fence(self, error: FencedError) -> None:
         """Stop the query because another driver has taken the checkpoint over."""
@@ -214,7 +214,7 @@ class JobQuery(StreamingQuery):
     @property
     def recentProgress(self) -> list[StreamingQueryProgress]:  # noqa: N802 (Spark's name)
         """The same for the last batches."""
-        return [with_state(found, self._outcome.epochs) for found in super().recentProgress]
+        return [with_state(progress, self._outcome.epochs) for progress in super().recentProgress]
 
     def stop(self) -> None:
         """Stop the query, even during an epoch, which the next start then computes again.
@@ -285,11 +285,11 @@ class EndingQuery(JobQuery):
 
     def exception(self) -> StreamingQueryException | None:
         """The error of the query, or of what follows it."""
-        found = super().exception()
-        if found is None and self._error is not None:
-            found = StreamingQueryException(f"the stream is not drained: {self._error}")
-            found.__cause__ = self._error
-        return found
+        error = super().exception()
+        if error is None and self._error is not None:
+            error = StreamingQueryException(f"the stream is not drained: {self._error}")
+            error.__cause__ = self._error
+        return error
 
     def stop(self) -> None:
         """Stop the query, and cancel what follows it or wait for that."""
@@ -368,14 +368,14 @@ def require_unused(job: PipelineContext, *, but_for_own: bool) -> None:
 
 
 def _running(checkpoint: str) -> tuple[PipelineContext, JobQuery] | None:
-    found = _queries.get(checkpoint)
-    if found is None:
+    entry = _queries.get(checkpoint)
+    if entry is None:
         return None
     try:
-        active = found[1].isActive
+        active = entry[1].isActive
     except Exception:
         # Its Spark has ended, and so has the query.
         active = False
     if not active:
         _queries.pop(checkpoint, None)
-    return found if active else None
+    return entry if active else None

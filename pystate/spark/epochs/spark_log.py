@@ -113,12 +113,12 @@ def _stages(context: SparkContext, group: str) -> list[int]:
     """The active stages of a group's jobs."""
     tracker = context._jsc.sc().statusTracker()
     active = set(tracker.getActiveStageIds())
-    found: list[int] = []
+    running: list[int] = []
     for job in tracker.getJobIdsForGroup(group):
         info = tracker.getJobInfo(job)
         if info.isDefined():
-            found += active.intersection(info.get().stageIds())
-    return found
+            running += active.intersection(info.get().stageIds())
+    return running
 
 
 def _speak_later(context: SparkContext, stages: list[int], names: Sequence[str]) -> None:
@@ -144,8 +144,8 @@ def _silence(context: SparkContext, names: Sequence[str]) -> bool:
             for name in names:
                 count, before = _silenced.get(name, (0, None))
                 if not count:
-                    found = config.getLoggerConfig(name)
-                    before = found.getLevel() if found.getName() == name else None
+                    configured = config.getLoggerConfig(name)
+                    before = configured.getLevel() if configured.getName() == name else None
                     log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
                 _silenced[name] = count + 1, before
         except Exception as error:

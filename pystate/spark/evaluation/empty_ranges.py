@@ -96,8 +96,8 @@ class CountedOperators:
                 silent.remove(uid)
                 for index in (i for other, i in missing if other == uid):
                     epoch.report(self._plans[uid].unchanged(index))
-        found = known.keys() | {report.uid for report in epoch.reports}
-        silent = {uid for uid in silent if uid in found or not is_in_result(uid)}
+        computed = known.keys() | {report.uid for report in epoch.reports}
+        silent = {uid for uid in silent if uid in computed or not is_in_result(uid)}
         if not silent:
             return None
         self._announced.update(silent)
@@ -125,7 +125,7 @@ def _number_of(output: DataFrame) -> int:
 
 def _rows_sent(plan: Any, numbers: Container[int]) -> dict[int, int]:
     """The rows in the shuffles of operators, by their numbers; without those that are not found."""
-    found: dict[int, int] = {}
+    rows: dict[int, int] = {}
     todo = [] if plan is None else [plan]
     while todo:
         node = todo.pop()
@@ -135,9 +135,9 @@ def _rows_sent(plan: Any, numbers: Container[int]) -> dict[int, int]:
             if number in numbers:
                 sent = _into(node)
                 if sent is not None:
-                    found[number] = sent
+                    rows[number] = sent
         todo += below(node)
-    return found
+    return rows
 
 
 def _into(operator: Any) -> int | None:

@@ -263,17 +263,17 @@ class Evaluation:
 
     def holds(self, given: Input, frame: DataFrame, event_time: str | None) -> Mapping[str, Hold]:
         """Return how what feeds a frame holds back the watermark of its rows."""
-        found = {}
+        by_operator = {}
         for uid in given.upstream:
             holds = self._holds.get(uid)
             if holds is not None and (holds.columns or holds.others is not None):
                 name = None if event_time is None else self._once.column(uid, frame, event_time)
                 hold = holds.of(name)
                 if hold is not None:
-                    found[uid] = hold
+                    by_operator[uid] = hold
                     if hold.kept:
                         self._traits.kept.add(uid)
-        return found
+        return by_operator
 
     def declare(
         self,
@@ -500,7 +500,7 @@ class Evaluation:
     ) -> None:
         """Count what came into the pipeline, and what was written."""
         reports = self.epoch.reports
-        came = self._flow.counted(reports)
+        rows_in = self._flow.counted(reports)
         written = {}
         for (name, each), transaction in zip(staged.items(), transactions, strict=False):
             rows = rows_of(transaction) if each.rows is None else each.rows
@@ -510,7 +510,7 @@ class Evaluation:
                 rows = sum(int(r.metrics.get("rows_out", 0)) for r in reports if r.uid in uids)
             written[name] = rows
         named = {} if ONLY in written else written
-        self.epoch.flow = Flow(came.rows, sum(written.values()), came.late, named)
+        self.epoch.flow = Flow(rows_in.rows, sum(written.values()), rows_in.late, named)
 
     def _materialise_shared(self, frames: Sequence[DataFrame]) -> None:
         """Have operators that feed several outputs materialised: `RepeatableError` if new."""
@@ -535,12 +535,12 @@ class Evaluation:
         If it is an operator's output as it is, the tasks that compute it write it.
         """
         number, outputs = self.epoch.number, self._outputs
-        found = self._once.selected(frame)
-        form = None if found is None else outputs.task_format(name, frame, number)
+        output = self._once.selected(frame)
+        form = None if output is None else outputs.task_format(name, frame, number)
         # A pipeline that has computed it already may have kept it.
-        if found is None or form is None or found[0] in {uid for uid, _ in self._marks.begun()}:
+        if output is None or form is None or output[0] in {uid for uid, _ in self._marks.begun()}:
             return outputs.stage_main(name, frame, number, self._id)
-        uid, columns = found
+        uid, columns = output
         files = ResultFiles(uid, outputs.task_folder(name, number, self._id), columns, form)
         with self._told(WRITING, files.text()):
             return outputs.stage_written(self._once.of_tasks(uid), form, uid)
@@ -708,14 +708,14 @@ def _with_invalid(
     invalid: Iterable[tuple[InvalidRule, pa.Schema | None]],
 ) -> Mapping[str, pa.Schema]:
     """The side outputs, with those for invalid rows."""
-    found = dict(sides)
+    schemas = dict(sides)
     for rule, schema in invalid:
         if rule.tag is None or schema is None:
             continue
-        if found.setdefault(rule.tag, schema) != schema:
+        if schemas.setdefault(rule.tag, schema) != schema:
             raise InvalidArgumentError(
                 f"operator {uid!r}: the tag {rule.tag!r} is for invalid rows, which have the "
                 f"columns of their input, and for other rows with other columns: give one of them "
                 "another tag"
             )
-    return found
+    return schemas

@@ -110,14 +110,14 @@ def like(columns: FrameColumns, given: Given, owner: str) -> DataFrame:
     """Earlier rows with the columns of an operator's input, in the same order."""
     what = f"{owner}: initial_rows"
     rows = _frame_of(given, what)
-    found = {field.name: field.dataType for field in rows.schema}
+    types = {field.name: field.dataType for field in rows.schema}
     for field in columns.given.schema:
-        if field.name not in found:
+        if field.name not in types:
             raise InvalidArgumentError(
                 f"{what} has no column {field.name!r}, and the input has one; it has "
-                f"{', '.join(found)}"
+                f"{', '.join(types)}"
             )
-        mine, wanted = found[field.name].simpleString(), field.dataType.simpleString()
+        mine, wanted = types[field.name].simpleString(), field.dataType.simpleString()
         if mine != wanted:
             raise WrongTypeError(
                 f"{what}: column {field.name!r} is {mine}, and {wanted} in the input: cast it"
@@ -155,13 +155,13 @@ class InitialRows:
     def seen(self) -> tuple[InputState, ...]:
         """The largest event time of each input's rows: a query over that column alone."""
         self._frames = [given.frame() for given in self._inputs]
-        found = []
+        latest_times = []
         for given, frame in zip(self._inputs, self._frames, strict=True):
             if given.event_time is not None:
                 latest = frame.agg(F.max(column_named(given.event_time))).toArrow().column(0)
                 times = event_times(latest.combine_chunks(), "the largest event time")
-                found.append(InputState(given.name, pc.max(times).as_py()))
-        return tuple(found)
+                latest_times.append(InputState(given.name, pc.max(times).as_py()))
+        return tuple(latest_times)
 
     def begin(self, plan: OperatorPlan) -> tuple[RangeState, ...]:
         """Run the operator over the rows, without its output."""
@@ -301,10 +301,10 @@ def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFr
         ),
         *map(column_named, [*spaces, *own]),
     )
-    found = tuple(key_schema(selected.schema, keys, what))
-    if found != tuple((name, type_.ddl) for name, type_ in operator.key):
+    key = tuple(key_schema(selected.schema, keys, what))
+    if key != tuple((name, type_.ddl) for name, type_ in operator.key):
         raise WrongTypeError(
-            f"{what}: the key is ({', '.join(f'{name} {ddl}' for name, ddl in found)}) there, and "
+            f"{what}: the key is ({', '.join(f'{name} {ddl}' for name, ddl in key)}) there, and "
             f"({describe(operator.key)}) in the input: the type decides where a key belongs; cast "
             "it"
         )

@@ -87,21 +87,21 @@ def selected(text: str, tops: Container[str]) -> tuple[str, list[str] | None] | 
 
 def lineage(text: str, operators: Mapping[str, str]) -> Lineage:
     """Read an analysed plan's text; `operators` are uids by the numbers of their nodes."""
-    found: set[str] = set()
+    uids: set[str] = set()
     materialised: list[frozenset[str]] = []
     sources = False
     nodes = list(_outer(text, operators))
     for (depth, node), (next_depth, _) in zip(nodes, [*nodes[1:], (0, "")], strict=True):
         uid = _operator(node, operators)
         if uid is not None:
-            found.add(uid)
+            uids.add(uid)
         elif next_depth > depth:
             continue
         elif node.startswith(_MATERIALISED):
             materialised.append(columns_of(node))
         elif not node.startswith(_REFERENCE):
             sources = True
-    return Lineage(frozenset(found), tuple(materialised), sources)
+    return Lineage(frozenset(uids), tuple(materialised), sources)
 
 
 def original(

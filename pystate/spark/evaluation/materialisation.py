@@ -147,13 +147,13 @@ class OperatorOutputs:
             if result is mapped:
                 return uid, tuple(range(len(result.columns)))
         tops = {plan_text(mapped).partition("\n")[0]: uid for uid, mapped in self._maps.items()}
-        found = selected(plan_text(result), tops)
-        if found is None:
+        selection = selected(plan_text(result), tops)
+        if selection is None:
             return None
-        uid = tops[found[0]]
+        uid = tops[selection[0]]
         output = self._maps[uid]
         numbers = _numbers(output)
-        columns = numbers if found[1] is None else found[1]
+        columns = numbers if selection[1] is None else selection[1]
         if len(numbers) != len(output.columns) or not set(columns) <= set(numbers):
             return None
         return uid, tuple(map(numbers.index, columns))
@@ -170,10 +170,10 @@ class OperatorOutputs:
         for uid, output in self._known().items():
             if uid not in self._held and uid not in self._numbers.values():
                 self._numbers[node_numbers(plan_text(output))[0]] = uid
-        found = lineage(plan_text(frame), self._numbers)
-        uids, sources = set(found.operators), found.sources
-        if found.materialised:
-            fed, others = self._behind(frame, found.materialised)
+        origin = lineage(plan_text(frame), self._numbers)
+        uids, sources = set(origin.operators), origin.sources
+        if origin.materialised:
+            fed, others = self._behind(frame, origin.materialised)
             uids |= fed
             sources = sources or others
         loops = tuple(uid.removeprefix(_LOOP) for uid in self._loops if uid in uids)

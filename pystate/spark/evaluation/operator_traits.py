@@ -50,7 +50,7 @@ class CombinePolicy:
         """Take what the reports of a published epoch say."""
         rows: dict[str, int] = {}
         changed: dict[str, int] = {}
-        came: dict[str, int] = {}
+        combined: dict[str, int] = {}
         for report in reports:
             uid, metrics = report.uid, report.metrics
             if uid not in self._operators:
@@ -58,18 +58,18 @@ class CombinePolicy:
             rows[uid] = rows.get(uid, 0) + int(metrics.get("rows_in", 0))
             changed[uid] = changed.get(uid, 0) + int(metrics.get("rows_changed", 0))
             if CAME in metrics:
-                came[uid] = came.get(uid, 0) + int(metrics[CAME])
+                combined[uid] = combined.get(uid, 0) + int(metrics[CAME])
         for uid, number in rows.items():
-            self._note(uid, number, changed[uid], came.get(uid))
+            self._note(uid, number, changed[uid], combined.get(uid))
 
-    def _note(self, uid: str, rows: int, changed: int, came: int | None) -> None:
+    def _note(self, uid: str, rows: int, changed: int, combined: int | None) -> None:
         operator = self._operators[uid]
-        if came is not None:
-            if rows < _GOES_ON * came:
+        if combined is not None:
+            if rows < _GOES_ON * combined:
                 operator.combines = False
                 operator.waits, operator.pause = operator.pause, operator.pause * 2
                 operator.pause = min(operator.pause, _LONGEST_PAUSE)
-                _LOG.info("operator %r: %d rows combined gave %d: no longer", uid, rows, came)
+                _LOG.info("operator %r: %d rows combined gave %d: no longer", uid, rows, combined)
             elif rows < _LEAST_ROWS:
                 operator.combines = False
             return

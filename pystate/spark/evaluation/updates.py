@@ -95,14 +95,14 @@ class UpdateFrames:
 
     def find(self, frame: DataFrame, uids: Sequence[str]) -> Updates | None:
         """What is known of a frame that these operators feed; None if it holds no updates."""
-        found = [uid for uid in uids if uid in self._emitters]
-        if not found:
+        emitting = [uid for uid in uids if uid in self._emitters]
+        if not emitting:
             return None
-        uid = found[0]
+        uid = emitting[0]
         emitter = self._emitters[uid]
         problem = emitter.unstable
-        if len(found) > 1:
-            problem = f"updates of {', '.join(map(repr, found))} come together in it"
+        if len(emitting) > 1:
+            problem = f"updates of {', '.join(map(repr, emitting))} come together in it"
         walk = _Walk(analysed(frame), emitter)
         problem = problem or walk.problem
         if problem is not None:
@@ -153,8 +153,8 @@ class _Walk:
             elif name not in _KEEPING:
                 return f"{_said(name)} stands between them"
             node = node.children().head()
-        for found in self._filters:
-            condition = found.condition()
+        for each in self._filters:
+            condition = each.condition()
             if not condition.deterministic() or not self._all_determined(condition):
                 return (
                     "a filter by what an update changes stands between them, and says nothing of "

@@ -88,10 +88,10 @@ class EvaluationWatch:
         """The active stages: (number, tasks that have ended), and a name for messages."""
         tracker = self._context._jsc.sc().statusTracker()
         active = set(tracker.getActiveStageIds())
-        found = []
+        running = []
         for number, stage in stages(self._context, tracker.getJobIdsForTag(self._tag)):
             if number in active:
                 done, tasks = stage.numCompletedTasks(), stage.numTasks()
                 text = f"stage {number} ({stage.name()}), {done} of {tasks} tasks done"
-                found.append(((number, done), text))
-        return sorted(found)
+                running.append(((number, done), text))
+        return sorted(running)

@@ -62,9 +62,9 @@ class PortedCalls(KeyedCalls):
         form, emitted, iterables = function.options.form, self.emitted, self.iterables
         process_rows, select, most = function.process_rows, keys.select, form.collected
         groups = form.groups(rows, order, ends)
-        found = form.keys(rows.select(list(function.options.key)).take(pa.array(firsts)))
+        group_keys = form.keys(rows.select(list(function.options.key)).take(pa.array(firsts)))
         until = _GIVEN_ROWS
-        for key, first, end, own in zip(found, firsts, ends, groups, strict=True):
+        for key, first, end, own in zip(group_keys, firsts, ends, groups, strict=True):
             select(first)
             try:
                 result = process_rows(key, own, context)

@@ -53,8 +53,8 @@ class FrameForm:
     def keys(self, rows: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
         """The keys of some rows, of which these are the key columns."""
         frame = self._made(rows)
-        found: Iterator[tuple[Any, ...]] = frame.itertuples(index=False, name=None)
-        return found
+        keys: Iterator[tuple[Any, ...]] = frame.itertuples(index=False, name=None)
+        return keys
 
     def groups(
         self, rows: pa.RecordBatch, order: np.ndarray[Any, Any], ends: Sequence[int]
@@ -70,10 +70,10 @@ class FrameForm:
                 first = begin
                 piece = CutFrames(self._frame(rows, order[begin:covered]))
             if end <= covered:
-                found = self._cut(piece, begin - first, end - first, most)
+                frames = self._cut(piece, begin - first, end - first, most)
             else:
-                found = self._frames(rows, order[begin:end], most)
-            yield _Frames(found, end - begin)
+                frames = self._frames(rows, order[begin:end], most)
+            yield _Frames(frames, end - begin)
             begin = end
 
     def _made(self, rows: pa.RecordBatch) -> pd.DataFrame:
@@ -150,14 +150,14 @@ def _series(array: pa.Array[Any], zone: str, extension_ints: bool) -> pd.Series:
         made = np.empty(len(values), object)
         made[:] = values
         return pd.Series(made, dtype=object)
-    found: pd.Series = array.to_pandas(
+    series: pd.Series = array.to_pandas(
         date_as_object=True,
         coerce_temporal_nanoseconds=True,
         types_mapper=_EXTENSION_INTS.get if extension_ints else None,
     )
     if at.is_timestamp(array.type) and array.type.tz is not None:
-        return found.dt.tz_convert(zone).dt.tz_localize(None)
-    return found
+        return series.dt.tz_convert(zone).dt.tz_localize(None)
+    return series
 
 
 def _in_frame(kind: Any, value: Any, zone: str) -> Any:

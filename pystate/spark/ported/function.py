@@ -95,8 +95,8 @@ class PortedFunction(KeyedProcessFunction):
         self._processor.init(self._handle)
         self._handle.begin()
 
-    def _state(self, found: StateRequest) -> Any:
-        return found.state(self.__dict__[self._stored[found.name]])
+    def _state(self, request: StateRequest) -> Any:
+        return request.state(self.__dict__[self._stored[request.name]])
 
     def process_rows(self, key: Any, batch: Any, ctx: RuntimeContext) -> Any:
         """Call the processor for the rows of a key, in the form that it gets them in."""
@@ -206,7 +206,7 @@ def _made(
         stored[name] = own
         taken.add(own)
     states: dict[str, State[Any]] = {
-        stored[name]: found.declaration() for name, found in requested.states.items()
+        stored[name]: request.declaration() for name, request in requested.states.items()
     }
     if not states and options.time_mode == "None":
         states[_UNUSED] = ValueState("boolean")

@@ -91,8 +91,8 @@ class GroupStateProcessor(StatefulProcessor):
         now = timerValues.getCurrentWatermarkInMs()
         if self._timeout != GroupStateTimeout.EventTimeTimeout:
             now = timerValues.getCurrentProcessingTimeInMs()
-        found = self._until.get()
-        if found is not None and found[0] < now < MAX_WATERMARK:
+        until = self._until.get()
+        if until is not None and until[0] < now < MAX_WATERMARK:
             # It is still there, and comes again with a timer that is not the one that has fired.
             self._handle.registerTimer(expiredTimerInfo.getExpiryTimeInMs() - 1)
 

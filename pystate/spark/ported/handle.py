@@ -172,10 +172,10 @@ class Handle(StatefulProcessorHandle):
     def _request(self, kind: Kind, name: Any, schema: Any, key_schema: Any, ttl_ms: Any) -> Any:
         self._require_init(f"get{kind.capitalize()}State")
         try:
-            found = checked_request(kind, name, schema, key_schema, ttl_ms)
+            request = checked_request(kind, name, schema, key_schema, ttl_ms)
         except StatefulProcessorError as error:
             raise StatefulProcessorError(f"{self._owner}: {error}") from error
-        if found.ttl_ms and self._time_mode != "ProcessingTime":
+        if request.ttl_ms and self._time_mode != "ProcessingTime":
             raise StatefulProcessorError(
                 f"{self._owner}: state {name!r} has a time to live, which is by processing time: "
                 f"the time mode must be 'ProcessingTime', and it is {self._time_mode!r}"
@@ -184,11 +184,11 @@ class Handle(StatefulProcessorHandle):
             raise StatefulProcessorError(
                 f"{self._owner}: the state {name!r} already exists: a name is asked for once"
             )
-        self._states[name] = found
-        self._requests.append(found)
-        return self._state(found)
+        self._states[name] = request
+        self._requests.append(request)
+        return self._state(request)
 
-    def _state(self, found: StateRequest) -> Any:
+    def _state(self, request: StateRequest) -> Any:
         raise NotImplementedError
 
     def _require_init(self, method: str) -> None:
@@ -213,8 +213,8 @@ class Handle(StatefulProcessorHandle):
 class RecordingHandle(Handle):
     """The handle on the driver: it notes the states."""
 
-    def _state(self, found: StateRequest) -> Any:
-        return _NoKey(self._owner, found)
+    def _state(self, request: StateRequest) -> Any:
+        return _NoKey(self._owner, request)
 
 
 class _NoKey:
@@ -225,16 +225,16 @@ class _NoKey:
         "handleExpiredTimer or handleInitialState"
     )
 
-    def __init__(self, owner: str, found: StateRequest) -> None:
-        self._text = f"{owner}: {found.what}"
-        self._words = _WORDS[found.kind]
+    def __init__(self, owner: str, request: StateRequest) -> None:
+        self._text = f"{owner}: {request.what}"
+        self._words = _WORDS[request.kind]
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
         words = self._words.get(name)
-        said = "" if words is None else f"{words}: "
-        raise StatefulProcessorError(f"{said}{self._text}: {name} {self.why}")
+        prefix = "" if words is None else f"{words}: "
+        raise StatefulProcessorError(f"{prefix}{self._text}: {name} {self.why}")
 
 
 class _Gone(_NoKey):
@@ -261,14 +261,14 @@ class TaskHandle(Handle):
         self._timers = timers
         self._epoch = epoch
 
-    def _state(self, found: StateRequest) -> Any:
-        if self._known.states.get(found.name) == found:
-            return self._make(found)
-        if found in self._known.all:
-            return _Gone(self._owner, found)
+    def _state(self, request: StateRequest) -> Any:
+        if self._known.states.get(request.name) == request:
+            return self._make(request)
+        if request in self._known.all:
+            return _Gone(self._owner, request)
         names = list(self._known.states)
         raise StatefulProcessorError(
-            f"{self._owner}: {found.what}: init asks for another state in a task than on the "
+            f"{self._owner}: {request.what}: init asks for another state in a task than on the "
             f"driver, where it asked for {', '.join(map(repr, names)) or 'none'}: it must always "
             "ask for the same"
         )

@@ -106,16 +106,16 @@ def arrow_values(array: pa.Array[Any]) -> list[Any]:
         values: list[Any] = array.to_pylist()
         return values
     try:
-        found = datetimes(array)
+        instants = datetimes(array)
     except OverflowError as error:
         raise WrongTypeError(
             f"{error} microseconds since 1970 is no timestamp that Python can hold (years 1 to "
             "9999); filter such rows out"
         ) from None
     if array.type.tz in (None, "UTC"):
-        return found
+        return instants
     zone = pa.lib.string_to_tzinfo(array.type.tz)
-    return [None if value is None else value.astimezone(zone) for value in found]
+    return [None if value is None else value.astimezone(zone) for value in instants]
 
 
 class Form(Protocol):
@@ -259,5 +259,5 @@ def _same(kind: Any, slow: Any) -> bool:
     """Whether both make the same: also of a later version of Spark, whose rows may be others."""
     given = {"b": 1, "a": None}
     rows = [kind(**given), slow(kind, **given)]
-    found = [(type(row), tuple(row), vars(row), type(row.__fields__)) for row in rows]
-    return found[0] == found[1] == (kind, (1, None), {"__fields__": ["b", "a"]}, list)
+    facts = [(type(row), tuple(row), vars(row), type(row.__fields__)) for row in rows]
+    return facts[0] == facts[1] == (kind, (1, None), {"__fields__": ["b", "a"]}, list)

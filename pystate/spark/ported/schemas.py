@@ -41,19 +41,19 @@ class Struct:
 
     def pack(self, value: Any) -> tuple[Any, ...]:
         """Turn what Spark takes into the tuple that a state of this type takes."""
-        found: tuple[Any, ...]
+        fields: tuple[Any, ...]
         if type(value) is tuple and self.plain and len(value) == self._size:
             return value
         if isinstance(value, Mapping):
-            found = tuple(map(value.get, self.names))
+            fields = tuple(map(value.get, self.names))
         elif isinstance(value, Iterable):
             # As Spark takes it: of a string each character is a value.
-            found = tuple(value)
+            fields = tuple(value)
         else:
             raise self.misfit(value)
-        if len(found) != self._size:
+        if len(fields) != self._size:
             raise self.misfit(value)
-        return found if self.plain else tuple(map(_converted, self._ins, found))
+        return fields if self.plain else tuple(map(_converted, self._ins, fields))
 
     def unpack(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
         """Turn the tuple that a state of this type gives into what Spark gives."""
@@ -152,15 +152,15 @@ def _as_local(value: Any) -> Any:
 
 def _as_dict(inner: list[tuple[str, _Convert | None]], value: Any) -> Any:
     if isinstance(value, Mapping):
-        found = {name: value.get(name) for name, _ in inner}
+        fields = {name: value.get(name) for name, _ in inner}
     elif isinstance(value, (tuple, list)) and len(value) == len(inner):
-        found = {name: each for (name, _), each in zip(inner, tuple(value), strict=True)}
+        fields = {name: each for (name, _), each in zip(inner, tuple(value), strict=True)}
     else:
         return value
     for name, convert in inner:
-        if convert is not None and found[name] is not None:
-            found[name] = convert(found[name])
-    return found
+        if convert is not None and fields[name] is not None:
+            fields[name] = convert(fields[name])
+    return fields
 
 
 def _as_row(row: type[Any], inner: list[_Convert | None], value: dict[str, Any]) -> Any:

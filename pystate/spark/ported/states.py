@@ -91,9 +91,9 @@ def checked_request(
         raise StatefulProcessorError(
             f"state {name!r}: ttlDurationMs is a positive number of milliseconds, got {ttl_ms!r}"
         )
-    found = StateRequest(name, kind, schema, key_schema, ttl)
-    found.declaration()
-    return found
+    request = StateRequest(name, kind, schema, key_schema, ttl)
+    request.declaration()
+    return request
 
 
 class MapKeys:
@@ -117,19 +117,19 @@ class MapKeys:
 
     def pack(self, key: Any) -> Any:
         """Turn the tuple that Spark takes into the state's key."""
-        found = self._struct.pack(key)
+        fields = self._struct.pack(key)
         if self._codec is not None:
-            packed = self._codec.pack(found)
+            packed = self._codec.pack(fields)
             if self._floats:
                 # Zeros are equal, as in a key of one field; NaNs have one form in any case.
                 packed = self._codec.pack(_one_zero(self._codec.unpack(packed)))
             return packed
-        if found[0] is None:
+        if fields[0] is None:
             raise StatefulProcessorError(
                 f"{self._struct.what}: {self._struct.names[0]!r} is None: the key of a map with "
                 "one field is never null; take a value of its own for it, or a key of two fields"
             )
-        return found[0]
+        return fields[0]
 
     def unpack(self, key: Any) -> tuple[Any, ...]:
         """Turn the state's key into the tuple that Spark gives."""
@@ -169,8 +169,8 @@ class PortedValue(ValueState):
 
     def get(self) -> tuple[Any, ...] | None:
         """The value, or None."""
-        found = self._read()
-        return None if found is None else self._unpack(found)
+        value = self._read()
+        return None if value is None else self._unpack(value)
 
     def update(self, newValue: Any) -> None:
         """Store a value."""
@@ -244,8 +244,8 @@ class PortedMap(MapState):
 
     def getValue(self, key: Any) -> tuple[Any, ...] | None:
         """The value of a key, as a `Row`, which no other method gives; or None."""
-        found = self._get(self._key(key))
-        return None if found is None else tuple.__new__(self._row, self._unpack(found))
+        value = self._get(self._key(key))
+        return None if value is None else tuple.__new__(self._row, self._unpack(value))
 
     def containsKey(self, key: Any) -> bool:
         """Whether there is the key."""

@@ -47,8 +47,8 @@ class _ByKey:
         if row is None:
             return set()
         begin, end = np.searchsorted(self._sorted, [row, row + 1])
-        found: list[int] = self._times[self._order[begin:end]].tolist()
-        return set(found)
+        times: list[int] = self._times[self._order[begin:end]].tolist()
+        return set(times)
 
 
 class KeyTimers:
@@ -102,20 +102,20 @@ class KeyTimers:
             self._asked = self._all()
             self.firing.watched = True
         key = self._backend.current_key
-        found = set(self._of(key))
-        found.update(time for other, time in self._later if other == key)
+        times = set(self._of(key))
+        times.update(time for other, time in self._later if other == key)
         if self.firing.timestamp is not None:
-            found.add(self.firing.timestamp)
-        found.difference_update(time for other, time in self._deleted if other == key)
-        return iter(sorted(found))
+            times.add(self.firing.timestamp)
+        times.difference_update(time for other, time in self._deleted if other == key)
+        return iter(sorted(times))
 
     def _of(self, key: Any) -> set[int]:
         """The timers of a key, once timers were asked for."""
-        found = self._known.get(key)
-        if found is None:
+        times = self._known.get(key)
+        if times is None:
             assert self._asked is not None
-            found = self._known[key] = self._asked.of(key)
-        return found
+            times = self._known[key] = self._asked.of(key)
+        return times
 
     def _all(self) -> _ByKey:
         most = _LISTED

@@ -109,15 +109,15 @@ def columns_of_file(path: str) -> st.StructType:
 
 def columns_of_files(folders: Sequence[str], levels: int) -> st.StructType | None:
     """The columns of the epochs of a folder without a note, from a file of each."""
-    found: st.StructType | None = None
+    together: st.StructType | None = None
     for folder in folders:
         files = data_files(folder, levels)
         if not files:
             continue
         columns = columns_of_file(os.path.join(folder, files[0][0]))
         try:
-            found = fitted(found, columns, folder)
+            together = fitted(together, columns, folder)
         except InvalidArgumentError:
             # They do not fit already; what comes next is to fit the newest ones.
-            found = columns
-    return found
+            together = columns
+    return together

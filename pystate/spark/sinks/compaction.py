@@ -282,11 +282,11 @@ def _merge(
     folder = os.path.join(new, f"epoch={group.into}")
     written = write_parquet(frame, local_uri(folder), columns)
     files = data_files(folder, len(layout)) or []
-    found = sum(read_metadata(os.path.join(folder, name)).num_rows for name, _ in files)
-    if not written.rows == found == group.rows:
+    merged = sum(read_metadata(os.path.join(folder, name)).num_rows for name, _ in files)
+    if not written.rows == merged == group.rows:
         raise CheckpointError(
             f"compacting {root}: {group.number_of_files} files hold {group.rows} rows, and the "
-            f"merged ones {found} of {written.rows} that were written: nothing was changed; look "
+            f"merged ones {merged} of {written.rows} that were written: nothing was changed; look "
             "for spark.sql.files.ignoreMissingFiles and ignoreCorruptFiles"
         )
     for name, _ in files:

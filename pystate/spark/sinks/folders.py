@@ -189,9 +189,9 @@ def link(source: str, target: str) -> None:
 
 def copy_owner(source: str, target: str) -> None:
     """Give a folder the mode, the times and if possible the owner of another."""
-    found = os.stat(source)
+    status = os.stat(source)
     with suppress(PermissionError):
-        os.chown(target, found.st_uid, found.st_gid)
+        os.chown(target, status.st_uid, status.st_gid)
     shutil.copystat(source, target)
 
 

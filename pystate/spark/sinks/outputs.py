@@ -164,10 +164,10 @@ class Outputs:
             names = [str(each[OUTPUT]) for each in manifest.sinks if OUTPUT in each]
         else:
             root = os.path.join(self.checkpoint, RESULTS)
-            found = sorted(os.listdir(root)) if os.path.isdir(root) else []
+            folders = sorted(os.listdir(root)) if os.path.isdir(root) else []
             names = [
                 unquote(name)
-                for name in found
+                for name in folders
                 if epoch in ParquetSink(os.path.join(root, name)).epochs()
             ]
         return self._by_default(names) if names else self

@@ -125,10 +125,10 @@ class ParquetSink(Sink):
             if [name.lower() for name in names] != [name.lower() for name in self.partition_by]:
                 self._refuse_layout(f"partition_by={names}")
 
-    def _refuse_layout(self, found: str) -> None:
+    def _refuse_layout(self, layout: str) -> None:
         if self.epochs():
             raise InvalidArgumentError(
-                f"{self!r}: the folder holds epochs with {found}, and nobody could read both "
+                f"{self!r}: the folder holds epochs with {layout}, and nobody could read both "
                 "layouts together: keep to that one, or use another folder"
             )
 
@@ -248,9 +248,9 @@ class ParquetSink(Sink):
         os.makedirs(staging)
         for name, size in files:
             path = os.path.join(written, name)
-            found = os.path.getsize(path) if os.path.exists(path) else None
-            if found != size:
-                what = "is not there" if found is None else f"has {found} bytes"
+            actual = os.path.getsize(path) if os.path.exists(path) else None
+            if actual != size:
+                what = "is not there" if actual is None else f"has {actual} bytes"
                 raise CheckpointError(
                     f"a worker wrote {path} with {size} bytes, but for the driver it {what}: an "
                     "output's folder must be on a file system that all hosts share"
@@ -291,8 +291,8 @@ class ParquetSink(Sink):
     def _folders(self) -> list[int]:
         if not os.path.isdir(self.path):
             return []
-        found = (re.fullmatch(r"epoch=(\d+)", name) for name in os.listdir(self.path))
-        return sorted(int(match[1]) for match in found if match)
+        matches = (re.fullmatch(r"epoch=(\d+)", name) for name in os.listdir(self.path))
+        return sorted(int(match[1]) for match in matches if match)
 
     def is_compacted(self, epoch: int) -> bool:
         """Whether an epoch's rows lie in one folder with those of others."""
@@ -369,8 +369,8 @@ class ParquetSink(Sink):
         if self.is_compacted(int(folder.rpartition("=")[2])):
             return
         names = {str(name) for name, _ in transaction["files"]}
-        found = data_files(folder, len(transaction.get("partition_by", ()))) or []
-        if not os.path.isdir(folder) or (names and names.isdisjoint(name for name, _ in found)):
+        files = data_files(folder, len(transaction.get("partition_by", ()))) or []
+        if not os.path.isdir(folder) or (names and names.isdisjoint(name for name, _ in files)):
             raise InvalidArgumentError(
                 f"{what} has its rows in {transaction['path']}, and {folder} does not hold them: "
                 f"pass sink=ParquetSink({transaction['path']!r}), as when it was computed"
@@ -507,10 +507,10 @@ def _commit(transaction: Mapping[str, Any], root: str) -> None:
     sweep_staging(root, int(final.rpartition("=")[2]))
 
 
-def _check_files(where: str, found: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> None:
-    if found == wanted:
+def _check_files(where: str, actual: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> None:
+    if actual == wanted:
         return
-    missing = [name for name, size in wanted if (name, size) not in found]
+    missing = [name for name, size in wanted if (name, size) not in actual]
     raise CheckpointError(
         f"{where} does not hold the {len(wanted)} files that the checkpoint names"
         + (f": {missing[0]} is missing or has another size" if missing else ": it holds more")
@@ -533,13 +533,13 @@ def _check_complete(folder: str, files: Sequence[tuple[str, int]], written: Writ
         from pyarrow.parquet import read_metadata
 
         metadata = (read_metadata(os.path.join(folder, name)) for name, _ in files)
-        found, wanted = f"{sum(file.num_rows for file in metadata)} rows", f"{written.rows} rows"
+        actual, wanted = f"{sum(file.num_rows for file in metadata)} rows", f"{written.rows} rows"
     else:
-        found = f"{len(files)} files with {sum(size for _, size in files)} bytes"
+        actual = f"{len(files)} files with {sum(size for _, size in files)} bytes"
         wanted = f"{written.files} files with {written.size_bytes} bytes"
-    if found != wanted:
+    if actual != wanted:
         raise RepeatableError(
-            f"the tasks wrote {wanted} to {os.path.dirname(folder)}, and the driver finds {found}",
+            f"the tasks wrote {wanted} to {os.path.dirname(folder)}, and the driver finds {actual}",
             "the output's folder must be on a file system that all hosts share, and nothing else "
             "may write to it",
         )

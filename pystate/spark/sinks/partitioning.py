@@ -117,10 +117,10 @@ class Partitioning:
 
     def refused(self, error: Exception, layout: Layout) -> InvalidArgumentError | None:
         """Return the error to raise if `checked` has made a write fail."""
-        found = _REFUSED.search(str(error))
-        if found is None:
+        refusal = _REFUSED.search(str(error))
+        if refusal is None:
             return None
-        name = layout[int(found[1])][0]
+        name = layout[int(refusal[1])][0]
         return InvalidArgumentError(
             f"{self._owner}: partition_by={name!r}: a row has '' (or {_NULL!r}) there, and whoever "
             f"reads the output would find null; write null if that is meant, F.nullif('{name}', "

@@ -61,8 +61,8 @@ class _PendingOutputs(Outputs):
     def resolved(self, names: Sequence[str] | None) -> Outputs:
         """The same of what was found."""
         assert self.real is not None and self.pending is not None
-        found = self.real.resolved(names)
-        return self if found is self.real else self.pending.outputs(found)
+        outputs = self.real.resolved(names)
+        return self if outputs is self.real else self.pending.outputs(outputs)
 
     def task_format(self, name: str, frame: DataFrame, epoch: int) -> ParquetFormat | None:
         """None for a sink of the user's, whose rows are stored under numbered columns."""
@@ -204,15 +204,15 @@ def _gathered(root: str, group: Sequence[Transaction]) -> Transaction:
         final = os.path.join(target, name)
         if os.path.exists(final):
             continue
-        found = next((f for f in folders if os.path.exists(os.path.join(f, name))), None)
-        if found is None:
+        holder = next((f for f in folders if os.path.exists(os.path.join(f, name))), None)
+        if holder is None:
             raise CheckpointError(
                 f"output is lost: {name}, which a batch before this one has staged below {root}, "
                 "is not there: nothing of the epoch is published; start the job again, which "
                 "computes its batches again"
             )
         os.makedirs(os.path.dirname(final), exist_ok=True)
-        os.rename(os.path.join(found, name), final)
+        os.rename(os.path.join(holder, name), final)
     if files:
         forget_schema(target)
     sync_tree(target)

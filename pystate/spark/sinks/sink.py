@@ -238,11 +238,11 @@ def _check_can_be_sent(sink: Sink, what: str) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())
         culprit, value = type(sink).__qualname__, ""
-        for attribute, found in getattr(sink, "__dict__", {}).items():
+        for attribute, attached in getattr(sink, "__dict__", {}).items():
             try:
-                dumps(found)
+                dumps(attached)
             except Exception:
-                culprit, value = f"{culprit}.{attribute}", f" = {found!r:.80}"
+                culprit, value = f"{culprit}.{attribute}", f" = {attached!r:.80}"
                 break
         else:
             used = captured(sink, dumps)
@@ -345,8 +345,8 @@ def staged_by_tasks(
 ) -> tuple[list[Any], int]:
     """Run a sink's `stage` in each task; return the receipts, and how many rows there were."""
     call = _Stage(sink, epoch, evaluation_id)
-    found = sorted(frame.mapInArrow(call, _RECEIPTS).collect())
-    return [json.loads(row.receipt) for row in found], sum(row.rows for row in found)
+    receipts = sorted(frame.mapInArrow(call, _RECEIPTS).collect())
+    return [json.loads(row.receipt) for row in receipts], sum(row.rows for row in receipts)
 
 
 class _Stage:
