@@ -20,7 +20,7 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merge_policy import Run
 from pystate.epochs.merge_runner import PlannedMerge
 from pystate.errors import CheckpointError
-from pystate.spark.epochs.file_jobs import SpreadMerges, _MergeAll, _shared_out
+from pystate.spark.epochs.file_jobs import SpreadMerges, _distributed, _MergeAll
 
 from .conftest import ROOT, wait_for
 
@@ -145,11 +145,11 @@ def test_session_that_has_ended(tmp_path: Path) -> None:
 def test_tasks_get_about_as_many_bytes(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     plans = [planned(storage, number) for number in (0, 2000, 1, 1000, 2, 1001)]
-    lists = _shared_out(plans, 2)
+    lists = _distributed(plans, 2)
     assert sorted(place for merges in lists for place, _ in merges) == list(range(6))
     assert [place for place, _ in lists[0]][:1] == [1]
     assert {3, 5} <= {place for place, _ in lists[1]}
-    assert len(_shared_out(plans[:1], 4)) == 1
+    assert len(_distributed(plans[:1], 4)) == 1
 
 
 @pytest.mark.slow

@@ -116,8 +116,8 @@ def as_function_error(error: BaseException) -> BaseException:
     message = report["message"] or ""
     text = report["kind"] + (f": {message}" if message else "") + report["notes"]
     comma = ", " if report["notes"] else "\n"
-    made = FunctionError(f"{text}{comma}line {users[-1]['line']} of {users[-1]['file']}")
-    return _caused(made, _exception(report["kind"], message))
+    original = FunctionError(f"{text}{comma}line {users[-1]['line']} of {users[-1]['file']}")
+    return _caused(original, _exception(report["kind"], message))
 
 
 def _of_worker(error: BaseException) -> str | None:
@@ -159,9 +159,9 @@ def called_by_user(error: Exception, what: str) -> FunctionError:
     where = f", line {users[-1].lineno} of {users[-1].filename}" if users else ""
     text = str(error)
     summary = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
-    made = FunctionError(f"{summary}\nin {what}{where}")
-    made.__cause__ = error
-    return made
+    original = FunctionError(f"{summary}\nin {what}{where}")
+    original.__cause__ = error
+    return original
 
 
 def _caused(error: BaseException, cause: BaseException) -> BaseException:

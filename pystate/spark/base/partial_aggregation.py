@@ -220,9 +220,9 @@ def _partial(whole: DataFrame, groups: int, wanted: _Aggregates) -> DataFrame | 
         none = session.sparkContext._jvm.scala.Option.empty()  # type: ignore[union-attr]
         like = spark_sql.catalyst.plans.logical.LocalRelation(output, util.toSeq([]), False, none)
         node = spark_sql.execution.adaptive.LogicalQueryStage(like, partial)
-        made = spark_sql.classic.Dataset.ofRows(session._jsparkSession, node)
+        dataset = spark_sql.classic.Dataset.ofRows(session._jsparkSession, node)
         names = [f"k{i}" for i in range(groups)]
-        rows = Frame(made, session).toDF(*names, *(name for name, _ in wanted.buffers()))
+        rows = Frame(dataset, session).toDF(*names, *(name for name, _ in wanted.buffers()))
         # Sums of short decimals are longs up to the final aggregation.
         same = [f.dataType for f in rows.schema] == [f.dataType for f in whole.schema]
         return rows if same else None

@@ -141,9 +141,9 @@ class FrameColumns:
 
     def copy(self) -> FrameColumns:
         """A copy, to which other columns may be added."""
-        made = copy.copy(self)
-        made._added = dict(self._added)
-        return made
+        other = copy.copy(self)
+        other._added = dict(self._added)
+        return other
 
     def applied(self, frame: DataFrame) -> DataFrame:
         """Another frame that has the columns of the input, with those that were added."""

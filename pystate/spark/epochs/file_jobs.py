@@ -110,7 +110,7 @@ class SpreadMerges:
         try:
             if self._given_up.is_set():
                 raise CheckpointError("the merges were given up")
-            results = dict(self._run(_shared_out(merges, max(1, self.tasks()))))
+            results = dict(self._run(_distributed(merges, max(1, self.tasks()))))
         except CheckpointError:
             raise
         except Exception as error:
@@ -155,7 +155,7 @@ def _slots(context: SparkContext) -> int:
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
-def _shared_out(merges: Sequence[PlannedMerge], tasks: int) -> list[list[_Placed]]:
+def _distributed(merges: Sequence[PlannedMerge], tasks: int) -> list[list[_Placed]]:
     """Distribute merges over tasks, so that each has about as many bytes."""
     lists: list[list[_Placed]] = [[] for _ in range(min(tasks, len(merges)))]
     sizes = [0] * len(lists)

@@ -182,9 +182,9 @@ class JobQuery(StreamingQuery):
     def _raised(self, failure: Exception) -> Exception:
         """An epoch's error as a caller of `awaitTermination` sees it."""
         if not isinstance(failure, PystateError):
-            made = called_by_user(failure, f"a batch of job {self._outcome.job!r}")
-            hide_in_causes(made)
-            return made
+            error = called_by_user(failure, f"a batch of job {self._outcome.job!r}")
+            hide_in_causes(error)
+            return error
         # The trace of one is that of the callback, and says less than the error itself.
         return failure.with_traceback(None) if isinstance(failure, FunctionError) else failure
 

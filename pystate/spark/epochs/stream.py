@@ -219,7 +219,7 @@ class StreamRun:
             # before may run its stream already, and what is changed here would be its own.
             coordinator.check_owner()
             drop_other_sources(storage, heartbeat)
-            self._say_known(coordinator.head)
+            self._warn_known(coordinator.head)
             self._rewind()
             if observe is not None:
                 self._observation = ObservedMetric(observe, self._session)
@@ -253,7 +253,7 @@ class StreamRun:
             self._batches.watch(lambda: bool(query._jsq.isActive()))
         return query
 
-    def _say_known(self, head: Manifest | None) -> None:
+    def _warn_known(self, head: Manifest | None) -> None:
         """Say that restore="latest" has no effect on a query that the checkpoint knows."""
         known = None if head is None else query_of(self._storage, head)
         if self._restore is not None and known is not None:

@@ -1,4 +1,4 @@
-"""Which ranges had no rows, told by counts: for operators without marker rows.
+"""Which ranges had no rows, by counts: for operators without marker rows.
 
 A task without rows does not know its range, and reports nothing. What it would report is known: the
 range is as it was. But a range may also be silent because its rows were never read. So the driver
@@ -67,7 +67,7 @@ class CountedOperators:
         if uid in self._plans:
             self._outputs.append((uid, output))
 
-    def tell(
+    def report_empty(
         self,
         epoch: Epoch,
         marks: BeginMarks,

@@ -185,7 +185,7 @@ class Evaluation:
         self._counted.note(uid, mapped)
         return self._once.add(uid, mapped if frame is None else frame, beside, mapped)
 
-    def _say_begun(self, uid: str) -> None:
+    def _warn_begun(self, uid: str) -> None:
         """Say once that what an operator is to begin with has no effect any more."""
         base = self.epoch.base
         assert base is not None
@@ -298,7 +298,7 @@ class Evaluation:
         folders = {tag: self._side_folder(uid, tag, sides[tag]) for tag in sides}
         if not epoch.begins(uid):
             if initial is not None:
-                self._say_begun(uid)
+                self._warn_begun(uid)
             initial = None
         seen, begun = epoch.begun.get(uid, ((), None))
         if initial is not None and begun is None:
@@ -364,7 +364,7 @@ class Evaluation:
         )
         return self._counted.add(plan) if countable else plan
 
-    def _tell_empty(
+    def _report_empty_ranges(
         self, staged: Mapping[str, Staged], frames: Sequence[DataFrame]
     ) -> EvaluationError | None:
         """Report the ranges that had no rows; return the error to raise if they are not known."""
@@ -374,7 +374,7 @@ class Evaluation:
         def is_in_result(uid: str) -> bool:
             return any(self._once.is_in(uid, frame) for frame in frames)
 
-        return self._counted.tell(
+        return self._counted.report_empty(
             self.epoch, self._marks, lambda: Outputs.plans_of(staged), is_in_result, _HINT
         )
 
@@ -463,7 +463,7 @@ class Evaluation:
                 self._materialise_shared(list(frames.values()))
                 described.operators(entry.uid for entry in self.epoch.entries())
                 # The rows are staged, so that nobody sees them unless they count.
-                with self._told(STAGING, self._id):
+                with self._local_property(STAGING, self._id):
                     staged = {name: self._staged(name, frame) for name, frame in frames.items()}
         except Exception as error:
             self._take_reports()
@@ -483,7 +483,7 @@ class Evaluation:
         results = list(frames.values())
         unsound = (
             self._evaluated_twice()
-            or self._tell_empty(staged, results)
+            or self._report_empty_ranges(staged, results)
             or self._read_in_part(results)
         )
         if unsound is not None:
@@ -500,7 +500,7 @@ class Evaluation:
     ) -> None:
         """Count what came into the pipeline, and what was written."""
         reports = self.epoch.reports
-        rows_in = self._flow.counted(reports)
+        rows_in = self._flow.rows_in(reports)
         written = {}
         for (name, each), transaction in zip(staged.items(), transactions, strict=False):
             rows = rows_of(transaction) if each.rows is None else each.rows
@@ -542,7 +542,7 @@ class Evaluation:
             return outputs.stage_main(name, frame, number, self._id)
         uid, columns = output
         files = ResultFiles(uid, outputs.task_folder(name, number, self._id), columns, form)
-        with self._told(WRITING, files.text()):
+        with self._local_property(WRITING, files.text()):
             return outputs.stage_written(self._once.of_tasks(uid), form, uid)
 
     def _take_reports(self) -> None:
@@ -573,7 +573,7 @@ class Evaluation:
         )
 
     @contextmanager
-    def _told(self, name: str, value: str) -> Iterator[None]:
+    def _local_property(self, name: str, value: str) -> Iterator[None]:
         """Tell the tasks of the Spark jobs within."""
         context = self.session.sparkContext
         context.setLocalProperty(name, value)
@@ -640,7 +640,7 @@ class Evaluation:
         frames = {}
         for name, frame in result.items():
             text(name, "the pipeline's result: the name of an output")
-            frames[name] = _returned(frame, f"the pipeline's result: output {name!r}")
+            frames[name] = _checked_frame(frame, f"the pipeline's result: output {name!r}")
         return frames
 
     def _as_frame(self, result: Any, schema: Any) -> DataFrame:
@@ -658,7 +658,7 @@ class Evaluation:
             return self.session.createDataFrame(result.mapPartitions(named), parsed)
         if result is None:
             raise InvalidArgumentError(f"the pipeline returned None: {_RETURNS}")
-        return _returned(result, "the pipeline's result")
+        return _checked_frame(result, "the pipeline's result")
 
 
 @contextmanager
@@ -674,7 +674,7 @@ def _large_batches(session: SparkSession) -> Iterator[None]:
         session.conf.unset(_BATCH_ROWS)
 
 
-def _returned(result: Any, what: str) -> DataFrame:
+def _checked_frame(result: Any, what: str) -> DataFrame:
     """A frame that a pipeline has returned; the error for anything else says what it may return."""
     try:
         return require_classic(result, what)

@@ -65,7 +65,7 @@ class InputFlow:
         """Note the inputs of an operator."""
         self._inputs[uid] = tuple(inputs)
 
-    def counted(self, reports: Sequence[RangeReport]) -> RowsIn:
+    def rows_in(self, reports: Sequence[RangeReport]) -> RowsIn:
         """Add up what the tasks have seen."""
         rows: dict[tuple[str, str], int] = defaultdict(int)
         late: dict[str, int] = defaultdict(int)

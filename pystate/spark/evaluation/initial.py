@@ -75,7 +75,7 @@ Given: TypeAlias = "DataFrame | Callable[[], DataFrame]"
 Route: TypeAlias = "Callable[[Sequence[DataFrame], OperatorPlan], tuple[DataFrame, Sequence[str]]]"
 
 #: Which rows are timers.
-_TIMER = "__pystate_timer"
+IS_TIMER = "__pystate_timer"
 
 
 class Initial(Protocol):
@@ -193,14 +193,14 @@ class InitialState:
         more: list[str] = []
         if self._state is not None:
             frame, states = _selected(plan, self._state, timers=False)
-            frame = frame.withColumn(_TIMER, F.lit(False))
+            frame = frame.withColumn(IS_TIMER, F.lit(False))
         if self._timers is not None:
             if not operator.timers:
                 raise DeclarationError(
                     f"operator {operator.uid!r}: initial_timers: the function has no on_timer"
                 )
             timers, more = _selected(plan, self._timers, timers=True)
-            timers = timers.withColumn(_TIMER, F.lit(True))
+            timers = timers.withColumn(IS_TIMER, F.lit(True))
             frame = timers if frame is None else frame.unionByName(timers, True)
         assert frame is not None, "a state or timers"
         keys = [name for name, _ in operator.key]
@@ -311,19 +311,29 @@ def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFr
     return selected, own
 
 
-def _written_ranges(routed: DataFrame, task: _Filler) -> tuple[RangeState, ...]:
-    """Run the tasks; return the ranges."""
-    plan = task.plan
+def range_report(state: RangeState) -> pa.RecordBatch:
+    """What a task that writes the file of a range returns, for `reported_ranges`."""
+    return pa.RecordBatch.from_pydict({"written": [json.dumps(state.encode())]})
+
+
+def reported_ranges(routed: DataFrame, task: Any) -> dict[int, RangeState]:
+    """Run tasks that write the files of ranges; return the ranges, by index."""
+    # `mapInArrow` takes names for paths, and those of a struct's fields have dots.
     numbered = [f"c{i}" for i in range(len(routed.columns) - 1)]
     rows = routed.toDF(*numbered, RANGE_COLUMN).mapInArrow(task, "written string").collect()
     states = [RangeState.decode(json.loads(row.written), "a report", version=3) for row in rows]
-    found = {state.index: state for state in states}
-    if len(found) != plan.parallelism:
+    return {state.index: state for state in states}
+
+
+def _written_ranges(routed: DataFrame, task: _Filler) -> tuple[RangeState, ...]:
+    """Fill the tables of all ranges."""
+    plan, ranges = task.plan, reported_ranges(routed, task)
+    if len(ranges) != plan.parallelism:
         raise EvaluationError(
-            f"{plan.describe()}: {len(found)} of {plan.parallelism} ranges were filled with what "
+            f"{plan.describe()}: {len(ranges)} of {plan.parallelism} ranges were filled with what "
             "it begins with; this is a defect of pystate: please report it"
         )
-    return tuple(found[index] for index in range(plan.parallelism))
+    return tuple(ranges[index] for index in range(plan.parallelism))
 
 
 class _Table(Protocol):
@@ -379,7 +389,7 @@ class _Filler:
                     "report it"
                 )
             state = plan.ranges[indices.pop()] if table is None else table.finish()
-            yield pa.RecordBatch.from_pydict({"written": [json.dumps(state.encode())]})
+            yield range_report(state)
         finally:
             if table is not None:
                 table.close()
@@ -417,7 +427,7 @@ class _StateTable:
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Handle rows."""
-        mask: Any = rows.column(_TIMER)
+        mask: Any = rows.column(IS_TIMER)
         if self._timers is not None and mask.true_count:
             own = rows.filter(mask)
             self._timers.append(own.select([n for n in own.schema.names if self._is_timer(n)]))
@@ -440,7 +450,7 @@ class _StateTable:
             )
 
     def _is_timer(self, name: str) -> bool:
-        return name != _TIMER and name not in self._states
+        return name != IS_TIMER and name not in self._states
 
     def finish(self) -> RangeState:
         """Write the file."""

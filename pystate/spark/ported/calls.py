@@ -41,7 +41,7 @@ class PortedCalls(KeyedCalls):
         self._batches: list[pa.RecordBatch] = []
         self.function._backend = self.backend
         timed = run.spec.event_time is not None or run.watermark_ms is not None
-        self.function.takes(run.spec.columns, timed=timed)
+        self.function.note_input(run.spec.columns, timed=timed)
         self._timer_key = _KeyRows(run.spec.key, run.spec.key_types, self.function.options.key)
 
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
@@ -153,8 +153,8 @@ class PortedCalls(KeyedCalls):
             self.emitted,
             self.checked("on_timer", returns=True),
             firing=timers.firing,
-            before=timers.fires,
-            after=timers.fired,
+            before=timers.before_call,
+            after=timers.after_call,
         )
         while self.fired(loop, "handleExpiredTimer", to_end=True):
             yield from self.drain()

@@ -58,11 +58,11 @@ class FrameOutput(OutputColumns):
         columns = output_columns(schema, owner)
         fields = zip(columns.schema, columns.required, strict=True)
         wanted = pa.schema([field.with_nullable(not required) for field, required in fields])
-        made = cls(wanted, owner, columns.ddl)
-        made._zone = zone
-        made._ints_to_decimals = ints_to_decimals
-        made._by_name = by_name
-        return made
+        output = cls(wanted, owner, columns.ddl)
+        output._zone = zone
+        output._ints_to_decimals = ints_to_decimals
+        output._by_name = by_name
+        return output
 
     def collector(self) -> core.Emitted:
         """What frames are collected in."""

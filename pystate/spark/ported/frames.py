@@ -132,8 +132,8 @@ class CutFrames:
         # Names can be set on an index: each frame has its own, over the same labels.
         axes = [self._columns.view(), pd.RangeIndex(end - begin)]
         manager = BlockManager(blocks, axes, verify_integrity=False)
-        made: pd.DataFrame = pd.DataFrame._from_mgr(manager, axes)
-        return made
+        cut: pd.DataFrame = pd.DataFrame._from_mgr(manager, axes)
+        return cut
 
 
 def to_frame(rows: pa.RecordBatch, zone: str, *, extension_ints: bool = False) -> pd.DataFrame:
@@ -147,9 +147,9 @@ def to_frame(rows: pa.RecordBatch, zone: str, *, extension_ints: bool = False) -
 def _series(array: pa.Array[Any], zone: str, extension_ints: bool) -> pd.Series:
     if at.is_nested(array.type):
         values = [_in_frame(array.type, value, zone) for value in array.to_pylist()]
-        made = np.empty(len(values), object)
-        made[:] = values
-        return pd.Series(made, dtype=object)
+        objects = np.empty(len(values), object)
+        objects[:] = values
+        return pd.Series(objects, dtype=object)
     series: pd.Series = array.to_pandas(
         date_as_object=True,
         coerce_temporal_nanoseconds=True,
@@ -173,9 +173,9 @@ def _in_frame(kind: Any, value: Any, zone: str) -> Any:
             for k, v in (value.items() if isinstance(value, dict) else value)
         }
     if at.is_list(kind) or at.is_large_list(kind):
-        made = np.empty(len(value), object)
-        made[:] = [_in_frame(kind.value_type, each, zone) for each in value]
-        return made
+        objects = np.empty(len(value), object)
+        objects[:] = [_in_frame(kind.value_type, each, zone) for each in value]
+        return objects
     if at.is_timestamp(kind):
         instant = pd.Timestamp(value)
         return instant if kind.tz is None else instant.tz_convert(zone).tz_localize(None)

@@ -123,11 +123,11 @@ class PortedFunction(KeyedProcessFunction):
         rows = self.__dict__.get("_initial_rows")
         return None if rows is None else (rows, self.for_initial())
 
-    def takes(self, columns: Sequence[str], *, timed: bool) -> None:
+    def note_input(self, columns: Sequence[str], *, timed: bool) -> None:
         """Tell a processor that asks for it what its input is."""
-        tell = getattr(self._processor, "takes_input", None)
-        if tell is not None:
-            tell(columns, timed=timed)
+        note = getattr(self._processor, "takes_input", None)
+        if note is not None:
+            note(columns, timed=timed)
 
     def for_initial(self) -> PortedFunction:
         """The same for the rows of the initial state."""

@@ -64,14 +64,14 @@ class GroupStateProcessor(StatefulProcessor):
         self._function = function
         self._schema = schema
         self._timeout = timeout
-        self._is_told = columns is None
+        self._takes_input = columns is None
         self._columns = [] if columns is None else list(columns)
         self._has_watermark = has_watermark
         self._owner = owner
 
     def takes_input(self, columns: Iterable[str], *, timed: bool) -> None:
         """Take what a task's input is, unless it is known."""
-        if self._is_told:
+        if self._takes_input:
             self._columns, self._has_watermark = list(columns), timed
 
     def init(self, handle: Any) -> None:

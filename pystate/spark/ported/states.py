@@ -49,15 +49,15 @@ class StateRequest:
         """The state as pystate declares it."""
         ttl = None if not self.ttl_ms else StateTtl(self.ttl_ms)
         struct = read_struct(self.schema, self.what, nullable=True)
-        made: State[Any]
+        state: State[Any]
         if self.kind == "value":
-            made = values.ValueState(struct.type, ttl=ttl)
+            state = values.ValueState(struct.type, ttl=ttl)
         elif self.kind == "list":
-            made = lists.ListState(struct.type, ttl=ttl)
+            state = lists.ListState(struct.type, ttl=ttl)
         else:
-            made = maps.MapState(self.keys().type, struct.type, ttl=ttl)
+            state = maps.MapState(self.keys().type, struct.type, ttl=ttl)
         # As in Spark, what is stored keeps its expiry if the next program asks for another time.
-        return made if ttl is None else made.referring_to(ttl.duration_ms)
+        return state if ttl is None else state.referring_to(ttl.duration_ms)
 
     def keys(self) -> MapKeys:
         """The keys of a map."""

@@ -69,7 +69,7 @@ class KeyTimers:
         #: Timers that fire in this pass, although they were deleted.
         self._deleted: set[tuple[Any, int]] = set()
         #: The timers of all keys as they were when a key first asked for its own.
-        self._asked: _ByKey | None = None
+        self._snapshot: _ByKey | None = None
         #: What they are now, of keys that have asked or have changed them since.
         self._known: dict[Any, set[int]] = {}
 
@@ -82,7 +82,7 @@ class KeyTimers:
             self.firing.watched = True
             return
         self._context._timers.register_timer(self._domain, timestamp)
-        if self._asked is not None:
+        if self._snapshot is not None:
             self._of(self._backend.current_key).add(timestamp)
 
     def delete(self, timestamp: int) -> None:
@@ -93,13 +93,13 @@ class KeyTimers:
             self._deleted.add(timer)
             return
         self._context._timers.delete_timer(self._domain, timestamp)
-        if self._asked is not None:
+        if self._snapshot is not None:
             self._of(self._backend.current_key).discard(timestamp)
 
     def listed(self) -> Iterator[int]:
         """The times of the key's timers, in order."""
-        if self._asked is None:
-            self._asked = self._all()
+        if self._snapshot is None:
+            self._snapshot = self._all()
             self.firing.watched = True
         key = self._backend.current_key
         times = set(self._of(key))
@@ -113,8 +113,8 @@ class KeyTimers:
         """The timers of a key, once timers were asked for."""
         times = self._known.get(key)
         if times is None:
-            assert self._asked is not None
-            times = self._known[key] = self._asked.of(key)
+            assert self._snapshot is not None
+            times = self._known[key] = self._snapshot.of(key)
         return times
 
     def _all(self) -> _ByKey:
@@ -131,12 +131,12 @@ class KeyTimers:
         """Begin to fire what is due."""
         self._until = until
 
-    def fires(self, timestamp: int) -> None:
+    def before_call(self, timestamp: int) -> None:
         """A timer of the current key fires; it was taken away."""
-        if self._asked is not None:
+        if self._snapshot is not None:
             self._of(self._backend.current_key).discard(timestamp)
 
-    def fired(self) -> None:
+    def after_call(self) -> None:
         """Its call has returned."""
         if self._later:
             timer: Any = self._backend.current_key, self.firing.timestamp
@@ -146,7 +146,7 @@ class KeyTimers:
         """Register what waits for the next pass."""
         later, self._later, self._until = self._later, {}, None
         self._deleted.clear()
-        self.firing.watched = self._asked is not None
+        self.firing.watched = self._snapshot is not None
         for key, timestamp in later:
             self._backend.set_current_key(key)
             self.register(timestamp)

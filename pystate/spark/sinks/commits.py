@@ -23,7 +23,7 @@ from pystate.spark.sinks.sink import (
     Sink,
     Transaction,
     as_json,
-    because,
+    failure,
     registered_names,
     registered_sink,
 )
@@ -176,4 +176,4 @@ class SinkCommitter:
             )
             if isinstance(error, PystateError):
                 raise SinkError(f"{what} failed: {error}; {then}") from error
-            raise because(what, error, then) from error
+            raise failure(what, error, then) from error

@@ -36,11 +36,11 @@ from pystate.spark.base.parquet_format import write_parquet
 from pystate.spark.base.resolve import column_named
 from pystate.spark.sinks.folders import (
     LOCK,
-    alone,
     copy_owner,
     data_files,
     encode_note,
     exchange,
+    exclusive_lock,
     link,
     link_tree,
     read_note,
@@ -158,7 +158,7 @@ def compact_folder(
     parent, name = os.path.split(root)
     prefix = f".{name}.compacting-"
     busy = f"{root} is being compacted already, by this process or another one"
-    with alone(root, _MUTEX, 0, busy):
+    with exclusive_lock(root, _MUTEX, 0, busy):
         _sweep(parent, prefix)
         _check_exchange(root, parent, prefix)
         layout = read_layout(root) or ()
@@ -173,7 +173,7 @@ def compact_folder(
                 f"{root} was in use for {wait_s:g} s, by a job that has an epoch open: compact "
                 "between epochs, in on_epoch for example, or wait longer, wait=..."
             )
-            with alone(root, LOCK, wait_s, in_epoch):
+            with exclusive_lock(root, LOCK, wait_s, in_epoch):
                 try:
                     _complete(root, new, groups, layout)
                     exchange(root, new)

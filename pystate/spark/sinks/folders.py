@@ -119,7 +119,7 @@ def sync_tree(path: str) -> None:
 
 
 @contextmanager
-def shared(folders: Iterable[str]) -> Iterator[None]:
+def shared_locks(folders: Iterable[str]) -> Iterator[None]:
     """While the block runs, none of the folders is exchanged for another one.
 
     A folder that does not exist yet, or whose file system has no locks, is never exchanged.
@@ -135,7 +135,7 @@ def shared(folders: Iterable[str]) -> Iterator[None]:
 
 
 @contextmanager
-def alone(folder: str, name: str, wait_s: float, what: str) -> Iterator[None]:
+def exclusive_lock(folder: str, name: str, wait_s: float, what: str) -> Iterator[None]:
     """Hold an exclusive lock in a folder: `InUseError` if a process had it for the whole wait."""
     descriptor = _open_lock(folder, name)
     if descriptor is None:

@@ -23,7 +23,7 @@ from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.redaction import logger
 from pystate.spark.base.environment import local_uri
 from pystate.spark.base.parquet_format import ParquetFormat, parquet_format
-from pystate.spark.sinks.folders import shared
+from pystate.spark.sinks.folders import shared_locks
 from pystate.spark.sinks.parquet import EXECUTED, KIND, ParquetSink
 from pystate.spark.sinks.sink import (
     Sink,
@@ -310,9 +310,9 @@ class Outputs:
             transactions.append(self._prepare(sink, staged, epoch, evaluation_id))
         return transactions
 
-    def held(self) -> AbstractContextManager[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """While the block runs, the folders of the outputs are not compacted."""
-        return shared(sink.path for sink in self.sinks() if isinstance(sink, ParquetSink))
+        return shared_locks(sink.path for sink in self.sinks() if isinstance(sink, ParquetSink))
 
     def read(self, epoch: int) -> Mapping[str, DataFrame | None]:
         """Read the rows of an epoch again, by output; None where the sink does not support it."""

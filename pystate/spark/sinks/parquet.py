@@ -40,7 +40,7 @@ from pystate.spark.sinks.columns import (
     save_columns,
 )
 from pystate.spark.sinks.compaction import Compaction, compact_folder, read_compacted
-from pystate.spark.sinks.folders import data_files, shared, sync_all, sync_file, sync_folder
+from pystate.spark.sinks.folders import data_files, shared_locks, sync_all, sync_file, sync_folder
 from pystate.spark.sinks.partitioning import Partitioning, read_layout, save_layout, with_types
 from pystate.spark.sinks.sink import Sink, Transaction
 from pystate.spark.tasks.parquet_file import ParquetFile, part_name
@@ -464,7 +464,7 @@ def commit_parquet(transaction: Mapping[str, Any], root: str) -> None:
     It is a `CheckpointError` if the rows are neither staged nor published, or differ from what the
     manifest names.
     """
-    with shared([root]):
+    with shared_locks([root]):
         _commit(transaction, root)
 
 

@@ -319,10 +319,10 @@ def raise_failed(error: Exception, what: str, then: str) -> NoReturn:
     """
     if isinstance(error, PystateError) or is_stop(error) or stopped_its_query(error):
         raise error
-    raise because(what, error, then) from error
+    raise failure(what, error, then) from error
 
 
-def because(what: str, error: Exception, then: str) -> SinkError:
+def failure(what: str, error: Exception, then: str) -> SinkError:
     """An error that says in one line what failed, with which error, and what follows."""
     lines = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {shortened(lines[0])}" if lines else type(error).__name__
@@ -385,7 +385,7 @@ class _Stage:
             # An error of the rows' source is raised as it is.
             if rows.failed or isinstance(error, PystateError):
                 raise
-            raise because(what, error, "nothing of the epoch was published") from error
+            raise failure(what, error, "nothing of the epoch was published") from error
         receipt = as_json(receipt, what)
         if any(batch.num_rows for batch in rows):
             raise SinkError(
