@@ -22,7 +22,7 @@ own, where there are no import cycles either:
 from __future__ import annotations
 
 from pystate.base.installation import require_own_package
-from pystate.spark.base.requirements import require_pyspark
+from pystate.spark.base.environment import require_pyspark
 
 require_own_package()
 require_pyspark()

@@ -37,9 +37,8 @@ from pystate.spark.base.arguments import (
     checked_trigger,
     session_of,
 )
-from pystate.spark.base.environment import require_classic
+from pystate.spark.base.environment import require_classic, require_pandas
 from pystate.spark.base.options import JobOptions
-from pystate.spark.base.requirements import require_pandas
 from pystate.spark.epochs.epochs import EpochRunner
 from pystate.spark.epochs.heartbeat import with_heartbeat
 from pystate.spark.epochs.progress import EpochProgress, progress_panel

@@ -20,8 +20,7 @@ from pystate.base.arguments import choice, integer, mapping, nearest, shown, tex
 from pystate.epochs.watermarks import Input
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.output import OutputColumns
-from pystate.spark.base.environment import require_classic
-from pystate.spark.base.requirements import require_pandas
+from pystate.spark.base.environment import require_classic, require_pandas
 from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.schemas import output_columns, parse_schema
 from pystate.types.durations import Duration, delay_milliseconds, milliseconds

@@ -14,6 +14,7 @@ Thread safety: the functions keep no state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -142,14 +143,14 @@ class Routed(NamedTuple):
     row: Any
 
 
+@dataclass(frozen=True)
 class KeyRouter:
     """Computes the range of Python keys, a chunk at a time. Pickled to the workers."""
 
-    def __init__(self, uid: str, schema: KeySchema, max_parallelism: int, parallelism: int) -> None:
-        self.uid = uid
-        self.schema = schema
-        self.max_parallelism = max_parallelism
-        self.parallelism = parallelism
+    uid: str
+    schema: KeySchema
+    max_parallelism: int
+    parallelism: int
 
     def arrays(self, keys: Sequence[Any]) -> list[pa.Array[Any]]:
         """The key columns of a list of keys: values for one column, tuples for several."""

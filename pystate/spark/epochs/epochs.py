@@ -256,7 +256,7 @@ class EpochRunner:
         write = HeldWriter(
             session.sparkContext,
             self.storage,
-            self.options.tables,
+            self.options.tables.home,
             coordinator.job.application(self.storage),
         )
         with outputs.locked(), self._commits.within(outputs, coordinator.check_owner):

@@ -43,7 +43,6 @@ from pystate.errors import CheckpointError
 from pystate.spark.base.failures import original_error
 from pystate.spark.base.jvm import executors
 from pystate.spark.tasks.table_move import executor_home
-from pystate.tables.options import TableOptions
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -206,25 +205,20 @@ class _Write:
         return FileRef.from_info(path, info)
 
 
+@dataclass(frozen=True)
 class HeldWriter:
     """Writes the held deltas of a step's ranges, each in a Spark task."""
 
-    def __init__(
-        self,
-        context: SparkContext,
-        storage: CheckpointStorage,
-        tables: TableOptions,
-        application: bytes,
-    ) -> None:
-        self._context = context
-        self._storage = storage
-        self._home = tables.home
-        self._application = application
+    context: SparkContext
+    storage: CheckpointStorage
+    home: str
+    """Where the tables are."""
+    application: bytes
 
     def __call__(self, last: Manifest) -> dict[tuple[str, int], FileRef]:
         """Write them."""
-        spread = len(executors(self._context)) > 1
-        write: Any = _Write(self._storage, self._application, self._home, spread, last.epoch)
+        spread = len(executors(self.context)) > 1
+        write: Any = _Write(self.storage, self.application, self.home, spread, last.epoch)
         # A range's own state does not matter here, and may be long.
         ranges: list[Any] = [
             (op.uid, RangeState(s.index, s.first_key_group, s.last_key_group, s.id, held=s.held))
@@ -234,9 +228,9 @@ class HeldWriter:
         ]
         if not ranges:
             return {}
-        tasks = min(len(ranges), self._context.defaultParallelism)
+        tasks = min(len(ranges), self.context.defaultParallelism)
         try:
-            written = self._context.parallelize(ranges, tasks).mapPartitions(write).collect()
+            written = self.context.parallelize(ranges, tasks).mapPartitions(write).collect()
         except Exception as error:
             raise original_error(error) from error
         return {(uid, index): file for uid, index, file in written}

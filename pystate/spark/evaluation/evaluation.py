@@ -124,7 +124,8 @@ class Evaluation:
         self._box = box
         self._storage = storage
         self._term = term
-        self._outputs = outputs
+        #: Where the rows go, for what the pipeline has returned.
+        self.outputs = outputs
         self._tags: dict[str, tuple[str, pa.Schema]] = {}
         self._splits: dict[str, RddSplit] = {}
         self._id = epoch.evaluation_id
@@ -358,7 +359,7 @@ class Evaluation:
         """The plan without marker rows, if the rows can be counted and no range is due."""
         countable = (
             self._held is None
-            and self._outputs.shows_plan
+            and self.outputs.shows_plan
             and plan.operator.uid not in self._traits.materialised
             and not any(map(plan.has_work, plan.ranges))
         )
@@ -411,12 +412,12 @@ class Evaluation:
         return self._splits[uid]
 
     def _side_folder(self, uid: str, tag: str, schema: pa.Schema) -> str:
-        if tag not in self._outputs.sides:
+        if tag not in self.outputs.sides:
             raise InvalidArgumentError(
                 f"operator {uid!r} has the side output {tag!r}, and the job no sink for it: pass "
                 f"side_outputs={{{tag!r}: ParquetSink(path)}} to start or run_epoch"
             )
-        folder = self._outputs.side_folder(tag, schema, self.epoch.number, self._id)
+        folder = self.outputs.side_folder(tag, schema, self.epoch.number, self._id)
         other, known = self._tags.setdefault(tag, (uid, schema))
         if known != schema:
             raise DeclarationError(
@@ -426,17 +427,12 @@ class Evaluation:
         return folder
 
     def _check_sides(self) -> None:
-        unknown = sorted(set(self._outputs.sides) - set(self._tags))
+        unknown = sorted(set(self.outputs.sides) - set(self._tags))
         if unknown:
             raise InvalidArgumentError(
                 f"side_outputs names {', '.join(map(repr, unknown))}, which no operator of the "
                 f"pipeline has; it has {', '.join(map(repr, sorted(self._tags))) or 'none'}"
             )
-
-    @property
-    def outputs(self) -> Outputs:
-        """Where the rows go, for what the pipeline has returned."""
-        return self._outputs
 
     def run(
         self,
@@ -455,10 +451,10 @@ class Evaluation:
             with described, watch, _large_batches(self.session):
                 frames = self._frames(pipeline(data), schema)
                 self.epoch.check_declared()
-                outputs = self._outputs.resolved(None if ONLY in frames else tuple(frames))
+                outputs = self.outputs.resolved(None if ONLY in frames else tuple(frames))
                 self._check_sides()
-                if outputs is not self._outputs:
-                    self._outputs = outputs
+                if outputs is not self.outputs:
+                    self.outputs = outputs
                     begin(outputs)
                 self._materialise_shared(list(frames.values()))
                 described.operators(entry.uid for entry in self.epoch.entries())
@@ -534,7 +530,7 @@ class Evaluation:
 
         If it is an operator's output as it is, the tasks that compute it write it.
         """
-        number, outputs = self.epoch.number, self._outputs
+        number, outputs = self.epoch.number, self.outputs
         output = self._once.selected(frame)
         form = None if output is None else outputs.task_format(name, frame, number)
         # A pipeline that has computed it already may have kept it.

@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -56,6 +56,7 @@ from pystate.spark.tasks.arrivals import Arrivals
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.state.columns import NAMESPACE
 from pystate.state.kinds import declared_as
+from pystate.state.operator_spec import OperatorSpec
 from pystate.state.operator_state import Instance, KeylessState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.range_rows import NOT_ITS_RESULT, put_rows, put_timers, sealed_range
@@ -174,12 +175,12 @@ class InitialRows:
         return _written_ranges(frame, _Filler(before, names, table))
 
 
+@dataclass
 class InitialState:
     """States and timers by key."""
 
-    def __init__(self, state: Given | None, timers: Given | None) -> None:
-        self._state = state
-        self._timers = timers
+    state: Given | None
+    timers: Given | None
 
     def seen(self) -> tuple[InputState, ...]:
         """Nothing."""
@@ -191,15 +192,15 @@ class InitialState:
         frame: DataFrame | None = None
         states: list[str] = []
         more: list[str] = []
-        if self._state is not None:
-            frame, states = _selected(plan, self._state, timers=False)
+        if self.state is not None:
+            frame, states = _selected(plan, self.state, timers=False)
             frame = frame.withColumn(IS_TIMER, F.lit(False))
-        if self._timers is not None:
+        if self.timers is not None:
             if not operator.timers:
                 raise DeclarationError(
                     f"operator {operator.uid!r}: initial_timers: the function has no on_timer"
                 )
-            timers, more = _selected(plan, self._timers, timers=True)
+            timers, more = _selected(plan, self.timers, timers=True)
             timers = timers.withColumn(IS_TIMER, F.lit(True))
             frame = timers if frame is None else frame.unionByName(timers, True)
         assert frame is not None, "a state or timers"
@@ -209,12 +210,12 @@ class InitialState:
         return _written_ranges(routed, _Filler(plan, frame.columns, table))
 
 
+@dataclass
 class InitialItems:
     """Items of an operator's lists."""
 
-    def __init__(self, given: Given, states: Mapping[str, KeylessState[Any]]) -> None:
-        self._given = given
-        self._states = states
+    given: Given
+    states: Mapping[str, KeylessState[Any]]
 
     def seen(self) -> tuple[InputState, ...]:
         """Nothing."""
@@ -223,8 +224,8 @@ class InitialItems:
     def begin(self, plan: OperatorPlan) -> tuple[RangeState, ...]:
         """Put the items into tables."""
         what = f"operator {plan.operator.uid!r}: initial_state"
-        frame = _frame_of(self._given, what)
-        names = checked_items(frame.columns, self._states, what)
+        frame = _frame_of(self.given, what)
+        names = checked_items(frame.columns, self.states, what)
         routed = spread(frame.select(*map(column_named, names)), plan.parallelism)
         task = _Filler(
             plan, [*names, INSTANCE_COLUMN], partial(_ItemsTable, plan, what), _instance_of
@@ -336,17 +337,30 @@ def _written_ranges(routed: DataFrame, task: _Filler) -> tuple[RangeState, ...]:
     return tuple(ranges[index] for index in range(plan.parallelism))
 
 
-class _Table(Protocol):
-    """A range's table that is being filled."""
+class _RangeTable:
+    """A range's table that is being filled, in a task."""
+
+    def __init__(
+        self, plan: OperatorPlan, index: int, operator: OperatorSpec | None = None
+    ) -> None:
+        self._plan = plan
+        self._state = state = plan.ranges[index]
+        bounds = state.first_key_group, state.last_key_group
+        self._backend = KeyedStateBackend.of(operator or plan.operator, bounds, plan.options)
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Handle rows."""
+        raise NotImplementedError
 
     def finish(self) -> RangeState:
         """Write the file."""
+        # With the number of its epoch nobody takes the file for an orphan before that is published.
+        plan = self._plan
+        return sealed_range(plan.storage, self._backend, self._state, plan.operator.uid, plan.epoch)
 
     def close(self) -> None:
         """Free the table."""
+        self._backend.close()
 
 
 class _Filler:
@@ -356,7 +370,7 @@ class _Filler:
         self,
         plan: OperatorPlan,
         names: Sequence[str],
-        table: Callable[[int], _Table],
+        table: Callable[[int], _RangeTable],
         owner: Callable[[pa.RecordBatch], int] | None = None,
     ) -> None:
         self.plan = plan
@@ -408,20 +422,16 @@ def _owner_of(plan: OperatorPlan) -> Callable[[pa.RecordBatch], int]:
     return owner
 
 
-class _StateTable:
+class _StateTable(_RangeTable):
     """A table that states and timers are put into."""
 
     def __init__(self, plan: OperatorPlan, index: int, states: Sequence[str], timers: bool) -> None:
-        self._plan = plan
-        self._state = plan.ranges[index]
-        self._states = list(states)
         # As files know them: without defaults and times to live.
         kept = {
             name: declared_as(state.stored_as()) for name, state in plan.operator.states.items()
         }
-        operator = replace(plan.operator, states=kept)
-        bounds = self._state.first_key_group, self._state.last_key_group
-        self._backend = KeyedStateBackend.of(operator, bounds, plan.options)
+        super().__init__(plan, index, replace(plan.operator, states=kept))
+        self._states = list(states)
         # A key's timers would make its state look as if it was there already.
         self._timers: list[pa.RecordBatch] | None = [] if timers else None
 
@@ -456,23 +466,16 @@ class _StateTable:
         """Write the file."""
         if self._timers:
             put_timers(self._backend, pa.Table.from_batches(self._timers))
-        return _sealed(self._plan, self._backend, self._state)
-
-    def close(self) -> None:
-        """Free the table."""
-        self._backend.close()
+        return super().finish()
 
 
-class _RowsTable:
+class _RowsTable(_RangeTable):
     """A table over which an operator runs before its first epoch."""
 
     def __init__(
         self, plan: OperatorPlan, index: int, make: Callable[[], Operator], arrivals: Arrivals
     ) -> None:
-        self._plan = plan
-        self._state = plan.ranges[index]
-        bounds = self._state.first_key_group, self._state.last_key_group
-        self._backend = KeyedStateBackend.of(plan.operator, bounds, plan.options)
+        super().__init__(plan, index)
         self._arrivals = arrivals
         self._operator = make()
         # Nobody hears of this task: it has no side outputs, and its counts are dropped.
@@ -490,7 +493,7 @@ class _RowsTable:
         for _ in self._operator.finish():
             pass
         self._close_operator()
-        return _sealed(self._plan, self._backend, self._state)
+        return super().finish()
 
     def _close_operator(self) -> None:
         if self._is_open:
@@ -502,7 +505,7 @@ class _RowsTable:
         try:
             self._close_operator()
         finally:
-            self._backend.close()
+            super().close()
 
 
 def _instance_of(rows: pa.RecordBatch) -> int:
@@ -510,32 +513,15 @@ def _instance_of(rows: pa.RecordBatch) -> int:
     return index
 
 
-class _ItemsTable:
+class _ItemsTable(_RangeTable):
     """A table that items are put into."""
 
     def __init__(self, plan: OperatorPlan, what: str, index: int) -> None:
-        self._plan = plan
+        super().__init__(plan, index)
         self._what = what
-        self._state = plan.ranges[index]
-        bounds = self._state.first_key_group, self._state.last_key_group
         self._instance = Instance(index, plan.parallelism, plan.operator.max_parallelism)
-        self._backend = KeyedStateBackend.of(plan.operator, bounds, plan.options)
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Handle rows."""
         items = rows.drop_columns([INSTANCE_COLUMN])
         begin_with_items(self._backend, self._instance, items, self._what)
-
-    def finish(self) -> RangeState:
-        """Write the file."""
-        return _sealed(self._plan, self._backend, self._state)
-
-    def close(self) -> None:
-        """Free the table."""
-        self._backend.close()
-
-
-def _sealed(plan: OperatorPlan, backend: KeyedStateBackend, state: RangeState) -> RangeState:
-    """Write the file of a table that was filled; return its range."""
-    # With the number of its epoch nobody takes the file for an orphan before that is published.
-    return sealed_range(plan.storage, backend, state, plan.operator.uid, plan.epoch)

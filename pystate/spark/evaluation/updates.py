@@ -44,31 +44,25 @@ class _Emitter:
     """Why a row may have another identity than the one that it replaces; None if it has not."""
 
 
+@dataclass(frozen=True)
 class Updates:
     """What is known of a frame of updates; `identity` are the columns of what a row tells of.
 
     `problem` says why its rows cannot be taken for the newest ones of a table.
     """
 
-    def __init__(
-        self,
-        uid: str,
-        frame: DataFrame,
-        identity: Sequence[str],
-        problem: str | None,
-        determined: Callable[[str], bool],
-    ) -> None:
-        self.uid = uid
-        self.frame = frame
-        self.identity = tuple(identity)
-        self.problem = problem
-        self._determined = determined
+    uid: str
+    frame: DataFrame
+    identity: tuple[str, ...]
+    problem: str | None
+    determined: Callable[[str], bool]
+    """Whether a column, by its name, follows from the identity."""
 
     def problem_by(self, keys: Sequence[str]) -> str | None:
         """Why an operator with these key columns cannot take the rows as updates."""
         if self.problem is not None:
             return self.problem
-        changing = [key for key in keys if not self._determined(key)]
+        changing = [key for key in keys if not self.determined(key)]
         if changing:
             return (
                 f"the key {', '.join(map(repr, changing))} does not follow from what the updates "
@@ -118,7 +112,7 @@ class UpdateFrames:
         def determined(name: str) -> bool:
             return walk.determined(walk.numbers[columns.index(name)])
 
-        return Updates(uid, frame, names, None, determined)
+        return Updates(uid, frame, tuple(names), None, determined)
 
 
 class _Walk:

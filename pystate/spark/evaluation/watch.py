@@ -42,13 +42,9 @@ class EvaluationWatch:
         self._tag = tag
         self._timeout_s = None if timeout_ms is None else timeout_ms / 1000
         self._ended = threading.Event()
-        self._expired = False
+        #: Whether the jobs were cancelled.
+        self.expired = False
         self._thread: threading.Thread | None = None
-
-    @property
-    def expired(self) -> bool:
-        """Whether the jobs were cancelled."""
-        return self._expired
 
     def __enter__(self) -> EvaluationWatch:
         self._context.addJobTag(self._tag)
@@ -78,9 +74,9 @@ class EvaluationWatch:
             if sign != last or not running:
                 last, since_s = sign, time.monotonic()
             elif time.monotonic() - since_s >= self._timeout_s:
-                if not self._expired:
+                if not self.expired:
                     self.stages = [text for _, text in running]
-                self._expired = True
+                self.expired = True
                 # Repeated at every check, since the pipeline may start another job.
                 self._context.cancelJobsWithTag(self._tag)
 

@@ -172,7 +172,7 @@ class ParquetSink(Sink):
         stored = read_layout(self.path)
         if stored is not None and stored != layout:
             self._refuse_layout(", ".join(f"{name} {ddl}" for name, ddl in stored))
-        staging = self._staging(epoch, evaluation_id)
+        staging = self.staged_folder(epoch, evaluation_id)
         try:
             checked = self._partitioning.checked(frame, layout)
             names = [name for name, _ in layout]
@@ -198,7 +198,7 @@ class ParquetSink(Sink):
     def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Transaction:
         """Make what was staged durable, and describe it."""
         [staged] = receipts
-        staging = self._staging(epoch, evaluation_id)
+        staging = self.staged_folder(epoch, evaluation_id)
         folders = [folder for folder, _, _ in os.walk(staging)]
         above = staging
         while above != self.path:
@@ -243,7 +243,7 @@ class ParquetSink(Sink):
         CheckpointError
             A file is missing, or is not what its task wrote.
         """
-        staging = self._staging(epoch, evaluation_id)
+        staging = self.staged_folder(epoch, evaluation_id)
         written = self.task_folder(epoch, evaluation_id)
         os.makedirs(staging)
         for name, size in files:
@@ -277,7 +277,10 @@ class ParquetSink(Sink):
 
     def staged_folder(self, epoch: int, evaluation_id: str) -> str:
         """The folder of the staged files, until they are committed."""
-        return self._staging(epoch, evaluation_id)
+        # Spark hides a folder of this name only from a reader of the folder above it. So below the
+        # evaluation's folder there is one more for each level that published files are deeper.
+        deep = [_ROWS] * (1 + len(self.partition_by))
+        return os.path.join(self._evaluation(epoch, evaluation_id), *deep)
 
     def abort(self, epoch: int, evaluation_id: str) -> None:
         """Remove the staging folders of one evaluation."""
@@ -433,12 +436,6 @@ class ParquetSink(Sink):
 
     def _evaluation(self, epoch: int, evaluation_id: str) -> str:
         return os.path.join(self.path, _STAGING, f".{epoch}-{evaluation_id}")
-
-    def _staging(self, epoch: int, evaluation_id: str) -> str:
-        # Spark hides a folder of this name only from a reader of the folder above it. So below the
-        # evaluation's folder there is one more for each level that published files are deeper.
-        deep = [_ROWS] * (1 + len(self.partition_by))
-        return os.path.join(self._evaluation(epoch, evaluation_id), *deep)
 
 
 def numbered(frame: DataFrame) -> DataFrame:
