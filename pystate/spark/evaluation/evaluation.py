@@ -7,7 +7,7 @@ Invariants
 1. An evaluation's uuid exists before the user's pipeline is called, since building a plan may
    already run stages, and travels in every operator's closure.
 2. The sink's write is the only action that pystate runs. The pipeline may run others, and the
-   evaluation counts as long as each operator is evaluated once in all (`.once`).
+   evaluation counts as long as each operator is evaluated once in all (`materialisation`).
 3. Before anything is computed, each side output must have a sink, and each sink a side output.
 """
 
@@ -132,9 +132,9 @@ class Evaluation:
         self._marks = BeginMarks(storage, epoch.number, self._id)
         self._traits = traits
         self._holds: dict[str, Holds] = {}
-        self._once = OperatorOutputs(traits.materialised)
+        self._operator_outputs = OperatorOutputs(traits.materialised)
         self._updates = UpdateFrames()
-        self._flow = InputFlow(lambda frame: self._once.feeding(frame)[2])
+        self._flow = InputFlow(lambda frame: self._operator_outputs.feeding(frame)[2])
         self._counted = CountedOperators(traits.announced)
         self._executors: frozenset[str] = frozenset()
         self._held = self._held_plan(options.checkpoints.timeout_ms)
@@ -155,7 +155,7 @@ class Evaluation:
 
     def __exit__(self, *_: object) -> None:
         self._marks.close()
-        self._once.release()
+        self._operator_outputs.release()
 
     @property
     def parallelism(self) -> int:
@@ -184,7 +184,7 @@ class Evaluation:
         if holds is not None:
             self._holds[uid] = holds
         self._counted.note(uid, mapped)
-        return self._once.add(uid, mapped if frame is None else frame, beside, mapped)
+        return self._operator_outputs.add(uid, mapped if frame is None else frame, beside, mapped)
 
     def _warn_begun(self, uid: str) -> None:
         """Say once that what an operator is to begin with has no effect any more."""
@@ -236,7 +236,7 @@ class Evaluation:
         """What is known of a frame of updates; None if it is none."""
         if not self._updates:
             return None
-        return self._updates.find(frame, self._once.feeding(frame)[0])
+        return self._updates.find(frame, self._operator_outputs.feeding(frame)[0])
 
     def combines(self, uid: str) -> bool:
         """Whether the rows of an operator should be combined before the shuffle."""
@@ -244,11 +244,11 @@ class Evaluation:
 
     def add_loop(self, loop: Loop) -> None:
         """Register a loop, whose fed rows are taken with the pipeline's result."""
-        self._once.add_feeding(loop)
+        self._operator_outputs.add_feeding(loop)
 
     def loop_rows(self, uid: str, frame: DataFrame) -> DataFrame:
         """Register the rows that the epoch before has fed, and return the frame."""
-        return self._once.add_loop(uid, frame)
+        return self._operator_outputs.add_loop(uid, frame)
 
     def fed(self, frame: DataFrame) -> Input:
         """Return what feeds a frame.
@@ -257,9 +257,9 @@ class Evaluation:
         unless rows of a loop may be all that the frame has.
         """
         origin = self._flow.note(frame)
-        if not self.epoch.has_event_time and not self._once.has_loops:
+        if not self.epoch.has_event_time and not self._operator_outputs.has_loops:
             return Input(origin=origin)
-        uids, loops, others = self._once.feeding(frame)
+        uids, loops, others = self._operator_outputs.feeding(frame)
         return Input(upstream=uids, source=others, loops=loops, origin=origin)
 
     def holds(self, given: Input, frame: DataFrame, event_time: str | None) -> Mapping[str, Hold]:
@@ -268,7 +268,11 @@ class Evaluation:
         for uid in given.upstream:
             holds = self._holds.get(uid)
             if holds is not None and (holds.columns or holds.others is not None):
-                name = None if event_time is None else self._once.column(uid, frame, event_time)
+                name = (
+                    None
+                    if event_time is None
+                    else self._operator_outputs.column(uid, frame, event_time)
+                )
                 hold = holds.of(name)
                 if hold is not None:
                     by_operator[uid] = hold
@@ -373,7 +377,7 @@ class Evaluation:
             return None
 
         def is_in_result(uid: str) -> bool:
-            return any(self._once.is_in(uid, frame) for frame in frames)
+            return any(self._operator_outputs.is_in(uid, frame) for frame in frames)
 
         return self._counted.report_empty(
             self.epoch, self._marks, lambda: Outputs.plans_of(staged), is_in_result, _HINT
@@ -502,7 +506,7 @@ class Evaluation:
             rows = rows_of(transaction) if each.rows is None else each.rows
             if rows is None:
                 # The sink does not say it. What its operators have emitted is close to it.
-                uids = self._once.feeding(frames[name])[0]
+                uids = self._operator_outputs.feeding(frames[name])[0]
                 rows = sum(int(r.metrics.get("rows_out", 0)) for r in reports if r.uid in uids)
             written[name] = rows
         named = {} if ONLY in written else written
@@ -516,8 +520,8 @@ class Evaluation:
         shared = {
             uid
             for uid in uids
-            if self._once.can_be_materialised([uid])
-            and sum(self._once.is_in(uid, frame) for frame in frames) > 1
+            if self._operator_outputs.can_be_materialised([uid])
+            and sum(self._operator_outputs.is_in(uid, frame) for frame in frames) > 1
         }
         if shared:
             names = ", ".join(map(repr, sorted(shared)))
@@ -531,7 +535,7 @@ class Evaluation:
         If it is an operator's output as it is, the tasks that compute it write it.
         """
         number, outputs = self.epoch.number, self.outputs
-        output = self._once.selected(frame)
+        output = self._operator_outputs.selected(frame)
         form = None if output is None else outputs.task_format(name, frame, number)
         # A pipeline that has computed it already may have kept it.
         if output is None or form is None or output[0] in {uid for uid, _ in self._marks.begun()}:
@@ -539,7 +543,7 @@ class Evaluation:
         uid, columns = output
         files = ResultFiles(uid, outputs.task_folder(name, number, self._id), columns, form)
         with self._local_property(WRITING, files.text()):
-            return outputs.stage_written(self._once.of_tasks(uid), form, uid)
+            return outputs.stage_written(self._operator_outputs.of_tasks(uid), form, uid)
 
     def _take_reports(self) -> None:
         for report in self._box.take():
@@ -602,8 +606,8 @@ class Evaluation:
         begun = {uid for uid, _ in self._marks.begun()}
         uids = dict.fromkeys(uid for uid, _ in missing)
         if not all(
-            self._once.can_be_materialised([uid])
-            and (uid in begun or any(self._once.is_in(uid, frame) for frame in frames))
+            self._operator_outputs.can_be_materialised([uid])
+            and (uid in begun or any(self._operator_outputs.is_in(uid, frame) for frame in frames))
             for uid in uids
         ):
             return None
@@ -611,10 +615,10 @@ class Evaluation:
         return self._materialise(set(uids), text)
 
     def _materialise(self, uids: set[str], text: str) -> EvaluationError:
-        if not self._once.can_be_materialised(uids):
+        if not self._operator_outputs.can_be_materialised(uids):
             hint = _RDD_HINT if uids & self._splits.keys() else _HINT
             return EvaluationError(f"{text}: {hint}")
-        wanted = self._once.materialise_from(uids)
+        wanted = self._operator_outputs.materialise_from(uids)
         return RepeatableError(
             f"{text}; from now on the output of {', '.join(map(repr, wanted))} is materialised in "
             "each epoch, once, before it is read",
@@ -628,7 +632,7 @@ class Evaluation:
         else:
             frames = {ONLY: self._as_frame(result, schema)}
         first = next(iter(frames))
-        return {**frames, first: self._once.with_loops(frames[first])}
+        return {**frames, first: self._operator_outputs.with_loops(frames[first])}
 
     def _named_frames(self, result: Mapping[Any, Any]) -> dict[str, DataFrame]:
         if not result:
