@@ -20,13 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pystate.errors import CheckpointError
-from pystate.examples._console import (
-    Table,
-    await_query,
-    failing_softly,
-    message,
-    quiet_session,
-)
+from pystate.examples._console import Table, await_query, failing_softly, message, quiet_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

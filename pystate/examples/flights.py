@@ -142,8 +142,7 @@ def _run(run: Run) -> int:
     found = [tuple(row.values()) for row in published(alerts)]
     aircraft, wanted = _aircraft(job), recompute(flights)
     if not verified(
-        ("alert", found, wanted.alerts),
-        ("the state of", aircraft.items(), wanted.aircraft.items()),
+        ("alert", found, wanted.alerts), ("the state of", aircraft.items(), wanted.aircraft.items())
     ):
         return 1
     late = sum(values[0] == "chronically late" for values in aircraft.values())

@@ -19,8 +19,7 @@ from pystate.spark.base import errors as spark_errors
 
 #: An error's class and message; the note that follows says in which call it happened.
 _RAISED = re.compile(
-    r"^pystate\.(?:spark\.base\.)?errors\.(\w+): (.*)$(?:\n(in \S+ of operator .*)$)?",
-    re.MULTILINE,
+    r"^pystate\.(?:spark\.base\.)?errors\.(\w+): (.*)$(?:\n(in \S+ of operator .*)$)?", re.MULTILINE
 )
 #: What pystate itself imports in a worker; other missing modules are those of users' functions.
 _NO_MODULE = re.compile(

@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pystate.base.notes import hide_in_causes
 from pystate.checkpoint.epoch_log import HISTORY
-from pystate.checkpoint.first_start import (
-    begin_with,
-    begun_epoch,
-    claim_savepoint,
-    require_restore,
-)
+from pystate.checkpoint.first_start import begin_with, begun_epoch, claim_savepoint, require_restore
 from pystate.checkpoint.held_deltas import HELD
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.savepoint import Savepoint, take_savepoint, write_savepoint

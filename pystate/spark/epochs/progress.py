@@ -84,11 +84,7 @@ class OperatorProgress(OperatorRecord):
 
     @classmethod
     def of(
-        cls,
-        uid: str,
-        reports: Sequence[RangeReport],
-        sizes: Sizes,
-        watermark_ms: int | None = None,
+        cls, uid: str, reports: Sequence[RangeReport], sizes: Sizes, watermark_ms: int | None = None
     ) -> OperatorProgress:
         """Add up an operator's reports."""
         record = operator_record(uid, reports, sizes)

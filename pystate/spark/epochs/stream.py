@@ -171,11 +171,7 @@ class StreamRun:
         self._epochs = epochs
         self._options = epochs.options.checkpoints
         self._run = partial(
-            epochs.run,
-            pipeline=pipeline,
-            outputs=outputs,
-            on_epoch=self._note,
-            line=outcome.line,
+            epochs.run, pipeline=pipeline, outputs=outputs, on_epoch=self._note, line=outcome.line
         )
         self._batches = _OpenBatches(epochs, self._session, self._run)
 

@@ -31,12 +31,7 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.epoch import Epoch, Flow, RepeatableError, describe_ranges
 from pystate.epochs.planned_ranges import PlannedRanges
 from pystate.epochs.watermarks import Hold, Holds, Input
-from pystate.errors import (
-    DeclarationError,
-    EvaluationError,
-    InvalidArgumentError,
-    TableMovedError,
-)
+from pystate.errors import DeclarationError, EvaluationError, InvalidArgumentError, TableMovedError
 from pystate.operators.runtime.column_order import in_order
 from pystate.operators.runtime.invalid_rows import InvalidRule, OnInvalid
 from pystate.redaction import logger

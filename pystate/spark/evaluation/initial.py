@@ -37,12 +37,7 @@ from pystate.checkpoint.manifest import RangeState
 from pystate.checkpoint.refs import InputState
 from pystate.epochs.listeners import News
 from pystate.epochs.watermarks import OperatorTime
-from pystate.errors import (
-    DeclarationError,
-    EvaluationError,
-    InvalidArgumentError,
-    WrongTypeError,
-)
+from pystate.errors import DeclarationError, EvaluationError, InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.instance_state import begin_with_items, checked_items
 from pystate.operators.runtime.task import Operator

@@ -25,13 +25,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pystate.spark.base.jvm import analysed, items, numbers_in, plan_text
-from pystate.spark.evaluation.lineage import (
-    columns_of,
-    lineage,
-    node_numbers,
-    original,
-    selected,
-)
+from pystate.spark.evaluation.lineage import columns_of, lineage, node_numbers, original, selected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -119,30 +119,16 @@ class Handle(StatefulProcessorHandle):
         """What `init` has asked for."""
         return RequestedStates(dict(self._states), tuple(self._requests), frozenset(self._deleted))
 
-    def getValueState(
-        self,
-        stateName: str,
-        schema: Any,
-        ttlDurationMs: int | None = None,
-    ) -> Any:
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
         """See Spark's handle."""
         return self._request("value", stateName, schema, None, ttlDurationMs)
 
-    def getListState(
-        self,
-        stateName: str,
-        schema: Any,
-        ttlDurationMs: int | None = None,
-    ) -> Any:
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
         """See Spark's handle."""
         return self._request("list", stateName, schema, None, ttlDurationMs)
 
     def getMapState(
-        self,
-        stateName: str,
-        userKeySchema: Any,
-        valueSchema: Any,
-        ttlDurationMs: int | None = None,
+        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> Any:
         """See Spark's handle."""
         return self._request("map", stateName, valueSchema, userKeySchema, ttlDurationMs)

@@ -146,12 +146,7 @@ class _Group:
 
 
 def compact_folder(
-    path: str,
-    epochs: Sequence[int],
-    session: SparkSession,
-    *,
-    target_bytes: int,
-    wait_s: float,
+    path: str, epochs: Sequence[int], session: SparkSession, *, target_bytes: int, wait_s: float
 ) -> Compaction:
     """Merge the files of some epochs of an output; see `ParquetSink.compact`."""
     root = os.path.realpath(path)
@@ -262,12 +257,7 @@ def _kind(metadata: FileMetaData) -> tuple[str, str]:
 
 
 def _merge(
-    root: str,
-    new: str,
-    group: _Group,
-    layout: Layout,
-    session: SparkSession,
-    target_bytes: int,
+    root: str, new: str, group: _Group, layout: Layout, session: SparkSession, target_bytes: int
 ) -> int:
     """Write the files of a group into the new folder; return how many there are."""
     from pyarrow.parquet import read_metadata
