@@ -36,9 +36,8 @@ def is_wrapper(name: str) -> bool:
     return name in ("AdaptiveSparkPlan", "ReusedExchange") or name.endswith("QueryStage")
 
 
-def below(node: Any) -> list[Any]:
-    """What an executed node reads, or is around."""
-    name = node.nodeName()
+def below(node: Any, name: str) -> list[Any]:
+    """What an executed node of that name reads, or is around."""
     if name == "AdaptiveSparkPlan":
         return [node.executedPlan()]
     if name.endswith("QueryStage"):

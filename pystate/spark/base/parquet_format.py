@@ -177,5 +177,5 @@ def _observed(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> W
 def _writing(plan: Any) -> Any:
     """Find the writing node, which adaptive execution wraps."""
     while not plan.metrics().contains("numFiles"):
-        [plan, *_] = below(plan)
+        [plan, *_] = below(plan, plan.nodeName())
     return plan

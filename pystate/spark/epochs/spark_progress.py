@@ -77,8 +77,8 @@ class ObservedMetric:
         assert jvm is not None
         query = self._session._jsparkSession.streams().get(query_id)
         plan = query.streamingQuery().lastExecution().executedPlan()
-        while plan.nodeName() != "CollectMetrics" or plan.name() != self.name:
-            [plan, *_] = below(plan)
+        while (node := plan.nodeName()) != "CollectMetrics" or plan.name() != self.name:
+            [plan, *_] = below(plan, node)
         row = jvm.org.apache.spark.sql.catalyst.expressions.UnsafeRow
         accumulators = jvm.org.apache.spark.util.AccumulatorContext
         before = plan.child().output().size() - len(values)

@@ -54,6 +54,7 @@ from pystate.spark.sinks.pending_output import WAITING, check_at_least_once
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 
 _LOG = logger("pystate.spark.epochs.stream")
@@ -220,7 +221,13 @@ class StreamRun:
             if observe is not None:
                 self._observation = ObservedMetric(observe, self._session)
                 stream = self._observation.of(stream)
-            query = self._started(stream, folder, name, trigger, make)
+            writer = stream.writeStream.foreachBatch(self._on_batch)
+            writer = writer.option("checkpointLocation", folder)
+            if name is not None:
+                writer = writer.queryName(name)
+            if trigger is not None:
+                writer = writer.trigger(**trigger)
+            query = self._started(writer, make)
         except BaseException:
             forget_stream(storage, mark)
             quiet.end("")
@@ -232,19 +239,13 @@ class StreamRun:
         return query
 
     def _started(
-        self,
-        stream: DataFrame,
-        folder: str,
-        name: str | None,
-        trigger: Mapping[str, Any] | None,
-        make: Callable[[StreamingQuery], JobQuery],
+        self, writer: DataStreamWriter, make: Callable[[StreamingQuery], JobQuery]
     ) -> JobQuery:
-        start = partial(_start_query, stream, self._on_batch, folder, name, trigger, make)
         if not self._options.holds:
-            return start()
+            return make(writer.start())
         coordinator = self._epochs.prepare(self._session)
         with retaining(self._session, self._options) as coordinator.interval.most_steps:
-            query = start()
+            query = make(writer.start())
         if self._options.every_ms is not None:
             self._batches.watch(lambda: bool(query._jsq.isActive()))
         return query
@@ -447,20 +448,3 @@ class StreamRun:
         if run_key is not None:
             frame = no_rows(self._stream)
             self._run(frame, self._session, run_key=run_key, drain=True)
-
-
-def _start_query(
-    stream: DataFrame,
-    on_batch: Callable[[DataFrame, int], None],
-    folder: str,
-    name: str | None,
-    trigger: Mapping[str, Any] | None,
-    make: Callable[[StreamingQuery], JobQuery],
-) -> JobQuery:
-    """Start a query over `foreachBatch` that keeps its positions in `folder`."""
-    writer = stream.writeStream.foreachBatch(on_batch).option("checkpointLocation", folder)
-    if name is not None:
-        writer = writer.queryName(name)
-    if trigger is not None:
-        writer = writer.trigger(**trigger)
-    return make(writer.start())

@@ -136,7 +136,7 @@ def _rows_sent(plan: Any, numbers: Container[int]) -> dict[int, int]:
                 sent = _into(node)
                 if sent is not None:
                     rows[number] = sent
-        todo += below(node)
+        todo += below(node, name)
     return rows
 
 
@@ -151,4 +151,4 @@ def _into(operator: Any) -> int | None:
             return 0
         if not (name in _KEEPING or name.startswith("WholeStageCodegen") or is_wrapper(name)):
             return None
-        [node] = below(node)
+        [node] = below(node, name)
