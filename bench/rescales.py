@@ -15,7 +15,7 @@ import pystate as ps
 from bench.measure import Row, Scale, Spread
 from bench.spark_jobs import PARALLELISM, new_job, session
 from pystate.spark import EpochProgress
-from pystate.spark.evaluation.combine_policy import CombinePolicy
+from pystate.spark.evaluation.operator_traits import CombinePolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -9,27 +9,25 @@ from typing import Any
 
 from pystate import examples
 
-__all__ = ["listed", "main"]
-
 
 def listed() -> dict[str, str]:
     """Each example and the first line of its docstring; none is imported, nor what it needs."""
-    found = {}
+    lines = {}
     for module in pkgutil.iter_modules(examples.__path__):
         if not module.name.startswith("_"):
             spec = find_spec(f"{examples.__name__}.{module.name}")
             loader: Any = spec and spec.loader
             text = ast.get_docstring(ast.parse(loader.get_source(spec and spec.name))) or ""
-            found[module.name] = text.partition("\n")[0]
-    return found
+            lines[module.name] = text.partition("\n")[0]
+    return lines
 
 
 def main() -> None:
     """Print the list."""
-    found = listed()
-    width = max(map(len, found))
+    examples = listed()
+    width = max(map(len, examples))
     print("python -m pystate.examples.NAME runs one of these; --help says what it takes.\n")
-    for name, line in found.items():
+    for name, line in examples.items():
         print(f"  {name:{width}}  {line}")
 
 

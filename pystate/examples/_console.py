@@ -43,13 +43,7 @@ def _console(*, error: bool = False) -> Console:
 
 
 class Table:
-    """A table that is printed row by row, as epochs end.
-
-    Parameters
-    ----------
-    **widths : int
-        Columns and their widths.
-    """
+    """A table that is printed row by row, as epochs end."""
 
     def __init__(self, **widths: int) -> None:
         self._widths = widths
@@ -69,19 +63,7 @@ class Table:
 def quiet_session(name: str, cores: int, folder: str) -> Iterator[SparkSession]:
     """Start a local Spark that prints nothing, and stop it at the end.
 
-    Parameters
-    ----------
-    name : str
-        The name of the application.
-    cores : int
-        Tasks at a time; a failing task is tried up to four times.
-    folder : str
-        The folder for Spark's log and temporary files.
-
-    Raises
-    ------
-    MissingRequirementError
-        There is no Java that Spark can run on, or it does not start.
+    A failing task is tried up to four times. Spark's log and temporary files go to `folder`.
     """
     # Missing packages are reported in one line, by failing_softly.
     from pystate.spark.base.environment import require_java

@@ -20,29 +20,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pystate.errors import CheckpointError
-from pystate.examples._console import (
-    Table,
-    await_query,
-    failing_softly,
-    message,
-    quiet_session,
-)
+from pystate.examples._console import Table, await_query, failing_softly, message, quiet_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from pystate.spark import EpochProgress, Job, ParquetSink
 
-__all__ = [
-    "Run",
-    "cut",
-    "example",
-    "in_epochs",
-    "parser",
-    "positive",
-    "published",
-    "verified",
-]
 
 #: A file stream takes the oldest file first, by modification time.
 _FIRST_FILE = 1_700_000_000
@@ -71,17 +55,7 @@ _USUAL = ("epoch", "rows", "out", "aside", "late", "keys", "checkpoint", "second
 
 
 def parser(name: str, doc: str | None, *, epochs: int | None = 8) -> argparse.ArgumentParser:
-    """Make a parser with the options that all examples have.
-
-    Parameters
-    ----------
-    name : str
-        The name of the example's module.
-    doc : str
-        The module's docstring.
-    epochs : int, optional
-        The default number of epochs to split the input into; None if there is no such option.
-    """
+    """Make a parser with the options that all examples have."""
     made = argparse.ArgumentParser(
         prog=f"python -m pystate.examples.{name}",
         description=doc,
@@ -125,18 +99,7 @@ def example(
 ) -> int:
     """Run an example in its folder; the exit status is 0 only if the result was verified.
 
-    Parameters
-    ----------
-    options : Namespace
-        The parsed options of `parser`.
-    name : str
-        The job's name.
-    body : callable
-        Runs the example, and returns the exit status.
-    columns : mapping of str to str, optional
-        The columns of the table of epochs: their headings, and what they show.
-    keep : bool
-        Whether to keep a temporary folder.
+    `columns` has the headings of the table of epochs, and what they show.
     """
     folder = options.checkpoint or tempfile.mkdtemp(prefix=f"pystate-{name}-")
     try:
@@ -280,13 +243,7 @@ def published(sink: ParquetSink) -> list[dict[str, Any]]:
 
 
 def verified(*results: tuple[str, Iterable[tuple[Any, ...]], Iterable[tuple[Any, ...]]]) -> bool:
-    """Compare results with recomputed ones, and report any difference.
-
-    Parameters
-    ----------
-    *results : tuple of (str, iterable, iterable)
-        A name, the found rows, and the expected rows, in any order.
-    """
+    """Compare results with recomputed ones, and report any difference."""
     for what, found, wanted in results:
         mine, theirs = Counter(found), Counter(wanted)
         for wrong, problem in (

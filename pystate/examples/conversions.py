@@ -34,15 +34,7 @@ import pyarrow as pa
 
 import pystate as ps
 from pystate.examples._console import Table, message
-from pystate.examples._driver import (
-    Run,
-    example,
-    in_epochs,
-    parser,
-    positive,
-    published,
-    verified,
-)
+from pystate.examples._driver import Run, example, in_epochs, parser, positive, published, verified
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -120,8 +112,8 @@ class Hours(ps.VectorizedFunction):
 def pipeline(events: DataFrame, job: Job) -> DataFrame:
     """From one epoch's events to the hours whose numbers change."""
     users = job.key_by(events, "user", uid="users", event_time="at", allowed_delay="10 minutes")
-    found = users.process(Users(), schema=CONVERSION, late="late")
-    waits = found.selectExpr(f"bought DIV {HOUR} * {HOUR} AS hour", "bought - clicked AS wait_ms")
+    bought = users.process(Users(), schema=CONVERSION, late="late")
+    waits = bought.selectExpr(f"bought DIV {HOUR} * {HOUR} AS hour", "bought - clicked AS wait_ms")
     return job.key_by(waits, "hour", uid="hours").process(Hours(), schema=CONVERTED)
 
 
@@ -151,7 +143,7 @@ def recompute(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
             before = bisect_left(clicks[user], at)
             if before and clicks[user][before - 1] > at - HOUR:
                 waits[at // HOUR * HOUR].append(at - clicks[user][before - 1])
-    return [(hour, len(found), sum(found) / len(found)) for hour, found in waits.items()]
+    return [(hour, len(times), sum(times) / len(times)) for hour, times in waits.items()]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -142,8 +142,7 @@ def _run(run: Run) -> int:
     found = [tuple(row.values()) for row in published(alerts)]
     aircraft, wanted = _aircraft(job), recompute(flights)
     if not verified(
-        ("alert", found, wanted.alerts),
-        ("the state of", aircraft.items(), wanted.aircraft.items()),
+        ("alert", found, wanted.alerts), ("the state of", aircraft.items(), wanted.aircraft.items())
     ):
         return 1
     late = sum(values[0] == "chronically late" for values in aircraft.values())
@@ -159,10 +158,10 @@ def _aircraft(job: Job) -> dict[str | None, tuple[Any, ...]]:
     """The state of each aircraft, read from the checkpoint's files."""
     state = job.read_state("aircraft")
     names = ["tailnum", "status", "flights", "late", "punctual", "chronic", "worst"]
-    found = {}
+    states = {}
     for tailnum, *values in zip(*(state.column(name).to_pylist() for name in names), strict=True):
         status, flights, late, punctual, chronic, worst = values
-        found[tailnum] = (
+        states[tailnum] = (
             "new" if status is None else status,
             flights,
             late or 0,
@@ -170,7 +169,7 @@ def _aircraft(job: Job) -> dict[str | None, tuple[Any, ...]]:
             bool(chronic),
             worst,
         )
-    return found
+    return states
 
 
 if __name__ == "__main__":

@@ -25,15 +25,7 @@ import pyarrow as pa
 
 import pystate as ps
 from pystate.examples._console import Table, message
-from pystate.examples._driver import (
-    Run,
-    example,
-    in_epochs,
-    parser,
-    positive,
-    published,
-    verified,
-)
+from pystate.examples._driver import Run, example, in_epochs, parser, positive, published, verified
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,13 +55,7 @@ def deliver(number: int, server: str, tries: int) -> str:
 
 
 class Deliveries(ps.KeyedProcessFunction):
-    """The tries of one message, until it is delivered or given up.
-
-    Parameters
-    ----------
-    most : int
-        The most tries.
-    """
+    """The tries of one message, until it is delivered or given up."""
 
     answers = ps.ListState("string")
 
@@ -180,8 +166,8 @@ def _run(run: Run) -> int:
     ):
         return 1
     table = Table(tries=6, delivered=10)
-    for count, found in sorted(Counter(row[-1] for row in delivered).items()):
-        table.add(tries=count, delivered=f"{found:,}")
+    for count, deliveries in sorted(Counter(row[-1] for row in delivered).items()):
+        table.add(tries=count, delivered=f"{deliveries:,}")
     message(
         f"verified: {len(delivered):,} messages delivered and {len(given_up):,} given up, as in "
         "plain Python"

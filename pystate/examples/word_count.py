@@ -22,15 +22,7 @@ import pyarrow as pa
 
 import pystate as ps
 from pystate.examples._console import Table, message
-from pystate.examples._driver import (
-    Run,
-    example,
-    in_epochs,
-    parser,
-    positive,
-    published,
-    verified,
-)
+from pystate.examples._driver import Run, example, in_epochs, parser, positive, published, verified
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

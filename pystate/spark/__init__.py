@@ -16,13 +16,13 @@ own, where there are no import cycles either:
 * `operators`: the operators of a pipeline;
 * `state_source`, `state_writer`: state as DataFrames;
 * `epochs`: epochs run and published, of a batch, a stream or a loop, and the reports about them;
-* `query_registry`, `job_control`, `job`: the class for users.
+* `job`: the class for users.
 """
 
 from __future__ import annotations
 
 from pystate.base.installation import require_own_package
-from pystate.spark.base.requirements import require_pyspark
+from pystate.spark.base.environment import require_pyspark
 
 require_own_package()
 require_pyspark()

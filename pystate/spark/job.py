@@ -1,6 +1,7 @@
 """A job: pipelines of keyed operators over streams, batches and RDDs, with one checkpoint.
 
-Thread safety: one epoch at a time; other threads wait for it.
+Thread safety: one epoch at a time; other threads wait for it. While the job runs, any thread may
+take savepoints, stop it, rescale it, or ask.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -15,12 +17,16 @@ import pyarrow as pa
 from pystate.base.arguments import checked_uid, flag, folder_path, integer
 from pystate.checkpoint.first_start import begun_epoch
 from pystate.checkpoint.locations import open_storage
+from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.savepoint import Savepoint, check_destination
+from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.auto_rescale import AutoRescale
 from pystate.epochs.clock import MAX_STEP_MS
 from pystate.epochs.interval import CheckpointOptions
 from pystate.epochs.listeners import CheckpointListener
 from pystate.errors import InvalidArgumentError, PystateError
 from pystate.operators.runtime.invalid_rows import OnInvalid
+from pystate.processor.state_reader import rows_in_flight
 from pystate.processor.state_reader import read_state
 from pystate.spark.base.arguments import (
     checked_callback,
@@ -31,24 +37,22 @@ from pystate.spark.base.arguments import (
     checked_trigger,
     session_of,
 )
-from pystate.spark.base.drain_keys import checked_run_key
-from pystate.spark.base.environment import require_classic
-from pystate.spark.base.options import checked_options
-from pystate.spark.base.requirements import require_pandas
+from pystate.spark.base.environment import require_classic, require_pandas
+from pystate.spark.base.options import JobOptions
+from pystate.spark.epochs.epochs import EpochRunner
 from pystate.spark.epochs.heartbeat import with_heartbeat
 from pystate.spark.epochs.progress import EpochProgress, progress_panel
 from pystate.spark.epochs.progress_line import Show, checked_show, progress_line
-from pystate.spark.epochs.queries import QueryOutcome
+from pystate.spark.epochs.queries import QueryOutcome, note_query, require_unused, stop_query
 from pystate.spark.epochs.result import EpochResult
-from pystate.spark.epochs.rounds import run_rounds
+from pystate.spark.epochs.runs import checked_run_key, run_rounds
 from pystate.spark.epochs.spark_progress import checked_observe
 from pystate.spark.epochs.stream import StreamRun
-from pystate.spark.job_control import JobControl
-from pystate.spark.operators.pipeline import Pipeline
-from pystate.spark.query_registry import note_query, require_unused, stop_query
+from pystate.spark.operators.pipeline import Pipeline, PipelineContext
 from pystate.spark.sinks.outputs import ONLY, outputs_of
 from pystate.spark.sinks.sink import Sink
 from pystate.types.durations import Duration
+from pystate.types.keys import MAX_PARALLELISM
 
 if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
@@ -56,10 +60,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
-__all__ = ["Job"]
 
-
-class Job(JobControl):
+class Job(PipelineContext):
     """A stateful job: its name, its checkpoint, and its parallelism.
 
     Parameters
@@ -183,8 +185,8 @@ class Job(JobControl):
         listeners: Sequence[CheckpointListener] = (),
         replace: bool = False,
     ) -> None:
-        options = checked_options(
-            name,
+        options = JobOptions(
+            name=name,
             max_parallelism=max_parallelism,
             parallelism=parallelism,
             retained=retained,
@@ -205,7 +207,10 @@ class Job(JobControl):
             listeners=listeners,
         )
         storage = open_storage(folder_path(checkpoint, f"job {name!r}: checkpoint"))
-        super().__init__(name, storage, options)
+        super().__init__(name, storage.uri)
+        self._storage = storage
+        self._epochs = EpochRunner(self, storage, options)
+        self._stream_run: StreamRun | None = None
         self._outcome = QueryOutcome(name)
         self._replace = flag(replace, f"job {name!r}: replace")
         if self._replace:
@@ -528,6 +533,154 @@ class Job(JobControl):
         """
         return read_state(self.checkpoint, checked_uid(uid), **options)
 
+    # ---- while it runs: any thread may call these ----------------------------------------------
+
+    def latest_epoch(self) -> int | None:
+        """Return the newest epoch that the checkpoint holds, or None for an empty checkpoint."""
+        manifest = read_head(self._storage)
+        return None if manifest is None else manifest.epoch
+
+    def in_flight(self) -> dict[str, int]:
+        """Count the rows in flight on each loop of the newest epoch, by the loop's uid.
+
+        They are read from the checkpoint's files, while the job runs or later.
+        """
+        return rows_in_flight(self._storage)
+
+    def savepoint(
+        self,
+        destination: str | os.PathLike[str],
+        *,
+        previous: str | os.PathLike[str] | None = None,
+        copy: bool = False,
+    ) -> Savepoint:
+        """Take a savepoint of the newest epoch, while the job runs or after it.
+
+        Waits for an epoch that is being computed. While the files are copied, epochs go on.
+
+        Parameters
+        ----------
+        destination : str or PathLike
+            A folder that is empty, or is not there yet.
+        previous : str or PathLike, optional
+            An earlier savepoint, for what it has already; see `pystate.savepoint`.
+        copy : bool
+            Copy all files, rather than share them by hard links where the file system can do it.
+
+        Returns
+        -------
+        Savepoint
+
+        Raises
+        ------
+        InvalidArgumentError, CheckpointError
+            As for `pystate.savepoint`.
+        """
+        target, earlier = _places("savepoint", destination, previous)
+        return self._epochs.savepoint(target, earlier, copy=flag(copy, "savepoint: copy"))
+
+    def stop_with_savepoint(
+        self,
+        destination: str | os.PathLike[str],
+        *,
+        drain: bool = False,
+        previous: str | os.PathLike[str] | None = None,
+        copy: bool = False,
+    ) -> Savepoint:
+        """Stop the query after the batch that it computes, with a savepoint of that batch's epoch.
+
+        No later batch is computed, so that the savepoint and the checkpoint are at the same epoch
+        once the query has stopped. If the savepoint cannot be taken, the query goes on.
+
+        Parameters
+        ----------
+        destination : str or PathLike
+            A folder that is empty, or is not there yet.
+        drain : bool
+            Take the watermark to its end first, in an epoch of its own, so that all event-time
+            timers fire: for a job whose input has ended for good. See `start`.
+        previous : str or PathLike, optional
+            An earlier savepoint, for what it has already; see `pystate.savepoint`.
+        copy : bool
+            Copy all files, rather than share them by hard links where the file system can do it.
+
+        Returns
+        -------
+        Savepoint
+
+        Raises
+        ------
+        InvalidArgumentError
+            This job has started no query; or as for `pystate.savepoint`.
+        CheckpointError
+            The query has failed; or as for `pystate.savepoint`.
+        NoEventTimeError
+            `drain` is True, and no operator has event time.
+        """
+        target, earlier = _places("stop_with_savepoint", destination, previous)
+        flag(copy, "stop_with_savepoint: copy")
+        flag(drain, "stop_with_savepoint: drain")
+        if self._stream_run is None:
+            raise InvalidArgumentError(
+                f"job {self.name!r} has started no query that could be stopped: savepoint takes a "
+                "savepoint of its newest epoch"
+            )
+        check_destination(self._storage, target)
+        save = partial(self._epochs.savepoint, target, earlier, copy=copy)
+        return self._stream_run.stop_after(save, drain=drain)
+
+    def rescale(self, parallelism: int) -> None:
+        """Change the parallelism of all operators, also while a query runs.
+
+        It takes effect with the next epoch, which moves the state: a range takes its rows from
+        tables in the memory of its host, as far as they are there, and from the checkpoint's files
+        for the rest. No file is rewritten. The job's `parallelism` counts again when the job is
+        made anew.
+
+        Parameters
+        ----------
+        parallelism : int
+            The new number of key-group ranges of each operator, at most `max_parallelism`.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There are not that many key groups, or the job's `AutoRescale` has other bounds.
+        """
+        most = MAX_PARALLELISM
+        self._epochs.rescale(integer(parallelism, "rescale: parallelism", least=1, most=most))
+
+    def abandon_output(self, epoch: int) -> list[str]:
+        """Give up, for good, the rows that an epoch has staged and that no sink can commit.
+
+        It lets a job continue if the newest output cannot be committed, because the sink or the
+        staged rows are gone. State and stream position are kept, so the rows are not computed
+        again.
+
+        Parameters
+        ----------
+        epoch : int
+            The number of the newest epoch, required as a safeguard against mistakes.
+
+        Returns
+        -------
+        list of str
+            The sinks, by name or folder, whose rows are given up. If such a sink is registered, or
+            was passed to this job, its commit was tried once more first.
+
+        Raises
+        ------
+        InvalidArgumentError
+            It is not the newest epoch, or its output is committed.
+        InUseError
+            This process runs a query on the checkpoint.
+        """
+        number = integer(epoch, "abandon_output: epoch", least=1)
+        require_unused(self, but_for_own=False)
+        if self.latest_epoch() is None:
+            raise InvalidArgumentError(f"abandon_output: {self.checkpoint} has no epoch")
+        return self._epochs.give_up_output(number)
+
     def close(self) -> None:
         """Wait for merges to end, and free the tables in the memory of the hosts.
 
@@ -540,3 +693,13 @@ class Job(JobControl):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _places(
+    call: str, destination: str | os.PathLike[str], previous: str | os.PathLike[str] | None
+) -> tuple[CheckpointStorage, CheckpointStorage | None]:
+    """Open the folder of a savepoint, and that of an earlier one."""
+    target = open_storage(folder_path(destination, f"{call}: destination"))
+    if previous is None:
+        return target, None
+    return target, open_storage(folder_path(previous, f"{call}: previous"))

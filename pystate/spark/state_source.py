@@ -44,8 +44,6 @@ from pystate.state.defaults import DEFAULT, default_of
 from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.keys import parse_key
 
-__all__ = ["StateSource", "register_state_source"]
-
 SOURCE = "pystate"
 _OPTIONS = (
     "path",
@@ -145,10 +143,10 @@ class StateSource(DataSource):
                     )
                 schema = schema.append(field)
         # Spark does not take the metadata of fields from Arrow.
-        found = from_arrow_schema(schema)
-        for field, column in zip(schema, found.fields, strict=True):
+        columns = from_arrow_schema(schema)
+        for field, column in zip(schema, columns.fields, strict=True):
             column.metadata = {DEFAULT: text} if (text := default_of(field)) is not None else {}
-        return found
+        return columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the epochs that were found."""

@@ -2,14 +2,13 @@
 
 Spark brings each row to the range of its key, as it does in front of an operator. A task writes its
 range's file, and the driver, which learns the files of the attempts that count, completes the
-savepoint. Spark's own data source interface does not let a source ask for that shuffle.
+target. Spark's own data source interface does not let a source ask for that shuffle.
 
 Thread safety: functions without state.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,18 +31,14 @@ from pystate.processor.state_writer import (
 )
 from pystate.spark.base.environment import require_classic, use_this_python
 from pystate.spark.base.resolve import column_named
-from pystate.spark.base.routing import RANGE_COLUMN, route, split_markers
+from pystate.spark.base.routing import route, split_markers
 from pystate.spark.base.schemas import key_schema
+from pystate.spark.evaluation.initial import IS_TIMER, range_report, reported_ranges
 from pystate.state.defaults import DEFAULT, marked
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.range_rows import write_range
 from pystate.tables.timers import TIMER_DOMAIN, TIMER_MS
 from pystate.types.keys import describe
-
-__all__ = ["write_state"]
-
-#: Which rows are timers.
-_TIMER = "__pystate_timer"
 
 
 def write_state(
@@ -84,41 +79,36 @@ def write_state(
     >>> rows = StateRows(frame, {"user": "string"}, Counts)  # doctest: +SKIP
     >>> write_state("savepoints/begin", {"counts": rows})  # doctest: +SKIP
     """
-    with Destination(destination, base, max_parallelism, parallelism, job) as made:
-        made.leave_out(remove, operators)
+    with Destination(destination, base, max_parallelism, parallelism, job) as target:
+        target.leave_out(remove, operators)
         for uid, rows in checked_operators(operators).items():
-            operator = rows.operator(uid, made.max_parallelism)
-            made.add(rows, (operator, _write(made, operator, rows)))
-        return made.finish()
+            operator = rows.operator(uid, target.max_parallelism)
+            target.add(rows, (operator, _write(target, operator, rows)))
+        return target.finish()
 
 
-def _write(made: Destination, operator: OperatorSpec, given: StateRows) -> tuple[RangeState, ...]:
-    frame = _frame(operator, given.rows).withColumn(_TIMER, F.lit(False))
+def _write(target: Destination, operator: OperatorSpec, given: StateRows) -> tuple[RangeState, ...]:
+    frame = _frame(operator, given.rows).withColumn(IS_TIMER, F.lit(False))
     if given.timers is not None:
-        timers = _frame(operator, given.timers, timers=True).withColumn(_TIMER, F.lit(True))
+        timers = _frame(operator, given.timers, timers=True).withColumn(IS_TIMER, F.lit(True))
         frame = frame.unionByName(timers, allowMissingColumns=True)
     use_this_python(frame.sparkSession.sparkContext)
     names = [name for name, _ in operator.key]
-    routed = route(frame, names, made.max_parallelism, made.parallelism)
+    routed = route(frame, names, target.max_parallelism, target.parallelism)
     columns = routed.columns[:-1]
     noted = {
         field.name: field.metadata[DEFAULT]
         for field in frame.schema.fields
         if DEFAULT in field.metadata
     }
-    task = _writer(made.storage, operator, made.parallelism, made.epoch, columns, noted)
-    # `mapInArrow` takes names for paths, and those of a struct's fields have dots.
-    routed = routed.toDF(*(f"c{i}" for i in range(len(columns))), RANGE_COLUMN)
-    found: dict[int, RangeState] = {}
-    for row in routed.mapInArrow(task, "written string").collect():
-        state = RangeState.decode(json.loads(row.written), "a task's report", version=3)
-        found[state.index] = state
-    if len(found) != made.parallelism:
+    task = _writer(target.storage, operator, target.parallelism, target.epoch, columns, noted)
+    found = reported_ranges(routed, task)
+    if len(found) != target.parallelism:
         raise CheckpointError(
-            f"operator {operator.uid!r}: {len(found)} of {made.parallelism} ranges were written; "
+            f"operator {operator.uid!r}: {len(found)} of {target.parallelism} ranges were written; "
             "this is a defect of pystate: please report it"
         )
-    return tuple(found[index] for index in range(made.parallelism))
+    return tuple(found[index] for index in range(target.parallelism))
 
 
 def _frame(operator: OperatorSpec, given: Any, *, timers: bool = False) -> DataFrame:
@@ -129,11 +119,11 @@ def _frame(operator: OperatorSpec, given: Any, *, timers: bool = False) -> DataF
     if not timers:
         check_kept(operator, lambda name: frame.schema[name].dataType.simpleString() == "binary")
     names = [name for name, _ in operator.key]
-    found = key_schema(frame.schema, names, what)
+    key = key_schema(frame.schema, names, what)
     wanted = tuple((name, type_.ddl) for name, type_ in operator.key)
-    if tuple(found) != wanted:
+    if tuple(key) != wanted:
         raise WrongTypeError(
-            f"{what}: the key is ({', '.join(f'{name} {ddl}' for name, ddl in found)}) there, and "
+            f"{what}: the key is ({', '.join(f'{name} {ddl}' for name, ddl in key)}) there, and "
             f"declared as ({describe(operator.key)}): the type decides where a key belongs; cast it"
         )
     return frame.select(*map(column_named, columns))
@@ -158,14 +148,14 @@ def _writer(
                 f"operator {operator.uid!r}: a task has the rows of {len(ranges)} ranges instead "
                 "of one; this is a defect of pystate: please report it"
             )
-        found = pa.Table.from_batches(parts)
+        table = pa.Table.from_batches(parts)
         fields = [
             marked(field.with_name(name), noted.get(name))
-            for field, name in zip(found.schema, columns, strict=True)
+            for field, name in zip(table.schema, columns, strict=True)
         ]
-        rows = pa.Table.from_arrays(found.columns, schema=pa.schema(fields))
-        is_timer: Any = rows.column(_TIMER)
-        rows = rows.drop_columns([_TIMER])
+        rows = pa.Table.from_arrays(table.columns, schema=pa.schema(fields))
+        is_timer: Any = rows.column(IS_TIMER)
+        rows = rows.drop_columns([IS_TIMER])
         timers = None
         if operator.timers:
             timers = rows.filter(is_timer).drop_columns(list(operator.states))
@@ -173,6 +163,6 @@ def _writer(
                 [TIMER_DOMAIN, TIMER_MS]
             )
         state = write_range(storage, operator, ranges[0], parallelism, epoch, rows, timers)
-        yield pa.RecordBatch.from_pydict({"written": [json.dumps(state.encode())]})
+        yield range_report(state)
 
     return write

@@ -17,9 +17,9 @@ from pyspark import TaskContext, cloudpickle
 
 import pystate as ps
 import pystate.epochs.merges
-import pystate.spark.epochs.spread_merges
+import pystate.spark.epochs.file_jobs
 from pystate.spark import EpochProgress, Job
-from pystate.spark.epochs.spread_merges import POOL, _MergeAll
+from pystate.spark.epochs.file_jobs import POOL, _MergeAll
 from pystate.tables.host import ancestor_named
 from tests.spark.cluster import cluster_session
 
@@ -56,7 +56,7 @@ class Deadly(_MergeAll):
 
 def main(folder: Path) -> int:
     """Run epochs until ranges have a base, some beside merges, and check the state."""
-    pystate.spark.epochs.spread_merges._MergeAll = Deadly  # type: ignore[misc]
+    pystate.spark.epochs.file_jobs._MergeAll = Deadly  # type: ignore[misc]
     pystate.epochs.merges._MANY = 4
     pystate.epochs.merges._PER_TASK = 4
     session = cluster_session(folder, cores=4)

@@ -19,7 +19,7 @@ import pytest
 
 from pystate.operators.runtime.partial_rows import CAME
 from pystate.spark import ParquetSink
-from pystate.spark.evaluation import combine_policy
+from pystate.spark.evaluation import operator_traits
 
 from .combined_job import CRASHES, KINDS, PARALLELISM, Recomputed, frame, pipeline, rows_of_epoch
 from .conftest import ROOT
@@ -80,17 +80,17 @@ def test_equals_a_recomputation(
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     # The first epoch shows that combining pays.
-    monkeypatch.setattr(combine_policy, "_LEAST_ROWS", 10)
-    monkeypatch.setattr(combine_policy, "_BEGINS", 2)
-    monkeypatch.setattr(combine_policy, "_GOES_ON", 1)
+    monkeypatch.setattr(operator_traits, "_LEAST_ROWS", 10)
+    monkeypatch.setattr(operator_traits, "_BEGINS", 2)
+    monkeypatch.setattr(operator_traits, "_GOES_ON", 1)
     came: list[bool] = []
-    note = combine_policy.CombinePolicy.note
+    note = operator_traits.CombinePolicy.note
 
     def noted(self: Any, reports: Any) -> None:
         came.append(any(CAME in report.metrics for report in reports))
         note(self, reports)
 
-    monkeypatch.setattr(combine_policy.CombinePolicy, "note", noted)
+    monkeypatch.setattr(operator_traits.CombinePolicy, "note", noted)
     # A task gets its rows in several pieces.
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")
     request.addfinalizer(lambda: spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch"))

@@ -13,7 +13,7 @@ import pystate as ps
 from pystate.errors import InvalidArgumentError, InvalidRowError
 from pystate.operators.runtime.partial_rows import CAME
 from pystate.spark.base import partial_aggregation as combining
-from pystate.spark.evaluation.combine_policy import CombinePolicy
+from pystate.spark.evaluation.operator_traits import CombinePolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -268,15 +268,15 @@ def test_a_listing_that_is_not_complete_is_no_epoch(
     counted: str,
     damage: str,
 ) -> None:
-    from pystate.spark.sinks import parquet_write
+    from pystate.spark.base import parquet_format
 
-    write = parquet_write.write_parquet
+    write = parquet_format.write_parquet
     if counted == "rows":
-        write = parquet_write._observed
+        write = parquet_format._observed
 
     def write_and_damage(
         frame: DataFrame, uri: str, by: Sequence[str]
-    ) -> parquet_write.WriteCounts:
+    ) -> parquet_format.WriteCounts:
         done = write(frame, uri, by)
         folder = Path(uri.removeprefix("file://"))
         first, *_ = sorted(folder.glob("part-*"))
@@ -292,7 +292,7 @@ def test_a_listing_that_is_not_complete_is_no_epoch(
 
     none = pa.table({"id": pa.array([], pa.int64())})
     pq.write_table(none, tmp_path / "none.parquet")
-    monkeypatch.setattr("pystate.spark.sinks.parquet_write.write_parquet", write_and_damage)
+    monkeypatch.setattr("pystate.spark.sinks.parquet.write_parquet", write_and_damage)
     with pytest.raises(EvaluationError, match=r"the tasks wrote .* and the driver finds"):
         ParquetSink(tmp_path / "out").stage_frame(spark.range(0, 10, 1, 2), 3, "abc")
 

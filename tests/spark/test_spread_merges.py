@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import pystate as ps
-import pystate.spark.epochs.spread_merges
+import pystate.spark.epochs.file_jobs
 from pystate.checkpoint.manifest import FileRef
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merges import PlannedMerge, Run
 from pystate.errors import CheckpointError
-from pystate.spark.epochs.spread_merges import SpreadMerges, _MergeAll, _shared_out
+from pystate.spark.epochs.file_jobs import SpreadMerges, _distributed, _MergeAll
 
 from .conftest import ROOT, wait_for
 
@@ -92,7 +92,7 @@ def test_job_that_fails(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merges, storage = runner(spark, tmp_path)
-    monkeypatch.setattr(pystate.spark.epochs.spread_merges, "_MergeAll", Failing)
+    monkeypatch.setattr(pystate.spark.epochs.file_jobs, "_MergeAll", Failing)
     with (
         ThreadPoolExecutor(1) as thread,  # its jobs have a group, which stays that of the thread
         pytest.raises(CheckpointError, match="failed: ValueError: no such luck") as caught,
@@ -108,7 +108,7 @@ def test_giving_up_cancels_the_job(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merges, storage = runner(spark, tmp_path)
-    monkeypatch.setattr(pystate.spark.epochs.spread_merges, "_MergeAll", Slow)
+    monkeypatch.setattr(pystate.spark.epochs.file_jobs, "_MergeAll", Slow)
     errors: list[Exception] = []
 
     def run() -> None:
@@ -144,11 +144,11 @@ def test_session_that_has_ended(tmp_path: Path) -> None:
 def test_tasks_get_about_as_many_bytes(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     plans = [planned(storage, number) for number in (0, 2000, 1, 1000, 2, 1001)]
-    lists = _shared_out(plans, 2)
+    lists = _distributed(plans, 2)
     assert sorted(place for merges in lists for place, _ in merges) == list(range(6))
     assert [place for place, _ in lists[0]][:1] == [1]
     assert {3, 5} <= {place for place, _ in lists[1]}
-    assert len(_shared_out(plans[:1], 4)) == 1
+    assert len(_distributed(plans[:1], 4)) == 1
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def test_there_is_no_other_extra() -> None:
 
 
 def test_the_message_names_what_the_extra_names() -> None:
-    from pystate.spark.base.requirements import REQUIREMENTS
+    from pystate.spark.base.environment import REQUIREMENTS
 
     named = {}
     for line in distribution(NAME).requires or ():

@@ -15,8 +15,8 @@ from pystate.checkpoint.locations import open_storage
 from pystate.errors import InvalidArgumentError, PystateError
 from pystate.redaction import has_credentials, is_secret, logger, redacted, without_secrets
 from pystate.spark import Job, ParquetSink, foreach_epoch
-from pystate.spark.base.drain_keys import checked_run_key
-from pystate.spark.sinks.sink import because
+from pystate.spark.epochs.runs import checked_run_key
+from pystate.spark.sinks.sink import failure
 from pystate.state.kinds import declared_as
 
 #: Parts of what is secret; none of their middles may be in a message.
@@ -211,7 +211,7 @@ def test_an_error_has_no_secret_wherever_it_is_kept() -> None:
         PystateError(f"no {url}", url),
         ps.errors.NoSpaceError(28, f"no {url}", url),
         ps.errors.UnknownStateError(url),
-        because(f"sink {url}", OSError(f"{url}: refused"), "nothing was published"),
+        failure(f"sink {url}", OSError(f"{url}: refused"), "nothing was published"),
     ):
         for kept in (error, pickle.loads(pickle.dumps(error))):
             assert "K7MDENG" not in f"{kept} {kept!r} {kept.args}"

@@ -20,30 +20,11 @@ from pystate.base.arguments import choice, integer, mapping, nearest, shown, tex
 from pystate.epochs.watermarks import Input
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.output import OutputColumns
-from pystate.spark.base.environment import require_classic
-from pystate.spark.base.requirements import require_pandas
+from pystate.spark.base.environment import require_classic, require_pandas
 from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.schemas import output_columns, parse_schema
 from pystate.types.durations import Duration, delay_milliseconds, milliseconds
 from pystate.types.keys import MAX_PARALLELISM
-
-__all__ = [
-    "OrderBy",
-    "as_columns",
-    "checked_callback",
-    "checked_count",
-    "checked_drain",
-    "checked_home",
-    "checked_name",
-    "checked_pipeline",
-    "checked_restore",
-    "checked_trigger",
-    "element_input",
-    "frame_input",
-    "late_schema",
-    "session_of",
-    "side_columns",
-]
 
 #: How the rows of a key are to be sorted.
 OrderBy: TypeAlias = "str | Column | Sequence[str | Column] | None"
@@ -138,13 +119,7 @@ def checked_home(home: Any, shared: bool, owner: str = "job") -> str:
 
 
 def as_columns(order_by: OrderBy, columns: FrameColumns, owner: str) -> list[Column]:
-    """Return `order_by` as a list of columns.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It names no column of the frame, or is an expression that the frame cannot resolve.
-    """
+    """Return `order_by` as a list of columns."""
     if order_by is None:
         return []
     given = (
@@ -184,18 +159,7 @@ def frame_input(
 ) -> Input:
     """Check what is said of a frame's event time, and return the operator's input.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        The rows.
-    fed : Input
-        What feeds the frame.
-    follows : bool
-        Whether it has a watermark in any case, because of the operators that feed it.
-    event_time, allowed_delay, idle_after
-        As given to `key_by`.
-    owner : str
-        Names the operator in errors.
+    With `follows` it has a watermark in any case, because of the operators that feed it.
     """
     if event_time is not None:
         data_type = frame.schema[event_time].dataType
@@ -261,13 +225,7 @@ def _input(
 def late_schema(
     tag: str, sides: Mapping[str, OutputColumns], frame: DataFrame, owner: str
 ) -> pa.Schema:
-    """The columns of late rows in a side output: those of the input, as `sides` gives them.
-
-    Raises
-    ------
-    InvalidArgumentError
-        `sides` names other ones.
-    """
+    """The columns of late rows in a side output: those of the input, as `sides` gives them."""
     if tag not in sides:
         return output_columns(frame.schema, owner).schema
     if sorted(sides[tag].names) != sorted(frame.columns):

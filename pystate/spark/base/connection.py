@@ -27,8 +27,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TypeVar
 
-__all__ = ["at_once"]
-
 T = TypeVar("T")
 
 _DESCRIPTORS = "/proc/self/fd"
@@ -37,18 +35,7 @@ _THIS_HOST = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 
 def at_once(pieces: Iterator[T]) -> Iterator[T]:
-    """Yield what a Spark task receives, each piece as soon as it was sent.
-
-    Parameters
-    ----------
-    pieces : iterator
-        The function's input, not yet begun.
-
-    Yields
-    ------
-    T
-        The same pieces.
-    """
+    """Yield what a Spark task receives, each piece as soon as it was sent."""
     connection = _spark_connection()
     if connection is None:
         yield from pieces
@@ -80,10 +67,10 @@ def _spark_connection() -> socket.socket | None:
     return None
 
 
-def _if_local(found: socket.socket) -> socket.socket | None:
+def _if_local(connection: socket.socket) -> socket.socket | None:
     """Return a TCP connection within the host, and close any other."""
     with suppress(OSError):
-        if found.family in _TCP and found.getpeername()[0] in _THIS_HOST:
-            return found
-    found.close()
+        if connection.family in _TCP and connection.getpeername()[0] in _THIS_HOST:
+            return connection
+    connection.close()
     return None

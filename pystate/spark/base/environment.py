@@ -1,4 +1,7 @@
-"""Checks of the machine and the session that a job needs, made before anything else fails.
+"""What jobs on Spark need beside pystate: packages, Java, a classic session; and how they lack it.
+
+The packages are the extra ``spark`` of the distribution. They are no hard dependency, since a
+cluster has its own pyspark. Everything is checked when it is needed, before anything is computed.
 
 Thread safety: the functions keep no state of their own.
 """
@@ -13,30 +16,23 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from pystate.base.arguments import shown
-from pystate.errors import InvalidArgumentError, MissingRequirementError
+from pystate.base.installation import extra
+from pystate.errors import InvalidArgumentError, MissingPackageError, MissingRequirementError
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "local_uri",
-    "require_classic",
-    "require_java",
-    "use_this_python",
-]
 
+#: The requirements of the extra ``spark``, by package.
+REQUIREMENTS = {"pyspark": "pyspark>=4.1", "pandas": "pandas>=2.2,<3"}
+
+_OLDEST_PYSPARK = (4, 1)
 _OLDEST_JAVA = 17
 
 
 def require_classic(frame: Any, argument: str = "df") -> DataFrame:
-    """Return `frame` if it is a DataFrame of a classic session.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is a Spark Connect DataFrame, or something else.
-    """
+    """Return `frame` if it is a DataFrame of a classic session."""
     module = type(frame).__module__
     if module.startswith("pyspark.sql.connect"):
         raise InvalidArgumentError(
@@ -62,16 +58,8 @@ def require_classic(frame: Any, argument: str = "df") -> DataFrame:
 def local_uri(path: str, *, to_read: bool = False) -> str:
     r"""Return a local folder's name for Spark, whatever Spark's default file system is.
 
-    Parameters
-    ----------
-    path : str
-        An absolute path.
-    to_read : bool
-        Whether Spark is to read it; a reader takes its path as a pattern.
-
-    Notes
-    -----
-    The paths of Hadoop look like URIs, but nothing in them is percent-encoded.
+    The paths of Hadoop look like URIs, but nothing in them is percent-encoded. A reader takes its
+    path as a pattern.
 
     Examples
     --------
@@ -129,8 +117,49 @@ def java_major_version(text: str) -> int | None:
     >>> java_major_version('java version "1.8.0_401"')
     8
     """
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', text)
-    if found is None:
+    version = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    if version is None:
         return None
-    major = int(found[1])
-    return int(found[2]) if major == 1 and found[2] else major
+    major = int(version[1])
+    return int(version[2]) if major == 1 and version[2] else major
+
+
+def require_pyspark() -> None:
+    """Raise `MissingPackageError` unless a recent enough pyspark is installed."""
+    try:
+        import pyspark
+    except ImportError as error:
+        raise _missing("pystate.spark", "pyspark", f"there is none ({error})") from error
+    version = str(pyspark.__version__)
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers < _OLDEST_PYSPARK:
+        raise _missing("pystate.spark", "pyspark", f"found is {version}")
+
+
+def require_pandas(what: str) -> None:
+    """Raise `MissingPackageError` unless pyspark accepts the installed pandas.
+
+    Spark runs functions over Arrow data in the same way as those over pandas frames, and so
+    requires pandas for both.
+    """
+    from pyspark.sql.pandas.utils import require_minimum_pandas_version
+
+    try:
+        require_minimum_pandas_version()
+    except ImportError as error:
+        found = getattr(sys.modules.get("pandas"), "__version__", None)
+        raise _missing(
+            f"{what}: Spark's mapInArrow, which runs operators over DataFrames,",
+            "pandas",
+            f"there is none ({error.__cause__})" if found is None else f"found is {found}",
+        ) from error
+
+
+def _missing(what: str, package: str, found: str) -> MissingPackageError:
+    wanted = REQUIREMENTS if package == "pyspark" else {package: REQUIREMENTS[package]}
+    install = " ".join(repr(requirement) for requirement in wanted.values())
+    return MissingPackageError(
+        f"{what} needs {REQUIREMENTS[package]}, and {found}: pip install {install} into the "
+        f"environment of {sys.executable}, with a cluster pyspark of the version that the cluster "
+        f"runs; or {extra('spark')}"
+    )

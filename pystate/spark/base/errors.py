@@ -9,8 +9,6 @@ from pyspark.errors import PySparkRuntimeError
 
 from pystate.errors import InvalidArgumentError
 
-__all__ = ["StatefulProcessorError"]
-
 
 class StatefulProcessorError(InvalidArgumentError, PySparkRuntimeError):
     """A processor written for Spark asks for something that its handle or state refuses.

@@ -17,20 +17,9 @@ from pystate.base.notes import PRINTED, add_note
 from pystate.errors import FunctionError, MissingPackageError, PystateError
 from pystate.spark.base import errors as spark_errors
 
-__all__ = [
-    "QueryStopped",
-    "as_function_error",
-    "called_by_user",
-    "is_retryable",
-    "is_stop",
-    "original_error",
-    "stopped_its_query",
-]
-
 #: An error's class and message; the note that follows says in which call it happened.
 _RAISED = re.compile(
-    r"^pystate\.(?:spark\.base\.)?errors\.(\w+): (.*)$(?:\n(in \S+ of operator .*)$)?",
-    re.MULTILINE,
+    r"^pystate\.(?:spark\.base\.)?errors\.(\w+): (.*)$(?:\n(in \S+ of operator .*)$)?", re.MULTILINE
 )
 #: What pystate itself imports in a worker; other missing modules are those of users' functions.
 _NO_MODULE = re.compile(
@@ -80,14 +69,7 @@ class QueryStopped(Exception):  # noqa: N818 (no error)
 
 
 def original_error(error: BaseException) -> BaseException:
-    """The pystate error that a worker raised, if `error` is Spark's report of one.
-
-    Returns
-    -------
-    BaseException
-        A new exception with the worker's class, message and note, caused by `error`; if workers
-        lack a package, one that says how packages get there; or `error` itself.
-    """
+    """The pystate error that a worker raised, if `error` is Spark's report of one."""
     if isinstance(error, PystateError):
         return error
     text = str(error)
@@ -102,15 +84,15 @@ def original_error(error: BaseException) -> BaseException:
             ),
             error,
         )
-    found = None
+    raised = None
     for match in _RAISED.finditer(text):
-        found = match
-    if found is None:
+        raised = match
+    if raised is None:
         return error
-    kind = getattr(errors, found[1], None) or getattr(spark_errors, found[1], None)
+    kind = getattr(errors, raised[1], None) or getattr(spark_errors, raised[1], None)
     if not (isinstance(kind, type) and issubclass(kind, PystateError)):
         return error
-    message, note = found[2].strip(), (found[3] or "").strip()
+    message, note = raised[2].strip(), (raised[3] or "").strip()
     original = _caused(kind("\n".join(filter(None, [message, "" if PRINTED else note]))), error)
     if note:
         add_note(original, note)
@@ -118,14 +100,7 @@ def original_error(error: BaseException) -> BaseException:
 
 
 def as_function_error(error: BaseException) -> BaseException:
-    """The error of a user's function, if `error` is Spark's report of one from a worker.
-
-    Returns
-    -------
-    BaseException
-        A `FunctionError` with the function, the operator, the key and the line, caused by an
-        exception of the user's class if this process knows it; or `error` itself.
-    """
+    """The error of a user's function, if `error` is Spark's report of one from a worker."""
     text = _of_worker(error)
     if text is None:
         return error
@@ -133,15 +108,15 @@ def as_function_error(error: BaseException) -> BaseException:
     frames = list(_FRAME.finditer(trace))
     below = trace[frames[-1].end() :] if frames else ""
     end = re.search(r"^(?=[A-Za-z_])", below, re.MULTILINE)
-    said = None if end is None else _END.match(below[end.start() :])
-    if said is None or said["kind"].startswith("pystate."):
+    report = None if end is None else _END.match(below[end.start() :])
+    if report is None or report["kind"].startswith("pystate."):
         return error  # no function of the user has raised it
     users = [frame for frame in frames if not _OURS.search(frame["file"])] or frames[-1:]
-    message = said["message"] or ""
-    text = said["kind"] + (f": {message}" if message else "") + said["notes"]
-    comma = ", " if said["notes"] else "\n"
-    made = FunctionError(f"{text}{comma}line {users[-1]['line']} of {users[-1]['file']}")
-    return _caused(made, _exception(said["kind"], message))
+    message = report["message"] or ""
+    text = report["kind"] + (f": {message}" if message else "") + report["notes"]
+    comma = ", " if report["notes"] else "\n"
+    original = FunctionError(f"{text}{comma}line {users[-1]['line']} of {users[-1]['file']}")
+    return _caused(original, _exception(report["kind"], message))
 
 
 def _of_worker(error: BaseException) -> str | None:
@@ -151,8 +126,8 @@ def _of_worker(error: BaseException) -> str | None:
     if isinstance(error, PythonException):
         return str(error)
     # An action on an RDD raises what py4j knows.
-    _, found, after = str(error).partition(_OF_JAVA)
-    return after.partition("\n\tat ")[0].rstrip() if found and _is_py4j(error) else None
+    _, sign, after = str(error).partition(_OF_JAVA)
+    return after.partition("\n\tat ")[0].rstrip() if sign and _is_py4j(error) else None
 
 
 def _is_py4j(error: BaseException) -> bool:
@@ -167,33 +142,25 @@ def _exception(kind: str, message: str) -> BaseException:
     """An exception of a class of that name, which is not imported for this."""
     module, _, name = kind.rpartition(".")
     for place in (module,) if module else ("builtins", "__main__"):
-        found = getattr(sys.modules.get(place), name, None)
-        if isinstance(found, type) and issubclass(found, Exception):
+        kind_there = getattr(sys.modules.get(place), name, None)
+        if isinstance(kind_there, type) and issubclass(kind_there, Exception):
             try:
-                return found(message) if message else found()
+                return kind_there(message) if message else kind_there()
             except Exception:
                 break  # it takes other arguments
     return RuntimeError(f"{kind}: {message}" if message else kind)
 
 
 def called_by_user(error: Exception, what: str) -> FunctionError:
-    """The error of a function that the driver called: a pipeline, or a method of a sink.
-
-    Parameters
-    ----------
-    error : Exception
-        What the function raised.
-    what : str
-        What called it.
-    """
+    """The error of a function that the driver called: a pipeline, or a method of a sink."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if not _OURS.search(frame.filename)]
     where = f", line {users[-1].lineno} of {users[-1].filename}" if users else ""
     text = str(error)
-    said = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
-    made = FunctionError(f"{said}\nin {what}{where}")
-    made.__cause__ = error
-    return made
+    summary = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
+    original = FunctionError(f"{summary}\nin {what}{where}")
+    original.__cause__ = error
+    return original
 
 
 def _caused(error: BaseException, cause: BaseException) -> BaseException:

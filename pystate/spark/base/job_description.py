@@ -25,22 +25,13 @@ if TYPE_CHECKING:
 
     from pystate.epochs.epoch import Epoch
 
-__all__ = ["JobDescription", "plan_name"]
 
 _DESCRIPTION, _GROUP = "spark.job.description", "spark.jobGroup.id"
 _NEXT = "\n"
 
 
 class JobDescription:
-    """A context manager that describes the Spark jobs that its block runs.
-
-    Parameters
-    ----------
-    context : SparkContext
-        The context that runs the jobs.
-    epoch : Epoch
-        The epoch that the jobs belong to.
-    """
+    """A context manager that describes the Spark jobs that its block runs."""
 
     def __init__(self, context: SparkContext, epoch: Epoch) -> None:
         self._context = context

@@ -17,13 +17,6 @@ from pystate.spark.base.environment import local_uri
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-__all__ = [
-    "BatchOffsets",
-    "is_complete",
-    "newest_sources",
-    "read_offsets",
-    "spark_folder",
-]
 
 #: What connects Spark's Hadoop to an object store, by scheme.
 _CONNECTORS = {
@@ -45,13 +38,7 @@ class BatchOffsets(NamedTuple):
 
 
 def spark_folder(storage: CheckpointStorage, context: SparkContext) -> str:
-    """Return the folder of Spark's part of a checkpoint, as a path for Spark.
-
-    Raises
-    ------
-    MissingRequirementError
-        It is in an object store, and Spark has nothing that can write there.
-    """
+    """Return the folder of Spark's part of a checkpoint, as a path for Spark."""
     folder = storage.local_path(SPARK_FOLDER)
     if folder is not None:
         return local_uri(folder)
@@ -106,15 +93,7 @@ def _batch_name(path: str) -> str | None:
 
 
 def read_offsets(storage: CheckpointStorage, batch_id: int) -> BatchOffsets:
-    """Read ``spark/offsets/<batch_id>``.
-
-    Raises
-    ------
-    CheckpointError
-        The file is missing: the query's checkpoint is not the job's.
-    CorruptFileError
-        The file is not one that Spark writes.
-    """
+    """Read ``spark/offsets/<batch_id>``."""
     path = f"{_OFFSETS}/{batch_id}"
     try:
         data = storage.read_bytes(path)

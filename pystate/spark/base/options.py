@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pystate.base.arguments import checked_uid, flag, folder_path, integer, shown, text
 from pystate.checkpoint.locations import open_storage
@@ -21,8 +21,6 @@ from pystate.spark.base.arguments import checked_count, checked_home
 from pystate.tables.options import TableOptions
 from pystate.types.durations import Duration, milliseconds
 
-__all__ = ["JobOptions", "RestoreOptions", "checked_options"]
-
 
 @dataclass(frozen=True)
 class RestoreOptions:
@@ -33,95 +31,79 @@ class RestoreOptions:
     uid_map: Mapping[str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """The options of a `Job`, whose documentation says what they mean."""
+    """The options of a `Job`, as its documentation names them; checked as they are made."""
 
     name: str
     max_parallelism: int | None
-    parallelism: int | None
-    """Parallelism at the start; None for Spark's default."""
-    auto_rescale: AutoRescale | None
+    parallelism: int | AutoRescale | None
     retained: int
     allow_unclaimed_state: bool
+    memory_limit_bytes: int
+    shared_tables: bool
+    table_home: str | os.PathLike[str]
     max_evaluations: int
-    max_clock_step_ms: int
+    max_clock_step: Duration
     allow_time_back: bool
     on_invalid: OnInvalid
-    epoch_timeout_ms: int | None
-    tables: TableOptions
-    restore: RestoreOptions | None
-    listeners: tuple[CheckpointListener, ...]
+    epoch_timeout: Duration | None
+    allow_pickle: bool
+    restore: str | os.PathLike[str] | None
+    claim: bool
+    uid_map: Mapping[str, str] | None
     checkpoints: CheckpointOptions
+    listeners: Sequence[CheckpointListener]
 
+    #: The options above in the form that the job works with.
+    initial_parallelism: int | None = field(init=False, repr=False, compare=False)
+    """Parallelism at the start; None for Spark's default."""
+    auto_rescale: AutoRescale | None = field(init=False, repr=False, compare=False)
+    max_clock_step_ms: int = field(init=False, repr=False, compare=False)
+    epoch_timeout_ms: int | None = field(init=False, repr=False, compare=False)
+    tables: TableOptions = field(init=False, repr=False, compare=False)
+    origin: RestoreOptions | None = field(init=False, repr=False, compare=False)
 
-def checked_options(
-    name: str,
-    *,
-    max_parallelism: int | None,
-    parallelism: int | AutoRescale | None,
-    retained: int,
-    allow_unclaimed_state: bool,
-    memory_limit_bytes: int,
-    shared_tables: bool,
-    table_home: str | os.PathLike[str],
-    max_evaluations: int,
-    max_clock_step: Duration,
-    allow_time_back: bool,
-    on_invalid: OnInvalid,
-    epoch_timeout: Duration | None,
-    allow_pickle: bool,
-    restore: str | os.PathLike[str] | None,
-    claim: bool,
-    uid_map: Mapping[str, str] | None,
-    listeners: Sequence[CheckpointListener],
-    checkpoints: CheckpointOptions,
-) -> JobOptions:
-    """Check what a user gave to `Job`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        An option has an invalid value; the message names the job and the option.
-    """
-    text(name, "Job: name", ": Job('flights', checkpoint='/data/flights')")
-    owner = f"job {name!r}"
-    policy, ranges = None, parallelism
-    if isinstance(ranges, AutoRescale):
-        policy, ranges = ranges, ranges.min
-    timeout_ms = None
-    if epoch_timeout is not None:
-        timeout_ms = milliseconds(epoch_timeout, f"{owner}: epoch_timeout", least=1)
-    return JobOptions(
-        name=name,
-        max_parallelism=checked_count(max_parallelism, f"{owner}: max_parallelism"),
-        parallelism=checked_count(ranges, f"{owner}: parallelism"),
-        auto_rescale=policy,
-        retained=integer(retained, f"{owner}: retained", least=1),
-        allow_unclaimed_state=flag(allow_unclaimed_state, f"{owner}: allow_unclaimed_state"),
-        max_evaluations=integer(max_evaluations, f"{owner}: max_evaluations", least=1),
-        max_clock_step_ms=milliseconds(max_clock_step, f"{owner}: max_clock_step", least=1),
-        allow_time_back=flag(allow_time_back, f"{owner}: allow_time_back"),
-        on_invalid=checked_on_invalid(on_invalid, owner),
-        epoch_timeout_ms=timeout_ms,
-        tables=TableOptions(
-            checked_home(table_home, flag(shared_tables, f"{owner}: shared_tables"), owner),
-            integer(memory_limit_bytes, f"{owner}: memory_limit_bytes", least=0),
-            allow_pickle=flag(allow_pickle, f"{owner}: allow_pickle"),
-        ),
-        restore=_checked_restore(restore, claim, uid_map, owner),
-        listeners=_checked_listeners(listeners, owner),
-        checkpoints=_checked_checkpoints(checkpoints, owner),
-    )
-
-
-def _checked_checkpoints(checkpoints: object, owner: str) -> CheckpointOptions:
-    if not isinstance(checkpoints, CheckpointOptions):
-        raise WrongTypeError(
-            f"{owner}: checkpoints is a pystate.CheckpointOptions(interval='10 seconds', ...), not "
-            f"{shown(checkpoints)}"
+    def __post_init__(self) -> None:
+        text(self.name, "Job: name", ": Job('flights', checkpoint='/data/flights')")
+        owner = f"job {self.name!r}"
+        policy, ranges = None, self.parallelism
+        if isinstance(ranges, AutoRescale):
+            policy, ranges = ranges, ranges.min
+        groups = checked_count(self.max_parallelism, f"{owner}: max_parallelism")
+        flag(self.allow_unclaimed_state, f"{owner}: allow_unclaimed_state")
+        evaluations = integer(self.max_evaluations, f"{owner}: max_evaluations", least=1)
+        flag(self.allow_time_back, f"{owner}: allow_time_back")
+        checked_on_invalid(self.on_invalid, owner)
+        timeout_ms = None
+        if self.epoch_timeout is not None:
+            timeout_ms = milliseconds(self.epoch_timeout, f"{owner}: epoch_timeout", least=1)
+        tables = TableOptions(
+            checked_home(
+                self.table_home, flag(self.shared_tables, f"{owner}: shared_tables"), owner
+            ),
+            integer(self.memory_limit_bytes, f"{owner}: memory_limit_bytes", least=0),
+            allow_pickle=flag(self.allow_pickle, f"{owner}: allow_pickle"),
         )
-    return checkpoints
+        step_ms = milliseconds(self.max_clock_step, f"{owner}: max_clock_step", least=1)
+        for name, value in (
+            ("max_parallelism", groups),
+            ("retained", integer(self.retained, f"{owner}: retained", least=1)),
+            ("max_evaluations", evaluations),
+            ("initial_parallelism", checked_count(ranges, f"{owner}: parallelism")),
+            ("auto_rescale", policy),
+            ("max_clock_step_ms", step_ms),
+            ("epoch_timeout_ms", timeout_ms),
+            ("tables", tables),
+            ("origin", _checked_restore(self.restore, self.claim, self.uid_map, owner)),
+            ("listeners", _checked_listeners(self.listeners, owner)),
+        ):
+            object.__setattr__(self, name, value)
+        if not isinstance(self.checkpoints, CheckpointOptions):
+            raise WrongTypeError(
+                f"{owner}: checkpoints is a pystate.CheckpointOptions(interval='10 seconds', ...), "
+                f"not {shown(self.checkpoints)}"
+            )
 
 
 def _checked_listeners(listeners: object, owner: str) -> tuple[CheckpointListener, ...]:

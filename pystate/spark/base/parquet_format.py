@@ -1,28 +1,33 @@
-"""How Spark would write a frame to Parquet, for tasks that write the rows themselves.
+"""Frames written to Parquet: by Spark, or as Spark would, by tasks that write the rows themselves.
 
-Their files are to be the same to every reader as those of Spark's own writer: the same physical
-types and compression, and Spark's schema among the metadata. Where a type or a setting asks for
-something that is not written here, Spark writes the rows.
+The files of such tasks are to be the same to every reader as those of Spark's own writer: the same
+physical types and compression, and Spark's schema among the metadata. Where a type or a setting
+asks for something that is not written here, Spark writes the rows. Its tasks count rows, files and
+bytes as they close each file, and report them to the driver when they are committed, for one
+attempt per task: a listing of the folder shows which files exist, not which should.
 
 Thread safety: functions without state; immutable types.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.sql import Observation
+from pyspark.sql import functions as F
 from pyspark.sql import types as st
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from pystate.spark.base.jvm import below
 from pystate.spark.base.schemas import names_twice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ParquetFormat", "parquet_format"]
 
 _SCHEMA = "org.apache.spark.sql.parquet.row.metadata"
 _VERSION = "org.apache.spark.version"
@@ -125,3 +130,52 @@ def _timestamps(data_type: st.DataType) -> set[type[st.DataType] | None]:
         inner = (_timestamps(field.dataType) for field in data_type)
         return {None} if twice or not data_type.fields else set().union(*inner)
     return {None}
+
+
+class WriteCounts(NamedTuple):
+    """The counts of the tasks of a write."""
+
+    rows: int
+    files: int | None
+    """None, as for the bytes, if this version of Spark does not provide it."""
+    size_bytes: int | None
+    plan: Any = None
+    """The node that wrote, as it was executed."""
+
+
+def write_parquet(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> WriteCounts:
+    """Write a frame to a folder that does not exist yet, with subfolders by the columns' values."""
+    session, jvm = frame.sparkSession, frame.sparkSession._jvm
+    assert jvm is not None
+    writer = frame.write.format("parquet").partitionBy(*partition_by)._jwrite
+    try:
+        # `DataFrameWriter.save` drops the execution, which holds the counts.
+        command = writer.saveCommand(jvm.scala.Option.apply(uri))
+    except Py4JError as error:
+        if "does not exist" not in str(error):
+            raise
+        return _observed(frame, uri, partition_by)
+    mode = jvm.org.apache.spark.sql.execution.CommandExecutionMode.ALL()
+    execution = session._jsparkSession.sessionState().executePlan(command, mode)
+    plan = _writing(execution.commandExecuted().commandPhysicalPlan())
+    metrics = plan.metrics()
+    return WriteCounts(
+        metrics.apply("numOutputRows").value(),
+        metrics.apply("numFiles").value(),
+        metrics.apply("numOutputBytes").value(),
+        plan,
+    )
+
+
+def _observed(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> WriteCounts:
+    observation = Observation()
+    counted = frame.observe(observation, F.count(F.lit(1)).alias("rows"))
+    counted.write.partitionBy(*partition_by).parquet(uri)
+    return WriteCounts(observation.get["rows"], None, None)
+
+
+def _writing(plan: Any) -> Any:
+    """Find the writing node, which adaptive execution wraps."""
+    while not plan.metrics().contains("numFiles"):
+        [plan, *_] = below(plan, plan.nodeName())
+    return plan

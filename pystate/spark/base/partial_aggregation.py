@@ -31,19 +31,6 @@ from pystate.spark.base.resolve import column_text
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "NOT_INVALID",
-    "ORDERED",
-    "WITHOUT_ZONE",
-    "Combine",
-    "CombinedColumn",
-    "Function",
-    "changing",
-    "checked_combine",
-    "combined_rows",
-    "decided",
-    "event_ms",
-]
 
 _LOG = logger("pystate.spark.base.partial_aggregation")
 
@@ -91,13 +78,7 @@ class CombinedColumn(NamedTuple):
 
 
 def checked_combine(given: Any, owner: str) -> Combine:
-    """Check the argument.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is something else.
-    """
+    """Check the argument."""
     if isinstance(given, bool):
         return given
     if isinstance(given, str) and given == "auto":
@@ -109,13 +90,7 @@ def checked_combine(given: Any, owner: str) -> Combine:
 
 
 def decided(combine: Combine, why_not: str | None, owner: str) -> bool:
-    """Whether rows may be combined.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The user asks for it, and it cannot be done.
-    """
+    """Whether rows may be combined."""
     if combine is True and why_not is not None:
         raise InvalidArgumentError(f"{owner}: combine=True: rows cannot be combined: {why_not}")
     return combine is not False and why_not is None
@@ -154,49 +129,30 @@ def combined_rows(
     *,
     stretches: bool = False,
 ) -> DataFrame:
-    """Combine the rows of each partition of a frame.
+    """Combine the rows of each partition of a frame that are equal in `within`, an SQL expression.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        The rows.
-    keys : sequence of (str, str)
-        The columns of the key: their names, and what they are in SQL.
-    columns : sequence of CombinedColumn
-        What is computed of the rows of a key.
-    time_ms : str, optional
-        The rows' event time in milliseconds, in SQL.
-    late_bound_ms : int, optional
-        Rows below it are counted as late.
-    within : str, optional
-        Rows of a key are only combined if they are equal in this, in SQL.
-    stretches : bool
-        Whether the first of their times is wanted, too.
-
-    Returns
-    -------
-    DataFrame
-        The keys, `columns`, `WEIGHT`, and with `time_ms` `TIME`, `LATE` and, if it is wanted,
-        `FIRST`. A key may have a row per partition.
+    The result has the keys, `columns`, `WEIGHT`, and with `time_ms` (the rows' event time in SQL)
+    `TIME`, `LATE` (how many are below `late_bound_ms`) and with `stretches` `FIRST`. A key may have
+    a row per partition.
     """
     groups = [f"{column} AS k{i}" for i, (_, column) in enumerate(keys)]
     if within is not None:
         groups.append(f"{within} AS w")
-    found = _Aggregates()
-    found.add(WEIGHT, "count", "1")
+    aggregates = _Aggregates()
+    aggregates.add(WEIGHT, "count", "1")
     if time_ms is not None:
-        found.add(TIME, "max", time_ms)
+        aggregates.add(TIME, "max", time_ms)
         if stretches:
-            found.add(FIRST, "min", time_ms)
+            aggregates.add(FIRST, "min", time_ms)
         if late_bound_ms is not None:
             late = f"CASE WHEN {time_ms} < {changing(late_bound_ms, time_ms)} THEN 1 END"
-            found.add(LATE, "count", late)
+            aggregates.add(LATE, "count", late)
     for column in columns:
-        found.add_column(column)
-    whole = frame.groupBy(*map(F.expr, groups)).agg(*map(F.expr, found.columns()))
-    rows = _partial(whole, len(groups), found)
+        aggregates.add_column(column)
+    whole = frame.groupBy(*map(F.expr, groups)).agg(*map(F.expr, aggregates.columns()))
+    rows = _partial(whole, len(groups), aggregates)
     names = [f"k{i}" for i in range(len(groups) - (within is not None))]
-    result = found.results(names, [name for name, _ in keys])
+    result = aggregates.results(names, [name for name, _ in keys])
     if time_ms is not None and late_bound_ms is None:
         result.append(f"0L AS {LATE}")
     return (whole if rows is None else rows).selectExpr(*result)
@@ -264,9 +220,9 @@ def _partial(whole: DataFrame, groups: int, wanted: _Aggregates) -> DataFrame | 
         none = session.sparkContext._jvm.scala.Option.empty()  # type: ignore[union-attr]
         like = spark_sql.catalyst.plans.logical.LocalRelation(output, util.toSeq([]), False, none)
         node = spark_sql.execution.adaptive.LogicalQueryStage(like, partial)
-        made = spark_sql.classic.Dataset.ofRows(session._jsparkSession, node)
+        dataset = spark_sql.classic.Dataset.ofRows(session._jsparkSession, node)
         names = [f"k{i}" for i in range(groups)]
-        rows = Frame(made, session).toDF(*names, *(name for name, _ in wanted.buffers()))
+        rows = Frame(dataset, session).toDF(*names, *(name for name, _ in wanted.buffers()))
         # Sums of short decimals are longs up to the final aggregation.
         same = [f.dataType for f in rows.schema] == [f.dataType for f in whole.schema]
         return rows if same else None
@@ -277,5 +233,5 @@ def _partial(whole: DataFrame, groups: int, wanted: _Aggregates) -> DataFrame | 
 
 def _fits(output: Sequence[str], groups: int, wanted: _Aggregates) -> bool:
     """Whether a partial aggregation has one column for each aggregate, of the right kind."""
-    found = [name.split("#")[0] for name in output[groups:]]
-    return found == [function for _, function in wanted.buffers()]
+    functions = [name.split("#")[0] for name in output[groups:]]
+    return functions == [function for _, function in wanted.buffers()]

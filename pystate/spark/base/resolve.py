@@ -21,17 +21,6 @@ from pystate.types.keys import marked_struct, null_mark
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "ColumnPath",
-    "FrameColumns",
-    "column_named",
-    "column_text",
-    "find",
-    "key_column",
-    "key_text",
-    "whole_key",
-]
-
 
 def column_named(*parts: str) -> Column:
     """The column of exactly that name, even with dots and backticks; or a field inside of it."""
@@ -73,10 +62,10 @@ def _struct(path: str, whole: st.StructField, struct: st.StructType, *, marked: 
         if isinstance(field.dataType, st.StructType) and field.dataType.fields:
             part = _struct(below, field, field.dataType, marked=marked)
         parts.append(part.alias(field.name))
-    found = F.struct(*parts)
+    rebuilt = F.struct(*parts)
     if not marked or not whole.nullable:
-        return found
-    return F.when(column_named(null_mark(path)).isNull(), found)
+        return rebuilt
+    return F.when(column_named(null_mark(path)).isNull(), rebuilt)
 
 
 class ColumnPath(NamedTuple):
@@ -96,22 +85,8 @@ def find(
 ) -> ColumnPath:
     """Find a column by name, as `DataFrame.select` does.
 
-    Parameters
-    ----------
-    schema : StructType
-        The schema of the frame.
-    name : str
-        A column's name, which may contain dots; or the path to a field inside a struct, such as
-        ``"user.id"``. Parts that contain dots are written in backticks.
-    owner : str
-        What the errors begin with.
-    case_sensitive : bool
-        The value of ``spark.sql.caseSensitive``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        There is no such column, or more than one.
+    The name may contain dots, or be the path to a field inside a struct, such as ``"user.id"``,
+    whose parts with dots are in backticks.
     """
     if not isinstance(name, str):
         # It may be a Column, whose == does not return a bool.
@@ -120,15 +95,15 @@ def find(
             "add an expression to the DataFrame with withColumn first"
         )
     matching = _Matching(case_sensitive)
-    found = {path.parts: path for path in matching.walk(schema, [name])}
-    found.update((path.parts, path) for path in matching.walk(schema, path_parts(name)))
-    if len(found) == 1:
-        return next(iter(found.values()))
+    paths = {path.parts: path for path in matching.walk(schema, [name])}
+    paths.update((path.parts, path) for path in matching.walk(schema, path_parts(name)))
+    if len(paths) == 1:
+        return next(iter(paths.values()))
     listed = ", ".join(schema.names)
-    if found:
-        shown = ", ".join(".".join(f"`{part}`" for part in parts) for parts in found)
+    if paths:
+        shown = ", ".join(".".join(f"`{part}`" for part in parts) for parts in paths)
         raise InvalidArgumentError(
-            f"{owner}: {name!r} is the name of {len(found)} columns: {shown}; columns: {listed}"
+            f"{owner}: {name!r} is the name of {len(paths)} columns: {shown}; columns: {listed}"
         )
     raise InvalidArgumentError(
         f"{owner}: {name!r} is not a column; columns: {listed}{nearest(name, schema.names)}"
@@ -155,22 +130,7 @@ class _Matching:
 
 
 class FrameColumns:
-    """The columns of a frame that an operator uses; fields of structs become columns.
-
-    Parameters
-    ----------
-    frame : DataFrame
-        The operator's input.
-    owner : str
-        What the errors begin with.
-
-    Attributes
-    ----------
-    given : DataFrame
-        The operator's input.
-    frame : DataFrame
-        The input with the columns that were added.
-    """
+    """The columns of a frame that an operator uses; fields of structs become columns."""
 
     def __init__(self, frame: DataFrame, owner: str) -> None:
         self.given = self.frame = frame
@@ -181,9 +141,9 @@ class FrameColumns:
 
     def copy(self) -> FrameColumns:
         """A copy, to which other columns may be added."""
-        made = copy.copy(self)
-        made._added = dict(self._added)
-        return made
+        other = copy.copy(self)
+        other._added = dict(self._added)
+        return other
 
     def applied(self, frame: DataFrame) -> DataFrame:
         """Another frame that has the columns of the input, with those that were added."""
@@ -197,13 +157,7 @@ class FrameColumns:
         return find(self.frame.schema, name, owner, case_sensitive=self._case_sensitive)
 
     def take(self, name: Any, what: str = "") -> str:
-        """The name of a column; a field inside of one is added to the frame under its own name.
-
-        Raises
-        ------
-        InvalidArgumentError
-            There is no such column; or the frame already has a column with the field's name.
-        """
+        """The name of a column; a field inside of one is added to the frame under its own name."""
         path = self.find(name, what)
         if len(path.parts) == 1:
             return path.parts[0]

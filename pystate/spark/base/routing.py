@@ -14,6 +14,7 @@ Thread safety: the functions keep no state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,19 +30,6 @@ if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = [
-    "INSTANCE_COLUMN",
-    "RANGE_COLUMN",
-    "KeyRouter",
-    "Routed",
-    "key_group",
-    "marker_rows",
-    "range_of",
-    "route",
-    "route_rdd",
-    "split_markers",
-    "spread",
-]
 
 #: The column that is null in data rows and the range's number in its one marker row. It comes last.
 RANGE_COLUMN = "__pystate_range"
@@ -69,19 +57,9 @@ def route(
     *,
     markers: bool = True,
 ) -> DataFrame:
-    """Shuffle a frame by the ranges of its keys.
+    """Shuffle a frame by the ranges of its keys, and sort each partition by `order_by`.
 
-    Parameters
-    ----------
-    order_by : sequence of Column
-        How the rows of a partition are sorted (by Spark, which can spill).
-    markers : bool
-        Whether a marker row announces each range; it comes last.
-
-    Returns
-    -------
-    DataFrame
-        The frame's columns, and with markers `RANGE_COLUMN` after them.
+    With `markers` a row announces each range in `RANGE_COLUMN`, which comes last.
     """
     owner = range_of(frame, keys, max_parallelism, parallelism)
     if not markers:
@@ -96,13 +74,8 @@ def route(
 def spread(frame: DataFrame, parallelism: int) -> DataFrame:
     """Shuffle a frame evenly over instances, and announce each of them by a marker row.
 
-    Returns
-    -------
-    DataFrame
-        The frame's columns, then `INSTANCE_COLUMN`, then `RANGE_COLUMN`.
+    `INSTANCE_COLUMN` and `RANGE_COLUMN` come after the frame's columns.
 
-    Notes
-    -----
     A row goes where its content says, and not its place among the rows: if Spark computes a part of
     the rows again, in another order, each of them goes where it went before. The partition is added
     so that equal rows are spread, too.
@@ -149,14 +122,9 @@ def marker_rows(session: SparkSession, parallelism: int) -> DataFrame:
 
 
 def split_markers(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[int]]:
-    """Take the marker rows out of a routed batch.
+    """Take the marker rows out of a routed batch: its data rows, and the ranges announced in it.
 
-    Returns
-    -------
-    batch : RecordBatch
-        The data rows without `RANGE_COLUMN`; without markers the columns are shared, not copied.
-    markers : list of int
-        The ranges announced in this batch.
+    Without markers the columns are shared, not copied.
     """
     last = batch.num_columns - 1
     ranges = batch.column(last)
@@ -175,23 +143,17 @@ class Routed(NamedTuple):
     row: Any
 
 
+@dataclass(frozen=True)
 class KeyRouter:
     """Computes the range of Python keys, a chunk at a time. Pickled to the workers."""
 
-    def __init__(self, uid: str, schema: KeySchema, max_parallelism: int, parallelism: int) -> None:
-        self.uid = uid
-        self.schema = schema
-        self.max_parallelism = max_parallelism
-        self.parallelism = parallelism
+    uid: str
+    schema: KeySchema
+    max_parallelism: int
+    parallelism: int
 
     def arrays(self, keys: Sequence[Any]) -> list[pa.Array[Any]]:
-        """The key columns of a list of keys: values for one column, tuples for several.
-
-        Raises
-        ------
-        WrongTypeError
-            A key is not of the declared type; a conversion could make two different keys equal.
-        """
+        """The key columns of a list of keys: values for one column, tuples for several."""
         from pystate.types.arrays import as_array
         from pystate.types.state_type import parse_type
 

@@ -19,17 +19,6 @@ from pystate.operators.runtime.output import OutputColumns
 from pystate.types.ddl import quoted
 from pystate.types.keys import null_mark
 
-__all__ = [
-    "KeySchema",
-    "ddl_of",
-    "key_leaves",
-    "key_schema",
-    "names_twice",
-    "output_columns",
-    "parse_schema",
-    "refuse_reserved",
-]
-
 #: Columns that are added to the user's.
 _RESERVED = "__pystate_"
 
@@ -60,13 +49,7 @@ def ddl_of(data_type: st.DataType) -> str | None:
 
 
 def parse_schema(schema: str | st.StructType, owner: str) -> st.StructType:
-    """Return `schema` as a struct; a DDL string such as ``"tailnum string, legs long"`` is parsed.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The schema is neither, or does not parse; `owner` names what it was given to.
-    """
+    """Return `schema`, which may be DDL such as ``"tailnum string, legs long"``, as a struct."""
     if isinstance(schema, st.StructType):
         parsed = schema
     elif isinstance(schema, str):
@@ -106,25 +89,9 @@ def refuse_reserved(names: Iterable[str], owner: str) -> None:
 def key_schema(
     schema: st.StructType, names: Sequence[str], owner: str, *, marked: bool = True
 ) -> KeySchema:
-    """The types of the key columns, under the schema's names.
+    """The types of the key columns, under the schema's names, with marks of null structs.
 
-    Parameters
-    ----------
-    schema : StructType
-        The columns of the rows.
-    names : sequence of str
-        Those that are the key.
-    owner : str
-        What the errors begin with.
-    marked : bool
-        Whether there are marks of null structs, see `pystate.types.keys`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        There is no key column, or one is named twice.
-    WrongTypeError
-        A type cannot be a key: it is nested, an interval, or a string with a collation.
+    What they are, `pystate.types.keys` says; without `marked` there are none.
     """
     if not names:
         raise InvalidArgumentError(f"{owner}: key_by needs at least one column")
@@ -152,27 +119,27 @@ def key_leaves(
     schema: st.StructType, names: Sequence[str], *, marked: bool = True
 ) -> list[tuple[str, st.DataType]]:
     """The key columns that some columns stand for: themselves, or the fields of a struct."""
-    found: list[tuple[str, st.DataType]] = []
+    leaves: list[tuple[str, st.DataType]] = []
     for name in names:
         data_type = schema[name].dataType
         if isinstance(data_type, st.StructType) and data_type.fields:
-            found += _leaves(quoted(name), data_type, marked=marked)
+            leaves += _leaves(quoted(name), data_type, marked=marked)
         else:
-            found.append((name, data_type))
-    return found
+            leaves.append((name, data_type))
+    return leaves
 
 
 def _leaves(path: str, struct: st.StructType, *, marked: bool) -> list[tuple[str, st.DataType]]:
-    found: list[tuple[str, st.DataType]] = []
+    leaves: list[tuple[str, st.DataType]] = []
     for field in struct.fields:
         below = f"{path}.{quoted(field.name)}"
         if isinstance(field.dataType, st.StructType) and field.dataType.fields:
-            found += _leaves(below, field.dataType, marked=marked)
+            leaves += _leaves(below, field.dataType, marked=marked)
         else:
-            found.append((below, field.dataType))
+            leaves.append((below, field.dataType))
     if marked:
-        found.append((null_mark(path), st.BooleanType()))
-    return found
+        leaves.append((null_mark(path), st.BooleanType()))
+    return leaves
 
 
 def _require_arrow(field: st.StructField, owner: str) -> None:
@@ -187,13 +154,7 @@ def _require_arrow(field: st.StructField, owner: str) -> None:
 
 
 def output_columns(schema: st.StructType, owner: str) -> OutputColumns:
-    """Columns passed between Spark and a worker, in Arrow's types.
-
-    Raises
-    ------
-    WrongTypeError
-        Spark cannot pass a type to Python; the message begins with `owner`.
-    """
+    """Columns passed between Spark and a worker, in Arrow's types."""
     for field in schema:
         _require_arrow(field, owner)
     ddl = [ddl_of(field.dataType) or field.dataType.simpleString() for field in schema]

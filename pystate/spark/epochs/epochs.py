@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pystate.base.notes import hide_in_causes
 from pystate.checkpoint.epoch_log import HISTORY
-from pystate.checkpoint.first_start import (
-    begin_with,
-    begun_epoch,
-    claim_savepoint,
-    require_restore,
-)
+from pystate.checkpoint.first_start import begin_with, begun_epoch, claim_savepoint, require_restore
 from pystate.checkpoint.held_deltas import HELD
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.savepoint import Savepoint, take_savepoint, write_savepoint
@@ -36,17 +31,16 @@ from pystate.redaction import logger
 from pystate.spark.base.environment import use_this_python
 from pystate.spark.base.failures import is_retryable
 from pystate.spark.base.options import JobOptions
-from pystate.spark.epochs.flush import HeldWriter
+from pystate.spark.epochs.file_jobs import HeldWriter, SpreadMerges
 from pystate.spark.epochs.progress import EpochProgress, notify
 from pystate.spark.epochs.progress_line import NoLine, ProgressLine, tasks_done
 from pystate.spark.epochs.rewind import MARK
-from pystate.spark.epochs.spread_merges import SpreadMerges
 from pystate.spark.evaluation.evaluation import Evaluation
-from pystate.spark.evaluation.operator_traits import Learned
+from pystate.spark.evaluation.operator_traits import OperatorTraits
 from pystate.spark.operators.pipeline import Pipeline, PipelineContext, evaluating, for_job
 from pystate.spark.sinks.commits import SinkCommitter
 from pystate.spark.sinks.outputs import Outputs, begin_outputs, checkpoint_folder
-from pystate.spark.sinks.pending_output import Waiting, check_at_least_once
+from pystate.spark.sinks.pending_output import PendingOutput, check_at_least_once
 from pystate.spark.state_source import register_state_source
 from pystate.spark.tasks.reports import ReportBox
 from pystate.spark.tasks.table_move import tables_folder
@@ -55,7 +49,6 @@ from pystate.tables.upkeep import replace_janitors
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["EpochRunner"]
 
 _LOG = logger("pystate.spark.epochs.epochs")
 #: What a checkpoint consists of. The first one makes sure that what is left of a removal that was
@@ -76,17 +69,7 @@ FOLDERS = (
 
 
 class EpochRunner:
-    """Runs the epochs of a job, both of its streams and of its runs.
-
-    Parameters
-    ----------
-    job : PipelineContext
-        The context that pipelines get.
-    storage : CheckpointStorage
-        The job's checkpoint.
-    options : JobOptions
-        The options of the job.
-    """
+    """Runs the epochs of a job, both of its streams and of its runs."""
 
     def __init__(
         self, job: PipelineContext, storage: CheckpointStorage, options: JobOptions
@@ -98,7 +81,7 @@ class EpochRunner:
         self.coordinator: Coordinator | None = None
         self._job = job
         self._commits = SinkCommitter(checkpoint_folder(storage))
-        self._waiting = Waiting(checkpoint_folder(storage))
+        self._pending = PendingOutput(checkpoint_folder(storage))
         #: Folders of outputs that this job has published rows in.
         self._published: set[str] = set()
         #: The outputs of the last step.
@@ -109,8 +92,8 @@ class EpochRunner:
         self._merges: SpreadMerges | None = None
         self._lock = threading.Lock()
         self._has_claimed = False
-        self._learned = Learned()
-        self._parallelism = options.parallelism
+        self._traits = OperatorTraits()
+        self._parallelism = options.initial_parallelism
         self._rescaler = None if options.auto_rescale is None else Rescaler(options.auto_rescale)
         #: Returns how many rows the source has waiting, or None.
         self.backlog: Callable[[], int | None] = lambda: None
@@ -141,23 +124,7 @@ class EpochRunner:
         schema: Any = None,
         **position: Any,
     ) -> RunOutcome:
-        """Run an epoch, unless it is known to have been published.
-
-        Parameters
-        ----------
-        data : DataFrame or RDD
-            The epoch's input.
-        session : SparkSession
-            The session of the input.
-        pipeline, on_epoch, schema
-            As in `Job.run_epoch`.
-        outputs : Outputs
-            Where the rows go.
-        line : ProgressLine or NoLine
-            Shows how far the epoch is.
-        **position
-            Which epoch it is: parameters of `Coordinator.run`.
-        """
+        """Run an epoch, unless it is known to have been published."""
         coordinator = self.prepare(session)
         began = time.perf_counter()
         given = replace(outputs, session=session)
@@ -176,15 +143,15 @@ class EpochRunner:
         def evaluate(epoch: Epoch) -> Sequence[Any]:
             epochs[:] = [epoch]
             waits = not self._at_once and (epoch.step.holds or epoch.base is not epoch.head)
-            outputs = self._waiting.outputs(given) if waits else given
+            outputs = self._pending.outputs(given) if waits else given
             evaluation = self._evaluation(epoch, session, coordinator, outputs)
             line.begin(epoch.number, partial(tasks_done, session.sparkContext, evaluation.tag))
 
-            def begin(found: Outputs) -> None:
-                shown.enter_context(found.held())
-                self._check_folders(found, epoch)
+            def begin(resolved: Outputs) -> None:
+                shown.enter_context(resolved.locked())
+                self._check_folders(resolved, epoch)
                 if not self._at_once:
-                    begin_outputs(found, coordinator, epoch)
+                    begin_outputs(resolved, coordinator, epoch)
 
             try:
                 self._check_folders(outputs, epoch)
@@ -206,7 +173,7 @@ class EpochRunner:
                 raise
 
         try:
-            with shown, given.held(), self._commits.within(given, coordinator.check_owner):
+            with shown, given.locked(), self._commits.within(given, coordinator.check_owner):
                 result = coordinator.run(evaluate, retryable=is_retryable, **position)
         except PystateError as error:
             hide_in_causes(error)
@@ -227,13 +194,7 @@ class EpochRunner:
         return result
 
     def _check_folders(self, outputs: Outputs, epoch: Epoch) -> None:
-        """Refuse to go on in a folder that somebody has removed, with the rows of earlier epochs.
-
-        Raises
-        ------
-        CheckpointError
-            An output's folder is not there, and had rows before.
-        """
+        """Refuse to go on in a folder that was removed with the rows of earlier epochs."""
         head = epoch.head
         for path in outputs.folders():
             if os.path.isdir(path) or head is None:
@@ -258,13 +219,7 @@ class EpochRunner:
         return True
 
     def rescale(self, parallelism: int) -> None:
-        """Change the number of ranges from the next epoch on.
-
-        Raises
-        ------
-        InvalidArgumentError
-            There are not that many key groups; or the job's policy has other bounds.
-        """
+        """Change the number of ranges from the next epoch on."""
         policy = self.options.auto_rescale
         if policy is not None and not policy.min <= parallelism <= policy.max:
             raise InvalidArgumentError(
@@ -296,10 +251,10 @@ class EpochRunner:
         write = HeldWriter(
             session.sparkContext,
             self.storage,
-            self.options.tables,
+            self.options.tables.home,
             coordinator.job.application(self.storage),
         )
-        with outputs.held(), self._commits.within(outputs, coordinator.check_owner):
+        with outputs.locked(), self._commits.within(outputs, coordinator.check_owner):
             manifest = coordinator.flush(write)
         if manifest is not None:
             self._end_steps(manifest.epoch)
@@ -308,7 +263,7 @@ class EpochRunner:
 
     def _claim(self) -> None:
         """Remove a claimed savepoint after the job's first epoch, which is published."""
-        restore = self.options.restore
+        restore = self.options.origin
         if restore is None or not restore.claim or self._has_claimed:
             return
         try:
@@ -319,7 +274,7 @@ class EpochRunner:
 
     def _end_steps(self, epoch: int) -> None:
         """Remove what the steps of a published epoch have left."""
-        self._waiting.sweep(epoch)
+        self._pending.sweep(epoch)
         if self.storage.list(HELD):
             self.storage.remove_folder(HELD)
 
@@ -337,7 +292,7 @@ class EpochRunner:
     def drop_steps(self) -> None:
         """Give up the held steps, whose batches are computed again."""
         if self.coordinator is not None:
-            self._waiting.drop(self.coordinator.interval.drop())
+            self._pending.drop(self.coordinator.interval.drop())
 
     def savepoint(
         self, destination: CheckpointStorage, previous: CheckpointStorage | None, *, copy: bool
@@ -372,8 +327,8 @@ class EpochRunner:
 
     def _open(self, parallelism: int) -> Coordinator:
         options = self.options
-        if options.restore is not None:
-            restore = options.restore
+        restore = options.origin
+        if restore is not None:
             begin_with(
                 restore.origin,
                 self.storage,
@@ -400,7 +355,7 @@ class EpochRunner:
             allow_time_back=options.allow_time_back,
             listeners=options.listeners,
             options=options.checkpoints,
-            join_sinks=self._waiting.join,
+            join_sinks=self._pending.join,
         )
 
     def _evaluation(
@@ -412,18 +367,14 @@ class EpochRunner:
             session,
             self._box,
             self.storage,
-            self.options.tables,
+            self.options,
             coordinator.term,
-            epoch.parallelism,
             outputs,
-            self._learned,
-            self.options.epoch_timeout_ms,
-            self.options.checkpoints.timeout_ms,
-            self.options.on_invalid,
+            self._traits,
         )
 
     def _note(self, epoch: Epoch, manifest: Manifest, sizes: Sizes, took_s: float) -> EpochProgress:
-        self._learned.combining.note(epoch.reports)
+        self._traits.combining.note(epoch.reports)
         after = manifest.operators
         self.progress = EpochProgress.of(epoch, after, epoch.reports, sizes, took_s * 1000)
         return self.progress

@@ -28,7 +28,6 @@ from pystate.types.durations import Duration, milliseconds
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["drop_other_sources", "with_heartbeat"]
 
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
@@ -103,12 +102,8 @@ def with_heartbeat(
 ) -> DataFrame:
     """Unite a stream with a source that makes a batch per interval and adds no row.
 
-    Its columns become nullable. With None the stream is returned unchanged.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The query has run before without a heartbeat and now has one, or the reverse.
+    Its columns become nullable. With None the stream is returned unchanged. A query may not change
+    from one to the other.
     """
     interval_ms = None
     if heartbeat is not None:

@@ -20,9 +20,7 @@ from pystate.epochs.range_report import RangeReport
 from pystate.epochs.watermarks import smallest
 from pystate.operators.runtime.loop import IN_FLIGHT
 from pystate.redaction import logger
-from pystate.spark.base.drain_keys import drains_a_stream
-
-__all__ = ["EpochProgress", "OperatorProgress", "notify", "progress_panel"]
+from pystate.spark.epochs.runs import drains_a_stream
 
 _LOG = logger("pystate.spark.epochs.progress")
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -259,12 +257,12 @@ class EpochProgress:
 
     def __str__(self) -> str:
         """One line for a log."""
-        came = "a run" if self.run_key is None else f"run {self.run_key!r}"
+        origin = "a run" if self.run_key is None else f"run {self.run_key!r}"
         if self.batch_id is not None:
-            came = f"batch {self.batch_id}"
+            origin = f"batch {self.batch_id}"
         elif drains_a_stream(self.run_key):
-            came = "the end of the stream"
-        parts = [f"epoch {self.epoch} ({came}): {self.rows_in} rows in, {self.rows_out} out"]
+            origin = "the end of the stream"
+        parts = [f"epoch {self.epoch} ({origin}): {self.rows_in} rows in, {self.rows_out} out"]
         if self.outputs:
             each = ", ".join(f"{rows} to {name!r}" for name, rows in self.outputs.items())
             parts[-1] += f" ({each})"

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO, TypeAlias
 from pystate.base.arguments import nearest, shown
 from pystate.errors import InvalidArgumentError
 from pystate.redaction import logger
+from pystate.spark.base.jvm import stages
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
     from pystate.spark.epochs.progress import EpochProgress
 
-__all__ = ["NoLine", "ProgressLine", "Show", "checked_show", "progress_line", "tasks_done"]
 
 _LOG = logger("pystate.spark.epochs.progress_line")
 _TICK_S = 0.5
@@ -51,15 +51,7 @@ class Screen(Protocol):
 
 
 class ProgressLine:
-    """The line of a run, or of a query.
-
-    Parameters
-    ----------
-    name : str
-        The job's name.
-    screen : Screen
-        Where it is shown.
-    """
+    """The line of a run, or of a query."""
 
     def __init__(self, name: str, screen: Screen) -> None:
         self._name = name
@@ -68,15 +60,7 @@ class ProgressLine:
         self._ended: threading.Event | None = None
 
     def begin(self, epoch: int, tasks: Callable[[], tuple[int, int]]) -> None:
-        """Show the progress of an epoch until it ends.
-
-        Parameters
-        ----------
-        epoch : int
-            The epoch's number.
-        tasks : callable
-            Returns how many of its tasks have ended, and how many there are so far.
-        """
+        """Show the progress of an epoch until it ends."""
         self.idle()
         self._ended = ended = threading.Event()
         arguments = (epoch, tasks, ended)
@@ -166,13 +150,9 @@ def tasks_done(context: SparkContext, tag: str) -> tuple[int, int]:
     """How many tasks of the jobs with a tag have ended, and how many there are so far."""
     tracker = context._jsc.sc().statusTracker()
     done = total = 0
-    for job in tracker.getJobIdsForTag(tag):
-        info = tracker.getJobInfo(job)
-        for number in info.get().stageIds() if info.isDefined() else ():
-            stage = tracker.getStageInfo(number)
-            if stage.isDefined():
-                done += stage.get().numCompletedTasks()
-                total += stage.get().numTasks()
+    for _, stage in stages(context, tracker.getJobIdsForTag(tag)):
+        done += stage.numCompletedTasks()
+        total += stage.numTasks()
     return done, total
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from pystate.spark.sinks.sink import Sink
 
-__all__ = ["EpochResult"]
-
 
 @dataclass(frozen=True, repr=False)
 class EpochResult:

@@ -23,11 +23,11 @@ from pystate.checkpoint.source_position import SPARK_FOLDER, read_query_id
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.interval import CheckpointOptions
 from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.spark.base.jvm import analysed, items
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["MARK", "allow_rewinds", "check_rewindable", "retaining", "rewind"]
 
 #: The file that says that a query may be ahead of the manifests.
 MARK = "spark-rewinds"
@@ -43,21 +43,14 @@ _CLEANS = re.compile(r"(?i)cleansource\s*->\s*(?!off)\w+")
 
 
 def check_rewindable(stream: DataFrame, options: CheckpointOptions) -> None:
-    """Refuse a stream that cannot be read again from an earlier position.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A source forgets what it has sent, or is not known; or Spark keeps state of its own.
-    """
+    """Refuse a stream that cannot be read again from an earlier position."""
     owner = (
         "CheckpointOptions: with an interval, a pause or tolerable failures, batches since the "
         "last checkpoint may have to be computed again"
     )
-    plan: Any = stream._jdf.queryExecution().analyzed()
-    for node in _nodes(plan):
+    for node in _nodes(analysed(stream)):
         name = node.nodeName()
-        streams = [child for child in _items(node.children()) if child.isStreaming()]
+        streams = [child for child in items(node.children()) if child.isStreaming()]
         if (streams and _STATEFUL.fullmatch(name)) or (name == "Join" and len(streams) > 1):
             raise InvalidArgumentError(
                 f"{owner}: the stream has an operator with state of Spark's own ({name}), which "
@@ -83,12 +76,8 @@ def check_rewindable(stream: DataFrame, options: CheckpointOptions) -> None:
 
 def _nodes(plan: Any) -> Iterator[Any]:
     yield plan
-    for child in _items(plan.children()):
+    for child in items(plan.children()):
         yield from _nodes(child)
-
-
-def _items(sequence: Any) -> list[Any]:
-    return [sequence.apply(i) for i in range(sequence.size())]
 
 
 def allow_rewinds(storage: CheckpointStorage, *, allowed: bool) -> None:
@@ -100,24 +89,9 @@ def allow_rewinds(storage: CheckpointStorage, *, allowed: bool) -> None:
 
 
 def rewind(storage: CheckpointStorage, head: Manifest | None) -> int:
-    """Set Spark's positions back to the batch of the newest manifest.
+    """Set Spark's positions back to the batch of the newest manifest, `head`.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint, which the caller owns.
-    head : Manifest or None
-        The newest manifest.
-
-    Returns
-    -------
-    int
-        How many batches Spark will compute again.
-
-    Raises
-    ------
-    CheckpointError
-        Spark has removed the offsets of that batch.
+    Returns how many batches Spark will compute again. The caller owns the checkpoint.
     """
     query_id = read_query_id(storage) if storage.exists(MARK) else None
     if query_id is None:
@@ -151,10 +125,7 @@ def _batches(storage: CheckpointStorage, folder: str) -> set[int]:
 def retaining(session: SparkSession, options: CheckpointOptions) -> Iterator[int]:
     """Let a query that starts in the block keep its positions for as long as they are needed.
 
-    Yields
-    ------
-    int
-        The most steps that may be held until Spark forgets the position of the last checkpoint.
+    Yields the most steps that may be held until Spark forgets the last checkpoint's position.
     """
     before = session.conf.get(_RETAIN)
     kept = max(int(str(before)), (options.every_batches or 0) + 2 * _SPARE)

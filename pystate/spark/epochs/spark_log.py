@@ -21,11 +21,10 @@ from pystate.redaction import logger
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-__all__ = ["QuietFailures", "quiet_stop"]
 
 _LOG = logger("pystate.spark.epochs.spark_log")
 #: The loggers that report jobs and tasks cancelled with their query.
-_OF_A_STOP = (
+_STOP_LOGGERS = (
     "org.apache.hadoop.mapreduce.lib.output.FileOutputCommitter",
     "org.apache.spark.api.python",
     "org.apache.spark.executor.Executor",
@@ -37,7 +36,7 @@ _OF_A_STOP = (
     "org.apache.spark.util.Utils",
 )
 #: The loggers that report what made a query fail, beside the job itself.
-_OF_A_FAILURE = (
+_FAILURE_LOGGERS = (
     "org.apache.spark.api.python",
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
@@ -59,17 +58,11 @@ _silencing = threading.Lock()
 
 
 class QuietFailures:
-    """Keeps the loggers of failures silent until `end`, if nobody has configured Spark's log.
-
-    Parameters
-    ----------
-    context : SparkContext
-        The context of the query.
-    """
+    """Keeps the loggers of failures silent until `end`, if nobody has configured Spark's log."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
-        self.is_on = _is_as_delivered(context) and _silence(context, _OF_A_FAILURE)
+        self.is_on = _is_as_delivered(context) and _silence(context, _FAILURE_LOGGERS)
 
     def end(self, group: str) -> None:
         """Let them speak again once the last task of a group of jobs has ended."""
@@ -80,7 +73,7 @@ class QuietFailures:
             stages = _stages(self._context, group)
         except Exception:
             stages = []  # Spark has ended, and so have they
-        _speak_later(self._context, stages, _OF_A_FAILURE)
+        _restore_later(self._context, stages, _FAILURE_LOGGERS)
 
 
 def _is_as_delivered(context: SparkContext) -> bool:
@@ -106,29 +99,29 @@ def _is_as_delivered(context: SparkContext) -> bool:
 def quiet_stop(context: SparkContext, group: str) -> Iterator[None]:
     """Silence messages about cancelled work until the last task of a group of jobs has ended."""
     stages = _stages(context, group)
-    silent = _silence(context, _OF_A_STOP)
+    silent = _silence(context, _STOP_LOGGERS)
     try:
         yield
     finally:
         if silent:
             # A killed task may live on for seconds, and the caller should not wait for it.
-            arguments = (context, stages, _OF_A_STOP)
-            threading.Thread(target=_speak_later, args=arguments, daemon=True).start()
+            arguments = (context, stages, _STOP_LOGGERS)
+            threading.Thread(target=_restore_later, args=arguments, daemon=True).start()
 
 
 def _stages(context: SparkContext, group: str) -> list[int]:
     """The active stages of a group's jobs."""
     tracker = context._jsc.sc().statusTracker()
     active = set(tracker.getActiveStageIds())
-    found: list[int] = []
+    running: list[int] = []
     for job in tracker.getJobIdsForGroup(group):
         info = tracker.getJobInfo(job)
         if info.isDefined():
-            found += active.intersection(info.get().stageIds())
-    return found
+            running += active.intersection(info.get().stageIds())
+    return running
 
 
-def _speak_later(context: SparkContext, stages: list[int], names: Sequence[str]) -> None:
+def _restore_later(context: SparkContext, stages: list[int], names: Sequence[str]) -> None:
     pause, until_s = threading.Event(), time.monotonic() + _LONGEST_S
     try:
         tracker = context._jsc.sc().statusTracker()
@@ -137,7 +130,7 @@ def _speak_later(context: SparkContext, stages: list[int], names: Sequence[str])
                 if not info.get().numActiveTasks() or time.monotonic() > until_s:
                     break
                 pause.wait(_LOOK_S)
-        _speak(context, names)
+        _restore(context, names)
     except Exception as error:
         _LOG.debug("Spark has gone before its log could speak again: %s", error)
 
@@ -151,8 +144,8 @@ def _silence(context: SparkContext, names: Sequence[str]) -> bool:
             for name in names:
                 count, before = _silenced.get(name, (0, None))
                 if not count:
-                    found = config.getLoggerConfig(name)
-                    before = found.getLevel() if found.getName() == name else None
+                    configured = config.getLoggerConfig(name)
+                    before = configured.getLevel() if configured.getName() == name else None
                     log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
                 _silenced[name] = count + 1, before
         except Exception as error:
@@ -161,7 +154,7 @@ def _silence(context: SparkContext, names: Sequence[str]) -> bool:
         return True
 
 
-def _speak(context: SparkContext, names: Sequence[str]) -> None:
+def _restore(context: SparkContext, names: Sequence[str]) -> None:
     """Switch loggers back on that all callers which switched them off have named to this."""
     with _silencing:
         log4j = context._jvm.org.apache.logging.log4j  # type: ignore[union-attr]

@@ -24,13 +24,13 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from pystate.errors import InvalidArgumentError
 from pystate.redaction import logger
+from pystate.spark.base.jvm import below
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from pystate.spark.epochs.progress import EpochProgress
 
-__all__ = ["ObservedMetric", "checked_observe", "with_state"]
 
 _LOG = logger("pystate.spark.epochs.spark_progress")
 #: The metric's fields: long numbers, each an attribute of `EpochProgress`.
@@ -49,15 +49,7 @@ _COLUMN = "__pystate_observed_"
 
 
 class ObservedMetric:
-    """A metric that the progress of a query carries.
-
-    Parameters
-    ----------
-    name : str
-        The name of the metric.
-    session : SparkSession
-        The query's session.
-    """
+    """A metric that the progress of a query carries."""
 
     def __init__(self, name: str, session: SparkSession) -> None:
         self.name = name
@@ -86,10 +78,7 @@ class ObservedMetric:
         query = self._session._jsparkSession.streams().get(query_id)
         plan = query.streamingQuery().lastExecution().executedPlan()
         while (node := plan.nodeName()) != "CollectMetrics" or plan.name() != self.name:
-            if node == "AdaptiveSparkPlan":
-                plan = plan.executedPlan()
-            else:
-                plan = plan.plan() if node.endswith("QueryStage") else plan.children().head()
+            [plan, *_] = below(plan, node)
         row = jvm.org.apache.spark.sql.catalyst.expressions.UnsafeRow
         accumulators = jvm.org.apache.spark.util.AccumulatorContext
         before = plan.child().output().size() - len(values)

@@ -1,12 +1,22 @@
 """A job's run over a stream: its batches as epochs, and the drain after the last one.
 
 Thread safety: Spark calls a batch function from one thread at a time; the drain comes after the
-last call. Any thread may stop the run between two batches.
+last call. Any thread may stop the run between two batches. A thread of the run takes checkpoints by
+time.
+
+Invariants
+----------
+1. A batch's DataFrame is kept until a checkpoint holds the batch. If state since the last one
+   is lost, the batches since then are computed again from these, in order, and each of them is a
+   checkpoint, so that the same loss cannot come again.
+2. A query that ends, or is stopped, takes a checkpoint of what it holds. If that fails, the next
+   start sets the positions back.
 """
 
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pystate.checkpoint.held_deltas import HELD
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.source_position import query_of
+from pystate.epochs.coordinator import RunOutcome
 from pystate.epochs.epoch import NO_END
 from pystate.epochs.ownership import await_streams, forget_stream, note_stream
 from pystate.errors import (
@@ -23,18 +34,17 @@ from pystate.errors import (
     FunctionError,
     NoEventTimeError,
     PystateError,
+    StateLostError,
 )
 from pystate.redaction import logger
-from pystate.spark.base.drain_keys import drain_key
 from pystate.spark.base.failures import QueryStopped
-from pystate.spark.base.offsets import read_offsets, spark_folder
-from pystate.spark.epochs.drain import DrainingQuery, no_rows
+from pystate.spark.base.offsets import is_complete, read_offsets, spark_folder
 from pystate.spark.epochs.epochs import EpochRunner
 from pystate.spark.epochs.heartbeat import drop_other_sources
-from pystate.spark.epochs.open_batches import HeldBatches, HoldingQuery
 from pystate.spark.epochs.progress import EpochProgress
-from pystate.spark.epochs.queries import JobQuery, QueryOutcome
+from pystate.spark.epochs.queries import EndingQuery, JobQuery, QueryOutcome
 from pystate.spark.epochs.rewind import MARK, allow_rewinds, check_rewindable, retaining, rewind
+from pystate.spark.epochs.runs import drain_key, no_rows
 from pystate.spark.epochs.spark_log import QuietFailures
 from pystate.spark.epochs.spark_progress import ObservedMetric
 from pystate.spark.operators.pipeline import Pipeline
@@ -42,14 +52,15 @@ from pystate.spark.sinks.outputs import Outputs
 from pystate.spark.sinks.pending_output import WAITING, check_at_least_once
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-
-__all__ = ["StreamRun"]
 
 _LOG = logger("pystate.spark.epochs.stream")
 _LOOK_S = 0.1
+#: How often the thread looks whether a checkpoint is due by time.
+_CHECKPOINT_LOOK_S = 0.5
 #: What Spark says of two queries that write the same positions.
 _CONCURRENT = ("CONCURRENT_STREAM_LOG_UPDATE", "Concurrent update to the")
 #: What sources such as Kafka's call the number of rows that they have waiting.
@@ -58,22 +69,83 @@ _BEHIND = "maxOffsetsBehindLatest"
 Result = TypeVar("Result")
 
 
-class StreamRun:
-    """The run that `Job.start` starts.
+class _OpenBatches:
+    """The batches of one query that no checkpoint holds yet."""
 
-    Parameters
-    ----------
-    epochs : EpochRunner
-        Runs the epochs.
-    stream : DataFrame
-        The streaming DataFrame.
-    pipeline, on_epoch, restore
-        As in `Job.start`.
-    outputs : Outputs
-        Where the rows go.
-    outcome : QueryOutcome
-        The outcome of the query.
-    """
+    def __init__(
+        self, epochs: EpochRunner, session: SparkSession, run: Callable[..., RunOutcome]
+    ) -> None:
+        self._epochs = epochs
+        self._session = session
+        self._run = run
+        self._since: list[tuple[DataFrame, dict[str, Any]]] = []
+        # A callback of an epoch may stop its own query.
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+
+    def compute(self, frame: DataFrame, **position: Any) -> None:
+        """Run the step of a batch."""
+        with self._lock:
+            self._forget()
+            try:
+                outcome = self._run(frame, frame.sparkSession, **position)
+            except StateLostError as error:
+                self._compute_again(error)
+                outcome = self._run(frame, frame.sparkSession, **position, closes=True)
+            if outcome.held:
+                self._since.append((frame, position))
+
+    def flush(self) -> None:
+        """Take a checkpoint of the held steps."""
+        with self._lock:
+            try:
+                self._epochs.flush(self._session)
+            except StateLostError as error:
+                self._compute_again(error)
+
+    def _compute_again(self, error: StateLostError) -> None:
+        # A checkpoint by time may have come between.
+        self._forget()
+        _LOG.warning("%s; the %d batches since then are computed again", error, len(self._since))
+        self._epochs.drop_steps()
+        for frame, position in self._since:
+            self._run(frame, frame.sparkSession, **position, closes=True)
+        self._since = []
+
+    def _forget(self) -> None:
+        coordinator = self._epochs.coordinator
+        head = None if coordinator is None else coordinator.head
+        if head is None or not self._since:
+            return
+        progress = head.progress(self._since[0][1]["query_id"])
+        if progress is not None:
+            last = progress.batch_id
+            self._since = [each for each in self._since if each[1]["batch_id"] > last]
+
+    def watch(self, active: Callable[[], bool]) -> None:
+        """Take checkpoints that are due while the input is idle, as long as the query runs."""
+        threading.Thread(
+            target=self._watch, args=(active,), name="pystate-checkpoints", daemon=True
+        ).start()
+
+    def end(self) -> None:
+        """End the thread of `watch`."""
+        self._ended.set()
+
+    def _watch(self, active: Callable[[], bool]) -> None:
+        while not self._ended.wait(_CHECKPOINT_LOOK_S) and active():
+            coordinator = self._epochs.coordinator
+            left_s = None if coordinator is None else coordinator.interval.wait_s()
+            if left_s is None or left_s > 0:
+                continue
+            try:
+                self.flush()
+            except Exception as error:
+                _LOG.warning("the checkpoint between two batches failed: %s", error)
+
+
+class StreamRun:
+    """The run that `Job.start` starts."""
 
     def __init__(
         self,
@@ -100,13 +172,9 @@ class StreamRun:
         self._epochs = epochs
         self._options = epochs.options.checkpoints
         self._run = partial(
-            epochs.run,
-            pipeline=pipeline,
-            outputs=outputs,
-            on_epoch=self._note,
-            line=outcome.line,
+            epochs.run, pipeline=pipeline, outputs=outputs, on_epoch=self._note, line=outcome.line
         )
-        self._batches = HeldBatches(epochs, self._session, self._run)
+        self._batches = _OpenBatches(epochs, self._session, self._run)
 
     def start(
         self,
@@ -135,9 +203,10 @@ class StreamRun:
 
         def make(query: StreamingQuery) -> JobQuery:
             if drain:
-                return DrainingQuery(query, self._outcome, context, storage, self._drain)
+                tag = f"pystate-drain-{uuid.uuid4().hex}"
+                return EndingQuery(query, self._outcome, context, self._drain_ended, tag)
             if self._options.holds:
-                return HoldingQuery(query, self._outcome, context, self._finish)
+                return EndingQuery(query, self._outcome, context, lambda query: self._finish())
             return JobQuery(query, self._outcome, context)
 
         self._outcome.at_stop = self._stopped
@@ -147,12 +216,18 @@ class StreamRun:
             # before may run its stream already, and what is changed here would be its own.
             coordinator.check_owner()
             drop_other_sources(storage, heartbeat)
-            self._say_known(coordinator.head)
+            self._warn_known(coordinator.head)
             self._rewind()
             if observe is not None:
                 self._observation = ObservedMetric(observe, self._session)
                 stream = self._observation.of(stream)
-            query = self._started(stream, folder, name, trigger, make)
+            writer = stream.writeStream.foreachBatch(self._on_batch)
+            writer = writer.option("checkpointLocation", folder)
+            if name is not None:
+                writer = writer.queryName(name)
+            if trigger is not None:
+                writer = writer.trigger(**trigger)
+            query = self._started(writer, make)
         except BaseException:
             forget_stream(storage, mark)
             quiet.end("")
@@ -164,24 +239,18 @@ class StreamRun:
         return query
 
     def _started(
-        self,
-        stream: DataFrame,
-        folder: str,
-        name: str | None,
-        trigger: Mapping[str, Any] | None,
-        make: Callable[[StreamingQuery], JobQuery],
+        self, writer: DataStreamWriter, make: Callable[[StreamingQuery], JobQuery]
     ) -> JobQuery:
-        start = partial(_start_query, stream, self._on_batch, folder, name, trigger, make)
         if not self._options.holds:
-            return start()
+            return make(writer.start())
         coordinator = self._epochs.prepare(self._session)
         with retaining(self._session, self._options) as coordinator.interval.most_steps:
-            query = start()
+            query = make(writer.start())
         if self._options.every_ms is not None:
             self._batches.watch(lambda: bool(query._jsq.isActive()))
         return query
 
-    def _say_known(self, head: Manifest | None) -> None:
+    def _warn_known(self, head: Manifest | None) -> None:
         """Say that restore="latest" has no effect on a query that the checkpoint knows."""
         known = None if head is None else query_of(self._storage, head)
         if self._restore is not None and known is not None:
@@ -271,11 +340,6 @@ class StreamRun:
 
         Between the batch and the stop nothing is computed but, if wanted, an epoch that drains. If
         `act` raises an exception, the query goes on.
-
-        Raises
-        ------
-        CheckpointError
-            The query has failed.
         """
         with self._between:
             failure = self._outcome.failure
@@ -361,31 +425,26 @@ class StreamRun:
         behind = [int(float(value)) for value in metrics if value is not None]
         return sum(behind) if behind else None
 
-    def _drain(self) -> None:
-        with self._between:
-            self._drain_now()
+    def _drain_ended(self, query: JobQuery) -> None:
+        """Drain after the last batch of a query, which Spark ends without saying it was the last.
+
+        The run key of the epoch names the epoch before it: if this driver dies first, the next one
+        runs a query without new input, and then this epoch.
+        """
+        if not query._jsq.recentProgress() or not is_complete(self._storage):
+            _LOG.warning("the query was stopped before its input ended, and is not drained")
+            return
+        quiet = QuietFailures(self._session.sparkContext)
+        try:
+            with self._between:
+                self._drain_now()
+        finally:
+            quiet.end("")
 
     def _drain_now(self) -> None:
         self._batches.end()
         self._batches.flush()
         run_key = drain_key(self._storage)
         if run_key is not None:
-            frame = no_rows(self._session, self._stream.schema)
+            frame = no_rows(self._stream)
             self._run(frame, self._session, run_key=run_key, drain=True)
-
-
-def _start_query(
-    stream: DataFrame,
-    on_batch: Callable[[DataFrame, int], None],
-    folder: str,
-    name: str | None,
-    trigger: Mapping[str, Any] | None,
-    make: Callable[[StreamingQuery], JobQuery],
-) -> JobQuery:
-    """Start a query over `foreachBatch` that keeps its positions in `folder`."""
-    writer = stream.writeStream.foreachBatch(on_batch).option("checkpointLocation", folder)
-    if name is not None:
-        writer = writer.queryName(name)
-    if trigger is not None:
-        writer = writer.trigger(**trigger)
-    return make(writer.start())

@@ -1,4 +1,4 @@
-"""Which ranges had no rows, told by counts: for operators without marker rows.
+"""Which ranges had no rows, by counts: for operators without marker rows.
 
 A task without rows does not know its range, and reports nothing. What it would report is known: the
 range is as it was. But a range may also be silent because its rows were never read. So the driver
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pystate.epochs.epoch import Epoch, RepeatableError
 from pystate.epochs.range_report import RangeReport
 from pystate.operators.runtime.partial_rows import CAME
+from pystate.spark.base.jvm import analysed, below, is_wrapper, items
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from pystate.checkpoint.begin_marks import BeginMarks
     from pystate.spark.tasks.range_task import OperatorPlan
 
-__all__ = ["CountedOperators"]
 
 _PROJECT = "Project"
 _OPERATORS = ("MapInArrow", "PythonMapInArrow")
@@ -45,11 +45,7 @@ _SENT = "shuffleRecordsWritten"
 class CountedOperators:
     """The operators of an evaluation that have no marker rows.
 
-    Parameters
-    ----------
-    announced : set of str
-        The uids of operators whose rows could not be counted in an earlier evaluation; shared by a
-        job's evaluations.
+    `announced` are those whose rows an earlier evaluation of the job could not count.
     """
 
     def __init__(self, announced: set[str]) -> None:
@@ -72,7 +68,7 @@ class CountedOperators:
         if uid in self._plans:
             self._outputs.append((uid, output))
 
-    def tell(
+    def report_empty(
         self,
         epoch: Epoch,
         marks: BeginMarks,
@@ -101,8 +97,8 @@ class CountedOperators:
                 silent.remove(uid)
                 for index in (i for other, i in missing if other == uid):
                     epoch.report(self._plans[uid].unchanged(index))
-        found = known.keys() | {report.uid for report in epoch.reports}
-        silent = {uid for uid in silent if uid in found or not is_in_result(uid)}
+        computed = known.keys() | {report.uid for report in epoch.reports}
+        silent = {uid for uid in silent if uid in computed or not is_in_result(uid)}
         if not silent:
             return None
         self._announced.update(silent)
@@ -122,7 +118,7 @@ def _came(report: RangeReport) -> int:
 
 def _number_of(output: DataFrame) -> int:
     """Spark's number of the node of the operator that has this output."""
-    node: Any = output._jdf.queryExecution().analyzed()
+    node = analysed(output)
     while node.nodeName() == _PROJECT:
         node = node.child()
     return int(node.functionExpr().resultId().id())
@@ -130,7 +126,7 @@ def _number_of(output: DataFrame) -> int:
 
 def _rows_sent(plan: Any, numbers: Container[int]) -> dict[int, int]:
     """The rows in the shuffles of operators, by their numbers; without those that are not found."""
-    found: dict[int, int] = {}
+    rows: dict[int, int] = {}
     todo = [] if plan is None else [plan]
     while todo:
         node = todo.pop()
@@ -140,39 +136,20 @@ def _rows_sent(plan: Any, numbers: Container[int]) -> dict[int, int]:
             if number in numbers:
                 sent = _into(node)
                 if sent is not None:
-                    found[number] = sent
-        todo += _below(node, name)
-    return found
+                    rows[number] = sent
+        todo += below(node, name)
+    return rows
 
 
 def _into(operator: Any) -> int | None:
     """The rows in the shuffle that feeds an operator."""
-    [node] = _children(operator)
+    [node] = items(operator.children())
     while True:
         name = node.nodeName()
         if name == _SHUFFLE:
             return int(node.metrics().apply(_SENT).value())
         if name.startswith(_EMPTY) or (name.startswith(_TABLE) and node.rows().isEmpty()):
             return 0
-        if not (name in _KEEPING or name.startswith("WholeStageCodegen") or _wraps(name)):
+        if not (name in _KEEPING or name.startswith("WholeStageCodegen") or is_wrapper(name)):
             return None
-        [node] = _below(node, name)
-
-
-def _wraps(name: str) -> bool:
-    return name == "AdaptiveSparkPlan" or name.endswith("QueryStage") or name == "ReusedExchange"
-
-
-def _below(node: Any, name: str) -> list[Any]:
-    if name == "AdaptiveSparkPlan":
-        return [node.executedPlan()]
-    if name.endswith("QueryStage"):
-        return [node.plan()]
-    if name == "ReusedExchange":
-        return [node.child()]
-    return _children(node)
-
-
-def _children(node: Any) -> list[Any]:
-    children = node.children()
-    return [children.apply(i) for i in range(children.size())]
+        [node] = below(node, name)

@@ -7,7 +7,7 @@ Invariants
 1. An evaluation's uuid exists before the user's pipeline is called, since building a plan may
    already run stages, and travels in every operator's closure.
 2. The sink's write is the only action that pystate runs. The pipeline may run others, and the
-   evaluation counts as long as each operator is evaluated once in all (`.once`).
+   evaluation counts as long as each operator is evaluated once in all (`materialisation`).
 3. Before anything is computed, each side output must have a sink, and each sink a side output.
 """
 
@@ -31,25 +31,21 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.epoch import Epoch, Flow, RepeatableError, describe_ranges
 from pystate.epochs.planned_ranges import PlannedRanges
 from pystate.epochs.watermarks import Hold, Holds, Input
-from pystate.errors import (
-    DeclarationError,
-    EvaluationError,
-    InvalidArgumentError,
-    TableMovedError,
-)
+from pystate.errors import DeclarationError, EvaluationError, InvalidArgumentError, TableMovedError
 from pystate.operators.runtime.column_order import in_order
 from pystate.operators.runtime.invalid_rows import InvalidRule, OnInvalid
 from pystate.redaction import logger
-from pystate.spark.base.batches import large_batches
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.failures import as_function_error, original_error
 from pystate.spark.base.job_description import JobDescription
+from pystate.spark.base.jvm import executors
+from pystate.spark.base.options import JobOptions
 from pystate.spark.base.schemas import KeySchema, parse_schema
 from pystate.spark.evaluation.empty_ranges import CountedOperators
 from pystate.spark.evaluation.flow import InputFlow
 from pystate.spark.evaluation.initial import Initial
-from pystate.spark.evaluation.materialisation import Loop, OperatorOutputs, executors
-from pystate.spark.evaluation.operator_traits import Learned
+from pystate.spark.evaluation.materialisation import Loop, OperatorOutputs
+from pystate.spark.evaluation.operator_traits import OperatorTraits
 from pystate.spark.evaluation.updates import UpdateFrames, Updates
 from pystate.spark.evaluation.watch import EvaluationWatch
 from pystate.spark.sinks.outputs import ONLY, Outputs, Staged, rows_of
@@ -60,14 +56,11 @@ from pystate.spark.tasks.reports import ReportBox
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.registry import refuse_pickled
 from pystate.tables.backend import KeyedStateBackend
-from pystate.tables.options import TableOptions
 from pystate.types.state_type import TypeLike, parse_type, refuse_nested_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-
-__all__ = ["Evaluation", "RddSplit"]
 
 _LOG = logger("pystate.spark.evaluation.evaluation")
 
@@ -84,6 +77,11 @@ _RETURNS = (
     "it must return a DataFrame, the rows to write; a dict of DataFrames by name, "
     "{'users': users, 'pages': pages}, for several outputs; or, in run_epoch with schema=, an RDD"
 )
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_SPARK_BATCH_ROWS = "10000"
+#: Rows per Arrow batch between the JVM and the workers if the user kept Spark's default: with so
+#: many rows the fixed cost of a batch, some 100 µs, does not matter.
+_OUR_BATCH_ROWS = "65536"
 #: The most hanging tasks that a message names.
 _SHOWN = 8
 _HOME_HINT = "give the tables a place with more room, Job(table_home=...), or use more hosts"
@@ -101,32 +99,7 @@ class RddSplit:
 class Evaluation:
     """One attempt at an epoch; the user's pipeline declares its operators to it.
 
-    Parameters
-    ----------
-    epoch : Epoch
-        The open epoch.
-    session : SparkSession
-        The session of the epoch's input.
-    box : ReportBox
-        Receives the tasks' reports.
-    storage : CheckpointStorage
-        The checkpoint, as the tasks reach it.
-    tables : TableOptions
-        How the workers hold their tables.
-    term : int
-        The driver's term.
-    parallelism : int
-        Number of ranges of each operator.
-    outputs : Outputs
-        Where the rows go.
-    learned : Learned
-        What earlier evaluations have found out about the operators; this one adds to it.
-    timeout_ms : int or None
-        The longest time without progress.
-    checkpoint_timeout_ms : int
-        How long the writing of a range's state may take.
-    on_invalid : {"drop", "fail"}
-        What becomes of rows that cannot be processed, without a side output for them.
+    What it finds out about them is added to `traits`, for later evaluations.
     """
 
     def __init__(
@@ -135,37 +108,31 @@ class Evaluation:
         session: SparkSession,
         box: ReportBox,
         storage: CheckpointStorage,
-        tables: TableOptions,
+        options: JobOptions,
         term: int,
-        parallelism: int,
         outputs: Outputs,
-        learned: Learned,
-        timeout_ms: int | None,
-        checkpoint_timeout_ms: int,
-        on_invalid: OnInvalid = "drop",
+        traits: OperatorTraits,
     ) -> None:
-        self.on_invalid = on_invalid
+        self.options = options
         self.epoch = epoch
-        self.parallelism = parallelism
         self.session = session
         self._box = box
         self._storage = storage
-        self._tables = tables
         self._term = term
-        self._outputs = outputs
+        #: Where the rows go, for what the pipeline has returned.
+        self.outputs = outputs
         self._tags: dict[str, tuple[str, pa.Schema]] = {}
         self._splits: dict[str, RddSplit] = {}
         self._id = epoch.evaluation_id
         self._marks = BeginMarks(storage, epoch.number, self._id)
-        self._learned = learned
+        self._traits = traits
         self._holds: dict[str, Holds] = {}
-        self._once = OperatorOutputs(learned.materialised)
+        self._operator_outputs = OperatorOutputs(traits.materialised)
         self._updates = UpdateFrames()
-        self._flow = InputFlow(lambda frame: self._once.feeding(frame)[2])
-        self._counted = CountedOperators(learned.announced)
-        self._timeout_ms = timeout_ms
+        self._flow = InputFlow(lambda frame: self._operator_outputs.feeding(frame)[2])
+        self._counted = CountedOperators(traits.announced)
         self._executors: frozenset[str] = frozenset()
-        self._held = self._held_plan(checkpoint_timeout_ms)
+        self._held = self._held_plan(options.checkpoints.timeout_ms)
 
     def _held_plan(self, timeout_ms: int) -> HeldPlan | None:
         step = self.epoch.step
@@ -183,7 +150,17 @@ class Evaluation:
 
     def __exit__(self, *_: object) -> None:
         self._marks.close()
-        self._once.release()
+        self._operator_outputs.release()
+
+    @property
+    def parallelism(self) -> int:
+        """The number of ranges of each operator."""
+        return self.epoch.parallelism
+
+    @property
+    def on_invalid(self) -> OnInvalid:
+        """What becomes of rows that cannot be processed, without a side output for them."""
+        return self.options.on_invalid
 
     @property
     def tag(self) -> str:
@@ -198,33 +175,19 @@ class Evaluation:
         beside: Sequence[str] = (),
         holds: Holds | None = None,
     ) -> DataFrame:
-        """Register an operator's output, and return the frame for the pipeline.
-
-        Parameters
-        ----------
-        uid : str
-            The operator.
-        mapped : DataFrame
-            The output of its tasks.
-        frame : DataFrame, optional
-            What is made of it for the pipeline, if anything.
-        beside : sequence of str
-            Operators that run in the same tasks.
-        holds : Holds, optional
-            How its rows may be behind its watermark.
-        """
+        """Register an operator's output, and return the frame for the pipeline."""
         if holds is not None:
             self._holds[uid] = holds
         self._counted.note(uid, mapped)
-        return self._once.add(uid, mapped if frame is None else frame, beside, mapped)
+        return self._operator_outputs.add(uid, mapped if frame is None else frame, beside, mapped)
 
-    def _say_begun(self, uid: str) -> None:
+    def _warn_begun(self, uid: str) -> None:
         """Say once that what an operator is to begin with has no effect any more."""
         base = self.epoch.base
         assert base is not None
         # If this driver has published the base, it has begun the operator, or has said so.
-        if base.term != self._term and uid not in self._learned.begun:
-            self._learned.begun.add(uid)
+        if base.term != self._term and uid not in self._traits.begun:
+            self._traits.begun.add(uid)
             _LOG.warning(
                 "operator %r: initial_state, initial_rows or initial_items has no effect any more: "
                 "it goes on with its state of epoch %d of checkpoint %s",
@@ -237,22 +200,13 @@ class Evaluation:
         """Whether the checkpoint has an operator's key without the marks of null structs.
 
         Such an operator goes on with the keys that it has, and that is said once.
-
-        Parameters
-        ----------
-        uid : str
-            The operator.
-        key : sequence of (name, type)
-            The key columns without marks.
-        marks : sequence of str
-            Those that are the marks.
         """
         base = self.epoch.base
         stored = None if base is None else base.operator(uid)
         if base is None or stored is None or stored.key_schema != as_schema(key):
             return False
-        if uid not in self._learned.plain_keys:
-            self._learned.plain_keys.add(uid)
+        if uid not in self._traits.plain_keys:
+            self._traits.plain_keys.add(uid)
             _LOG.warning(
                 "operator %r: an earlier version has begun its state, whose keys do not tell a "
                 "null struct from a struct of nulls, as SQL does: both stay one key. To tell them "
@@ -266,14 +220,9 @@ class Evaluation:
     def emits_updates(
         self, uid: str, frame: DataFrame, identity: Sequence[str], unstable: str | None = None
     ) -> DataFrame:
-        """Note that rows of an operator's output replace earlier ones; return the output.
+        """Note that rows of an operator's output replace those with an equal `identity`.
 
-        Parameters
-        ----------
-        identity : sequence of str
-            The columns that say which row replaces which.
-        unstable : str, optional
-            Why that is not always the row that it comes from.
+        `unstable` says why that is not always the row that it comes from.
         """
         self._updates.add(uid, frame, identity, unstable)
         return frame
@@ -282,19 +231,19 @@ class Evaluation:
         """What is known of a frame of updates; None if it is none."""
         if not self._updates:
             return None
-        return self._updates.find(frame, self._once.feeding(frame)[0])
+        return self._updates.find(frame, self._operator_outputs.feeding(frame)[0])
 
     def combines(self, uid: str) -> bool:
         """Whether the rows of an operator should be combined before the shuffle."""
-        return self._learned.combining.combines(uid)
+        return self._traits.combining.combines(uid)
 
     def add_loop(self, loop: Loop) -> None:
         """Register a loop, whose fed rows are taken with the pipeline's result."""
-        self._once.add_feeding(loop)
+        self._operator_outputs.add_feeding(loop)
 
     def loop_rows(self, uid: str, frame: DataFrame) -> DataFrame:
         """Register the rows that the epoch before has fed, and return the frame."""
-        return self._once.add_loop(uid, frame)
+        return self._operator_outputs.add_loop(uid, frame)
 
     def fed(self, frame: DataFrame) -> Input:
         """Return what feeds a frame.
@@ -303,32 +252,28 @@ class Evaluation:
         unless rows of a loop may be all that the frame has.
         """
         origin = self._flow.note(frame)
-        if not self.epoch.has_event_time and not self._once.has_loops:
+        if not self.epoch.has_event_time and not self._operator_outputs.has_loops:
             return Input(origin=origin)
-        uids, loops, others = self._once.feeding(frame)
+        uids, loops, others = self._operator_outputs.feeding(frame)
         return Input(upstream=uids, source=others, loops=loops, origin=origin)
 
     def holds(self, given: Input, frame: DataFrame, event_time: str | None) -> Mapping[str, Hold]:
-        """Return how what feeds a frame holds back the watermark of its rows.
-
-        Parameters
-        ----------
-        given : Input
-            What feeds the frame.
-        event_time : str or None
-            The frame's column with the rows' event time.
-        """
-        found = {}
+        """Return how what feeds a frame holds back the watermark of its rows."""
+        by_operator = {}
         for uid in given.upstream:
             holds = self._holds.get(uid)
             if holds is not None and (holds.columns or holds.others is not None):
-                name = None if event_time is None else self._once.column(uid, frame, event_time)
+                name = (
+                    None
+                    if event_time is None
+                    else self._operator_outputs.column(uid, frame, event_time)
+                )
                 hold = holds.of(name)
                 if hold is not None:
-                    found[uid] = hold
+                    by_operator[uid] = hold
                     if hold.kept:
-                        self._learned.kept.add(uid)
-        return found
+                        self._traits.kept.add(uid)
+        return by_operator
 
     def declare(
         self,
@@ -341,37 +286,19 @@ class Evaluation:
         counted: bool = False,
         invalid: Mapping[str, tuple[InvalidRule, pa.Schema | None]] = MappingProxyType({}),
     ) -> OperatorPlan:
-        """Declare an operator to the epoch; return what its tasks must know.
-
-        Parameters
-        ----------
-        operator : OperatorSpec
-            What determines its tables; the epoch knows the number of key groups.
-        keys : KeySchema
-            Its key in the spelling of checkpoints.
-        inputs : sequence of Input
-            Its inputs.
-        sides : mapping from tag to schema, optional
-            Its side outputs.
-        initial : Initial, optional
-            What it begins with, if this is its first epoch.
-        counted : bool
-            Whether it may go without marker rows.
-        invalid : mapping from input to (InvalidRule, schema)
-            What becomes of its invalid rows, and the columns of their side output.
-        """
+        """Declare an operator to the epoch; return what its tasks must know."""
         epoch, uid = self.epoch, operator.uid
         operator = replace(operator, max_parallelism=epoch.max_parallelism)
         operator = operator.continuing(epoch.stored_states(uid))
         self._flow.declare(uid, inputs)
-        if not self._tables.allow_pickle:
+        if not self.options.tables.allow_pickle:
             refuse_pickled(operator.states, f"operator {uid!r}")
         _check_table(operator)
         sides = _with_invalid(uid, sides, invalid.values())
         folders = {tag: self._side_folder(uid, tag, sides[tag]) for tag in sides}
         if not epoch.begins(uid):
             if initial is not None:
-                self._say_begun(uid)
+                self._warn_begun(uid)
             initial = None
         seen, begun = epoch.begun.get(uid, ((), None))
         if initial is not None and begun is None:
@@ -393,7 +320,7 @@ class Evaluation:
         plan = OperatorPlan(
             operator=operator,
             # The epoch has compared the declarations; other states in the files were dropped.
-            options=replace(self._tables, allow_unclaimed_state=True),
+            options=replace(self.options.tables, allow_unclaimed_state=True),
             key_schema=keys,
             ranges=planned,
             storage=self._storage,
@@ -405,7 +332,7 @@ class Evaluation:
             time=time,
             event_time=any(given.event_time for given in inputs),
             drain=epoch.drain and time is not None,
-            tells_kept=uid in self._learned.kept,
+            tells_kept=uid in self._traits.kept,
             held=self._held,
             redistributes=operator.instances and stored and planned[0].rescaled,
             notice=epoch.notice,
@@ -431,13 +358,13 @@ class Evaluation:
         """The plan without marker rows, if the rows can be counted and no range is due."""
         countable = (
             self._held is None
-            and self._outputs.shows_plan
-            and plan.operator.uid not in self._learned.materialised
+            and self.outputs.shows_plan
+            and plan.operator.uid not in self._traits.materialised
             and not any(map(plan.has_work, plan.ranges))
         )
         return self._counted.add(plan) if countable else plan
 
-    def _tell_empty(
+    def _report_empty_ranges(
         self, staged: Mapping[str, Staged], frames: Sequence[DataFrame]
     ) -> EvaluationError | None:
         """Report the ranges that had no rows; return the error to raise if they are not known."""
@@ -445,9 +372,9 @@ class Evaluation:
             return None
 
         def is_in_result(uid: str) -> bool:
-            return any(self._once.is_in(uid, frame) for frame in frames)
+            return any(self._operator_outputs.is_in(uid, frame) for frame in frames)
 
-        return self._counted.tell(
+        return self._counted.report_empty(
             self.epoch, self._marks, lambda: Outputs.plans_of(staged), is_in_result, _HINT
         )
 
@@ -484,12 +411,12 @@ class Evaluation:
         return self._splits[uid]
 
     def _side_folder(self, uid: str, tag: str, schema: pa.Schema) -> str:
-        if tag not in self._outputs.sides:
+        if tag not in self.outputs.sides:
             raise InvalidArgumentError(
                 f"operator {uid!r} has the side output {tag!r}, and the job no sink for it: pass "
                 f"side_outputs={{{tag!r}: ParquetSink(path)}} to start or run_epoch"
             )
-        folder = self._outputs.side_folder(tag, schema, self.epoch.number, self._id)
+        folder = self.outputs.side_folder(tag, schema, self.epoch.number, self._id)
         other, known = self._tags.setdefault(tag, (uid, schema))
         if known != schema:
             raise DeclarationError(
@@ -499,17 +426,12 @@ class Evaluation:
         return folder
 
     def _check_sides(self) -> None:
-        unknown = sorted(set(self._outputs.sides) - set(self._tags))
+        unknown = sorted(set(self.outputs.sides) - set(self._tags))
         if unknown:
             raise InvalidArgumentError(
                 f"side_outputs names {', '.join(map(repr, unknown))}, which no operator of the "
                 f"pipeline has; it has {', '.join(map(repr, sorted(self._tags))) or 'none'}"
             )
-
-    @property
-    def outputs(self) -> Outputs:
-        """Where the rows go, for what the pipeline has returned."""
-        return self._outputs
 
     def run(
         self,
@@ -518,31 +440,25 @@ class Evaluation:
         schema: Any,
         begin: Callable[[Outputs], None] = lambda outputs: None,
     ) -> list[Transaction]:
-        """Call the pipeline, write its result through the sinks, collect the reports.
-
-        Parameters
-        ----------
-        begin : callable
-            Begins the part of outputs that only the pipeline's result has shown.
-        """
+        """Call the pipeline, write its result through the sinks, collect the reports."""
         number = self.epoch.number
-        context, timeout_ms = self.session.sparkContext, self._timeout_ms
+        context, timeout_ms = self.session.sparkContext, self.options.epoch_timeout_ms
         watch = EvaluationWatch(context, self._marks, self.tag, timeout_ms)
         described = JobDescription(context, self.epoch)
         self._flow.begin(data)
         try:
-            with described, watch, large_batches(self.session):
+            with described, watch, _large_batches(self.session):
                 frames = self._frames(pipeline(data), schema)
                 self.epoch.check_declared()
-                outputs = self._outputs.resolved(None if ONLY in frames else tuple(frames))
+                outputs = self.outputs.resolved(None if ONLY in frames else tuple(frames))
                 self._check_sides()
-                if outputs is not self._outputs:
-                    self._outputs = outputs
+                if outputs is not self.outputs:
+                    self.outputs = outputs
                     begin(outputs)
                 self._materialise_shared(list(frames.values()))
                 described.operators(entry.uid for entry in self.epoch.entries())
                 # The rows are staged, so that nobody sees them unless they count.
-                with self._told(STAGING, self._id):
+                with self._local_property(STAGING, self._id):
                     staged = {name: self._staged(name, frame) for name, frame in frames.items()}
         except Exception as error:
             self._take_reports()
@@ -562,7 +478,7 @@ class Evaluation:
         results = list(frames.values())
         unsound = (
             self._evaluated_twice()
-            or self._tell_empty(staged, results)
+            or self._report_empty_ranges(staged, results)
             or self._read_in_part(results)
         )
         if unsound is not None:
@@ -579,34 +495,28 @@ class Evaluation:
     ) -> None:
         """Count what came into the pipeline, and what was written."""
         reports = self.epoch.reports
-        came = self._flow.counted(reports)
+        rows_in = self._flow.rows_in(reports)
         written = {}
         for (name, each), transaction in zip(staged.items(), transactions, strict=False):
             rows = rows_of(transaction) if each.rows is None else each.rows
             if rows is None:
                 # The sink does not say it. What its operators have emitted is close to it.
-                uids = self._once.feeding(frames[name])[0]
+                uids = self._operator_outputs.feeding(frames[name])[0]
                 rows = sum(int(r.metrics.get("rows_out", 0)) for r in reports if r.uid in uids)
             written[name] = rows
         named = {} if ONLY in written else written
-        self.epoch.flow = Flow(came.rows, sum(written.values()), came.late, named)
+        self.epoch.flow = Flow(rows_in.rows, sum(written.values()), rows_in.late, named)
 
     def _materialise_shared(self, frames: Sequence[DataFrame]) -> None:
-        """Make sure that operators which feed several outputs are computed once.
-
-        Raises
-        ------
-        RepeatableError
-            Some are not materialised yet, and are from now on; nothing was computed.
-        """
+        """Have operators that feed several outputs materialised: `RepeatableError` if new."""
         if len(frames) < 2:
             return
         uids = [entry.uid for entry in self.epoch.entries()]
         shared = {
             uid
             for uid in uids
-            if self._once.can_be_materialised([uid])
-            and sum(self._once.is_in(uid, frame) for frame in frames) > 1
+            if self._operator_outputs.can_be_materialised([uid])
+            and sum(self._operator_outputs.is_in(uid, frame) for frame in frames) > 1
         }
         if shared:
             names = ", ".join(map(repr, sorted(shared)))
@@ -619,16 +529,16 @@ class Evaluation:
 
         If it is an operator's output as it is, the tasks that compute it write it.
         """
-        number, outputs = self.epoch.number, self._outputs
-        found = self._once.selected(frame)
-        form = None if found is None else outputs.task_format(name, frame, number)
+        number, outputs = self.epoch.number, self.outputs
+        output = self._operator_outputs.selected(frame)
+        form = None if output is None else outputs.task_format(name, frame, number)
         # A pipeline that has computed it already may have kept it.
-        if found is None or form is None or found[0] in {uid for uid, _ in self._marks.begun()}:
+        if output is None or form is None or output[0] in {uid for uid, _ in self._marks.begun()}:
             return outputs.stage_main(name, frame, number, self._id)
-        uid, columns = found
+        uid, columns = output
         files = ResultFiles(uid, outputs.task_folder(name, number, self._id), columns, form)
-        with self._told(WRITING, files.text()):
-            return outputs.stage_written(self._once.of_tasks(uid), form, uid)
+        with self._local_property(WRITING, files.text()):
+            return outputs.stage_written(self._operator_outputs.of_tasks(uid), form, uid)
 
     def _take_reports(self) -> None:
         for report in self._box.take():
@@ -640,8 +550,10 @@ class Evaluation:
             return None
         reported = {(report.uid, report.index) for report in self.epoch.reports}
         hung = {key: mark for key, (mark, _) in self._marks.begun().items() if key not in reported}
-        assert self._timeout_ms is not None
-        text = f"epoch {self.epoch.number}: no progress in {self._timeout_ms / 1000:g} s"
+        assert self.options.epoch_timeout_ms is not None
+        text = (
+            f"epoch {self.epoch.number}: no progress in {self.options.epoch_timeout_ms / 1000:g} s"
+        )
         if hung:
             text += f": {describe_ranges(sorted(hung))} began and did not end"
         where = [
@@ -656,7 +568,7 @@ class Evaluation:
         )
 
     @contextmanager
-    def _told(self, name: str, value: str) -> Iterator[None]:
+    def _local_property(self, name: str, value: str) -> Iterator[None]:
         """Tell the tasks of the Spark jobs within."""
         context = self.session.sparkContext
         context.setLocalProperty(name, value)
@@ -689,8 +601,8 @@ class Evaluation:
         begun = {uid for uid, _ in self._marks.begun()}
         uids = dict.fromkeys(uid for uid, _ in missing)
         if not all(
-            self._once.can_be_materialised([uid])
-            and (uid in begun or any(self._once.is_in(uid, frame) for frame in frames))
+            self._operator_outputs.can_be_materialised([uid])
+            and (uid in begun or any(self._operator_outputs.is_in(uid, frame) for frame in frames))
             for uid in uids
         ):
             return None
@@ -698,10 +610,10 @@ class Evaluation:
         return self._materialise(set(uids), text)
 
     def _materialise(self, uids: set[str], text: str) -> EvaluationError:
-        if not self._once.can_be_materialised(uids):
+        if not self._operator_outputs.can_be_materialised(uids):
             hint = _RDD_HINT if uids & self._splits.keys() else _HINT
             return EvaluationError(f"{text}: {hint}")
-        wanted = self._once.materialise_from(uids)
+        wanted = self._operator_outputs.materialise_from(uids)
         return RepeatableError(
             f"{text}; from now on the output of {', '.join(map(repr, wanted))} is materialised in "
             "each epoch, once, before it is read",
@@ -715,7 +627,7 @@ class Evaluation:
         else:
             frames = {ONLY: self._as_frame(result, schema)}
         first = next(iter(frames))
-        return {**frames, first: self._once.with_loops(frames[first])}
+        return {**frames, first: self._operator_outputs.with_loops(frames[first])}
 
     def _named_frames(self, result: Mapping[Any, Any]) -> dict[str, DataFrame]:
         if not result:
@@ -723,7 +635,7 @@ class Evaluation:
         frames = {}
         for name, frame in result.items():
             text(name, "the pipeline's result: the name of an output")
-            frames[name] = _returned(frame, f"the pipeline's result: output {name!r}")
+            frames[name] = _checked_frame(frame, f"the pipeline's result: output {name!r}")
         return frames
 
     def _as_frame(self, result: Any, schema: Any) -> DataFrame:
@@ -741,10 +653,23 @@ class Evaluation:
             return self.session.createDataFrame(result.mapPartitions(named), parsed)
         if result is None:
             raise InvalidArgumentError(f"the pipeline returned None: {_RETURNS}")
-        return _returned(result, "the pipeline's result")
+        return _checked_frame(result, "the pipeline's result")
 
 
-def _returned(result: Any, what: str) -> DataFrame:
+@contextmanager
+def _large_batches(session: SparkSession) -> Iterator[None]:
+    """Make Spark pass larger Arrow batches, unless the user has set their size."""
+    if session.conf.get(_BATCH_ROWS, _SPARK_BATCH_ROWS) != _SPARK_BATCH_ROWS:
+        yield
+        return
+    session.conf.set(_BATCH_ROWS, _OUR_BATCH_ROWS)
+    try:
+        yield
+    finally:
+        session.conf.unset(_BATCH_ROWS)
+
+
+def _checked_frame(result: Any, what: str) -> DataFrame:
     """A frame that a pipeline has returned; the error for anything else says what it may return."""
     try:
         return require_classic(result, what)
@@ -778,14 +703,14 @@ def _with_invalid(
     invalid: Iterable[tuple[InvalidRule, pa.Schema | None]],
 ) -> Mapping[str, pa.Schema]:
     """The side outputs, with those for invalid rows."""
-    found = dict(sides)
+    schemas = dict(sides)
     for rule, schema in invalid:
         if rule.tag is None or schema is None:
             continue
-        if found.setdefault(rule.tag, schema) != schema:
+        if schemas.setdefault(rule.tag, schema) != schema:
             raise InvalidArgumentError(
                 f"operator {uid!r}: the tag {rule.tag!r} is for invalid rows, which have the "
                 f"columns of their input, and for other rows with other columns: give one of them "
                 "another tag"
             )
-    return found
+    return schemas

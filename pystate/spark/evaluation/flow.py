@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pystate.epochs.range_report import RangeReport
 from pystate.epochs.watermarks import Input
+from pystate.spark.base.jvm import plan_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["InputFlow", "RowsIn"]
 
 _TREE = re.compile(r"^[ :+-]*")
 #: Nodes that neither take rows away nor add any.
@@ -40,13 +40,7 @@ class RowsIn(NamedTuple):
 
 
 class InputFlow:
-    """The inputs of one evaluation's operators.
-
-    Parameters
-    ----------
-    has_source : callable
-        Whether a frame has rows that come from no operator.
-    """
+    """The inputs of one evaluation's operators."""
 
     def __init__(self, has_source: Callable[[DataFrame], bool]) -> None:
         self._has_source = has_source
@@ -71,7 +65,7 @@ class InputFlow:
         """Note the inputs of an operator."""
         self._inputs[uid] = tuple(inputs)
 
-    def counted(self, reports: Sequence[RangeReport]) -> RowsIn:
+    def rows_in(self, reports: Sequence[RangeReport]) -> RowsIn:
         """Add up what the tasks have seen."""
         rows: dict[tuple[str, str], int] = defaultdict(int)
         late: dict[str, int] = defaultdict(int)
@@ -125,6 +119,6 @@ def _signature(frame: Any) -> str:
     """What determines the rows of a frame, but for its columns; empty if it is no frame."""
     if not hasattr(frame, "_jdf"):
         return ""
-    lines = str(frame._jdf.queryExecution().analyzed().toString()).splitlines()
+    lines = plan_text(frame).splitlines()
     nodes = (_TREE.sub("", line) for line in lines)
     return "\n".join(node for node in nodes if not node.startswith(_KEEPING))

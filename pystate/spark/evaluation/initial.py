@@ -1,4 +1,4 @@
-"""What an operator begins with, in the first epoch that has it: states and timers, or earlier rows.
+"""What an operator begins with, in its first epoch: states and timers, items, or earlier rows.
 
 Spark brings the rows to their ranges, as it does in front of an operator. Each task fills a table
 of its own and writes the state file of its range. The tasks of the epoch then begin with these
@@ -15,14 +15,17 @@ Invariants
 3. Rows go through the operator itself, as an epoch of their own that comes before the first
    one: no row is late, then everything up to the first epoch's late bound is done. What is emitted
    is dropped.
+4. An item of a list is in one file, whichever task reads it a second time: `spread` goes by a row's
+   content. Its key is no instance's, and the tasks of the epoch redistribute the items, as
+   after a change of the number of instances.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -34,24 +37,22 @@ from pystate.checkpoint.manifest import RangeState
 from pystate.checkpoint.refs import InputState
 from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.watermarks import OperatorTime
-from pystate.errors import (
-    DeclarationError,
-    EvaluationError,
-    InvalidArgumentError,
-    WrongTypeError,
-)
+from pystate.errors import DeclarationError, EvaluationError, InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.event_time import event_times
+from pystate.operators.runtime.instance_state import begin_with_items, checked_items
 from pystate.operators.runtime.task import Operator
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.job_description import plan_name
 from pystate.spark.base.resolve import FrameColumns, column_named, key_column
-from pystate.spark.base.routing import RANGE_COLUMN, route, split_markers
+from pystate.spark.base.routing import INSTANCE_COLUMN, RANGE_COLUMN, route, split_markers, spread
 from pystate.spark.base.schemas import key_schema
 from pystate.spark.tasks.arrivals import Arrivals
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.state.columns import NAMESPACE
 from pystate.state.kinds import declared_as
+from pystate.state.operator_spec import OperatorSpec
+from pystate.state.operator_state import Instance, KeylessState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.range_rows import NOT_ITS_RESULT, put_rows, put_timers, sealed_range
 from pystate.tables.timers import TIMER_DOMAIN, TIMER_MS
@@ -62,21 +63,6 @@ from pystate.types.keys import describe, leaf, marked_struct
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "Filler",
-    "Given",
-    "Initial",
-    "InitialRows",
-    "InitialState",
-    "Route",
-    "RowsOf",
-    "checked_given",
-    "frame_of",
-    "initial_of",
-    "like",
-    "sealed",
-    "written_ranges",
-]
 
 #: A frame, or a function that makes it once it is needed.
 Given: TypeAlias = "DataFrame | Callable[[], DataFrame]"
@@ -85,7 +71,7 @@ Given: TypeAlias = "DataFrame | Callable[[], DataFrame]"
 Route: TypeAlias = "Callable[[Sequence[DataFrame], OperatorPlan], tuple[DataFrame, Sequence[str]]]"
 
 #: Which rows are timers.
-_TIMER = "__pystate_timer"
+IS_TIMER = "__pystate_timer"
 
 
 class Initial(Protocol):
@@ -101,11 +87,11 @@ class Initial(Protocol):
 def checked_given(given: Any, what: str) -> Any:
     """Return a frame, a function that makes one, or None; refuse anything else."""
     if given is not None and not callable(given):
-        frame_of(given, what)
+        _frame_of(given, what)
     return given
 
 
-def frame_of(given: Any, what: str) -> DataFrame:
+def _frame_of(given: Any, what: str) -> DataFrame:
     """The frame that a user gave."""
     frame = require_classic(given() if callable(given) else given, what)
     if frame.isStreaming:
@@ -117,25 +103,17 @@ def frame_of(given: Any, what: str) -> DataFrame:
 
 
 def like(columns: FrameColumns, given: Given, owner: str) -> DataFrame:
-    """Earlier rows with the columns of an operator's input, in the same order.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column is missing.
-    WrongTypeError
-        A column has another type.
-    """
+    """Earlier rows with the columns of an operator's input, in the same order."""
     what = f"{owner}: initial_rows"
-    rows = frame_of(given, what)
-    found = {field.name: field.dataType for field in rows.schema}
+    rows = _frame_of(given, what)
+    types = {field.name: field.dataType for field in rows.schema}
     for field in columns.given.schema:
-        if field.name not in found:
+        if field.name not in types:
             raise InvalidArgumentError(
                 f"{what} has no column {field.name!r}, and the input has one; it has "
-                f"{', '.join(found)}"
+                f"{', '.join(types)}"
             )
-        mine, wanted = found[field.name].simpleString(), field.dataType.simpleString()
+        mine, wanted = types[field.name].simpleString(), field.dataType.simpleString()
         if mine != wanted:
             raise WrongTypeError(
                 f"{what}: column {field.name!r} is {mine}, and {wanted} in the input: cast it"
@@ -155,19 +133,7 @@ class RowsOf(NamedTuple):
 
 
 class InitialRows:
-    """Earlier rows of an operator's inputs.
-
-    Parameters
-    ----------
-    inputs : sequence of RowsOf
-        The rows of each input.
-    routed : callable
-        Routes the frames of the inputs, and names the columns that the tasks get.
-    make : callable
-        Makes a task's operator.
-    arrivals : Arrivals
-        How the rows of the inputs come to a task.
-    """
+    """Earlier rows of an operator's inputs."""
 
     def __init__(
         self,
@@ -185,13 +151,13 @@ class InitialRows:
     def seen(self) -> tuple[InputState, ...]:
         """The largest event time of each input's rows: a query over that column alone."""
         self._frames = [given.frame() for given in self._inputs]
-        found = []
+        latest_times = []
         for given, frame in zip(self._inputs, self._frames, strict=True):
             if given.event_time is not None:
                 latest = frame.agg(F.max(column_named(given.event_time))).toArrow().column(0)
                 times = event_times(latest.combine_chunks(), "the largest event time")
-                found.append(InputState(given.name, pc.max(times).as_py()))
-        return tuple(found)
+                latest_times.append(InputState(given.name, pc.max(times).as_py()))
+        return tuple(latest_times)
 
     def begin(self, plan: OperatorPlan) -> tuple[RangeState, ...]:
         """Run the operator over the rows, without its output."""
@@ -203,21 +169,15 @@ class InitialRows:
             plan, time=time, drain=False, side_folders={}, notice=CheckpointNotice(), held=None
         )
         table = partial(_RowsTable, before, make=self._make, arrivals=self._arrivals)
-        return written_ranges(frame, Filler(before, names, table))
+        return _written_ranges(frame, _Filler(before, names, table))
 
 
+@dataclass
 class InitialState:
-    """States and timers by key.
+    """States and timers by key."""
 
-    Parameters
-    ----------
-    state, timers : DataFrame or callable, optional
-        As `pystate.read_state` gives them.
-    """
-
-    def __init__(self, state: Given | None, timers: Given | None) -> None:
-        self._state = state
-        self._timers = timers
+    state: Given | None
+    timers: Given | None
 
     def seen(self) -> tuple[InputState, ...]:
         """Nothing."""
@@ -229,22 +189,45 @@ class InitialState:
         frame: DataFrame | None = None
         states: list[str] = []
         more: list[str] = []
-        if self._state is not None:
-            frame, states = _selected(plan, self._state, timers=False)
-            frame = frame.withColumn(_TIMER, F.lit(False))
-        if self._timers is not None:
+        if self.state is not None:
+            frame, states = _selected(plan, self.state, timers=False)
+            frame = frame.withColumn(IS_TIMER, F.lit(False))
+        if self.timers is not None:
             if not operator.timers:
                 raise DeclarationError(
                     f"operator {operator.uid!r}: initial_timers: the function has no on_timer"
                 )
-            timers, more = _selected(plan, self._timers, timers=True)
-            timers = timers.withColumn(_TIMER, F.lit(True))
+            timers, more = _selected(plan, self.timers, timers=True)
+            timers = timers.withColumn(IS_TIMER, F.lit(True))
             frame = timers if frame is None else frame.unionByName(timers, True)
         assert frame is not None, "a state or timers"
         keys = [name for name, _ in operator.key]
         routed = route(frame, keys, operator.max_parallelism, plan.parallelism)
         table = partial(_StateTable, plan, states=states, timers=bool(more))
-        return written_ranges(routed, Filler(plan, frame.columns, table))
+        return _written_ranges(routed, _Filler(plan, frame.columns, table))
+
+
+@dataclass
+class InitialItems:
+    """Items of an operator's lists."""
+
+    given: Given
+    states: Mapping[str, KeylessState[Any]]
+
+    def seen(self) -> tuple[InputState, ...]:
+        """Nothing."""
+        return ()
+
+    def begin(self, plan: OperatorPlan) -> tuple[RangeState, ...]:
+        """Put the items into tables."""
+        what = f"operator {plan.operator.uid!r}: initial_state"
+        frame = _frame_of(self.given, what)
+        names = checked_items(frame.columns, self.states, what)
+        routed = spread(frame.select(*map(column_named, names)), plan.parallelism)
+        task = _Filler(
+            plan, [*names, INSTANCE_COLUMN], partial(_ItemsTable, plan, what), _instance_of
+        )
+        return _written_ranges(routed, task)
 
 
 def initial_of(
@@ -273,7 +256,7 @@ def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFr
     """The columns of states or timers, and which of them are no key or namespace."""
     operator = plan.operator
     what = f"operator {operator.uid!r}: {'initial_timers' if timers else 'initial_state'}"
-    frame = frame_of(given, what)
+    frame = _frame_of(given, what)
     keys = [name for name, _ in operator.key]
     spaces = [] if operator.namespace is None else [NAMESPACE]
     known = [TIMER_DOMAIN, TIMER_MS] if timers else list(operator.states)
@@ -316,64 +299,75 @@ def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFr
         ),
         *map(column_named, [*spaces, *own]),
     )
-    found = tuple(key_schema(selected.schema, keys, what))
-    if found != tuple((name, type_.ddl) for name, type_ in operator.key):
+    key = tuple(key_schema(selected.schema, keys, what))
+    if key != tuple((name, type_.ddl) for name, type_ in operator.key):
         raise WrongTypeError(
-            f"{what}: the key is ({', '.join(f'{name} {ddl}' for name, ddl in found)}) there, and "
+            f"{what}: the key is ({', '.join(f'{name} {ddl}' for name, ddl in key)}) there, and "
             f"({describe(operator.key)}) in the input: the type decides where a key belongs; cast "
             "it"
         )
     return selected, own
 
 
-def written_ranges(routed: DataFrame, task: Filler) -> tuple[RangeState, ...]:
-    """Run the tasks; return the ranges."""
-    plan = task.plan
+def range_report(state: RangeState) -> pa.RecordBatch:
+    """What a task that writes the file of a range returns, for `reported_ranges`."""
+    return pa.RecordBatch.from_pydict({"written": [json.dumps(state.encode())]})
+
+
+def reported_ranges(routed: DataFrame, task: Any) -> dict[int, RangeState]:
+    """Run tasks that write the files of ranges; return the ranges, by index."""
+    # `mapInArrow` takes names for paths, and those of a struct's fields have dots.
     numbered = [f"c{i}" for i in range(len(routed.columns) - 1)]
     rows = routed.toDF(*numbered, RANGE_COLUMN).mapInArrow(task, "written string").collect()
     states = [RangeState.decode(json.loads(row.written), "a report", version=3) for row in rows]
-    found = {state.index: state for state in states}
-    if len(found) != plan.parallelism:
+    return {state.index: state for state in states}
+
+
+def _written_ranges(routed: DataFrame, task: _Filler) -> tuple[RangeState, ...]:
+    """Fill the tables of all ranges."""
+    plan, ranges = task.plan, reported_ranges(routed, task)
+    if len(ranges) != plan.parallelism:
         raise EvaluationError(
-            f"{plan.describe()}: {len(found)} of {plan.parallelism} ranges were filled with what "
+            f"{plan.describe()}: {len(ranges)} of {plan.parallelism} ranges were filled with what "
             "it begins with; this is a defect of pystate: please report it"
         )
-    return tuple(found[index] for index in range(plan.parallelism))
+    return tuple(ranges[index] for index in range(plan.parallelism))
 
 
-class _Table(Protocol):
-    """A range's table that is being filled."""
+class _RangeTable:
+    """A range's table that is being filled, in a task."""
+
+    def __init__(
+        self, plan: OperatorPlan, index: int, operator: OperatorSpec | None = None
+    ) -> None:
+        self._plan = plan
+        self._state = state = plan.ranges[index]
+        bounds = state.first_key_group, state.last_key_group
+        self._backend = KeyedStateBackend.of(operator or plan.operator, bounds, plan.options)
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Handle rows."""
+        raise NotImplementedError
 
     def finish(self) -> RangeState:
         """Write the file."""
+        # With the number of its epoch nobody takes the file for an orphan before that is published.
+        plan = self._plan
+        return sealed_range(plan.storage, self._backend, self._state, plan.operator.uid, plan.epoch)
 
     def close(self) -> None:
         """Free the table."""
+        self._backend.close()
 
 
-class Filler:
-    """The function that `mapInArrow` runs to fill the tables.
-
-    Parameters
-    ----------
-    plan : OperatorPlan
-        The operator; its ranges are empty.
-    names : sequence of str
-        The names of the arriving columns, except the last one, which holds the ranges.
-    table : callable
-        Makes the table of a range.
-    owner : callable, optional
-        Gives the range of some rows, which are all of one range; by default their keys say it.
-    """
+class _Filler:
+    """The function that `mapInArrow` runs to fill the tables."""
 
     def __init__(
         self,
         plan: OperatorPlan,
         names: Sequence[str],
-        table: Callable[[int], _Table],
+        table: Callable[[int], _RangeTable],
         owner: Callable[[pa.RecordBatch], int] | None = None,
     ) -> None:
         self.plan = plan
@@ -406,7 +400,7 @@ class Filler:
                     "report it"
                 )
             state = plan.ranges[indices.pop()] if table is None else table.finish()
-            yield pa.RecordBatch.from_pydict({"written": [json.dumps(state.encode())]})
+            yield range_report(state)
         finally:
             if table is not None:
                 table.close()
@@ -425,26 +419,22 @@ def _owner_of(plan: OperatorPlan) -> Callable[[pa.RecordBatch], int]:
     return owner
 
 
-class _StateTable:
+class _StateTable(_RangeTable):
     """A table that states and timers are put into."""
 
     def __init__(self, plan: OperatorPlan, index: int, states: Sequence[str], timers: bool) -> None:
-        self._plan = plan
-        self._state = plan.ranges[index]
-        self._states = list(states)
         # As files know them: without defaults and times to live.
         kept = {
             name: declared_as(state.stored_as()) for name, state in plan.operator.states.items()
         }
-        operator = replace(plan.operator, states=kept)
-        bounds = self._state.first_key_group, self._state.last_key_group
-        self._backend = KeyedStateBackend.of(operator, bounds, plan.options)
+        super().__init__(plan, index, replace(plan.operator, states=kept))
+        self._states = list(states)
         # A key's timers would make its state look as if it was there already.
         self._timers: list[pa.RecordBatch] | None = [] if timers else None
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Handle rows."""
-        mask: Any = rows.column(_TIMER)
+        mask: Any = rows.column(IS_TIMER)
         if self._timers is not None and mask.true_count:
             own = rows.filter(mask)
             self._timers.append(own.select([n for n in own.schema.names if self._is_timer(n)]))
@@ -467,29 +457,22 @@ class _StateTable:
             )
 
     def _is_timer(self, name: str) -> bool:
-        return name != _TIMER and name not in self._states
+        return name != IS_TIMER and name not in self._states
 
     def finish(self) -> RangeState:
         """Write the file."""
         if self._timers:
             put_timers(self._backend, pa.Table.from_batches(self._timers))
-        return sealed(self._plan, self._backend, self._state)
-
-    def close(self) -> None:
-        """Free the table."""
-        self._backend.close()
+        return super().finish()
 
 
-class _RowsTable:
+class _RowsTable(_RangeTable):
     """A table over which an operator runs before its first epoch."""
 
     def __init__(
         self, plan: OperatorPlan, index: int, make: Callable[[], Operator], arrivals: Arrivals
     ) -> None:
-        self._plan = plan
-        self._state = plan.ranges[index]
-        bounds = self._state.first_key_group, self._state.last_key_group
-        self._backend = KeyedStateBackend.of(plan.operator, bounds, plan.options)
+        super().__init__(plan, index)
         self._arrivals = arrivals
         self._operator = make()
         # Nobody hears of this task: it has no side outputs, and its counts are dropped.
@@ -507,7 +490,7 @@ class _RowsTable:
         for _ in self._operator.finish():
             pass
         self._close_operator()
-        return sealed(self._plan, self._backend, self._state)
+        return super().finish()
 
     def _close_operator(self) -> None:
         if self._is_open:
@@ -519,10 +502,23 @@ class _RowsTable:
         try:
             self._close_operator()
         finally:
-            self._backend.close()
+            super().close()
 
 
-def sealed(plan: OperatorPlan, backend: KeyedStateBackend, state: RangeState) -> RangeState:
-    """Write the file of a table that was filled; return its range."""
-    # With the number of its epoch nobody takes the file for an orphan before that is published.
-    return sealed_range(plan.storage, backend, state, plan.operator.uid, plan.epoch)
+def _instance_of(rows: pa.RecordBatch) -> int:
+    index: int = rows.column(INSTANCE_COLUMN)[0].as_py()
+    return index
+
+
+class _ItemsTable(_RangeTable):
+    """A table that items are put into."""
+
+    def __init__(self, plan: OperatorPlan, what: str, index: int) -> None:
+        super().__init__(plan, index)
+        self._what = what
+        self._instance = Instance(index, plan.parallelism, plan.operator.max_parallelism)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Handle rows."""
+        items = rows.drop_columns([INSTANCE_COLUMN])
+        begin_with_items(self._backend, self._instance, items, self._what)

@@ -22,12 +22,11 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
-__all__ = ["Lineage", "columns_of", "lineage", "node_numbers", "original", "selected"]
+from pystate.spark.base.jvm import numbers_in
 
 #: A node's function, and Spark's number of the expression.
 _OPERATOR = re.compile(r"^[ :+-]*MapInArrow .*?\)#(\d+), \[", re.MULTILINE)
 _LINE = re.compile(r"((?::  |   )*)([:+]- )(.+)")
-_COLUMN = re.compile(r"#(\d+)")
 #: A column that a projection takes as it is, with or without another name.
 _SELECTED = re.compile(r"\w+#(\d+)L?(?: AS \w+#(\d+)L?)?")
 #: A column that only gets another name, among the items of a node.
@@ -58,27 +57,15 @@ def node_numbers(text: str) -> list[str]:
 
 def columns_of(text: str) -> frozenset[str]:
     """The numbers of the columns in a text."""
-    return frozenset(_COLUMN.findall(text))
+    return frozenset(numbers_in(text))
 
 
 def selected(text: str, tops: Container[str]) -> tuple[str, list[str] | None] | None:
-    """Find what a plan only selects columns of.
+    """Find what a plan only selects columns of, by the first lines of the texts of other plans.
 
-    Parameters
-    ----------
-    text : str
-        The plan's text.
-    tops : container of str
-        First lines of the texts of other plans.
-
-    Returns
-    -------
-    str
-        The line of `tops` that is reached through projections alone.
-    list of str, or None
-        The numbers of its columns that the plan has, in the plan's order; None for all of them.
-
-        Without such a line, or if a projection computes anything, the result is None.
+    Returns the line of `tops` that is reached through projections alone, and the numbers of its
+    columns that the plan has, in the plan's order; None for all of them. If a projection computes
+    anything, the result is None.
     """
     columns: list[str] | None = None
     for line in text.splitlines():
@@ -99,30 +86,22 @@ def selected(text: str, tops: Container[str]) -> tuple[str, list[str] | None] | 
 
 
 def lineage(text: str, operators: Mapping[str, str]) -> Lineage:
-    """Read a plan's text.
-
-    Parameters
-    ----------
-    text : str
-        The text of the analysed plan.
-    operators : mapping of str to str
-        The uids of operators, by the numbers of their nodes.
-    """
-    found: set[str] = set()
+    """Read an analysed plan's text; `operators` are uids by the numbers of their nodes."""
+    uids: set[str] = set()
     materialised: list[frozenset[str]] = []
     sources = False
     nodes = list(_outer(text, operators))
     for (depth, node), (next_depth, _) in zip(nodes, [*nodes[1:], (0, "")], strict=True):
         uid = _operator(node, operators)
         if uid is not None:
-            found.add(uid)
+            uids.add(uid)
         elif next_depth > depth:
             continue
         elif node.startswith(_MATERIALISED):
             materialised.append(columns_of(node))
         elif not node.startswith(_REFERENCE):
             sources = True
-    return Lineage(frozenset(found), tuple(materialised), sources)
+    return Lineage(frozenset(uids), tuple(materialised), sources)
 
 
 def original(
@@ -130,17 +109,8 @@ def original(
 ) -> str | None:
     """The number that a column of a plan had before it was renamed; None if that is not known.
 
-    Parameters
-    ----------
-    text : str
-        The text of the analysed plan.
-    operators : mapping of str to str
-        As for `lineage`.
-    column : str
-        The number of the column. Of a union it is not known: Spark numbers its columns as those
-        of its first part.
-    known : container of str
-        The numbers that are looked for.
+    Of a union it is not known: Spark numbers its columns as those of its first part. `known` are
+    the numbers that are looked for.
     """
     renamed: dict[str, str] = {}
     for _, node in _outer(text, operators):

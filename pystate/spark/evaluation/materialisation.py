@@ -21,23 +21,15 @@ Thread safety: an `OperatorOutputs` belongs to the thread that runs the epoch.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pystate.spark.evaluation.lineage import (
-    columns_of,
-    lineage,
-    node_numbers,
-    original,
-    selected,
-)
+from pystate.spark.base.jvm import analysed, items, numbers_in, plan_text
+from pystate.spark.evaluation.lineage import columns_of, lineage, node_numbers, original, selected
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import DataFrame
 
-__all__ = ["Loop", "OperatorOutputs", "executors"]
 
 #: What stands before the uid of a loop; no uid begins like this.
 _LOOP = "\0rows of "
@@ -53,14 +45,7 @@ class Loop(Protocol):
 
 
 class OperatorOutputs:
-    """The outputs of the operators of one evaluation.
-
-    Parameters
-    ----------
-    materialised : set of str
-        The uids of the operators whose output is to be materialised; shared by a job's
-        evaluations.
-    """
+    """The outputs of the operators of one evaluation; a job's evaluations share `materialised`."""
 
     def __init__(self, materialised: set[str]) -> None:
         self._materialised = materialised
@@ -83,21 +68,12 @@ class OperatorOutputs:
     ) -> DataFrame:
         """Register an operator's output, and return the frame for the pipeline.
 
-        Parameters
-        ----------
-        uid : str
-            The operator.
-        frame : DataFrame
-            Its output.
-        beside : iterable of str
-            Operators that run in the same tasks, and have no output of their own.
-        mapped : DataFrame, optional
-            The output of its tasks, of which `frame` is made.
+        Operators `beside` it run in the same tasks, and have no output of their own.
         """
         self._beside.update(dict.fromkeys(beside, uid))
         if uid in self._materialised:
             frame = frame.localCheckpoint()
-            self._held[uid] = _plan(frame).rdd()
+            self._held[uid] = analysed(frame).rdd()
         elif mapped is not None:
             self._maps[uid] = mapped
         self._frames[uid] = frame
@@ -151,34 +127,27 @@ class OperatorOutputs:
         frame = self._frames.get(self._beside.get(uid, uid))
         if frame is None:
             return False
-        own = node_numbers(_text(frame))
-        return bool(own) and own[0] in node_numbers(_text(result))
+        own = node_numbers(plan_text(frame))
+        return bool(own) and own[0] in node_numbers(plan_text(result))
 
     def selected(self, result: DataFrame) -> tuple[str, tuple[int, ...]] | None:
         """Find the operator whose output is the whole result, apart from names and order.
 
-        Returns
-        -------
-        str
-            Its uid.
-        tuple of int
-            The columns of its tasks' output that the result has.
-
-            If the result is anything more, it is None.
+        Returns its uid, and the columns of its tasks' output that the result has.
         """
         if not self._maps:
             return None
         for uid, mapped in self._maps.items():
             if result is mapped:
                 return uid, tuple(range(len(result.columns)))
-        tops = {_text(mapped).partition("\n")[0]: uid for uid, mapped in self._maps.items()}
-        found = selected(_text(result), tops)
-        if found is None:
+        tops = {plan_text(mapped).partition("\n")[0]: uid for uid, mapped in self._maps.items()}
+        selection = selected(plan_text(result), tops)
+        if selection is None:
             return None
-        uid = tops[found[0]]
+        uid = tops[selection[0]]
         output = self._maps[uid]
         numbers = _numbers(output)
-        columns = numbers if found[1] is None else found[1]
+        columns = numbers if selection[1] is None else selection[1]
         if len(numbers) != len(output.columns) or not set(columns) <= set(numbers):
             return None
         return uid, tuple(map(numbers.index, columns))
@@ -188,24 +157,17 @@ class OperatorOutputs:
         return self._maps[uid]
 
     def feeding(self, frame: DataFrame) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
-        """Find the operators and loops whose rows a frame is made of.
+        """Find the operators, in the order of their declaration, and loops that a frame is made of.
 
-        Returns
-        -------
-        tuple of str
-            The uids of the operators, in the order of their declaration.
-        tuple of str
-            The uids of the loops.
-        bool
-            Whether the frame has rows of something else, too; those of a loop do not count.
+        The third result says whether it has rows of something else, too.
         """
         for uid, output in self._known().items():
             if uid not in self._held and uid not in self._numbers.values():
-                self._numbers[node_numbers(_text(output))[0]] = uid
-        found = lineage(_text(frame), self._numbers)
-        uids, sources = set(found.operators), found.sources
-        if found.materialised:
-            fed, others = self._behind(frame, found.materialised)
+                self._numbers[node_numbers(plan_text(output))[0]] = uid
+        origin = lineage(plan_text(frame), self._numbers)
+        uids, sources = set(origin.operators), origin.sources
+        if origin.materialised:
+            fed, others = self._behind(frame, origin.materialised)
             uids |= fed
             sources = sources or others
         loops = tuple(uid.removeprefix(_LOOP) for uid in self._loops if uid in uids)
@@ -221,7 +183,7 @@ class OperatorOutputs:
         if len(mine) != len(frame.columns) or len(numbers) != len(output.columns):
             return None
         column = mine[frame.columns.index(name)]
-        number = original(_text(frame), self._numbers, column, numbers)
+        number = original(plan_text(frame), self._numbers, column, numbers)
         return None if number is None else output.columns[numbers.index(number)]
 
     def _known(self) -> dict[str, DataFrame]:
@@ -254,7 +216,7 @@ class OperatorOutputs:
 
     def _columns_of(self, uid: str) -> frozenset[str]:
         if uid not in self._columns:
-            self._columns[uid] = columns_of(_plan(self._known()[uid]).output().mkString(" "))
+            self._columns[uid] = columns_of(analysed(self._known()[uid]).output().mkString(" "))
         return self._columns[uid]
 
     def release(self) -> None:
@@ -276,30 +238,15 @@ class OperatorOutputs:
         self._loops.clear()
 
 
-def executors(context: SparkContext) -> frozenset[str]:
-    """The current executors."""
-    return frozenset(context._jsc.sc().getExecutorMemoryStatus().keySet().mkString(" ").split())
-
-
-def _plan(frame: DataFrame) -> Any:
-    return frame._jdf.queryExecution().analyzed()
-
-
 def _numbers(frame: DataFrame) -> list[str]:
     """The numbers of a frame's columns."""
-    return re.findall(r"#(\d+)", _plan(frame).output().mkString(" "))
-
-
-def _text(frame: DataFrame) -> str:
-    return str(_plan(frame).toString())
+    return numbers_in(analysed(frame).output().mkString(" "))
 
 
 def _materialised(frame: DataFrame) -> dict[frozenset[str], int]:
     """The RDDs of the materialised frames that a frame reads, by the numbers of their columns."""
-    leaves = _plan(frame).collectLeaves()
-    found = {}
-    for position in range(leaves.size()):
-        leaf = leaves.apply(position)
-        if leaf.nodeName() == "LogicalRDD":
-            found[columns_of(leaf.toString())] = leaf.rdd().id()
-    return found
+    return {
+        columns_of(leaf.toString()): leaf.rdd().id()
+        for leaf in items(analysed(frame).collectLeaves())
+        if leaf.nodeName() == "LogicalRDD"
+    }

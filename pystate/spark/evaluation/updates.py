@@ -20,12 +20,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pystate.spark.base.jvm import analysed, items, numbers_in
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["UpdateFrames", "Updates"]
 
-_NUMBER = re.compile(r"#(\d+)")
 #: An item of a projection that only gives a column another name.
 _DEFINED = re.compile(r".* AS .*#(\d+)L?", re.DOTALL)
 _KEEPING = ("SubqueryAlias", "Sort", "Repartition", "RepartitionByExpression", "ResolvedHint")
@@ -44,40 +44,25 @@ class _Emitter:
     """Why a row may have another identity than the one that it replaces; None if it has not."""
 
 
+@dataclass(frozen=True)
 class Updates:
-    """What is known of a frame of updates.
+    """What is known of a frame of updates; `identity` are the columns of what a row tells of.
 
-    Parameters
-    ----------
-    uid : str
-        The operator that emits them.
-    frame : DataFrame
-        The frame.
-    identity : sequence of str
-        The columns that say which thing a row tells of.
-    problem : str or None
-        Why its rows cannot be taken for the newest ones of a table.
+    `problem` says why its rows cannot be taken for the newest ones of a table.
     """
 
-    def __init__(
-        self,
-        uid: str,
-        frame: DataFrame,
-        identity: Sequence[str],
-        problem: str | None,
-        determined: Callable[[str], bool],
-    ) -> None:
-        self.uid = uid
-        self.frame = frame
-        self.identity = tuple(identity)
-        self.problem = problem
-        self._determined = determined
+    uid: str
+    frame: DataFrame
+    identity: tuple[str, ...]
+    problem: str | None
+    determined: Callable[[str], bool]
+    """Whether a column, by its name, follows from the identity."""
 
     def problem_by(self, keys: Sequence[str]) -> str | None:
         """Why an operator with these key columns cannot take the rows as updates."""
         if self.problem is not None:
             return self.problem
-        changing = [key for key in keys if not self._determined(key)]
+        changing = [key for key in keys if not self.determined(key)]
         if changing:
             return (
                 f"the key {', '.join(map(repr, changing))} does not follow from what the updates "
@@ -104,30 +89,30 @@ class UpdateFrames:
 
     def find(self, frame: DataFrame, uids: Sequence[str]) -> Updates | None:
         """What is known of a frame that these operators feed; None if it holds no updates."""
-        found = [uid for uid in uids if uid in self._emitters]
-        if not found:
+        emitting = [uid for uid in uids if uid in self._emitters]
+        if not emitting:
             return None
-        uid = found[0]
+        uid = emitting[0]
         emitter = self._emitters[uid]
         problem = emitter.unstable
-        if len(found) > 1:
-            problem = f"updates of {', '.join(map(repr, found))} come together in it"
-        walk = _Walk(_plan(frame), emitter)
+        if len(emitting) > 1:
+            problem = f"updates of {', '.join(map(repr, emitting))} come together in it"
+        walk = _Walk(analysed(frame), emitter)
         problem = problem or walk.problem
         if problem is not None:
             return Updates(uid, frame, emitter.identity, problem, lambda name: False)
         names = walk.identity(frame.columns)
         if names is None:
             frame = walk.with_identity(frame)
-            walk = _Walk(_plan(frame), emitter)
+            walk = _Walk(analysed(frame), emitter)
             names = walk.identity(frame.columns)
             assert names is not None
-        return Updates(uid, frame, names, None, partial_of(walk, frame.columns))
+        columns = frame.columns
 
+        def determined(name: str) -> bool:
+            return walk.determined(walk.numbers[columns.index(name)])
 
-def partial_of(walk: _Walk, columns: Sequence[str]) -> Callable[[str], bool]:
-    """Whether a column, by its name, follows from the identity."""
-    return lambda name: walk.determined(walk.numbers[columns.index(name)])
+        return Updates(uid, frame, tuple(names), None, determined)
 
 
 class _Walk:
@@ -135,7 +120,7 @@ class _Walk:
 
     def __init__(self, plan: Any, emitter: _Emitter) -> None:
         self._plan = plan
-        self._top = top = _plan(emitter.frame)
+        self._top = top = analysed(emitter.frame)
         numbers = _numbers(top.output())
         columns = emitter.frame.columns
         self._identity = [numbers[columns.index(name)] for name in emitter.identity]
@@ -162,8 +147,8 @@ class _Walk:
             elif name not in _KEEPING:
                 return f"{_said(name)} stands between them"
             node = node.children().head()
-        for found in self._filters:
-            condition = found.condition()
+        for each in self._filters:
+            condition = each.condition()
             if not condition.deterministic() or not self._all_determined(condition):
                 return (
                     "a filter by what an update changes stands between them, and says nothing of "
@@ -185,7 +170,7 @@ class _Walk:
         return bool(item.deterministic()) and self._all_determined(item)
 
     def _all_determined(self, expression: Any) -> bool:
-        numbers = _NUMBER.findall(expression.references().toSeq().mkString(" "))
+        numbers = numbers_in(expression.references().toSeq().mkString(" "))
         return all(self.determined(number) for number in numbers)
 
     def identity(self, columns: Sequence[str]) -> list[str] | None:
@@ -233,21 +218,17 @@ class _Walk:
         return jvm.org.apache.spark.sql.catalyst.plans.logical.Project(items, child)
 
 
-def _plan(frame: DataFrame) -> Any:
-    return frame._jdf.queryExecution().analyzed()
-
-
 def _texts(expressions: Any) -> list[str]:
     """The texts of expressions, by one call of the JVM unless a name has several lines."""
     lines: list[str] = expressions.mkString("\n").splitlines()
     if len(lines) == expressions.size():
         return lines
-    return [expressions.apply(i).toString() for i in range(expressions.size())]
+    return [each.toString() for each in items(expressions)]
 
 
 def _numbers(attributes: Any) -> list[str]:
     """The numbers of columns."""
-    return [_NUMBER.findall(text)[-1] for text in _texts(attributes)]
+    return [numbers_in(text)[-1] for text in _texts(attributes)]
 
 
 def _said(node: str) -> str:

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pystate.redaction import logger
+from pystate.spark.base.jvm import stages
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
     from pystate.checkpoint.begin_marks import BeginMarks
 
-__all__ = ["EvaluationWatch"]
 
 _LOG = logger("pystate.spark.evaluation.watch")
 _MOST_S = 10.0
@@ -31,24 +31,7 @@ _LOOKS = 8
 
 
 class EvaluationWatch:
-    """A context manager that watches the Spark jobs that its block starts.
-
-    Parameters
-    ----------
-    context : SparkContext
-        The context that runs the jobs.
-    marks : BeginMarks
-        The begin marks of the evaluation.
-    tag : str
-        The tag of its jobs.
-    timeout_ms : int or None
-        The longest time without progress; None for no limit.
-
-    Attributes
-    ----------
-    stages : list of str
-        What was running when the time was up.
-    """
+    """A context manager that watches the Spark jobs that its block starts."""
 
     def __init__(
         self, context: SparkContext, marks: BeginMarks, tag: str, timeout_ms: int | None
@@ -59,13 +42,9 @@ class EvaluationWatch:
         self._tag = tag
         self._timeout_s = None if timeout_ms is None else timeout_ms / 1000
         self._ended = threading.Event()
-        self._expired = False
+        #: Whether the jobs were cancelled.
+        self.expired = False
         self._thread: threading.Thread | None = None
-
-    @property
-    def expired(self) -> bool:
-        """Whether the jobs were cancelled."""
-        return self._expired
 
     def __enter__(self) -> EvaluationWatch:
         self._context.addJobTag(self._tag)
@@ -95,9 +74,9 @@ class EvaluationWatch:
             if sign != last or not running:
                 last, since_s = sign, time.monotonic()
             elif time.monotonic() - since_s >= self._timeout_s:
-                if not self._expired:
+                if not self.expired:
                     self.stages = [text for _, text in running]
-                self._expired = True
+                self.expired = True
                 # Repeated at every check, since the pipeline may start another job.
                 self._context.cancelJobsWithTag(self._tag)
 
@@ -105,14 +84,10 @@ class EvaluationWatch:
         """The active stages: (number, tasks that have ended), and a name for messages."""
         tracker = self._context._jsc.sc().statusTracker()
         active = set(tracker.getActiveStageIds())
-        found = []
-        for job in tracker.getJobIdsForTag(self._tag):
-            info = tracker.getJobInfo(job)
-            stages: list[Any] = list(info.get().stageIds()) if info.isDefined() else []
-            for number in sorted(active.intersection(stages)):
-                stage = tracker.getStageInfo(number)
-                if stage.isDefined():
-                    done, tasks = stage.get().numCompletedTasks(), stage.get().numTasks()
-                    text = f"stage {number} ({stage.get().name()}), {done} of {tasks} tasks done"
-                    found.append(((number, done), text))
-        return found
+        running = []
+        for number, stage in stages(self._context, tracker.getJobIdsForTag(self._tag)):
+            if number in active:
+                done, tasks = stage.numCompletedTasks(), stage.numTasks()
+                text = f"stage {number} ({stage.name()}), {done} of {tasks} tasks done"
+                running.append(((number, done), text))
+        return sorted(running)

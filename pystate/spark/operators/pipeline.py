@@ -19,8 +19,7 @@ from pystate.base.arguments import checked_uid, text
 from pystate.errors import CheckpointError
 from pystate.operators.functions.base import KeyedProcessFunction
 from pystate.operators.runtime.function_spec import PROCESS_LATE
-from pystate.spark.base.environment import require_classic
-from pystate.spark.base.requirements import require_pandas
+from pystate.spark.base.environment import require_classic, require_pandas
 from pystate.spark.base.routing import Routed
 from pystate.spark.evaluation.evaluation import Evaluation
 from pystate.spark.evaluation.initial import Given

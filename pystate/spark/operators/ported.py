@@ -30,11 +30,10 @@ from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.schemas import KeySchema, key_schema, output_columns, parse_schema
 from pystate.spark.evaluation.initial import InitialRows, RowsOf
 from pystate.spark.operators.apply import Application, apply
-from pystate.spark.ported.forms import Form, RowForm
 from pystate.spark.ported.function import Options, PortedFunction, ported
 from pystate.spark.ported.group_state import GroupStateProcessor, checked_timeout, mode_of
-from pystate.spark.ported.modes import checked_output_mode, time_mode_of
-from pystate.spark.ported.rows import RowOutput
+from pystate.spark.ported.handle import checked_output_mode, time_mode_of
+from pystate.spark.ported.rows import Form, RowForm, RowOutput
 from pystate.spark.tasks.arrivals import Arrivals
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.types.keys import describe, parse_key

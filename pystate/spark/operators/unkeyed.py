@@ -29,8 +29,7 @@ from pystate.spark.base.arguments import late_schema, side_columns
 from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.routing import INSTANCE_COLUMN, spread
 from pystate.spark.base.schemas import output_columns, parse_schema, refuse_reserved
-from pystate.spark.evaluation.initial import Given, checked_given
-from pystate.spark.evaluation.initial_items import InitialItems
+from pystate.spark.evaluation.initial import Given, InitialItems, checked_given
 from pystate.spark.operators.apply import Application, apply
 from pystate.spark.operators.inputs import input_of, invalid_schema
 from pystate.spark.tasks.arrivals import InstanceRows

@@ -24,8 +24,6 @@ from pystate.tables.timers import DueTimers
 from pystate.types.keys import has_null_marks
 from pystate.types.state_type import StateType
 
-__all__ = ["PortedCalls"]
-
 #: Timers that are read from the table at once.
 _TIMERS = 8_192
 #: Once a processor was given so many rows, what it has yielded is output: frames may be large.
@@ -43,8 +41,8 @@ class PortedCalls(KeyedCalls):
         self._batches: list[pa.RecordBatch] = []
         self.function._backend = self.backend
         timed = run.spec.event_time is not None or run.watermark_ms is not None
-        self.function.takes(run.spec.columns, timed=timed)
-        self._timer_key = _key_row(run.spec.key, run.spec.key_types, self.function.options.key)
+        self.function.note_input(run.spec.columns, timed=timed)
+        self._timer_key = _KeyRows(run.spec.key, run.spec.key_types, self.function.options.key)
 
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
         """Hold rows."""
@@ -64,9 +62,9 @@ class PortedCalls(KeyedCalls):
         form, emitted, iterables = function.options.form, self.emitted, self.iterables
         process_rows, select, most = function.process_rows, keys.select, form.collected
         groups = form.groups(rows, order, ends)
-        found = form.keys(rows.select(list(function.options.key)).take(pa.array(firsts)))
+        group_keys = form.keys(rows.select(list(function.options.key)).take(pa.array(firsts)))
         until = _GIVEN_ROWS
-        for key, first, end, own in zip(found, firsts, ends, groups, strict=True):
+        for key, first, end, own in zip(group_keys, firsts, ends, groups, strict=True):
             select(first)
             try:
                 result = process_rows(key, own, context)
@@ -155,15 +153,15 @@ class PortedCalls(KeyedCalls):
             self.emitted,
             self.checked("on_timer", returns=True),
             firing=timers.firing,
-            before=timers.fires,
-            after=timers.fired,
+            before=timers.before_call,
+            after=timers.after_call,
         )
         while self.fired(loop, "handleExpiredTimer", to_end=True):
             yield from self.drain()
         return len(due)
 
 
-class _key_row:  # noqa: N801 - a function with options
+class _KeyRows:
     """Makes the keys of timers, which Spark gives as rows."""
 
     def __init__(

@@ -26,8 +26,6 @@ from pystate.operators.runtime.output import OutputColumns
 from pystate.spark.base.schemas import output_columns
 from pystate.spark.ported.rows import as_dicts
 
-__all__ = ["FrameOutput"]
-
 
 class FrameOutput(OutputColumns):
     """The declared output of a processor that yields frames, converted as Spark converts them.
@@ -60,24 +58,18 @@ class FrameOutput(OutputColumns):
         columns = output_columns(schema, owner)
         fields = zip(columns.schema, columns.required, strict=True)
         wanted = pa.schema([field.with_nullable(not required) for field, required in fields])
-        made = cls(wanted, owner, columns.ddl)
-        made._zone = zone
-        made._ints_to_decimals = ints_to_decimals
-        made._by_name = by_name
-        return made
+        output = cls(wanted, owner, columns.ddl)
+        output._zone = zone
+        output._ints_to_decimals = ints_to_decimals
+        output._by_name = by_name
+        return output
 
     def collector(self) -> core.Emitted:
         """What frames are collected in."""
         return core.Emitted(None)
 
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Turn frames that a processor yielded into a batch.
-
-        Raises
-        ------
-        WrongTypeError
-            Something is no frame, a column is missing, or a value does not fit its column.
-        """
+        """Turn frames that a processor yielded into a batch."""
         columns: list[list[Any]] = [[] for _ in self.names]
         known: dict[tuple[Any, ...], tuple[int, ...]] = {}
         for frame in rows:

@@ -15,10 +15,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.types as at
-
-from pystate.spark.ported.cut_frames import CutFrames
-
-__all__ = ["FrameForm", "to_frame"]
+from pandas.core.internals import BlockManager  # type: ignore[attr-defined, unused-ignore]
 
 #: Rows that become one frame before it is cut into those of the keys.
 _PIECE = 65_536
@@ -33,16 +30,8 @@ _EXTENSION_INTS: dict[pa.DataType, Any] = {
 class FrameForm:
     """Rows as frames of pandas, as in `transformWithStateInPandas`.
 
-    Parameters
-    ----------
-    zone : str
-        The session's time zone.
-    most : int
-        The most rows of a frame.
-    most_bytes : int, optional
-        A frame is full, too, once so many rows of average size have as many bytes.
-    extension_ints : bool
-        Whether whole numbers have pandas' types that hold nulls, such as ``Int64``.
+    A frame is full once it has `most` rows, or as many of average size as have `most_bytes`. With
+    `extension_ints` whole numbers have pandas' types that hold nulls, such as ``Int64``.
     """
 
     #: So many frames are turned into a batch.
@@ -64,8 +53,8 @@ class FrameForm:
     def keys(self, rows: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
         """The keys of some rows, of which these are the key columns."""
         frame = self._made(rows)
-        found: Iterator[tuple[Any, ...]] = frame.itertuples(index=False, name=None)
-        return found
+        keys: Iterator[tuple[Any, ...]] = frame.itertuples(index=False, name=None)
+        return keys
 
     def groups(
         self, rows: pa.RecordBatch, order: np.ndarray[Any, Any], ends: Sequence[int]
@@ -81,10 +70,10 @@ class FrameForm:
                 first = begin
                 piece = CutFrames(self._frame(rows, order[begin:covered]))
             if end <= covered:
-                found = self._cut(piece, begin - first, end - first, most)
+                frames = self._cut(piece, begin - first, end - first, most)
             else:
-                found = self._frames(rows, order[begin:end], most)
-            yield _Frames(found, end - begin)
+                frames = self._frames(rows, order[begin:end], most)
+            yield _Frames(frames, end - begin)
             begin = end
 
     def _made(self, rows: pa.RecordBatch) -> pd.DataFrame:
@@ -113,6 +102,40 @@ class FrameForm:
             yield piece.cut(first, min(first + most, end))
 
 
+class CutFrames:
+    """Cuts frames from one, whose values are not changed meanwhile.
+
+    A processor gets a frame for each key, most of them of a few rows. pandas takes a slice and a
+    new index for each, with a frame made in between; here the values are copied, and a frame is put
+    together around them once. It uses the parts that pandas' own frames consist of, and these are
+    the same in all versions that pystate works with.
+    """
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self._columns = frame.columns
+        blocks: Any = frame._mgr.blocks  # type: ignore[attr-defined, unused-ignore]
+        self._blocks = [(type(block), block.values, block.mgr_locs) for block in blocks]
+
+    def cut(self, begin: int, end: int) -> pd.DataFrame:
+        """A frame of some rows, numbered from 0; it shares nothing that may be changed."""
+        blocks = tuple(
+            [
+                kind(
+                    # Only the types of extensions have one column in a block.
+                    (values[begin:end] if values.ndim == 1 else values[:, begin:end]).copy(),
+                    placement=places,
+                    ndim=2,
+                )
+                for kind, values, places in self._blocks
+            ]
+        )
+        # Names can be set on an index: each frame has its own, over the same labels.
+        axes = [self._columns.view(), pd.RangeIndex(end - begin)]
+        manager = BlockManager(blocks, axes, verify_integrity=False)
+        cut: pd.DataFrame = pd.DataFrame._from_mgr(manager, axes)
+        return cut
+
+
 def to_frame(rows: pa.RecordBatch, zone: str, *, extension_ints: bool = False) -> pd.DataFrame:
     """A batch as a frame, as Spark's workers make it."""
     columns = [_series(column, zone, extension_ints) for column in rows.columns]
@@ -124,17 +147,17 @@ def to_frame(rows: pa.RecordBatch, zone: str, *, extension_ints: bool = False) -
 def _series(array: pa.Array[Any], zone: str, extension_ints: bool) -> pd.Series:
     if at.is_nested(array.type):
         values = [_in_frame(array.type, value, zone) for value in array.to_pylist()]
-        made = np.empty(len(values), object)
-        made[:] = values
-        return pd.Series(made, dtype=object)
-    found: pd.Series = array.to_pandas(
+        objects = np.empty(len(values), object)
+        objects[:] = values
+        return pd.Series(objects, dtype=object)
+    series: pd.Series = array.to_pandas(
         date_as_object=True,
         coerce_temporal_nanoseconds=True,
         types_mapper=_EXTENSION_INTS.get if extension_ints else None,
     )
     if at.is_timestamp(array.type) and array.type.tz is not None:
-        return found.dt.tz_convert(zone).dt.tz_localize(None)
-    return found
+        return series.dt.tz_convert(zone).dt.tz_localize(None)
+    return series
 
 
 def _in_frame(kind: Any, value: Any, zone: str) -> Any:
@@ -150,9 +173,9 @@ def _in_frame(kind: Any, value: Any, zone: str) -> Any:
             for k, v in (value.items() if isinstance(value, dict) else value)
         }
     if at.is_list(kind) or at.is_large_list(kind):
-        made = np.empty(len(value), object)
-        made[:] = [_in_frame(kind.value_type, each, zone) for each in value]
-        return made
+        objects = np.empty(len(value), object)
+        objects[:] = [_in_frame(kind.value_type, each, zone) for each in value]
+        return objects
     if at.is_timestamp(kind):
         instant = pd.Timestamp(value)
         return instant if kind.tz is None else instant.tz_convert(zone).tz_localize(None)

@@ -24,16 +24,13 @@ from pystate.operators.functions.base import RESERVED, KeyedProcessFunction, Run
 from pystate.operators.functions.binding import sent
 from pystate.operators.functions.context import TimeDomain
 from pystate.spark.ported.calls import PortedCalls
-from pystate.spark.ported.forms import Form
-from pystate.spark.ported.handle import Asked, RecordingHandle, TaskHandle, TimeMode
-from pystate.spark.ported.quick_rows import quicken
-from pystate.spark.ported.states import Declared
+from pystate.spark.ported.handle import RecordingHandle, RequestedStates, TaskHandle, TimeMode
+from pystate.spark.ported.rows import Form, use_quick_rows
+from pystate.spark.ported.states import StateRequest
 from pystate.spark.ported.timers import KeyTimers
 from pystate.state.declaration import State
 from pystate.state.value import ValueState
 from pystate.tables.backend import KeyedStateBackend
-
-__all__ = ["Options", "PortedFunction", "ported"]
 
 _DOMAINS: dict[TimeMode, TimeDomain] = {"ProcessingTime": "processing", "EventTime": "event"}
 #: The state of a processor that has neither states nor timers; nothing is ever stored in it.
@@ -73,33 +70,33 @@ class PortedFunction(KeyedProcessFunction):
     def __init__(
         self,
         processor: StatefulProcessor,
-        asked: Asked,
+        requested: RequestedStates,
         options: Options,
         stored: Mapping[str, str],
     ) -> None:
         self._processor = processor
-        self._asked = asked
+        self._requested = requested
         self._options = options
         #: The names under which the states are kept.
         self._stored = stored
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self._processor, self._asked, self._options)
+        return _made, (self._processor, self._requested, self._options)
 
     def open(self, ctx: RuntimeContext) -> None:
         """Run `init`."""
-        quicken()
+        use_quick_rows()
         options = self._options
         domain = _DOMAINS.get(options.time_mode)
         self._timers = None if domain is None else KeyTimers(domain, self._backend, ctx)
         self._handle = TaskHandle(
-            options.owner, options.time_mode, self._asked, self._state, self._timers, ctx.epoch
+            options.owner, options.time_mode, self._requested, self._state, self._timers, ctx.epoch
         )
         self._processor.init(self._handle)
         self._handle.begin()
 
-    def _state(self, found: Declared) -> Any:
-        return found.state(self.__dict__[self._stored[found.name]])
+    def _state(self, request: StateRequest) -> Any:
+        return request.state(self.__dict__[self._stored[request.name]])
 
     def process_rows(self, key: Any, batch: Any, ctx: RuntimeContext) -> Any:
         """Call the processor for the rows of a key, in the form that it gets them in."""
@@ -126,23 +123,23 @@ class PortedFunction(KeyedProcessFunction):
         rows = self.__dict__.get("_initial_rows")
         return None if rows is None else (rows, self.for_initial())
 
-    def takes(self, columns: Sequence[str], *, timed: bool) -> None:
+    def note_input(self, columns: Sequence[str], *, timed: bool) -> None:
         """Tell a processor that asks for it what its input is."""
-        tell = getattr(self._processor, "takes_input", None)
-        if tell is not None:
-            tell(columns, timed=timed)
+        note = getattr(self._processor, "takes_input", None)
+        if note is not None:
+            note(columns, timed=timed)
 
     def for_initial(self) -> PortedFunction:
         """The same for the rows of the initial state."""
         options = replace(self._options, initial=True)
-        return _made(self._processor, self._asked, options)
+        return _made(self._processor, self._requested, options)
 
     # -- for the calls
 
     @property
     def dropped(self) -> frozenset[str]:
         """The states that the checkpoint may have, and that `init` has deleted."""
-        return frozenset(self._stored[name] for name in self._asked.deleted)
+        return frozenset(self._stored[name] for name in self._requested.deleted)
 
     @property
     def options(self) -> Options:
@@ -181,24 +178,7 @@ def _copied(processor: Any) -> Any:
 def ported(
     processor: Any, options: Options, copied: Callable[[Any], Any] = _copied
 ) -> PortedFunction:
-    """Return a function that runs a processor.
-
-    Parameters
-    ----------
-    processor : StatefulProcessor
-        Unchanged; a copy of it runs.
-    options : Options
-        How it is run.
-    copied : callable
-        Makes the copy whose `init` runs on the driver.
-
-    Raises
-    ------
-    DeclarationError
-        It is no processor.
-    StatefulProcessorError
-        Its `init` asks for what cannot be.
-    """
+    """Return a function that runs a processor."""
     if not isinstance(processor, StatefulProcessor):
         hint = "; pass an instance" if isinstance(processor, type) else ""
         raise DeclarationError(
@@ -210,25 +190,27 @@ def ported(
     trial.init(handle)
     handle.in_init = False
     trial.close()
-    return _made(processor, handle.asked, options)
+    return _made(processor, handle.requested, options)
 
 
-def _made(processor: StatefulProcessor, asked: Asked, options: Options) -> PortedFunction:
+def _made(
+    processor: StatefulProcessor, requested: RequestedStates, options: Options
+) -> PortedFunction:
     base = PortedFunction if options.time_mode == "None" else TimedFunction
     taken = {*RESERVED, *dir(base), *options.key, _UNUSED}
     stored: dict[str, str] = {}
-    for name in (*asked.states, *asked.deleted):
+    for name in (*requested.states, *requested.deleted):
         own = name
         while own in taken or own.startswith("__"):
             own = f"{own.lstrip('_')}_"
         stored[name] = own
         taken.add(own)
     states: dict[str, State[Any]] = {
-        stored[name]: found.declaration() for name, found in asked.states.items()
+        stored[name]: request.declaration() for name, request in requested.states.items()
     }
     if not states and options.time_mode == "None":
         states[_UNUSED] = ValueState("boolean")
     kind: Any = type(base)
     members = {"__module__": __name__, **states}
     made: type[PortedFunction] = kind(type(processor).__name__, (base,), members)
-    return made(processor, asked, options, stored)
+    return made(processor, requested, options, stored)

@@ -23,20 +23,12 @@ from pystate.operators.runtime.drain import MAX_WATERMARK
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.handle import TimeMode
 
-__all__ = ["GroupStateProcessor", "checked_timeout", "mode_of"]
-
 #: The names of the states.
 _STATE, _TIMEOUT = "state", "timeout"
 
 
 def checked_timeout(given: Any, owner: str) -> str:
-    """Spark's timeout configuration.
-
-    Raises
-    ------
-    StatefulProcessorError
-        There is none of this name.
-    """
+    """Spark's timeout configuration."""
     known = (
         GroupStateTimeout.NoTimeout,
         GroupStateTimeout.ProcessingTimeTimeout,
@@ -57,20 +49,7 @@ def mode_of(timeout: str) -> TimeMode:
 class GroupStateProcessor(StatefulProcessor):
     """Calls a function with its group's state.
 
-    Parameters
-    ----------
-    function : callable
-        Unchanged.
-    schema : str or StructType
-        The state's.
-    timeout : str
-        Spark's timeout configuration.
-    columns : sequence of str or None
-        The columns of the frames; None for what a task's input has.
-    has_watermark : bool
-        Whether the operator has event time; what a task's input says where `columns` is None.
-    owner : str
-        What errors name.
+    `columns` and `has_watermark` are what a task's input says, unless `columns` is given.
     """
 
     def __init__(
@@ -85,14 +64,14 @@ class GroupStateProcessor(StatefulProcessor):
         self._function = function
         self._schema = schema
         self._timeout = timeout
-        self._is_told = columns is None
+        self._takes_input = columns is None
         self._columns = [] if columns is None else list(columns)
         self._has_watermark = has_watermark
         self._owner = owner
 
     def takes_input(self, columns: Iterable[str], *, timed: bool) -> None:
         """Take what a task's input is, unless it is known."""
-        if self._is_told:
+        if self._takes_input:
             self._columns, self._has_watermark = list(columns), timed
 
     def init(self, handle: Any) -> None:
@@ -112,8 +91,8 @@ class GroupStateProcessor(StatefulProcessor):
         now = timerValues.getCurrentWatermarkInMs()
         if self._timeout != GroupStateTimeout.EventTimeTimeout:
             now = timerValues.getCurrentProcessingTimeInMs()
-        found = self._until.get()
-        if found is not None and found[0] < now < MAX_WATERMARK:
+        until = self._until.get()
+        if until is not None and until[0] < now < MAX_WATERMARK:
             # It is still there, and comes again with a timer that is not the one that has fired.
             self._handle.registerTimer(expiredTimerInfo.getExpiryTimeInMs() - 1)
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, get_args
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
+from pystate.base.arguments import shown
 from pystate.spark.base.errors import StatefulProcessorError
-from pystate.spark.ported.states import Declared, Kind, declared
+from pystate.spark.ported.states import Kind, StateRequest, checked_request
 from pystate.spark.ported.timers import KeyTimers
-
-__all__ = ["Asked", "Handle", "QueryInfo", "RecordingHandle", "TaskHandle", "TimeMode"]
 
 #: Spark's time modes.
 TimeMode: TypeAlias = Literal["None", "ProcessingTime", "EventTime"]
@@ -47,16 +46,33 @@ _WORDS: Mapping[Kind, Mapping[str, str]] = {
 }
 
 
-class QueryInfo:
-    """Which query and batch a task belongs to.
+def time_mode_of(given: Any, owner: str) -> TimeMode:
+    """Spark's time mode, in any case."""
+    for mode in get_args(TimeMode):
+        if isinstance(given, str) and given.lower() == mode.lower():
+            known: TimeMode = mode
+            return known
+    raise StatefulProcessorError(
+        f"{owner}: the time mode is 'None', 'ProcessingTime' or 'EventTime', not {shown(given)}"
+    )
 
-    Parameters
-    ----------
-    uid : str
-        The operator.
-    epoch : int
-        The epoch.
-    """
+
+def checked_output_mode(given: Any, owner: str) -> None:
+    """Refuse an output mode other than append and update."""
+    mode = given.lower() if isinstance(given, str) else None
+    if mode == "complete":
+        raise StatefulProcessorError(
+            f"{owner}: the output mode 'Complete' would need all rows of all epochs again: pass "
+            "'Append' or 'Update', and keep what a sink should have in states"
+        )
+    if mode not in ("append", "update"):
+        raise StatefulProcessorError(
+            f"{owner}: the output mode is 'Append' or 'Update', not {shown(given)}"
+        )
+
+
+class QueryInfo:
+    """Which query and batch a task belongs to."""
 
     def __init__(self, uid: str, epoch: int) -> None:
         self._id = uuid.uuid5(uuid.NAMESPACE_OID, uid)
@@ -75,74 +91,52 @@ class QueryInfo:
         return self._epoch
 
 
-class Asked(NamedTuple):
+class RequestedStates(NamedTuple):
     """What a processor's `init` has asked its handle for."""
 
-    states: Mapping[str, Declared]
+    states: Mapping[str, StateRequest]
     """The states, without those that it has deleted."""
-    all: tuple[Declared, ...]
+    all: tuple[StateRequest, ...]
     """All of them, in order."""
     deleted: frozenset[str]
     """The names that it has deleted."""
 
 
 class Handle(StatefulProcessorHandle):
-    """Spark's handle: states by name, and timers.
-
-    Parameters
-    ----------
-    owner : str
-        What errors name.
-    time_mode : str
-        Spark's time mode.
-    """
+    """Spark's handle: states by name, and timers."""
 
     def __init__(self, owner: str, time_mode: TimeMode) -> None:
         self._owner = owner
         self._time_mode = time_mode
-        self._declared: dict[str, Declared] = {}
-        self._asked: list[Declared] = []
+        self._states: dict[str, StateRequest] = {}
+        self._requests: list[StateRequest] = []
         self._deleted: set[str] = set()
         #: Whether `init` runs.
         self.in_init = True
 
     @property
-    def asked(self) -> Asked:
+    def requested(self) -> RequestedStates:
         """What `init` has asked for."""
-        return Asked(dict(self._declared), tuple(self._asked), frozenset(self._deleted))
+        return RequestedStates(dict(self._states), tuple(self._requests), frozenset(self._deleted))
 
-    def getValueState(
-        self,
-        stateName: str,
-        schema: Any,
-        ttlDurationMs: int | None = None,
-    ) -> Any:
+    def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
         """See Spark's handle."""
-        return self._got("value", stateName, schema, None, ttlDurationMs)
+        return self._request("value", stateName, schema, None, ttlDurationMs)
 
-    def getListState(
-        self,
-        stateName: str,
-        schema: Any,
-        ttlDurationMs: int | None = None,
-    ) -> Any:
+    def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> Any:
         """See Spark's handle."""
-        return self._got("list", stateName, schema, None, ttlDurationMs)
+        return self._request("list", stateName, schema, None, ttlDurationMs)
 
     def getMapState(
-        self,
-        stateName: str,
-        userKeySchema: Any,
-        valueSchema: Any,
-        ttlDurationMs: int | None = None,
+        self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> Any:
         """See Spark's handle."""
-        return self._got("map", stateName, valueSchema, userKeySchema, ttlDurationMs)
+        return self._request("map", stateName, valueSchema, userKeySchema, ttlDurationMs)
 
     def deleteIfExists(self, stateName: str) -> None:
         """Drop a state of this name that an earlier version of the processor has left."""
         self._require_init("deleteIfExists")
-        self._declared.pop(stateName, None)
+        self._states.pop(stateName, None)
         self._deleted.add(stateName)
 
     def getQueryInfo(self) -> QueryInfo:
@@ -161,26 +155,26 @@ class Handle(StatefulProcessorHandle):
         """See Spark's handle."""
         self._refuse_timer("listTimers")
 
-    def _got(self, kind: Kind, name: Any, schema: Any, key_schema: Any, ttl_ms: Any) -> Any:
+    def _request(self, kind: Kind, name: Any, schema: Any, key_schema: Any, ttl_ms: Any) -> Any:
         self._require_init(f"get{kind.capitalize()}State")
         try:
-            found = declared(kind, name, schema, key_schema, ttl_ms)
+            request = checked_request(kind, name, schema, key_schema, ttl_ms)
         except StatefulProcessorError as error:
             raise StatefulProcessorError(f"{self._owner}: {error}") from error
-        if found.ttl_ms and self._time_mode != "ProcessingTime":
+        if request.ttl_ms and self._time_mode != "ProcessingTime":
             raise StatefulProcessorError(
                 f"{self._owner}: state {name!r} has a time to live, which is by processing time: "
                 f"the time mode must be 'ProcessingTime', and it is {self._time_mode!r}"
             )
-        if name in self._declared:
+        if name in self._states:
             raise StatefulProcessorError(
                 f"{self._owner}: the state {name!r} already exists: a name is asked for once"
             )
-        self._declared[name] = found
-        self._asked.append(found)
-        return self._state(found)
+        self._states[name] = request
+        self._requests.append(request)
+        return self._state(request)
 
-    def _state(self, found: Declared) -> Any:
+    def _state(self, request: StateRequest) -> Any:
         raise NotImplementedError
 
     def _require_init(self, method: str) -> None:
@@ -205,8 +199,8 @@ class Handle(StatefulProcessorHandle):
 class RecordingHandle(Handle):
     """The handle on the driver: it notes the states."""
 
-    def _state(self, found: Declared) -> Any:
-        return _NoKey(self._owner, found)
+    def _state(self, request: StateRequest) -> Any:
+        return _NoKey(self._owner, request)
 
 
 class _NoKey:
@@ -217,16 +211,16 @@ class _NoKey:
         "handleExpiredTimer or handleInitialState"
     )
 
-    def __init__(self, owner: str, found: Declared) -> None:
-        self._text = f"{owner}: {found.what}"
-        self._words = _WORDS[found.kind]
+    def __init__(self, owner: str, request: StateRequest) -> None:
+        self._text = f"{owner}: {request.what}"
+        self._words = _WORDS[request.kind]
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
         words = self._words.get(name)
-        said = "" if words is None else f"{words}: "
-        raise StatefulProcessorError(f"{said}{self._text}: {name} {self.why}")
+        prefix = "" if words is None else f"{words}: "
+        raise StatefulProcessorError(f"{prefix}{self._text}: {name} {self.why}")
 
 
 class _Gone(_NoKey):
@@ -236,28 +230,14 @@ class _Gone(_NoKey):
 
 
 class TaskHandle(Handle):
-    """The handle in a task.
-
-    Parameters
-    ----------
-    owner, time_mode
-        As for `Handle`.
-    known : Asked
-        What `init` has asked for on the driver.
-    state : callable
-        Makes the processor's state of a declared one.
-    timers : KeyTimers or None
-        The timers, unless the time mode is none.
-    epoch : int
-        The epoch.
-    """
+    """The handle in a task."""
 
     def __init__(
         self,
         owner: str,
         time_mode: TimeMode,
-        known: Asked,
-        state: Callable[[Declared], Any],
+        known: RequestedStates,
+        state: Callable[[StateRequest], Any],
         timers: KeyTimers | None,
         epoch: int,
     ) -> None:
@@ -267,14 +247,14 @@ class TaskHandle(Handle):
         self._timers = timers
         self._epoch = epoch
 
-    def _state(self, found: Declared) -> Any:
-        if self._known.states.get(found.name) == found:
-            return self._make(found)
-        if found in self._known.all:
-            return _Gone(self._owner, found)
+    def _state(self, request: StateRequest) -> Any:
+        if self._known.states.get(request.name) == request:
+            return self._make(request)
+        if request in self._known.all:
+            return _Gone(self._owner, request)
         names = list(self._known.states)
         raise StatefulProcessorError(
-            f"{self._owner}: {found.what}: init asks for another state in a task than on the "
+            f"{self._owner}: {request.what}: init asks for another state in a task than on the "
             f"driver, where it asked for {', '.join(map(repr, names)) or 'none'}: it must always "
             "ask for the same"
         )

@@ -12,11 +12,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pystate.base.arguments import flag, text
 from pystate.errors import InvalidArgumentError
-from pystate.spark.ported.forms import Form, RowForm
 from pystate.spark.ported.function import Options, PortedFunction, ported
-from pystate.spark.ported.modes import time_mode_of
-
-__all__ = ["adapt"]
+from pystate.spark.ported.handle import time_mode_of
+from pystate.spark.ported.rows import Form, RowForm
 
 
 def adapt(

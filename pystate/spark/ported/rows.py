@@ -4,7 +4,7 @@ What a processor gets is what Spark's own workers would give it: a struct in a r
 a list of pairs, and a timestamp has the session's time zone. In states and in the keys of timers,
 where Spark takes another way, a struct is a `Row`, and a timestamp has no time zone but is local.
 
-Thread safety: immutable.
+Thread safety: immutable, but for `use_quick_rows`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -30,8 +30,6 @@ from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.rows import READABLE
 from pystate.spark.base.schemas import output_columns
 from pystate.types.arrays import datetimes, reference
-
-__all__ = ["RowMaker", "RowOutput", "arrow_values", "as_dicts", "row_class"]
 
 #: Rows that are turned into Python objects at once.
 _PIECE = 16_384
@@ -76,13 +74,7 @@ def _other_item(row: Row, item: Any) -> Any:
 
 
 class RowMaker:
-    """Makes the rows of batches with the given columns.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The columns.
-    """
+    """Makes the rows of batches with the given columns."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._row = row_class(tuple(names))
@@ -106,13 +98,7 @@ def _readable(array: pa.Array[Any]) -> core.ArrayRef | list[Any]:
 
 
 def arrow_values(array: pa.Array[Any]) -> list[Any]:
-    """The values of an array as Spark's workers give them to a processor.
-
-    Raises
-    ------
-    WrongTypeError
-        A timestamp is outside Python's years 1 to 9999.
-    """
+    """The values of an array as Spark's workers give them to a processor: years 1 to 9999 only."""
     plain = READABLE.get(array.type)
     if plain is not None:
         return core.ColumnReader(reference(array, plain)).to_list()
@@ -120,16 +106,62 @@ def arrow_values(array: pa.Array[Any]) -> list[Any]:
         values: list[Any] = array.to_pylist()
         return values
     try:
-        found = datetimes(array)
+        instants = datetimes(array)
     except OverflowError as error:
         raise WrongTypeError(
             f"{error} microseconds since 1970 is no timestamp that Python can hold (years 1 to "
             "9999); filter such rows out"
         ) from None
     if array.type.tz in (None, "UTC"):
-        return found
+        return instants
     zone = pa.lib.string_to_tzinfo(array.type.tz)
-    return [None if value is None else value.astimezone(zone) for value in found]
+    return [None if value is None else value.astimezone(zone) for value in instants]
+
+
+class Form(Protocol):
+    """How rows are given to a processor, and how its output is collected."""
+
+    collected: int
+    """So many of what the processor yields are turned into a batch."""
+    wanted: str
+    """What the processor is to yield, for errors."""
+
+    def keys(self, rows: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+        """The keys of some rows, of which these are the key columns."""
+
+    def groups(
+        self, rows: pa.RecordBatch, order: np.ndarray[Any, Any], ends: Sequence[int]
+    ) -> Iterator[Iterator[Any]]:
+        """For each key what its processor gets, with its `num_rows`.
+
+        The next key's is asked for after its call.
+        """
+
+
+class RowForm:
+    """Rows as `Row` objects, as in `transformWithState`."""
+
+    # Rows of Spark's class that are not taken apart are four objects each: many of them keep the
+    # garbage collector busy.
+    collected = 4096
+    wanted = "yield rows, each of them a Row with names, or return a list of them"
+
+    def keys(self, rows: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
+        """The keys of some rows, of which these are the key columns."""
+        return zip(*map(arrow_values, rows.columns), strict=True)
+
+    def groups(
+        self, rows: pa.RecordBatch, order: np.ndarray[Any, Any], ends: Sequence[int]
+    ) -> Iterator[Iterator[Any]]:
+        """An iterator of rows for each key."""
+        source = RowMaker(rows.schema.names).source(rows, order)
+        begin = 0
+        for end in ends:
+            own = source.rows(begin, end)
+            yield own
+            # A processor that has kept it gets no more of it.
+            own.stop()
+            begin = end
 
 
 class RowOutput(OutputColumns):
@@ -152,13 +184,7 @@ class RowOutput(OutputColumns):
         return core.Emitted(self._codes, Row, [sys.intern(name) for name in self.names])
 
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Turn rows that a processor yielded into a batch.
-
-        Raises
-        ------
-        WrongTypeError
-            Something is no `Row` with names, or a value does not fit its column.
-        """
+        """Turn rows that a processor yielded into a batch."""
         if not rows:
             return self.empty()
         names = list(self.names)
@@ -202,3 +228,36 @@ def as_dicts(value: Any) -> Any:
     if type(value) is dict:
         return {key: as_dicts(each) for key, each in value.items()}
     return value
+
+
+def use_quick_rows() -> None:
+    """Make Spark's `Row(name=value, ...)` in one step of the core, in workers that run a processor.
+
+    A processor makes a row for each row that it yields, and Spark's class does so in Python: two
+    calls, two lists and a check of each attribute that is set, which takes longer than all the rest
+    that the operator does for a row. The rows are the same. Outside of tasks, as in tests, the
+    class is the caller's own. Called by the worker's one thread that runs tasks.
+    """
+    from pyspark import TaskContext
+
+    if TaskContext.get() is not None:
+        use_quick_rows_of(Row)
+
+
+def use_quick_rows_of(kind: Any) -> bool:
+    """The same for a class of rows; return False, and change nothing, if it is not Spark's."""
+    slow = kind.__dict__.get("__new__")
+    if not isinstance(slow, staticmethod) or not core.set_quick_rows(kind, True):
+        return False
+    if not _same(kind, slow.__func__):
+        core.set_quick_rows(kind, False)
+        return False
+    return True
+
+
+def _same(kind: Any, slow: Any) -> bool:
+    """Whether both make the same: also of a later version of Spark, whose rows may be others."""
+    given = {"b": 1, "a": None}
+    rows = [kind(**given), slow(kind, **given)]
+    facts = [(type(row), tuple(row), vars(row), type(row.__fields__)) for row in rows]
+    return facts[0] == facts[1] == (kind, (1, None), {"__fields__": ["b", "a"]}, list)

@@ -21,27 +21,13 @@ from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.rows import row_class
 from pystate.types.state_type import StateType, parse_type
 
-__all__ = ["Struct", "read_struct"]
-
 _Convert: TypeAlias = "Callable[[Any], Any]"
 
 
 class Struct:
     """The schema of a state's values, or of a map's keys.
 
-    Parameters
-    ----------
-    type : StateType
-        A struct.
-    what : str
-        What has it, for errors.
-
-    Attributes
-    ----------
-    type : StateType
-        The struct.
-    plain : bool
-        Whether a plain tuple and what the state takes and gives are the same.
+    It is `plain` if a tuple and what the state takes and gives are the same.
     """
 
     def __init__(self, type: StateType, what: str) -> None:
@@ -54,26 +40,20 @@ class Struct:
         self.plain = not any(self._ins) and not any(self._outs)
 
     def pack(self, value: Any) -> tuple[Any, ...]:
-        """Turn what Spark takes into the tuple that a state of this type takes.
-
-        Raises
-        ------
-        StatefulProcessorError
-            It is no tuple with a value for each field.
-        """
-        found: tuple[Any, ...]
+        """Turn what Spark takes into the tuple that a state of this type takes."""
+        fields: tuple[Any, ...]
         if type(value) is tuple and self.plain and len(value) == self._size:
             return value
         if isinstance(value, Mapping):
-            found = tuple(map(value.get, self.names))
+            fields = tuple(map(value.get, self.names))
         elif isinstance(value, Iterable):
             # As Spark takes it: of a string each character is a value.
-            found = tuple(value)
+            fields = tuple(value)
         else:
             raise self.misfit(value)
-        if len(found) != self._size:
+        if len(fields) != self._size:
             raise self.misfit(value)
-        return found if self.plain else tuple(map(_converted, self._ins, found))
+        return fields if self.plain else tuple(map(_converted, self._ins, fields))
 
     def unpack(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
         """Turn the tuple that a state of this type gives into what Spark gives."""
@@ -96,11 +76,6 @@ def read_struct(schema: Any, what: str, *, nullable: bool = False) -> Struct:
     """Read a schema: a `StructType`, or DDL such as ``"n long, at timestamp"``.
 
     With `nullable` no field of it may be NOT NULL, which says nothing of what is inside a field.
-
-    Raises
-    ------
-    StatefulProcessorError
-        It is neither, has a type that state cannot hold, or a field that is not nullable.
     """
     if not isinstance(schema, (str, StructType)):
         raise StatefulProcessorError(
@@ -177,15 +152,15 @@ def _as_local(value: Any) -> Any:
 
 def _as_dict(inner: list[tuple[str, _Convert | None]], value: Any) -> Any:
     if isinstance(value, Mapping):
-        found = {name: value.get(name) for name, _ in inner}
+        fields = {name: value.get(name) for name, _ in inner}
     elif isinstance(value, (tuple, list)) and len(value) == len(inner):
-        found = {name: each for (name, _), each in zip(inner, tuple(value), strict=True)}
+        fields = {name: each for (name, _), each in zip(inner, tuple(value), strict=True)}
     else:
         return value
     for name, convert in inner:
-        if convert is not None and found[name] is not None:
-            found[name] = convert(found[name])
-    return found
+        if convert is not None and fields[name] is not None:
+            fields[name] = convert(fields[name])
+    return fields
 
 
 def _as_row(row: type[Any], inner: list[_Convert | None], value: dict[str, Any]) -> Any:

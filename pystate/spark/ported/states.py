@@ -23,14 +23,12 @@ from pystate.state.ttl import StateTtl
 from pystate.types.nested import NestedCodec
 from pystate.types.state_type import StateType
 
-__all__ = ["Declared", "Kind", "declared"]
-
 #: The kinds of state that a handle gives.
 Kind: TypeAlias = Literal["value", "list", "map"]
 
 
 @dataclass(frozen=True)
-class Declared:
+class StateRequest:
     """A state as a processor's `init` asks for it."""
 
     name: str
@@ -51,15 +49,15 @@ class Declared:
         """The state as pystate declares it."""
         ttl = None if not self.ttl_ms else StateTtl(self.ttl_ms)
         struct = read_struct(self.schema, self.what, nullable=True)
-        made: State[Any]
+        state: State[Any]
         if self.kind == "value":
-            made = values.ValueState(struct.type, ttl=ttl)
+            state = values.ValueState(struct.type, ttl=ttl)
         elif self.kind == "list":
-            made = lists.ListState(struct.type, ttl=ttl)
+            state = lists.ListState(struct.type, ttl=ttl)
         else:
-            made = maps.MapState(self.keys().type, struct.type, ttl=ttl)
+            state = maps.MapState(self.keys().type, struct.type, ttl=ttl)
         # As in Spark, what is stored keeps its expiry if the next program asks for another time.
-        return made if ttl is None else made.referring_to(ttl.duration_ms)
+        return state if ttl is None else state.referring_to(ttl.duration_ms)
 
     def keys(self) -> MapKeys:
         """The keys of a map."""
@@ -77,16 +75,10 @@ class Declared:
         return kind(self.name, handle, struct, keys)
 
 
-def declared(
+def checked_request(
     kind: Kind, name: Any, schema: Any, key_schema: Any = None, ttl_ms: Any = None
-) -> Declared:
-    """Check what a processor asks its handle for.
-
-    Raises
-    ------
-    StatefulProcessorError
-        The name, a schema or the time to live is not valid.
-    """
+) -> StateRequest:
+    """Check what a processor asks its handle for."""
     if not isinstance(name, str) or not name or name != name.strip() or name == "default":
         raise StatefulProcessorError(
             f"a state's name is a string, not empty, without spaces at its ends and not 'default'; "
@@ -99,20 +91,15 @@ def declared(
         raise StatefulProcessorError(
             f"state {name!r}: ttlDurationMs is a positive number of milliseconds, got {ttl_ms!r}"
         )
-    found = Declared(name, kind, schema, key_schema, ttl)
-    found.declaration()
-    return found
+    request = StateRequest(name, kind, schema, key_schema, ttl)
+    request.declaration()
+    return request
 
 
 class MapKeys:
     """The keys of a map: of one field that field itself, of several their bytes.
 
-    Attributes
-    ----------
-    type : StateType
-        The type of the keys in pystate's state.
-    plain : bool
-        Whether the only field of a key and what the state takes and gives are the same.
+    They are `plain` if the only field of a key and what the state takes and gives are the same.
     """
 
     def __init__(self, struct: Struct) -> None:
@@ -130,19 +117,19 @@ class MapKeys:
 
     def pack(self, key: Any) -> Any:
         """Turn the tuple that Spark takes into the state's key."""
-        found = self._struct.pack(key)
+        fields = self._struct.pack(key)
         if self._codec is not None:
-            packed = self._codec.pack(found)
+            packed = self._codec.pack(fields)
             if self._floats:
                 # Zeros are equal, as in a key of one field; NaNs have one form in any case.
                 packed = self._codec.pack(_one_zero(self._codec.unpack(packed)))
             return packed
-        if found[0] is None:
+        if fields[0] is None:
             raise StatefulProcessorError(
                 f"{self._struct.what}: {self._struct.names[0]!r} is None: the key of a map with "
                 "one field is never null; take a value of its own for it, or a key of two fields"
             )
-        return found[0]
+        return fields[0]
 
     def unpack(self, key: Any) -> tuple[Any, ...]:
         """Turn the state's key into the tuple that Spark gives."""
@@ -182,8 +169,8 @@ class PortedValue(ValueState):
 
     def get(self) -> tuple[Any, ...] | None:
         """The value, or None."""
-        found = self._read()
-        return None if found is None else self._unpack(found)
+        value = self._read()
+        return None if value is None else self._unpack(value)
 
     def update(self, newValue: Any) -> None:
         """Store a value."""
@@ -257,8 +244,8 @@ class PortedMap(MapState):
 
     def getValue(self, key: Any) -> tuple[Any, ...] | None:
         """The value of a key, as a `Row`, which no other method gives; or None."""
-        found = self._get(self._key(key))
-        return None if found is None else tuple.__new__(self._row, self._unpack(found))
+        value = self._get(self._key(key))
+        return None if value is None else tuple.__new__(self._row, self._unpack(value))
 
     def containsKey(self, key: Any) -> bool:
         """Whether there is the key."""

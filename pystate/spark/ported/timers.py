@@ -20,8 +20,6 @@ from pystate.operators.runtime.drain import MAX_WATERMARK
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import DueTimers
 
-__all__ = ["KeyTimers"]
-
 #: Timers that are read at once for the list of a key's.
 _LISTED = 65_536
 
@@ -49,22 +47,12 @@ class _ByKey:
         if row is None:
             return set()
         begin, end = np.searchsorted(self._sorted, [row, row + 1])
-        found: list[int] = self._times[self._order[begin:end]].tolist()
-        return set(found)
+        times: list[int] = self._times[self._order[begin:end]].tolist()
+        return set(times)
 
 
 class KeyTimers:
-    """Timers of the current key.
-
-    Parameters
-    ----------
-    domain : {"event", "processing"}
-        The clock of all of them.
-    backend : KeyedStateBackend
-        The task's state.
-    context : RuntimeContext
-        The task's context, which registers and deletes.
-    """
+    """Timers of the current key."""
 
     def __init__(
         self, domain: TimeDomain, backend: KeyedStateBackend, context: RuntimeContext
@@ -81,7 +69,7 @@ class KeyTimers:
         #: Timers that fire in this pass, although they were deleted.
         self._deleted: set[tuple[Any, int]] = set()
         #: The timers of all keys as they were when a key first asked for its own.
-        self._asked: _ByKey | None = None
+        self._snapshot: _ByKey | None = None
         #: What they are now, of keys that have asked or have changed them since.
         self._known: dict[Any, set[int]] = {}
 
@@ -94,7 +82,7 @@ class KeyTimers:
             self.firing.watched = True
             return
         self._context._timers.register_timer(self._domain, timestamp)
-        if self._asked is not None:
+        if self._snapshot is not None:
             self._of(self._backend.current_key).add(timestamp)
 
     def delete(self, timestamp: int) -> None:
@@ -105,29 +93,29 @@ class KeyTimers:
             self._deleted.add(timer)
             return
         self._context._timers.delete_timer(self._domain, timestamp)
-        if self._asked is not None:
+        if self._snapshot is not None:
             self._of(self._backend.current_key).discard(timestamp)
 
     def listed(self) -> Iterator[int]:
         """The times of the key's timers, in order."""
-        if self._asked is None:
-            self._asked = self._all()
+        if self._snapshot is None:
+            self._snapshot = self._all()
             self.firing.watched = True
         key = self._backend.current_key
-        found = set(self._of(key))
-        found.update(time for other, time in self._later if other == key)
+        times = set(self._of(key))
+        times.update(time for other, time in self._later if other == key)
         if self.firing.timestamp is not None:
-            found.add(self.firing.timestamp)
-        found.difference_update(time for other, time in self._deleted if other == key)
-        return iter(sorted(found))
+            times.add(self.firing.timestamp)
+        times.difference_update(time for other, time in self._deleted if other == key)
+        return iter(sorted(times))
 
     def _of(self, key: Any) -> set[int]:
         """The timers of a key, once timers were asked for."""
-        found = self._known.get(key)
-        if found is None:
-            assert self._asked is not None
-            found = self._known[key] = self._asked.of(key)
-        return found
+        times = self._known.get(key)
+        if times is None:
+            assert self._snapshot is not None
+            times = self._known[key] = self._snapshot.of(key)
+        return times
 
     def _all(self) -> _ByKey:
         most = _LISTED
@@ -143,12 +131,12 @@ class KeyTimers:
         """Begin to fire what is due."""
         self._until = until
 
-    def fires(self, timestamp: int) -> None:
+    def before_call(self, timestamp: int) -> None:
         """A timer of the current key fires; it was taken away."""
-        if self._asked is not None:
+        if self._snapshot is not None:
             self._of(self._backend.current_key).discard(timestamp)
 
-    def fired(self) -> None:
+    def after_call(self) -> None:
         """Its call has returned."""
         if self._later:
             timer: Any = self._backend.current_key, self.firing.timestamp
@@ -158,7 +146,7 @@ class KeyTimers:
         """Register what waits for the next pass."""
         later, self._later, self._until = self._later, {}, None
         self._deleted.clear()
-        self.firing.watched = self._asked is not None
+        self.firing.watched = self._snapshot is not None
         for key, timestamp in later:
             self._backend.set_current_key(key)
             self.register(timestamp)

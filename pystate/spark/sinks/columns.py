@@ -17,29 +17,13 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pyspark.sql import types as st
 
 from pystate.errors import InvalidArgumentError
-from pystate.spark.sinks.folders import (
-    data_files,
-    encode_note,
-    read_note,
-    sync_file,
-    sync_folder,
-)
-
-__all__ = [
-    "as_columns",
-    "columns_of_file",
-    "columns_of_files",
-    "fitted",
-    "read_columns",
-    "save_columns",
-]
+from pystate.spark.sinks.folders import data_files, read_note, save_note
 
 _FILE = "_columns.json"
 _ROW_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
@@ -70,34 +54,12 @@ def read_columns(root: str) -> st.StructType | None:
 
 def save_columns(root: str, content: Any) -> None:
     """Store the columns of an output's folder durably; `content` is a schema's JSON."""
-    found = read_columns(root)
-    if found is not None and found == st.StructType.fromJson(content):
-        return
-    temporary = os.path.join(root, f".{_FILE}.{uuid.uuid4().hex}")
-    with open(temporary, "x", encoding="utf-8") as file:
-        file.write(encode_note("columns", content))
-    sync_file(temporary)
-    os.replace(temporary, os.path.join(root, _FILE))
-    sync_folder(root)
+    if read_columns(root) != st.StructType.fromJson(content):
+        save_note(os.path.join(root, _FILE), "columns", content)
 
 
 def fitted(stored: st.StructType | None, given: st.StructType, owner: str) -> st.StructType:
-    """The columns of a folder after an epoch.
-
-    Parameters
-    ----------
-    stored : StructType or None
-        Those of its earlier epochs.
-    given : StructType
-        Those of the epoch, as `as_columns` gives them.
-    owner : str
-        What an error begins with.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column had another type before, or another spelling.
-    """
+    """The columns of a folder that has the `stored` ones, after an epoch with those `given`."""
     if stored is None:
         return given
     known = {field.name.lower(): field for field in stored.fields}
@@ -146,24 +108,16 @@ def columns_of_file(path: str) -> st.StructType:
 
 
 def columns_of_files(folders: Sequence[str], levels: int) -> st.StructType | None:
-    """The columns of the epochs of a folder without a note, from a file of each.
-
-    Parameters
-    ----------
-    folders : sequence of str
-        The folders of the epochs, the oldest first.
-    levels : int
-        The levels of folders in between.
-    """
-    found: st.StructType | None = None
+    """The columns of the epochs of a folder without a note, from a file of each."""
+    together: st.StructType | None = None
     for folder in folders:
         files = data_files(folder, levels)
         if not files:
             continue
         columns = columns_of_file(os.path.join(folder, files[0][0]))
         try:
-            found = fitted(found, columns, folder)
+            together = fitted(together, columns, folder)
         except InvalidArgumentError:
             # They do not fit already; what comes next is to fit the newest ones.
-            found = columns
-    return found
+            together = columns
+    return together

@@ -23,31 +23,16 @@ from pystate.spark.sinks.sink import (
     Sink,
     Transaction,
     as_json,
-    because,
+    failure,
     registered_names,
     registered_sink,
 )
-
-__all__ = ["SinkCommitter", "commit"]
 
 _LOG = logger("pystate.spark.sinks.commits")
 
 
 def commit(transaction: Mapping[str, Any], checkpoint: str | None = None) -> None:
-    """Commit a transaction that needs no sink; a second commit changes nothing.
-
-    Parameters
-    ----------
-    transaction : mapping
-        A transaction from a manifest.
-    checkpoint : str, optional
-        The checkpoint's folder, for a path that lies within it.
-
-    Raises
-    ------
-    CheckpointError
-        It cannot be committed, or its kind is not known.
-    """
+    """Commit a transaction that needs no sink; a second commit changes nothing."""
     kind = transaction.get("kind")
     if kind != KIND:
         raise CheckpointError(
@@ -58,13 +43,7 @@ def commit(transaction: Mapping[str, Any], checkpoint: str | None = None) -> Non
 
 
 class SinkCommitter:
-    """Commits the transactions of one job's manifests.
-
-    Parameters
-    ----------
-    checkpoint : str or None
-        The checkpoint's folder, if it is one.
-    """
+    """Commits the transactions of one job's manifests."""
 
     def __init__(self, checkpoint: str | None) -> None:
         self._checkpoint = checkpoint
@@ -82,13 +61,7 @@ class SinkCommitter:
             self._threads.session = self._threads.check_owner = None
 
     def check(self, transactions: Sequence[Transaction], epoch: int) -> None:
-        """Make sure that transactions can be committed, before a manifest names them.
-
-        Raises
-        ------
-        SinkError
-            No sink could commit one of them.
-        """
+        """Make sure that transactions can be committed, before a manifest names them."""
         for transaction in transactions:
             as_json(transaction, f"epoch {epoch}: a sink")
             if transaction.get("kind") == OWN:
@@ -203,4 +176,4 @@ class SinkCommitter:
             )
             if isinstance(error, PystateError):
                 raise SinkError(f"{what} failed: {error}; {then}") from error
-            raise because(what, error, then) from error
+            raise failure(what, error, then) from error

@@ -32,13 +32,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pystate.errors import CheckpointError
 from pystate.spark.base.environment import local_uri
+from pystate.spark.base.parquet_format import write_parquet
+from pystate.spark.base.resolve import column_named
 from pystate.spark.sinks.folders import (
     LOCK,
-    alone,
     copy_owner,
     data_files,
     encode_note,
     exchange,
+    exclusive_lock,
     link,
     link_tree,
     read_note,
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Compacted", "Compaction", "compact_folder", "read_compacted"]
 
 _COMPACTED = "_compacted.json"
 #: The lock of the running compaction.
@@ -75,10 +76,7 @@ class Compaction(NamedTuple):
 class Compacted:
     """Which epochs lie in the folders of other epochs.
 
-    Parameters
-    ----------
-    groups : mapping from epoch to epochs
-        For the epoch of each merged folder all epochs in it, ascending, with its own.
+    `groups` has for the epoch of each merged folder all epochs in it, ascending, with its own.
     """
 
     def __init__(self, groups: dict[int, list[int]]) -> None:
@@ -148,19 +146,14 @@ class _Group:
 
 
 def compact_folder(
-    path: str,
-    epochs: Sequence[int],
-    session: SparkSession,
-    *,
-    target_bytes: int,
-    wait_s: float,
+    path: str, epochs: Sequence[int], session: SparkSession, *, target_bytes: int, wait_s: float
 ) -> Compaction:
     """Merge the files of some epochs of an output; see `ParquetSink.compact`."""
     root = os.path.realpath(path)
     parent, name = os.path.split(root)
     prefix = f".{name}.compacting-"
     busy = f"{root} is being compacted already, by this process or another one"
-    with alone(root, _MUTEX, 0, busy):
+    with exclusive_lock(root, _MUTEX, 0, busy):
         _sweep(parent, prefix)
         _check_exchange(root, parent, prefix)
         layout = read_layout(root) or ()
@@ -175,7 +168,7 @@ def compact_folder(
                 f"{root} was in use for {wait_s:g} s, by a job that has an epoch open: compact "
                 "between epochs, in on_epoch for example, or wait longer, wait=..."
             )
-            with alone(root, LOCK, wait_s, in_epoch):
+            with exclusive_lock(root, LOCK, wait_s, in_epoch):
                 try:
                     _complete(root, new, groups, layout)
                     exchange(root, new)
@@ -264,45 +257,31 @@ def _kind(metadata: FileMetaData) -> tuple[str, str]:
 
 
 def _merge(
-    root: str,
-    new: str,
-    group: _Group,
-    layout: Layout,
-    session: SparkSession,
-    target_bytes: int,
+    root: str, new: str, group: _Group, layout: Layout, session: SparkSession, target_bytes: int
 ) -> int:
     """Write the files of a group into the new folder; return how many there are."""
-    from pystate.spark.sinks.parquet_write import write_parquet
+    from pyarrow.parquet import read_metadata
 
     number = max(1, math.ceil(group.size_bytes / target_bytes))
     frame = _rows(root, group, layout, session)
     columns = [name for name, _ in layout]
     if columns:
-        from pystate.spark.base.resolve import column_named
-
         frame = frame.repartition(*(column_named(name) for name in columns))
     else:
         frame = frame.coalesce(number)
     folder = os.path.join(new, f"epoch={group.into}")
     written = write_parquet(frame, local_uri(folder), columns)
     files = data_files(folder, len(layout)) or []
-    found = sum(_number_of_rows(os.path.join(folder, name)) for name, _ in files)
-    if not written.rows == found == group.rows:
+    merged = sum(read_metadata(os.path.join(folder, name)).num_rows for name, _ in files)
+    if not written.rows == merged == group.rows:
         raise CheckpointError(
             f"compacting {root}: {group.number_of_files} files hold {group.rows} rows, and the "
-            f"merged ones {found} of {written.rows} that were written: nothing was changed; look "
+            f"merged ones {merged} of {written.rows} that were written: nothing was changed; look "
             "for spark.sql.files.ignoreMissingFiles and ignoreCorruptFiles"
         )
     for name, _ in files:
         sync_file(os.path.join(folder, name))
     return len(files)
-
-
-def _number_of_rows(path: str) -> int:
-    from pyarrow.parquet import read_metadata
-
-    rows: int = read_metadata(path).num_rows
-    return rows
 
 
 def _rows(root: str, group: _Group, layout: Layout, session: SparkSession) -> DataFrame:

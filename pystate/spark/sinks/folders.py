@@ -12,30 +12,13 @@ import json
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from pystate.errors import CorruptFileError, InUseError, NewerFormatError
-
-__all__ = [
-    "LOCK",
-    "alone",
-    "copy_owner",
-    "data_files",
-    "encode_note",
-    "exchange",
-    "is_hidden",
-    "link",
-    "link_tree",
-    "read_note",
-    "shared",
-    "sync_all",
-    "sync_file",
-    "sync_folder",
-    "sync_tree",
-]
 
 #: While a process holds a shared lock on this file, the folder is not exchanged.
 LOCK = "_lock"
@@ -60,12 +43,7 @@ def encode_note(name: str, content: Any) -> str:
 def read_note(path: str, name: str) -> Any:
     """Read what `encode_note` made; a file without a version is of the first one.
 
-    Raises
-    ------
-    FileNotFoundError
-        There is no such file.
-    NewerFormatError, CorruptFileError
-        It cannot be understood.
+    A missing file raises `FileNotFoundError`.
     """
     with open(path, encoding="utf-8") as file:
         text = file.read()
@@ -82,14 +60,19 @@ def read_note(path: str, name: str) -> Any:
         raise CorruptFileError(f"{path}: not what pystate writes: {error}") from None
 
 
-def data_files(folder: str, levels: int = 0) -> list[tuple[str, int]] | None:
-    """The names and sizes of a folder's files; None if there is no such folder.
+def save_note(path: str, name: str, content: Any) -> None:
+    """Write a note durably, in place of the one before."""
+    folder, file_name = os.path.split(path)
+    temporary = os.path.join(folder, f".{file_name}.{uuid.uuid4().hex}")
+    with open(temporary, "x", encoding="utf-8") as file:
+        file.write(encode_note(name, content))
+    sync_file(temporary)
+    os.replace(temporary, path)
+    sync_folder(folder)
 
-    Parameters
-    ----------
-    levels : int
-        The levels of folders in between, with which the names then begin.
-    """
+
+def data_files(folder: str, levels: int = 0) -> list[tuple[str, int]] | None:
+    """The names and sizes of a folder's files; None if there is no such folder."""
     try:
         return sorted(_walk(folder, "", levels))
     except FileNotFoundError:
@@ -136,7 +119,7 @@ def sync_tree(path: str) -> None:
 
 
 @contextmanager
-def shared(folders: Iterable[str]) -> Iterator[None]:
+def shared_locks(folders: Iterable[str]) -> Iterator[None]:
     """While the block runs, none of the folders is exchanged for another one.
 
     A folder that does not exist yet, or whose file system has no locks, is never exchanged.
@@ -152,14 +135,8 @@ def shared(folders: Iterable[str]) -> Iterator[None]:
 
 
 @contextmanager
-def alone(folder: str, name: str, wait_s: float, what: str) -> Iterator[None]:
-    """Hold an exclusive lock in a folder.
-
-    Raises
-    ------
-    InUseError
-        Another process held it for the whole wait; the message begins with `what`.
-    """
+def exclusive_lock(folder: str, name: str, wait_s: float, what: str) -> Iterator[None]:
+    """Hold an exclusive lock in a folder: `InUseError` if a process had it for the whole wait."""
     descriptor = _open_lock(folder, name)
     if descriptor is None:
         raise FileNotFoundError(folder)
@@ -212,20 +189,14 @@ def link(source: str, target: str) -> None:
 
 def copy_owner(source: str, target: str) -> None:
     """Give a folder the mode, the times and if possible the owner of another."""
-    found = os.stat(source)
+    status = os.stat(source)
     with suppress(PermissionError):
-        os.chown(target, found.st_uid, found.st_gid)
+        os.chown(target, status.st_uid, status.st_gid)
     shutil.copystat(source, target)
 
 
 def exchange(one: str, other: str) -> None:
-    """Exchange the names of two folders in one step.
-
-    Raises
-    ------
-    OSError
-        The file system cannot do that.
-    """
+    """Exchange the names of two folders in one step; `OSError` if the file system cannot."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         renameat2 = libc.renameat2

@@ -25,19 +25,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from pystate.base.arguments import flag, shown, text
 from pystate.errors import InvalidArgumentError, SinkError
-from pystate.spark.base.environment import local_uri
 from pystate.spark.sinks.folders import data_files, sync_file, sync_folder
-from pystate.spark.sinks.parquet import ParquetSink, sweep_staging
+from pystate.spark.sinks.parquet import ParquetSink, numbered, read_numbered, sweep_staging
 from pystate.spark.sinks.sink import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["ForeachEpoch", "foreach_epoch"]
 
 #: A function that gets an epoch's rows and the epoch's number.
 EpochFunction = Callable[["DataFrame", int], Any]
@@ -138,12 +136,8 @@ class _Bound(Sink):
         self._store = ParquetSink(self._root)
 
     def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Sequence[Any]:
-        # Written under generated names: a file cannot have columns of every name, nor two of one
-        # name.
-        schema = frame.schema
-        numbered = frame.toDF(*_numbered(schema))
-        [staged] = self._store.stage_frame(numbered, epoch, evaluation_id)
-        return [{**staged, "schema": json.loads(schema.json())}]
+        [staged] = self._store.stage_frame(numbered(frame), epoch, evaluation_id)
+        return [{**staged, "schema": json.loads(frame.schema.json())}]
 
     def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Any:
         parquet = self._store.prepare(epoch, evaluation_id, receipts)
@@ -170,11 +164,7 @@ class _Bound(Sink):
         session = self._session or SparkSession.getActiveSession()
         if session is None:
             raise SinkError("there is no Spark session to read the rows with: make one first")
-        struct = StructType.fromJson(schema)
-        names = _numbered(struct)
-        fields = [StructField(n, f.dataType) for n, f in zip(names, struct.fields, strict=True)]
-        uri = local_uri(staged, to_read=True)
-        return session.read.schema(StructType(fields)).parquet(uri).toDF(*struct.names)
+        return read_numbered(session, staged, StructType.fromJson(schema))
 
     def _call(self, frame: DataFrame, epoch: int) -> None:
         result = self._sink.function(frame, epoch)
@@ -197,10 +187,6 @@ class _Bound(Sink):
 
     def abort(self, epoch: int, evaluation_id: str) -> None:
         self._store.abort(epoch, evaluation_id)
-
-
-def _numbered(schema: StructType) -> list[str]:
-    return [f"c{i}" for i in range(len(schema.fields))]
 
 
 def _touch(path: str) -> None:

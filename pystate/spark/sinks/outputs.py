@@ -24,7 +24,7 @@ from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.redaction import logger
 from pystate.spark.base.environment import local_uri
 from pystate.spark.base.parquet_format import ParquetFormat, parquet_format
-from pystate.spark.sinks.folders import shared
+from pystate.spark.sinks.folders import shared_locks
 from pystate.spark.sinks.parquet import EXECUTED, KIND, ParquetSink
 from pystate.spark.sinks.sink import (
     Sink,
@@ -40,20 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "ONLY",
-    "OUTPUT",
-    "OWN",
-    "RESULTS",
-    "Outputs",
-    "Staged",
-    "begin_outputs",
-    "checkpoint_folder",
-    "is_own",
-    "outputs_of",
-    "relocatable",
-    "rows_of",
-]
 
 _LOG = logger("pystate.spark.sinks.outputs")
 
@@ -85,18 +71,7 @@ class Staged(NamedTuple):
 class Outputs:
     """The outputs of an epoch: sinks for what the pipeline returns, and one for each tag.
 
-    Parameters
-    ----------
-    main : Sink or mapping from name to Sink
-        The sink for the pipeline's result, or one for each of the frames that it returns.
-    sides : mapping from tag to Sink
-        The sinks for the side outputs.
-    checkpoint : str or None
-        The checkpoint's folder, if it is one.
-    session : SparkSession, optional
-        The session of the epoch.
-    default : bool
-        Whether `main` was not given, so that it depends on what the pipeline returns.
+    With `default`, `main` was not given, and depends on what the pipeline returns.
     """
 
     main: Sink | Mapping[str, Sink]
@@ -148,13 +123,7 @@ class Outputs:
         return {os.path.join(self.checkpoint or "", path) for path in paths}
 
     def resolved(self, names: Sequence[str] | None) -> Outputs:
-        """The outputs of a pipeline that has returned frames of some names, or one without.
-
-        Raises
-        ------
-        InvalidArgumentError
-            There are sinks of other names.
-        """
+        """The outputs of a pipeline that has returned frames of some names, or one without."""
         if self.default:
             return self if names is None else self._by_default(names)
         if names is None:
@@ -196,10 +165,10 @@ class Outputs:
             names = [str(each[OUTPUT]) for each in manifest.sinks if OUTPUT in each]
         else:
             root = os.path.join(self.checkpoint, RESULTS)
-            found = sorted(os.listdir(root)) if os.path.isdir(root) else []
+            folders = sorted(os.listdir(root)) if os.path.isdir(root) else []
             names = [
                 unquote(name)
-                for name in found
+                for name in folders
                 if epoch in ParquetSink(os.path.join(root, name)).epochs()
             ]
         return self._by_default(names) if names else self
@@ -342,9 +311,9 @@ class Outputs:
             transactions.append(self._prepare(sink, staged, epoch, evaluation_id))
         return transactions
 
-    def held(self) -> AbstractContextManager[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """While the block runs, the folders of the outputs are not compacted."""
-        return shared(sink.path for sink in self.sinks() if isinstance(sink, ParquetSink))
+        return shared_locks(sink.path for sink in self.sinks() if isinstance(sink, ParquetSink))
 
     def read(self, epoch: int) -> Mapping[str, DataFrame | None]:
         """Read the rows of an epoch again, by output; None where the sink does not support it."""
@@ -357,13 +326,7 @@ class Outputs:
         return sink.read(self.session, epoch)
 
     def require(self, transactions: Sequence[Transaction], what: str) -> None:
-        """Make sure that a run's transactions were made by the sinks that this call is given.
-
-        Raises
-        ------
-        InvalidArgumentError
-            They were other sinks; the message begins with `what`.
-        """
+        """Make sure that a run's transactions were made by the sinks that this call is given."""
         named = {str(each[OUTPUT]): each for each in transactions if OUTPUT in each}
         made = named or {ONLY: transactions[0]}
         if made.keys() != self.mains.keys():
@@ -571,13 +534,7 @@ def checkpoint_folder(storage: CheckpointStorage) -> str | None:
 
 
 def relocatable(transaction: Transaction, checkpoint: str | None) -> Transaction:
-    """Give a folder inside the checkpoint a relative path, so that the checkpoint can be moved.
-
-    Parameters
-    ----------
-    checkpoint : str or None
-        The checkpoint's folder, if it is one.
-    """
+    """Give a folder inside the checkpoint a relative path, so that the checkpoint can be moved."""
     path = transaction.get("path")
     if checkpoint is None or path is None:
         return transaction
@@ -590,11 +547,8 @@ def relocatable(transaction: Transaction, checkpoint: str | None) -> Transaction
 def begin_outputs(outputs: Outputs, coordinator: Coordinator, epoch: Epoch) -> None:
     """Begin the sinks' part in an epoch, on behalf of the driver that owns the checkpoint.
 
-    Raises
-    ------
-    FencedError
-        Another driver owns the checkpoint. Output that is in the way may have been published by
-        that driver after this one was found to be the owner, so the owner is checked again.
+    Output that is in the way may have been published by another driver after this one was found to
+    be the owner, so the owner is checked again: `FencedError`.
     """
     coordinator.check_current(epoch)
     try:

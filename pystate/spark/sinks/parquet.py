@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from pystate.base.arguments import folder_path, integer, shown
 from pystate.checkpoint.object_client import refuse_credentials
@@ -30,6 +30,7 @@ from pystate.epochs.epoch import RepeatableError
 from pystate.epochs.range_report import SideFile
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.base.environment import local_uri
+from pystate.spark.base.parquet_format import ParquetFormat, WriteCounts, write_parquet
 from pystate.spark.sinks.columns import (
     as_columns,
     columns_of_file,
@@ -39,7 +40,7 @@ from pystate.spark.sinks.columns import (
     save_columns,
 )
 from pystate.spark.sinks.compaction import Compaction, compact_folder, read_compacted
-from pystate.spark.sinks.folders import data_files, shared, sync_all, sync_file, sync_folder
+from pystate.spark.sinks.folders import data_files, shared_locks, sync_all, sync_file, sync_folder
 from pystate.spark.sinks.partitioning import Partitioning, read_layout, save_layout, with_types
 from pystate.spark.sinks.sink import Sink, Transaction
 from pystate.spark.tasks.parquet_file import ParquetFile, part_name
@@ -48,10 +49,6 @@ from pystate.types.durations import Duration, milliseconds
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from pystate.spark.base.parquet_format import ParquetFormat
-    from pystate.spark.sinks.parquet_write import WriteCounts
-
-__all__ = ["EXECUTED", "KIND", "ParquetSink", "commit_parquet", "forget_schema", "sweep_staging"]
 
 KIND = "parquet"
 
@@ -128,10 +125,10 @@ class ParquetSink(Sink):
             if [name.lower() for name in names] != [name.lower() for name in self.partition_by]:
                 self._refuse_layout(f"partition_by={names}")
 
-    def _refuse_layout(self, found: str) -> None:
+    def _refuse_layout(self, layout: str) -> None:
         if self.epochs():
             raise InvalidArgumentError(
-                f"{self!r}: the folder holds epochs with {found}, and nobody could read both "
+                f"{self!r}: the folder holds epochs with {layout}, and nobody could read both "
                 "layouts together: keep to that one, or use another folder"
             )
 
@@ -171,13 +168,11 @@ class ParquetSink(Sink):
 
     def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Sequence[Any]:
         """Write the frame, sync the files, and describe them."""
-        from pystate.spark.sinks.parquet_write import write_parquet
-
         layout = self._partitioning.layout(frame)
         stored = read_layout(self.path)
         if stored is not None and stored != layout:
             self._refuse_layout(", ".join(f"{name} {ddl}" for name, ddl in stored))
-        staging = self._staging(epoch, evaluation_id)
+        staging = self.staged_folder(epoch, evaluation_id)
         try:
             checked = self._partitioning.checked(frame, layout)
             names = [name for name, _ in layout]
@@ -203,7 +198,7 @@ class ParquetSink(Sink):
     def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Transaction:
         """Make what was staged durable, and describe it."""
         [staged] = receipts
-        staging = self._staging(epoch, evaluation_id)
+        staging = self.staged_folder(epoch, evaluation_id)
         folders = [folder for folder, _, _ in os.walk(staging)]
         above = staging
         while above != self.path:
@@ -248,14 +243,14 @@ class ParquetSink(Sink):
         CheckpointError
             A file is missing, or is not what its task wrote.
         """
-        staging = self._staging(epoch, evaluation_id)
+        staging = self.staged_folder(epoch, evaluation_id)
         written = self.task_folder(epoch, evaluation_id)
         os.makedirs(staging)
         for name, size in files:
             path = os.path.join(written, name)
-            found = os.path.getsize(path) if os.path.exists(path) else None
-            if found != size:
-                what = "is not there" if found is None else f"has {found} bytes"
+            actual = os.path.getsize(path) if os.path.exists(path) else None
+            if actual != size:
+                what = "is not there" if actual is None else f"has {actual} bytes"
                 raise CheckpointError(
                     f"a worker wrote {path} with {size} bytes, but for the driver it {what}: an "
                     "output's folder must be on a file system that all hosts share"
@@ -282,7 +277,10 @@ class ParquetSink(Sink):
 
     def staged_folder(self, epoch: int, evaluation_id: str) -> str:
         """The folder of the staged files, until they are committed."""
-        return self._staging(epoch, evaluation_id)
+        # Spark hides a folder of this name only from a reader of the folder above it. So below the
+        # evaluation's folder there is one more for each level that published files are deeper.
+        deep = [_ROWS] * (1 + len(self.partition_by))
+        return os.path.join(self._evaluation(epoch, evaluation_id), *deep)
 
     def abort(self, epoch: int, evaluation_id: str) -> None:
         """Remove the staging folders of one evaluation."""
@@ -296,8 +294,8 @@ class ParquetSink(Sink):
     def _folders(self) -> list[int]:
         if not os.path.isdir(self.path):
             return []
-        found = (re.fullmatch(r"epoch=(\d+)", name) for name in os.listdir(self.path))
-        return sorted(int(match[1]) for match in found if match)
+        matches = (re.fullmatch(r"epoch=(\d+)", name) for name in os.listdir(self.path))
+        return sorted(int(match[1]) for match in matches if match)
 
     def is_compacted(self, epoch: int) -> bool:
         """Whether an epoch's rows lie in one folder with those of others."""
@@ -374,8 +372,8 @@ class ParquetSink(Sink):
         if self.is_compacted(int(folder.rpartition("=")[2])):
             return
         names = {str(name) for name, _ in transaction["files"]}
-        found = data_files(folder, len(transaction.get("partition_by", ()))) or []
-        if not os.path.isdir(folder) or (names and names.isdisjoint(name for name, _ in found)):
+        files = data_files(folder, len(transaction.get("partition_by", ()))) or []
+        if not os.path.isdir(folder) or (names and names.isdisjoint(name for name, _ in files)):
             raise InvalidArgumentError(
                 f"{what} has its rows in {transaction['path']}, and {folder} does not hold them: "
                 f"pass sink=ParquetSink({transaction['path']!r}), as when it was computed"
@@ -439,30 +437,31 @@ class ParquetSink(Sink):
     def _evaluation(self, epoch: int, evaluation_id: str) -> str:
         return os.path.join(self.path, _STAGING, f".{epoch}-{evaluation_id}")
 
-    def _staging(self, epoch: int, evaluation_id: str) -> str:
-        # Spark hides a folder of this name only from a reader of the folder above it. So below the
-        # evaluation's folder there is one more for each level that published files are deeper.
-        deep = [_ROWS] * (1 + len(self.partition_by))
-        return os.path.join(self._evaluation(epoch, evaluation_id), *deep)
+
+def numbered(frame: DataFrame) -> DataFrame:
+    """A frame under generated names: a file cannot have columns of every name, nor two of one."""
+    return frame.toDF(*_generated(len(frame.columns)))
+
+
+def read_numbered(session: SparkSession, folder: str, schema: StructType) -> DataFrame:
+    """Read a folder of what was written of a `numbered` frame, whose schema was this."""
+    fields = zip(_generated(len(schema)), schema.fields, strict=True)
+    numbered = StructType([StructField(name, field.dataType) for name, field in fields])
+    reader = session.read.schema(numbered)
+    return reader.parquet(local_uri(folder, to_read=True)).toDF(*schema.names)
+
+
+def _generated(count: int) -> list[str]:
+    return [f"c{i}" for i in range(count)]
 
 
 def commit_parquet(transaction: Mapping[str, Any], root: str) -> None:
     """Make the rows of a transaction visible; committing again changes nothing.
 
-    Parameters
-    ----------
-    transaction : mapping
-        A transaction from a manifest.
-    root : str
-        The output's folder.
-
-    Raises
-    ------
-    CheckpointError
-        The staged rows are neither in the staging folder nor in the published one, or differ from
-        what the manifest names.
+    It is a `CheckpointError` if the rows are neither staged nor published, or differ from what the
+    manifest names.
     """
-    with shared([root]):
+    with shared_locks([root]):
         _commit(transaction, root)
 
 
@@ -505,10 +504,10 @@ def _commit(transaction: Mapping[str, Any], root: str) -> None:
     sweep_staging(root, int(final.rpartition("=")[2]))
 
 
-def _check_files(where: str, found: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> None:
-    if found == wanted:
+def _check_files(where: str, actual: list[tuple[str, int]], wanted: list[tuple[str, int]]) -> None:
+    if actual == wanted:
         return
-    missing = [name for name, size in wanted if (name, size) not in found]
+    missing = [name for name, size in wanted if (name, size) not in actual]
     raise CheckpointError(
         f"{where} does not hold the {len(wanted)} files that the checkpoint names"
         + (f": {missing[0]} is missing or has another size" if missing else ": it holds more")
@@ -531,13 +530,13 @@ def _check_complete(folder: str, files: Sequence[tuple[str, int]], written: Writ
         from pyarrow.parquet import read_metadata
 
         metadata = (read_metadata(os.path.join(folder, name)) for name, _ in files)
-        found, wanted = f"{sum(file.num_rows for file in metadata)} rows", f"{written.rows} rows"
+        actual, wanted = f"{sum(file.num_rows for file in metadata)} rows", f"{written.rows} rows"
     else:
-        found = f"{len(files)} files with {sum(size for _, size in files)} bytes"
+        actual = f"{len(files)} files with {sum(size for _, size in files)} bytes"
         wanted = f"{written.files} files with {written.size_bytes} bytes"
-    if found != wanted:
+    if actual != wanted:
         raise RepeatableError(
-            f"the tasks wrote {wanted} to {os.path.dirname(folder)}, and the driver finds {found}",
+            f"the tasks wrote {wanted} to {os.path.dirname(folder)}, and the driver finds {actual}",
             "the output's folder must be on a file system that all hosts share, and nothing else "
             "may write to it",
         )

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import re
-import uuid
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,18 +25,11 @@ from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.spark.base.resolve import FrameColumns, column_named
 from pystate.spark.base.schemas import names_twice
-from pystate.spark.sinks.folders import (
-    encode_note,
-    is_hidden,
-    read_note,
-    sync_file,
-    sync_folder,
-)
+from pystate.spark.sinks.folders import is_hidden, read_note, save_note
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Layout", "Partitioning", "read_layout", "save_layout", "with_types"]
 
 #: The columns of a layout, outermost first: (name, type in DDL).
 Layout = tuple[tuple[str, str], ...]
@@ -60,15 +52,7 @@ _TYPES = (
 
 
 class Partitioning:
-    """The columns that determine the folders of an output.
-
-    Parameters
-    ----------
-    columns : str or sequence of str
-        Outermost first; none for a flat layout.
-    owner : str
-        What error messages begin with.
-    """
+    """The columns that determine the folders of an output."""
 
     def __init__(self, columns: Any, owner: str) -> None:
         names = (columns,) if isinstance(columns, str) else columns
@@ -95,19 +79,8 @@ class Partitioning:
         self.columns: tuple[str, ...] = tuple(names)
         self._owner = owner
 
-    def __len__(self) -> int:
-        return len(self.columns)
-
     def layout(self, frame: DataFrame) -> Layout:
-        """The layout of a frame.
-
-        Raises
-        ------
-        InvalidArgumentError
-            A column is missing, or no other column is left.
-        WrongTypeError
-            A column has a type that cannot be read back from text.
-        """
+        """The layout of a frame."""
         columns = FrameColumns(frame, self._owner)
         layout = []
         for name in self.columns:
@@ -144,20 +117,15 @@ class Partitioning:
 
     def refused(self, error: Exception, layout: Layout) -> InvalidArgumentError | None:
         """Return the error to raise if `checked` has made a write fail."""
-        found = _REFUSED.search(str(error))
-        if found is None:
+        refusal = _REFUSED.search(str(error))
+        if refusal is None:
             return None
-        name = layout[int(found[1])][0]
+        name = layout[int(refusal[1])][0]
         return InvalidArgumentError(
             f"{self._owner}: partition_by={name!r}: a row has '' (or {_NULL!r}) there, and whoever "
             f"reads the output would find null; write null if that is meant, F.nullif('{name}', "
             "F.lit('')), or another word"
         )
-
-
-def layout_names(layout: Layout) -> list[str]:
-    """The columns of a layout."""
-    return [name for name, _ in layout]
 
 
 def read_layout(root: str) -> Layout | None:
@@ -171,14 +139,8 @@ def read_layout(root: str) -> Layout | None:
 
 def save_layout(root: str, layout: Layout) -> None:
     """Store the layout of an output's folder durably."""
-    if read_layout(root) == layout:
-        return
-    temporary = os.path.join(root, f".{_FILE}.{uuid.uuid4().hex}")
-    with open(temporary, "x", encoding="utf-8") as file:
-        file.write(encode_note("partition_by", layout))
-    sync_file(temporary)
-    os.replace(temporary, os.path.join(root, _FILE))
-    sync_folder(root)
+    if read_layout(root) != layout:
+        save_note(os.path.join(root, _FILE), "partition_by", layout)
 
 
 def with_types(schema: st.StructType, layout: Layout) -> st.StructType:

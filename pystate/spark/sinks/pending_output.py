@@ -5,7 +5,7 @@ where they are staged, and are put into one folder when the epoch is closed. Any
 an epoch in one call, and only once its evaluation is the one that counts; so its rows wait in a
 store of the checkpoint, and are staged from there when the epoch is closed.
 
-Thread safety: a `Waiting` belongs to its coordinator's lock.
+Thread safety: a `PendingOutput` belongs to its coordinator's lock.
 
 Invariants
 ----------
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StructType
 
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.base.environment import local_uri
@@ -32,31 +32,37 @@ from pystate.spark.base.parquet_format import ParquetFormat
 from pystate.spark.sinks.columns import as_columns, fitted, save_columns
 from pystate.spark.sinks.folders import data_files, sync_tree
 from pystate.spark.sinks.outputs import ONLY, OUTPUT, Outputs, Staged, is_own
-from pystate.spark.sinks.parquet import KIND, ParquetSink, forget_schema, sweep_staging
+from pystate.spark.sinks.parquet import (
+    KIND,
+    ParquetSink,
+    forget_schema,
+    numbered,
+    read_numbered,
+    sweep_staging,
+)
 from pystate.spark.sinks.partitioning import save_layout
 from pystate.spark.sinks.sink import Sink, Transaction
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["WAITING", "Waiting", "check_at_least_once", "publish_files"]
 
 #: The folder of stores in a checkpoint.
 WAITING = "waiting"
 
 
 @dataclass(frozen=True)
-class _HeldOutputs(Outputs):
+class _PendingOutputs(Outputs):
     """Outputs whose sinks of users are replaced by stores."""
 
     real: Outputs | None = None
-    waiting: Waiting | None = None
+    pending: PendingOutput | None = None
 
     def resolved(self, names: Sequence[str] | None) -> Outputs:
         """The same of what was found."""
-        assert self.real is not None and self.waiting is not None
-        found = self.real.resolved(names)
-        return self if found is self.real else self.waiting.outputs(found)
+        assert self.real is not None and self.pending is not None
+        outputs = self.real.resolved(names)
+        return self if outputs is self.real else self.pending.outputs(outputs)
 
     def task_format(self, name: str, frame: DataFrame, epoch: int) -> ParquetFormat | None:
         """None for a sink of the user's, whose rows are stored under numbered columns."""
@@ -65,29 +71,23 @@ class _HeldOutputs(Outputs):
 
     def stage_main(self, name: str, frame: DataFrame, epoch: int, evaluation_id: str) -> Staged:
         """Stage the rows under numbered columns, since a file cannot have all names."""
-        assert self.real is not None and self.waiting is not None
+        assert self.real is not None and self.pending is not None
         sink = self.real.mains[name]
         if not is_own(sink):
             return super().stage_main(name, frame, epoch, evaluation_id)
         self.real._check_columns(sink, frame.schema, epoch)
-        self.waiting.note_schema(sink, frame.schema)
-        return self._stage(self.mains[name], _numbered(frame), epoch, evaluation_id)
+        self.pending.note_schema(sink, frame.schema)
+        return self._stage(self.mains[name], numbered(frame), epoch, evaluation_id)
 
     def _check_columns(self, sink: Sink, schema: StructType, epoch: int) -> None:
         super()._check_columns(sink, schema, epoch)
         if isinstance(sink, ParquetSink):
-            assert self.waiting is not None
-            self.waiting.note_columns(sink, schema)
+            assert self.pending is not None
+            self.pending.note_columns(sink, schema)
 
 
-class Waiting:
-    """The output of one job's held steps.
-
-    Parameters
-    ----------
-    checkpoint : str or None
-        The checkpoint's folder, if it is one.
-    """
+class PendingOutput:
+    """The output of one job's held steps."""
 
     def __init__(self, checkpoint: str | None) -> None:
         self._checkpoint = checkpoint
@@ -105,16 +105,10 @@ class Waiting:
         stores = {name: self._store(real, sink) for name, sink in real.mains.items()}
         sides = {tag: self._store(real, sink) for tag, sink in real.sides.items()}
         main = stores if isinstance(real.main, Mapping) else stores[ONLY]
-        return _HeldOutputs(main, sides, real.checkpoint, real.session, False, real, self)
+        return _PendingOutputs(main, sides, real.checkpoint, real.session, False, real, self)
 
     def note_schema(self, sink: Sink, schema: StructType) -> None:
-        """Remember the columns of a user's sink, which all steps of a checkpoint share.
-
-        Raises
-        ------
-        InvalidArgumentError
-            An earlier step had others.
-        """
+        """Remember the columns of a user's sink, which all steps of a checkpoint share."""
         known = self._schemas.setdefault(sink.name, schema)
         if as_columns(known) != as_columns(schema):
             raise InvalidArgumentError(
@@ -176,9 +170,7 @@ class Waiting:
         is_main = any(sink is each for each in outputs.mains.values())
         schema = self._schemas.get(sink.name) if is_main else None
         if schema is not None:
-            fields = [StructField(f"c{i}", each.dataType) for i, each in enumerate(schema)]
-            reader = self.session.read.schema(StructType(fields))
-            frame = reader.parquet(local_uri(folder, to_read=True)).toDF(*schema.names)
+            frame = read_numbered(self.session, folder, schema)
         else:
             frame = self.session.read.parquet(local_uri(folder, to_read=True))
         return replace(outputs, session=self.session).stage_one(sink, frame, epoch, evaluation_id)
@@ -212,15 +204,15 @@ def _gathered(root: str, group: Sequence[Transaction]) -> Transaction:
         final = os.path.join(target, name)
         if os.path.exists(final):
             continue
-        found = next((f for f in folders if os.path.exists(os.path.join(f, name))), None)
-        if found is None:
+        holder = next((f for f in folders if os.path.exists(os.path.join(f, name))), None)
+        if holder is None:
             raise CheckpointError(
                 f"output is lost: {name}, which a batch before this one has staged below {root}, "
                 "is not there: nothing of the epoch is published; start the job again, which "
                 "computes its batches again"
             )
         os.makedirs(os.path.dirname(final), exist_ok=True)
-        os.rename(os.path.join(found, name), final)
+        os.rename(os.path.join(holder, name), final)
     if files:
         forget_schema(target)
     sync_tree(target)
@@ -257,13 +249,7 @@ def publish_files(transaction: Mapping[str, Any], root: str) -> None:
 
 
 def check_at_least_once(outputs: Outputs) -> None:
-    """Refuse sinks that take an epoch's number for the mark of what they have.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A sink does not say that it takes several commits of one epoch.
-    """
+    """Refuse sinks that take an epoch's number for the mark of what they have."""
     for sink in outputs.sinks():
         if is_own(sink) and not sink.at_least_once:
             raise InvalidArgumentError(
@@ -276,7 +262,3 @@ def check_at_least_once(outputs: Outputs) -> None:
 def _evaluation(root: str, transaction: Mapping[str, Any]) -> str:
     """The folder of all that an evaluation has staged."""
     return os.path.join(root, *str(transaction["staging"]).split(os.sep)[:2])
-
-
-def _numbered(frame: DataFrame) -> DataFrame:
-    return frame.toDF(*(f"c{i}" for i in range(len(frame.columns))))

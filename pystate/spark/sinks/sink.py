@@ -34,19 +34,6 @@ from pystate.spark.base.failures import is_stop, stopped_its_query
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "Sink",
-    "SinkTask",
-    "Transaction",
-    "as_json",
-    "because",
-    "check_sink",
-    "raise_failed",
-    "register_sink",
-    "registered_names",
-    "registered_sink",
-    "staged_by_tasks",
-]
 
 #: A manifest's record of a sink's part in an epoch: plain JSON, with ``"kind"``.
 Transaction = dict[str, Any]
@@ -223,13 +210,7 @@ class Sink:
 
 
 def check_sink(sink: Sink, what: str) -> None:
-    """Refuse a sink whose transactions could not be committed, or that tasks could not run.
-
-    Raises
-    ------
-    InvalidArgumentError, DeclarationError
-        The sink has no name, lacks a method, or cannot be pickled; messages begin with `what`.
-    """
+    """Refuse a sink whose transactions could not be committed, or that tasks could not run."""
     kind = type(sink)
     name: Any = sink.name
     if not isinstance(name, str) or not name:
@@ -257,11 +238,11 @@ def _check_can_be_sent(sink: Sink, what: str) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())
         culprit, value = type(sink).__qualname__, ""
-        for attribute, found in getattr(sink, "__dict__", {}).items():
+        for attribute, attached in getattr(sink, "__dict__", {}).items():
             try:
-                dumps(found)
+                dumps(attached)
             except Exception:
-                culprit, value = f"{culprit}.{attribute}", f" = {found!r:.80}"
+                culprit, value = f"{culprit}.{attribute}", f" = {attached!r:.80}"
                 break
         else:
             used = captured(sink, dumps)
@@ -338,10 +319,10 @@ def raise_failed(error: Exception, what: str, then: str) -> NoReturn:
     """
     if isinstance(error, PystateError) or is_stop(error) or stopped_its_query(error):
         raise error
-    raise because(what, error, then) from error
+    raise failure(what, error, then) from error
 
 
-def because(what: str, error: Exception, then: str) -> SinkError:
+def failure(what: str, error: Exception, then: str) -> SinkError:
     """An error that says in one line what failed, with which error, and what follows."""
     lines = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {shortened(lines[0])}" if lines else type(error).__name__
@@ -349,13 +330,7 @@ def because(what: str, error: Exception, then: str) -> SinkError:
 
 
 def as_json(value: Any, what: str) -> Any:
-    """A value after a round trip through JSON, so that every commit sees the same.
-
-    Raises
-    ------
-    SinkError
-        The value is not plain JSON; the message begins with `what`.
-    """
+    """A value after a round trip through JSON, so that every commit sees the same."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -370,8 +345,8 @@ def staged_by_tasks(
 ) -> tuple[list[Any], int]:
     """Run a sink's `stage` in each task; return the receipts, and how many rows there were."""
     call = _Stage(sink, epoch, evaluation_id)
-    found = sorted(frame.mapInArrow(call, _RECEIPTS).collect())
-    return [json.loads(row.receipt) for row in found], sum(row.rows for row in found)
+    receipts = sorted(frame.mapInArrow(call, _RECEIPTS).collect())
+    return [json.loads(row.receipt) for row in receipts], sum(row.rows for row in receipts)
 
 
 class _Stage:
@@ -410,7 +385,7 @@ class _Stage:
             # An error of the rows' source is raised as it is.
             if rows.failed or isinstance(error, PystateError):
                 raise
-            raise because(what, error, "nothing of the epoch was published") from error
+            raise failure(what, error, "nothing of the epoch was published") from error
         receipt = as_json(receipt, what)
         if any(batch.num_rows for batch in rows):
             raise SinkError(

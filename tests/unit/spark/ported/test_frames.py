@@ -20,9 +20,8 @@ from pystate.errors import WrongTypeError
 from pystate.spark import StatefulProcessorError, adapt
 from pystate.spark.base.failures import original_error
 from pystate.spark.ported import calls, frames
-from pystate.spark.ported.cut_frames import CutFrames
 from pystate.spark.ported.frame_output import FrameOutput
-from pystate.spark.ported.frames import FrameForm, to_frame
+from pystate.spark.ported.frames import CutFrames, FrameForm, to_frame
 from pystate.testing import Harness
 
 NOON = datetime(2024, 7, 1, 12, tzinfo=timezone.utc)

@@ -17,7 +17,7 @@ from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
 from pystate.operators.functions.binding import declarations
 from pystate.spark import adapt
-from pystate.spark.ported.states import declared
+from pystate.spark.ported.states import checked_request
 from pystate.state.declaration import parted, referred
 from pystate.state.kinds import declared_as
 from pystate.state.renames import in_files
@@ -267,8 +267,8 @@ def test_own_states_take_over_what_is_stored() -> None:
 
 
 def test_only_a_time_to_live_has_it() -> None:
-    assert declared("value", "v", "i long").declaration().reference_ms is None
-    assert declared("value", "v", "i long", ttl_ms=3).declaration().reference_ms == 3
+    assert checked_request("value", "v", "i long").declaration().reference_ms is None
+    assert checked_request("value", "v", "i long", ttl_ms=3).declaration().reference_ms == 3
 
 
 def test_a_checkpoint_of_a_store_keeps_it(tmp_path: Path) -> None:

@@ -259,12 +259,12 @@ def _around(real: Any, act: Callable[[], None]) -> Any:
 
 
 def test_one_at_a_time_and_not_within_an_epoch(out: Path) -> None:
-    with folders.shared([str(out), str(out / "none")]), folders.shared([str(out)]):
+    with folders.shared_locks([str(out), str(out / "none")]), folders.shared_locks([str(out)]):
         with pytest.raises(InUseError, match="in use for 0 s, by a job that has an epoch open"):
             compact(out, [1, 2, 3, 4])
         check_whole(out, merged=False)
     with (
-        folders.alone(str(out), "_compacting", 0, "x"),
+        folders.exclusive_lock(str(out), "_compacting", 0, "x"),
         pytest.raises(InUseError, match="is being compacted already"),
     ):
         compact(out, [1, 2, 3, 4])

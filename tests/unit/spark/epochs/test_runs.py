@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pystate.errors import LoopNotEmptyError
-from pystate.spark.epochs import rounds
+from pystate.spark.epochs import runs
 
 
 class Checkpoint:
@@ -19,7 +19,7 @@ class Checkpoint:
         self.inputs: list[Any] = []
         self.left = self.first = rows
         self.counted = 0
-        monkeypatch.setattr(rounds, "_nothing", lambda data: None)
+        monkeypatch.setattr(runs, "no_rows", lambda data: None)
 
     def run(self, rows: Any, key: str | None) -> Any:
         known = key is not None and key in self.done
@@ -34,7 +34,7 @@ class Checkpoint:
         return {"l": self.left, "m": 0}
 
     def rounds(self, run_key: str | None = "k", most: int = 100) -> list[Any]:
-        found: list[Any] = rounds.run_rounds(
+        found: list[Any] = runs.run_rounds(
             "data",  # type: ignore[arg-type]
             run_key,
             most,

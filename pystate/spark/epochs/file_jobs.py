@@ -1,16 +1,21 @@
-"""Merges on executors, where there are more of them than the driver's thread can do.
+"""Spark jobs that write state files beside epochs: merges, and the checkpoint of held steps.
 
-The job runs in the maintenance thread of the driver, beside epochs. It has its own group, so that
-it can be cancelled alone, and its own pool, which counts if the application schedules by FAIR. What
-bounds it in any case is the number of its tasks: a quarter of the tasks that the executors can run
-at once. An epoch keeps the other cores, and the storage sees few merges at a time.
+Merges run on executors where there are more of them than the driver's thread can do. Their job runs
+in the maintenance thread of the driver, beside epochs. It has its own group, so that it can be
+cancelled alone, and its own pool, which counts if the application schedules by FAIR. What bounds it
+in any case is the number of its tasks: a quarter of the tasks that the executors can run at once.
+An epoch keeps the other cores, and the storage sees few merges at a time.
 
-Thread safety: `tasks` and `run` are called by one thread at a time; the other methods by any.
+A checkpoint without another batch turns the deltas that steps have left in the executors' memory
+into files.
+
+Thread safety: `tasks` and `run` of `SpreadMerges` are called by one thread at a time, its other
+methods by any; a `HeldWriter` is called by one thread at a time.
 
 Invariants
 ----------
-1. A job has at most as many tasks as merges may run at once; each does its merges one after the
-   other. So it takes no more cores, also when tasks are repeated.
+1. A job of merges has at most as many tasks as merges may run at once; each does its merges one
+   after the other. So it takes no more cores, also when tasks are repeated.
 2. A task that cannot do some merge says so, and does the others; only a lost process fails it.
    Spark then repeats it, and finds the files that were finished.
 3. The thread's properties are its own: a merge belongs to no query, and none is stopped with it.
@@ -18,6 +23,7 @@ Invariants
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import uuid
@@ -27,17 +33,18 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from pystate.checkpoint.manifest import FileRef
+from pystate.checkpoint.held_deltas import HeldFiles, merge_held
+from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
+from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.merges import PlannedMerge, merge_again
 from pystate.errors import CheckpointError
 from pystate.spark.base.failures import original_error
-from pystate.spark.evaluation.materialisation import executors
+from pystate.spark.base.jvm import executors
+from pystate.spark.tasks.table_move import executor_home
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-
-__all__ = ["POOL", "SpreadMerges"]
 
 #: The scheduler pool of the jobs; the application may configure it.
 POOL = "pystate-merges"
@@ -68,15 +75,7 @@ class _MergeAll:
 
 
 class SpreadMerges:
-    """The `MergeRunner` of a Spark job.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    name : str
-        The job's name, for Spark's UI.
-    """
+    """The `MergeRunner` of a Spark job."""
 
     def __init__(self, storage: CheckpointStorage, name: str) -> None:
         #: Where jobs run; None as long as no session is known.
@@ -109,7 +108,7 @@ class SpreadMerges:
         try:
             if self._given_up.is_set():
                 raise CheckpointError("the merges were given up")
-            found = dict(self._run(_shared_out(merges, max(1, self.tasks()))))
+            results = dict(self._run(_distributed(merges, max(1, self.tasks()))))
         except CheckpointError:
             raise
         except Exception as error:
@@ -119,7 +118,7 @@ class SpreadMerges:
             ) from error
         finally:
             self._idle.set()
-        return [found.get(place, "its task returned nothing") for place in range(len(merges))]
+        return [results.get(place, "its task returned nothing") for place in range(len(merges))]
 
     def give_up(self) -> None:
         """See `MergeRunner`."""
@@ -154,7 +153,7 @@ def _slots(context: SparkContext) -> int:
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
-def _shared_out(merges: Sequence[PlannedMerge], tasks: int) -> list[list[_Placed]]:
+def _distributed(merges: Sequence[PlannedMerge], tasks: int) -> list[list[_Placed]]:
     """Distribute merges over tasks, so that each has about as many bytes."""
     lists: list[list[_Placed]] = [[] for _ in range(min(tasks, len(merges)))]
     sizes = [0] * len(lists)
@@ -169,5 +168,68 @@ def _reason(error: Exception) -> str:
     """What went wrong, in a line: Spark's own texts go on with traces of both sides."""
     text = str(original_error(error)).strip()
     # Python's line is amid a trace, Java's is the first one after what py4j says.
-    found = _PYTHON.search(text) or _JAVA.search(text)
-    return found[1] if found else text.partition("\n")[0] or type(error).__name__
+    line = _PYTHON.search(text) or _JAVA.search(text)
+    return line[1] if line else text.partition("\n")[0] or type(error).__name__
+
+
+_Range = tuple[str, RangeState]
+
+
+@dataclass(frozen=True)
+class _Write:
+    """The function that a Spark job runs over ranges."""
+
+    storage: CheckpointStorage
+    application: bytes
+    home: str
+    spread: bool
+    epoch: int
+
+    def __call__(self, ranges: Iterator[_Range]) -> Iterator[tuple[str, int, FileRef]]:
+        for uid, state in ranges:
+            yield uid, state.index, self._write(uid, state)
+
+    def _write(self, uid: str, state: RangeState) -> FileRef:
+        home = executor_home(self.application, self.home)
+        local = None
+        if home.folder is not None and not self.spread:
+            local = os.path.join(home.folder, home.application)
+        bounds = state.first_key_group, state.last_key_group
+        files = HeldFiles.of(self.storage, local, uid, *bounds)
+        first, last = state.held[0], state.held[-1]
+        lineage = Lineage(bytes.fromhex(last.id), bytes.fromhex(first.parent), self.epoch, 0)
+        path = state_path(uid, *bounds, self.epoch, uuid.uuid4().hex, "delta")
+        with self.storage.create(path) as out:
+            info = merge_held(files, state.held, out, lineage, bounds)
+        return FileRef.from_info(path, info)
+
+
+@dataclass(frozen=True)
+class HeldWriter:
+    """Writes the held deltas of a step's ranges, each in a Spark task."""
+
+    context: SparkContext
+    storage: CheckpointStorage
+    home: str
+    """Where the tables are."""
+    application: bytes
+
+    def __call__(self, last: Manifest) -> dict[tuple[str, int], FileRef]:
+        """Write them."""
+        spread = len(executors(self.context)) > 1
+        write: Any = _Write(self.storage, self.application, self.home, spread, last.epoch)
+        # A range's own state does not matter here, and may be long.
+        ranges: list[Any] = [
+            (op.uid, RangeState(s.index, s.first_key_group, s.last_key_group, s.id, held=s.held))
+            for op in last.operators
+            for s in op.ranges
+            if s.held
+        ]
+        if not ranges:
+            return {}
+        tasks = min(len(ranges), self.context.defaultParallelism)
+        try:
+            written = self.context.parallelize(ranges, tasks).mapPartitions(write).collect()
+        except Exception as error:
+            raise original_error(error) from error
+        return {(uid, index): file for uid, index, file in written}

@@ -8,7 +8,7 @@ from pystate.epochs.range_report import RangeReport
 from pystate.errors import InvalidArgumentError
 from pystate.operators.runtime.partial_rows import CAME
 from pystate.spark.base.partial_aggregation import checked_combine, decided
-from pystate.spark.evaluation.combine_policy import CombinePolicy
+from pystate.spark.evaluation.operator_traits import CombinePolicy
 
 
 def reports(rows: int, changed: int, came: int | None = None, uid: str = "a") -> list[RangeReport]:
