@@ -45,7 +45,10 @@ except ImportError as error:
     ) from error
 
 from pystate import testing
+from pystate._core.core import key_group, range_bounds, range_of
+from pystate.checkpoint.file_merge import merge_files
 from pystate.checkpoint.savepoint import Savepoint, savepoint
+from pystate.checkpoint.state_files import FileInfo, Lineage, verify_file
 from pystate.epochs.auto_rescale import AutoRescale
 from pystate.epochs.listeners import CheckpointListener
 from pystate.epochs.options import CheckpointOptions
@@ -62,7 +65,6 @@ from pystate.operators.functions.aggregates import count, max, mean, min, sum
 from pystate.operators.functions.base import (
     KeyedCoProcessFunction,
     KeyedProcessFunction,
-    RuntimeContext,
     VectorizedCoFunction,
     VectorizedFunction,
 )
@@ -70,6 +72,7 @@ from pystate.operators.functions.broadcast import (
     KeyedBroadcastProcessFunction,
     VectorizedBroadcastFunction,
 )
+from pystate.operators.functions.context import RuntimeContext
 from pystate.operators.functions.process import InstanceContext, ProcessFunction
 from pystate.operators.functions.windows import TimeWindow, WindowContext, WindowFunction
 from pystate.operators.runtime.drain import MAX_WATERMARK
@@ -111,20 +114,10 @@ from pystate.state.reducing import ReducingHandle, ReducingState
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ValueHandle, ValueState
 from pystate.store import Store, open
-from pystate.tables.backend import (
-    FileInfo,
-    KeyedStateBackend,
-    Lineage,
-    SealedReader,
-    Snapshot,
-    TableStats,
-    hash_keys,
-    key_group,
-    merge_files,
-    range_bounds,
-    range_of,
-    verify_file,
-)
+from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.options import TableStats
+from pystate.tables.snapshots import SealedReader, Snapshot
+from pystate.types.arrays import hash_keys
 
 __version__ = "0.1.0"
 

@@ -46,6 +46,7 @@ from pystate.checkpoint.manifest import (
     state_path,
 )
 from pystate.checkpoint.manifest_log import History, Retired
+from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
 from pystate.checkpoint.store_chronicle import StoreChronicle
 from pystate.epochs.merge_policy import MergePolicy, Run, replaced
@@ -65,13 +66,13 @@ from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import declared_fills, stored_defaults
 from pystate.state.registry import refuse_pickled
 from pystate.state.renames import in_files
-from pystate.tables.backend import KeyedStateBackend, KeyLike, Lineage, Snapshot, TableStats
-from pystate.tables.snapshots import SealedReader
+from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.options import TableStats
+from pystate.tables.snapshots import SealedReader, Snapshot
+from pystate.types.keys import KeyLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = ["Store", "open"]
 
 _LOG = logger("pystate.store")
 _UID = "embedded"

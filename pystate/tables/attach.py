@@ -32,6 +32,7 @@ from typing import Literal, TypeAlias
 
 from pystate.checkpoint.manifest import EMPTY_ID, RangeState
 from pystate.checkpoint.refs import RangeSource
+from pystate.checkpoint.state_files import EMPTY_LINEAGE
 from pystate.errors import (
     AddressSpaceError,
     CorruptFileError,
@@ -44,7 +45,7 @@ from pystate.errors import (
     TableMismatchError,
 )
 from pystate.redaction import logger
-from pystate.tables.backend import EMPTY_LINEAGE, KeyedStateBackend
+from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.host import TableHome
 from pystate.tables.janitor import remove_table
 from pystate.tables.recovery import (
@@ -55,8 +56,6 @@ from pystate.tables.recovery import (
     private_table,
     seal_as_base,
 )
-
-__all__ = ["Attachment", "How", "TableCache", "tables"]
 
 _LOG = logger("pystate.tables.attach")
 

@@ -28,19 +28,6 @@ from pystate.checkpoint.manifest import uid_folder
 from pystate.errors import CheckpointError
 from pystate.redaction import logger
 
-__all__ = [
-    "TableHome",
-    "TableIdentity",
-    "ancestor_named",
-    "base_folder",
-    "choose_home",
-    "counted_home",
-    "living_owners",
-    "process_start",
-    "sweep",
-    "table_identity",
-]
-
 _LOG = logger("pystate.tables.host")
 _SHM = "/dev/shm"
 #: Containers often give 64 MB, which a single table would fill.

@@ -35,18 +35,6 @@ import sys
 import time
 from contextlib import suppress
 
-__all__ = [
-    "DAEMON",
-    "LOCK",
-    "USE",
-    "closing_mark",
-    "looked_after",
-    "main",
-    "read_use",
-    "remove_folder",
-    "remove_table",
-]
-
 #: Files in an owner's folder: who looks after it, and a prefix of who works for the owner.
 LOCK = "janitor"
 DAEMON = "daemon-"

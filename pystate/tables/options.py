@@ -6,20 +6,11 @@ Values and functions, safe from any thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pystate.base.arguments import integer
 from pystate.errors import InvalidArgumentError
 from pystate.types.keys import MAX_PARALLELISM
-
-__all__ = [
-    "UNDO_EPOCHS",
-    "Identity",
-    "TableOptions",
-    "TableStats",
-    "checked_parallelism",
-    "checked_range",
-]
 
 #: Number of sealed epochs that can be undone.
 UNDO_EPOCHS = 2
@@ -50,21 +41,6 @@ class TableOptions:
     lock_timeout_ms: int = 6000
     allow_unclaimed_state: bool = False
     allow_pickle: bool = True
-
-
-class Identity(Protocol):
-    """Who may use a shared table; others get a `TableMismatchError`."""
-
-    @property
-    def boot_id(self) -> bytes: ...  # noqa: D102
-    @property
-    def pid_namespace(self) -> int: ...  # noqa: D102
-    @property
-    def owner_pid(self) -> int: ...  # noqa: D102
-    @property
-    def owner_start(self) -> int: ...  # noqa: D102
-    @property
-    def application(self) -> bytes: ...  # noqa: D102
 
 
 class TableStats(NamedTuple):

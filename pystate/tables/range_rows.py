@@ -30,16 +30,6 @@ from pystate.types.arrays import as_array, hash_keys, reference
 from pystate.types.equality import lengths_of
 from pystate.types.state_type import StateType
 
-__all__ = [
-    "NOT_ITS_RESULT",
-    "TIMER_DOMAINS",
-    "is_kept",
-    "put_rows",
-    "put_timers",
-    "sealed_range",
-    "write_range",
-]
-
 #: Why a column of results is no state, for a declaration.
 NOT_ITS_RESULT = (
     "what {!r} keeps does not follow from its result: give it as "

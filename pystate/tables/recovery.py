@@ -11,22 +11,13 @@ from dataclasses import dataclass
 
 from pystate.checkpoint.held_deltas import HeldFiles, is_held
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState
-from pystate.checkpoint.state_files import Source
+from pystate.checkpoint.state_files import Lineage, Source
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError
 from pystate.state.operator_spec import OperatorSpec
-from pystate.tables.backend import KeyedStateBackend, Lineage
+from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.host import TableHome
 from pystate.tables.options import TableOptions
-
-__all__ = [
-    "TableSpec",
-    "apply_files",
-    "load_files",
-    "new_backend",
-    "private_table",
-    "seal_as_base",
-]
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ from pystate.types.state_type import StateType
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SealedReader", "Snapshot"]
-
 _SCAN_ROWS = 1 << 16
 
 

@@ -23,8 +23,6 @@ from pystate.tables import janitor
 from pystate.tables.host import TableHome, living_owners, process_start
 from pystate.tables.recovery import TableSpec
 
-__all__ = ["engage_janitor", "note_use", "remove_outdated", "replace_janitors"]
-
 _LOG = logger("pystate.tables.upkeep")
 _NAME = re.compile(r"(\d{5,})-(\d{5,})-([0-9a-f]+)\.table(?:\.outgrown)?")
 

@@ -11,14 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pystate._core.core import key_group
 from pystate.checkpoint.manifest import Manifest, RangeState
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch, RangeReport
 from pystate.epochs.merge_policy import MergePolicy
-from pystate.tables.backend import hash_keys, key_group
 from pystate.tables.host import TableHome, choose_home
+from pystate.types.arrays import hash_keys
 from tests.peer import Worker
 
 KEY = (("k", "bigint"),)

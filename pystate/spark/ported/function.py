@@ -20,9 +20,9 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 
 from pystate.errors import DeclarationError
-from pystate.operators.functions.base import RESERVED, KeyedProcessFunction, RuntimeContext
+from pystate.operators.functions.base import RESERVED, KeyedProcessFunction
 from pystate.operators.functions.binding import sent
-from pystate.operators.functions.context import TimeDomain
+from pystate.operators.functions.context import RuntimeContext, TimeDomain
 from pystate.spark.ported.calls import PortedCalls
 from pystate.spark.ported.forms import Form
 from pystate.spark.ported.handle import Asked, RecordingHandle, TaskHandle, TimeMode

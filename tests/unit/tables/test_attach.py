@@ -452,7 +452,8 @@ def test_old_tables_that_are_not_at_the_base(
 def _is_upper(key: int) -> bool:
     import pyarrow as pa
 
-    from pystate.tables.backend import hash_keys, key_group
+    from pystate._core.core import key_group
+    from pystate.types.arrays import hash_keys
 
     return key_group(int(hash_keys([pa.array([key])])[0]), 128) > 63
 
@@ -477,7 +478,8 @@ def test_tables_that_cannot_be_copied_make_room(
 
 
 def _belongs(backend: Any, key: int) -> bool:
-    from pystate.tables.backend import hash_keys, key_group
+    from pystate._core.core import key_group
+    from pystate.types.arrays import hash_keys
 
     first, last = backend.key_group_range
     import pyarrow as pa
