@@ -18,19 +18,6 @@ from pystate.errors import CorruptFileError, InvalidArgumentError
 from pystate.state.sketches import estimate
 from pystate.types.state_type import StateType
 
-__all__ = [
-    "COLUMN",
-    "DISTINCT",
-    "FIRST",
-    "LAST",
-    "MEAN",
-    "TOP_K",
-    "VARIANCE",
-    "Aggregates",
-    "BoundAggregator",
-    "Operation",
-]
-
 #: The core's numbers for kinds of accumulators, part of the file format; 0: a column operation.
 COLUMN, MEAN, VARIANCE, FIRST, LAST, TOP_K, DISTINCT = range(7)
 

@@ -20,7 +20,8 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.errors import DeclarationError, WrongTypeError
 from pystate.state import aggregators
-from pystate.state.aggregators import AggregateFunction, Aggregator, BoundAggregator
+from pystate.state.accumulators import BoundAggregator
+from pystate.state.aggregators import AggregateFunction, Aggregator
 from pystate.state.columns import Column, column_of, value_column
 from pystate.state.declaration import State, spelled
 from pystate.state.fold import (
@@ -44,8 +45,6 @@ from pystate.types.state_type import StateType, TypeLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = ["AggregatingHandle", "AggregatingState", "ColumnAggregate"]
 
 #: The core's numbers of steps.
 _OPERATIONS = {"add": 1, "min": 2, "max": 3}

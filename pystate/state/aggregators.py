@@ -28,23 +28,6 @@ from pystate.state.accumulators import (
 )
 from pystate.types.state_type import StateType, TypeLike, parse_type
 
-__all__ = [
-    "AggregateFunction",
-    "Aggregator",
-    "ApproxDistinct",
-    "BoundAggregator",
-    "Count",
-    "First",
-    "Last",
-    "Max",
-    "Mean",
-    "Min",
-    "Operation",
-    "Sum",
-    "TopK",
-    "Variance",
-]
-
 _INTEGERS = ("byte", "short", "int", "long")
 _FLOATS = ("float", "double")
 _NUMBERS = (*_INTEGERS, *_FLOATS, "decimal")

@@ -17,8 +17,6 @@ from pystate.state.method_hints import MAP_NAMES, Named
 from pystate.state.operator_state import Instance, KeylessState, OldRows, Own
 from pystate.types.state_type import StateType, TypeLike
 
-__all__ = ["BroadcastHandle", "BroadcastState"]
-
 
 class BroadcastState(KeylessState["BroadcastHandle"]):
     """Declares a map of which all instances of an operator have equal copies.

@@ -13,24 +13,6 @@ from pystate._core import core
 from pystate.types.codecs import codec_of
 from pystate.types.state_type import StateType, from_code, parse_type
 
-__all__ = [
-    "ELEMENT",
-    "LIST",
-    "MAP",
-    "NAMESPACE",
-    "TIME",
-    "TIMER",
-    "TIMERS",
-    "VALUE",
-    "Column",
-    "column_of",
-    "core_schema",
-    "key_column",
-    "time_column",
-    "timers_columns",
-    "value_column",
-]
-
 #: The core's numbers for kinds of columns, part of the file format.
 VALUE, LIST, MAP, TIME, TIMERS, TIMER = range(6)
 

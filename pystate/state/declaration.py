@@ -25,18 +25,6 @@ from pystate.types.state_type import StateType, TypeLike, parse_type
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "MOST_TEXT_BYTES",
-    "Defaults",
-    "State",
-    "arguments_of",
-    "parted",
-    "referred",
-    "renamed",
-    "spelled",
-    "written",
-]
-
 H = TypeVar("H", covariant=True)
 
 #: What keys without a value have, by the names of states: as `State.stored_default` gives it.

@@ -18,8 +18,6 @@ import pyarrow as pa
 from pystate.state.declaration import State
 from pystate.types.equality import Flags, present, same_rows
 
-__all__ = ["DEFAULT", "default_columns", "default_of", "filled", "marked", "without_defaults"]
-
 #: In the metadata of a column: the default, as a checkpoint keeps it.
 DEFAULT = "pystate.default"
 

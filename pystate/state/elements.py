@@ -19,8 +19,6 @@ from pystate.state.objects import pickled, unpickled
 from pystate.types.arrays import check_rows, encoded, reference
 from pystate.types.state_type import StateType
 
-__all__ = ["Elements"]
-
 
 class Elements(Named, StateHandle, core.CollectionHandle):
     """Base of the handles of lists and maps."""

@@ -21,15 +21,6 @@ from pystate.state.renames import file_name
 from pystate.types.conversion import TypeChange, TypeRow, change_of, keeps_identity, type_rows
 from pystate.types.state_type import StateType, parse_type
 
-__all__ = [
-    "ColumnChange",
-    "column_change",
-    "evolve_reader",
-    "hints",
-    "same_content",
-    "stored_change",
-]
-
 _ACCUMULATOR = re.compile(r"#((\w+)\(.*\)) of (.+)")
 #: Aggregators whose accumulators are the same for floats and doubles: they keep doubles.
 _OF_DOUBLES = ("Mean", "Variance")

@@ -20,18 +20,6 @@ from pystate.state.value import ValueHandle, ValueState
 from pystate.types.arrays import is_column
 from pystate.types.state_type import StateType
 
-__all__ = [
-    "Fold",
-    "added",
-    "fold_in_order",
-    "larger",
-    "less",
-    "listed",
-    "smaller",
-    "value_handle",
-    "without_nulls",
-]
-
 #: More digits than a sum of two decimals of 38 digits can have: the sum is exact, and the column
 #: refuses it if it does not fit.
 _EXACT = decimal.Context(prec=100)

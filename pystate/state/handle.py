@@ -15,8 +15,6 @@ from pystate.errors import InvalidArgumentError
 from pystate.state.key_batch import KeyBatch, checked_batch
 from pystate.state.ttl import StateTtl
 
-__all__ = ["MISSING", "Objects", "StateHandle", "for_batches"]
-
 #: Stands for an argument that was left out.
 MISSING: Any = type("Missing", (), {"__slots__": (), "__repr__": lambda _: "<missing>"})()
 

@@ -29,18 +29,6 @@ from pystate.types.state_type import StateType
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "StoredFold",
-    "class_name",
-    "function_name",
-    "of_unknown_kind",
-    "other_meaning",
-    "shown_as",
-    "stored_aggregate",
-    "stored_fold",
-    "without_kind",
-]
-
 #: What a function is called that has no name.
 _CUSTOM = "custom"
 _NAMED = {builtins.max: "max", builtins.min: "min", builtins.sum: "sum", operator.add: "sum"}

@@ -18,20 +18,6 @@ from pystate.errors import InvalidArgumentError, PystateError, StateOverflowErro
 from pystate.types.arrays import array_of, as_array, check_rows, from_parts, is_many, reference
 from pystate.types.state_type import StateType
 
-__all__ = [
-    "ADD",
-    "MAX",
-    "MIN",
-    "KeyBatch",
-    "Step",
-    "apply_steps",
-    "checked_batch",
-    "copied",
-    "copied_together",
-    "numbers_together",
-    "overflowed",
-]
-
 #: What a step does to a column: add, or keep the smaller or the larger value.
 ADD, MIN, MAX = 1, 2, 3
 #: A column, what is done to it, and a value per key or one for all.

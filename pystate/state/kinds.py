@@ -16,8 +16,6 @@ from pystate.state.map import MapState
 from pystate.state.reducing import ReducingState
 from pystate.state.value import ValueState
 
-__all__ = ["KINDS", "declared_as"]
-
 #: A new kind is added here, before `ValueState`, which accepts any spelling that no other kind
 #: does.
 KINDS: tuple[type[State[Any]], ...] = (

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
 
-__all__ = ["ListHandle", "ListState", "ObjectListHandle", "UnionListState"]
-
 #: How items lie in the core.
 _DTYPES = {
     "boolean": np.dtype("?"),

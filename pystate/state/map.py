@@ -30,8 +30,6 @@ from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nes
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["MapHandle", "MapState", "ObjectMapHandle"]
-
 
 class MapState(State["MapHandle"]):
     """Declares a map per key.

@@ -12,8 +12,6 @@ from pystate.base.arguments import shortened
 from pystate.base.markup import panel
 from pystate.errors import PystateError, WrongTypeError
 
-__all__ = ["FOLD_NAMES", "LIST_NAMES", "MAP_NAMES", "VALUE_NAMES", "Elsewhere", "Named", "NoValue"]
-
 #: Per kind of handle: the name of a method elsewhere, and what to write here.
 VALUE_NAMES: Mapping[str, str] = {
     "get": "value()",

@@ -18,8 +18,6 @@ from typing import Any, ClassVar
 
 from pystate.errors import DeclarationError, PystateError, SchemaError, WrongTypeError
 
-__all__ = ["Versioned", "pickled", "restored", "unpickled"]
-
 
 class Versioned:
     """Base of classes whose objects are kept in states, and whose attributes change over time.

@@ -22,8 +22,6 @@ from pystate.state.operator_state import Instance, KeylessState, OldRows, Own
 from pystate.types.arrays import is_column
 from pystate.types.state_type import StateType, TypeLike
 
-__all__ = ["OperatorListHandle", "OperatorListState", "divided", "put_items"]
-
 #: The names of other libraries for methods of lists, without those that the handle has.
 _NAMES = {name: instead for name, instead in LIST_NAMES.items() if name != "is_empty"}
 

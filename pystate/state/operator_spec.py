@@ -20,8 +20,6 @@ from pystate.types.fills import Fills, pin
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType
 
-__all__ = ["OperatorSpec", "declared_fills", "stored_defaults"]
-
 
 @dataclass(frozen=True)
 class OperatorSpec:

@@ -38,8 +38,6 @@ from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.fills import Fills
 from pystate.types.keys import KeyColumns, parse_key
 
-__all__ = ["INSTANCE_KEY", "INSTANCE_SCHEMA", "Instance", "KeylessState", "OldRows", "Own"]
-
 H = TypeVar("H", covariant=True)
 
 #: The key in checkpoints: the number of the instance, how many there are, and the slot.

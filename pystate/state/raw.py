@@ -19,8 +19,6 @@ from pystate.state.method_hints import Named
 from pystate.state.operator_list import divided, put_items
 from pystate.state.operator_state import Instance, KeylessState, OldRows, Own
 
-__all__ = ["RawHandle", "RawKeyGroupHandle", "RawState"]
-
 Scope = Literal["operator", "key_group"]
 
 

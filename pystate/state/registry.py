@@ -16,9 +16,6 @@ from pystate.state.columns import Column, timers_columns
 from pystate.state.declaration import MOST_TEXT_BYTES, State
 from pystate.state.handle import Objects, StateHandle
 
-__all__ = ["StateRegistry", "refuse_pickled", "unknown_state"]
-
-
 #: What is added to the name of a state: of the column of its times, or where it is used again.
 _SUFFIX_BYTES = 16
 

@@ -24,8 +24,6 @@ from typing import Any
 from pystate.errors import DeclarationError, SchemaError
 from pystate.state.declaration import State, parted, referred
 
-__all__ = ["check_former_names", "file_name", "in_files"]
-
 _Schema = Sequence[tuple[str, str]]
 
 

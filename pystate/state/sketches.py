@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from pystate.errors import CorruptFileError
 
-__all__ = ["estimate"]
-
 _HEADER = 4
 _ENTRY = 3
 _SPARSE_BITS = 18

@@ -34,8 +34,6 @@ from pystate.types.state_type import TypeLike
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["NestedHandle", "ObjectHandle", "ValueHandle", "ValueState"]
-
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
 _OPERATIONS = {ADD: "add", MIN: "min", MAX: "max"}
 #: Objects are written to the core in pieces of at most this many rows and bytes.

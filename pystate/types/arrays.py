@@ -19,24 +19,6 @@ from pystate.base.arguments import NO_INSTANT, shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.types.state_type import StateType, parse_type, refuse_nested_key
 
-__all__ = [
-    "array_of",
-    "as_array",
-    "as_floats",
-    "bits",
-    "check_rows",
-    "datetimes",
-    "decoded",
-    "encoded",
-    "from_parts",
-    "hash_keys",
-    "is_column",
-    "is_many",
-    "key_groups",
-    "reference",
-    "sound",
-]
-
 
 def is_column(value: object) -> bool:
     """Whether a value is a typed column: an Arrow array, a numpy array, a pandas series."""

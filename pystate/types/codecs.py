@@ -9,8 +9,6 @@ from pystate._core import core
 from pystate.types.nested import NestedCodec
 from pystate.types.state_type import StateType
 
-__all__ = ["codec_of"]
-
 
 def codec_of(type: StateType, name: str, label: str = "") -> core.Codec:
     """Return the codec of a type.

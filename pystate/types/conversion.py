@@ -15,16 +15,6 @@ from pystate._core import core
 from pystate.types import ddl
 from pystate.types.state_type import StateType
 
-__all__ = [
-    "TypeChange",
-    "TypeRow",
-    "change_of",
-    "field_path",
-    "field_paths",
-    "keeps_identity",
-    "type_rows",
-]
-
 #: A type as the core takes it: name, code, precision, scale, number of children.
 TypeRow: TypeAlias = tuple[str, int, int, int, int]
 

@@ -11,8 +11,6 @@ from typing import NoReturn
 
 from pystate.errors import DeclarationError
 
-__all__ = ["MAX_DEPTH", "NESTED", "Word", "is_nested", "path_parts", "quoted", "read_nested"]
-
 #: Levels of nesting.
 MAX_DEPTH = 32
 

@@ -13,8 +13,6 @@ from typing import TypeAlias
 
 from pystate.errors import InvalidArgumentError
 
-__all__ = ["Duration", "delay_milliseconds", "milliseconds", "signed_milliseconds"]
-
 #: ``"10 minutes"``, a timedelta, or a whole number of milliseconds.
 Duration: TypeAlias = "str | datetime.timedelta | int"
 

@@ -17,8 +17,6 @@ from pystate.types.json_values import from_json, to_json
 from pystate.types.nested import NestedCodec
 from pystate.types.state_type import StateType
 
-__all__ = ["Fills", "fill_of", "fills_of", "pin", "pinned"]
-
 #: Defaults of fields, as JSON, by their paths.
 Fills: TypeAlias = Mapping[str, Any]
 

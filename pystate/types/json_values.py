@@ -11,8 +11,6 @@ from typing import Any
 
 from pystate.types.state_type import StateType
 
-__all__ = ["from_json", "to_json"]
-
 
 def to_json(type: StateType, value: Any) -> Any:
     """What `json.dumps` takes for a value of a type; objects have no such form."""

@@ -12,8 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as at
 
-__all__ = ["MOST_CODES", "Ints", "key_codes", "longs", "numbered", "ranks"]
-
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Products of codes stay below this, so that they fit 64 bits.

@@ -22,22 +22,6 @@ from pystate.types.arrays import is_column, is_many
 from pystate.types.ddl import path_parts, quoted
 from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
 
-__all__ = [
-    "MAX_PARALLELISM",
-    "KeyColumns",
-    "KeyLike",
-    "describe",
-    "has_null_marks",
-    "key_columns",
-    "leaf",
-    "leaves",
-    "marked_struct",
-    "null_mark",
-    "null_marks",
-    "parse_key",
-    "whole",
-]
-
 KeyLike: TypeAlias = "TypeLike | Mapping[str, TypeLike] | Sequence[tuple[str, TypeLike]]"
 KeyColumns: TypeAlias = tuple[tuple[str, StateType], ...]
 

@@ -21,8 +21,6 @@ from pystate.errors import CorruptFileError, DeclarationError, InvalidArgumentEr
 from pystate.types.arrays import as_array, bits, is_column, sound
 from pystate.types.state_type import StateType, TypeLike, parse_type
 
-__all__ = ["NestedCodec"]
-
 _BINARY = StateType("binary")
 
 

@@ -21,17 +21,6 @@ from pystate.base.arguments import nearest
 from pystate.errors import DeclarationError
 from pystate.types import ddl
 
-__all__ = [
-    "SUPPORTED",
-    "StateType",
-    "TypeLike",
-    "from_code",
-    "inline_layout",
-    "is_spark_type",
-    "parse_type",
-    "refuse_nested_key",
-]
-
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 

@@ -10,8 +10,6 @@ from typing import Literal, NamedTuple
 
 from pystate.errors import InvalidArgumentError
 
-__all__ = ["Aggregate", "count", "max", "mean", "min", "sum"]
-
 AggregateKind = Literal["count", "sum", "min", "max", "mean"]
 
 

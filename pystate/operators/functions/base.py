@@ -21,17 +21,6 @@ from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.types.state_type import TypeLike
 
-__all__ = [
-    "CALLED",
-    "RESERVED",
-    "KeyedCoProcessFunction",
-    "KeyedProcessFunction",
-    "RuntimeContext",
-    "StatefulFunction",
-    "VectorizedCoFunction",
-    "VectorizedFunction",
-]
-
 #: Names that mean something else on a stateful function.
 RESERVED = frozenset(
     [

@@ -43,27 +43,6 @@ Shape: TypeAlias = Literal[
     "instance_rows",
 ]
 
-__all__ = [
-    "Registry",
-    "Shape",
-    "bind",
-    "broadcast_states",
-    "copied",
-    "declarations",
-    "has_broadcast",
-    "has_timers",
-    "in_batches",
-    "instance_states",
-    "keyed_states",
-    "namespace_type",
-    "operator_spec",
-    "require_state",
-    "sent",
-    "shape",
-    "takes_rows",
-    "unbind",
-]
-
 
 class Registry(Protocol):
     """A backend, with which states are registered."""

@@ -8,13 +8,8 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from pystate.errors import DeclarationError
-from pystate.operators.functions.base import (
-    KeyedProcessFunction,
-    RuntimeContext,
-    VectorizedFunction,
-)
-
-__all__ = ["BroadcastFunction", "KeyedBroadcastProcessFunction", "VectorizedBroadcastFunction"]
+from pystate.operators.functions.base import KeyedProcessFunction, VectorizedFunction
+from pystate.operators.functions.context import RuntimeContext
 
 
 class KeyedBroadcastProcessFunction(KeyedProcessFunction):

@@ -13,8 +13,6 @@ from pystate.errors import InvalidArgumentError
 from pystate.state.key_batch import KeyBatch
 from pystate.state.method_hints import Elsewhere
 
-__all__ = ["RuntimeContext", "Task", "TimeDomain", "Timers"]
-
 #: Which clock a timer waits for.
 TimeDomain: TypeAlias = Literal["event", "processing"]
 

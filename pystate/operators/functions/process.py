@@ -15,8 +15,6 @@ from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.context import RuntimeContext
 from pystate.state.method_hints import Elsewhere
 
-__all__ = ["InstanceContext", "ProcessFunction"]
-
 
 @dataclass(slots=True)
 class InstanceContext(RuntimeContext):

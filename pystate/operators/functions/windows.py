@@ -18,15 +18,6 @@ from pystate.base.arguments import shown
 from pystate.errors import DeclarationError, InvalidArgumentError
 from pystate.state.declaration import State
 
-__all__ = [
-    "TimeWindow",
-    "WindowContext",
-    "WindowFunction",
-    "WindowFunctionLike",
-    "WindowShape",
-    "window_shape",
-]
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
