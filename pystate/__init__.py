@@ -63,17 +63,15 @@ from pystate.maintenance.repair_plan import RepairPlan
 from pystate.maintenance.verification import verify
 from pystate.operators.functions.aggregates import count, max, mean, min, sum
 from pystate.operators.functions.base import (
+    KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
+    ProcessFunction,
+    VectorizedBroadcastFunction,
     VectorizedCoFunction,
     VectorizedFunction,
 )
-from pystate.operators.functions.broadcast import (
-    KeyedBroadcastProcessFunction,
-    VectorizedBroadcastFunction,
-)
-from pystate.operators.functions.context import RuntimeContext
-from pystate.operators.functions.process import InstanceContext, ProcessFunction
+from pystate.operators.functions.context import InstanceContext, RuntimeContext
 from pystate.operators.functions.windows import TimeWindow, WindowContext, WindowFunction
 from pystate.operators.runtime.drain import MAX_WATERMARK
 from pystate.operators.windows.assigners import (
@@ -108,8 +106,13 @@ from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState
 from pystate.state.map import MapHandle, MapState
 from pystate.state.objects import Versioned
-from pystate.state.operator_list import OperatorListHandle, OperatorListState
-from pystate.state.raw import RawHandle, RawKeyGroupHandle, RawState
+from pystate.state.operator_state import (
+    OperatorListHandle,
+    OperatorListState,
+    RawHandle,
+    RawKeyGroupHandle,
+    RawState,
+)
 from pystate.state.reducing import ReducingHandle, ReducingState
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ValueHandle, ValueState

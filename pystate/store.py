@@ -63,11 +63,10 @@ from pystate.redaction import logger
 from pystate.state.declaration import State
 from pystate.state.evolution import same_content
 from pystate.state.key_batch import KeyBatch
-from pystate.state.operator_spec import declared_fills, stored_defaults
-from pystate.state.registry import refuse_pickled
-from pystate.state.renames import in_files
+from pystate.state.operator_spec import declared_fills, in_files, stored_defaults
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.options import TableStats
+from pystate.tables.registry import refuse_pickled
 from pystate.tables.snapshots import SealedReader, Snapshot
 from pystate.types.keys import KeyLike
 

@@ -33,11 +33,10 @@ from pystate.errors import (
     SchemaError,
     UnclaimedStateError,
 )
-from pystate.state.declaration import Defaults, parted
+from pystate.state.declaration import Defaults, file_name, parted
 from pystate.state.evolution import hints, stored_change
 from pystate.state.identity import other_meaning, shown_as, without_kind
 from pystate.state.kinds import declared_as
-from pystate.state.renames import file_name
 from pystate.state.value import ValueState
 from pystate.types.keys import MAX_PARALLELISM
 
@@ -341,7 +340,7 @@ def check_schemas(
 ) -> tuple[str, ...]:
     """Compare an operator's stored (key, state) schemas with its declaration.
 
-    A state is known by its name in files, which `pystate.state.renames` has given the declared one.
+    A state is known by its name in files, which `OperatorSpec.continuing` has given it.
 
     Returns
     -------

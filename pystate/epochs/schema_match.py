@@ -25,9 +25,9 @@ from types import MappingProxyType
 
 from pystate.checkpoint.manifest import TIMERS, OperatorState, RangeState, Schema, has_timers
 from pystate.errors import UnclaimedStateError
+from pystate.state.declaration import file_name
 from pystate.state.evolution import stored_change
 from pystate.state.kinds import declared_as
-from pystate.state.renames import file_name
 from pystate.types.conversion import field_paths
 from pystate.types.fills import Fills, pin, pinned
 

@@ -26,10 +26,10 @@ from pystate.errors import InvalidArgumentError, SchemaError
 from pystate.processor.epochs import epoch_of, storage_at
 from pystate.processor.scan import StateScan, load_files, opened
 from pystate.processor.selection import Selection
+from pystate.state.declaration import file_name
 from pystate.state.defaults import filled
 from pystate.state.evolution import stored_change
 from pystate.state.key_batch import KeyBatch
-from pystate.state.renames import file_name
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.equality import present, same_rows
 

@@ -17,7 +17,7 @@ from pystate.errors import InvalidArgumentError
 from pystate.state.declaration import State
 from pystate.state.list import ListState
 from pystate.state.map import MapState
-from pystate.state.registry import unknown_state
+from pystate.tables.registry import unknown_state
 from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.equality import lengths_of
 from pystate.types.keys import KeyColumns, key_columns

@@ -20,8 +20,7 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.errors import DeclarationError, WrongTypeError
 from pystate.state import aggregators
-from pystate.state.accumulators import BoundAggregator
-from pystate.state.aggregators import AggregateFunction, Aggregator
+from pystate.state.aggregators import AggregateFunction, Aggregator, BoundAggregator
 from pystate.state.columns import Column, column_of, value_column
 from pystate.state.declaration import State, spelled
 from pystate.state.fold import (
@@ -40,7 +39,7 @@ from pystate.state.key_batch import KeyBatch, Step, copied
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ObjectHandle, ValueHandle, ValueState
 from pystate.types.arrays import bits, check_rows, encoded, is_column, is_many, reference
-from pystate.types.codecs import codec_of
+from pystate.types.nested import codec_of
 from pystate.types.state_type import StateType, TypeLike
 
 if TYPE_CHECKING:

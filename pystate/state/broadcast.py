@@ -11,9 +11,9 @@ from typing import Any
 
 from pystate.errors import DeclarationError, ReadOnlyStateError
 from pystate.state.declaration import spelled
+from pystate.state.handle import MAP_NAMES, Named
 from pystate.state.key_batch import KeyBatch
 from pystate.state.map import MapHandle, MapState
-from pystate.state.method_hints import MAP_NAMES, Named
 from pystate.state.operator_state import Instance, KeylessState, OldRows, Own
 from pystate.types.state_type import StateType, TypeLike
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pystate._core import core
-from pystate.types.codecs import codec_of
+from pystate.types.nested import codec_of
 from pystate.types.state_type import StateType, from_code, parse_type
 
 #: The core's numbers for kinds of columns, part of the file format.

@@ -303,6 +303,11 @@ def referred(stored: str) -> int | None:
     return None if found is None else int(found[1])
 
 
+def file_name(name: str, stored: str) -> str:
+    """What files call a state, by its name and its spelling in a checkpoint's metadata."""
+    return parted(stored)[0] or name
+
+
 #: No type and no declaration begins with a digit.
 _REFERENCE = re.compile(r"(\d+) ms: ")
 

@@ -12,12 +12,11 @@ from typing import Any
 
 from pystate._core import core
 from pystate.state.columns import LIST, MAP, TIME, TIMERS, Column, key_column
-from pystate.state.declaration import State
+from pystate.state.declaration import State, file_name
 from pystate.state.identity import other_meaning
 from pystate.state.kinds import declared_as
 from pystate.state.list import UnionListState
 from pystate.state.map import MapState
-from pystate.state.renames import file_name
 from pystate.types.conversion import TypeChange, TypeRow, change_of, keeps_identity, type_rows
 from pystate.types.state_type import StateType, parse_type
 

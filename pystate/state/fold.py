@@ -13,9 +13,8 @@ import pyarrow as pa
 
 from pystate._core import core
 from pystate.errors import WrongTypeError
-from pystate.state.handle import Objects, StateHandle
+from pystate.state.handle import FOLD_NAMES, NoValue, Objects, StateHandle
 from pystate.state.key_batch import KeyBatch
-from pystate.state.method_hints import FOLD_NAMES, NoValue
 from pystate.state.value import ValueHandle, ValueState
 from pystate.types.arrays import is_column
 from pystate.types.state_type import StateType

@@ -18,13 +18,11 @@ from pystate._core import core
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.state.columns import LIST, Column, column_of
 from pystate.state.declaration import State, arguments_of, spelled
-from pystate.state.elements import Elements
-from pystate.state.handle import MISSING, for_batches
+from pystate.state.handle import LIST_NAMES, MISSING, Elements, for_batches
 from pystate.state.key_batch import KeyBatch
-from pystate.state.method_hints import LIST_NAMES
 from pystate.state.ttl import StateTtl
 from pystate.types.arrays import decoded, from_parts, reference
-from pystate.types.codecs import codec_of
+from pystate.types.nested import codec_of
 from pystate.types.state_type import TypeLike
 
 if TYPE_CHECKING:

@@ -17,14 +17,12 @@ from pystate._core import core
 from pystate.errors import DeclarationError, WrongTypeError
 from pystate.state.columns import MAP, Column, column_of
 from pystate.state.declaration import State, arguments_of, spelled
-from pystate.state.elements import Elements
-from pystate.state.handle import MISSING
+from pystate.state.handle import MAP_NAMES, MISSING, Elements
 from pystate.state.key_batch import KeyBatch, copied
-from pystate.state.method_hints import MAP_NAMES
 from pystate.state.objects import unpickled
 from pystate.state.ttl import StateTtl
 from pystate.types.arrays import decoded, from_parts, is_many, reference
-from pystate.types.codecs import codec_of
+from pystate.types.nested import codec_of
 from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
 
 if TYPE_CHECKING:

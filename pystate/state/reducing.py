@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from pystate._core import core
 from pystate.errors import DeclarationError, WrongTypeError
-from pystate.state.accumulators import Operation
+from pystate.state.aggregators import Operation
 from pystate.state.columns import Column, value_column
 from pystate.state.declaration import State, spelled
 from pystate.state.fold import (
@@ -31,7 +31,7 @@ from pystate.state.key_batch import KeyBatch
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ValueHandle
 from pystate.types.arrays import check_rows, decoded, encoded, is_many
-from pystate.types.codecs import codec_of
+from pystate.types.nested import codec_of
 from pystate.types.state_type import TypeLike
 
 #: Reduce functions that the core runs over columns.

@@ -20,15 +20,13 @@ from pystate._core import core
 from pystate.errors import DeclarationError, InUseError, PystateError, WrongTypeError
 from pystate.state.columns import Column, value_column
 from pystate.state.declaration import MOST_TEXT_BYTES, State, spelled, written
-from pystate.state.handle import MISSING, Objects, StateHandle, for_batches
+from pystate.state.handle import MISSING, VALUE_NAMES, NoValue, Objects, StateHandle, for_batches
 from pystate.state.key_batch import ADD, MAX, MIN, KeyBatch, Step, copied
-from pystate.state.method_hints import VALUE_NAMES, NoValue
 from pystate.state.objects import pickled, unpickled
 from pystate.state.ttl import StateTtl
 from pystate.types.arrays import check_rows, decoded, encoded, is_many, reference
-from pystate.types.codecs import codec_of
-from pystate.types.fills import Fills, fills_of
-from pystate.types.json_values import from_json, to_json
+from pystate.types.fills import Fills, fills_of, from_json, to_json
+from pystate.types.nested import codec_of
 from pystate.types.state_type import TypeLike
 
 if TYPE_CHECKING:

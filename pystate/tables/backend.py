@@ -40,7 +40,6 @@ from pystate.state.declaration import State
 from pystate.state.evolution import column_change, hints
 from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import OperatorSpec, declared_fills
-from pystate.state.registry import StateRegistry, unknown_state
 from pystate.tables.host import TableIdentity, counted_home, table_identity
 from pystate.tables.options import (
     UNDO_EPOCHS,
@@ -49,6 +48,7 @@ from pystate.tables.options import (
     checked_parallelism,
     checked_range,
 )
+from pystate.tables.registry import StateRegistry, unknown_state
 from pystate.tables.snapshots import SealedReader, Snapshot
 from pystate.tables.timers import DueTimers, TimeDomain, Timers
 from pystate.types.arrays import as_array, hash_keys

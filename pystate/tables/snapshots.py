@@ -18,7 +18,7 @@ from pystate.errors import InvalidArgumentError
 from pystate.state.columns import NAMESPACE, core_schema, timers_columns
 from pystate.state.declaration import State
 from pystate.types.arrays import decoded, from_parts
-from pystate.types.codecs import codec_of
+from pystate.types.nested import codec_of
 from pystate.types.state_type import StateType
 
 if TYPE_CHECKING:

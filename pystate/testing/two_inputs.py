@@ -34,8 +34,8 @@ from pystate.operators.runtime.output import (
 from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.operators.runtime.task import Operator
 from pystate.state.operator_spec import OperatorSpec
-from pystate.state.registry import unknown_state
 from pystate.tables.options import checked_parallelism
+from pystate.tables.registry import unknown_state
 from pystate.testing.clock import HarnessInput
 from pystate.testing.epochs import Attempt, Watched
 from pystate.testing.input_rows import InputRows, key_of

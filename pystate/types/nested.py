@@ -1,4 +1,4 @@
-"""Nested values: structs, arrays and maps as bytes, one by one and as columns.
+"""Nested values: structs, arrays and maps as bytes, one by one and as columns; codecs of any type.
 
 The core keeps a nested value as bytes. A struct of fixed-width fields has a constant width and is
 stored in the row itself; any other value has a variable width. ``csrc/FORMAT.md`` describes both
@@ -322,3 +322,20 @@ def _built(type: StateType, parts: Iterator[Any]) -> pa.Array[Any]:
         fields = pa.struct([wanted.key_field, wanted.item_field])
         children = [pa.Array.from_buffers(fields, len(children[0]), [None], 0, children=children)]
     return pa.Array.from_buffers(wanted, length, buffers, nulls, children=children)
+
+
+def codec_of(type: StateType, name: str, label: str = "") -> core.Codec:
+    """Return the codec of a type.
+
+    Parameters
+    ----------
+    type : StateType
+        The type of the values.
+    name : str
+        The name of the state or the column.
+    label : str
+        What error messages begin with, if not with the state's name.
+    """
+    if type.is_nested:
+        return NestedCodec(type, name)
+    return core.Codec(name, type.code, type.precision, type.scale, type.ddl, label)

@@ -14,17 +14,15 @@ from pystate.base.arguments import nearest
 from pystate.errors import DeclarationError
 from pystate.operators.functions.base import (
     CALLED,
+    KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
+    ProcessFunction,
     StatefulFunction,
+    VectorizedBroadcastFunction,
     VectorizedCoFunction,
     VectorizedFunction,
 )
-from pystate.operators.functions.broadcast import (
-    KeyedBroadcastProcessFunction,
-    VectorizedBroadcastFunction,
-)
-from pystate.operators.functions.process import ProcessFunction
 from pystate.state.broadcast import BroadcastState
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol
 
 from pystate.errors import InvalidArgumentError
+from pystate.state.handle import Elsewhere
 from pystate.state.key_batch import KeyBatch
-from pystate.state.method_hints import Elsewhere
-
-#: Which clock a timer waits for.
-TimeDomain: TypeAlias = Literal["event", "processing"]
+from pystate.tables.timers import TimeDomain
 
 
 class Timers(Protocol):
@@ -256,6 +254,25 @@ class RuntimeContext:
         self._task.apply_to_keyed_state(state, function)
 
 
+@dataclass(slots=True)
+class InstanceContext(RuntimeContext):
+    """The context of an instance and of the row that its function works on.
+
+    It has what `RuntimeContext` has, except for timers and namespaces, which belong to keys.
+
+    Attributes
+    ----------
+    instance : int
+        The number of the instance, from 0; there are `parallelism` of them.
+    redistributed : bool
+        Whether the number of instances has changed since the last epoch: the states were divided
+        anew, right before `open`.
+    """
+
+    instance: int = 0
+    redistributed: bool = False
+
+
 _REGISTER = (
     "register_event_time_timer(timestamp) or register_processing_time_timer(timestamp), in "
     "milliseconds since 1970"
@@ -297,3 +314,5 @@ _OTHERS = {
 }
 for _name, _instead in _OTHERS.items():
     setattr(RuntimeContext, _name, Elsewhere(_name, _instead))
+for _name in ("subtask", "index", "subtask_index", "getIndexOfThisSubtask", "partition_id"):
+    setattr(InstanceContext, _name, Elsewhere(_name, "instance"))

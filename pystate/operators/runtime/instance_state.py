@@ -29,14 +29,15 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.state.declaration import State
-from pystate.state.operator_list import OperatorListState, put_items
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.operator_state import (
     INSTANCE_KEY,
     Instance,
     KeylessState,
     OldRows,
+    OperatorListState,
     Own,
+    put_items,
 )
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.range_rows import put_rows

@@ -14,9 +14,8 @@ from pyspark.sql import types as st
 
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import WrongTypeError
-from pystate.operators.functions.base import StatefulFunction
+from pystate.operators.functions.base import ProcessFunction, StatefulFunction
 from pystate.operators.functions.binding import instance_states, sent, way_to_function
-from pystate.operators.functions.process import ProcessFunction
 from pystate.operators.runtime.function_spec import (
     PROCESS_LATE,
     FunctionSpec,

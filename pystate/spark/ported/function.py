@@ -22,7 +22,7 @@ from pyspark.sql.streaming.stateful_processor import (
 from pystate.errors import DeclarationError
 from pystate.operators.functions.base import RESERVED, KeyedProcessFunction
 from pystate.operators.functions.binding import sent
-from pystate.operators.functions.context import RuntimeContext, TimeDomain
+from pystate.operators.functions.context import RuntimeContext
 from pystate.spark.ported.calls import PortedCalls
 from pystate.spark.ported.forms import Form
 from pystate.spark.ported.handle import Asked, RecordingHandle, TaskHandle, TimeMode
@@ -32,6 +32,7 @@ from pystate.spark.ported.timers import KeyTimers
 from pystate.state.declaration import State
 from pystate.state.value import ValueState
 from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.timers import TimeDomain
 
 __all__ = ["Options", "PortedFunction", "ported"]
 

@@ -15,7 +15,7 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import DeclarationError, SchemaError, UnclaimedStateError
 from pystate.state.declaration import State, parted
-from pystate.state.renames import in_files
+from pystate.state.operator_spec import in_files
 from tests.program import Program, state_in
 
 HOUR = ps.StateTtl(hours=1)

@@ -20,7 +20,7 @@ from pystate.spark import adapt
 from pystate.spark.ported.states import declared
 from pystate.state.declaration import parted, referred
 from pystate.state.kinds import declared_as
-from pystate.state.renames import in_files
+from pystate.state.operator_spec import in_files
 from pystate.testing import Harness
 
 SCHEMAS: dict[str, tuple[Any, ...]] = {
