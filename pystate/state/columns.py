@@ -29,40 +29,26 @@ _FIXED_CODE, _NESTED_CODE = core.FIXED, core.NESTED
 
 
 class Column(NamedTuple):
-    """A key or state column as `core.Schema` takes it, and as `core.FileReader.schema` gives it.
-
-    Attributes
-    ----------
-    name : str
-        The column's name; a name with a ``#`` in it is not a user's.
-    code, precision, scale : int
-        The type of the value, item, or map's value.
-    ddl : str
-        Its declaration.
-    default : object
-        What `add` starts from.
-    kind : int
-        `VALUE`, `LIST`, `MAP`, `TIME` (of the column before), `TIMERS` or `TIMER`.
-    map_key, map_precision, map_scale : int
-        The type of a map's keys; in files, of a list's items.
-    width : int
-        Bytes of an inline struct.
-    codec, map_codec : Codec or None
-        They turn values, and a map's keys, into the core's; None if only files are handled.
-    """
+    """A key or state column as `core.Schema` takes it, and as `core.FileReader.schema` gives it."""
 
     name: str
+    """A name with a ``#`` in it is not a user's."""
     code: int
     precision: int = 0
     scale: int = 0
     ddl: str = ""
     default: Any = None
+    """What `add` starts from."""
     kind: int = VALUE
+    """Of these numbers; a `TIME` is that of the column before."""
     map_key: int = 0
+    """The type of a map's keys; in files, of a list's items."""
     map_precision: int = 0
     map_scale: int = 0
     width: int = 0
+    """Bytes of an inline struct."""
     codec: core.Codec | None = None
+    """Turns values into the core's, as `map_codec` does keys; None if only files are handled."""
     map_codec: core.Codec | None = None
 
     @property
@@ -174,17 +160,7 @@ def timers_columns() -> list[Column]:
 def core_schema(
     key: Sequence[tuple[str, StateType]], namespace: StateType | None, columns: Sequence[Column]
 ) -> core.Schema:
-    """A table's schema.
-
-    Parameters
-    ----------
-    key : sequence of (name, StateType)
-        The key's columns.
-    namespace : StateType or None
-        The type of its namespaces.
-    columns : sequence of Column
-        The columns of the states.
-    """
+    """A table's schema: the key's columns, the type of its namespaces, the states' columns."""
     keys = [key_column(name, type_) for name, type_ in key]
     if namespace is not None:
         keys.append(key_column(NAMESPACE, namespace))

@@ -158,9 +158,7 @@ class State(Generic[H]):
     def stored_as(self) -> str:
         """The state in a checkpoint's metadata: what its files hold, and what that means.
 
-        See Also
-        --------
-        pystate.state.kinds.declared_as : the inverse.
+        `pystate.state.kinds.declared_as` is the inverse.
         """
         spelled = self._spelled()
         if self._reference_ms is not None:
@@ -173,14 +171,9 @@ class State(Generic[H]):
 
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
-        """Return a declaration of this kind that is spelled so in a checkpoint's metadata.
+        """The declaration that a checkpoint's metadata spells so; None if it is of another kind.
 
-        None if `stored` is of another kind.
-
-        Raises
-        ------
-        DeclarationError
-            A later version wrote it.
+        `DeclarationError`: a later version wrote it.
         """
         return None
 
@@ -283,14 +276,10 @@ def renamed(spelled: str, file_name: str) -> str:
 
 
 def parted(stored: str) -> tuple[str | None, str]:
-    """What a checkpoint's metadata says of a state, in parts.
+    """What a checkpoint's metadata says of a state: its name in files, and its spelling.
 
-    Returns
-    -------
-    file_name : str or None
-        The inverse of `renamed`: the name in files, None where it is the state's own.
-    spelled : str
-        The rest, without what `referred` gives.
+    The name is the inverse of `renamed`, None where it is the state's own. The spelling is without
+    what `referred` gives.
     """
     file_name, spelled = _named(stored)
     found = _REFERENCE.match(spelled)

@@ -32,22 +32,14 @@ _Ignored = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class ColumnChange:
-    """How a stored column becomes a declared one.
-
-    Attributes
-    ----------
-    old, new : Column
-        As stored and as declared.
-    types : TypeChange
-        Of the values, the items, or the map's values.
-    fill : bytes or None
-        A value in which the fields that are added have their defaults; None where all are null.
-    """
+    """How a stored column becomes a declared one."""
 
     old: Column
     new: Column
     types: TypeChange = field(default_factory=TypeChange)
+    """Of the values, the items, or the map's values."""
     fill: bytes | None = None
+    """A value in which the fields that are added have their defaults; None where all are null."""
 
     @property
     def is_none(self) -> bool:
@@ -68,12 +60,7 @@ class ColumnChange:
 def column_change(old: Column, new: Column, ignored: _Ignored = lambda path: False) -> ColumnChange:
     """Compare the column of a stored state with its declaration.
 
-    Parameters
-    ----------
-    old, new : Column
-        As stored and as declared.
-    ignored : callable
-        Whether the stored field of a path does not count, as if it were not there.
+    A stored field of whose path `ignored` is true counts as if it were not there.
     """
     if old.same_as(new) and (old.is_accumulator or not old.value_type.is_nested):
         return ColumnChange(old, new)
@@ -95,10 +82,7 @@ def column_change(old: Column, new: Column, ignored: _Ignored = lambda path: Fal
 def stored_change(old: str, new: str) -> ColumnChange:
     """Compare two states as a checkpoint's metadata spells them (`State.stored_as`).
 
-    Raises
-    ------
-    DeclarationError
-        A later version wrote one of them.
+    `DeclarationError`: a later version wrote one of them.
     """
     stored, declared = declared_as(old), declared_as(new)
     change = column_change(stored.columns("state")[0], declared.columns("state")[0])

@@ -245,13 +245,7 @@ def copied_together(
 def numbers_together(
     keys: KeyBatch, columns: Sequence[tuple[int, StateType]]
 ) -> list[tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.bool_]]]]:
-    """Copy columns of longs, with one visit to each row.
-
-    Returns
-    -------
-    list of tuple of numpy.ndarray
-        Of each column the values, 0 where there is none, and where there are values.
-    """
+    """Copy columns of longs, with one visit to each row: values, 0 for none, and where they are."""
     rooms = _read_together(keys, columns)
     return [(values.view(np.int64), valid.view(np.bool_)) for values, valid in rooms]
 
@@ -271,13 +265,9 @@ def _read_together(
 
 
 def apply_steps(keys: KeyBatch, steps: Sequence[Step]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Take the steps with one visit to each row.
+    """Take the steps with one visit to each row; return where the first one gave a first value.
 
-    Returns
-    -------
-    numpy.ndarray of bool
-        Where the first step, whose values have no nulls, gave a key its first value; of a key that
-        repeats, only its first row.
+    The values of the first step have no nulls. Of a key that repeats, only its first row counts.
     """
     fresh = np.empty(len(keys), np.uint8)
     keys.apply_all(list(steps), fresh.ctypes.data)

@@ -32,13 +32,8 @@ KINDS: tuple[type[State[Any]], ...] = (
 def declared_as(stored: str) -> State[Any]:
     """The declaration for which `State.stored_as` gives `stored`.
 
-    A state into which values are folded is given as a `StoredFold`, without its function, unless
-    it has an accumulator of the core.
-
-    Raises
-    ------
-    DeclarationError
-        A later version wrote it.
+    A state into which values are folded is given as a `StoredFold`, without its function, unless it
+    has an accumulator of the core. `DeclarationError`: a later version wrote it.
     """
     file_name, spelling = parted(stored)
     for kind in KINDS:

@@ -35,36 +35,19 @@ from pystate.types.state_type import StateType
 
 @dataclass(frozen=True)
 class OperatorSpec:
-    """What determines the tables of an operator; it is pickled and sent to the workers.
-
-    Attributes
-    ----------
-    uid : str
-        Its name in checkpoints and errors.
-    key : tuple of (name, StateType)
-        The key's columns.
-    states : mapping of str to State
-        The declarations, in the order of the table's columns.
-    namespace : StateType or None
-        The type of its namespaces.
-    timers : bool
-        Whether keys have timers.
-    max_parallelism : int
-        Number of key groups.
-    instances : bool
-        Whether its states belong to instances, and not to keys; `key` is then `INSTANCE_KEY`.
-    dropped : frozenset of str
-        States that the checkpoint may have, and that are dropped from it.
-    """
+    """What determines the tables of an operator; it is pickled and sent to the workers."""
 
     uid: str
     key: KeyColumns
     states: Mapping[str, State[Any]]
+    """In the order of the table's columns."""
     namespace: StateType | None = None
     timers: bool = False
     max_parallelism: int = 128
     instances: bool = False
+    """Whether its states belong to instances, and not to keys; `key` is then `INSTANCE_KEY`."""
     dropped: frozenset[str] = frozenset()
+    """States that the checkpoint may have, and that are dropped from it."""
 
     def __post_init__(self) -> None:
         spaces = self.namespace is not None
@@ -72,13 +55,7 @@ class OperatorSpec:
             self._check_room(spaces)
 
     def _check_room(self, spaces: bool) -> None:
-        """Refuse a key that leaves no room for what files put behind it.
-
-        Raises
-        ------
-        DeclarationError
-            It has too many columns.
-        """
+        """Refuse a key that leaves no room for what files put behind it."""
         kinds = {
             column.kind for name, state in self.states.items() for column in state.columns(name)
         }
@@ -110,24 +87,18 @@ class OperatorSpec:
         return stored_defaults(self.states)
 
     def continuing(self, stored: Sequence[tuple[str, str]]) -> OperatorSpec:
-        """Return the operator as one whose states a checkpoint has already, under these spellings.
+        """The operator as one whose states a checkpoint has already, under these spellings.
 
-        Raises
-        ------
-        DeclarationError, SchemaError
-            Former names of states contradict each other, or the checkpoint.
+        `DeclarationError` or `SchemaError`: former names contradict each other, or the checkpoint.
         """
         what = f"operator {self.uid!r}"
         return replace(self, states=in_files(self.states, stored, what, self.dropped))
 
     def fingerprint(self, since: tuple[tuple[str, int], ...] = ()) -> str:
-        """Return 64 hexadecimal digits that differ between tables of different schemas.
+        """64 hexadecimal digits that differ between tables of different schemas.
 
-        Parameters
-        ----------
-        since : tuple of (str, int)
-            As in `RangeState`: a table that held a dropped state is not used for a new state of the
-            same name.
+        With `since`, as in `RangeState`, a table that held a dropped state is not used for a new
+        state of the same name.
         """
         columns = [[name, type_.ddl] for name, type_ in self.key]
         states = [_described(name, state) for name, state in self.states.items()]
@@ -165,13 +136,7 @@ _Schema = Sequence[tuple[str, str]]
 
 
 def check_former_names(declared: Mapping[str, State[Any]], what: str) -> None:
-    """Refuse former names that are not those of one state alone.
-
-    Raises
-    ------
-    DeclarationError
-        A former name is a state's name still, or that of two states.
-    """
+    """Refuse former names that are not those of one state alone, or are still a state's name."""
     owners: dict[str, str] = {}
     for name, state in declared.items():
         for former in state.previously:
@@ -201,23 +166,9 @@ def in_files(
 ) -> dict[str, State[Any]]:
     """The declared states with what the files of a checkpoint have for them: names, and durations.
 
-    Parameters
-    ----------
-    declared : mapping of str to State
-        The states of the program.
-    stored : sequence of (str, str)
-        Names and spellings of the states in the checkpoint.
-    what : str
-        Names the operator in errors.
-    dropped : collection of str
-        States of the checkpoint that do not count.
-
-    Raises
-    ------
-    DeclarationError
-        See `check_former_names`.
-    SchemaError
-        The checkpoint has a state under two names of one declaration.
+    `stored` has names and spellings of the checkpoint's states, of which those in `dropped` do not
+    count; `what` names the operator in errors. `SchemaError`: the checkpoint has a state under two
+    names of one declaration. `DeclarationError`: as in `check_former_names`.
     """
     check_former_names(declared, what)
     gone = set(dropped).difference(declared)

@@ -54,17 +54,7 @@ INSTANCE_KEY: KeyColumns = parse_key(dict(INSTANCE_SCHEMA))
 
 @dataclass(frozen=True)
 class Instance:
-    """One of the instances of an operator.
-
-    Attributes
-    ----------
-    index : int
-        Its number, from 0.
-    parallelism : int
-        How many instances there are.
-    max_parallelism : int
-        Number of key groups.
-    """
+    """One of the instances of an operator, which are numbered from 0."""
 
     index: int
     parallelism: int
@@ -107,14 +97,9 @@ def _slot(instance: Instance, instances: int) -> int:
 
 
 class OldRows:
-    """The rows of all old instances, in order.
+    """The rows of all old instances, in order of their numbers.
 
-    Parameters
-    ----------
-    keys : KeyBatch
-        Their keys, by number of the instance.
-    kept : bool
-        Whether the number of instances stays as it was, so that each keeps its own state.
+    `kept` says that the number of instances stays as it was, so that each keeps its own state.
     """
 
     def __init__(self, keys: KeyBatch, kept: bool) -> None:
@@ -138,15 +123,7 @@ class OldRows:
 
 
 class Own:
-    """An instance's row in the open epoch of its table, for handles.
-
-    Parameters
-    ----------
-    instance : Instance
-        The instance.
-    keys : callable
-        Makes its key batch.
-    """
+    """An instance's row in the open epoch of its table, for handles; `keys` makes its key batch."""
 
     def __init__(self, instance: Instance, keys: Callable[[], KeyBatch]) -> None:
         self.instance = instance
@@ -188,25 +165,10 @@ class KeylessState(State[H]):
         raise NotImplementedError
 
     def share(self, handle: Any, old: OldRows, instance: Instance, start: int) -> tuple[Any, int]:
-        """Read an instance's part of the old state.
+        """Read an instance's part of the old state, for `put`, and where the next state begins.
 
-        Parameters
-        ----------
-        handle : StateHandle
-            The stored state, in a table with all rows.
-        old : OldRows
-            These rows; at least one.
-        instance : Instance
-            The new instance.
-        start : int
-            The instance that gets the first items, if they are divided.
-
-        Returns
-        -------
-        share : object
-            What `put` takes.
-        start : int
-            The same for the next state.
+        `handle` is the stored state in a table with all `old` rows, of which there is at least one.
+        `start` is the instance that gets the first items, if they are divided.
         """
         raise NotImplementedError
 
@@ -312,18 +274,11 @@ class OperatorListState(KeylessState["OperatorListHandle"]):
 def divided(
     handle: ListHandle, old: OldRows, instance: Instance, start: int
 ) -> tuple[list[Any], int]:
-    """Read the items of an instance if all items are divided evenly.
+    """Read the items of an instance, in pieces, if all items are divided evenly.
 
     They are dealt in order, beginning with the instance `start`; the first ones get one more if
-    there is a remainder. The next state begins with the instance after those, so that over all
-    states, too, the numbers of items differ by at most one.
-
-    Returns
-    -------
-    items : list
-        The items, in pieces.
-    start : int
-        Where the next state begins.
+    there is a remainder. The next state begins with the instance after those, which is returned, so
+    that over all states, too, the numbers of items differ by at most one.
     """
     if old.kept:
         rows = [row for row, index in enumerate(old.instances) if index == instance.index]

@@ -472,10 +472,7 @@ class ObjectHandle(ValueHandle):
     def flush(self, make_batch: Callable[[list[Any]], KeyBatch]) -> None:
         """Pickle what was updated and write it to the core.
 
-        Raises
-        ------
-        InUseError
-            An object's class updated the state, or ended the epoch, while it was pickled.
+        `InUseError`: an object's class updated the state, or ended the epoch, while it was pickled.
         """
         if not self._dirty:
             return

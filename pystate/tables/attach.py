@@ -76,23 +76,7 @@ _Key: TypeAlias = "tuple[str, str, str, int, int, str]"
 
 
 class Attachment:
-    """A task's hold on a table; release it in every case.
-
-    Attributes
-    ----------
-    backend : KeyedStateBackend
-        At the base's id; its open epoch is the task's.
-    how : {"current", "undone", "caught up", "copied", "restored", "replica"}
-        How the table was brought to the base; "copied" if no file was read for it.
-    reason : str
-        Why it is a replica; empty if it is not one.
-    files, rows : int
-        Files and records that were applied for it.
-    copied : int
-        Records that came from tables of another parallelism.
-    duration_ns : int
-        Duration of the attach, including the wait for the lock.
-    """
+    """A task's hold on a table; release it in every case."""
 
     def __init__(
         self,
@@ -105,12 +89,16 @@ class Attachment:
         reason: str = "",
         entry: _Entry | None = None,
     ) -> None:
+        #: At the base's id; its open epoch is the task's.
         self.backend = backend
+        #: How the table was brought to the base; "copied" if no file was read for it.
         self.how = how
-        self.files = files
-        self.rows = rows
-        self.copied = copied
+        #: Files and records that were applied for it, and records from tables of another
+        #: parallelism.
+        self.files, self.rows, self.copied = files, rows, copied
+        #: Why it is a replica; empty if it is not one.
         self.reason = reason
+        #: Of the attach, including the wait for the lock.
         self.duration_ns = 0
         self._entry = entry
         self._released = False
@@ -143,12 +131,8 @@ class Attachment:
     def move(self, home: TableHome) -> None:
         """Give up a shared table that has outgrown its file system, and have it put elsewhere.
 
-        Unsealed changes are lost; the sealed state is restored there from files.
-
-        Raises
-        ------
-        OSError
-            The move could not be written down.
+        Unsealed changes are lost; the sealed state is restored there from files. `OSError`: the
+        move could not be written down.
         """
         entry = self._entry
         assert entry is not None and entry.path is not None and not self._released
@@ -208,29 +192,7 @@ class TableCache:
         self._unchecked: list[_Entry] = []
 
     def attach(self, spec: TableSpec, base: RangeState) -> Attachment:
-        """Attach to a range's table at exactly the base's id.
-
-        Parameters
-        ----------
-        spec : TableSpec
-            Which table.
-        base : RangeState
-            The state that it must hold.
-
-        Returns
-        -------
-        Attachment
-            Its `how` and `reason` say how the table was obtained.
-
-        Raises
-        ------
-        CorruptFileError, NewerFormatError, CheckpointError
-            A file that the manifest names cannot be read, or is not the one that was written.
-        SchemaError, UnclaimedStateError
-            The files' schema is not the declared one.
-        MemoryLimitError
-            The state does not fit.
-        """
+        """Attach to a range's table at exactly the base's id; errors are those of `load_files`."""
         return self._timed(spec, base, reads=False)
 
     def attach_to_read(self, spec: TableSpec, base: RangeState) -> Attachment:

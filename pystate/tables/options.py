@@ -18,29 +18,19 @@ UNDO_EPOCHS = 2
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How workers keep an operator's tables; it is pickled and sent to them.
-
-    Attributes
-    ----------
-    home : str
-        Where a host's shared tables are: ``"shm"``, ``"local"`` or a folder; ``"heap"``: each
-        process has its own.
-    limit_bytes : int
-        The most memory of one table; with 0 all tables share the limit of the process.
-    lock_timeout_ms : int
-        How long to wait for a shared table that another process has.
-    allow_unclaimed_state : bool
-        Whether stored states that the operator does not declare are dropped; if not, they are
-        refused.
-    allow_pickle : bool
-        Whether states may be pickled.
-    """
+    """How workers keep an operator's tables; it is pickled and sent to them."""
 
     home: str = "shm"
+    """Where a host's shared tables are: ``"shm"``, ``"local"`` or a folder; ``"heap"``: each
+    process has its own."""
     limit_bytes: int = 0
+    """The most memory of one table; with 0 all tables share the limit of the process."""
     lock_timeout_ms: int = 6000
+    """How long to wait for a shared table that another process has."""
     allow_unclaimed_state: bool = False
+    """Whether stored states that the operator does not declare are dropped, and not refused."""
     allow_pickle: bool = True
+    """Whether states may be pickled."""
 
 
 class TableStats(NamedTuple):

@@ -76,14 +76,9 @@ def load_files(
 ) -> int:
     """Read what files hold of a range into its table, oldest first; count records.
 
-    Raises
-    ------
-    CorruptFileError, NewerFormatError, CheckpointError
-        A file that the manifest names cannot be read, or is not the one that was written.
-    SchemaError, UnclaimedStateError
-        The files' schema is not the declared one.
-    MemoryLimitError
-        The state does not fit.
+    `CorruptFileError`, `NewerFormatError` or `CheckpointError`: a file that the manifest names
+    cannot be read, or is not the one that was written. `SchemaError` or `UnclaimedStateError`: the
+    files' schema is not the declared one. `MemoryLimitError`: the state does not fit.
     """
     rows = 0
     for ref in files:

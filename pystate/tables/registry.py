@@ -21,16 +21,9 @@ _SUFFIX_BYTES = 16
 
 
 class StateRegistry:
-    """The declared states of one table.
+    """The declared states of one table, whose handles must be made before it is opened.
 
-    Parameters
-    ----------
-    table : Table
-        Not open yet; its handles must be made before it is opened.
-    reserved : mapping of str to str
-        Names that no state may have, and what uses them.
-    timers : bool
-        Whether keys have timers.
+    `reserved` are names that no state may have, and what uses them.
     """
 
     def __init__(self, table: core.Table, reserved: Mapping[str, str], timers: bool) -> None:
@@ -148,20 +141,7 @@ def unknown_state(name: object, known: Iterable[str]) -> UnknownStateError:
 
 
 def refuse_pickled(states: Mapping[str, State[Any]], owner: str) -> None:
-    """Refuse states whose values would be unpickled when they are read.
-
-    Parameters
-    ----------
-    states : mapping from name to State
-        All declared states.
-    owner : str
-        The owner of the states, as errors name it.
-
-    Raises
-    ------
-    DeclarationError
-        Some states are pickled; the message names them.
-    """
+    """Refuse states whose values would be unpickled when they are read; `owner` is theirs."""
     found = [name for name, state in states.items() if state.type.is_object]
     if found:
         raise DeclarationError(

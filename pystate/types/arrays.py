@@ -33,41 +33,19 @@ def is_many(value: object) -> bool:
 
 
 def check_rows(values: Any, rows: int, what: str) -> None:
-    """Refuse values unless there is one per row.
-
-    Raises
-    ------
-    InvalidArgumentError
-        There are more or fewer.
-    """
+    """Refuse values unless there is one per row."""
     if len(values) != rows:
         raise InvalidArgumentError(f"{what}: {len(values)} values for {rows} keys")
 
 
 def as_array(values: Any, type: StateType, what: str) -> pa.Array[Any]:
-    """Make an Arrow array of exactly the declared type.
+    """Make an Arrow array of exactly the declared type; `what` names the column in errors.
 
-    Parameters
-    ----------
-    values : array-like
-        A `pyarrow.Array` or `ChunkedArray` (dictionaries and large strings too), a numpy array, a
-        pandas series, or a sequence of Python values.
-    type : StateType
-        The declared type.
-    what : str
-        Names the column in errors.
-
-    Raises
-    ------
-    WrongTypeError
-        The values are of another type, and a cast would lose something.
-    InvalidArgumentError
-        An Arrow array whose buffers are too small for it, or whose offsets lead outside of them.
-
-    Notes
-    -----
-    Casts are those that keep every value: between integers, from integers to floats and decimals,
-    to a wider float, between decimals and between timestamp units, each where every value fits.
+    Values are an Arrow array or chunked array (dictionaries and large strings too), a numpy array,
+    a pandas series, or a sequence. Casts are those that keep every value: between integers, from
+    integers to floats and decimals, to a wider float, between decimals and between timestamp units,
+    each where every value fits. `WrongTypeError`: a cast would lose something.
+    `InvalidArgumentError`: an Arrow array's buffers are too small, or its offsets lead outside.
     """
     if isinstance(values, pa.ChunkedArray):
         array = _combined(values)
@@ -121,13 +99,7 @@ def _inferred(values: Any, type: StateType) -> pa.Array[Any]:
 
 
 def as_floats(floats: pa.Array[Any], doubles: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the floats, which were cast from the doubles, if no double is beyond a float's range.
-
-    Raises
-    ------
-    OverflowError
-        A double is; the message names it.
-    """
+    """The floats that were cast from the doubles; `OverflowError` if one is beyond a float."""
     lost = pc.and_(pc.is_inf(floats), pc.invert(pc.is_inf(doubles)))
     if pc.any(lost).as_py():
         value = doubles.filter(lost)[0]
@@ -136,12 +108,9 @@ def as_floats(floats: pa.Array[Any], doubles: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def sound(array: pa.Array[Any], what: str, *, full: bool = False) -> pa.Array[Any]:
-    """Return the array if its buffers are large enough; `full` also checks every offset and index.
+    """The array if its buffers are large enough; `full` also checks every offset and index.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The check failed.
+    `InvalidArgumentError` if it is not sound.
     """
     try:
         array.validate(full=full)
@@ -234,10 +203,7 @@ def array_of(ref: core.ArrayRef, type: StateType) -> pa.Array[Any]:
 def reference(array: pa.Array[Any], type: StateType) -> core.ArrayRef:
     """The addresses of an array of exactly the declared type; the array stays alive with them.
 
-    Raises
-    ------
-    InvalidArgumentError
-        Its offsets descend, or lead outside of its bytes.
+    `InvalidArgumentError`: its offsets descend, or lead outside of its bytes.
     """
     buffers = array.buffers()
     validity = buffers[0].address if array.null_count and buffers[0] is not None else 0
@@ -266,27 +232,15 @@ def reference(array: pa.Array[Any], type: StateType) -> core.ArrayRef:
 def datetimes(array: pa.Array[Any]) -> list[Any]:
     """The datetimes of an array of microseconds, in UTC if it has a time zone; None for null.
 
-    Raises
-    ------
-    OverflowError
-        A datetime is outside the years 1 to 9999; it is the error's argument.
-
-    Notes
-    -----
-    Arrow's own conversion takes 3 µs a value, which is the budget of a whole row.
+    Arrow's own conversion takes 3 µs a value, which is the budget of a whole row. `OverflowError`:
+    one is outside the years 1 to 9999; it is the error's argument.
     """
     validity, times = (0 if buffer is None else buffer.address for buffer in array.buffers())
     return core.instants(times, validity, array.offset, len(array), array.type.tz is None)
 
 
 def encoded(values: Any, type: StateType, codec: Any, what: str) -> pa.Array[Any]:
-    """Make an array of the core's form: bytes for nested values, else of the declared type.
-
-    Raises
-    ------
-    WrongTypeError
-        As for `as_array`; also if the codec of a nested type refuses a value.
-    """
+    """An array in the core's form: bytes for nested values, else as `as_array` makes it."""
     if type.is_nested:
         array: pa.Array[Any] = codec.encode_array(values)
         return array
@@ -310,16 +264,9 @@ def from_parts(
 ) -> pa.Array[Any]:
     """Make an array of the buffers that the core fills.
 
-    Parameters
-    ----------
-    type : StateType
-        The column's type.
-    length : int
-        Rows.
-    valid, values, offsets : buffer
-        A byte of validity per row, or None if no value is null; values of the type's width
-        (booleans: a byte each), or the bytes' data with their 32-bit `offsets`. Where there are
-        offsets, a null has no bytes, whatever the type.
+    `valid` has a byte per row, and is None if no value is null. `values` are of the type's width
+    (booleans: a byte each), or the bytes' data with their 32-bit `offsets`. Where there are
+    offsets, a null has no bytes, whatever the type.
     """
     nulls, validity = 0, None
     if valid is not None:
@@ -389,13 +336,7 @@ def hash_keys(columns: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
 def key_groups(
     hashes: np.ndarray[Any, np.dtype[np.uint64]], max_parallelism: int
 ) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """The key group of each hash: ``pmod(hash, max_parallelism)``.
-
-    Examples
-    --------
-    >>> key_groups(np.array([5, 2**64 - 1], np.uint64), 4).tolist()
-    [1, 3]
-    """
+    """The key group of each hash: ``pmod(hash, max_parallelism)``."""
     if max_parallelism < 1:
         raise InvalidArgumentError(f"max_parallelism is {max_parallelism}")
     groups = hashes.view(np.int64) % np.int64(max_parallelism)

@@ -29,17 +29,11 @@ _IGNORED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A type as it is written.
+    """A type as it is written."""
 
-    Attributes
-    ----------
-    text : str
-        ``struct``, ``array`` or ``map``; else a scalar's text with its parameters.
-    children : list of (str, Word)
-        The fields of a struct; ``element`` of an array; ``key`` and ``value`` of a map.
-    """
-
+    #: ``struct``, ``array`` or ``map``; else a scalar's text with its parameters.
     text: str
+    #: The fields of a struct; ``element`` of an array; ``key`` and ``value`` of a map.
     children: list[tuple[str, Word]] = field(default_factory=list)
 
 
@@ -58,8 +52,6 @@ def quoted(name: str) -> str:
 def path_parts(name: str) -> list[str]:
     """The parts of a path as SQL reads it; only the name itself if it is not a path.
 
-    Examples
-    --------
     >>> path_parts("user.`e.mail`"), path_parts("`half")
     (['user', 'e.mail'], ['`half'])
     """
@@ -77,21 +69,12 @@ def path_parts(name: str) -> list[str]:
 
 
 def read_nested(text: str, what: str) -> Word:
-    """Read one nested type.
+    """Read one nested type; an error names the position at which it is not well formed.
 
-    Raises
-    ------
-    DeclarationError
-        It is not well formed; the message names the position.
-
-    Notes
-    -----
     As in Spark, keywords may have any case, spaces may stand between any words, names may be in
     backticks, and the colon after a name is optional. ``NOT NULL`` and ``COMMENT '...'`` after a
     field have no effect.
 
-    Examples
-    --------
     >>> read_nested("ARRAY<struct<`a b` INT NOT NULL>>", "x").children[0][1].children
     [('a b', Word(text='INT', children=[]))]
     """

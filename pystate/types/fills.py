@@ -54,23 +54,9 @@ def pinned(text: str) -> tuple[str, Any] | None:
 def fill_of(
     type: StateType, added: Iterable[str], name: str, since: Mapping[str, int]
 ) -> bytes | None:
-    """Return a value of the type in which added fields have their defaults.
+    """A value of the type in which `added` fields have their defaults; None if all are null.
 
-    Parameters
-    ----------
-    type : StateType
-        The type of a value state, now.
-    added : iterable of str
-        Paths of the fields that are added.
-    name : str
-        The state.
-    since : mapping of str to int
-        From which epoch on states and fields count, with what `pin` gave.
-
-    Returns
-    -------
-    bytes or None
-        None where all are null.
+    `since` says from which epoch on states and fields count, with what `pin` gave.
     """
     marks: dict[str, tuple[int, Any]] = {}
     for key, epoch in since.items():

@@ -35,8 +35,6 @@ _MARK_TYPE = StateType("boolean")
 def parse_key(key: KeyLike) -> KeyColumns:
     """Key columns by name; a single type makes one column named ``key``.
 
-    Examples
-    --------
     >>> parse_key({"carrier": "string", "flight": "int"})
     (('carrier', StateType('string')), ('flight', StateType('int')))
     """
@@ -75,8 +73,6 @@ def parse_key(key: KeyLike) -> KeyColumns:
 def leaves(name: str, type: StateType) -> list[tuple[str, StateType]]:
     """The key columns that a column stands for: itself, or the fields of a struct and its mark.
 
-    Examples
-    --------
     >>> leaves("k", parse_type("struct<a:long,b:int>"))
     [('k.a', StateType('long')), ('k.b', StateType('int')), ('k is null', StateType('boolean'))]
     """
@@ -112,15 +108,7 @@ def null_marks(key: KeyColumns) -> dict[int, str]:
 
 
 def has_null_marks(names: Sequence[str], types: Sequence[StateType]) -> bool:
-    """Whether some key columns have the marks of null structs.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The key columns.
-    types : sequence of StateType
-        The types of the columns that they stand for.
-    """
+    """Whether the key columns that stand for columns of these types have marks of null structs."""
     return len(names) == sum(len(leaves("k", type_)) for type_ in types)
 
 

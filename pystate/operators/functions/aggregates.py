@@ -14,15 +14,7 @@ AggregateKind = Literal["count", "sum", "min", "max", "mean"]
 
 
 class Aggregate(NamedTuple):
-    """One aggregate of a keyed stream.
-
-    Attributes
-    ----------
-    kind : {"count", "sum", "min", "max", "mean"}
-        What is kept.
-    column : str or None
-        The input column; None for a count of rows.
-    """
+    """One aggregate of a keyed stream; without a column it counts rows."""
 
     kind: AggregateKind
     column: str | None

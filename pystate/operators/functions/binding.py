@@ -50,16 +50,7 @@ class Registry(Protocol):
 
 
 def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[str, State[Any]]:
-    """The states of a function or its class by name; those of base classes come first.
-
-    Examples
-    --------
-    >>> import pystate as ps
-    >>> class Legs(ps.VectorizedFunction):
-    ...     legs = ps.ValueState("long")
-    >>> declarations(Legs)
-    {'legs': ValueState('long')}
-    """
+    """The states of a function or its class by name; those of base classes come first."""
     cls = function if isinstance(function, type) else type(function)
     return {
         name: value
@@ -80,10 +71,7 @@ def keyed_states(function: StatefulFunction) -> dict[str, State[Any]]:
 def broadcast_states(function: StatefulFunction) -> dict[str, KeylessState[Any]]:
     """The broadcast states of a function that has a broadcast input.
 
-    Raises
-    ------
-    DeclarationError
-        It has none, or another kind of operator state.
+    `DeclarationError`: it has none, or another kind of operator state.
     """
     name = type(function).__name__
     found = {n: d for n, d in declarations(function).items() if isinstance(d, KeylessState)}
@@ -103,14 +91,7 @@ def broadcast_states(function: StatefulFunction) -> dict[str, KeylessState[Any]]
 def bind(function: StatefulFunction, registry: Registry, broadcast: Registry | None = None) -> None:
     """Give an instance its handles, so that ``self.legs`` works until `unbind`.
 
-    Parameters
-    ----------
-    function : StatefulFunction
-        The instance.
-    registry : Registry
-        Has its states.
-    broadcast : Registry, optional
-        Has its broadcast states.
+    Its broadcast states are in a registry of their own, if there is one.
     """
     for name, declaration in declarations(function).items():
         own = registry
@@ -126,13 +107,7 @@ def unbind(function: StatefulFunction) -> None:
 
 
 def copied(function: StatefulFunction) -> StatefulFunction:
-    """A copy of the function, for a task.
-
-    Raises
-    ------
-    DeclarationError
-        An attribute cannot be copied; the message names it.
-    """
+    """A copy of the function, for a task; errors are those of `sent`."""
     made: StatefulFunction = sent(function, copy.deepcopy)
     return made
 
@@ -141,21 +116,10 @@ Sent = TypeVar("Sent")
 
 
 def sent(function: Any, send: Callable[[Any], Sent], where: str = "open(self, ctx)") -> Sent:
-    """The function in the form that goes to the tasks, made by `send`.
+    """The function in the form that goes to the tasks: copied or pickled by `send`.
 
-    Parameters
-    ----------
-    function : StatefulFunction, WindowFunction or callable
-        The function.
-    send : callable
-        Copies or pickles an object.
-    where : str
-        The method in which the function can make what cannot be sent.
-
-    Raises
-    ------
-    DeclarationError
-        The function cannot be sent; the message names the attribute that prevents it.
+    `where` is the method in which the function can make what cannot be sent. `DeclarationError`
+    names the attribute that prevents it.
     """
     try:
         return send(function)
@@ -189,10 +153,7 @@ def sent(function: Any, send: Callable[[Any], Sent], where: str = "open(self, ct
 def captured(function: Any, send: Callable[[Any], object]) -> tuple[str, str, object] | None:
     """What the code of a function or of its class refers to that cannot be sent.
 
-    Returns
-    -------
-    tuple of str, str and object, or None
-        The function whose code it is, the name in that code, and the object.
+    The function whose code it is, the name in that code, and the object.
     """
     codes = {getattr(function, "__qualname__", ""): function} if callable(function) else {}
     for cls in type(function).__mro__:
@@ -246,13 +207,7 @@ def operator_spec(
 
 
 def has_broadcast(function: StatefulFunction) -> bool:
-    """Whether a function has a broadcast input.
-
-    Raises
-    ------
-    DeclarationError
-        It has one, and no method for its rows.
-    """
+    """Whether a function has a broadcast input, whose rows it must then have a method for."""
     for base in (KeyedBroadcastProcessFunction, VectorizedBroadcastFunction):
         if isinstance(function, base):
             if getattr(type(function), "process_broadcast", None) is base.process_broadcast:
@@ -264,13 +219,7 @@ def has_broadcast(function: StatefulFunction) -> bool:
 
 
 def instance_states(function: StatefulFunction, owner: str) -> dict[str, KeylessState[Any]]:
-    """The states of a `ProcessFunction` by name.
-
-    Raises
-    ------
-    DeclarationError
-        There are none, or one of them is not the state of an instance.
-    """
+    """The states of a `ProcessFunction` by name; there is one, and all are those of instances."""
     name, found = type(function).__name__, {}
     for state, declaration in declarations(function).items():
         if isinstance(declaration, BroadcastState):
@@ -296,19 +245,9 @@ def instance_states(function: StatefulFunction, owner: str) -> dict[str, Keyless
 
 
 def require_state(function: StatefulFunction, owner: str) -> None:
-    """Refuse a function that keeps neither state nor timers.
+    """Refuse a function that keeps neither state nor timers, or is for rows without keys.
 
-    Parameters
-    ----------
-    function : StatefulFunction
-        The function.
-    owner : str
-        What the error names, e.g. ``"operator 'aircraft'"``.
-
-    Raises
-    ------
-    DeclarationError
-        It has neither a state nor timers; or it is for rows without keys.
+    `owner` is named in errors, such as ``"operator 'aircraft'"``.
     """
     _refuse_keyless(function, owner)
     if not declarations(function) and not has_timers(function):
@@ -328,13 +267,7 @@ def _refuse_keyless(function: StatefulFunction, owner: str) -> None:
 
 
 def namespace_type(function: StatefulFunction) -> StateType | None:
-    """The type of a function's namespaces; None if its states are kept by key alone.
-
-    Raises
-    ------
-    DeclarationError
-        The declared namespace is not a type, or one that cannot be part of a key.
-    """
+    """The type of a function's namespaces; None if its states are kept by key alone."""
     declared = type(function).namespace
     if declared is None:
         return None
@@ -346,13 +279,7 @@ def namespace_type(function: StatefulFunction) -> StateType | None:
 
 
 def shape(function: StatefulFunction) -> Shape:
-    """The shape of a function, by the methods that it has.
-
-    Raises
-    ------
-    DeclarationError
-        The object is not a stateful function, or has none or several of the methods.
-    """
+    """The shape of a function, by the methods that it has; it must be a stateful function."""
     if isinstance(function, VectorizedFunction):
         own = [n for n in _overridden(function, VectorizedFunction) if n == "process"]
         if own:
