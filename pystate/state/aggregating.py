@@ -160,14 +160,14 @@ class AggregatingState(State["AggregatingHandle"]):
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
         """Return the aggregate that was stored under this spelling, unless it is of the user's."""
-        found = _STORED.fullmatch(stored)
-        if found is None:
+        parts = _STORED.fullmatch(stored)
+        if parts is None:
             return None
-        aggregator = _AGGREGATORS.get(found[1])
+        aggregator = _AGGREGATORS.get(parts[1])
         if aggregator is None:
-            raise DeclarationError(f"{stored!r}: this version knows no aggregate {found[1]}")
-        arguments = () if found[2] is None else (json.loads(found[2].lower()),)
-        return cls(aggregator(*arguments), found[3])
+            raise DeclarationError(f"{stored!r}: this version knows no aggregate {parts[1]}")
+        arguments = () if parts[2] is None else (json.loads(parts[2].lower()),)
+        return cls(aggregator(*arguments), parts[3])
 
     def _arguments(self) -> tuple[Any, ...]:
         if self._bound is None:

@@ -128,8 +128,8 @@ class BroadcastHandle(Named):
 
     def contains(self, key: Any, /) -> bool:
         """Whether there is an entry with this key."""
-        found: bool = self._handle.contains(key)
-        return found
+        contained: bool = self._handle.contains(key)
+        return contained
 
     def keys(self) -> list[Any]:
         """All keys of the map."""

@@ -282,14 +282,14 @@ def parted(stored: str) -> tuple[str | None, str]:
     what `referred` gives.
     """
     file_name, spelled = _named(stored)
-    found = _REFERENCE.match(spelled)
-    return file_name, spelled if found is None else spelled[found.end() :]
+    reference = _REFERENCE.match(spelled)
+    return file_name, spelled if reference is None else spelled[reference.end() :]
 
 
 def referred(stored: str) -> int | None:
     """The `State.reference_ms` that a checkpoint's metadata says of a state."""
-    found = _REFERENCE.match(_named(stored)[1])
-    return None if found is None else int(found[1])
+    reference = _REFERENCE.match(_named(stored)[1])
+    return None if reference is None else int(reference[1])
 
 
 def file_name(name: str, stored: str) -> str:

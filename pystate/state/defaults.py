@@ -75,11 +75,11 @@ def without_defaults(
         equal[name] = kept[name] & same_rows(column, same)
         kept[name] = kept[name] & ~equal[name]
     exists = np.logical_or.reduce(list(kept.values()))
-    found = dict(columns)
+    rest = dict(columns)
     for name, flags in equal.items():
-        nothing: pa.Array[Any] = pa.array([None], found[name].type)
-        found[name] = _replaced(found[name], flags & exists, nothing)
-    return found
+        nothing: pa.Array[Any] = pa.array([None], rest[name].type)
+        rest[name] = _replaced(rest[name], flags & exists, nothing)
+    return rest
 
 
 def _replaced(column: Any, where: Flags, value: pa.Array[Any]) -> Any:

@@ -80,13 +80,13 @@ def _parameters(object: Any) -> list[tuple[str, Any]]:
             names = list(inspect.signature(type(object)).parameters)
         except (TypeError, ValueError):
             names = []
-    found = []
+    parameters = []
     for name in names:
         value = getattr(object, name, getattr(object, f"_{name}", ...))
         items = value if isinstance(value, tuple) else (value,)
         if all(isinstance(item, _PLAIN) for item in items):
-            found.append((name, value))
-    return found
+            parameters.append((name, value))
+    return parameters
 
 
 def stored_fold(kind: str, type: StateType, name: str) -> str:
@@ -110,8 +110,8 @@ def of_unknown_kind(stored: str) -> str:
 def without_kind(stored: str) -> str:
     """How an older version spells a state: a value and some folds by their type alone."""
     _, spelling = parted(stored)
-    found = _kept_type(spelling)
-    return spelling if found is None else "object" if found is object else str(found)
+    kept = _kept_type(spelling)
+    return spelling if kept is None else "object" if kept is object else str(kept)
 
 
 def shown_as(stored: str) -> str:
@@ -171,8 +171,8 @@ def _kept_type(spelling: str) -> Any:
     """The type of the value that is kept, as declarations take it; None if there is no such."""
     for kind in ("ReducingState", "AggregatingState", "State"):
         if spelling.startswith(f"{kind}("):
-            found = arguments_of(spelling, kind)
-            return None if not found else found[0]
+            arguments = arguments_of(spelling, kind)
+            return None if not arguments else arguments[0]
     aggregate = _AGGREGATE.fullmatch(spelling)
     if aggregate is None or aggregate[2] != "()":
         return None
@@ -204,8 +204,8 @@ def _meaning(spelling: str) -> tuple[str, str] | None:
         return "aggregating", f"{aggregate[1]}{aggregate[2]}"
     for kind in ("ReducingState", "AggregatingState"):
         if spelling.startswith(f"{kind}("):
-            found = arguments_of(spelling, kind)
-            name = found[1] if found and len(found) > 1 else _CUSTOM
+            arguments = arguments_of(spelling, kind)
+            name = arguments[1] if arguments and len(arguments) > 1 else _CUSTOM
             return kind.removesuffix("State").lower(), name
     return "value", ""
 

@@ -37,7 +37,7 @@ def declared_as(stored: str) -> State[Any]:
     """
     file_name, spelling = parted(stored)
     for kind in KINDS:
-        found = kind.from_stored(spelling)
-        if found is not None:
-            return found.referring_to(referred(stored)).in_files(file_name)
+        declaration = kind.from_stored(spelling)
+        if declaration is not None:
+            return declaration.referring_to(referred(stored)).in_files(file_name)
     raise DeclarationError(f"{stored!r}: this version knows no such state")

@@ -99,8 +99,8 @@ class ListState(State["ListHandle"]):
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
         """Return the declaration that was stored as this; None if it is of another kind."""
-        found = arguments_of(stored, cls.__name__)
-        return None if found is None else cls(*found)
+        arguments = arguments_of(stored, cls.__name__)
+        return None if arguments is None else cls(*arguments)
 
     def _arguments(self) -> tuple[Any, ...]:
         return (spelled(self._type),)

@@ -107,8 +107,8 @@ class MapState(State["MapHandle"]):
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
         """Return the declaration that was stored as this; None if it is of another kind."""
-        found = arguments_of(stored, cls.__name__)
-        return None if found is None else cls(*found)
+        arguments = arguments_of(stored, cls.__name__)
+        return None if arguments is None else cls(*arguments)
 
     def _arguments(self) -> tuple[Any, ...]:
         return spelled(self._key), spelled(self._type)
@@ -205,10 +205,10 @@ class MapHandle(Elements, core.MapElements):
         return iter(self.keys())
 
     def __getitem__(self, key: Any) -> Any:
-        found = self.get(key, MISSING)
-        if found is MISSING:
+        value = self.get(key, MISSING)
+        if value is MISSING:
             raise KeyError(key)
-        return found
+        return value
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.put(key, value)
@@ -324,10 +324,10 @@ class ObjectMapHandle(MapHandle):
 
     def get(self, key: Any, default: Any = None, /) -> Any:
         """The value under `key`, or the default."""
-        found = super().get(key, MISSING)
-        if found is MISSING:
+        stored = super().get(key, MISSING)
+        if stored is MISSING:
             return default
-        return None if found is None else unpickled(self.name, found)
+        return None if stored is None else unpickled(self.name, stored)
 
     def put(self, key: Any, value: Any, /) -> None:
         """Store a value under `key`."""

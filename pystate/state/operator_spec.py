@@ -115,8 +115,8 @@ def _described(name: str, state: State[Any]) -> list[str]:
 
 def stored_defaults(states: Mapping[str, State[Any]]) -> Defaults:
     """Return what keys without a value have, by the names of states."""
-    found = {name: states[name].stored_default() for name in sorted(states)}
-    return tuple((name, text) for name, text in found.items() if text is not None)
+    defaults = {name: states[name].stored_default() for name in sorted(states)}
+    return tuple((name, text) for name, text in defaults.items() if text is not None)
 
 
 def declared_fills(states: Mapping[str, State[Any]]) -> dict[str, int]:
@@ -175,7 +175,7 @@ def in_files(
     known = {name: file_name(name, text) for name, text in stored if name not in gone}
     taken = {file_name(name, text) for name, text in stored}
     references = {file_name(name, text): referred(text) for name, text in stored}
-    found: dict[str, str] = {}
+    file_names: dict[str, str] = {}
     continued = set()
     for name, state in declared.items():
         names = [each for each in (name, *state.previously) if each in known]
@@ -187,17 +187,17 @@ def in_files(
                 "allow_unclaimed_state=True"
             )
         if names:
-            found[name] = known[names[0]]
+            file_names[name] = known[names[0]]
             continued.add(name)
     for name in declared:
-        if name not in found:
-            found[name] = _unused(name, taken.union(found.values()))
+        if name not in file_names:
+            file_names[name] = _unused(name, taken.union(file_names.values()))
     made = {}
     for name, state in declared.items():
-        reference_ms = references[found[name]] if name in continued else None
+        reference_ms = references[file_names[name]] if name in continued else None
         if reference_ms is not None and (state.ttl is None or state.reference_ms is not None):
             state = state.referring_to(reference_ms)
-        made[name] = state.in_files(None if found[name] == name else found[name])
+        made[name] = state.in_files(None if file_names[name] == name else file_names[name])
     return made
 
 

@@ -90,9 +90,9 @@ def _slot(instance: Instance, instances: int) -> int:
         whose = (np.full(count, part, np.int32) for part in (instance.index, instances))
         hashes = hash_keys([pa.array(column) for column in (*whose, slots)])
         groups = key_groups(hashes, instance.max_parallelism)
-        found = np.flatnonzero((groups >= first) & (groups <= last))
-        if len(found):
-            return begin + int(found[0])
+        fitting = np.flatnonzero((groups >= first) & (groups <= last))
+        if len(fitting):
+            return begin + int(fitting[0])
         begin += count
 
 
@@ -237,8 +237,8 @@ class OperatorListState(KeylessState["OperatorListHandle"]):
         previously: str | Sequence[str] = (),
     ) -> None:
         self._declare(type, None, previously)
-        found = choice(redistribute, "OperatorListState: redistribute", ("even", "union"))
-        object.__setattr__(self, "_redistribute", found)
+        way = choice(redistribute, "OperatorListState: redistribute", ("even", "union"))
+        object.__setattr__(self, "_redistribute", way)
 
     @property
     def redistribute(self) -> Literal["even", "union"]:
@@ -444,8 +444,8 @@ def _column(items: Any) -> pa.Array[Any] | None:
     """The items as an Arrow array if they are a column."""
     if not is_column(items):
         return None
-    found: Any = items if isinstance(items, (pa.Array, pa.ChunkedArray)) else pa.array(items)
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    column: Any = items if isinstance(items, (pa.Array, pa.ChunkedArray)) else pa.array(items)
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 Scope = Literal["operator", "key_group"]
@@ -484,8 +484,8 @@ class RawState(KeylessState["RawHandle | RawKeyGroupHandle"]):
 
     def __init__(self, scope: Scope = "operator", *, previously: str | Sequence[str] = ()) -> None:
         self._declare("binary", None, previously)
-        found = choice(scope, "RawState: scope", ("operator", "key_group"))
-        object.__setattr__(self, "_scope", found)
+        checked = choice(scope, "RawState: scope", ("operator", "key_group"))
+        object.__setattr__(self, "_scope", checked)
 
     @property
     def scope(self) -> Scope:
@@ -513,7 +513,7 @@ class RawState(KeylessState["RawHandle | RawKeyGroupHandle"]):
         """Read an instance's streams."""
         if self._scope == "operator":
             return divided(handle, old, instance, start)
-        found = []
+        streams = []
         first, last = instance.key_groups
         groups = instance.max_parallelism
         for row in range(len(old)):
@@ -525,12 +525,12 @@ class RawState(KeylessState["RawHandle | RawKeyGroupHandle"]):
                         f"state {handle.name!r}: a stream is of key group {group} of {before}, of "
                         f"which {groups} are no multiple"
                     )
-                found += [
+                streams += [
                     (each, {"key_groups": groups, "stream": kept["stream"]})
                     for each in range(group, groups, before)
                     if first <= each <= last
                 ]
-        return found, start
+        return streams, start
 
     def put(self, handle: Any, own: KeyBatch, share: Any) -> None:
         """Write an instance's streams."""
@@ -626,8 +626,8 @@ class RawKeyGroupHandle(Named):
         InvalidArgumentError
             The key group belongs to another instance.
         """
-        found = self._handle.get(self._checked(key_group))
-        return None if found is None else found["stream"]
+        kept = self._handle.get(self._checked(key_group))
+        return None if kept is None else kept["stream"]
 
     def write(self, key_group: int, stream: bytes | bytearray | memoryview, /) -> None:
         """Replace the stream of a key group.

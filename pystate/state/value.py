@@ -434,8 +434,8 @@ class ObjectHandle(ValueHandle):
                         keys.check()
                         raise self._disturbed("unpickled")
                     cache[name] = value
-        found = (cache.get(name, _ABSENT) for name in names)
-        return [self._declaration.default if v is _ABSENT else v for v in found]
+        kept = (cache.get(name, _ABSENT) for name in names)
+        return [self._declaration.default if v is _ABSENT else v for v in kept]
 
     def update_all(self, keys: KeyBatch, values: Any) -> None:
         """Store an object per key; for a repeated key the last one wins; None clears."""

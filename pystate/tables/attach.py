@@ -275,12 +275,12 @@ class TableCache:
             return Attachment(backend, "restored", files=len(base.files), rows=rows, entry=entry)
         files = rows = copied = 0
         for source in sources:
-            found = self._copy(backend, spec, source) if entry.shared else None
-            if found is None:
+            records = self._copy(backend, spec, source) if entry.shared else None
+            if records is None:
                 rows += load_files(backend, spec, base, source.files)
                 files += len(source.files)
             else:
-                copied += found
+                copied += records
         seal_as_base(backend, spec, base)
         how: How = "restored" if files else "copied"
         return Attachment(backend, how, files=files, rows=rows, copied=copied, entry=entry)
@@ -366,15 +366,15 @@ os.register_at_fork(after_in_child=tables.forget)
 
 def _give_up(spec: TableSpec, base: RangeState, error: Exception) -> bool:
     """Remove the tables that the base would be copied from; return whether there were any."""
-    found = False
+    any_removed = False
     for source in base.sources:
         path = _path_of(spec, source.range)
         if path is not None and os.path.exists(path):
             remove_table(path)
-            found = True
-    if found:
+            any_removed = True
+    if any_removed:
         _LOG.warning("operator %r: read from files: %s", spec.operator.uid, error)
-    return found
+    return any_removed
 
 
 def _path_of(spec: TableSpec, base: RangeState) -> str | None:

@@ -221,7 +221,7 @@ def base_folder(parent: str = _SHM) -> str:
 def living_owners(base: str) -> dict[str, tuple[int, int]]:
     """Find the folders of owners that run here, with their process and its start."""
     boot_id, namespace = _boot_id().hex(), _pid_namespace()
-    found = {}
+    owners = {}
     with suppress(FileNotFoundError):
         for name in os.listdir(base):
             match = _OWNER.fullmatch(name)
@@ -229,8 +229,8 @@ def living_owners(base: str) -> dict[str, tuple[int, int]]:
                 continue
             pid, start = int(match[3]), int(match[4])
             if not _is_gone(pid, start):
-                found[os.path.join(base, name)] = pid, start
-    return found
+                owners[os.path.join(base, name)] = pid, start
+    return owners
 
 
 def sweep(base: str) -> int:
@@ -272,9 +272,9 @@ def _make_private(folder: str) -> None:
 
 
 def _is_gone(pid: int, start: int) -> bool:
-    found = process_start(pid)
-    if found is not None:
-        return found != start
+    current = process_start(pid)
+    if current is not None:
+        return current != start
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -244,7 +244,7 @@ def _register(backend: KeyedStateBackend, rows: pa.Table) -> None:
                 f"{times[i].as_py()}: they are 'event' or 'processing', and a time"
             )
     for domain in TIMER_DOMAINS:
-        wanted = [found == domain for found in domains]
+        wanted = [each == domain for each in domains]
         if any(wanted):
             keys = _keys(backend, rows.filter(pa.array(wanted)))
             backend.register_timers(keys, domain, times.filter(pa.array(wanted)))

@@ -142,10 +142,10 @@ def unknown_state(name: object, known: Iterable[str]) -> UnknownStateError:
 
 def refuse_pickled(states: Mapping[str, State[Any]], owner: str) -> None:
     """Refuse states whose values would be unpickled when they are read; `owner` is theirs."""
-    found = [name for name, state in states.items() if state.type.is_object]
-    if found:
+    pickled = [name for name, state in states.items() if state.type.is_object]
+    if pickled:
         raise DeclarationError(
-            f"{owner}: {', '.join(map(repr, found))} would be pickled, and allow_pickle=False "
+            f"{owner}: {', '.join(map(repr, pickled))} would be pickled, and allow_pickle=False "
             "refuses that: whoever can write to a checkpoint could have any code run where its "
             "objects are read. Declare a type, such as 'struct<a:int,b:array<string>>', in place "
             "of object, and one of pystate's aggregators in place of an AggregateFunction"

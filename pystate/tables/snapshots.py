@@ -160,11 +160,11 @@ class SealedReader:
             key = (*(key if len(self._keys) > 1 else (key,)), namespace)
         elif namespace is not None:
             raise InvalidArgumentError("the table has no namespaces")
-        found = self._reader.get(key)
-        if found is None:
+        values = self._reader.get(key)
+        if values is None:
             return None
         return {
-            name: declaration.loaded(name, found[column])
+            name: declaration.loaded(name, values[column])
             for name, (column, declaration) in self._states.items()
         }
 

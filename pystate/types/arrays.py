@@ -282,8 +282,8 @@ def from_parts(
     elif nulls and offsets is not None:
         # Structs of one width, of which a null has no bytes.
         buffers.insert(1, pa.py_buffer(offsets))
-        found = pa.Array.from_buffers(pa.binary(), length, buffers, nulls)
-        return found.cast(type.stored_arrow)
+        structs = pa.Array.from_buffers(pa.binary(), length, buffers, nulls)
+        return structs.cast(type.stored_arrow)
     return pa.Array.from_buffers(type.stored_arrow, length, buffers, nulls)
 
 

@@ -90,10 +90,10 @@ class _Reader:
         self.at = 0
 
     def read(self) -> Word:
-        found = self.type(0)
+        word = self.type(0)
         if self.peek():
             self.fail("the end")
-        return found
+        return word
 
     def type(self, depth: int) -> Word:
         self.peek()
@@ -122,9 +122,9 @@ class _Reader:
         return [("key", key), ("value", self.type(depth + 1))]
 
     def fields(self, depth: int) -> list[tuple[str, Word]]:
-        found: list[tuple[str, Word]] = []
+        fields: list[tuple[str, Word]] = []
         if self.peek() == ">":
-            return found
+            return fields
         while True:
             self.peek()
             name = _FIELD.match(self.text, self.at)
@@ -136,9 +136,9 @@ class _Reader:
             type_ = self.type(depth + 1)
             while ignored := _IGNORED.match(self.text, self.at):
                 self.at = ignored.end()
-            found.append((name[2] or name[1].replace("``", "`"), type_))
+            fields.append((name[2] or name[1].replace("``", "`"), type_))
             if self.peek() != ",":
-                return found
+                return fields
             self.at += 1
 
     def peek(self) -> str:

@@ -26,16 +26,16 @@ _MARK = "="
 
 def fills_of(type: StateType, default: Any, path: str = "") -> dict[str, Any]:
     """Return the defaults of a struct's fields, at any depth, from a default of the whole."""
-    found: dict[str, Any] = {}
+    fills: dict[str, Any] = {}
     if type.name != "struct" or default is None:
-        return found
+        return fills
     for name, child in type.children:
         value = default[name]
         if value is not None:
             at = field_path(path, name)
-            found[at] = to_json(child, value)
-            found |= fills_of(child, value, at)
-    return found
+            fills[at] = to_json(child, value)
+            fills |= fills_of(child, value, at)
+    return fills
 
 
 def pin(path: str, value: Any) -> str:
@@ -63,9 +63,9 @@ def fill_of(
         state, _, text = key.partition("#")
         if state != name or not text:
             continue
-        found = pinned(text)
-        path, value = (text, None) if found is None else found
-        if path not in marks or found is not None:
+        pin_ = pinned(text)
+        path, value = (text, None) if pin_ is None else pin_
+        if path not in marks or pin_ is not None:
             marks[path] = (epoch, value)
     paths = frozenset(added)
     if not any(value is not None for _, value in marks.values()):

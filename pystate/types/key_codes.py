@@ -40,9 +40,9 @@ def ranks(codes: Ints) -> Ints:
     order = np.argsort(codes, kind="stable")
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
     lengths = np.diff(np.append(starts, len(order)))
-    found = np.empty(len(order), np.int64)
-    found[order] = np.arange(len(order)) - np.repeat(starts, lengths)
-    return found
+    counts = np.empty(len(order), np.int64)
+    counts[order] = np.arange(len(order)) - np.repeat(starts, lengths)
+    return counts
 
 
 def numbered(codes: Ints) -> tuple[Ints, int]:

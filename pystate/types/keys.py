@@ -80,11 +80,11 @@ def leaves(name: str, type: StateType) -> list[tuple[str, StateType]]:
 
 
 def _below(path: str, struct: StateType) -> list[tuple[str, StateType]]:
-    found: list[tuple[str, StateType]] = []
+    columns: list[tuple[str, StateType]] = []
     for name, child in struct.children:
         below = f"{path}.{quoted(name)}"
-        found += [(below, child)] if child.name != "struct" else _below(below, child)
-    return [*found, (null_mark(path), _MARK_TYPE)]
+        columns += [(below, child)] if child.name != "struct" else _below(below, child)
+    return [*columns, (null_mark(path), _MARK_TYPE)]
 
 
 def null_mark(path: str) -> str:
@@ -103,8 +103,8 @@ def null_marks(key: KeyColumns) -> dict[int, str]:
 
     Where someone names keys these columns may be left out: then no struct is null.
     """
-    found = {i: marked_struct(name) for i, (name, type_) in enumerate(key) if type_ == _MARK_TYPE}
-    return {i: struct for i, struct in found.items() if struct is not None}
+    structs = {i: marked_struct(name) for i, (name, type_) in enumerate(key) if type_ == _MARK_TYPE}
+    return {i: struct for i, struct in structs.items() if struct is not None}
 
 
 def has_null_marks(names: Sequence[str], types: Sequence[StateType]) -> bool:
@@ -151,8 +151,8 @@ def _rebuilt(rows: pa.RecordBatch, path: str, struct: StateType) -> pa.Array[Any
         parts.append(_rebuilt(rows, below, child) if nested else rows.column(below))
     fields = [pa.field(n, part.type) for (n, _), part in zip(struct.children, parts, strict=True)]
     nulls = rows.column(null_mark(path)).is_valid()
-    found: pa.Array[Any] = pa.StructArray.from_arrays(parts, fields=fields, mask=nulls)
-    return found
+    rebuilt: pa.Array[Any] = pa.StructArray.from_arrays(parts, fields=fields, mask=nulls)
+    return rebuilt
 
 
 def key_columns(key: KeyColumns, columns: Any) -> Sequence[Any]:
@@ -172,8 +172,8 @@ def key_columns(key: KeyColumns, columns: Any) -> Sequence[Any]:
         raise WrongTypeError(
             f"the key has {len(key)} columns ({describe(key)}): pass a list of as many columns"
         )
-    found: Sequence[Any] = columns
-    return found
+    given: Sequence[Any] = columns
+    return given
 
 
 def _with_null_marks(columns: Any, marks: Mapping[int, str], most: int) -> Any:

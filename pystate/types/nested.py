@@ -252,9 +252,10 @@ def _fields(array: Any, type: StateType, what: str) -> list[pa.Array[Any]]:
     # Values under a null struct are not cast: they may be anything.
     hide = array.null_count and not array.type.equals(type.arrow)
     fields = array.flatten() if hide else [array.field(i) for i in range(len(names))]
-    found = dict(zip(names, fields, strict=True))
+    by_name = dict(zip(names, fields, strict=True))
     return [
-        found[name] if name in found else _nulls(len(array), child) for name, child in type.children
+        by_name[name] if name in by_name else _nulls(len(array), child)
+        for name, child in type.children
     ]
 
 

@@ -265,12 +265,12 @@ def _of_word(word: ddl.Word, what: str) -> StateType:
     if word.text in ddl.NESTED:
         children = [(name, _of_word(child, what)) for name, child in word.children]
         return _nested(word.text, children, what)
-    found = _parse_ddl(word.text, what)
-    if found.is_object:
+    type_ = _parse_ddl(word.text, what)
+    if type_.is_object:
         raise DeclarationError(
             f"{what}: there are no objects inside a nested type; declare the state as object"
         )
-    return found
+    return type_
 
 
 def _nested(kind: str, children: list[tuple[str, StateType]], what: str) -> StateType:

@@ -62,10 +62,10 @@ def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[st
 
 def keyed_states(function: StatefulFunction) -> dict[str, State[Any]]:
     """The states that a function keeps for each key."""
-    found = declarations(function)
+    states = declarations(function)
     if not has_broadcast(function):
-        return found
-    return {name: state for name, state in found.items() if not isinstance(state, KeylessState)}
+        return states
+    return {name: state for name, state in states.items() if not isinstance(state, KeylessState)}
 
 
 def broadcast_states(function: StatefulFunction) -> dict[str, KeylessState[Any]]:
@@ -74,18 +74,18 @@ def broadcast_states(function: StatefulFunction) -> dict[str, KeylessState[Any]]
     `DeclarationError`: it has none, or another kind of operator state.
     """
     name = type(function).__name__
-    found = {n: d for n, d in declarations(function).items() if isinstance(d, KeylessState)}
-    for attribute, declaration in found.items():
+    states = {n: d for n, d in declarations(function).items() if isinstance(d, KeylessState)}
+    for attribute, declaration in states.items():
         if not isinstance(declaration, BroadcastState):
             raise DeclarationError(
                 f"{name}.{attribute} is {declaration!r}: of operator state, a function with a "
                 "broadcast input has ps.BroadcastState alone"
             )
-    if not found:
+    if not states:
         raise DeclarationError(
             f"{name} declares no ps.BroadcastState: what the broadcast rows say would be forgotten"
         )
-    return found
+    return states
 
 
 def bind(function: StatefulFunction, registry: Registry, broadcast: Registry | None = None) -> None:
@@ -136,9 +136,9 @@ def sent(function: Any, send: Callable[[Any], Sent], where: str = "open(self, ct
                     f"{name}.{attribute} = {value!r:.80} cannot go to the tasks, which work on "
                     f"copies of the function: make it in {where} ({reason})"
                 ) from error
-        found = captured(function, send)
-        if found is not None:
-            place, used, value = found
+        culprit = captured(function, send)
+        if culprit is not None:
+            place, used, value = culprit
             raise DeclarationError(
                 f"{name} cannot go to the tasks, which work on copies of the function: its code "
                 f"refers to {used} = {value!r:.80} (in {place}), which cannot be pickled: make one "
@@ -220,7 +220,7 @@ def has_broadcast(function: StatefulFunction) -> bool:
 
 def instance_states(function: StatefulFunction, owner: str) -> dict[str, KeylessState[Any]]:
     """The states of a `ProcessFunction` by name; there is one, and all are those of instances."""
-    name, found = type(function).__name__, {}
+    name, states = type(function).__name__, {}
     for state, declaration in declarations(function).items():
         if isinstance(declaration, BroadcastState):
             raise DeclarationError(
@@ -235,13 +235,13 @@ def instance_states(function: StatefulFunction, owner: str) -> dict[str, Keyless
                 "ProcessFunction has no keys: take a ps.OperatorListState, or key_by and a "
                 "ps.KeyedProcessFunction"
             )
-        found[state] = declaration
-    if not found:
+        states[state] = declaration
+    if not states:
         raise DeclarationError(
             f"{owner}: {name} declares no state: a function that keeps nothing needs no operator; "
             "use mapInArrow, or declare a ps.OperatorListState"
         )
-    return found
+    return states
 
 
 def require_state(function: StatefulFunction, owner: str) -> None:
@@ -272,10 +272,10 @@ def namespace_type(function: StatefulFunction) -> StateType | None:
     if declared is None:
         return None
     what = f"{type(function).__name__}.namespace"
-    found = parse_type(declared, what)
-    if found.is_object:
+    type_ = parse_type(declared, what)
+    if type_.is_object:
         raise DeclarationError(f"{what}: objects are no namespaces")
-    return found
+    return type_
 
 
 def shape(function: StatefulFunction) -> Shape:
@@ -353,10 +353,10 @@ def _one_of_both(function: StatefulFunction, base: type, key: str) -> str:
     name = type(function).__name__
     if own:
         raise DeclarationError(f"{name} has both process and process_rows: write one of them")
-    found = next((n for n in dir(function) if nearest(n, CALLED) and n not in CALLED), None)
+    similar = next((n for n in dir(function) if nearest(n, CALLED) and n not in CALLED), None)
     raise DeclarationError(
         f"{name} has neither process(self, {key}row, ctx) nor process_rows(self, {key}batch, "
-        "ctx): write one of them" + (f"; did you mean {found} to be it?" if found else "")
+        "ctx): write one of them" + (f"; did you mean {similar} to be it?" if similar else "")
     )
 
 
