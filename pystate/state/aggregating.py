@@ -10,7 +10,6 @@ import builtins
 import copy
 import json
 import re
-from abc import ABCMeta
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +53,7 @@ _AGGREGATORS: dict[str, Any] = {
     name: kind
     for name, kind in vars(aggregators).items()
     # Of an alias such as dict[str, int], Python 3.10 says that it is a type.
-    if isinstance(kind, ABCMeta) and issubclass(kind, Aggregator) and kind is not Aggregator
+    if type(kind) is type and issubclass(kind, Aggregator) and kind is not Aggregator
 }
 
 
@@ -251,10 +250,6 @@ class AggregatingHandle(Fold):
         """
         raise NotImplementedError
 
-    def clear_all(self, keys: KeyBatch) -> None:
-        """Clear the keys' aggregates."""
-        self._checked(keys).clear(self.column)
-
 
 class ColumnAggregate(AggregatingHandle):
     """Count, sum, minimum or maximum: a value that the core updates."""
@@ -395,17 +390,14 @@ class _CoreAggregate(AggregatingHandle):
         return self._raw
 
     def add(self, value: Any, /) -> None:
-        """Add a value to the current key's."""
         if value is None:
             self._refuse_none(value)
         self._accumulator.add(value)
 
     def get(self) -> Any:
-        """The current key's result."""
         return self._bound.result_of(self._raw.value())
 
     def add_all(self, keys: KeyBatch, values: Any) -> None:
-        """Add a value to each key's aggregate."""
         what, type_ = f"state {self.name!r}", self.declaration.type
         self._checked(keys)
         alone = not is_many(values)
@@ -415,14 +407,12 @@ class _CoreAggregate(AggregatingHandle):
         self._accumulator.add_all(keys, reference(array, type_))
 
     def results(self, keys: KeyBatch) -> Any:
-        """Compute the keys' results."""
         self._checked(keys)
         if self._bound.width is not None:
             return self._bound.results(self._fixed(keys)[0])
         return self._bound.results(self._variable(keys))
 
     def accumulators(self, keys: KeyBatch) -> Any:
-        """The accumulators' bytes."""
         self._checked(keys)
         width = self._bound.width
         if width is None:
@@ -433,7 +423,6 @@ class _CoreAggregate(AggregatingHandle):
         return pa.Array.from_buffers(pa.binary(width), len(keys), buffers, nulls)
 
     def merge_all(self, keys: KeyBatch, accumulators: Any) -> None:
-        """Merge an accumulator into each key's."""
         self._checked(keys)
         check_rows(accumulators, len(keys), f"state {self.name!r}")
         width = self._bound.width
@@ -506,7 +495,6 @@ class _PythonAggregate(AggregatingHandle):
         return accumulator
 
     def add(self, value: Any, /) -> None:
-        """Add a value to the current key's."""
         if value is None:
             self._refuse_none(value)
         turn = self.table.turn
@@ -515,12 +503,10 @@ class _PythonAggregate(AggregatingHandle):
         self._kept.update(made)
 
     def get(self) -> Any:
-        """The current key's result."""
         accumulator = self._kept.value()
         return None if accumulator is None else self._aggregate.result(accumulator)
 
     def add_all(self, keys: KeyBatch, values: Any) -> None:
-        """Add a value to each key's aggregate."""
         rows = len(self._checked(keys))
         given = listed(values) if is_many(values) else [values] * rows
         check_rows(given, rows, f"state {self.name!r}")
@@ -529,18 +515,15 @@ class _PythonAggregate(AggregatingHandle):
         self._kept.update_all(keys, fold_in_order(keys, given, kept, self._plus))
 
     def results(self, keys: KeyBatch) -> list[Any]:
-        """Compute the keys' results."""
         return [
             None if accumulator is None else self._aggregate.result(accumulator)
             for accumulator in self._kept.values(keys)
         ]
 
     def accumulators(self, keys: KeyBatch) -> Any:
-        """The objects."""
         return self._kept.values(keys)
 
     def merge_all(self, keys: KeyBatch, accumulators: Any) -> None:
-        """Merge an accumulator into each key's."""
         check_rows(accumulators, len(self._checked(keys)), f"state {self.name!r}")
         keys, given = without_nulls(keys, list(accumulators))
         kept = self._kept.values(keys)
@@ -550,10 +533,6 @@ class _PythonAggregate(AggregatingHandle):
         # An accumulator may be changed by what merges it, and the source's may still be in use.
         other = copy.deepcopy(other)
         return other if mine is None else self._made("merge", self._aggregate.merge(mine, other))
-
-    def clear_all(self, keys: KeyBatch) -> None:
-        """Clear the keys' aggregates."""
-        self._kept.clear_all(keys)
 
     def _merge(self, kept: Any) -> None:
         turn = self.table.turn

@@ -9,7 +9,7 @@ here is safe from any thread.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
 
@@ -43,27 +43,11 @@ _PLAIN = (*_ORDERED, "boolean", "string", "binary")
 _MOST_K = 4096
 
 
-def _is_any(type: StateType) -> bool:
-    return True
+_COMPARABLE = (*_PLAIN, "struct", "array", "map")
 
-
-def _is_number(type: StateType) -> bool:
-    return type.name in _NUMBERS
-
-
-def _is_ordered(type: StateType) -> bool:
-    return type.name in _ORDERED
-
-
-def _is_plain(type: StateType) -> bool:
-    return type.name in _PLAIN
-
-
-def _is_comparable(type: StateType) -> bool:
-    return not type.is_object
-
-
-_Takes: TypeAlias = tuple[Callable[[StateType], bool], str]
+#: The names of the types that an aggregate takes, and what errors call them.
+_Takes: TypeAlias = tuple[tuple[str, ...], str]
+_ORDER: _Takes = (_ORDERED, "numbers, dates and timestamps")
 
 V = TypeVar("V")
 A = TypeVar("A")
@@ -122,13 +106,13 @@ class AggregateFunction(ABC, Generic[V, A, R]):
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregator(ABC):
+class Aggregator:
     """Base of the aggregates that run in the core. Nulls are skipped by all of them."""
 
     #: The core's number of the accumulator's kind, part of the file format; 0: a column operation.
     kind: ClassVar[int] = COLUMN
     operation: ClassVar[Operation | None] = None
-    takes: ClassVar[_Takes] = (_is_number, "numbers")
+    takes: ClassVar[_Takes] = (_NUMBERS, "numbers")
 
     @property
     def parameter(self) -> int:
@@ -144,7 +128,7 @@ class Aggregator(ABC):
         """Say what is kept for values of a type; `what` names the state in errors."""
         parsed = parse_type(type, what)
         takes, described = self.takes
-        if not takes(parsed):
+        if parsed.name not in takes:
             raise DeclarationError(f"{what}: {self!r} takes {described}, not {parsed.ddl}")
         return BoundAggregator(self, parsed)
 
@@ -152,9 +136,9 @@ class Aggregator(ABC):
         """The type of the one column that is kept, for a column operation."""
         return type if self.operation else None
 
-    @abstractmethod
     def result_type(self, type: StateType) -> pa.DataType:
-        """The Arrow type of the results for values of `type`."""
+        """The Arrow type of the results for values of `type`: by default their own."""
+        return type.arrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +146,7 @@ class Count(Aggregator):
     """Counts the values of any type that are not null; 0 if there is none."""
 
     operation: ClassVar[Operation | None] = "add"
-    takes: ClassVar[_Takes] = (_is_any, "anything")
+    takes: ClassVar[_Takes] = ((*_COMPARABLE, "object"), "anything")
 
     def column(self, type: StateType) -> StateType:
         """A long, to which 1 is added."""
@@ -200,11 +184,7 @@ class Min(Aggregator):
     """The smallest value, in its own type; null if there is none."""
 
     operation: ClassVar[Operation | None] = "min"
-    takes: ClassVar[_Takes] = (_is_ordered, "numbers, dates and timestamps")
-
-    def result_type(self, type: StateType) -> pa.DataType:
-        """The values' own."""
-        return type.arrow
+    takes: ClassVar[_Takes] = _ORDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +192,7 @@ class Max(Aggregator):
     """The largest value, in its own type; null if there is none. NaN is larger than any number."""
 
     operation: ClassVar[Operation | None] = "max"
-    takes: ClassVar[_Takes] = (_is_ordered, "numbers, dates and timestamps")
-
-    def result_type(self, type: StateType) -> pa.DataType:
-        """The values' own."""
-        return type.arrow
+    takes: ClassVar[_Takes] = _ORDER
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,11 +256,7 @@ class First(Aggregator):
     """The value that arrived first; null if there is none. Merging prefers the target's."""
 
     kind: ClassVar[int] = FIRST
-    takes: ClassVar[_Takes] = (_is_plain, "plain values")
-
-    def result_type(self, type: StateType) -> pa.DataType:
-        """The values' own."""
-        return type.arrow
+    takes: ClassVar[_Takes] = (_PLAIN, "plain values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,11 +264,7 @@ class Last(Aggregator):
     """The value that arrived last; null if there is none. Merging takes the last source's."""
 
     kind: ClassVar[int] = LAST
-    takes: ClassVar[_Takes] = (_is_plain, "plain values")
-
-    def result_type(self, type: StateType) -> pa.DataType:
-        """The values' own."""
-        return type.arrow
+    takes: ClassVar[_Takes] = (_PLAIN, "plain values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +280,7 @@ class TopK(Aggregator):
     k: int
 
     kind: ClassVar[int] = TOP_K
-    takes: ClassVar[_Takes] = (_is_ordered, "numbers, dates and timestamps")
+    takes: ClassVar[_Takes] = _ORDER
 
     def __post_init__(self) -> None:
         _check_range("TopK", "k", self.k, 1, _MOST_K)
@@ -350,7 +318,7 @@ class ApproxDistinct(Aggregator):
     precision: int = 11
 
     kind: ClassVar[int] = DISTINCT
-    takes: ClassVar[_Takes] = (_is_comparable, "values that can be compared by their bytes")
+    takes: ClassVar[_Takes] = (_COMPARABLE, "values that can be compared by their bytes")
 
     def __post_init__(self) -> None:
         _check_range("ApproxDistinct", "precision", self.precision, 4, 14)

@@ -11,10 +11,10 @@ from typing import Any
 
 from pystate.errors import DeclarationError, ReadOnlyStateError
 from pystate.state.declaration import spelled
-from pystate.state.handle import MAP_NAMES, Named
+from pystate.state.handle import MAP_NAMES
 from pystate.state.key_batch import KeyBatch
 from pystate.state.map import MapHandle, MapState
-from pystate.state.operator_state import Instance, KeylessState, OldRows, Own
+from pystate.state.operator_state import Instance, InstanceHandle, KeylessState, OldRows, Own
 from pystate.types.state_type import StateType, TypeLike
 
 
@@ -84,7 +84,7 @@ class BroadcastState(KeylessState["BroadcastHandle"]):
         return spelled(self._key), spelled(self._type)
 
 
-class BroadcastHandle(Named):
+class BroadcastHandle(InstanceHandle[MapHandle]):
     """An instance's copy of a broadcast map. `BroadcastState` declares it.
 
     ``len(handle)``, ``handle[key]``, ``key in handle`` and iteration do what they do with a dict,
@@ -108,12 +108,9 @@ class BroadcastHandle(Named):
     _others = MAP_NAMES
 
     def __init__(self, handle: MapHandle, own: Own) -> None:
-        self._handle = handle
-        self._own = own
-        self.name = handle.name
+        super().__init__(handle, own)
         self.key_type = handle.key_type
         self.type: StateType = handle.type
-        self.table = handle.table
 
     @property
     def read_only(self) -> bool:
@@ -146,9 +143,6 @@ class BroadcastHandle(Named):
     def is_empty(self) -> bool:
         """Whether there is no entry."""
         return not len(self)
-
-    def __len__(self) -> int:
-        return len(self._handle)
 
     def __bool__(self) -> bool:
         return len(self) > 0

@@ -90,17 +90,20 @@ class Column(NamedTuple):
         """The type of a map's keys, as files keep it."""
         return _type_of(self.map_key, self.map_precision, self.map_scale, "")
 
+    @property
+    def file_types(self) -> tuple[StateType, ...]:
+        """The types of values and keys by which columns of one kind are told apart in files."""
+        types = (self.value_type, self.key_type) if self.kind == MAP else (self.value_type,)
+        # Files do not distinguish the two kinds of timestamps.
+        return tuple(StateType("timestamp") if t.name == "timestamp_ntz" else t for t in types)
+
     def same_as(self, other: Column) -> bool:
         """Whether both columns keep the same, in a file or a table."""
         if self.is_accumulator or other.is_accumulator:
             return self.ddl == other.ddl
         if self.kind in (TIME, TIMERS, TIMER):
             return self.kind == other.kind
-        return (
-            self.kind == other.kind
-            and _plain(self.value_type) == _plain(other.value_type)
-            and (self.kind != MAP or _plain(self.key_type) == _plain(other.key_type))
-        )
+        return self.kind == other.kind and self.file_types == other.file_types
 
 
 def _type_of(code: int, precision: int, scale: int, ddl: str) -> StateType:
@@ -113,11 +116,6 @@ def _type_of(code: int, precision: int, scale: int, ddl: str) -> StateType:
 def _parsed(ddl: str) -> StateType:
     # A column is asked for its type again and again while it is compared.
     return parse_type(ddl)
-
-
-def _plain(type: StateType) -> StateType:
-    # Files do not distinguish the two kinds of timestamps.
-    return StateType("timestamp") if type.name == "timestamp_ntz" else type
 
 
 def column_of(name: str, type: StateType, label: str = "", **more: Any) -> Column:

@@ -46,9 +46,7 @@ class ColumnChange:
         """Whether files hold the column as it is declared."""
         if self.new.is_accumulator or self.new.kind in (TIME, TIMERS):
             return True
-        if self.converts or _plain(self.old.value_type) != _plain(self.new.value_type):
-            return False
-        return self.new.kind != MAP or _plain(self.old.key_type) == _plain(self.new.key_type)
+        return not self.converts and self.old.file_types == self.new.file_types
 
     @property
     def converts(self) -> bool:
@@ -70,8 +68,9 @@ def column_change(old: Column, new: Column, ignored: _Ignored = lambda path: Fal
     elif old.is_accumulator or new.is_accumulator:
         types.refused += _accumulators(old, new)
     else:
-        types = change_of(_plain(old.value_type), _plain(new.value_type), ignored)
-        if new.kind == MAP and not keeps_identity(_plain(old.key_type), _plain(new.key_type)):
+        (before, *keys), (after, *new_keys) = old.file_types, new.file_types
+        types = change_of(before, after, ignored)
+        if new.kind == MAP and not keeps_identity(keys[0], new_keys[0]):
             types.refused.append(
                 f"keys of maps keep their identity: {old.key_type.ddl} does not become "
                 f"{new.key_type.ddl}"
@@ -135,11 +134,6 @@ def hints(change: ColumnChange, allow_unclaimed_state: bool) -> str:
             "allow_unclaimed_state=True; else keep the old name"
         )
     return ""
-
-
-def _plain(type: StateType) -> StateType:
-    # Files do not distinguish the two kinds of timestamps.
-    return StateType("timestamp") if type.name == "timestamp_ntz" else type
 
 
 def _same_bytes(old: Column, new: Column) -> bool:

@@ -63,6 +63,13 @@ class Fold(NoValue, StateHandle):
         """The current key's result; None if nothing was added."""
         raise NotImplementedError
 
+    def clear_all(self, keys: KeyBatch) -> None:
+        """Clear the keys' values. A key whose last state is cleared ceases to exist."""
+        if self._kept is None:
+            super().clear_all(keys)
+        else:
+            self._kept.clear_all(keys)
+
     def _merge(self, kept: Any) -> None:
         """Merge the state of another namespace into that of the current one."""
         raise NotImplementedError

@@ -235,6 +235,10 @@ class StateHandle:
         """
         raise NotImplementedError
 
+    def clear_all(self, keys: KeyBatch) -> None:
+        """Clear the keys' states. A key whose last state is cleared ceases to exist."""
+        self._checked(keys).clear(self.column)
+
     def _checked(self, keys: KeyBatch) -> KeyBatch:
         """The batch, if it is one of the table's."""
         return checked_batch(keys, self.table, self.name)
@@ -270,10 +274,6 @@ class Elements(Named, StateHandle, core.CollectionHandle):
     def __bool__(self) -> bool:
         """Whether there is any element, as with Python's lists and dicts."""
         return self.count() > 0
-
-    def clear_all(self, keys: KeyBatch) -> None:
-        """Remove all elements of the keys. A key whose last state is cleared ceases to exist."""
-        self._checked(keys).clear(self.column)
 
     def _packed(self, value: Any) -> Any:
         return pickled(self.name, value) if self._pickles else value

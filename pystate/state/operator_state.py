@@ -25,7 +25,7 @@ import builtins
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +35,7 @@ from pystate.base.arguments import choice, integer, shown
 from pystate.errors import CheckpointError, DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.state.columns import Column
 from pystate.state.declaration import State, spelled
-from pystate.state.handle import LIST_NAMES, Named
+from pystate.state.handle import LIST_NAMES, Elements, Named
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState, UnionListState
 from pystate.state.map import MapHandle, MapState
@@ -138,6 +138,25 @@ class Own:
         if self._keys is None:
             self._keys = self._make()
         return self._keys
+
+
+S = TypeVar("S", bound=Elements)
+
+
+class InstanceHandle(Named, Generic[S]):
+    """Base of the handles of operator state: over the stored state's, in the instance's row."""
+
+    def __init__(self, handle: S, own: Own) -> None:
+        self._handle: S = handle
+        self._own = own
+        self.name = handle.name
+        self.table = handle.table
+
+    def __len__(self) -> int:
+        return len(self._handle)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
 
 
 class KeylessState(State[H]):
@@ -315,7 +334,7 @@ def _items(handle: ListHandle, old: OldRows, row: int) -> Any:
     return lists[0] if isinstance(lists, list) else lists.flatten()
 
 
-class OperatorListHandle(Named, Sequence[Any]):
+class OperatorListHandle(InstanceHandle[ListHandle], Sequence[Any]):
     """The list of one instance. `OperatorListState` declares it.
 
     ``len(handle)``, ``handle[0]``, ``item in handle`` and iteration do what they do with a list,
@@ -349,11 +368,8 @@ class OperatorListHandle(Named, Sequence[Any]):
     _others = _NAMES
 
     def __init__(self, handle: ListHandle, own: Own) -> None:
-        self._handle = handle
-        self._own = own
-        self.name = handle.name
+        super().__init__(handle, own)
         self.type: StateType = handle.type
-        self.table = handle.table
 
     def get(self) -> list[Any]:
         """The items, in order; empty if there are none."""
@@ -424,9 +440,6 @@ class OperatorListHandle(Named, Sequence[Any]):
         """Whether there is no item."""
         return not len(self)
 
-    def __len__(self) -> int:
-        return len(self._handle)
-
     def __bool__(self) -> bool:
         return len(self) > 0
 
@@ -435,9 +448,6 @@ class OperatorListHandle(Named, Sequence[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.get())
-
-    def __repr__(self) -> str:
-        return f"<OperatorListHandle {self.name!r}>"
 
 
 def _column(items: Any) -> pa.Array[Any] | None:
@@ -544,7 +554,7 @@ class RawState(KeylessState["RawHandle | RawKeyGroupHandle"]):
         return (self._scope,)
 
 
-class RawHandle(Named):
+class RawHandle(InstanceHandle[ListHandle]):
     """The byte streams of one instance. ``RawState("operator")`` declares it.
 
     Attributes
@@ -552,12 +562,6 @@ class RawHandle(Named):
     name : str
         The state's name.
     """
-
-    def __init__(self, handle: ListHandle, own: Own) -> None:
-        self._handle = handle
-        self._own = own
-        self.name = handle.name
-        self.table = handle.table
 
     def streams(self) -> list[bytes]:
         """All streams, in order; after a change of the number of instances none, or several."""
@@ -592,14 +596,8 @@ class RawHandle(Named):
         """Remove all streams."""
         self._handle.clear()
 
-    def __len__(self) -> int:
-        return len(self._handle)
 
-    def __repr__(self) -> str:
-        return f"<RawHandle {self.name!r}>"
-
-
-class RawKeyGroupHandle(Named):
+class RawKeyGroupHandle(InstanceHandle[MapHandle]):
     """A byte stream per key group of one instance. ``RawState("key_group")`` declares it.
 
     Attributes
@@ -607,12 +605,6 @@ class RawKeyGroupHandle(Named):
     name : str
         The state's name.
     """
-
-    def __init__(self, handle: MapHandle, own: Own) -> None:
-        self._handle = handle
-        self._own = own
-        self.name = handle.name
-        self.table = handle.table
 
     def key_groups(self) -> list[int]:
         """The key groups that have a stream, in order."""
@@ -652,9 +644,6 @@ class RawKeyGroupHandle(Named):
         """Remove all streams."""
         self._handle.clear()
 
-    def __len__(self) -> int:
-        return len(self._handle)
-
     def _checked(self, key_group: int) -> int:
         first, last = self._own.instance.key_groups
         group = integer(key_group, f"state {self.name!r}: the key group")
@@ -664,9 +653,6 @@ class RawKeyGroupHandle(Named):
                 f"{first} to {last}, ctx.key_group_range"
             )
         return group
-
-    def __repr__(self) -> str:
-        return f"<RawKeyGroupHandle {self.name!r}>"
 
 
 def _bytes(stream: Any, name: str) -> bytes:

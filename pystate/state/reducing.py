@@ -220,9 +220,5 @@ class ReducingHandle(Fold):
         """Copy the keys' values, null where nothing was added; objects as a list."""
         return self._kept.values(keys)
 
-    def clear_all(self, keys: KeyBatch) -> None:
-        """Clear the keys' values."""
-        self._kept.clear_all(keys)
-
     def _merge(self, kept: Any) -> None:
         self.add(kept)

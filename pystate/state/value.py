@@ -310,10 +310,6 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         """
         self._apply(keys, MAX, values)
 
-    def clear_all(self, keys: KeyBatch) -> None:
-        """Clear the keys' values. A key whose last state is cleared ceases to exist."""
-        self._checked(keys).clear(self.column)
-
     def _apply(self, keys: KeyBatch, op: int, values: Any) -> None:
         step = self.step(keys, op, values)  # this also checks that it is a batch
         keys.apply(*step)

@@ -21,31 +21,6 @@ from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.types.state_type import TypeLike
 
-#: Names that mean something else on a stateful function.
-RESERVED = frozenset(
-    [
-        "process",
-        "process_rows",
-        "process_left",
-        "process_right",
-        "process_broadcast",
-        "process_left_rows",
-        "process_right_rows",
-        "on_timer",
-        "on_timers",
-        "on_epoch_end",
-        "open",
-        "close",
-        "on_checkpoint_complete",
-        "on_checkpoint_aborted",
-        "ctx",
-        "key",
-        "namespace",
-        "mro",
-    ]
-)
-
-
 #: The methods of a function that pystate calls.
 CALLED = frozenset(
     [
@@ -65,6 +40,8 @@ CALLED = frozenset(
         "on_checkpoint_aborted",
     ]
 )
+#: Names that mean something else on a stateful function.
+RESERVED = CALLED | {"ctx", "key", "namespace", "mro"}
 _ON_TIMER = "on_timer(self, key, timestamp, ctx)"
 _PROCESS = "process(self, key, row, ctx)"
 _BROADCAST = "process_broadcast(self, row, ctx)"
