@@ -29,7 +29,7 @@ from pystate.state.declaration import file_name
 from pystate.state.evolution import stored_change
 from pystate.state.kinds import declared_as
 from pystate.types.conversion import field_paths
-from pystate.types.fills import Fills, pin, pinned
+from pystate.types.fills import Fills, pin, unpin
 
 __all__ = ["evolved_ranges", "lost_timers"]
 
@@ -112,7 +112,7 @@ def _fields(
         name, _, text = key.partition("#")
         if not name or not text or name not in declared or name not in earlier:
             continue
-        path, _ = pinned(text) or (text, None)
+        path, _ = unpin(text) or (text, None)
         if path in field_paths(declared_as(declared[name]).type):
             kept[key] = first
     for name in earlier.keys() & declared.keys():

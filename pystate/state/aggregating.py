@@ -21,23 +21,23 @@ from pystate.errors import DeclarationError, WrongTypeError
 from pystate.state import aggregators
 from pystate.state.aggregators import AggregateFunction, Aggregator, BoundAggregator
 from pystate.state.columns import Column, column_of, value_column
-from pystate.state.declaration import State, spelled
+from pystate.state.declaration import State, type_literal
 from pystate.state.fold import (
     Fold,
-    added,
+    as_list,
     fold_in_order,
     larger,
     less,
-    listed,
     smaller,
+    sum_of,
     value_handle,
     without_nulls,
 )
 from pystate.state.identity import class_name, stored_aggregate, stored_fold
-from pystate.state.key_batch import KeyBatch, Step, copied
+from pystate.state.key_batch import KeyBatch, Step, read_array
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ObjectHandle, ValueHandle, ValueState
-from pystate.types.arrays import bits, check_rows, encoded, is_column, is_many, reference
+from pystate.types.arrays import bitmap, check_rows, encoded, is_column, is_many, reference
 from pystate.types.nested import codec_of
 from pystate.types.state_type import StateType, TypeLike
 
@@ -171,7 +171,7 @@ class AggregatingState(State["AggregatingHandle"]):
     def _arguments(self) -> tuple[Any, ...]:
         if self._bound is None:
             return (self._aggregate,)
-        return self._aggregate, spelled(self._type)
+        return self._aggregate, type_literal(self._type)
 
 
 def _accumulator_column(name: str, bound: BoundAggregator) -> Column:
@@ -284,7 +284,7 @@ class ColumnAggregate(AggregatingHandle):
         elif old is None:
             kept.update(value)
         elif self._operation == "add":
-            kept.update(added(old, value))
+            kept.update(sum_of(old, value))
         else:
             better = less(value, old) if self._operation == "min" else less(old, value)
             if better or self.declaration.ttl is not None:
@@ -347,7 +347,7 @@ class ColumnAggregate(AggregatingHandle):
         mine = self._kept.value()
         if mine is not None and self._operation == "add":
             # The stored type is wider than the type of the added values.
-            kept = added(mine, kept)
+            kept = sum_of(mine, kept)
         elif mine is not None:
             better = smaller if self._operation == "min" else larger
             kept = better(mine, kept)
@@ -419,7 +419,7 @@ class _CoreAggregate(AggregatingHandle):
             return self._variable(keys)
         states, valid = self._fixed(keys)
         nulls = len(keys) - int(np.count_nonzero(valid))
-        buffers = [bits(valid) if nulls else None, pa.py_buffer(states)]
+        buffers = [bitmap(valid) if nulls else None, pa.py_buffer(states)]
         return pa.Array.from_buffers(pa.binary(width), len(keys), buffers, nulls)
 
     def merge_all(self, keys: KeyBatch, accumulators: Any) -> None:
@@ -453,7 +453,7 @@ class _CoreAggregate(AggregatingHandle):
         return states, valid
 
     def _variable(self, keys: KeyBatch) -> pa.Array[Any]:
-        return copied(
+        return read_array(
             _BINARY,
             len(keys),
             lambda values, valid: None,
@@ -508,7 +508,7 @@ class _PythonAggregate(AggregatingHandle):
 
     def add_all(self, keys: KeyBatch, values: Any) -> None:
         rows = len(self._checked(keys))
-        given = listed(values) if is_many(values) else [values] * rows
+        given = as_list(values) if is_many(values) else [values] * rows
         check_rows(given, rows, f"state {self.name!r}")
         keys, given = without_nulls(keys, given)
         kept = self._kept.values(keys)

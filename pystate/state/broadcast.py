@@ -10,11 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pystate.errors import DeclarationError, ReadOnlyStateError
-from pystate.state.declaration import spelled
+from pystate.state.declaration import type_literal
 from pystate.state.handle import MAP_NAMES
 from pystate.state.key_batch import KeyBatch
 from pystate.state.map import MapHandle, MapState
-from pystate.state.operator_state import Instance, InstanceHandle, KeylessState, OldRows, Own
+from pystate.state.operator_state import (
+    Instance,
+    InstanceHandle,
+    InstanceRow,
+    KeylessState,
+    OldRows,
+)
 from pystate.types.state_type import StateType, TypeLike
 
 
@@ -63,9 +69,9 @@ class BroadcastState(KeylessState["BroadcastHandle"]):
 
     def stored(self) -> MapState:
         """A map per key."""
-        return MapState(spelled(self._key), spelled(self._type))
+        return MapState(type_literal(self._key), type_literal(self._type))
 
-    def opened(self, handle: Any, own: Own) -> BroadcastHandle:
+    def opened(self, handle: Any, own: InstanceRow) -> BroadcastHandle:
         """Make the state's handle."""
         return BroadcastHandle(handle, own)
 
@@ -81,7 +87,7 @@ class BroadcastState(KeylessState["BroadcastHandle"]):
         handle.put_all(share)
 
     def _arguments(self) -> tuple[Any, ...]:
-        return spelled(self._key), spelled(self._type)
+        return type_literal(self._key), type_literal(self._type)
 
 
 class BroadcastHandle(InstanceHandle[MapHandle]):
@@ -107,7 +113,7 @@ class BroadcastHandle(InstanceHandle[MapHandle]):
 
     _others = MAP_NAMES
 
-    def __init__(self, handle: MapHandle, own: Own) -> None:
+    def __init__(self, handle: MapHandle, own: InstanceRow) -> None:
         super().__init__(handle, own)
         self.key_type = handle.key_type
         self.type: StateType = handle.type

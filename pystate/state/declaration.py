@@ -160,13 +160,13 @@ class State(Generic[H]):
 
         `pystate.state.kinds.declared_as` is the inverse.
         """
-        spelled = self._spelled()
+        spelling = self._spelled()
         if self._reference_ms is not None:
-            spelled = f"{self._reference_ms} ms: {spelled}"
-        return spelled if self._file_name is None else renamed(spelled, self._file_name)
+            spelling = f"{self._reference_ms} ms: {spelling}"
+        return spelling if self._file_name is None else with_file_name(spelling, self._file_name)
 
     def _spelled(self) -> str:
-        """What `from_stored` takes: `stored_as` without what `parted` and `referred` find."""
+        """What `from_stored` takes: `stored_as` without names in files and durations."""
         return self._column("state").ddl
 
     @classmethod
@@ -219,7 +219,7 @@ class State(Generic[H]):
         return hash((builtins.type(self), self._type))
 
     def __repr__(self) -> str:
-        shown = [written(argument) for argument in self._arguments() if argument is not None]
+        shown = [as_literal(argument) for argument in self._arguments() if argument is not None]
         return f"{builtins.type(self).__name__}({', '.join([*shown, *self._options()])})"
 
     def _options(self) -> list[str]:
@@ -270,23 +270,23 @@ def _former_names(previously: Any, kind: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def renamed(spelled: str, file_name: str) -> str:
+def with_file_name(spelling: str, file_name: str) -> str:
     """How a checkpoint's metadata spells a state that its files call by another name."""
-    return f"{json.dumps(file_name)}: {spelled}"
+    return f"{json.dumps(file_name)}: {spelling}"
 
 
-def parted(stored: str) -> tuple[str | None, str]:
+def stored_parts(stored: str) -> tuple[str | None, str]:
     """What a checkpoint's metadata says of a state: its name in files, and its spelling.
 
-    The name is the inverse of `renamed`, None where it is the state's own. The spelling is without
-    what `referred` gives.
+    The name is None where it is the state's own, else what `with_file_name` took. The spelling is
+    without what `stored_reference_ms` gives.
     """
-    file_name, spelled = _named(stored)
-    reference = _REFERENCE.match(spelled)
-    return file_name, spelled if reference is None else spelled[reference.end() :]
+    file_name, spelling = _named(stored)
+    reference = _REFERENCE.match(spelling)
+    return file_name, spelling if reference is None else spelling[reference.end() :]
 
 
-def referred(stored: str) -> int | None:
+def stored_reference_ms(stored: str) -> int | None:
     """The `State.reference_ms` that a checkpoint's metadata says of a state."""
     reference = _REFERENCE.match(_named(stored)[1])
     return None if reference is None else int(reference[1])
@@ -294,7 +294,7 @@ def referred(stored: str) -> int | None:
 
 def file_name(name: str, stored: str) -> str:
     """What files call a state, by its name and its spelling in a checkpoint's metadata."""
-    return parted(stored)[0] or name
+    return stored_parts(stored)[0] or name
 
 
 #: No type and no declaration begins with a digit.
@@ -308,7 +308,7 @@ def _named(stored: str) -> tuple[str | None, str]:
     return file_name, stored[end:].removeprefix(": ")
 
 
-def written(argument: Any) -> str:
+def as_literal(argument: Any) -> str:
     """An argument as a user would write it."""
     if argument is object:
         return "object"
@@ -317,7 +317,7 @@ def written(argument: Any) -> str:
     return repr(argument)
 
 
-def spelled(type: StateType) -> Any:
+def type_literal(type: StateType) -> Any:
     """A type as a user would write it."""
     return object if type.is_object else type.ddl
 

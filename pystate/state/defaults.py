@@ -33,18 +33,18 @@ def default_columns(
     }
 
 
-def marked(field: pa.Field[Any], text: str | None) -> pa.Field[Any]:
+def mark_default(field: pa.Field[Any], text: str | None) -> pa.Field[Any]:
     """A state's column with the note that it has this default where nothing is stored."""
     return field if text is None else field.with_metadata({DEFAULT: text})
 
 
 def default_of(field: pa.Field[Any]) -> str | None:
-    """What `marked` has noted."""
+    """What `mark_default` has noted."""
     text = (field.metadata or {}).get(DEFAULT.encode())
     return None if text is None else text.decode()
 
 
-def filled(
+def fill_defaults(
     rows: pa.RecordBatch, defaults: Mapping[str, pa.Array[Any]], exist: Flags | None = None
 ) -> pa.RecordBatch:
     """Give the rows of keys that exist, by default all, the defaults of what they do not have."""
@@ -60,7 +60,7 @@ def filled(
 def without_defaults(
     columns: Mapping[str, Any], defaults: Mapping[str, pa.Array[Any]]
 ) -> dict[str, Any]:
-    """The inverse of `filled`, for the columns of an operator's states.
+    """The inverse of `fill_defaults`, for the columns of an operator's states.
 
     A row that would have no state at all keeps its values: it was read because it has some.
     """

@@ -118,7 +118,7 @@ def _types(state: State[Any]) -> tuple[StateType, ...]:
     return (state.type, state.key_type) if isinstance(state, MapState) else (state.type,)
 
 
-def hints(change: ColumnChange, allow_unclaimed_state: bool) -> str:
+def refusal(change: ColumnChange, allow_unclaimed_state: bool) -> str:
     """Return why a state cannot be read as it is declared, and what to do; empty if it can."""
     if change.types.refused:
         return (

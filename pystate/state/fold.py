@@ -141,7 +141,7 @@ def without_nulls(keys: KeyBatch, values: list[Any]) -> tuple[KeyBatch, list[Any
     return taken, [values[i] for i in rows]
 
 
-def added(a: Any, b: Any) -> Any:
+def sum_of(a: Any, b: Any) -> Any:
     """The sum of two values."""
     # Python rounds decimals to 28 digits.
     if isinstance(a, decimal.Decimal) and isinstance(b, decimal.Decimal):
@@ -149,7 +149,7 @@ def added(a: Any, b: Any) -> Any:
     return a + b
 
 
-def listed(values: Any) -> list[Any]:
+def as_list(values: Any) -> list[Any]:
     """A column or sequence as Python values."""
     if is_column(values) and not isinstance(values, (pa.Array, pa.ChunkedArray)):
         values = pa.array(values)

@@ -244,7 +244,7 @@ class StateHandle:
         return checked_batch(keys, self.table, self.name)
 
 
-def for_batches(what: str, method: str, instead: str) -> InvalidArgumentError:
+def batch_method_error(what: str, method: str, instead: str) -> InvalidArgumentError:
     """The error to raise if a method for batches is called as if it were for the current key."""
     return InvalidArgumentError(
         f"{what}: {method} is for a batch of keys; of the current key write {instead}"

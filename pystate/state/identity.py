@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pystate.redaction import redacted
 from pystate.state import aggregators
 from pystate.state.aggregators import Aggregator
-from pystate.state.declaration import arguments_of, parted, spelled
+from pystate.state.declaration import arguments_of, stored_parts, type_literal
 from pystate.state.value import ValueState
 from pystate.types.state_type import StateType
 
@@ -109,14 +109,14 @@ def of_unknown_kind(stored: str) -> str:
 
 def without_kind(stored: str) -> str:
     """How an older version spells a state: a value and some folds by their type alone."""
-    _, spelling = parted(stored)
+    _, spelling = stored_parts(stored)
     kept = _kept_type(spelling)
     return spelling if kept is None else "object" if kept is object else str(kept)
 
 
 def shown_as(stored: str) -> str:
     """A stored state for people."""
-    _, spelling = parted(stored)
+    _, spelling = stored_parts(stored)
     return without_kind(spelling) if _UNKNOWN.fullmatch(spelling) else spelling.removeprefix("#")
 
 
@@ -180,7 +180,7 @@ def _kept_type(spelling: str) -> Any:
     if not (isinstance(kind_, type) and issubclass(kind_, Aggregator) and kind_.operation):
         return None
     column = kind_().bind(aggregate[3]).column
-    return None if column is None else spelled(column)
+    return None if column is None else type_literal(column)
 
 
 def other_meaning(old: str, new: str) -> str | None:
@@ -188,7 +188,7 @@ def other_meaning(old: str, new: str) -> str | None:
 
     Lists, maps and accumulators are left to the comparison of their columns.
     """
-    before, after = _meaning(parted(old)[1]), _meaning(parted(new)[1])
+    before, after = _meaning(stored_parts(old)[1]), _meaning(stored_parts(new)[1])
     if before is None or after is None or _same(before, after):
         return None
     if before[0] != after[0]:

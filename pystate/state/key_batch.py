@@ -125,7 +125,9 @@ class KeyBatch(core.Batch):
             ]
         elif self._arrays is None:
             self._arrays = [
-                copied(type_, len(self), partial(self.get_key, i), partial(self.get_key_bytes, i))
+                read_array(
+                    type_, len(self), partial(self.get_key, i), partial(self.get_key_bytes, i)
+                )
                 for i, type_ in enumerate(self._types)
             ]
         return self._arrays
@@ -190,7 +192,7 @@ class KeyBatch(core.Batch):
             return f"<KeyBatch, {type(error).__name__}>"
 
 
-def overflowed(error: StateOverflowError, keys: KeyBatch | None) -> str:
+def overflowing_key(error: StateOverflowError, keys: KeyBatch | None) -> str:
     """Whose state it was that has overflowed, for messages: a key, and its namespace."""
     if error.row is None or keys is None:
         return "a key"
@@ -214,7 +216,7 @@ def checked_batch(keys: KeyBatch, table: core.Table, name: str) -> KeyBatch:
     return keys
 
 
-def copied(
+def read_array(
     type_: StateType,
     rows: int,
     get: Callable[[int, int], None],
@@ -231,9 +233,7 @@ def copied(
     return from_parts(type_, rows, valid, data, offsets)
 
 
-def copied_together(
-    keys: KeyBatch, columns: Sequence[tuple[int, StateType]]
-) -> list[pa.Array[Any]]:
+def read_arrays(keys: KeyBatch, columns: Sequence[tuple[int, StateType]]) -> list[pa.Array[Any]]:
     """Copy columns of fixed width in the core's form, with one visit to each row."""
     rooms = _read_together(keys, columns)
     return [
@@ -242,7 +242,7 @@ def copied_together(
     ]
 
 
-def numbers_together(
+def read_longs(
     keys: KeyBatch, columns: Sequence[tuple[int, StateType]]
 ) -> list[tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.bool_]]]]:
     """Copy columns of longs, with one visit to each row: values, 0 for none, and where they are."""

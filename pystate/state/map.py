@@ -16,9 +16,9 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.errors import DeclarationError, WrongTypeError
 from pystate.state.columns import MAP, Column, column_of
-from pystate.state.declaration import State, arguments_of, spelled
+from pystate.state.declaration import State, arguments_of, type_literal
 from pystate.state.handle import MAP_NAMES, MISSING, Elements
-from pystate.state.key_batch import KeyBatch, copied
+from pystate.state.key_batch import KeyBatch, read_array
 from pystate.state.objects import unpickled
 from pystate.state.ttl import StateTtl
 from pystate.types.arrays import decoded, from_parts, is_many, reference
@@ -111,7 +111,7 @@ class MapState(State["MapHandle"]):
         return None if arguments is None else cls(*arguments)
 
     def _arguments(self) -> tuple[Any, ...]:
-        return spelled(self._key), spelled(self._type)
+        return type_literal(self._key), type_literal(self._type)
 
 
 class MapHandle(Elements, core.MapElements):
@@ -260,7 +260,7 @@ class MapHandle(Elements, core.MapElements):
             a list.
         """
         at = self._map_keys(keys, map_keys)
-        array = copied(
+        array = read_array(
             self.type,
             len(keys),
             lambda values, valid: self.get_all(keys, at, values, valid),

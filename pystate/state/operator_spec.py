@@ -27,7 +27,7 @@ from typing import Any
 from pystate._core import core
 from pystate.errors import DeclarationError, SchemaError
 from pystate.state.columns import LIST, MAP
-from pystate.state.declaration import Defaults, State, file_name, referred
+from pystate.state.declaration import Defaults, State, file_name, stored_reference_ms
 from pystate.types.fills import Fills, pin
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType
@@ -174,7 +174,7 @@ def in_files(
     gone = set(dropped).difference(declared)
     known = {name: file_name(name, text) for name, text in stored if name not in gone}
     taken = {file_name(name, text) for name, text in stored}
-    references = {file_name(name, text): referred(text) for name, text in stored}
+    references = {file_name(name, text): stored_reference_ms(text) for name, text in stored}
     file_names: dict[str, str] = {}
     continued = set()
     for name, state in declared.items():

@@ -34,7 +34,7 @@ from pystate._core.core import range_bounds
 from pystate.base.arguments import choice, integer, shown
 from pystate.errors import CheckpointError, DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.state.columns import Column
-from pystate.state.declaration import State, spelled
+from pystate.state.declaration import State, type_literal
 from pystate.state.handle import LIST_NAMES, Elements, Named
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState, UnionListState
@@ -122,7 +122,7 @@ class OldRows:
         return KeyBatch(self.keys.table, columns, self.keys._types)
 
 
-class Own:
+class InstanceRow:
     """An instance's row in the open epoch of its table, for handles; `keys` makes its key batch."""
 
     def __init__(self, instance: Instance, keys: Callable[[], KeyBatch]) -> None:
@@ -146,7 +146,7 @@ S = TypeVar("S", bound=Elements)
 class InstanceHandle(Named, Generic[S]):
     """Base of the handles of operator state: over the stored state's, in the instance's row."""
 
-    def __init__(self, handle: S, own: Own) -> None:
+    def __init__(self, handle: S, own: InstanceRow) -> None:
         self._handle: S = handle
         self._own = own
         self.name = handle.name
@@ -179,7 +179,7 @@ class KeylessState(State[H]):
         object.__setattr__(made, "_previously", self._previously)
         return made
 
-    def opened(self, handle: Any, own: Own) -> H:
+    def opened(self, handle: Any, own: InstanceRow) -> H:
         """Make the handle for functions, over that of the stored state."""
         raise NotImplementedError
 
@@ -267,9 +267,9 @@ class OperatorListState(KeylessState["OperatorListHandle"]):
     def stored(self) -> ListState:
         """A list per key."""
         kind = UnionListState if self._redistribute == "union" else ListState
-        return kind(spelled(self._type))
+        return kind(type_literal(self._type))
 
-    def opened(self, handle: Any, own: Own) -> OperatorListHandle:
+    def opened(self, handle: Any, own: InstanceRow) -> OperatorListHandle:
         """Make the state's handle."""
         return OperatorListHandle(handle, own)
 
@@ -279,7 +279,7 @@ class OperatorListState(KeylessState["OperatorListHandle"]):
         """Read an instance's items."""
         if self._redistribute == "union" and not old.kept:
             return [_items(handle, old, row) for row in range(len(old))], start
-        return divided(handle, old, instance, start)
+        return even_share(handle, old, instance, start)
 
     def put(self, handle: Any, own: KeyBatch, share: Any) -> None:
         """Write an instance's items."""
@@ -287,10 +287,10 @@ class OperatorListState(KeylessState["OperatorListHandle"]):
             put_items(handle, own, items)
 
     def _arguments(self) -> tuple[Any, ...]:
-        return spelled(self._type), self._redistribute
+        return type_literal(self._type), self._redistribute
 
 
-def divided(
+def even_share(
     handle: ListHandle, old: OldRows, instance: Instance, start: int
 ) -> tuple[list[Any], int]:
     """Read the items of an instance, in pieces, if all items are divided evenly.
@@ -367,7 +367,7 @@ class OperatorListHandle(InstanceHandle[ListHandle], Sequence[Any]):
 
     _others = _NAMES
 
-    def __init__(self, handle: ListHandle, own: Own) -> None:
+    def __init__(self, handle: ListHandle, own: InstanceRow) -> None:
         super().__init__(handle, own)
         self.type: StateType = handle.type
 
@@ -511,7 +511,7 @@ class RawState(KeylessState["RawHandle | RawKeyGroupHandle"]):
             return ListState("binary")
         return MapState("int", "struct<key_groups:int,stream:binary>")
 
-    def opened(self, handle: Any, own: Own) -> RawHandle | RawKeyGroupHandle:
+    def opened(self, handle: Any, own: InstanceRow) -> RawHandle | RawKeyGroupHandle:
         """Make the state's handle."""
         if self._scope == "operator":
             return RawHandle(handle, own)
@@ -522,7 +522,7 @@ class RawState(KeylessState["RawHandle | RawKeyGroupHandle"]):
     ) -> tuple[list[Any], int]:
         """Read an instance's streams."""
         if self._scope == "operator":
-            return divided(handle, old, instance, start)
+            return even_share(handle, old, instance, start)
         streams = []
         first, last = instance.key_groups
         groups = instance.max_parallelism

@@ -15,14 +15,14 @@ from pystate._core import core
 from pystate.errors import DeclarationError, WrongTypeError
 from pystate.state.aggregators import Operation
 from pystate.state.columns import Column, value_column
-from pystate.state.declaration import State, spelled
+from pystate.state.declaration import State, type_literal
 from pystate.state.fold import (
     Fold,
-    added,
+    as_list,
     fold_in_order,
     larger,
-    listed,
     smaller,
+    sum_of,
     value_handle,
     without_nulls,
 )
@@ -107,7 +107,7 @@ class ReducingState(State["ReducingHandle"]):
         return stored_fold("ReducingState", self._type, function_name(self._function))
 
     def _arguments(self) -> tuple[Any, ...]:
-        return spelled(self._type), self._function
+        return type_literal(self._type), self._function
 
 
 class ReducingHandle(Fold):
@@ -134,7 +134,7 @@ class ReducingHandle(Fold):
         self._operation = operation if self.type.is_number or self.type.is_time else None
         self._step: Callable[[Any, Any], Any] = declaration.function
         if self._operation == "add" or declaration.function is builtins.sum:
-            self._step = added
+            self._step = sum_of
         if self._operation in ("min", "max"):
             # Like the core, where NaN is larger than any number.
             self._step = smaller if self._operation == "min" else larger
@@ -185,12 +185,12 @@ class ReducingHandle(Fold):
         check_rows(given, len(keys), f"state {self.name!r}")
         keys, given = without_nulls(keys, given)
         kept = self._kept.values(keys)
-        listed = kept if isinstance(kept, list) else kept.to_pylist()
+        olds = kept if isinstance(kept, list) else kept.to_pylist()
 
         def step(old: Any, value: Any) -> Any:
             return value if old is None else self._reduced(old, value)
 
-        self._kept.update_all(keys, fold_in_order(keys, given, listed, step))
+        self._kept.update_all(keys, fold_in_order(keys, given, olds, step))
 
     def _reduced(self, old: Any, value: Any) -> Any:
         made = self._step(old, value)
@@ -208,7 +208,7 @@ class ReducingHandle(Fold):
         """The values as Python objects of the declared type, one for each row."""
         if not (isinstance(values, dict) if self.type.is_nested else not is_many(values)):
             if self._codec is None:
-                return listed(values)
+                return as_list(values)
             array = encoded(values, self.type, self._codec, f"state {self.name!r}")
             given: list[Any] = decoded(array, self.type, self._codec).to_pylist()
             return given

@@ -19,9 +19,16 @@ import pyarrow.compute as pc
 from pystate._core import core
 from pystate.errors import DeclarationError, InUseError, PystateError, WrongTypeError
 from pystate.state.columns import Column, value_column
-from pystate.state.declaration import MOST_TEXT_BYTES, State, spelled, written
-from pystate.state.handle import MISSING, VALUE_NAMES, NoValue, Objects, StateHandle, for_batches
-from pystate.state.key_batch import ADD, MAX, MIN, KeyBatch, Step, copied
+from pystate.state.declaration import MOST_TEXT_BYTES, State, as_literal, type_literal
+from pystate.state.handle import (
+    MISSING,
+    VALUE_NAMES,
+    NoValue,
+    Objects,
+    StateHandle,
+    batch_method_error,
+)
+from pystate.state.key_batch import ADD, MAX, MIN, KeyBatch, Step, read_array
 from pystate.state.objects import pickled, unpickled
 from pystate.state.ttl import StateTtl
 from pystate.types.arrays import check_rows, decoded, encoded, is_many, reference
@@ -183,7 +190,7 @@ class ValueState(State["ValueHandle"]):
         return cls(object if stored == "object" else stored)
 
     def _arguments(self) -> tuple[Any, ...]:
-        return spelled(self._type), self._default
+        return type_literal(self._type), self._default
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ValueState):
@@ -195,7 +202,7 @@ class ValueState(State["ValueHandle"]):
     __hash__ = State.__hash__
 
     def __repr__(self) -> str:
-        shown = [written(spelled(self._type))]
+        shown = [as_literal(type_literal(self._type))]
         if self._default is not None:
             shown.append(f"default={self._default!r}")
         return f"ValueState({', '.join([*shown, *self._options()])})"
@@ -283,7 +290,7 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         """
         if values is MISSING:
             now = "update(value() + number)"
-            raise for_batches(f"state {self.name!r}", "add(keys, values)", now)
+            raise batch_method_error(f"state {self.name!r}", "add(keys, values)", now)
         self._apply(keys, ADD, values)
 
     def min(self, keys: KeyBatch, values: Any) -> None:
@@ -324,7 +331,7 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
     def _stored(self, keys: KeyBatch) -> pa.Array[Any]:
         """The keys' values as they are stored; null for a key without a value."""
         get, get_bytes = self._checked(keys).get, keys.get_bytes
-        return copied(
+        return read_array(
             self.type, len(keys), partial(get, self.column), partial(get_bytes, self.column)
         )
 

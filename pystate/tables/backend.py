@@ -37,7 +37,7 @@ from pystate.errors import (
 )
 from pystate.state.columns import NAMESPACE, core_schema
 from pystate.state.declaration import State
-from pystate.state.evolution import column_change, hints
+from pystate.state.evolution import column_change, refusal
 from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import OperatorSpec, declared_fills
 from pystate.tables.host import TableIdentity, counted_home, table_identity
@@ -48,7 +48,7 @@ from pystate.tables.options import (
     checked_parallelism,
     checked_range,
 )
-from pystate.tables.registry import StateRegistry, unknown_state
+from pystate.tables.registry import StateRegistry, unknown_state_error
 from pystate.tables.snapshots import SealedReader, Snapshot
 from pystate.tables.timers import DueTimers, TimeDomain, Timers
 from pystate.types.arrays import as_array, hash_keys
@@ -263,7 +263,7 @@ class KeyedStateBackend:
         try:
             return self._states.handles[name]
         except KeyError:
-            raise unknown_state(name, self._states.handles) from None
+            raise unknown_state_error(name, self._states.handles) from None
 
     # -- life
 
@@ -806,7 +806,7 @@ class KeyedStateBackend:
                 if column.name not in declared:
                     continue
                 change = column_change(column, declared[column.name])
-                wrong = hints(change, allow_unclaimed_state)
+                wrong = refusal(change, allow_unclaimed_state)
                 if wrong:
                     raise SchemaError(
                         f"{opened.reader.name}: state {column.name!r} is {column.describe()} there "

@@ -133,7 +133,7 @@ class StateRegistry:
         return any(declaration.ttl is not None for declaration in self._declarations.values())
 
 
-def unknown_state(name: object, known: Iterable[str]) -> UnknownStateError:
+def unknown_state_error(name: object, known: Iterable[str]) -> UnknownStateError:
     """The error to raise for a state that was not declared."""
     names = list(known)
     listed = ", ".join(map(repr, names)) or "none"

@@ -34,7 +34,7 @@ from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.operator_state import Instance, KeylessState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.options import checked_parallelism
-from pystate.tables.registry import unknown_state
+from pystate.tables.registry import unknown_state_error
 from pystate.testing.clock import Clock
 from pystate.testing.epochs import Attempt
 from pystate.testing.harness import Harness
@@ -263,7 +263,7 @@ class _InstanceTables(RangeTables):
 
     def look(self, name: str, key: Any, namespace: Any) -> Any:
         if name not in self.states:
-            raise unknown_state(name, self.states)
+            raise unknown_state_error(name, self.states)
         share = self._ranges[key]
         try:
             state = self.state(share)

@@ -107,7 +107,7 @@ def as_floats(floats: pa.Array[Any], doubles: pa.Array[Any]) -> pa.Array[Any]:
     return floats
 
 
-def sound(array: pa.Array[Any], what: str, *, full: bool = False) -> pa.Array[Any]:
+def validated(array: pa.Array[Any], what: str, *, full: bool = False) -> pa.Array[Any]:
     """The array if its buffers are large enough; `full` also checks every offset and index.
 
     `InvalidArgumentError` if it is not sound.
@@ -122,10 +122,10 @@ def sound(array: pa.Array[Any], what: str, *, full: bool = False) -> pa.Array[An
 def _cast(array: pa.Array[Any], type: StateType, what: str) -> pa.Array[Any]:
     wanted = type.arrow
     if array.type.equals(wanted):
-        return sound(array, what)
+        return validated(array, what)
     source = array.type
     # Arrow's casts trust every offset and index.
-    sound(array, what, full=True)
+    validated(array, what, full=True)
     if isinstance(array, pa.DictionaryArray):
         array = array.dictionary_decode()
     elif pa.types.is_run_end_encoded(source):
@@ -272,9 +272,9 @@ def from_parts(
     if valid is not None:
         flags = np.frombuffer(valid, np.uint8, length)
         nulls = length - int(np.count_nonzero(flags))
-        validity = bits(flags) if nulls else None
+        validity = bitmap(flags) if nulls else None
     if type.name == "boolean":
-        buffers = [validity, bits(np.frombuffer(values, np.uint8, length))]
+        buffers = [validity, bitmap(np.frombuffer(values, np.uint8, length))]
     else:
         buffers = [validity, pa.py_buffer(values)]
     if type.is_bytes:
@@ -287,7 +287,7 @@ def from_parts(
     return pa.Array.from_buffers(type.stored_arrow, length, buffers, nulls)
 
 
-def bits(flags: np.ndarray[Any, np.dtype[np.uint8]]) -> pa.Buffer:
+def bitmap(flags: np.ndarray[Any, np.dtype[np.uint8]]) -> pa.Buffer:
     """Pack flags of a byte each into an Arrow bitmap."""
     return pa.py_buffer(np.packbits(flags, bitorder="little").data)
 

@@ -43,7 +43,7 @@ def pin(path: str, value: Any) -> str:
     return _MARK + json.dumps([path, value], separators=(",", ":"))
 
 
-def pinned(text: str) -> tuple[str, Any] | None:
+def unpin(text: str) -> tuple[str, Any] | None:
     """Return the path and the default that `pin` was given; None for a path alone."""
     if not text.startswith(_MARK):
         return None
@@ -63,7 +63,7 @@ def fill_of(
         state, _, text = key.partition("#")
         if state != name or not text:
             continue
-        pin_ = pinned(text)
+        pin_ = unpin(text)
         path, value = (text, None) if pin_ is None else pin_
         if path not in marks or pin_ is not None:
             marks[path] = (epoch, value)

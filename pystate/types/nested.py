@@ -18,7 +18,7 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.base.arguments import repeated
 from pystate.errors import CorruptFileError, DeclarationError, InvalidArgumentError, WrongTypeError
-from pystate.types.arrays import as_array, bits, is_column, sound
+from pystate.types.arrays import as_array, bitmap, is_column, validated
 from pystate.types.state_type import StateType, TypeLike, parse_type
 
 _BINARY = StateType("binary")
@@ -93,13 +93,13 @@ class NestedCodec(core.NestedCodec):
             )
         if not isinstance(values, pa.Array):
             return self._encode_python(values, what)
-        sound(values, what)
+        validated(values, what)
         columns = core.NestedColumns(self)
         _bind(columns, 0, _of_kind(values, self.type, what), self.type, what)
         offsets, data = columns.encode(len(values))
         nulls = values.null_count
         buffers = [None if offsets is None else pa.py_buffer(offsets), pa.py_buffer(data)]
-        validity = bits(np.asarray(values.is_valid(), np.uint8)) if nulls else None
+        validity = bitmap(np.asarray(values.is_valid(), np.uint8)) if nulls else None
         return pa.Array.from_buffers(
             self.type.stored_arrow,
             len(values),
@@ -120,7 +120,7 @@ class NestedCodec(core.NestedCodec):
 
         `CorruptFileError` names a row whose bytes `encode` cannot have written.
         """
-        array = self._stored(sound(array, f"state {self.name!r}: the stored column"))
+        array = self._stored(validated(array, f"state {self.name!r}: the stored column"))
         buffers = array.buffers()
         offsets = 0 if self.inline_bytes else _address(buffers[1])
         columns = core.nested_columns(

@@ -106,16 +106,16 @@ def unbind(function: StatefulFunction) -> None:
         function.__dict__.pop(name, None)
 
 
-def copied(function: StatefulFunction) -> StatefulFunction:
-    """A copy of the function, for a task; errors are those of `sent`."""
-    made: StatefulFunction = sent(function, copy.deepcopy)
+def task_copy(function: StatefulFunction) -> StatefulFunction:
+    """A copy of the function, for a task; errors are those of `for_tasks`."""
+    made: StatefulFunction = for_tasks(function, copy.deepcopy)
     return made
 
 
 Sent = TypeVar("Sent")
 
 
-def sent(function: Any, send: Callable[[Any], Sent], where: str = "open(self, ctx)") -> Sent:
+def for_tasks(function: Any, send: Callable[[Any], Sent], where: str = "open(self, ctx)") -> Sent:
     """The function in the form that goes to the tasks: copied or pickled by `send`.
 
     `where` is the method in which the function can make what cannot be sent. `DeclarationError`
@@ -136,7 +136,7 @@ def sent(function: Any, send: Callable[[Any], Sent], where: str = "open(self, ct
                     f"{name}.{attribute} = {value!r:.80} cannot go to the tasks, which work on "
                     f"copies of the function: make it in {where} ({reason})"
                 ) from error
-        culprit = captured(function, send)
+        culprit = unsendable_reference(function, send)
         if culprit is not None:
             place, used, value = culprit
             raise DeclarationError(
@@ -150,7 +150,9 @@ def sent(function: Any, send: Callable[[Any], Sent], where: str = "open(self, ct
         ) from error
 
 
-def captured(function: Any, send: Callable[[Any], object]) -> tuple[str, str, object] | None:
+def unsendable_reference(
+    function: Any, send: Callable[[Any], object]
+) -> tuple[str, str, object] | None:
     """What the code of a function or of its class refers to that cannot be sent.
 
     The function whose code it is, the name in that code, and the object.

@@ -22,7 +22,7 @@ from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.partial_rows import LATE, LOW, WEIGHT, total_weight, whole_sums
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.declaration import State
-from pystate.state.key_batch import KeyBatch, overflowed
+from pystate.state.key_batch import KeyBatch, overflowing_key
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.value import ValueState
 from pystate.tables.backend import KeyedStateBackend
@@ -119,7 +119,7 @@ class AggregateOperator(Operator):
                 values = self._values(update.source, rows)
                 getattr(self._handles[update.state], update.operation)(keys, values)
             except StateOverflowError as error:
-                found = overflowed(error, keys)
+                found = overflowing_key(error, keys)
                 raise StateOverflowError(self._beyond(update, found)) from None
             if nulls is not None:
                 some = isinstance(values, pa.Array) and values.null_count

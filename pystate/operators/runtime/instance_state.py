@@ -33,10 +33,10 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.state.operator_state import (
     INSTANCE_KEY,
     Instance,
+    InstanceRow,
     KeylessState,
     OldRows,
     OperatorListState,
-    Own,
     put_items,
 )
 from pystate.tables.backend import KeyedStateBackend
@@ -179,7 +179,9 @@ class InstanceState:
         self.redistributed = False
         self._backend = backend
         self._states = states
-        self._own = Own(instance, lambda: self._backend.keys([[part] for part in instance.key]))
+        self._own = InstanceRow(
+            instance, lambda: self._backend.keys([[part] for part in instance.key])
+        )
         self._stored = {n: backend.register(n, d.stored()) for n, d in states.items()}
         self._handles = {n: d.opened(self._stored[n], self._own) for n, d in states.items()}
 

@@ -22,7 +22,7 @@ from pystate.operators.windows.columns import WindowColumn
 from pystate.operators.windows.grid import grid_of
 from pystate.operators.windows.specification import WindowSpec
 from pystate.state.aggregators import Count, Max, Mean, Min, Sum
-from pystate.state.key_batch import KeyBatch, overflowed
+from pystate.state.key_batch import KeyBatch, overflowing_key
 
 __all__ = ["Part", "SliceRule", "accumulators", "parts", "refusal", "slice_rule"]
 
@@ -153,7 +153,7 @@ def accumulators(
         try:
             found.append(_accumulators(column, f"{_PART}{number}", rows))
         except StateOverflowError as error:
-            what = f"{owner}: {overflowed(error, keys)}: {column.name}"
+            what = f"{owner}: {overflowing_key(error, keys)}: {column.name}"
             raise StateOverflowError(f"{what}: {error}") from None
     return found
 

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.stateful_processor import (
 
 from pystate.errors import DeclarationError
 from pystate.operators.functions.base import RESERVED, KeyedProcessFunction
-from pystate.operators.functions.binding import sent
+from pystate.operators.functions.binding import for_tasks
 from pystate.operators.functions.context import RuntimeContext
 from pystate.spark.ported.calls import PortedCalls
 from pystate.spark.ported.forms import Form
@@ -176,7 +176,7 @@ class TimedFunction(PortedFunction):
 
 
 def _copied(processor: Any) -> Any:
-    return sent(processor, copy.deepcopy, "init(self, handle)")
+    return for_tasks(processor, copy.deepcopy, "init(self, handle)")
 
 
 def ported(

@@ -14,7 +14,7 @@ from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import DeclarationError, SchemaError, UnclaimedStateError
-from pystate.state.declaration import State, parted
+from pystate.state.declaration import State, stored_parts
 from pystate.state.operator_spec import in_files
 from tests.program import Program, state_in
 
@@ -133,7 +133,7 @@ def test_a_job_goes_on_in_other_ranges_and_merges(tmp_path: Path) -> None:
     rows = ps.StateRows.read(root)
     ps.write_state(tmp_path / "written", {"op": rows})
     assert state_in(tmp_path / "written") == state_in(root)
-    assert all(parted(text)[0] is None for _, text in schema(tmp_path / "written"))
+    assert all(stored_parts(text)[0] is None for _, text in schema(tmp_path / "written"))
     assert ps.verify(root).ok
 
 
