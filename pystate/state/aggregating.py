@@ -25,13 +25,10 @@ from pystate.state.declaration import State, type_literal
 from pystate.state.fold import (
     Fold,
     as_list,
-    fold_in_order,
     larger,
     less,
     smaller,
     sum_of,
-    value_handle,
-    without_nulls,
 )
 from pystate.state.identity import class_name, stored_aggregate, stored_fold
 from pystate.state.key_batch import KeyBatch, Step, read_array
@@ -260,7 +257,7 @@ class ColumnAggregate(AggregatingHandle):
         super().__init__(table, column, name, declaration)
         bound = declaration.bound
         assert bound is not None and bound.column is not None
-        self._kept: ValueHandle = value_handle(table, column, name, bound.column)
+        self._kept: ValueHandle = ValueState(bound.column).handle(table, column, name)
         self._operation = bound.aggregator.operation
         self._counts = (
             self._operation == "add"
@@ -507,12 +504,8 @@ class _PythonAggregate(AggregatingHandle):
         return None if accumulator is None else self._aggregate.result(accumulator)
 
     def add_all(self, keys: KeyBatch, values: Any) -> None:
-        rows = len(self._checked(keys))
-        given = as_list(values) if is_many(values) else [values] * rows
-        check_rows(given, rows, f"state {self.name!r}")
-        keys, given = without_nulls(keys, given)
-        kept = self._kept.values(keys)
-        self._kept.update_all(keys, fold_in_order(keys, given, kept, self._plus))
+        given = as_list(values) if is_many(values) else [values] * len(self._checked(keys))
+        self._fold_all(keys, given, self._plus)
 
     def results(self, keys: KeyBatch) -> list[Any]:
         return [
@@ -524,10 +517,7 @@ class _PythonAggregate(AggregatingHandle):
         return self._kept.values(keys)
 
     def merge_all(self, keys: KeyBatch, accumulators: Any) -> None:
-        check_rows(accumulators, len(self._checked(keys)), f"state {self.name!r}")
-        keys, given = without_nulls(keys, list(accumulators))
-        kept = self._kept.values(keys)
-        self._kept.update_all(keys, fold_in_order(keys, given, kept, self._joined))
+        self._fold_all(keys, list(accumulators), self._joined)
 
     def _joined(self, mine: Any, other: Any) -> Any:
         # An accumulator may be changed by what merges it, and the source's may still be in use.

@@ -19,18 +19,15 @@ from pystate.state.declaration import State, type_literal
 from pystate.state.fold import (
     Fold,
     as_list,
-    fold_in_order,
     larger,
     smaller,
     sum_of,
-    value_handle,
-    without_nulls,
 )
 from pystate.state.identity import function_name, stored_fold
 from pystate.state.key_batch import KeyBatch
 from pystate.state.ttl import StateTtl
-from pystate.state.value import ValueHandle
-from pystate.types.arrays import check_rows, decoded, encoded, is_many
+from pystate.state.value import ValueHandle, ValueState
+from pystate.types.arrays import decoded, encoded, is_many
 from pystate.types.nested import codec_of
 from pystate.types.state_type import TypeLike
 
@@ -128,7 +125,7 @@ class ReducingHandle(Fold):
     ) -> None:
         super().__init__(table, column, name)
         self.type = declaration.type
-        self._kept: ValueHandle = value_handle(table, column, name, declaration.type)
+        self._kept: ValueHandle = ValueState(declaration.type).handle(table, column, name)
         self._function = declaration.function
         operation = _CORE.get(declaration.function)
         self._operation = operation if self.type.is_number or self.type.is_time else None
@@ -180,19 +177,11 @@ class ReducingHandle(Fold):
         if self._operation is not None:
             getattr(self._kept, self._operation)(keys, values)
             return
-        self._checked(keys)
-        given = self._given(values, len(keys))
-        check_rows(given, len(keys), f"state {self.name!r}")
-        keys, given = without_nulls(keys, given)
-        kept = self._kept.values(keys)
-        olds = kept if isinstance(kept, list) else kept.to_pylist()
-
-        def step(old: Any, value: Any) -> Any:
-            return value if old is None else self._reduced(old, value)
-
-        self._kept.update_all(keys, fold_in_order(keys, given, olds, step))
+        self._fold_all(keys, self._given(values, len(self._checked(keys))), self._reduced)
 
     def _reduced(self, old: Any, value: Any) -> Any:
+        if old is None:
+            return value
         made = self._step(old, value)
         if made is None:
             self._refuse_made(old, value)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from pystate.base.arguments import nearest
@@ -178,19 +178,21 @@ def unsendable_reference(
     return None
 
 
+#: What stands for a method of timers in a class that has none.
+_NO_TIMERS = (
+    KeyedProcessFunction.on_timer,
+    KeyedCoProcessFunction.on_timer,
+    VectorizedFunction.on_timers,
+    VectorizedCoFunction.on_timers,
+)
+
+
 def has_timers(function: StatefulFunction) -> bool:
     """Whether a function handles timers."""
-    base: type[StatefulFunction] = KeyedProcessFunction
-    name = "on_timer"
     if isinstance(function, ProcessFunction):
         return False
-    if isinstance(function, VectorizedFunction):
-        base, name = VectorizedFunction, "on_timers"
-    elif isinstance(function, VectorizedCoFunction):
-        base, name = VectorizedCoFunction, "on_timers"
-    elif isinstance(function, KeyedCoProcessFunction):
-        base = KeyedCoProcessFunction
-    return getattr(type(function), name, None) is not getattr(base, name)
+    name = "on_timers" if in_batches(function) else "on_timer"
+    return getattr(type(function), name, None) not in _NO_TIMERS
 
 
 def operator_spec(
@@ -283,8 +285,7 @@ def namespace_type(function: StatefulFunction) -> StateType | None:
 def shape(function: StatefulFunction) -> Shape:
     """The shape of a function, by the methods that it has; it must be a stateful function."""
     if isinstance(function, VectorizedFunction):
-        own = [n for n in _overridden(function, VectorizedFunction) if n == "process"]
-        if own:
+        if _has(function, VectorizedFunction, "process"):
             return "vectorized"
         raise DeclarationError(f"{type(function).__name__} has no process(self, keys, batch, ctx)")
     if isinstance(function, ProcessFunction):
@@ -349,7 +350,7 @@ def _instance_shape(function: ProcessFunction) -> Shape:
 
 def _one_of_both(function: StatefulFunction, base: type, key: str) -> str:
     """Which of `process` and `process_rows` a function has; `key` is their first argument."""
-    own = list(_overridden(function, base))
+    own = [n for n in ("process", "process_rows") if _has(function, base, n)]
     if len(own) == 1:
         return own[0]
     name = type(function).__name__
@@ -375,9 +376,3 @@ def takes_rows(function: StatefulFunction, side: Literal["left", "right"]) -> bo
 def _has(function: StatefulFunction, base: type, name: str) -> bool:
     """Whether a function's class has a method of its own."""
     return getattr(type(function), name) is not getattr(base, name)
-
-
-def _overridden(function: StatefulFunction, base: type) -> Iterator[str]:
-    for name in ("process", "process_rows"):
-        if getattr(type(function), name, None) is not getattr(base, name, None):
-            yield name
