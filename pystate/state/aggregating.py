@@ -495,9 +495,9 @@ class _PythonAggregate(AggregatingHandle):
         if value is None:
             self._refuse_none(value)
         turn = self.table.turn
-        made = self._plus(self._kept.value(), value)
+        accumulator = self._plus(self._kept.value(), value)
         self.table.check_turn(turn, self.name)
-        self._kept.update(made)
+        self._kept.update(accumulator)
 
     def get(self) -> Any:
         accumulator = self._kept.value()

@@ -112,13 +112,13 @@ class State(Generic[H]):
         return self._with("_reference_ms", reference_ms)
 
     def _with(self, name: str, value: object) -> Self:
-        made: Self = object.__new__(builtins.type(self))
+        copy: Self = object.__new__(builtins.type(self))
         for cls in builtins.type(self).__mro__:
             for slot in getattr(cls, "__slots__", ()):
                 if hasattr(self, slot):
-                    object.__setattr__(made, slot, getattr(self, slot))
-        object.__setattr__(made, name, value)
-        return made
+                    object.__setattr__(copy, slot, getattr(self, slot))
+        object.__setattr__(copy, name, value)
+        return copy
 
     def columns(self, name: str) -> list[Column]:
         """The core's columns of the state under that name; the first one is the state itself."""
@@ -252,10 +252,10 @@ def _declared(
     given = {} if ttl is None else {"ttl": ttl}
     if previously:
         given["previously"] = previously
-    made = kind(*arguments, **given)
+    declaration = kind(*arguments, **given)
     if reference_ms is not None:
-        made = made.referring_to(reference_ms)
-    return made if file_name is None else made.in_files(file_name)
+        declaration = declaration.referring_to(reference_ms)
+    return declaration if file_name is None else declaration.in_files(file_name)
 
 
 def _former_names(previously: Any, kind: str) -> tuple[str, ...]:

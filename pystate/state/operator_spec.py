@@ -192,13 +192,13 @@ def in_files(
     for name in declared:
         if name not in file_names:
             file_names[name] = _unused(name, taken.union(file_names.values()))
-    made = {}
+    states = {}
     for name, state in declared.items():
         reference_ms = references[file_names[name]] if name in continued else None
         if reference_ms is not None and (state.ttl is None or state.reference_ms is not None):
             state = state.referring_to(reference_ms)
-        made[name] = state.in_files(None if file_names[name] == name else file_names[name])
-    return made
+        states[name] = state.in_files(None if file_names[name] == name else file_names[name])
+    return states
 
 
 def _unused(name: str, taken: Collection[str]) -> str:

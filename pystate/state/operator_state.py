@@ -175,9 +175,9 @@ class KeylessState(State[H]):
 
     def kept(self) -> State[Any]:
         """The keyed state as which it is stored, with its former names and its name in files."""
-        made = self.stored().in_files(self._file_name)
-        object.__setattr__(made, "_previously", self._previously)
-        return made
+        keyed = self.stored().in_files(self._file_name)
+        object.__setattr__(keyed, "_previously", self._previously)
+        return keyed
 
     def opened(self, handle: Any, own: InstanceRow) -> H:
         """Make the handle for functions, over that of the stored state."""

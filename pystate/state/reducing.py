@@ -182,10 +182,10 @@ class ReducingHandle(Fold):
     def _reduced(self, old: Any, value: Any) -> Any:
         if old is None:
             return value
-        made = self._step(old, value)
-        if made is None:
+        reduced = self._step(old, value)
+        if reduced is None:
             self._refuse_made(old, value)
-        return made
+        return reduced
 
     def _refuse_made(self, old: Any, value: Any) -> NoReturn:
         raise WrongTypeError(

@@ -60,10 +60,10 @@ from pystate.tables.recovery import (
 _LOG = logger("pystate.tables.attach")
 
 #: Mapped tables that a task looks at, to see whether another process has discarded their files.
-_CHECKED = 8
+_STALE_CHECKS = 8
 _UNDO_WINDOW = 3
 # Errors that make a shared table unusable here, while a private replica may still work.
-_UNUSABLE = (
+_UNUSABLE_HERE = (
     TableMismatchError,
     AddressSpaceError,
     NoSpaceError,
@@ -193,7 +193,7 @@ class TableCache:
 
     def attach(self, spec: TableSpec, base: RangeState) -> Attachment:
         """Attach to a range's table at exactly the base's id; errors are those of `load_files`."""
-        return self._timed(spec, base, reads=False)
+        return self._attach_timed(spec, base, reads=False)
 
     def attach_to_read(self, spec: TableSpec, base: RangeState) -> Attachment:
         """Attach to a range's table to read the base, with the arguments and errors of `attach`.
@@ -201,9 +201,9 @@ class TableCache:
         A table that is ahead of the base is left as it is: its range's own task may have sealed it
         in this very epoch. It is read from files then.
         """
-        return self._timed(spec, base, reads=True)
+        return self._attach_timed(spec, base, reads=True)
 
-    def _timed(self, spec: TableSpec, base: RangeState, *, reads: bool) -> Attachment:
+    def _attach_timed(self, spec: TableSpec, base: RangeState, *, reads: bool) -> Attachment:
         start = time.perf_counter_ns()
         attachment = self._attach(spec, base, reads)
         if attachment.reason:
@@ -227,14 +227,14 @@ class TableCache:
         except (MemoryLimitError, CorruptFileError) as error:
             entry.discard()
             entry.in_use = False
-            if not _give_up(spec, base, error):
+            if not _remove_sources(spec, base, error):
                 raise
-        except _UNUSABLE as error:
+        except _UNUSABLE_HERE as error:
             entry.discard(unlink=True)
             entry.in_use = False
             path = entry.path
             full = isinstance(error, NoSpaceError)
-            if not (full and _give_up(spec, base, error)):
+            if not (full and _remove_sources(spec, base, error)):
                 if not full or path is None or not spec.home.has_room_beside(path):
                     return _replica(spec, base, str(error))
                 spec.home.leave(path)
@@ -250,17 +250,17 @@ class TableCache:
     def _attach_entry(
         self, entry: _Entry, spec: TableSpec, base: RangeState, reads: bool
     ) -> Attachment:
-        backend = _hold(entry, spec, base)
-        if reads and _is_elsewhere(backend, base):
+        backend = _locked(entry, spec, base)
+        if reads and _has_left(backend, base):
             Attachment(backend, "current", entry=entry).release()
             return _replica(spec, base, "the table has left the state that is to be read")
-        attachment = _stand_at(backend, spec, base, entry)
+        attachment = _catch_up(backend, spec, base, entry)
         if attachment is None:
             if backend.lineage() != EMPTY_LINEAGE:
                 # Unlinked while its lock is held: a process that waits for the lock then finds the
                 # new file.
                 entry.discard(unlink=True)
-                backend = _hold(entry, spec, base)
+                backend = _locked(entry, spec, base)
             attachment = self._fill(backend, spec, base, entry)
         return attachment
 
@@ -294,14 +294,14 @@ class TableCache:
         if entry is None:
             return None
         try:
-            old = _hold(entry, spec, source.range)
+            old = _locked(entry, spec, source.range)
             if old.lineage() == EMPTY_LINEAGE:  # it was removed just now, and made again
                 raise FileNotFoundError(path)
-            attachment = _stand_at(old, spec, source.range, entry)
+            attachment = _catch_up(old, spec, source.range, entry)
         except TableBusyError:
             entry.in_use = False
             return None
-        except _UNUSABLE:
+        except _UNUSABLE_HERE:
             entry.discard(unlink=True)
             entry.in_use = False
             return None
@@ -309,8 +309,8 @@ class TableCache:
             entry.in_use = False
             return None
         with attachment:
-            if spec.go_on is not None:
-                spec.go_on()
+            if spec.heartbeat is not None:
+                spec.heartbeat()
             return backend.copy_from(old, source.first_key_group, source.last_key_group)
 
     def close(self) -> None:
@@ -332,7 +332,7 @@ class TableCache:
         # at each time, so that a task of one range does not take longer the more ranges there are.
         if not self._unchecked:
             self._unchecked = list(self._entries.values())
-        for _ in range(min(_CHECKED, len(self._unchecked))):
+        for _ in range(min(_STALE_CHECKS, len(self._unchecked))):
             other = self._unchecked.pop()
             if not other.in_use and other.is_stale:
                 other.discard()
@@ -364,7 +364,7 @@ tables = TableCache()
 os.register_at_fork(after_in_child=tables.forget)
 
 
-def _give_up(spec: TableSpec, base: RangeState, error: Exception) -> bool:
+def _remove_sources(spec: TableSpec, base: RangeState, error: Exception) -> bool:
     """Remove the tables that the base would be copied from; return whether there were any."""
     any_removed = False
     for source in base.sources:
@@ -383,7 +383,7 @@ def _path_of(spec: TableSpec, base: RangeState) -> str | None:
     return spec.home.table_path(spec.operator.uid, *bounds, spec.operator.fingerprint(base.since))
 
 
-def _hold(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
+def _locked(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
     """Take the table's lock, opening or creating the table if it is not mapped."""
     if entry.backend is not None:
         try:
@@ -409,7 +409,7 @@ def _open(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend
     return backend
 
 
-def _stand_at(
+def _catch_up(
     backend: KeyedStateBackend, spec: TableSpec, base: RangeState, entry: _Entry
 ) -> Attachment | None:
     """Bring a table to the base by undoing and catching up; None if only a restore helps."""
@@ -432,7 +432,7 @@ def _stand_at(
     return None
 
 
-def _is_elsewhere(backend: KeyedStateBackend, base: RangeState) -> bool:
+def _has_left(backend: KeyedStateBackend, base: RangeState) -> bool:
     """Whether a table holds sealed state that does not lead to the base."""
     lineage = backend.lineage()
     if lineage is None or lineage == EMPTY_LINEAGE:

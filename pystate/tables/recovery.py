@@ -31,7 +31,7 @@ class TableSpec:
     query: int = 0
     """Fingerprint of (query id, operator uid, range), for lineages."""
     held: HeldFiles | None = None
-    go_on: Callable[[], None] | None = None
+    heartbeat: Callable[[], None] | None = None
     """Called between two files: gives a sign of life, or raises if nobody needs the table."""
 
 
@@ -86,8 +86,8 @@ def load_files(
         last = min(ref.last_key_group, base.last_key_group)
         if first > last:
             continue
-        if spec.go_on is not None:
-            spec.go_on()
+        if spec.heartbeat is not None:
+            spec.heartbeat()
         with _source(spec, ref) as source:
             rows += backend.load(
                 source,

@@ -82,7 +82,7 @@ def _filled(
     above: tuple[int, Any] | None,
 ) -> dict[str, Any] | None:
     """A struct's value; `above` is the default that it has, None for what was stored."""
-    made: dict[str, Any] = {}
+    struct: dict[str, Any] = {}
     for name, child in type.children:
         at = field_path(path, name)
         own = marks.get(at)
@@ -94,12 +94,12 @@ def _filled(
         elif at in added:
             mine = own if own is not None else (0, None)
         if child.name == "struct" and (mine is None or mine[1] is not None):
-            made[name] = _filled(child, at, added, marks, mine)
+            struct[name] = _filled(child, at, added, marks, mine)
         elif mine is not None:
-            made[name] = from_json(child, mine[1])
-    if above is None and all(value is None for value in made.values()):
+            struct[name] = from_json(child, mine[1])
+    if above is None and all(value is None for value in struct.values()):
         return None
-    return made
+    return struct
 
 
 def to_json(type: StateType, value: Any) -> Any:

@@ -108,8 +108,8 @@ def unbind(function: StatefulFunction) -> None:
 
 def task_copy(function: StatefulFunction) -> StatefulFunction:
     """A copy of the function, for a task; errors are those of `for_tasks`."""
-    made: StatefulFunction = for_tasks(function, copy.deepcopy)
-    return made
+    copied: StatefulFunction = for_tasks(function, copy.deepcopy)
+    return copied
 
 
 Sent = TypeVar("Sent")

@@ -226,7 +226,7 @@ class OperatorPlan:
             options=self.options,
             query=self.query,
             held=self.held_files(state),
-            go_on=go_on,
+            heartbeat=go_on,
         )
         note_use(spec.home, self.storage.local_path("job.json"), self.term)
         return spec

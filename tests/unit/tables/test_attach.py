@@ -527,12 +527,12 @@ def test_a_task_looks_at_few_of_many_tables(
     monkeypatch.setattr(shared_tables, "_file_id", lambda p: looked.append(p) or file_id(p))
     one.attach(ranges[0])
     one.release()
-    assert 0 < len(looked) <= shared_tables._CHECKED + 1
+    assert 0 < len(looked) <= shared_tables._STALE_CHECKS + 1
     # Yet each is looked at in its turn: those that others discarded are given back.
     assert home.folder is not None
     for path in Path(home.folder).rglob("*.table"):
         path.unlink()
-    for _ in range(2 * 64 // shared_tables._CHECKED):
+    for _ in range(2 * 64 // shared_tables._STALE_CHECKS):
         one.attach(ranges[0])
         one.release()
     assert [entry.backend is None for entry in one.cache._entries.values()].count(False) == 1
