@@ -189,24 +189,12 @@ class BroadcastHandle(InstanceHandle[MapHandle]):
         self._handle.put_all(entries)
 
     def remove(self, key: Any, /) -> None:
-        """Remove an entry; nothing happens if there is none.
-
-        Raises
-        ------
-        ReadOnlyStateError
-            As for `put`.
-        """
+        """Remove an entry; nothing happens if there is none; `ReadOnlyStateError` as for `put`."""
         self._writable("remove")
         self._handle.remove(key)
 
     def clear(self) -> None:
-        """Remove all entries.
-
-        Raises
-        ------
-        ReadOnlyStateError
-            As for `put`.
-        """
+        """Remove all entries; `ReadOnlyStateError` as for `put`."""
         self._writable("clear")
         self._handle.clear()
 

@@ -273,12 +273,7 @@ class MapHandle(Elements, core.MapElements):
     def remove_entries(self, keys: KeyBatch, map_keys: Any) -> None:
         """Remove one entry of each key's map; absent entries are ignored.
 
-        Parameters
-        ----------
-        keys : KeyBatch
-            The keys of the maps.
-        map_keys : array-like
-            The map key of the entry for each key, as many as there are keys.
+        The parameters are those of `get_entries`.
         """
         self.remove_all(keys, self._map_keys(keys, map_keys))
 

@@ -306,14 +306,9 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         self._apply(keys, MIN, values)
 
     def max(self, keys: KeyBatch, values: Any) -> None:
-        """Keep the larger of each key's value and the given one; NaN is larger than any number.
+        """Keep the larger of each key's value and the given one; see `min`.
 
-        Parameters
-        ----------
-        keys : KeyBatch
-            The keys to write to.
-        values : array-like or scalar
-            As many as there are keys, or one value for all; nulls are skipped.
+        NaN is larger than any number.
         """
         self._apply(keys, MAX, values)
 

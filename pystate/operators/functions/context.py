@@ -121,18 +121,7 @@ class RuntimeContext:
     def register_processing_time_timer(self, timestamp: int) -> None:
         """Have `on_timer` called once the processing time has reached `timestamp`.
 
-        Parameters
-        ----------
-        timestamp : int
-            Milliseconds since 1970. A timer for a time that is reached already fires at the end of
-            this epoch.
-
-        Raises
-        ------
-        NoCurrentKeyError
-            No key is current.
-        DeclarationError
-            The function has no ``on_timer``.
+        The parameter and errors are those of `register_event_time_timer`; it needs no event time.
         """
         self._timers.register_timer("processing", timestamp)
 
@@ -147,13 +136,7 @@ class RuntimeContext:
         self._timers.delete_timer("event", timestamp)
 
     def delete_processing_time_timer(self, timestamp: int) -> None:
-        """Delete a timer of the current key and namespace; nothing happens if there is none.
-
-        Parameters
-        ----------
-        timestamp : int
-            The timer's time, in milliseconds since 1970.
-        """
+        """Delete a timer of the current key and namespace; see `delete_event_time_timer`."""
         self._timers.delete_timer("processing", timestamp)
 
     def register_event_time_timers(self, keys: KeyBatch, timestamps: Any) -> None:
@@ -181,10 +164,7 @@ class RuntimeContext:
         self._timers.delete_timers(keys, "event", timestamps)
 
     def delete_processing_time_timers(self, keys: KeyBatch, timestamps: Any) -> None:
-        """Delete a timer per key; absent timers are ignored.
-
-        The parameters are those of `register_event_time_timers`.
-        """
+        """Delete a timer per key; see `delete_event_time_timers`."""
         self._timers.delete_timers(keys, "processing", timestamps)
 
     def output(self, tag: str, row: Any) -> None:
