@@ -39,11 +39,9 @@ _FLOATS = ("float", "double")
 _NUMBERS = (*_INTEGERS, *_FLOATS, "decimal")
 _ORDERED = (*_NUMBERS, "date", "timestamp", "timestamp_ntz")
 _PLAIN = (*_ORDERED, "boolean", "string", "binary")
+_COMPARABLE = (*_PLAIN, "struct", "array", "map")
 
 _MOST_K = 4096
-
-
-_COMPARABLE = (*_PLAIN, "struct", "array", "map")
 
 #: The names of the types that an aggregate takes, and what errors call them.
 _Takes: TypeAlias = tuple[tuple[str, ...], str]
