@@ -26,11 +26,12 @@ import pyarrow as pa
 
 import pystate as ps
 from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
+from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.merges import merge_range
 from pystate.epochs.range_report import RangeReport
-from pystate.tables.backend import KeyedStateBackend, Lineage
+from pystate.tables.backend import KeyedStateBackend
 
 if TYPE_CHECKING:
     from pystate.epochs.epoch import Epoch

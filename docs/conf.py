@@ -2,7 +2,7 @@
 
 from importlib.metadata import version as installed_version
 
-from pystate.state.method_hints import Elsewhere
+from pystate.state.handle import Elsewhere
 
 project = "pystate"
 author = "the pystate developers"

@@ -45,7 +45,10 @@ except ImportError as error:
     ) from error
 
 from pystate import testing
+from pystate._core.core import key_group, range_bounds, range_of
+from pystate.checkpoint.file_merge import merge_files
 from pystate.checkpoint.savepoint import Savepoint, savepoint
+from pystate.checkpoint.state_files import FileInfo, Lineage, verify_file
 from pystate.epochs.auto_rescale import AutoRescale
 from pystate.epochs.interval import CheckpointOptions
 from pystate.epochs.listeners import CheckpointListener
@@ -59,17 +62,15 @@ from pystate.maintenance.repair_plan import RepairPlan
 from pystate.maintenance.verification import Finding, Verification, verify
 from pystate.operators.functions.aggregates import count, max, mean, min, sum
 from pystate.operators.functions.base import (
+    KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
-    RuntimeContext,
+    ProcessFunction,
+    VectorizedBroadcastFunction,
     VectorizedCoFunction,
     VectorizedFunction,
 )
-from pystate.operators.functions.broadcast import (
-    KeyedBroadcastProcessFunction,
-    VectorizedBroadcastFunction,
-)
-from pystate.operators.functions.process import InstanceContext, ProcessFunction
+from pystate.operators.functions.context import InstanceContext, RuntimeContext
 from pystate.operators.functions.windows import TimeWindow, WindowContext, WindowFunction
 from pystate.operators.runtime.drain import MAX_WATERMARK
 from pystate.operators.windows.assigners import (
@@ -104,26 +105,21 @@ from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState
 from pystate.state.map import MapHandle, MapState
 from pystate.state.objects import Versioned
-from pystate.state.operator_list import OperatorListHandle, OperatorListState
-from pystate.state.raw import RawHandle, RawKeyGroupHandle, RawState
+from pystate.state.operator_state import (
+    OperatorListHandle,
+    OperatorListState,
+    RawHandle,
+    RawKeyGroupHandle,
+    RawState,
+)
 from pystate.state.reducing import ReducingHandle, ReducingState
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ValueHandle, ValueState
 from pystate.store import Store, open
-from pystate.tables.backend import (
-    FileInfo,
-    KeyedStateBackend,
-    Lineage,
-    SealedReader,
-    Snapshot,
-    TableStats,
-    hash_keys,
-    key_group,
-    merge_files,
-    range_bounds,
-    range_of,
-    verify_file,
-)
+from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.options import TableStats
+from pystate.tables.snapshots import SealedReader, Snapshot
+from pystate.types.arrays import hash_keys
 
 __version__ = "0.1.0"
 

@@ -16,7 +16,6 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -46,6 +45,7 @@ from pystate.checkpoint.manifest import (
     state_path,
 )
 from pystate.checkpoint.manifest_log import History, Retired
+from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
 from pystate.checkpoint.store_chronicle import StoreChronicle
 from pystate.epochs.merges import MergePolicy, Run, merge_range, replaced
@@ -61,16 +61,15 @@ from pystate.redaction import logger
 from pystate.state.declaration import State
 from pystate.state.evolution import same_content
 from pystate.state.key_batch import KeyBatch
-from pystate.state.operator_spec import declared_fills, stored_defaults
-from pystate.state.registry import refuse_pickled
-from pystate.state.renames import in_files
-from pystate.tables.backend import KeyedStateBackend, KeyLike, Lineage, Snapshot, TableStats
-from pystate.tables.snapshots import SealedReader
+from pystate.state.operator_spec import declared_fills, in_files, stored_defaults
+from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.options import TableStats
+from pystate.tables.registry import refuse_pickled
+from pystate.tables.snapshots import SealedReader, Snapshot
+from pystate.types.keys import KeyLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = ["Store", "open"]
 
 _LOG = logger("pystate.store")
 _UID = "embedded"
@@ -469,12 +468,7 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 from pystate.checkpoint.manifest import FileRef, RangeState, state_path
+from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
 from pystate.state.list import ListHandle
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.value import ValueState
 from pystate.tables.attach import Attachment, TableCache
-from pystate.tables.backend import Lineage
 from pystate.tables.host import TableHome
 from pystate.tables.options import TableOptions
 from pystate.tables.recovery import TableSpec

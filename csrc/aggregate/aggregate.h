@@ -2,7 +2,7 @@
  *
  * Purpose: accumulators as plain memory. A fixed one is a few words, a variable one a byte string;
  * the caller copies it out of the table, changes the copy and stores it. Counts, sums, minima and
- * maxima need none of this: they are operations on columns (pst_op). pystate/state/accumulators.py
+ * maxima need none of this: they are operations on columns (pst_op). pystate/state/aggregators.py
  * turns accumulators into results.
  *
  * Thread safety: pure functions over their arguments.

@@ -33,11 +33,10 @@ from pystate.errors import (
     SchemaError,
     UnclaimedStateError,
 )
-from pystate.state.declaration import Defaults, parted
-from pystate.state.evolution import hints, stored_change
+from pystate.state.declaration import Defaults, file_name, stored_parts
+from pystate.state.evolution import refusal, stored_change
 from pystate.state.identity import other_meaning, shown_as, without_kind
 from pystate.state.kinds import declared_as
-from pystate.state.renames import file_name
 from pystate.state.value import ValueState
 from pystate.types.keys import MAX_PARALLELISM
 
@@ -341,7 +340,7 @@ def check_schemas(
 ) -> tuple[str, ...]:
     """Compare an operator's stored (key, state) schemas with its declaration.
 
-    A state is known by its name in files, which `pystate.state.renames` has given the declared one.
+    A state is known by its name in files, which `OperatorSpec.continuing` has given it.
 
     Returns
     -------
@@ -368,7 +367,7 @@ def check_schemas(
         if before == after:
             continue
         change = stored_change(before, after)
-        wrong = hints(change, allow_unclaimed_state)
+        wrong = refusal(change, allow_unclaimed_state)
         if wrong:
             was = "" if former == name else f", previously {former!r}"
             mine, theirs = _told(before, after)
@@ -403,10 +402,10 @@ def _way_out(unclaimed: Schema, added: Sequence[tuple[str, str]]) -> str:
     kept = cache(lambda before, after: not stored_change(before, after).types.refused)
     alike: dict[str, dict[str, str]] = {}
     for name, after in added:
-        alike.setdefault(without_kind(after), {})[name] = parted(after)[1]
+        alike.setdefault(without_kind(after), {})[name] = stored_parts(after)[1]
     pairs = []
     for former, before in unclaimed:
-        left, spelled = alike.get(without_kind(before), {}), parted(before)[1]
+        left, spelled = alike.get(without_kind(before), {}), stored_parts(before)[1]
         found = next((name for name, after in left.items() if kept(spelled, after)), None)
         if found is not None:
             pairs.append((former, found))

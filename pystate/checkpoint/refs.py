@@ -17,9 +17,8 @@ from urllib.parse import quote
 from pystate._core.core import range_bounds
 from pystate.checkpoint.metadata import Fields
 from pystate.errors import CorruptFileError, InvalidArgumentError
-from pystate.state.declaration import Defaults
+from pystate.state.declaration import Defaults, file_name
 from pystate.state.identity import of_unknown_kind, without_kind
-from pystate.state.renames import file_name
 
 __all__ = [
     "EMPTY_ID",

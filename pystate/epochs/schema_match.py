@@ -25,11 +25,11 @@ from types import MappingProxyType
 
 from pystate.checkpoint.manifest import TIMERS, OperatorState, RangeState, Schema, has_timers
 from pystate.errors import UnclaimedStateError
+from pystate.state.declaration import file_name
 from pystate.state.evolution import stored_change
 from pystate.state.kinds import declared_as
-from pystate.state.renames import file_name
 from pystate.types.conversion import field_paths
-from pystate.types.fills import Fills, pin, pinned
+from pystate.types.fills import Fills, pin, unpin
 
 
 def evolved_ranges(
@@ -91,7 +91,7 @@ def _fields(
         name, _, text = key.partition("#")
         if not name or not text or name not in declared or name not in earlier:
             continue
-        path, _ = pinned(text) or (text, None)
+        path, _ = unpin(text) or (text, None)
         if path in field_paths(declared_as(declared[name]).type):
             kept[key] = first
     for name in earlier.keys() & declared.keys():

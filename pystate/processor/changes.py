@@ -26,10 +26,10 @@ from pystate.errors import InvalidArgumentError, SchemaError
 from pystate.processor.epochs import epoch_of, storage_at
 from pystate.processor.scan import StateScan, load_files, opened
 from pystate.processor.selection import Selection
-from pystate.state.defaults import filled
+from pystate.state.declaration import file_name
+from pystate.state.defaults import fill_defaults
 from pystate.state.evolution import stored_change
 from pystate.state.key_batch import KeyBatch
-from pystate.state.renames import file_name
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.equality import present, same_rows
 
@@ -392,7 +392,7 @@ def _with_defaults(new: StateScan, side: pa.RecordBatch, taken: int) -> pa.Recor
     if not new.defaults:
         return side
     exist = np.logical_or.reduce([present(column) for column in side.columns[taken:]])
-    return filled(side, new.defaults, exist)
+    return fill_defaults(side, new.defaults, exist)
 
 
 def _or_null(state: pa.Array[Any], exists: np.ndarray[Any, np.dtype[np.bool_]]) -> pa.Array[Any]:

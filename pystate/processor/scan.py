@@ -40,7 +40,7 @@ from pystate.processor.selection import (
 )
 from pystate.state.aggregating import AggregatingState
 from pystate.state.declaration import State
-from pystate.state.defaults import default_columns, filled, marked
+from pystate.state.defaults import default_columns, fill_defaults, mark_default
 from pystate.state.key_batch import KeyBatch
 from pystate.state.kinds import declared_as
 from pystate.state.operator_spec import OperatorSpec
@@ -157,7 +157,7 @@ class StateScan:
         else:
             texts = dict(self.operator.defaults) if self.defaults else {}
             fields += [
-                marked(pa.field(name, self._type_of(d)), texts.get(name))
+                mark_default(pa.field(name, self._type_of(d)), texts.get(name))
                 for name, d in self.read.items()
             ]
         for name in repeated(field.name for field in fields):
@@ -285,7 +285,7 @@ class StateScan:
     def _shaped(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         rows = self._within(rows)
         if self.defaults:
-            rows = filled(rows, self.defaults)
+            rows = fill_defaults(rows, self.defaults)
         if self.selection.explode:
             rows = exploded(rows, self.schema)
         if rows.num_rows:

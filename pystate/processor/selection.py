@@ -17,7 +17,7 @@ from pystate.errors import InvalidArgumentError
 from pystate.state.declaration import State
 from pystate.state.list import ListState
 from pystate.state.map import MapState
-from pystate.state.registry import unknown_state
+from pystate.tables.registry import unknown_state_error
 from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.equality import lengths_of
 from pystate.types.keys import KeyColumns, key_columns
@@ -47,7 +47,7 @@ class Selection:
         if self.timers and not has_timers:
             raise InvalidArgumentError(f"operator {uid!r} has no timers in this epoch")
         if self.state is not None and text(self.state, "state") not in states:
-            raise unknown_state(self.state, states)
+            raise unknown_state_error(self.state, states)
         if self.explode and self.state is None:
             raise InvalidArgumentError(
                 "explode=True gives a row per element of one list or map: name it, state=..."

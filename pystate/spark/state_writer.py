@@ -34,7 +34,7 @@ from pystate.spark.base.resolve import column_named
 from pystate.spark.base.routing import route, split_markers
 from pystate.spark.base.schemas import key_schema
 from pystate.spark.evaluation.initial import IS_TIMER, range_report, reported_ranges
-from pystate.state.defaults import DEFAULT, marked
+from pystate.state.defaults import DEFAULT, mark_default
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.range_rows import write_range
 from pystate.tables.timers import TIMER_DOMAIN, TIMER_MS
@@ -150,7 +150,7 @@ def _writer(
             )
         table = pa.Table.from_batches(parts)
         fields = [
-            marked(field.with_name(name), noted.get(name))
+            mark_default(field.with_name(name), noted.get(name))
             for field, name in zip(table.schema, columns, strict=True)
         ]
         rows = pa.Table.from_arrays(table.columns, schema=pa.schema(fields))

@@ -10,7 +10,6 @@ import builtins
 import copy
 import json
 import re
-from abc import ABCMeta
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,30 +21,25 @@ from pystate.errors import DeclarationError, WrongTypeError
 from pystate.state import aggregators
 from pystate.state.aggregators import AggregateFunction, Aggregator, BoundAggregator
 from pystate.state.columns import Column, column_of, value_column
-from pystate.state.declaration import State, spelled
+from pystate.state.declaration import State, type_literal
 from pystate.state.fold import (
     Fold,
-    added,
-    fold_in_order,
+    as_list,
     larger,
     less,
-    listed,
     smaller,
-    value_handle,
-    without_nulls,
+    sum_of,
 )
 from pystate.state.identity import class_name, stored_aggregate, stored_fold
-from pystate.state.key_batch import KeyBatch, Step, copied
+from pystate.state.key_batch import KeyBatch, Step, read_array
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ObjectHandle, ValueHandle, ValueState
-from pystate.types.arrays import bits, check_rows, encoded, is_column, is_many, reference
-from pystate.types.codecs import codec_of
+from pystate.types.arrays import bitmap, check_rows, encoded, is_column, is_many, reference
+from pystate.types.nested import codec_of
 from pystate.types.state_type import StateType, TypeLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = ["AggregatingHandle", "AggregatingState", "ColumnAggregate"]
 
 #: The core's numbers of steps.
 _OPERATIONS = {"add": 1, "min": 2, "max": 3}
@@ -56,7 +50,7 @@ _AGGREGATORS: dict[str, Any] = {
     name: kind
     for name, kind in vars(aggregators).items()
     # Of an alias such as dict[str, int], Python 3.10 says that it is a type.
-    if isinstance(kind, ABCMeta) and issubclass(kind, Aggregator) and kind is not Aggregator
+    if type(kind) is type and issubclass(kind, Aggregator) and kind is not Aggregator
 }
 
 
@@ -162,19 +156,19 @@ class AggregatingState(State["AggregatingHandle"]):
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
         """Return the aggregate that was stored under this spelling, unless it is of the user's."""
-        found = _STORED.fullmatch(stored)
-        if found is None:
+        parts = _STORED.fullmatch(stored)
+        if parts is None:
             return None
-        aggregator = _AGGREGATORS.get(found[1])
+        aggregator = _AGGREGATORS.get(parts[1])
         if aggregator is None:
-            raise DeclarationError(f"{stored!r}: this version knows no aggregate {found[1]}")
-        arguments = () if found[2] is None else (json.loads(found[2].lower()),)
-        return cls(aggregator(*arguments), found[3])
+            raise DeclarationError(f"{stored!r}: this version knows no aggregate {parts[1]}")
+        arguments = () if parts[2] is None else (json.loads(parts[2].lower()),)
+        return cls(aggregator(*arguments), parts[3])
 
     def _arguments(self) -> tuple[Any, ...]:
         if self._bound is None:
             return (self._aggregate,)
-        return self._aggregate, spelled(self._type)
+        return self._aggregate, type_literal(self._type)
 
 
 def _accumulator_column(name: str, bound: BoundAggregator) -> Column:
@@ -253,10 +247,6 @@ class AggregatingHandle(Fold):
         """
         raise NotImplementedError
 
-    def clear_all(self, keys: KeyBatch) -> None:
-        """Clear the keys' aggregates."""
-        self._checked(keys).clear(self.column)
-
 
 class ColumnAggregate(AggregatingHandle):
     """Count, sum, minimum or maximum: a value that the core updates."""
@@ -267,7 +257,7 @@ class ColumnAggregate(AggregatingHandle):
         super().__init__(table, column, name, declaration)
         bound = declaration.bound
         assert bound is not None and bound.column is not None
-        self._kept: ValueHandle = value_handle(table, column, name, bound.column)
+        self._kept: ValueHandle = ValueState(bound.column).handle(table, column, name)
         self._operation = bound.aggregator.operation
         self._counts = (
             self._operation == "add"
@@ -291,7 +281,7 @@ class ColumnAggregate(AggregatingHandle):
         elif old is None:
             kept.update(value)
         elif self._operation == "add":
-            kept.update(added(old, value))
+            kept.update(sum_of(old, value))
         else:
             better = less(value, old) if self._operation == "min" else less(old, value)
             if better or self.declaration.ttl is not None:
@@ -354,7 +344,7 @@ class ColumnAggregate(AggregatingHandle):
         mine = self._kept.value()
         if mine is not None and self._operation == "add":
             # The stored type is wider than the type of the added values.
-            kept = added(mine, kept)
+            kept = sum_of(mine, kept)
         elif mine is not None:
             better = smaller if self._operation == "min" else larger
             kept = better(mine, kept)
@@ -397,17 +387,14 @@ class _CoreAggregate(AggregatingHandle):
         return self._raw
 
     def add(self, value: Any, /) -> None:
-        """Add a value to the current key's."""
         if value is None:
             self._refuse_none(value)
         self._accumulator.add(value)
 
     def get(self) -> Any:
-        """The current key's result."""
         return self._bound.result_of(self._raw.value())
 
     def add_all(self, keys: KeyBatch, values: Any) -> None:
-        """Add a value to each key's aggregate."""
         what, type_ = f"state {self.name!r}", self.declaration.type
         self._checked(keys)
         alone = not is_many(values)
@@ -417,25 +404,22 @@ class _CoreAggregate(AggregatingHandle):
         self._accumulator.add_all(keys, reference(array, type_))
 
     def results(self, keys: KeyBatch) -> Any:
-        """Compute the keys' results."""
         self._checked(keys)
         if self._bound.width is not None:
             return self._bound.results(self._fixed(keys)[0])
         return self._bound.results(self._variable(keys))
 
     def accumulators(self, keys: KeyBatch) -> Any:
-        """The accumulators' bytes."""
         self._checked(keys)
         width = self._bound.width
         if width is None:
             return self._variable(keys)
         states, valid = self._fixed(keys)
         nulls = len(keys) - int(np.count_nonzero(valid))
-        buffers = [bits(valid) if nulls else None, pa.py_buffer(states)]
+        buffers = [bitmap(valid) if nulls else None, pa.py_buffer(states)]
         return pa.Array.from_buffers(pa.binary(width), len(keys), buffers, nulls)
 
     def merge_all(self, keys: KeyBatch, accumulators: Any) -> None:
-        """Merge an accumulator into each key's."""
         self._checked(keys)
         check_rows(accumulators, len(keys), f"state {self.name!r}")
         width = self._bound.width
@@ -466,7 +450,7 @@ class _CoreAggregate(AggregatingHandle):
         return states, valid
 
     def _variable(self, keys: KeyBatch) -> pa.Array[Any]:
-        return copied(
+        return read_array(
             _BINARY,
             len(keys),
             lambda values, valid: None,
@@ -508,54 +492,37 @@ class _PythonAggregate(AggregatingHandle):
         return accumulator
 
     def add(self, value: Any, /) -> None:
-        """Add a value to the current key's."""
         if value is None:
             self._refuse_none(value)
         turn = self.table.turn
-        made = self._plus(self._kept.value(), value)
+        accumulator = self._plus(self._kept.value(), value)
         self.table.check_turn(turn, self.name)
-        self._kept.update(made)
+        self._kept.update(accumulator)
 
     def get(self) -> Any:
-        """The current key's result."""
         accumulator = self._kept.value()
         return None if accumulator is None else self._aggregate.result(accumulator)
 
     def add_all(self, keys: KeyBatch, values: Any) -> None:
-        """Add a value to each key's aggregate."""
-        rows = len(self._checked(keys))
-        given = listed(values) if is_many(values) else [values] * rows
-        check_rows(given, rows, f"state {self.name!r}")
-        keys, given = without_nulls(keys, given)
-        kept = self._kept.values(keys)
-        self._kept.update_all(keys, fold_in_order(keys, given, kept, self._plus))
+        given = as_list(values) if is_many(values) else [values] * len(self._checked(keys))
+        self._fold_all(keys, given, self._plus)
 
     def results(self, keys: KeyBatch) -> list[Any]:
-        """Compute the keys' results."""
         return [
             None if accumulator is None else self._aggregate.result(accumulator)
             for accumulator in self._kept.values(keys)
         ]
 
     def accumulators(self, keys: KeyBatch) -> Any:
-        """The objects."""
         return self._kept.values(keys)
 
     def merge_all(self, keys: KeyBatch, accumulators: Any) -> None:
-        """Merge an accumulator into each key's."""
-        check_rows(accumulators, len(self._checked(keys)), f"state {self.name!r}")
-        keys, given = without_nulls(keys, list(accumulators))
-        kept = self._kept.values(keys)
-        self._kept.update_all(keys, fold_in_order(keys, given, kept, self._joined))
+        self._fold_all(keys, list(accumulators), self._joined)
 
     def _joined(self, mine: Any, other: Any) -> Any:
         # An accumulator may be changed by what merges it, and the source's may still be in use.
         other = copy.deepcopy(other)
         return other if mine is None else self._made("merge", self._aggregate.merge(mine, other))
-
-    def clear_all(self, keys: KeyBatch) -> None:
-        """Clear the keys' aggregates."""
-        self._kept.clear_all(keys)
 
     def _merge(self, kept: Any) -> None:
         turn = self.table.turn

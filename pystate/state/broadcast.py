@@ -10,14 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pystate.errors import DeclarationError, ReadOnlyStateError
-from pystate.state.declaration import spelled
+from pystate.state.declaration import type_literal
+from pystate.state.handle import MAP_NAMES
 from pystate.state.key_batch import KeyBatch
 from pystate.state.map import MapHandle, MapState
-from pystate.state.method_hints import MAP_NAMES, Named
-from pystate.state.operator_state import Instance, KeylessState, OldRows, Own
+from pystate.state.operator_state import (
+    Instance,
+    InstanceHandle,
+    InstanceRow,
+    KeylessState,
+    OldRows,
+)
 from pystate.types.state_type import StateType, TypeLike
-
-__all__ = ["BroadcastHandle", "BroadcastState"]
 
 
 class BroadcastState(KeylessState["BroadcastHandle"]):
@@ -65,9 +69,9 @@ class BroadcastState(KeylessState["BroadcastHandle"]):
 
     def stored(self) -> MapState:
         """A map per key."""
-        return MapState(spelled(self._key), spelled(self._type))
+        return MapState(type_literal(self._key), type_literal(self._type))
 
-    def opened(self, handle: Any, own: Own) -> BroadcastHandle:
+    def opened(self, handle: Any, own: InstanceRow) -> BroadcastHandle:
         """Make the state's handle."""
         return BroadcastHandle(handle, own)
 
@@ -83,10 +87,10 @@ class BroadcastState(KeylessState["BroadcastHandle"]):
         handle.put_all(share)
 
     def _arguments(self) -> tuple[Any, ...]:
-        return spelled(self._key), spelled(self._type)
+        return type_literal(self._key), type_literal(self._type)
 
 
-class BroadcastHandle(Named):
+class BroadcastHandle(InstanceHandle[MapHandle]):
     """An instance's copy of a broadcast map. `BroadcastState` declares it.
 
     ``len(handle)``, ``handle[key]``, ``key in handle`` and iteration do what they do with a dict,
@@ -109,13 +113,10 @@ class BroadcastHandle(Named):
 
     _others = MAP_NAMES
 
-    def __init__(self, handle: MapHandle, own: Own) -> None:
-        self._handle = handle
-        self._own = own
-        self.name = handle.name
+    def __init__(self, handle: MapHandle, own: InstanceRow) -> None:
+        super().__init__(handle, own)
         self.key_type = handle.key_type
         self.type: StateType = handle.type
-        self.table = handle.table
 
     @property
     def read_only(self) -> bool:
@@ -130,8 +131,8 @@ class BroadcastHandle(Named):
 
     def contains(self, key: Any, /) -> bool:
         """Whether there is an entry with this key."""
-        found: bool = self._handle.contains(key)
-        return found
+        contained: bool = self._handle.contains(key)
+        return contained
 
     def keys(self) -> list[Any]:
         """All keys of the map."""
@@ -148,9 +149,6 @@ class BroadcastHandle(Named):
     def is_empty(self) -> bool:
         """Whether there is no entry."""
         return not len(self)
-
-    def __len__(self) -> int:
-        return len(self._handle)
 
     def __bool__(self) -> bool:
         return len(self) > 0
@@ -191,24 +189,12 @@ class BroadcastHandle(Named):
         self._handle.put_all(entries)
 
     def remove(self, key: Any, /) -> None:
-        """Remove an entry; nothing happens if there is none.
-
-        Raises
-        ------
-        ReadOnlyStateError
-            As for `put`.
-        """
+        """Remove an entry; nothing happens if there is none; `ReadOnlyStateError` as for `put`."""
         self._writable("remove")
         self._handle.remove(key)
 
     def clear(self) -> None:
-        """Remove all entries.
-
-        Raises
-        ------
-        ReadOnlyStateError
-            As for `put`.
-        """
+        """Remove all entries; `ReadOnlyStateError` as for `put`."""
         self._writable("clear")
         self._handle.clear()
 

@@ -10,26 +10,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pystate._core import core
-from pystate.types.codecs import codec_of
+from pystate.types.nested import codec_of
 from pystate.types.state_type import StateType, from_code, parse_type
-
-__all__ = [
-    "ELEMENT",
-    "LIST",
-    "MAP",
-    "NAMESPACE",
-    "TIME",
-    "TIMER",
-    "TIMERS",
-    "VALUE",
-    "Column",
-    "column_of",
-    "core_schema",
-    "key_column",
-    "time_column",
-    "timers_columns",
-    "value_column",
-]
 
 #: The core's numbers for kinds of columns, part of the file format.
 VALUE, LIST, MAP, TIME, TIMERS, TIMER = range(6)
@@ -47,40 +29,26 @@ _FIXED_CODE, _NESTED_CODE = core.FIXED, core.NESTED
 
 
 class Column(NamedTuple):
-    """A key or state column as `core.Schema` takes it, and as `core.FileReader.schema` gives it.
-
-    Attributes
-    ----------
-    name : str
-        The column's name; a name with a ``#`` in it is not a user's.
-    code, precision, scale : int
-        The type of the value, item, or map's value.
-    ddl : str
-        Its declaration.
-    default : object
-        What `add` starts from.
-    kind : int
-        `VALUE`, `LIST`, `MAP`, `TIME` (of the column before), `TIMERS` or `TIMER`.
-    map_key, map_precision, map_scale : int
-        The type of a map's keys; in files, of a list's items.
-    width : int
-        Bytes of an inline struct.
-    codec, map_codec : Codec or None
-        They turn values, and a map's keys, into the core's; None if only files are handled.
-    """
+    """A key or state column as `core.Schema` takes it, and as `core.FileReader.schema` gives it."""
 
     name: str
+    """A name with a ``#`` in it is not a user's."""
     code: int
     precision: int = 0
     scale: int = 0
     ddl: str = ""
     default: Any = None
+    """What `add` starts from."""
     kind: int = VALUE
+    """Of these numbers; a `TIME` is that of the column before."""
     map_key: int = 0
+    """The type of a map's keys; in files, of a list's items."""
     map_precision: int = 0
     map_scale: int = 0
     width: int = 0
+    """Bytes of an inline struct."""
     codec: core.Codec | None = None
+    """Turns values into the core's, as `map_codec` does keys; None if only files are handled."""
     map_codec: core.Codec | None = None
 
     @property
@@ -122,17 +90,20 @@ class Column(NamedTuple):
         """The type of a map's keys, as files keep it."""
         return _type_of(self.map_key, self.map_precision, self.map_scale, "")
 
+    @property
+    def file_types(self) -> tuple[StateType, ...]:
+        """The types of values and keys by which columns of one kind are told apart in files."""
+        types = (self.value_type, self.key_type) if self.kind == MAP else (self.value_type,)
+        # Files do not distinguish the two kinds of timestamps.
+        return tuple(StateType("timestamp") if t.name == "timestamp_ntz" else t for t in types)
+
     def same_as(self, other: Column) -> bool:
         """Whether both columns keep the same, in a file or a table."""
         if self.is_accumulator or other.is_accumulator:
             return self.ddl == other.ddl
         if self.kind in (TIME, TIMERS, TIMER):
             return self.kind == other.kind
-        return (
-            self.kind == other.kind
-            and _plain(self.value_type) == _plain(other.value_type)
-            and (self.kind != MAP or _plain(self.key_type) == _plain(other.key_type))
-        )
+        return self.kind == other.kind and self.file_types == other.file_types
 
 
 def _type_of(code: int, precision: int, scale: int, ddl: str) -> StateType:
@@ -145,11 +116,6 @@ def _type_of(code: int, precision: int, scale: int, ddl: str) -> StateType:
 def _parsed(ddl: str) -> StateType:
     # A column is asked for its type again and again while it is compared.
     return parse_type(ddl)
-
-
-def _plain(type: StateType) -> StateType:
-    # Files do not distinguish the two kinds of timestamps.
-    return StateType("timestamp") if type.name == "timestamp_ntz" else type
 
 
 def column_of(name: str, type: StateType, label: str = "", **more: Any) -> Column:
@@ -192,17 +158,7 @@ def timers_columns() -> list[Column]:
 def core_schema(
     key: Sequence[tuple[str, StateType]], namespace: StateType | None, columns: Sequence[Column]
 ) -> core.Schema:
-    """A table's schema.
-
-    Parameters
-    ----------
-    key : sequence of (name, StateType)
-        The key's columns.
-    namespace : StateType or None
-        The type of its namespaces.
-    columns : sequence of Column
-        The columns of the states.
-    """
+    """A table's schema: the key's columns, the type of its namespaces, the states' columns."""
     keys = [key_column(name, type_) for name, type_ in key]
     if namespace is not None:
         keys.append(key_column(NAMESPACE, namespace))

@@ -25,18 +25,6 @@ from pystate.types.state_type import StateType, TypeLike, parse_type
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = [
-    "MOST_TEXT_BYTES",
-    "Defaults",
-    "State",
-    "arguments_of",
-    "parted",
-    "referred",
-    "renamed",
-    "spelled",
-    "written",
-]
-
 H = TypeVar("H", covariant=True)
 
 #: What keys without a value have, by the names of states: as `State.stored_default` gives it.
@@ -124,13 +112,13 @@ class State(Generic[H]):
         return self._with("_reference_ms", reference_ms)
 
     def _with(self, name: str, value: object) -> Self:
-        made: Self = object.__new__(builtins.type(self))
+        copy: Self = object.__new__(builtins.type(self))
         for cls in builtins.type(self).__mro__:
             for slot in getattr(cls, "__slots__", ()):
                 if hasattr(self, slot):
-                    object.__setattr__(made, slot, getattr(self, slot))
-        object.__setattr__(made, name, value)
-        return made
+                    object.__setattr__(copy, slot, getattr(self, slot))
+        object.__setattr__(copy, name, value)
+        return copy
 
     def columns(self, name: str) -> list[Column]:
         """The core's columns of the state under that name; the first one is the state itself."""
@@ -170,29 +158,22 @@ class State(Generic[H]):
     def stored_as(self) -> str:
         """The state in a checkpoint's metadata: what its files hold, and what that means.
 
-        See Also
-        --------
-        pystate.state.kinds.declared_as : the inverse.
+        `pystate.state.kinds.declared_as` is the inverse.
         """
-        spelled = self._spelled()
+        spelling = self._spelled()
         if self._reference_ms is not None:
-            spelled = f"{self._reference_ms} ms: {spelled}"
-        return spelled if self._file_name is None else renamed(spelled, self._file_name)
+            spelling = f"{self._reference_ms} ms: {spelling}"
+        return spelling if self._file_name is None else with_file_name(spelling, self._file_name)
 
     def _spelled(self) -> str:
-        """What `from_stored` takes: `stored_as` without what `parted` and `referred` find."""
+        """What `from_stored` takes: `stored_as` without names in files and durations."""
         return self._column("state").ddl
 
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
-        """Return a declaration of this kind that is spelled so in a checkpoint's metadata.
+        """The declaration that a checkpoint's metadata spells so; None if it is of another kind.
 
-        None if `stored` is of another kind.
-
-        Raises
-        ------
-        DeclarationError
-            A later version wrote it.
+        `DeclarationError`: a later version wrote it.
         """
         return None
 
@@ -238,7 +219,7 @@ class State(Generic[H]):
         return hash((builtins.type(self), self._type))
 
     def __repr__(self) -> str:
-        shown = [written(argument) for argument in self._arguments() if argument is not None]
+        shown = [as_literal(argument) for argument in self._arguments() if argument is not None]
         return f"{builtins.type(self).__name__}({', '.join([*shown, *self._options()])})"
 
     def _options(self) -> list[str]:
@@ -271,10 +252,10 @@ def _declared(
     given = {} if ttl is None else {"ttl": ttl}
     if previously:
         given["previously"] = previously
-    made = kind(*arguments, **given)
+    declaration = kind(*arguments, **given)
     if reference_ms is not None:
-        made = made.referring_to(reference_ms)
-    return made if file_name is None else made.in_files(file_name)
+        declaration = declaration.referring_to(reference_ms)
+    return declaration if file_name is None else declaration.in_files(file_name)
 
 
 def _former_names(previously: Any, kind: str) -> tuple[str, ...]:
@@ -289,30 +270,31 @@ def _former_names(previously: Any, kind: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def renamed(spelled: str, file_name: str) -> str:
+def with_file_name(spelling: str, file_name: str) -> str:
     """How a checkpoint's metadata spells a state that its files call by another name."""
-    return f"{json.dumps(file_name)}: {spelled}"
+    return f"{json.dumps(file_name)}: {spelling}"
 
 
-def parted(stored: str) -> tuple[str | None, str]:
-    """What a checkpoint's metadata says of a state, in parts.
+def stored_parts(stored: str) -> tuple[str | None, str]:
+    """What a checkpoint's metadata says of a state: its name in files, and its spelling.
 
-    Returns
-    -------
-    file_name : str or None
-        The inverse of `renamed`: the name in files, None where it is the state's own.
-    spelled : str
-        The rest, without what `referred` gives.
+    The name is None where it is the state's own, else what `with_file_name` took. The spelling is
+    without what `stored_reference_ms` gives.
     """
-    file_name, spelled = _named(stored)
-    found = _REFERENCE.match(spelled)
-    return file_name, spelled if found is None else spelled[found.end() :]
+    file_name, spelling = _named(stored)
+    reference = _REFERENCE.match(spelling)
+    return file_name, spelling if reference is None else spelling[reference.end() :]
 
 
-def referred(stored: str) -> int | None:
+def stored_reference_ms(stored: str) -> int | None:
     """The `State.reference_ms` that a checkpoint's metadata says of a state."""
-    found = _REFERENCE.match(_named(stored)[1])
-    return None if found is None else int(found[1])
+    reference = _REFERENCE.match(_named(stored)[1])
+    return None if reference is None else int(reference[1])
+
+
+def file_name(name: str, stored: str) -> str:
+    """What files call a state, by its name and its spelling in a checkpoint's metadata."""
+    return stored_parts(stored)[0] or name
 
 
 #: No type and no declaration begins with a digit.
@@ -326,7 +308,7 @@ def _named(stored: str) -> tuple[str | None, str]:
     return file_name, stored[end:].removeprefix(": ")
 
 
-def written(argument: Any) -> str:
+def as_literal(argument: Any) -> str:
     """An argument as a user would write it."""
     if argument is object:
         return "object"
@@ -335,7 +317,7 @@ def written(argument: Any) -> str:
     return repr(argument)
 
 
-def spelled(type: StateType) -> Any:
+def type_literal(type: StateType) -> Any:
     """A type as a user would write it."""
     return object if type.is_object else type.ddl
 

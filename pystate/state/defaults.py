@@ -18,8 +18,6 @@ import pyarrow as pa
 from pystate.state.declaration import State
 from pystate.types.equality import Flags, present, same_rows
 
-__all__ = ["DEFAULT", "default_columns", "default_of", "filled", "marked", "without_defaults"]
-
 #: In the metadata of a column: the default, as a checkpoint keeps it.
 DEFAULT = "pystate.default"
 
@@ -35,18 +33,18 @@ def default_columns(
     }
 
 
-def marked(field: pa.Field[Any], text: str | None) -> pa.Field[Any]:
+def mark_default(field: pa.Field[Any], text: str | None) -> pa.Field[Any]:
     """A state's column with the note that it has this default where nothing is stored."""
     return field if text is None else field.with_metadata({DEFAULT: text})
 
 
 def default_of(field: pa.Field[Any]) -> str | None:
-    """What `marked` has noted."""
+    """What `mark_default` has noted."""
     text = (field.metadata or {}).get(DEFAULT.encode())
     return None if text is None else text.decode()
 
 
-def filled(
+def fill_defaults(
     rows: pa.RecordBatch, defaults: Mapping[str, pa.Array[Any]], exist: Flags | None = None
 ) -> pa.RecordBatch:
     """Give the rows of keys that exist, by default all, the defaults of what they do not have."""
@@ -62,7 +60,7 @@ def filled(
 def without_defaults(
     columns: Mapping[str, Any], defaults: Mapping[str, pa.Array[Any]]
 ) -> dict[str, Any]:
-    """The inverse of `filled`, for the columns of an operator's states.
+    """The inverse of `fill_defaults`, for the columns of an operator's states.
 
     A row that would have no state at all keeps its values: it was read because it has some.
     """
@@ -77,11 +75,11 @@ def without_defaults(
         equal[name] = kept[name] & same_rows(column, same)
         kept[name] = kept[name] & ~equal[name]
     exists = np.logical_or.reduce(list(kept.values()))
-    found = dict(columns)
+    rest = dict(columns)
     for name, flags in equal.items():
-        nothing: pa.Array[Any] = pa.array([None], found[name].type)
-        found[name] = _replaced(found[name], flags & exists, nothing)
-    return found
+        nothing: pa.Array[Any] = pa.array([None], rest[name].type)
+        rest[name] = _replaced(rest[name], flags & exists, nothing)
+    return rest
 
 
 def _replaced(column: Any, where: Flags, value: pa.Array[Any]) -> Any:

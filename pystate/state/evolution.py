@@ -12,23 +12,13 @@ from typing import Any
 
 from pystate._core import core
 from pystate.state.columns import LIST, MAP, TIME, TIMERS, Column, key_column
-from pystate.state.declaration import State
+from pystate.state.declaration import State, file_name
 from pystate.state.identity import other_meaning
 from pystate.state.kinds import declared_as
 from pystate.state.list import UnionListState
 from pystate.state.map import MapState
-from pystate.state.renames import file_name
 from pystate.types.conversion import TypeChange, TypeRow, change_of, keeps_identity, type_rows
 from pystate.types.state_type import StateType, parse_type
-
-__all__ = [
-    "ColumnChange",
-    "column_change",
-    "evolve_reader",
-    "hints",
-    "same_content",
-    "stored_change",
-]
 
 _ACCUMULATOR = re.compile(r"#((\w+)\(.*\)) of (.+)")
 #: Aggregators whose accumulators are the same for floats and doubles: they keep doubles.
@@ -42,31 +32,21 @@ _Ignored = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class ColumnChange:
-    """How a stored column becomes a declared one.
-
-    Attributes
-    ----------
-    old, new : Column
-        As stored and as declared.
-    types : TypeChange
-        Of the values, the items, or the map's values.
-    fill : bytes or None
-        A value in which the fields that are added have their defaults; None where all are null.
-    """
+    """How a stored column becomes a declared one."""
 
     old: Column
     new: Column
     types: TypeChange = field(default_factory=TypeChange)
+    """Of the values, the items, or the map's values."""
     fill: bytes | None = None
+    """A value in which the fields that are added have their defaults; None where all are null."""
 
     @property
     def is_none(self) -> bool:
         """Whether files hold the column as it is declared."""
         if self.new.is_accumulator or self.new.kind in (TIME, TIMERS):
             return True
-        if self.converts or _plain(self.old.value_type) != _plain(self.new.value_type):
-            return False
-        return self.new.kind != MAP or _plain(self.old.key_type) == _plain(self.new.key_type)
+        return not self.converts and self.old.file_types == self.new.file_types
 
     @property
     def converts(self) -> bool:
@@ -78,12 +58,7 @@ class ColumnChange:
 def column_change(old: Column, new: Column, ignored: _Ignored = lambda path: False) -> ColumnChange:
     """Compare the column of a stored state with its declaration.
 
-    Parameters
-    ----------
-    old, new : Column
-        As stored and as declared.
-    ignored : callable
-        Whether the stored field of a path does not count, as if it were not there.
+    A stored field of whose path `ignored` is true counts as if it were not there.
     """
     if old.same_as(new) and (old.is_accumulator or not old.value_type.is_nested):
         return ColumnChange(old, new)
@@ -93,8 +68,9 @@ def column_change(old: Column, new: Column, ignored: _Ignored = lambda path: Fal
     elif old.is_accumulator or new.is_accumulator:
         types.refused += _accumulators(old, new)
     else:
-        types = change_of(_plain(old.value_type), _plain(new.value_type), ignored)
-        if new.kind == MAP and not keeps_identity(_plain(old.key_type), _plain(new.key_type)):
+        (before, *keys), (after, *new_keys) = old.file_types, new.file_types
+        types = change_of(before, after, ignored)
+        if new.kind == MAP and not keeps_identity(keys[0], new_keys[0]):
             types.refused.append(
                 f"keys of maps keep their identity: {old.key_type.ddl} does not become "
                 f"{new.key_type.ddl}"
@@ -105,10 +81,7 @@ def column_change(old: Column, new: Column, ignored: _Ignored = lambda path: Fal
 def stored_change(old: str, new: str) -> ColumnChange:
     """Compare two states as a checkpoint's metadata spells them (`State.stored_as`).
 
-    Raises
-    ------
-    DeclarationError
-        A later version wrote one of them.
+    `DeclarationError`: a later version wrote one of them.
     """
     stored, declared = declared_as(old), declared_as(new)
     change = column_change(stored.columns("state")[0], declared.columns("state")[0])
@@ -145,7 +118,7 @@ def _types(state: State[Any]) -> tuple[StateType, ...]:
     return (state.type, state.key_type) if isinstance(state, MapState) else (state.type,)
 
 
-def hints(change: ColumnChange, allow_unclaimed_state: bool) -> str:
+def refusal(change: ColumnChange, allow_unclaimed_state: bool) -> str:
     """Return why a state cannot be read as it is declared, and what to do; empty if it can."""
     if change.types.refused:
         return (
@@ -161,11 +134,6 @@ def hints(change: ColumnChange, allow_unclaimed_state: bool) -> str:
             "allow_unclaimed_state=True; else keep the old name"
         )
     return ""
-
-
-def _plain(type: StateType) -> StateType:
-    # Files do not distinguish the two kinds of timestamps.
-    return StateType("timestamp") if type.name == "timestamp_ntz" else type
 
 
 def _same_bytes(old: Column, new: Column) -> bool:

@@ -13,33 +13,14 @@ import pyarrow as pa
 
 from pystate._core import core
 from pystate.errors import WrongTypeError
-from pystate.state.handle import Objects, StateHandle
+from pystate.state.handle import FOLD_NAMES, NoValue, Objects, StateHandle
 from pystate.state.key_batch import KeyBatch
-from pystate.state.method_hints import FOLD_NAMES, NoValue
-from pystate.state.value import ValueHandle, ValueState
-from pystate.types.arrays import is_column
-from pystate.types.state_type import StateType
-
-__all__ = [
-    "Fold",
-    "added",
-    "fold_in_order",
-    "larger",
-    "less",
-    "listed",
-    "smaller",
-    "value_handle",
-    "without_nulls",
-]
+from pystate.state.value import ValueHandle
+from pystate.types.arrays import check_rows, is_column
 
 #: More digits than a sum of two decimals of 38 digits can have: the sum is exact, and the column
 #: refuses it if it does not fit.
 _EXACT = decimal.Context(prec=100)
-
-
-def value_handle(table: core.Table, column: int, name: str, type: StateType) -> ValueHandle:
-    """The handle of the value that is kept."""
-    return ValueState(type).handle(table, column, name)
 
 
 class Fold(NoValue, StateHandle):
@@ -76,6 +57,13 @@ class Fold(NoValue, StateHandle):
         """The current key's result; None if nothing was added."""
         raise NotImplementedError
 
+    def clear_all(self, keys: KeyBatch) -> None:
+        """Clear the keys' values. A key whose last state is cleared ceases to exist."""
+        if self._kept is None:
+            super().clear_all(keys)
+        else:
+            self._kept.clear_all(keys)
+
     def _merge(self, kept: Any) -> None:
         """Merge the state of another namespace into that of the current one."""
         raise NotImplementedError
@@ -108,6 +96,26 @@ class Fold(NoValue, StateHandle):
         finally:
             self.table.set_namespace(current)
 
+    def _fold_all(self, keys: KeyBatch, values: list[Any], step: Callable[[Any, Any], Any]) -> None:
+        """Fold a value into each key's, in order: a repeated key sees its earlier rows.
+
+        For rows without a value nothing is written, and no time moves.
+        """
+        assert self._kept is not None
+        check_rows(values, len(self._checked(keys)), f"state {self.name!r}")
+        rows = [i for i, value in enumerate(values) if value is not None]
+        if len(rows) < len(values):
+            at = pa.array(rows, pa.int64())
+            columns = [column.take(at) for column in keys._columns()]
+            keys, values = KeyBatch(keys.table, columns, keys._types), [values[i] for i in rows]
+        names = keys._normal_keys()
+        latest: dict[Any, Any] = {}
+        for name, old in zip(names, as_list(self._kept.values(keys)), strict=True):
+            latest.setdefault(name, old)
+        for name, value in zip(names, values, strict=True):
+            latest[name] = step(latest[name], value)
+        self._kept.update_all(keys, [latest[name] for name in names])
+
     def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
         """The keys' values, or their results if no values are kept; objects in pickled form."""
         assert self._kept is not None
@@ -124,30 +132,7 @@ class Fold(NoValue, StateHandle):
         return f"<{type(self).__name__} {self.name!r}>"
 
 
-def fold_in_order(
-    keys: KeyBatch, values: list[Any], kept: list[Any], step: Callable[[Any, Any], Any]
-) -> list[Any]:
-    """The value of each row's key after all rows; a repeated key sees its earlier rows."""
-    latest: dict[Any, Any] = {}
-    names = keys._normal_keys()
-    for name, old in zip(names, kept, strict=True):
-        latest.setdefault(name, old)
-    for name, value in zip(names, values, strict=True):
-        latest[name] = step(latest[name], value)
-    return [latest[name] for name in names]
-
-
-def without_nulls(keys: KeyBatch, values: list[Any]) -> tuple[KeyBatch, list[Any]]:
-    """The rows that have a value; for the others nothing is written, and no time moves."""
-    rows = [i for i, value in enumerate(values) if value is not None]
-    if len(rows) == len(values):
-        return keys, values
-    at = pa.array(rows, pa.int64())
-    taken = KeyBatch(keys.table, [column.take(at) for column in keys._columns()], keys._types)
-    return taken, [values[i] for i in rows]
-
-
-def added(a: Any, b: Any) -> Any:
+def sum_of(a: Any, b: Any) -> Any:
     """The sum of two values."""
     # Python rounds decimals to 28 digits.
     if isinstance(a, decimal.Decimal) and isinstance(b, decimal.Decimal):
@@ -155,7 +140,7 @@ def added(a: Any, b: Any) -> Any:
     return a + b
 
 
-def listed(values: Any) -> list[Any]:
+def as_list(values: Any) -> list[Any]:
     """A column or sequence as Python values."""
     if is_column(values) and not isinstance(values, (pa.Array, pa.ChunkedArray)):
         values = pa.array(values)

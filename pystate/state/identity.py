@@ -22,24 +22,12 @@ from typing import TYPE_CHECKING, Any
 from pystate.redaction import redacted
 from pystate.state import aggregators
 from pystate.state.aggregators import Aggregator
-from pystate.state.declaration import arguments_of, parted, spelled
+from pystate.state.declaration import arguments_of, stored_parts, type_literal
 from pystate.state.value import ValueState
 from pystate.types.state_type import StateType
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = [
-    "StoredFold",
-    "class_name",
-    "function_name",
-    "of_unknown_kind",
-    "other_meaning",
-    "shown_as",
-    "stored_aggregate",
-    "stored_fold",
-    "without_kind",
-]
 
 #: What a function is called that has no name.
 _CUSTOM = "custom"
@@ -92,13 +80,13 @@ def _parameters(object: Any) -> list[tuple[str, Any]]:
             names = list(inspect.signature(type(object)).parameters)
         except (TypeError, ValueError):
             names = []
-    found = []
+    parameters = []
     for name in names:
         value = getattr(object, name, getattr(object, f"_{name}", ...))
         items = value if isinstance(value, tuple) else (value,)
         if all(isinstance(item, _PLAIN) for item in items):
-            found.append((name, value))
-    return found
+            parameters.append((name, value))
+    return parameters
 
 
 def stored_fold(kind: str, type: StateType, name: str) -> str:
@@ -121,14 +109,14 @@ def of_unknown_kind(stored: str) -> str:
 
 def without_kind(stored: str) -> str:
     """How an older version spells a state: a value and some folds by their type alone."""
-    _, spelling = parted(stored)
-    found = _kept_type(spelling)
-    return spelling if found is None else "object" if found is object else str(found)
+    _, spelling = stored_parts(stored)
+    kept = _kept_type(spelling)
+    return spelling if kept is None else "object" if kept is object else str(kept)
 
 
 def shown_as(stored: str) -> str:
     """A stored state for people."""
-    _, spelling = parted(stored)
+    _, spelling = stored_parts(stored)
     return without_kind(spelling) if _UNKNOWN.fullmatch(spelling) else spelling.removeprefix("#")
 
 
@@ -183,8 +171,8 @@ def _kept_type(spelling: str) -> Any:
     """The type of the value that is kept, as declarations take it; None if there is no such."""
     for kind in ("ReducingState", "AggregatingState", "State"):
         if spelling.startswith(f"{kind}("):
-            found = arguments_of(spelling, kind)
-            return None if not found else found[0]
+            arguments = arguments_of(spelling, kind)
+            return None if not arguments else arguments[0]
     aggregate = _AGGREGATE.fullmatch(spelling)
     if aggregate is None or aggregate[2] != "()":
         return None
@@ -192,7 +180,7 @@ def _kept_type(spelling: str) -> Any:
     if not (isinstance(kind_, type) and issubclass(kind_, Aggregator) and kind_.operation):
         return None
     column = kind_().bind(aggregate[3]).column
-    return None if column is None else spelled(column)
+    return None if column is None else type_literal(column)
 
 
 def other_meaning(old: str, new: str) -> str | None:
@@ -200,7 +188,7 @@ def other_meaning(old: str, new: str) -> str | None:
 
     Lists, maps and accumulators are left to the comparison of their columns.
     """
-    before, after = _meaning(parted(old)[1]), _meaning(parted(new)[1])
+    before, after = _meaning(stored_parts(old)[1]), _meaning(stored_parts(new)[1])
     if before is None or after is None or _same(before, after):
         return None
     if before[0] != after[0]:
@@ -216,8 +204,8 @@ def _meaning(spelling: str) -> tuple[str, str] | None:
         return "aggregating", f"{aggregate[1]}{aggregate[2]}"
     for kind in ("ReducingState", "AggregatingState"):
         if spelling.startswith(f"{kind}("):
-            found = arguments_of(spelling, kind)
-            name = found[1] if found and len(found) > 1 else _CUSTOM
+            arguments = arguments_of(spelling, kind)
+            name = arguments[1] if arguments and len(arguments) > 1 else _CUSTOM
             return kind.removesuffix("State").lower(), name
     return "value", ""
 

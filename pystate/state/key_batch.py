@@ -18,20 +18,6 @@ from pystate.errors import InvalidArgumentError, PystateError, StateOverflowErro
 from pystate.types.arrays import array_of, as_array, check_rows, from_parts, is_many, reference
 from pystate.types.state_type import StateType
 
-__all__ = [
-    "ADD",
-    "MAX",
-    "MIN",
-    "KeyBatch",
-    "Step",
-    "apply_steps",
-    "checked_batch",
-    "copied",
-    "copied_together",
-    "numbers_together",
-    "overflowed",
-]
-
 #: What a step does to a column: add, or keep the smaller or the larger value.
 ADD, MIN, MAX = 1, 2, 3
 #: A column, what is done to it, and a value per key or one for all.
@@ -139,7 +125,9 @@ class KeyBatch(core.Batch):
             ]
         elif self._arrays is None:
             self._arrays = [
-                copied(type_, len(self), partial(self.get_key, i), partial(self.get_key_bytes, i))
+                read_array(
+                    type_, len(self), partial(self.get_key, i), partial(self.get_key_bytes, i)
+                )
                 for i, type_ in enumerate(self._types)
             ]
         return self._arrays
@@ -204,7 +192,7 @@ class KeyBatch(core.Batch):
             return f"<KeyBatch, {type(error).__name__}>"
 
 
-def overflowed(error: StateOverflowError, keys: KeyBatch | None) -> str:
+def overflowing_key(error: StateOverflowError, keys: KeyBatch | None) -> str:
     """Whose state it was that has overflowed, for messages: a key, and its namespace."""
     if error.row is None or keys is None:
         return "a key"
@@ -228,7 +216,7 @@ def checked_batch(keys: KeyBatch, table: core.Table, name: str) -> KeyBatch:
     return keys
 
 
-def copied(
+def read_array(
     type_: StateType,
     rows: int,
     get: Callable[[int, int], None],
@@ -245,9 +233,7 @@ def copied(
     return from_parts(type_, rows, valid, data, offsets)
 
 
-def copied_together(
-    keys: KeyBatch, columns: Sequence[tuple[int, StateType]]
-) -> list[pa.Array[Any]]:
+def read_arrays(keys: KeyBatch, columns: Sequence[tuple[int, StateType]]) -> list[pa.Array[Any]]:
     """Copy columns of fixed width in the core's form, with one visit to each row."""
     rooms = _read_together(keys, columns)
     return [
@@ -256,16 +242,10 @@ def copied_together(
     ]
 
 
-def numbers_together(
+def read_longs(
     keys: KeyBatch, columns: Sequence[tuple[int, StateType]]
 ) -> list[tuple[np.ndarray[Any, np.dtype[np.int64]], np.ndarray[Any, np.dtype[np.bool_]]]]:
-    """Copy columns of longs, with one visit to each row.
-
-    Returns
-    -------
-    list of tuple of numpy.ndarray
-        Of each column the values, 0 where there is none, and where there are values.
-    """
+    """Copy columns of longs, with one visit to each row: values, 0 for none, and where they are."""
     rooms = _read_together(keys, columns)
     return [(values.view(np.int64), valid.view(np.bool_)) for values, valid in rooms]
 
@@ -289,23 +269,11 @@ def apply_steps(
     steps: Sequence[Step],
     refused: np.ndarray[Any, np.dtype[np.uint8]] | None = None,
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Take the steps with one visit to each row.
+    """Take the steps with one visit to each row; return where the first one gave a first value.
 
-    Parameters
-    ----------
-    keys : KeyBatch
-        The keys to write to.
-    steps : sequence
-        As the states' `step` gives them.
-    refused : numpy.ndarray of uint8, optional
-        Zeros. With it a row whose sum would overflow takes no step and is no error: it becomes
-        1 + the sum's column.
-
-    Returns
-    -------
-    numpy.ndarray of bool
-        Where the first step, whose values have no nulls, gave a key its first value; of a key that
-        repeats, only its first row.
+    The values of the first step have no nulls. Of a key that repeats, only its first row counts.
+    With `refused` (zeros) a row whose sum would overflow takes no step and is no error: it becomes
+    1 + the sum's column.
     """
     fresh = np.empty(len(keys), np.uint8)
     keys.apply_all(list(steps), fresh.ctypes.data, 0 if refused is None else refused.ctypes.data)

@@ -17,21 +17,17 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.state.columns import LIST, Column, column_of
-from pystate.state.declaration import State, arguments_of, spelled
-from pystate.state.elements import Elements
-from pystate.state.handle import MISSING, for_batches
+from pystate.state.declaration import State, arguments_of, type_literal
+from pystate.state.handle import LIST_NAMES, MISSING, Elements, batch_method_error
 from pystate.state.key_batch import KeyBatch
-from pystate.state.method_hints import LIST_NAMES
 from pystate.state.ttl import StateTtl
 from pystate.types.arrays import decoded, from_parts, reference
-from pystate.types.codecs import codec_of
+from pystate.types.nested import codec_of
 from pystate.types.state_type import TypeLike
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Self
-
-__all__ = ["ListHandle", "ListState", "ObjectListHandle", "UnionListState"]
 
 #: How items lie in the core.
 _DTYPES = {
@@ -103,11 +99,11 @@ class ListState(State["ListHandle"]):
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
         """Return the declaration that was stored as this; None if it is of another kind."""
-        found = arguments_of(stored, cls.__name__)
-        return None if found is None else cls(*found)
+        arguments = arguments_of(stored, cls.__name__)
+        return None if arguments is None else cls(*arguments)
 
     def _arguments(self) -> tuple[Any, ...]:
-        return (spelled(self._type),)
+        return (type_literal(self._type),)
 
 
 class UnionListState(ListState):
@@ -286,7 +282,7 @@ class ListHandle(Elements, core.ListElements):
         """
         what = f"state {self.name!r}"
         if items is MISSING:
-            raise for_batches(what, "append(keys, items)", "add(item)")
+            raise batch_method_error(what, "append(keys, items)", "add(item)")
         array = self._reference(self._checked(keys), items, self.type, self.codec, what)
         self.append_all(keys, array)
 
@@ -302,7 +298,7 @@ class ListHandle(Elements, core.ListElements):
         """
         what = f"state {self.name!r}"
         if lists is MISSING:
-            raise for_batches(what, "extend(keys, lists)", "add_all(items)")
+            raise batch_method_error(what, "extend(keys, lists)", "add_all(items)")
         self._checked(keys)
         offsets, items = _lists(lists, what)
         if len(offsets) != len(keys) + 1:

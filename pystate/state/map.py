@@ -16,21 +16,17 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.errors import DeclarationError, WrongTypeError
 from pystate.state.columns import MAP, Column, column_of
-from pystate.state.declaration import State, arguments_of, spelled
-from pystate.state.elements import Elements
-from pystate.state.handle import MISSING
-from pystate.state.key_batch import KeyBatch, copied
-from pystate.state.method_hints import MAP_NAMES
+from pystate.state.declaration import State, arguments_of, type_literal
+from pystate.state.handle import MAP_NAMES, MISSING, Elements
+from pystate.state.key_batch import KeyBatch, read_array
 from pystate.state.objects import unpickled
 from pystate.state.ttl import StateTtl
 from pystate.types.arrays import decoded, from_parts, is_many, reference
-from pystate.types.codecs import codec_of
+from pystate.types.nested import codec_of
 from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = ["MapHandle", "MapState", "ObjectMapHandle"]
 
 
 class MapState(State["MapHandle"]):
@@ -111,11 +107,11 @@ class MapState(State["MapHandle"]):
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
         """Return the declaration that was stored as this; None if it is of another kind."""
-        found = arguments_of(stored, cls.__name__)
-        return None if found is None else cls(*found)
+        arguments = arguments_of(stored, cls.__name__)
+        return None if arguments is None else cls(*arguments)
 
     def _arguments(self) -> tuple[Any, ...]:
-        return spelled(self._key), spelled(self._type)
+        return type_literal(self._key), type_literal(self._type)
 
 
 class MapHandle(Elements, core.MapElements):
@@ -209,10 +205,10 @@ class MapHandle(Elements, core.MapElements):
         return iter(self.keys())
 
     def __getitem__(self, key: Any) -> Any:
-        found = self.get(key, MISSING)
-        if found is MISSING:
+        value = self.get(key, MISSING)
+        if value is MISSING:
             raise KeyError(key)
-        return found
+        return value
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.put(key, value)
@@ -264,7 +260,7 @@ class MapHandle(Elements, core.MapElements):
             a list.
         """
         at = self._map_keys(keys, map_keys)
-        array = copied(
+        array = read_array(
             self.type,
             len(keys),
             lambda values, valid: self.get_all(keys, at, values, valid),
@@ -277,12 +273,7 @@ class MapHandle(Elements, core.MapElements):
     def remove_entries(self, keys: KeyBatch, map_keys: Any) -> None:
         """Remove one entry of each key's map; absent entries are ignored.
 
-        Parameters
-        ----------
-        keys : KeyBatch
-            The keys of the maps.
-        map_keys : array-like
-            The map key of the entry for each key, as many as there are keys.
+        The parameters are those of `get_entries`.
         """
         self.remove_all(keys, self._map_keys(keys, map_keys))
 
@@ -328,10 +319,10 @@ class ObjectMapHandle(MapHandle):
 
     def get(self, key: Any, default: Any = None, /) -> Any:
         """The value under `key`, or the default."""
-        found = super().get(key, MISSING)
-        if found is MISSING:
+        stored = super().get(key, MISSING)
+        if stored is MISSING:
             return default
-        return None if found is None else unpickled(self.name, found)
+        return None if stored is None else unpickled(self.name, stored)
 
     def put(self, key: Any, value: Any, /) -> None:
         """Store a value under `key`."""

@@ -18,8 +18,6 @@ from typing import Any, ClassVar
 
 from pystate.errors import DeclarationError, PystateError, SchemaError, WrongTypeError
 
-__all__ = ["Versioned", "pickled", "restored", "unpickled"]
-
 
 class Versioned:
     """Base of classes whose objects are kept in states, and whose attributes change over time.
@@ -101,9 +99,9 @@ class Versioned:
 
 def restored(cls: type[Versioned], version: int, state: Any, *arguments: Any) -> Versioned:
     """Return an object of the class from the attributes that a version of it had."""
-    made = cls.__new__(cls, *arguments)
-    _set_state(made, _migrated(cls, version, state))
-    return made
+    object_ = cls.__new__(cls, *arguments)
+    _set_state(object_, _migrated(cls, version, state))
+    return object_
 
 
 def _migrated(cls: type[Versioned], version: int, state: Any) -> Any:
@@ -117,15 +115,15 @@ def _migrated(cls: type[Versioned], version: int, state: Any) -> Any:
     return state
 
 
-def _set_state(made: Versioned, state: Any) -> None:
+def _set_state(object_: Versioned, state: Any) -> None:
     """Set attributes as pickle does."""
-    own: Callable[[Any], None] | None = getattr(made, "__setstate__", None)
-    if own is not None and type(made).__setstate__ is not Versioned.__setstate__:
+    own: Callable[[Any], None] | None = getattr(object_, "__setstate__", None)
+    if own is not None and type(object_).__setstate__ is not Versioned.__setstate__:
         own(state)
         return
     values, slots = state if isinstance(state, tuple) else (state, None)
     for name, value in (*(values or {}).items(), *(slots or {}).items()):
-        object.__setattr__(made, name, value)
+        object.__setattr__(object_, name, value)
 
 
 def pickled(name: str, value: Any, key: str = "") -> bytes:

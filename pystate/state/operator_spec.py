@@ -1,60 +1,53 @@
-"""An operator, as its tables see it.
+"""An operator as its tables see it, and which of a checkpoint's states its declarations continue.
 
-Immutable, safe from any thread.
+Immutable values and pure functions, safe from any thread.
+
+Invariants
+----------
+1. A state has one name in files for ever, its first: a rename changes no file, and files of before
+   and after it are merged as any others.
+2. A checkpoint's metadata has both names where they differ (`State.stored_as`). So a renamed state
+   is found by its new name from then on, and no longer needs to be declared with its former one.
+3. No two states of an operator have one name in files. A new state whose name is that of a renamed
+   one in files gets another name there.
+4. The times of a state that keeps the expiry of what is stored refer to one duration for ever, the
+   first that the state was declared with (`State.reference_ms`), as do those of files from before
+   a checkpoint has known it: then the duration of the next start counts for them. A state without
+   a time to live keeps it, for files that have times when it has one again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pystate._core import core
-from pystate.errors import DeclarationError
+from pystate.errors import DeclarationError, SchemaError
 from pystate.state.columns import LIST, MAP
-from pystate.state.declaration import Defaults, State
-from pystate.state.renames import in_files
+from pystate.state.declaration import Defaults, State, file_name, stored_reference_ms
 from pystate.types.fills import Fills, pin
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType
 
-__all__ = ["OperatorSpec", "declared_fills", "stored_defaults"]
-
 
 @dataclass(frozen=True)
 class OperatorSpec:
-    """What determines the tables of an operator; it is pickled and sent to the workers.
-
-    Attributes
-    ----------
-    uid : str
-        Its name in checkpoints and errors.
-    key : tuple of (name, StateType)
-        The key's columns.
-    states : mapping of str to State
-        The declarations, in the order of the table's columns.
-    namespace : StateType or None
-        The type of its namespaces.
-    timers : bool
-        Whether keys have timers.
-    max_parallelism : int
-        Number of key groups.
-    instances : bool
-        Whether its states belong to instances, and not to keys; `key` is then `INSTANCE_KEY`.
-    dropped : frozenset of str
-        States that the checkpoint may have, and that are dropped from it.
-    """
+    """What determines the tables of an operator; it is pickled and sent to the workers."""
 
     uid: str
     key: KeyColumns
     states: Mapping[str, State[Any]]
+    """In the order of the table's columns."""
     namespace: StateType | None = None
     timers: bool = False
     max_parallelism: int = 128
     instances: bool = False
+    """Whether its states belong to instances, and not to keys; `key` is then `INSTANCE_KEY`."""
     dropped: frozenset[str] = frozenset()
+    """States that the checkpoint may have, and that are dropped from it."""
 
     def __post_init__(self) -> None:
         spaces = self.namespace is not None
@@ -62,13 +55,7 @@ class OperatorSpec:
             self._check_room(spaces)
 
     def _check_room(self, spaces: bool) -> None:
-        """Refuse a key that leaves no room for what files put behind it.
-
-        Raises
-        ------
-        DeclarationError
-            It has too many columns.
-        """
+        """Refuse a key that leaves no room for what files put behind it."""
         kinds = {
             column.kind for name, state in self.states.items() for column in state.columns(name)
         }
@@ -100,24 +87,18 @@ class OperatorSpec:
         return stored_defaults(self.states)
 
     def continuing(self, stored: Sequence[tuple[str, str]]) -> OperatorSpec:
-        """Return the operator as one whose states a checkpoint has already, under these spellings.
+        """The operator as one whose states a checkpoint has already, under these spellings.
 
-        Raises
-        ------
-        DeclarationError, SchemaError
-            Former names of states contradict each other, or the checkpoint.
+        `DeclarationError` or `SchemaError`: former names contradict each other, or the checkpoint.
         """
         what = f"operator {self.uid!r}"
         return replace(self, states=in_files(self.states, stored, what, self.dropped))
 
     def fingerprint(self, since: tuple[tuple[str, int], ...] = ()) -> str:
-        """Return 64 hexadecimal digits that differ between tables of different schemas.
+        """64 hexadecimal digits that differ between tables of different schemas.
 
-        Parameters
-        ----------
-        since : tuple of (str, int)
-            As in `RangeState`: a table that held a dropped state is not used for a new state of the
-            same name.
+        With `since`, as in `RangeState`, a table that held a dropped state is not used for a new
+        state of the same name.
         """
         columns = [[name, type_.ddl] for name, type_ in self.key]
         states = [_described(name, state) for name, state in self.states.items()]
@@ -134,8 +115,8 @@ def _described(name: str, state: State[Any]) -> list[str]:
 
 def stored_defaults(states: Mapping[str, State[Any]]) -> Defaults:
     """Return what keys without a value have, by the names of states."""
-    found = {name: states[name].stored_default() for name in sorted(states)}
-    return tuple((name, text) for name, text in found.items() if text is not None)
+    defaults = {name: states[name].stored_default() for name in sorted(states)}
+    return tuple((name, text) for name, text in defaults.items() if text is not None)
 
 
 def declared_fills(states: Mapping[str, State[Any]]) -> dict[str, int]:
@@ -149,3 +130,80 @@ def declared_fills(states: Mapping[str, State[Any]]) -> dict[str, int]:
         for name, state in states.items()
         for path, value in state.fills().items()
     }
+
+
+_Schema = Sequence[tuple[str, str]]
+
+
+def check_former_names(declared: Mapping[str, State[Any]], what: str) -> None:
+    """Refuse former names that are not those of one state alone, or are still a state's name."""
+    owners: dict[str, str] = {}
+    for name, state in declared.items():
+        for former in state.previously:
+            if former == name:
+                raise DeclarationError(
+                    f"{what}, state {name!r}: previously={former!r} is the name that it has now"
+                )
+            if former in declared:
+                raise DeclarationError(
+                    f"{what}, state {name!r}: previously={former!r}, but there is a state "
+                    f"{former!r}, which keeps what is stored under that name: rename it, too, or "
+                    "leave previously out, once every checkpoint has the new name"
+                )
+            if former in owners:
+                raise DeclarationError(
+                    f"{what}: the states {owners[former]!r} and {name!r} both have "
+                    f"previously={former!r}, and what is stored can go to one of them only"
+                )
+            owners[former] = name
+
+
+def in_files(
+    declared: Mapping[str, State[Any]],
+    stored: _Schema,
+    what: str,
+    dropped: Collection[str] = (),
+) -> dict[str, State[Any]]:
+    """The declared states with what the files of a checkpoint have for them: names, and durations.
+
+    `stored` has names and spellings of the checkpoint's states, of which those in `dropped` do not
+    count; `what` names the operator in errors. `SchemaError`: the checkpoint has a state under two
+    names of one declaration. `DeclarationError`: as in `check_former_names`.
+    """
+    check_former_names(declared, what)
+    gone = set(dropped).difference(declared)
+    known = {name: file_name(name, text) for name, text in stored if name not in gone}
+    taken = {file_name(name, text) for name, text in stored}
+    references = {file_name(name, text): stored_reference_ms(text) for name, text in stored}
+    file_names: dict[str, str] = {}
+    continued = set()
+    for name, state in declared.items():
+        names = [each for each in (name, *state.previously) if each in known]
+        if len(names) > 1:
+            raise SchemaError(
+                f"{what}, state {name!r}: previously={state.previously[0]!r}, and the checkpoint "
+                f"has {' and '.join(map(repr, names))}, which cannot both become {name!r}: leave "
+                "the name out whose state it is not, and declare that state, or drop it by "
+                "allow_unclaimed_state=True"
+            )
+        if names:
+            file_names[name] = known[names[0]]
+            continued.add(name)
+    for name in declared:
+        if name not in file_names:
+            file_names[name] = _unused(name, taken.union(file_names.values()))
+    states = {}
+    for name, state in declared.items():
+        reference_ms = references[file_names[name]] if name in continued else None
+        if reference_ms is not None and (state.ttl is None or state.reference_ms is not None):
+            state = state.referring_to(reference_ms)
+        states[name] = state.in_files(None if file_names[name] == name else file_names[name])
+    return states
+
+
+def _unused(name: str, taken: Collection[str]) -> str:
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        free = f"{name}~{number}"
+    return free

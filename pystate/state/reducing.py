@@ -15,26 +15,21 @@ from pystate._core import core
 from pystate.errors import DeclarationError, WrongTypeError
 from pystate.state.aggregators import Operation
 from pystate.state.columns import Column, value_column
-from pystate.state.declaration import State, spelled
+from pystate.state.declaration import State, type_literal
 from pystate.state.fold import (
     Fold,
-    added,
-    fold_in_order,
+    as_list,
     larger,
-    listed,
     smaller,
-    value_handle,
-    without_nulls,
+    sum_of,
 )
 from pystate.state.identity import function_name, stored_fold
 from pystate.state.key_batch import KeyBatch
 from pystate.state.ttl import StateTtl
-from pystate.state.value import ValueHandle
-from pystate.types.arrays import check_rows, decoded, encoded, is_many
-from pystate.types.codecs import codec_of
+from pystate.state.value import ValueHandle, ValueState
+from pystate.types.arrays import decoded, encoded, is_many
+from pystate.types.nested import codec_of
 from pystate.types.state_type import TypeLike
-
-__all__ = ["ReducingHandle", "ReducingState"]
 
 #: Reduce functions that the core runs over columns.
 _CORE: dict[Any, Operation] = {
@@ -109,7 +104,7 @@ class ReducingState(State["ReducingHandle"]):
         return stored_fold("ReducingState", self._type, function_name(self._function))
 
     def _arguments(self) -> tuple[Any, ...]:
-        return spelled(self._type), self._function
+        return type_literal(self._type), self._function
 
 
 class ReducingHandle(Fold):
@@ -130,13 +125,13 @@ class ReducingHandle(Fold):
     ) -> None:
         super().__init__(table, column, name)
         self.type = declaration.type
-        self._kept: ValueHandle = value_handle(table, column, name, declaration.type)
+        self._kept: ValueHandle = ValueState(declaration.type).handle(table, column, name)
         self._function = declaration.function
         operation = _CORE.get(declaration.function)
         self._operation = operation if self.type.is_number or self.type.is_time else None
         self._step: Callable[[Any, Any], Any] = declaration.function
         if self._operation == "add" or declaration.function is builtins.sum:
-            self._step = added
+            self._step = sum_of
         if self._operation in ("min", "max"):
             # Like the core, where NaN is larger than any number.
             self._step = smaller if self._operation == "min" else larger
@@ -182,23 +177,15 @@ class ReducingHandle(Fold):
         if self._operation is not None:
             getattr(self._kept, self._operation)(keys, values)
             return
-        self._checked(keys)
-        given = self._given(values, len(keys))
-        check_rows(given, len(keys), f"state {self.name!r}")
-        keys, given = without_nulls(keys, given)
-        kept = self._kept.values(keys)
-        listed = kept if isinstance(kept, list) else kept.to_pylist()
-
-        def step(old: Any, value: Any) -> Any:
-            return value if old is None else self._reduced(old, value)
-
-        self._kept.update_all(keys, fold_in_order(keys, given, listed, step))
+        self._fold_all(keys, self._given(values, len(self._checked(keys))), self._reduced)
 
     def _reduced(self, old: Any, value: Any) -> Any:
-        made = self._step(old, value)
-        if made is None:
+        if old is None:
+            return value
+        reduced = self._step(old, value)
+        if reduced is None:
             self._refuse_made(old, value)
-        return made
+        return reduced
 
     def _refuse_made(self, old: Any, value: Any) -> NoReturn:
         raise WrongTypeError(
@@ -210,7 +197,7 @@ class ReducingHandle(Fold):
         """The values as Python objects of the declared type, one for each row."""
         if not (isinstance(values, dict) if self.type.is_nested else not is_many(values)):
             if self._codec is None:
-                return listed(values)
+                return as_list(values)
             array = encoded(values, self.type, self._codec, f"state {self.name!r}")
             given: list[Any] = decoded(array, self.type, self._codec).to_pylist()
             return given
@@ -221,10 +208,6 @@ class ReducingHandle(Fold):
     def values(self, keys: KeyBatch) -> Any:
         """Copy the keys' values, null where nothing was added; objects as a list."""
         return self._kept.values(keys)
-
-    def clear_all(self, keys: KeyBatch) -> None:
-        """Clear the keys' values."""
-        self._kept.clear_all(keys)
 
     def _merge(self, kept: Any) -> None:
         self.add(kept)

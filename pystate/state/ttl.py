@@ -13,8 +13,6 @@ from pystate.base.arguments import nearest
 from pystate.errors import DeclarationError, InvalidArgumentError
 from pystate.types.durations import Duration, milliseconds
 
-__all__ = ["StateTtl"]
-
 _Update: TypeAlias = Literal["create_and_write", "read_and_write"]
 _Visibility: TypeAlias = Literal["never_return_expired", "return_if_not_cleaned_up"]
 _Time: TypeAlias = Literal["processing", "event"]

@@ -19,22 +19,25 @@ import pyarrow.compute as pc
 from pystate._core import core
 from pystate.errors import DeclarationError, InUseError, PystateError, WrongTypeError
 from pystate.state.columns import Column, value_column
-from pystate.state.declaration import MOST_TEXT_BYTES, State, spelled, written
-from pystate.state.handle import MISSING, Objects, StateHandle, for_batches
-from pystate.state.key_batch import ADD, MAX, MIN, KeyBatch, Step, copied
-from pystate.state.method_hints import VALUE_NAMES, NoValue
+from pystate.state.declaration import MOST_TEXT_BYTES, State, as_literal, type_literal
+from pystate.state.handle import (
+    MISSING,
+    VALUE_NAMES,
+    NoValue,
+    Objects,
+    StateHandle,
+    batch_method_error,
+)
+from pystate.state.key_batch import ADD, MAX, MIN, KeyBatch, Step, read_array
 from pystate.state.objects import pickled, unpickled
 from pystate.state.ttl import StateTtl
 from pystate.types.arrays import check_rows, decoded, encoded, is_many, reference
-from pystate.types.codecs import codec_of
-from pystate.types.fills import Fills, fills_of
-from pystate.types.json_values import from_json, to_json
+from pystate.types.fills import Fills, fills_of, from_json, to_json
+from pystate.types.nested import codec_of
 from pystate.types.state_type import TypeLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = ["NestedHandle", "ObjectHandle", "ValueHandle", "ValueState"]
 
 _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
 _OPERATIONS = {ADD: "add", MIN: "min", MAX: "max"}
@@ -187,7 +190,7 @@ class ValueState(State["ValueHandle"]):
         return cls(object if stored == "object" else stored)
 
     def _arguments(self) -> tuple[Any, ...]:
-        return spelled(self._type), self._default
+        return type_literal(self._type), self._default
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ValueState):
@@ -199,7 +202,7 @@ class ValueState(State["ValueHandle"]):
     __hash__ = State.__hash__
 
     def __repr__(self) -> str:
-        shown = [written(spelled(self._type))]
+        shown = [as_literal(type_literal(self._type))]
         if self._default is not None:
             shown.append(f"default={self._default!r}")
         return f"ValueState({', '.join([*shown, *self._options()])})"
@@ -287,7 +290,7 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         """
         if values is MISSING:
             now = "update(value() + number)"
-            raise for_batches(f"state {self.name!r}", "add(keys, values)", now)
+            raise batch_method_error(f"state {self.name!r}", "add(keys, values)", now)
         self._apply(keys, ADD, values)
 
     def min(self, keys: KeyBatch, values: Any) -> None:
@@ -303,20 +306,11 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         self._apply(keys, MIN, values)
 
     def max(self, keys: KeyBatch, values: Any) -> None:
-        """Keep the larger of each key's value and the given one; NaN is larger than any number.
+        """Keep the larger of each key's value and the given one; see `min`.
 
-        Parameters
-        ----------
-        keys : KeyBatch
-            The keys to write to.
-        values : array-like or scalar
-            As many as there are keys, or one value for all; nulls are skipped.
+        NaN is larger than any number.
         """
         self._apply(keys, MAX, values)
-
-    def clear_all(self, keys: KeyBatch) -> None:
-        """Clear the keys' values. A key whose last state is cleared ceases to exist."""
-        self._checked(keys).clear(self.column)
 
     def _apply(self, keys: KeyBatch, op: int, values: Any) -> None:
         step = self.step(keys, op, values)  # this also checks that it is a batch
@@ -332,7 +326,7 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
     def _stored(self, keys: KeyBatch) -> pa.Array[Any]:
         """The keys' values as they are stored; null for a key without a value."""
         get, get_bytes = self._checked(keys).get, keys.get_bytes
-        return copied(
+        return read_array(
             self.type, len(keys), partial(get, self.column), partial(get_bytes, self.column)
         )
 
@@ -438,8 +432,8 @@ class ObjectHandle(ValueHandle):
                         keys.check()
                         raise self._disturbed("unpickled")
                     cache[name] = value
-        found = (cache.get(name, _ABSENT) for name in names)
-        return [self._declaration.default if v is _ABSENT else v for v in found]
+        kept = (cache.get(name, _ABSENT) for name in names)
+        return [self._declaration.default if v is _ABSENT else v for v in kept]
 
     def update_all(self, keys: KeyBatch, values: Any) -> None:
         """Store an object per key; for a repeated key the last one wins; None clears."""
@@ -476,10 +470,7 @@ class ObjectHandle(ValueHandle):
     def flush(self, make_batch: Callable[[list[Any]], KeyBatch]) -> None:
         """Pickle what was updated and write it to the core.
 
-        Raises
-        ------
-        InUseError
-            An object's class updated the state, or ended the epoch, while it was pickled.
+        `InUseError`: an object's class updated the state, or ended the epoch, while it was pickled.
         """
         if not self._dirty:
             return

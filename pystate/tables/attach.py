@@ -32,6 +32,7 @@ from typing import Literal, TypeAlias
 
 from pystate.checkpoint.manifest import EMPTY_ID, RangeState
 from pystate.checkpoint.refs import RangeSource
+from pystate.checkpoint.state_files import EMPTY_LINEAGE
 from pystate.errors import (
     AddressSpaceError,
     CorruptFileError,
@@ -44,7 +45,7 @@ from pystate.errors import (
     TableMismatchError,
 )
 from pystate.redaction import logger
-from pystate.tables.backend import EMPTY_LINEAGE, KeyedStateBackend
+from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.host import TableHome
 from pystate.tables.janitor import remove_table
 from pystate.tables.recovery import (
@@ -56,15 +57,13 @@ from pystate.tables.recovery import (
     seal_as_base,
 )
 
-__all__ = ["Attachment", "How", "TableCache", "tables"]
-
 _LOG = logger("pystate.tables.attach")
 
 #: Mapped tables that a task looks at, to see whether another process has discarded their files.
-_CHECKED = 8
+_STALE_CHECKS = 8
 _UNDO_WINDOW = 3
 # Errors that make a shared table unusable here, while a private replica may still work.
-_UNUSABLE = (
+_UNUSABLE_HERE = (
     TableMismatchError,
     AddressSpaceError,
     NoSpaceError,
@@ -77,23 +76,7 @@ _Key: TypeAlias = "tuple[str, str, str, int, int, str]"
 
 
 class Attachment:
-    """A task's hold on a table; release it in every case.
-
-    Attributes
-    ----------
-    backend : KeyedStateBackend
-        At the base's id; its open epoch is the task's.
-    how : {"current", "undone", "caught up", "copied", "restored", "replica"}
-        How the table was brought to the base; "copied" if no file was read for it.
-    reason : str
-        Why it is a replica; empty if it is not one.
-    files, rows : int
-        Files and records that were applied for it.
-    copied : int
-        Records that came from tables of another parallelism.
-    duration_ns : int
-        Duration of the attach, including the wait for the lock.
-    """
+    """A task's hold on a table; release it in every case."""
 
     def __init__(
         self,
@@ -106,12 +89,16 @@ class Attachment:
         reason: str = "",
         entry: _Entry | None = None,
     ) -> None:
+        #: At the base's id; its open epoch is the task's.
         self.backend = backend
+        #: How the table was brought to the base; "copied" if no file was read for it.
         self.how = how
-        self.files = files
-        self.rows = rows
-        self.copied = copied
+        #: Files and records that were applied for it, and records from tables of another
+        #: parallelism.
+        self.files, self.rows, self.copied = files, rows, copied
+        #: Why it is a replica; empty if it is not one.
         self.reason = reason
+        #: Of the attach, including the wait for the lock.
         self.duration_ns = 0
         self._entry = entry
         self._released = False
@@ -144,12 +131,8 @@ class Attachment:
     def move(self, home: TableHome) -> None:
         """Give up a shared table that has outgrown its file system, and have it put elsewhere.
 
-        Unsealed changes are lost; the sealed state is restored there from files.
-
-        Raises
-        ------
-        OSError
-            The move could not be written down.
+        Unsealed changes are lost; the sealed state is restored there from files. `OSError`: the
+        move could not be written down.
         """
         entry = self._entry
         assert entry is not None and entry.path is not None and not self._released
@@ -209,30 +192,8 @@ class TableCache:
         self._unchecked: list[_Entry] = []
 
     def attach(self, spec: TableSpec, base: RangeState) -> Attachment:
-        """Attach to a range's table at exactly the base's id.
-
-        Parameters
-        ----------
-        spec : TableSpec
-            Which table.
-        base : RangeState
-            The state that it must hold.
-
-        Returns
-        -------
-        Attachment
-            Its `how` and `reason` say how the table was obtained.
-
-        Raises
-        ------
-        CorruptFileError, NewerFormatError, CheckpointError
-            A file that the manifest names cannot be read, or is not the one that was written.
-        SchemaError, UnclaimedStateError
-            The files' schema is not the declared one.
-        MemoryLimitError
-            The state does not fit.
-        """
-        return self._timed(spec, base, reads=False)
+        """Attach to a range's table at exactly the base's id; errors are those of `load_files`."""
+        return self._attach_timed(spec, base, reads=False)
 
     def attach_to_read(self, spec: TableSpec, base: RangeState) -> Attachment:
         """Attach to a range's table to read the base, with the arguments and errors of `attach`.
@@ -240,9 +201,9 @@ class TableCache:
         A table that is ahead of the base is left as it is: its range's own task may have sealed it
         in this very epoch. It is read from files then.
         """
-        return self._timed(spec, base, reads=True)
+        return self._attach_timed(spec, base, reads=True)
 
-    def _timed(self, spec: TableSpec, base: RangeState, *, reads: bool) -> Attachment:
+    def _attach_timed(self, spec: TableSpec, base: RangeState, *, reads: bool) -> Attachment:
         start = time.perf_counter_ns()
         attachment = self._attach(spec, base, reads)
         if attachment.reason:
@@ -266,14 +227,14 @@ class TableCache:
         except (MemoryLimitError, CorruptFileError) as error:
             entry.discard()
             entry.in_use = False
-            if not _give_up(spec, base, error):
+            if not _remove_sources(spec, base, error):
                 raise
-        except _UNUSABLE as error:
+        except _UNUSABLE_HERE as error:
             entry.discard(unlink=True)
             entry.in_use = False
             path = entry.path
             full = isinstance(error, NoSpaceError)
-            if not (full and _give_up(spec, base, error)):
+            if not (full and _remove_sources(spec, base, error)):
                 if not full or path is None or not spec.home.has_room_beside(path):
                     return _replica(spec, base, str(error))
                 spec.home.leave(path)
@@ -289,17 +250,17 @@ class TableCache:
     def _attach_entry(
         self, entry: _Entry, spec: TableSpec, base: RangeState, reads: bool
     ) -> Attachment:
-        backend = _hold(entry, spec, base)
-        if reads and _is_elsewhere(backend, base):
+        backend = _locked(entry, spec, base)
+        if reads and _has_left(backend, base):
             Attachment(backend, "current", entry=entry).release()
             return _replica(spec, base, "the table has left the state that is to be read")
-        attachment = _stand_at(backend, spec, base, entry)
+        attachment = _catch_up(backend, spec, base, entry)
         if attachment is None:
             if backend.lineage() != EMPTY_LINEAGE:
                 # Unlinked while its lock is held: a process that waits for the lock then finds the
                 # new file.
                 entry.discard(unlink=True)
-                backend = _hold(entry, spec, base)
+                backend = _locked(entry, spec, base)
             attachment = self._fill(backend, spec, base, entry)
         return attachment
 
@@ -314,12 +275,12 @@ class TableCache:
             return Attachment(backend, "restored", files=len(base.files), rows=rows, entry=entry)
         files = rows = copied = 0
         for source in sources:
-            found = self._copy(backend, spec, source) if entry.shared else None
-            if found is None:
+            records = self._copy(backend, spec, source) if entry.shared else None
+            if records is None:
                 rows += load_files(backend, spec, base, source.files)
                 files += len(source.files)
             else:
-                copied += found
+                copied += records
         seal_as_base(backend, spec, base)
         how: How = "restored" if files else "copied"
         return Attachment(backend, how, files=files, rows=rows, copied=copied, entry=entry)
@@ -333,14 +294,14 @@ class TableCache:
         if entry is None:
             return None
         try:
-            old = _hold(entry, spec, source.range)
+            old = _locked(entry, spec, source.range)
             if old.lineage() == EMPTY_LINEAGE:  # it was removed just now, and made again
                 raise FileNotFoundError(path)
-            attachment = _stand_at(old, spec, source.range, entry)
+            attachment = _catch_up(old, spec, source.range, entry)
         except TableBusyError:
             entry.in_use = False
             return None
-        except _UNUSABLE:
+        except _UNUSABLE_HERE:
             entry.discard(unlink=True)
             entry.in_use = False
             return None
@@ -348,8 +309,8 @@ class TableCache:
             entry.in_use = False
             return None
         with attachment:
-            if spec.go_on is not None:
-                spec.go_on()
+            if spec.heartbeat is not None:
+                spec.heartbeat()
             return backend.copy_from(old, source.first_key_group, source.last_key_group)
 
     def close(self) -> None:
@@ -371,7 +332,7 @@ class TableCache:
         # at each time, so that a task of one range does not take longer the more ranges there are.
         if not self._unchecked:
             self._unchecked = list(self._entries.values())
-        for _ in range(min(_CHECKED, len(self._unchecked))):
+        for _ in range(min(_STALE_CHECKS, len(self._unchecked))):
             other = self._unchecked.pop()
             if not other.in_use and other.is_stale:
                 other.discard()
@@ -403,17 +364,17 @@ tables = TableCache()
 os.register_at_fork(after_in_child=tables.forget)
 
 
-def _give_up(spec: TableSpec, base: RangeState, error: Exception) -> bool:
+def _remove_sources(spec: TableSpec, base: RangeState, error: Exception) -> bool:
     """Remove the tables that the base would be copied from; return whether there were any."""
-    found = False
+    any_removed = False
     for source in base.sources:
         path = _path_of(spec, source.range)
         if path is not None and os.path.exists(path):
             remove_table(path)
-            found = True
-    if found:
+            any_removed = True
+    if any_removed:
         _LOG.warning("operator %r: read from files: %s", spec.operator.uid, error)
-    return found
+    return any_removed
 
 
 def _path_of(spec: TableSpec, base: RangeState) -> str | None:
@@ -422,7 +383,7 @@ def _path_of(spec: TableSpec, base: RangeState) -> str | None:
     return spec.home.table_path(spec.operator.uid, *bounds, spec.operator.fingerprint(base.since))
 
 
-def _hold(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
+def _locked(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
     """Take the table's lock, opening or creating the table if it is not mapped."""
     if entry.backend is not None:
         try:
@@ -448,7 +409,7 @@ def _open(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend
     return backend
 
 
-def _stand_at(
+def _catch_up(
     backend: KeyedStateBackend, spec: TableSpec, base: RangeState, entry: _Entry
 ) -> Attachment | None:
     """Bring a table to the base by undoing and catching up; None if only a restore helps."""
@@ -471,7 +432,7 @@ def _stand_at(
     return None
 
 
-def _is_elsewhere(backend: KeyedStateBackend, base: RangeState) -> bool:
+def _has_left(backend: KeyedStateBackend, base: RangeState) -> bool:
     """Whether a table holds sealed state that does not lead to the base."""
     lineage = backend.lineage()
     if lineage is None or lineage == EMPTY_LINEAGE:

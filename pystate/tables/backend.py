@@ -1,7 +1,4 @@
-"""The keyed state backend: registers states, sets keys, seals, restores.
-
-Its parts are in the modules beside this one: ``table`` (states, and the table's life), ``time``
-(clock and timers), ``restore`` (load and restore) and ``scan`` (rows out).
+"""The keyed state backend: states of keys with a clock and timers, sealed, filled and read.
 
 Thread safety: a backend belongs to one thread at a time; other threads may use its snapshots and
 readers meanwhile.
@@ -9,51 +6,68 @@ readers meanwhile.
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+import numpy as np
 import pyarrow as pa
 
-from pystate._core.core import key_group, range_bounds, range_of
-from pystate.base.arguments import integer, shown
-from pystate.checkpoint.file_merge import merge_files
+from pystate._core import core
+from pystate.base.arguments import choice, flag, folder_path, integer, mapping, shown
+from pystate.base.memory import process_budget
 from pystate.checkpoint.state_files import (
     EMPTY_LINEAGE,
+    FileIdentity,
     FileInfo,
     Lineage,
-    verify_file,
+    Source,
+    claim,
+    file_schema,
+    open_file,
 )
-from pystate.errors import InvalidArgumentError, LineageError
+from pystate.errors import (
+    DeclarationError,
+    InvalidArgumentError,
+    LineageError,
+    SchemaError,
+    StateOverflowError,
+)
+from pystate.state.columns import NAMESPACE, core_schema
+from pystate.state.declaration import State
+from pystate.state.evolution import column_change, refusal
 from pystate.state.key_batch import KeyBatch
-from pystate.tables.options import UNDO_EPOCHS, Identity, TableStats
-from pystate.tables.restore import BackendFiles
-from pystate.tables.scan import BackendRows
+from pystate.state.operator_spec import OperatorSpec, declared_fills
+from pystate.tables.host import TableIdentity, counted_home, table_identity
+from pystate.tables.options import (
+    UNDO_EPOCHS,
+    TableOptions,
+    TableStats,
+    checked_parallelism,
+    checked_range,
+)
+from pystate.tables.registry import StateRegistry, unknown_state_error
 from pystate.tables.snapshots import SealedReader, Snapshot
-from pystate.tables.time import BackendTime
-from pystate.types.arrays import as_array, hash_keys, key_groups
-from pystate.types.keys import KeyLike, key_columns, parse_key
+from pystate.tables.timers import DueTimers, TimeDomain, Timers
+from pystate.types.arrays import as_array, hash_keys
+from pystate.types.keys import KeyColumns, KeyLike, describe, key_columns, parse_key
+from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
 
-__all__ = [
-    "EMPTY_LINEAGE",
-    "FileInfo",
-    "Identity",
-    "KeyLike",
-    "KeyedStateBackend",
-    "Lineage",
-    "SealedReader",
-    "Snapshot",
-    "TableStats",
-    "hash_keys",
-    "key_group",
-    "key_groups",
-    "merge_files",
-    "parse_key",
-    "range_bounds",
-    "range_of",
-    "verify_file",
-]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+H = TypeVar("H")
+
+_MOST = (1 << 63) - 1
+_DEFAULTS = TableOptions()
+_SCAN_ROWS = 1 << 16
+#: Each seal scans this part of the keys for expired values, but at least this many keys.
+_LEAST_EXPIRED, _EXPIRED_PART = 4096, 64
 
 
-class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
+class KeyedStateBackend:
     """The keyed state of one operator for one range of key groups.
 
     Parameters
@@ -70,7 +84,7 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
         Memory of this process, or a file at `path` that the host's processes use in turn.
     path : path, optional
         The file of a shared table, best under ``/dev/shm``.
-    identity : Identity, optional
+    identity : TableIdentity, optional
         The owner of a shared table; this process by default.
     limit_bytes : int
         The most memory that the table may take. With 0 it has no limit of its own, but shares that
@@ -112,6 +126,258 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
     2
     >>> backend.close()
     """
+
+    set_current_key: Callable[[Any], None]
+
+    def __init__(
+        self,
+        key: KeyLike,
+        *,
+        states: Mapping[str, State[Any]] | None = None,
+        max_parallelism: int = 128,
+        key_group_range: tuple[int, int] | None = None,
+        home: Literal["heap", "shared", "disk"] = "heap",
+        path: str | os.PathLike[str] | None = None,
+        identity: TableIdentity | None = None,
+        limit_bytes: int = 0,
+        lock_timeout_ms: int = 6000,
+        uid: str = "",
+        create: bool = True,
+        namespace: TypeLike | None = None,
+        timers: bool = False,
+    ) -> None:
+        if not isinstance(uid, str):
+            raise InvalidArgumentError(f"backend: uid is a string, not {shown(uid)}")
+        owner = f"operator {uid!r}" if uid else "backend"
+        self.key = parse_key(key)
+        self.uid = uid
+        self.max_parallelism = checked_parallelism(max_parallelism)
+        self.key_group_range = checked_range(key_group_range, max_parallelism)
+        self.home = home
+        self.path = None if path is None else folder_path(path, f"{owner}: path")
+        self.created = False
+        self._check_home()
+        if identity is not None and not hasattr(identity, "boot_id"):
+            raise InvalidArgumentError(f"{owner}: identity is an Identity, not {shown(identity)}")
+        self._identity = identity
+        self._options = TableOptions(
+            limit_bytes=integer(limit_bytes, f"{owner}: limit_bytes", least=0, most=_MOST),
+            lock_timeout_ms=integer(
+                lock_timeout_ms, f"{owner}: lock_timeout_ms", least=0, most=_MOST
+            ),
+        )
+        self._create = flag(create, f"{owner}: create")
+        self.namespace: StateType | None = None
+        if namespace is not None:
+            what = "the namespace"
+            self.namespace = refuse_nested_key(parse_type(namespace, what), what)
+        self._table = core.Table(owner, self.open)
+        self.set_current_key = self._table.set_current_key
+        self._states = StateRegistry(
+            self._table, self._reserved_names(), flag(timers, f"{owner}: timers")
+        )
+        self._timers = Timers(self._table)
+        self._swept = False  # in the open epoch
+        self._clock: dict[str, tuple[int | None, ...]] = {}
+        given = {} if states is None else states
+        example = "states={'n': ps.ValueState('long')}"
+        for name, declaration in mapping(given, f"{owner}: states", example).items():
+            self.register(name, declaration)
+
+    @classmethod
+    def of(
+        cls,
+        operator: OperatorSpec,
+        key_group_range: tuple[int, int] | None = None,
+        options: TableOptions = _DEFAULTS,
+        *,
+        path: str | None = None,
+        identity: TableIdentity | None = None,
+    ) -> Self:
+        """Make the backend of an operator for a range of key groups, by default all.
+
+        With a `path` the table is shared among those whom `identity` admits.
+        """
+        backend = cls(
+            operator.key,
+            states=operator.states,
+            max_parallelism=operator.max_parallelism,
+            key_group_range=key_group_range,
+            home="heap" if path is None else "shared",
+            path=path,
+            identity=identity,
+            uid=operator.uid,
+            namespace=operator.namespace,
+            timers=operator.timers,
+        )
+        backend._options = options
+        return backend
+
+    def _reserved_names(self) -> dict[str, str]:
+        names = dict.fromkeys((name for name, _ in self.key), "a key column")
+        if self.namespace is not None:
+            if NAMESPACE in names:
+                raise DeclarationError(
+                    f"a key column is called {NAMESPACE!r}, as the column of the namespaces is: "
+                    "give it another name"
+                )
+            names[NAMESPACE] = "the column of the namespaces"
+        return names
+
+    def _check_home(self) -> None:
+        if self.home == "disk":
+            raise InvalidArgumentError("home 'disk' is not supported yet: use 'heap' or 'shared'")
+        choice(self.home, "home", ("heap", "shared"))
+        if (self.home == "shared") != (self.path is not None):
+            raise InvalidArgumentError("a shared table needs a path, and only it has one")
+
+    # -- states
+
+    def register(self, name: str, declaration: State[H]) -> H:
+        """Declare a state and get its handle; declaring it again returns the same handle.
+
+        Raises
+        ------
+        DeclarationError
+            Another declaration or a key column has the name, or the table is open already.
+        """
+        handle: H = self._states.register(name, declaration)
+        return handle
+
+    @property
+    def states(self) -> Mapping[str, Any]:
+        """The handles by name."""
+        return self._states.handles
+
+    @property
+    def declarations(self) -> Mapping[str, State[Any]]:
+        """The declarations by name, in the order of the table's columns."""
+        return self._states.declarations
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the table exists in this process."""
+        return self._table.is_open
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._states.handles[name]
+        except KeyError:
+            raise unknown_state_error(name, self._states.handles) from None
+
+    # -- life
+
+    def open(self) -> None:
+        """Create the table, or attach a shared one; any other use of the backend does that, too.
+
+        Raises
+        ------
+        TableBusyError
+            Another process held the lock for more than `lock_timeout_ms`.
+        TableMismatchError
+            The file belongs to another schema, boot or application; it is not changed.
+        FileNotFoundError
+            There is no file, and `create` is False.
+        MemoryLimitError, AddressSpaceError, NoSpaceError, SystemCallError
+            Memory was refused.
+        """
+        if self._table.is_open:
+            return
+        identity, home = self._identity, None
+        if self.path is not None:
+            home = counted_home(self.path)
+            if identity is None:
+                name = os.path.abspath(self.path)
+                identity = table_identity(hashlib.sha256(os.fsencode(name)).digest())
+        first, last = self.key_group_range
+        self.created = self._table.open(
+            core_schema(self.key, self.namespace, self._states.columns),
+            self.max_parallelism,
+            first,
+            last,
+            self._options.limit_bytes,
+            self.path,
+            identity,
+            self._options.lock_timeout_ms,
+            self._create,
+            process_budget(),
+            home,
+        )
+        self._states.set_ttl()
+
+    def close(self) -> None:
+        """Free the table with its batches and readers; an open epoch is lost.
+
+        Snapshots stay valid. Does nothing the second time.
+
+        Raises
+        ------
+        InUseError
+            Another thread is using the table.
+        """
+        self._table.close()
+        self._discard()
+
+    def detach(self) -> None:
+        """Release a shared table's lock but keep it mapped, so that `attach` is fast.
+
+        An open epoch is rolled back.
+        """
+        if self._table.dirty():
+            self._table.rollback(0)
+        self._table.detach()
+        self._discard()
+
+    def attach(self, lock_timeout_ms: int | None = None) -> None:
+        """Acquire the lock of a detached table again.
+
+        Raises
+        ------
+        TableBusyError
+            Another process held it for too long.
+        TableMismatchError
+            The file was replaced meanwhile: close this backend and open a new one.
+        """
+        own_ms = self._options.lock_timeout_ms
+        self._table.attach(own_ms if lock_timeout_ms is None else lock_timeout_ms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        first, last = self.key_group_range
+        name = f" {self.uid!r}" if self.uid else ""
+        return f"<KeyedStateBackend{name} of {describe(self.key)}, key groups {first} to {last}>"
+
+    # -- size
+
+    @property
+    def dirty(self) -> bool:
+        """Whether the open epoch has touched anything."""
+        return self._table.dirty() or any(handle.dirty for handle in self._states.objects)
+
+    def end_idle_epoch(self) -> None:
+        """End an open epoch in which nothing was touched, without a seal.
+
+        Key batches stay valid. Objects that were read are dropped, as in a seal.
+        """
+        self._discard()
+
+    def __len__(self) -> int:
+        """Number of keys; a key counts once for each of its namespaces."""
+        return self.stats().keys
+
+    def __bool__(self) -> bool:
+        return True
+
+    def stats(self) -> TableStats:
+        """The table's size; pending objects are pickled and written first."""
+        self.open()
+        self._flush()
+        return TableStats(*self._table.stats())
 
     # -- keys
 
@@ -184,6 +450,112 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
         """The current namespace; None for the default one."""
         return self._table.current_namespace()
 
+    # -- time and timers
+
+    def set_clock(
+        self,
+        *,
+        processing_time: int | None = None,
+        watermark: int | None = None,
+        event_time: int | None = None,
+    ) -> None:
+        """Set the time, the only clock of times to live.
+
+        Parameters
+        ----------
+        processing_time, watermark : int, optional
+            The epoch's times, in milliseconds since 1970; None if not known.
+        event_time : int, optional
+            The event time of the current row, at which event-time states count as written.
+        """
+        for name, time in (
+            ("processing_time", processing_time),
+            ("watermark", watermark),
+            ("event_time", event_time),
+        ):
+            if time is not None and type(time) is not int:
+                integer(time, f"set_clock: {name}, in milliseconds since 1970,")
+        self.open()
+        clock: dict[str, tuple[int | None, ...]] = {
+            "processing": (processing_time,),
+            "event": (watermark, event_time),
+        }
+        if clock != self._clock:
+            for handle in self._states.timed_objects:
+                assert handle.ttl is not None
+                if clock[handle.ttl.time] != self._clock.get(handle.ttl.time):
+                    # Pending objects were written, and kept ones were read, at the old time.
+                    handle.flush(self._batch_of)
+                    handle.discard()
+            self._clock = clock
+        self._table.set_clock(processing_time, watermark, event_time)
+
+    def expire(self) -> int:
+        """Remove expired values of some keys, once per epoch; `seal` does it, too.
+
+        Returns
+        -------
+        int
+            Number of removed values and elements.
+
+        Notes
+        -----
+        Scans 4096 keys and map entries, or a 64th of the keys if that is more, and four for each
+        key made since the last scan; later epochs scan the next ones.
+        """
+        if self._swept or not self._states.expires:
+            return 0
+        self.open()
+        self._flush()
+        for handle in self._states.timed_objects:
+            handle.discard()
+        gone = self._table.expire(max(_LEAST_EXPIRED, self._table.stats()[1] // _EXPIRED_PART))
+        # A table that is not dirty is not sealed: the next epoch of an idle table scans on.
+        self._swept = self.dirty
+        return gone
+
+    def register_timer(self, domain: TimeDomain, timestamp: int) -> None:
+        """Register a timer of the current key and namespace, in milliseconds since 1970."""
+        self._timers.register(domain, timestamp)
+
+    def delete_timer(self, domain: TimeDomain, timestamp: int) -> None:
+        """Delete a timer of the current key and namespace, if there is one."""
+        self._timers.delete(domain, timestamp)
+
+    def register_timers(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
+        """Register a timer per key; a null registers none."""
+        self._timers.register_all(keys, domain, timestamps)
+
+    def delete_timers(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
+        """Delete a timer per key; absent timers are ignored."""
+        self._timers.delete_all(keys, domain, timestamps)
+
+    def next_timer(self, domain: TimeDomain) -> int | None:
+        """The time of the earliest timer; None if there is none."""
+        self.open()
+        return self._timers.next(domain) if self._states.has_timers else None
+
+    def due_timers(self, domain: TimeDomain, until: int, most: int = 4096) -> DueTimers | None:
+        """Find timers that are due.
+
+        Parameters
+        ----------
+        domain : {"event", "processing"}
+            The clock.
+        until : int
+            The clock's time, in milliseconds since 1970.
+        most : int
+            The most timers to return.
+
+        Returns
+        -------
+        DueTimers or None
+            ``keys`` (a `KeyBatch`), ``timestamps``, ``fire(i)``, ``fire_all()``, ``stale``. Those
+            of one key are in order. None if no timer is due.
+        """
+        self.open()
+        return self._timers.due(domain, until, most, self._key_types())
+
     # -- epochs
 
     @overload
@@ -229,7 +601,7 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
         if snapshot:
             # Never while files are applied: the removals would not be in any delta.
             self.expire()
-        name = self._last_lineage().next() if lineage is None else lineage
+        name = (self.lineage() or EMPTY_LINEAGE).next() if lineage is None else lineage
         sealed = self._seal(name, snapshot)
         return None if sealed is None else Snapshot(sealed)
 
@@ -262,9 +634,345 @@ class KeyedStateBackend(BackendTime, BackendFiles, BackendRows):
         self.open()
         if not 0 <= integer(back, "lineage: back") <= UNDO_EPOCHS:
             return None
-        found = self._table.lineage(back)
-        return None if found is None else Lineage(*found)
+        lineage = self._table.lineage(back)
+        return None if lineage is None else Lineage(*lineage)
 
-    def _last_lineage(self) -> Lineage:
-        found = self._table.lineage(0)
-        return EMPTY_LINEAGE if found is None else Lineage(*found)
+    # -- files
+
+    def load(
+        self,
+        source: Source,
+        *,
+        first_key_group: int | None = None,
+        last_key_group: int | None = None,
+        expected: FileIdentity | None = None,
+        allow_unclaimed_state: bool = False,
+        since: Mapping[str, int] = MappingProxyType({}),
+    ) -> int:
+        """Apply a key-group range of one file to the open epoch.
+
+        Parameters
+        ----------
+        source : path or binary file object
+            A delta or base file.
+        first_key_group, last_key_group : int, optional
+            Inclusive; by default the backend's range. Other blocks are not read.
+        expected : FileInfo, optional
+            The expected content of the file.
+        allow_unclaimed_state : bool
+            Whether states that are not declared are dropped.
+        since : mapping of str to int, optional
+            For some states the epoch from which on files count: an older state of that name was
+            dropped.
+
+        Returns
+        -------
+        int
+            Records applied.
+
+        Raises
+        ------
+        CorruptFileError, NewerFormatError, CheckpointError
+            The file cannot be read. The open epoch must then be rolled back.
+        SchemaError, UnclaimedStateError
+            The file's key or states are not the backend's; nothing was applied.
+        StateOverflowError
+            A stored value is out of the range of the type that its state has now, such as a date of
+            the year 300 000 as a timestamp. The open epoch must then be rolled back.
+        """
+        self.open()
+        first, last = self.key_group_range
+        first = first if first_key_group is None else first_key_group
+        last = last if last_key_group is None else last_key_group
+        with open_file(source, expected) as opened:
+            reader = opened.reader
+            columns = claim(
+                reader,
+                self.key,
+                self.namespace,
+                self._states.columns,
+                self.max_parallelism,
+                allow_unclaimed_state,
+                since,
+            )
+            info = FileInfo(*reader.info())
+            # For a part of a file only its blocks are read, each of which has its own checksum.
+            if expected and first <= info.first_key_group and info.last_key_group <= last:
+                opened.check(expected)
+            try:
+                return self._table.load(reader, first, last, columns)
+            except StateOverflowError:
+                raise StateOverflowError(
+                    f"{opened.name}: it has a value that does not fit the type of which its state "
+                    "is declared now; the former declaration reads it"
+                ) from None
+
+    def copy_from(self, other: KeyedStateBackend, first_key_group: int, last_key_group: int) -> int:
+        """Put the rows and timers of some key groups of another table into the open epoch.
+
+        Parameters
+        ----------
+        other : KeyedStateBackend
+            A table of the same declarations, in which nothing is unsealed.
+        first_key_group, last_key_group : int
+            Inclusive; both tables have them, and this one has no key of them yet.
+
+        Returns
+        -------
+        int
+            Records copied.
+
+        Raises
+        ------
+        InvalidArgumentError
+            A table does not have the key groups, or `other` has an open epoch.
+        SchemaError
+            The tables' states differ.
+        MemoryLimitError, NoSpaceError
+            There is no room. The open epoch must then be rolled back.
+        """
+        self.open()
+        other.open()
+        return core.copy_rows(other._table, self._table, first_key_group, last_key_group)
+
+    def restore(
+        self,
+        files: Iterable[Source],
+        lineage: Lineage | None = None,
+        *,
+        expected: Iterable[FileIdentity] | None = None,
+        allow_unclaimed_state: bool = False,
+    ) -> int:
+        """Fill an empty table from files and seal it.
+
+        Parameters
+        ----------
+        files : iterable of path or binary file object
+            A base and the deltas after it, oldest first; only the backend's range of each is read.
+        lineage : Lineage, optional
+            The lineage that the table gets; by default the last file's.
+        expected : iterable of FileInfo, optional
+            The expected content of each file, by whoever has compared the declared states with the
+            stored ones. Without it, fields of structs that seem to be renamed are refused here.
+        allow_unclaimed_state : bool
+            Whether states that are not declared are dropped, and what seems renamed.
+
+        Returns
+        -------
+        int
+            Records applied.
+
+        Raises
+        ------
+        InvalidArgumentError
+            The table is not empty.
+        CorruptFileError, NewerFormatError, CheckpointError, SchemaError, UnclaimedStateError
+            As for `load`; the table is empty again.
+        """
+        self.open()
+        if self.dirty or len(self):
+            raise InvalidArgumentError("restore fills an empty table; this one has state")
+        rows, last = 0, lineage
+        if isinstance(files, (str, bytes)) or not isinstance(files, Iterable):
+            raise InvalidArgumentError(f"restore takes a list of state files, not {shown(files)}")
+        files = list(files)
+        identities = [None] * len(files) if expected is None else list(expected)
+        if files and expected is None:
+            self._refuse_renames(files[-1], allow_unclaimed_state)
+        since = declared_fills(self.declarations)
+        try:
+            for source, identity in zip(files, identities, strict=True):
+                rows += self.load(
+                    source,
+                    expected=identity,
+                    allow_unclaimed_state=allow_unclaimed_state,
+                    since=since,
+                )
+            if lineage is None and files:
+                with open_file(files[-1]) as opened:
+                    last = Lineage(*opened.reader.lineage())
+            if last is not None:
+                self._seal(last, wanted=False)
+        except BaseException:
+            self._table.rollback(0)
+            raise
+        return rows
+
+    def _refuse_renames(self, source: Source, allow_unclaimed_state: bool) -> None:
+        declared = {column.name: column for column in self._states.columns}
+        with open_file(source) as opened:
+            stored = file_schema(opened.reader).states
+            for column in stored:
+                if column.name not in declared:
+                    continue
+                change = column_change(column, declared[column.name])
+                wrong = refusal(change, allow_unclaimed_state)
+                if wrong:
+                    raise SchemaError(
+                        f"{opened.reader.name}: state {column.name!r} is {column.describe()} there "
+                        f"and declared as {declared[column.name].describe()}: {wrong}"
+                    )
+
+    # -- rows
+
+    def changed(self, max_rows: int = 65536) -> Iterator[KeyBatch]:
+        """The existing keys that the open epoch has touched, without another lookup.
+
+        Parameters
+        ----------
+        max_rows : int
+            The most keys in one batch.
+
+        Yields
+        ------
+        KeyBatch
+            Each key once, in no particular order. A key that is first written while iterating may
+            or may not be seen.
+
+        Raises
+        ------
+        StaleKeyBatchError
+            The epoch has ended meanwhile.
+        """
+        return self._rows(max_rows, changed=True)
+
+    def to_batches(self) -> Iterator[pa.RecordBatch]:
+        """All current rows: key columns, the namespace if there are namespaces, then the states.
+
+        An absent value is null, an absent list or map is empty; an aggregate is given as its
+        result, an object in pickled form. Defaults are not filled in. Epochs may be sealed while
+        the batches are consumed: a row that exists all the time is returned once; a row that is
+        added or removed meanwhile may be returned or not. Until the iterator ends or is dropped,
+        the table does not shrink.
+
+        Raises
+        ------
+        StaleKeyBatchError
+            The table was detached meanwhile, or rolled back to a sealed epoch.
+        """
+        for keys in self._rows(_SCAN_ROWS, changed=False):
+            yield self.exported(keys)
+
+    def exported(self, keys: KeyBatch) -> pa.RecordBatch:
+        """The rows of a batch of keys as `to_batches` gives them; absent keys have no state."""
+        arrays = list(keys.key_arrays())
+        if self.namespace is not None:
+            arrays.append(keys.namespaces())
+        arrays += [handle._exported(keys) for handle in self._states.handles.values()]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
+
+    def existing(self, max_rows: int = _SCAN_ROWS) -> Iterator[KeyBatch]:
+        """All keys, with their namespaces, as `to_batches` gives their rows.
+
+        Parameters
+        ----------
+        max_rows : int
+            The most keys in one batch.
+        """
+        return self._rows(max_rows, changed=False)
+
+    def found(self, wanted: KeyBatch) -> Iterator[KeyBatch]:
+        """Those of some keys that exist, in each of their namespaces.
+
+        Parameters
+        ----------
+        wanted : KeyBatch
+            The keys; their namespaces do not matter.
+
+        Notes
+        -----
+        O(rows of the table): each key's hash is compared with those that are wanted.
+        """
+        hashes = np.unique(hash_keys(wanted.key_arrays()))
+        names = {self._table.normal_key(key) for key in wanted.to_pylist()}
+        for keys in self._rows(_SCAN_ROWS, changed=False):
+            arrays = keys.key_arrays()
+            likely = np.flatnonzero(np.isin(hash_keys(arrays), hashes))
+            few = [array.take(likely) for array in keys._columns()]
+            batch = KeyBatch(self._table, few, self._key_types())
+            rows = [self._table.normal_key(key) in names for key in batch.to_pylist()]
+            if not all(rows):  # another key has the hash of a wanted one
+                few = [array.filter(pa.array(rows)) for array in few]
+                batch = KeyBatch(self._table, few, self._key_types())
+            if len(batch):
+                yield batch
+
+    def to_arrow(self) -> pa.Table:
+        """All rows as one table; see `to_batches`."""
+        return pa.Table.from_batches(self.to_batches(), self.arrow_schema)
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The columns of `to_arrow`."""
+        keys = [pa.field(name, type_.arrow) for name, type_ in self._key_columns()]
+        states = [pa.field(name, d.arrow_type) for name, d in self.declarations.items()]
+        return pa.schema([*keys, *states])
+
+    def _rows(self, max_rows: int, *, changed: bool) -> Iterator[KeyBatch]:
+        self.open()
+        self._flush()
+        walk = core.Walk(self._table, changed)
+        while True:
+            batch = KeyBatch(self._table, None, self._key_types())
+            if not batch.take_rows(walk, max_rows):
+                return
+            yield batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """All keys, in no particular order; epochs may be sealed meanwhile, as for `to_batches`."""
+        for keys in self._rows(_SCAN_ROWS, changed=False):
+            yield from keys.to_pylist()
+
+    def reader(self) -> SealedReader:
+        """Return a reader of the last sealed epoch, for this thread or another one."""
+        self.open()
+        return SealedReader(
+            self._table,
+            self.key,
+            self.declarations,
+            where=self._table.where,
+            namespace=self.namespace,
+            timers=self._states.has_timers,
+        )
+
+    # -- for the other parts
+
+    def _key_columns(self) -> KeyColumns:
+        """The key's columns, and its namespace's."""
+        if self.namespace is None:
+            return self.key
+        return (*self.key, (NAMESPACE, self.namespace))
+
+    def _key_types(self) -> list[StateType]:
+        return [type_ for _, type_ in self._key_columns()]
+
+    def _seal(self, name: Lineage, wanted: bool) -> core.Sealed | None:
+        """End the open epoch under that name; return its changes if they are wanted."""
+        self._flush()
+        sealed = self._table.seal(*name, wanted)
+        self._discard()
+        return sealed
+
+    def _flush(self) -> None:
+        for handle in self._states.objects:
+            handle.flush(self._batch_of)
+
+    def _batch_of(self, names: list[Any]) -> KeyBatch:
+        spaces: list[Any] = []
+        if self.namespace is not None:
+            names, spaces = [name for name, _ in names], [space for _, space in names]
+        columns: list[Any] = [names]
+        if len(self.key) > 1:
+            columns = list(zip(*names, strict=True))
+        if self.namespace is not None:
+            columns.append(spaces)
+        arrays = [
+            pa.array(column, type_.arrow)
+            for column, (_, type_) in zip(columns, self._key_columns(), strict=True)
+        ]
+        return KeyBatch(self._table, arrays, self._key_types())
+
+    def _discard(self) -> None:
+        self._swept = False
+        for handle in self._states.objects:
+            handle.discard()

@@ -28,19 +28,6 @@ from pystate.checkpoint.manifest import uid_folder
 from pystate.errors import CheckpointError
 from pystate.redaction import logger
 
-__all__ = [
-    "TableHome",
-    "TableIdentity",
-    "ancestor_named",
-    "base_folder",
-    "choose_home",
-    "counted_home",
-    "living_owners",
-    "process_start",
-    "sweep",
-    "table_identity",
-]
-
 _LOG = logger("pystate.tables.host")
 _SHM = "/dev/shm"
 #: Containers often give 64 MB, which a single table would fill.
@@ -78,21 +65,10 @@ class TableHome:
     def table_path(
         self, uid: str, first_key_group: int, last_key_group: int, fingerprint: str
     ) -> str | None:
-        """Return the path of a table's file and make its folder; None for the heap.
+        """The path of a table's file, whose folder is made; None for the heap.
 
-        Raises
-        ------
-        OSError
-            The folder cannot be made, or is not safe.
-
-        Parameters
-        ----------
-        uid : str
-            The operator.
-        first_key_group, last_key_group : int
-            The range, inclusive.
-        fingerprint : str
-            The schema's: tables with another schema are in other files.
+        Tables of another schema, which the fingerprint is of, are in other files. `OSError`: the
+        folder cannot be made, or is not safe.
         """
         if self.folder is None or self.identity is None:
             return None
@@ -125,13 +101,7 @@ class TableHome:
         return self.identity.application.hex()[:16]
 
     def leave(self, path: str) -> None:
-        """From now on keep a table in the next folder; `path` is what `table_path` returned.
-
-        Raises
-        ------
-        OSError
-            The choice could not be written down.
-        """
+        """From now on keep a table in the next folder; `path` is what `table_path` returned."""
         with suppress(FileNotFoundError):
             os.unlink(path)
         os.close(os.open(path + _OUTGROWN, os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -153,25 +123,11 @@ def choose_home(
 ) -> TableHome:
     """Find the folder for an owner's tables, and sweep what earlier owners left there.
 
-    Parameters
-    ----------
-    application : bytes
-        32 bytes naming the checkpoint.
-    owner_pid : int, optional
-        The process whose end makes the tables worthless: for a Spark worker its executor's JVM.
-        This process by default.
-    fallback : str, optional
-        A local folder to use if `shm` is missing, too small or not safe to use, and for tables that
-        have outgrown it.
-    shm : str
-        A folder of a memory file system.
-    least_bytes : int
-        Size below which `shm` is too small.
-
-    Returns
-    -------
-    TableHome
-        With ``folder=None`` if no folder is suitable, or the host does not show its processes.
+    The owner is the process whose end makes the tables worthless: for a Spark worker its executor's
+    JVM, by default this process. `fallback` is a local folder to use if `shm`, of a memory file
+    system, is missing, smaller than `least_bytes` or not safe to use, and for tables that have
+    outgrown it. The home has ``folder=None`` if none is suitable, or the host does not show its
+    processes.
     """
     try:
         identity = table_identity(application, owner_pid)
@@ -191,15 +147,10 @@ def choose_home(
 
 
 def counted_home(path: str) -> tuple[str, int]:
-    """Return the folder whose tables share one memory limit with the one at `path`, and its depth.
+    """The folder whose tables share one memory limit with the one at `path`, and its depth.
 
     It is the folder of all owners of this user, or the table's own folder. A table whose name does
     not end in ``.table`` counts alone: the folder's other files may be anything.
-
-    Parameters
-    ----------
-    path : str
-        A shared table's file.
     """
     folder = os.path.realpath(os.path.dirname(path) or ".")
     base = folder
@@ -227,10 +178,7 @@ def _owner_folder(parent: str, identity: TableIdentity) -> str:
 def table_identity(application: bytes, owner_pid: int | None = None) -> TableIdentity:
     """Identify the host, the pid namespace and the owner.
 
-    Raises
-    ------
-    CheckpointError
-        There is no ``/proc`` (not Linux), or no such process.
+    `CheckpointError`: there is no ``/proc`` (not Linux), or no such process.
     """
     pid = os.getpid() if owner_pid is None else owner_pid
     start = process_start(pid)
@@ -273,7 +221,7 @@ def base_folder(parent: str = _SHM) -> str:
 def living_owners(base: str) -> dict[str, tuple[int, int]]:
     """Find the folders of owners that run here, with their process and its start."""
     boot_id, namespace = _boot_id().hex(), _pid_namespace()
-    found = {}
+    owners = {}
     with suppress(FileNotFoundError):
         for name in os.listdir(base):
             match = _OWNER.fullmatch(name)
@@ -281,18 +229,12 @@ def living_owners(base: str) -> dict[str, tuple[int, int]]:
                 continue
             pid, start = int(match[3]), int(match[4])
             if not _is_gone(pid, start):
-                found[os.path.join(base, name)] = pid, start
-    return found
+                owners[os.path.join(base, name)] = pid, start
+    return owners
 
 
 def sweep(base: str) -> int:
-    """Remove the folders of owners that are gone; return how many.
-
-    Parameters
-    ----------
-    base : str
-        The folder that holds one folder per owner.
-    """
+    """Remove the folders of owners that are gone, which lie in `base`; return how many."""
     boot_id, namespace = _boot_id().hex(), _pid_namespace()
     count = 0
     for name in os.listdir(base):
@@ -330,9 +272,9 @@ def _make_private(folder: str) -> None:
 
 
 def _is_gone(pid: int, start: int) -> bool:
-    found = process_start(pid)
-    if found is not None:
-        return found != start
+    current = process_start(pid)
+    if current is not None:
+        return current != start
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -35,18 +35,6 @@ import sys
 import time
 from contextlib import suppress
 
-__all__ = [
-    "DAEMON",
-    "LOCK",
-    "USE",
-    "closing_mark",
-    "looked_after",
-    "main",
-    "read_use",
-    "remove_folder",
-    "remove_table",
-]
-
 #: Files in an owner's folder: who looks after it, and a prefix of who works for the owner.
 LOCK = "janitor"
 DAEMON = "daemon-"
@@ -148,14 +136,9 @@ def remove_tables(folders: list[str]) -> None:
 
 
 def look_after(folders: list[str], pid: int, start: int) -> None:
-    """Remove what nobody needs, until the executor has ended.
+    """Remove what nobody needs, until the executor, process `pid`, has ended.
 
-    Parameters
-    ----------
-    folders : list of str
-        The owner's folders; the first is the one with the notes.
-    pid, start : int
-        The executor's process.
+    The first of the owner's folders is the one with the notes.
     """
     while is_alive(pid, start):
         if not is_at_work(folders[0]):

@@ -6,20 +6,11 @@ Values and functions, safe from any thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pystate.base.arguments import integer
 from pystate.errors import InvalidArgumentError
 from pystate.types.keys import MAX_PARALLELISM
-
-__all__ = [
-    "UNDO_EPOCHS",
-    "Identity",
-    "TableOptions",
-    "TableStats",
-    "checked_parallelism",
-    "checked_range",
-]
 
 #: Number of sealed epochs that can be undone.
 UNDO_EPOCHS = 2
@@ -27,44 +18,19 @@ UNDO_EPOCHS = 2
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How workers keep an operator's tables; it is pickled and sent to them.
-
-    Attributes
-    ----------
-    home : str
-        Where a host's shared tables are: ``"shm"``, ``"local"`` or a folder; ``"heap"``: each
-        process has its own.
-    limit_bytes : int
-        The most memory of one table; with 0 all tables share the limit of the process.
-    lock_timeout_ms : int
-        How long to wait for a shared table that another process has.
-    allow_unclaimed_state : bool
-        Whether stored states that the operator does not declare are dropped; if not, they are
-        refused.
-    allow_pickle : bool
-        Whether states may be pickled.
-    """
+    """How workers keep an operator's tables; it is pickled and sent to them."""
 
     home: str = "shm"
+    """Where a host's shared tables are: ``"shm"``, ``"local"`` or a folder; ``"heap"``: each
+    process has its own."""
     limit_bytes: int = 0
+    """The most memory of one table; with 0 all tables share the limit of the process."""
     lock_timeout_ms: int = 6000
+    """How long to wait for a shared table that another process has."""
     allow_unclaimed_state: bool = False
+    """Whether stored states that the operator does not declare are dropped, and not refused."""
     allow_pickle: bool = True
-
-
-class Identity(Protocol):
-    """Who may use a shared table; others get a `TableMismatchError`."""
-
-    @property
-    def boot_id(self) -> bytes: ...  # noqa: D102
-    @property
-    def pid_namespace(self) -> int: ...  # noqa: D102
-    @property
-    def owner_pid(self) -> int: ...  # noqa: D102
-    @property
-    def owner_start(self) -> int: ...  # noqa: D102
-    @property
-    def application(self) -> bytes: ...  # noqa: D102
+    """Whether states may be pickled."""
 
 
 class TableStats(NamedTuple):

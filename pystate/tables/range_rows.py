@@ -30,16 +30,6 @@ from pystate.types.arrays import as_array, hash_keys, reference
 from pystate.types.equality import lengths_of
 from pystate.types.state_type import StateType
 
-__all__ = [
-    "NOT_ITS_RESULT",
-    "TIMER_DOMAINS",
-    "is_kept",
-    "put_rows",
-    "put_timers",
-    "sealed_range",
-    "write_range",
-]
-
 #: Why a column of results is no state, for a declaration.
 NOT_ITS_RESULT = (
     "what {!r} keeps does not follow from its result: give it as "
@@ -62,35 +52,12 @@ def write_range(
     rows: pa.Table,
     timers: pa.Table | None,
 ) -> RangeState:
-    """Write a range's rows and timers into a state file.
+    """Write rows and timers of one of `parallelism` ranges into a state file of a savepoint.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The savepoint that is made.
-    operator : OperatorSpec
-        The operator.
-    index, parallelism : int
-        Which of how many ranges.
-    epoch : int
-        The savepoint's epoch.
-    rows : Table
-        A row per key, all of them of the range: key columns, the namespace, and the states.
-    timers : Table or None
-        A row per timer: key columns, the namespace, domain and time.
-
-    Returns
-    -------
-    RangeState
-
-    Raises
-    ------
-    InvalidArgumentError
-        A key stands in two rows, or a timer is none.
-    WrongTypeError
-        A column is of another type than its state.
-    WrongKeyGroupError
-        A row is of another range.
+    A row has key columns, the namespace, and all states of a key; a timer has key columns, the
+    namespace, domain and time. `InvalidArgumentError`: a key stands in two rows, or a timer is
+    none; `WrongTypeError`: a column is of another type than its state; `WrongKeyGroupError`: a row
+    is of another range.
     """
     state = empty_range(index, operator.max_parallelism, parallelism)
     bounds = state.first_key_group, state.last_key_group
@@ -103,22 +70,7 @@ def write_range(
 
 
 def put_rows(backend: KeyedStateBackend, rows: pa.Table, states: Sequence[str]) -> None:
-    """Store the states of some rows, each of another key.
-
-    Parameters
-    ----------
-    backend : KeyedStateBackend
-        Where to.
-    rows : Table
-        Key columns, the namespace, and the states.
-    states : sequence of str
-        Which states the rows have.
-
-    Raises
-    ------
-    WrongTypeError
-        A column is of another type than its state.
-    """
+    """Store `states` of rows, each of another key: key columns, the namespace, the states."""
     for part in _parts(rows):
         keys, part = _keys(backend, part), _stored_rows(backend, part, states)
         for name in states:
@@ -129,20 +81,7 @@ def put_rows(backend: KeyedStateBackend, rows: pa.Table, states: Sequence[str]) 
 
 
 def put_timers(backend: KeyedStateBackend, timers: pa.Table) -> None:
-    """Register timers.
-
-    Parameters
-    ----------
-    backend : KeyedStateBackend
-        Where to.
-    timers : Table
-        Key columns, the namespace, domain and time.
-
-    Raises
-    ------
-    InvalidArgumentError
-        One is no timer.
-    """
+    """Register timers: key columns, the namespace, domain and time."""
     for part in _parts(timers):
         _register(backend, part)
 
@@ -150,25 +89,9 @@ def put_timers(backend: KeyedStateBackend, timers: pa.Table) -> None:
 def sealed_range(
     storage: CheckpointStorage, backend: KeyedStateBackend, state: RangeState, uid: str, epoch: int
 ) -> RangeState:
-    """Seal a table that was filled, and write its file.
+    """Seal a table in which nothing was sealed before, and write its file.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        Where the file goes.
-    backend : KeyedStateBackend
-        The table; nothing was sealed in it before.
-    state : RangeState
-        The empty range.
-    uid : str
-        The operator.
-    epoch : int
-        The file's epoch.
-
-    Returns
-    -------
-    RangeState
-        The range with the file; still empty if nothing is in the table.
+    `state` is the empty range; it is returned as it is if nothing is in the table.
     """
     if not backend.dirty:
         return state
@@ -321,7 +244,7 @@ def _register(backend: KeyedStateBackend, rows: pa.Table) -> None:
                 f"{times[i].as_py()}: they are 'event' or 'processing', and a time"
             )
     for domain in TIMER_DOMAINS:
-        wanted = [found == domain for found in domains]
+        wanted = [each == domain for each in domains]
         if any(wanted):
             keys = _keys(backend, rows.filter(pa.array(wanted)))
             backend.register_timers(keys, domain, times.filter(pa.array(wanted)))

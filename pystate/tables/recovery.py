@@ -11,22 +11,13 @@ from dataclasses import dataclass
 
 from pystate.checkpoint.held_deltas import HeldFiles, is_held
 from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState
-from pystate.checkpoint.state_files import Source
+from pystate.checkpoint.state_files import Lineage, Source
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError
 from pystate.state.operator_spec import OperatorSpec
-from pystate.tables.backend import KeyedStateBackend, Lineage
+from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.host import TableHome
 from pystate.tables.options import TableOptions
-
-__all__ = [
-    "TableSpec",
-    "apply_files",
-    "load_files",
-    "new_backend",
-    "private_table",
-    "seal_as_base",
-]
 
 
 @dataclass(frozen=True)
@@ -40,7 +31,7 @@ class TableSpec:
     query: int = 0
     """Fingerprint of (query id, operator uid, range), for lineages."""
     held: HeldFiles | None = None
-    go_on: Callable[[], None] | None = None
+    heartbeat: Callable[[], None] | None = None
     """Called between two files: gives a sign of life, or raises if nobody needs the table."""
 
 
@@ -85,14 +76,9 @@ def load_files(
 ) -> int:
     """Read what files hold of a range into its table, oldest first; count records.
 
-    Raises
-    ------
-    CorruptFileError, NewerFormatError, CheckpointError
-        A file that the manifest names cannot be read, or is not the one that was written.
-    SchemaError, UnclaimedStateError
-        The files' schema is not the declared one.
-    MemoryLimitError
-        The state does not fit.
+    `CorruptFileError`, `NewerFormatError` or `CheckpointError`: a file that the manifest names
+    cannot be read, or is not the one that was written. `SchemaError` or `UnclaimedStateError`: the
+    files' schema is not the declared one. `MemoryLimitError`: the state does not fit.
     """
     rows = 0
     for ref in files:
@@ -100,8 +86,8 @@ def load_files(
         last = min(ref.last_key_group, base.last_key_group)
         if first > last:
             continue
-        if spec.go_on is not None:
-            spec.go_on()
+        if spec.heartbeat is not None:
+            spec.heartbeat()
         with _source(spec, ref) as source:
             rows += backend.load(
                 source,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
@@ -18,13 +17,11 @@ from pystate.errors import InvalidArgumentError
 from pystate.state.columns import NAMESPACE, core_schema, timers_columns
 from pystate.state.declaration import State
 from pystate.types.arrays import decoded, from_parts
-from pystate.types.codecs import codec_of
+from pystate.types.nested import codec_of
 from pystate.types.state_type import StateType
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = ["SealedReader", "Snapshot"]
 
 _SCAN_ROWS = 1 << 16
 
@@ -84,12 +81,7 @@ class Snapshot:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -162,11 +154,11 @@ class SealedReader:
             key = (*(key if len(self._keys) > 1 else (key,)), namespace)
         elif namespace is not None:
             raise InvalidArgumentError("the table has no namespaces")
-        found = self._reader.get(key)
-        if found is None:
+        values = self._reader.get(key)
+        if values is None:
             return None
         return {
-            name: declaration.loaded(name, found[column])
+            name: declaration.loaded(name, values[column])
             for name, (column, declaration) in self._states.items()
         }
 
@@ -211,10 +203,5 @@ class SealedReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

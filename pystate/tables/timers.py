@@ -14,8 +14,6 @@ from pystate.state.key_batch import KeyBatch, checked_batch
 from pystate.types.arrays import as_array, check_rows, is_many, reference
 from pystate.types.state_type import StateType
 
-__all__ = ["TIMER_DOMAIN", "TIMER_MS", "DueTimers", "TimeDomain", "Timers"]
-
 TimeDomain: TypeAlias = Literal["event", "processing"]
 #: The columns of timers in tables of state.
 TIMER_DOMAIN, TIMER_MS = "timer_domain", "timer_ms"

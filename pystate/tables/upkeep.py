@@ -23,8 +23,6 @@ from pystate.tables import janitor
 from pystate.tables.host import TableHome, living_owners, process_start
 from pystate.tables.recovery import TableSpec
 
-__all__ = ["engage_janitor", "note_use", "remove_outdated", "replace_janitors"]
-
 _LOG = logger("pystate.tables.upkeep")
 _NAME = re.compile(r"(\d{5,})-(\d{5,})-([0-9a-f]+)\.table(?:\.outgrown)?")
 
@@ -54,12 +52,8 @@ def engage_janitor(home: TableHome) -> None:
 def replace_janitors(base: str) -> int:
     """Start janitors anew that were killed, of the executors of this host; returns how many.
 
-    Each task does that for its own executor. This is for a driver, after the last task.
-
-    Parameters
-    ----------
-    base : str
-        The folder with one folder per executor.
+    Each task does that for its own executor. This is for a driver, after the last task. `base` has
+    one folder per executor.
     """
     count = 0
     try:
@@ -102,14 +96,8 @@ def _start(pid: int, start: int, folders: Sequence[str]) -> None:
 def note_use(home: TableHome, job_file: str | None, term: int) -> None:
     """Say which checkpoint the tables belong to, and under which driver.
 
-    Parameters
-    ----------
-    home : TableHome
-        The folder of the tables.
-    job_file : str or None
-        The path of its ``job.json``, if it is in a file system.
-    term : int
-        The driver's term. A note by a driver of a later term is kept.
+    `job_file` is the path of its ``job.json``, None if it is not in a file system. A note by a
+    driver of a later `term` is kept.
     """
     if home.folder is None or job_file is None:
         return
@@ -135,15 +123,6 @@ def remove_outdated(spec: TableSpec, base: RangeState, parallelism: int) -> None
 
     A folder is read again only once it has changed: tasks of a thousand ranges do not each go
     through a thousand names in every epoch.
-
-    Parameters
-    ----------
-    spec : TableSpec
-        The table that is in use.
-    base : RangeState
-        Its range.
-    parallelism : int
-        Number of ranges.
     """
     home, groups = spec.home, spec.operator.max_parallelism
     fingerprint = spec.operator.fingerprint(base.since)

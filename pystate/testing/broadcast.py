@@ -17,9 +17,8 @@ import pyarrow as pa
 from pystate.base.arguments import choice, text
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError, ReplayError
-from pystate.operators.functions.base import StatefulFunction
+from pystate.operators.functions.base import BroadcastFunction, StatefulFunction
 from pystate.operators.functions.binding import broadcast_states, keyed_states, operator_spec, shape
-from pystate.operators.functions.broadcast import BroadcastFunction
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.function_spec import BroadcastInput
 from pystate.operators.runtime.instance_state import InstanceState, instance_spec

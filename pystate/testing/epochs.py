@@ -21,7 +21,7 @@ import pyarrow as pa
 from pystate.checkpoint.refs import INPUT
 from pystate.epochs.watermarks import OperatorTime
 from pystate.operators.functions.base import StatefulFunction
-from pystate.operators.functions.binding import copied
+from pystate.operators.functions.binding import task_copy
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.testing.clock import Clock
 from pystate.testing.faults import (
@@ -83,7 +83,7 @@ class Attempt:
 
     def copied(self, function: StatefulFunction) -> Any:
         """A function's copy for one task, which is watched if that is wanted."""
-        function = copied(function)
+        function = task_copy(function)
         if self.compares:
             self.observed.append(Observer(function, self.fault).seen)
         return function

@@ -18,7 +18,6 @@ from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import InvalidArgumentError, NoEventTimeError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import declarations, operator_spec
-from pystate.operators.functions.context import TimeDomain
 from pystate.operators.runtime.event_time import milliseconds
 from pystate.operators.runtime.function_spec import PROCESS_LATE, checked_late
 from pystate.operators.runtime.invalid_rows import harness_rule
@@ -26,8 +25,9 @@ from pystate.operators.runtime.output import RowsAsYielded, SchemaLike, parse_co
 from pystate.operators.runtime.rows import key_maker, key_parts
 from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.operators.runtime.task import Operator, TaskContext
-from pystate.state.registry import unknown_state
 from pystate.tables.options import checked_parallelism
+from pystate.tables.registry import unknown_state_error
+from pystate.tables.timers import TimeDomain
 from pystate.testing.base import HarnessBase
 from pystate.testing.clock import Clock, HarnessInput
 from pystate.testing.epochs import Attempt, compute
@@ -399,7 +399,7 @@ class Harness(HarnessBase):
     def _known_ranges(self, name: str) -> RangeTables:
         """The tables, which have this state."""
         if name not in declarations(self._function):
-            raise unknown_state(name, declarations(self._function))
+            raise unknown_state_error(name, declarations(self._function))
         if self._ranges is None:
             raise InvalidArgumentError(
                 "no row has come yet, and the key's type is not known; say it: "

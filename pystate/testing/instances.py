@@ -32,9 +32,9 @@ from pystate.operators.runtime.invalid_rows import harness_rule
 from pystate.operators.runtime.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.operator_state import Instance, KeylessState
-from pystate.state.registry import unknown_state
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.options import checked_parallelism
+from pystate.tables.registry import unknown_state_error
 from pystate.testing.clock import Clock
 from pystate.testing.epochs import Attempt
 from pystate.testing.harness import Harness
@@ -46,7 +46,7 @@ from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.keys import KeyColumns
 
 if TYPE_CHECKING:
-    from pystate.operators.functions.process import ProcessFunction
+    from pystate.operators.functions.base import ProcessFunction
 
 __all__ = ["ProcessHarness"]
 
@@ -263,7 +263,7 @@ class _InstanceTables(RangeTables):
 
     def look(self, name: str, key: Any, namespace: Any) -> Any:
         if name not in self.states:
-            raise unknown_state(name, self.states)
+            raise unknown_state_error(name, self.states)
         share = self._ranges[key]
         try:
             state = self.state(share)

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from pystate.base.arguments import choice, integer
 from pystate.errors import NoEventTimeError
-from pystate.operators.functions.context import TimeDomain
 from pystate.operators.runtime.event_time import milliseconds
 from pystate.state.operator_spec import OperatorSpec
+from pystate.tables.timers import TimeDomain
 from pystate.testing.base import HarnessBase
 from pystate.testing.clock import Clock, HarnessInput
 from pystate.testing.initial_state import begin_with_state

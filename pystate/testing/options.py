@@ -25,7 +25,7 @@ from pystate.operators.runtime.function_spec import (
 )
 from pystate.operators.runtime.invalid_rows import InvalidRule
 from pystate.operators.runtime.output import Output
-from pystate.state.registry import refuse_pickled
+from pystate.tables.registry import refuse_pickled
 from pystate.types.keys import parse_key
 from pystate.types.state_type import StateType, parse_type
 

@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pystate._core.core import range_bounds
+from pystate.checkpoint.file_merge import merge_files
 from pystate.checkpoint.job_file import check_schemas
 from pystate.checkpoint.manifest import Schema
 from pystate.epochs.schema_match import lost_timers
 from pystate.errors import InvalidArgumentError
-from pystate.operators.functions.context import TimeDomain
 from pystate.state.aggregating import AggregatingState
 from pystate.state.evolution import same_content
 from pystate.state.operator_spec import OperatorSpec, declared_fills
-from pystate.tables.backend import KeyedStateBackend, merge_files, range_bounds
+from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.timers import TimeDomain
 from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.keys import key_columns
 

@@ -34,8 +34,8 @@ from pystate.operators.runtime.output import (
 from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.operators.runtime.task import Operator
 from pystate.state.operator_spec import OperatorSpec
-from pystate.state.registry import unknown_state
 from pystate.tables.options import checked_parallelism
+from pystate.tables.registry import unknown_state_error
 from pystate.testing.clock import HarnessInput
 from pystate.testing.epochs import Attempt, Watched
 from pystate.testing.input_rows import InputRows, key_of
@@ -372,14 +372,14 @@ class TwoInputHarness(OperatorHarness):
         """One state of one key, of a function; see `Harness.state`."""
         known = {} if self._function is None else declarations(self._function)
         if name not in known:
-            raise unknown_state(name, known)
+            raise unknown_state_error(name, known)
         return self._tables.look(name, key, namespace)
 
     def set_state(self, name: str, key: Any, value: Any, namespace: Any = None) -> None:
         """Set one state of one key, of a function; see `Harness.set_state`."""
         known = {} if self._function is None else declarations(self._function)
         if name not in known:
-            raise unknown_state(name, known)
+            raise unknown_state_error(name, known)
         self._tables.put(name, key, namespace, value, self.processing_time)
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pystate.base.arguments import text
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError
-from pystate.operators.functions.binding import sent
+from pystate.operators.functions.binding import for_tasks
 from pystate.operators.functions.windows import WindowFunctionLike
 from pystate.operators.runtime.invalid_rows import harness_rule
 from pystate.operators.runtime.output import SchemaLike, parse_columns, parse_sides
@@ -231,7 +231,7 @@ class WindowHarness(OperatorHarness):
             operator = make_operator(self._spec, _LATE)
         else:
             # As on Spark, each task works on its own copy.
-            function = sent(self._process.function, copy.deepcopy)
+            function = for_tasks(self._process.function, copy.deepcopy)
             operator = WindowProcess(replace(self._process, function=function), _LATE)
         return Watched(operator, attempt, observes=True)
 

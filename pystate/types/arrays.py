@@ -19,24 +19,6 @@ from pystate.base.arguments import NO_INSTANT, shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.types.state_type import StateType, parse_type, refuse_nested_key
 
-__all__ = [
-    "array_of",
-    "as_array",
-    "as_floats",
-    "bits",
-    "check_rows",
-    "datetimes",
-    "decoded",
-    "encoded",
-    "from_parts",
-    "hash_keys",
-    "is_column",
-    "is_many",
-    "key_groups",
-    "reference",
-    "sound",
-]
-
 
 def is_column(value: object) -> bool:
     """Whether a value is a typed column: an Arrow array, a numpy array, a pandas series."""
@@ -51,41 +33,19 @@ def is_many(value: object) -> bool:
 
 
 def check_rows(values: Any, rows: int, what: str) -> None:
-    """Refuse values unless there is one per row.
-
-    Raises
-    ------
-    InvalidArgumentError
-        There are more or fewer.
-    """
+    """Refuse values unless there is one per row."""
     if len(values) != rows:
         raise InvalidArgumentError(f"{what}: {len(values)} values for {rows} keys")
 
 
 def as_array(values: Any, type: StateType, what: str) -> pa.Array[Any]:
-    """Make an Arrow array of exactly the declared type.
+    """Make an Arrow array of exactly the declared type; `what` names the column in errors.
 
-    Parameters
-    ----------
-    values : array-like
-        A `pyarrow.Array` or `ChunkedArray` (dictionaries and large strings too), a numpy array, a
-        pandas series, or a sequence of Python values.
-    type : StateType
-        The declared type.
-    what : str
-        Names the column in errors.
-
-    Raises
-    ------
-    WrongTypeError
-        The values are of another type, and a cast would lose something.
-    InvalidArgumentError
-        An Arrow array whose buffers are too small for it, or whose offsets lead outside of them.
-
-    Notes
-    -----
-    Casts are those that keep every value: between integers, from integers to floats and decimals,
-    to a wider float, between decimals and between timestamp units, each where every value fits.
+    Values are an Arrow array or chunked array (dictionaries and large strings too), a numpy array,
+    a pandas series, or a sequence. Casts are those that keep every value: between integers, from
+    integers to floats and decimals, to a wider float, between decimals and between timestamp units,
+    each where every value fits. `WrongTypeError`: a cast would lose something.
+    `InvalidArgumentError`: an Arrow array's buffers are too small, or its offsets lead outside.
     """
     if isinstance(values, pa.ChunkedArray):
         array = _combined(values)
@@ -139,13 +99,7 @@ def _inferred(values: Any, type: StateType) -> pa.Array[Any]:
 
 
 def as_floats(floats: pa.Array[Any], doubles: pa.Array[Any]) -> pa.Array[Any]:
-    """Return the floats, which were cast from the doubles, if no double is beyond a float's range.
-
-    Raises
-    ------
-    OverflowError
-        A double is; the message names it.
-    """
+    """The floats that were cast from the doubles; `OverflowError` if one is beyond a float."""
     lost = pc.and_(pc.is_inf(floats), pc.invert(pc.is_inf(doubles)))
     if pc.any(lost).as_py():
         value = doubles.filter(lost)[0]
@@ -153,13 +107,10 @@ def as_floats(floats: pa.Array[Any], doubles: pa.Array[Any]) -> pa.Array[Any]:
     return floats
 
 
-def sound(array: pa.Array[Any], what: str, *, full: bool = False) -> pa.Array[Any]:
-    """Return the array if its buffers are large enough; `full` also checks every offset and index.
+def validated(array: pa.Array[Any], what: str, *, full: bool = False) -> pa.Array[Any]:
+    """The array if its buffers are large enough; `full` also checks every offset and index.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The check failed.
+    `InvalidArgumentError` if it is not sound.
     """
     try:
         array.validate(full=full)
@@ -171,10 +122,10 @@ def sound(array: pa.Array[Any], what: str, *, full: bool = False) -> pa.Array[An
 def _cast(array: pa.Array[Any], type: StateType, what: str) -> pa.Array[Any]:
     wanted = type.arrow
     if array.type.equals(wanted):
-        return sound(array, what)
+        return validated(array, what)
     source = array.type
     # Arrow's casts trust every offset and index.
-    sound(array, what, full=True)
+    validated(array, what, full=True)
     if isinstance(array, pa.DictionaryArray):
         array = array.dictionary_decode()
     elif pa.types.is_run_end_encoded(source):
@@ -252,10 +203,7 @@ def array_of(ref: core.ArrayRef, type: StateType) -> pa.Array[Any]:
 def reference(array: pa.Array[Any], type: StateType) -> core.ArrayRef:
     """The addresses of an array of exactly the declared type; the array stays alive with them.
 
-    Raises
-    ------
-    InvalidArgumentError
-        Its offsets descend, or lead outside of its bytes.
+    `InvalidArgumentError`: its offsets descend, or lead outside of its bytes.
     """
     buffers = array.buffers()
     validity = buffers[0].address if array.null_count and buffers[0] is not None else 0
@@ -284,27 +232,15 @@ def reference(array: pa.Array[Any], type: StateType) -> core.ArrayRef:
 def datetimes(array: pa.Array[Any]) -> list[Any]:
     """The datetimes of an array of microseconds, in UTC if it has a time zone; None for null.
 
-    Raises
-    ------
-    OverflowError
-        A datetime is outside the years 1 to 9999; it is the error's argument.
-
-    Notes
-    -----
-    Arrow's own conversion takes 3 µs a value, which is the budget of a whole row.
+    Arrow's own conversion takes 3 µs a value, which is the budget of a whole row. `OverflowError`:
+    one is outside the years 1 to 9999; it is the error's argument.
     """
     validity, times = (0 if buffer is None else buffer.address for buffer in array.buffers())
     return core.instants(times, validity, array.offset, len(array), array.type.tz is None)
 
 
 def encoded(values: Any, type: StateType, codec: Any, what: str) -> pa.Array[Any]:
-    """Make an array of the core's form: bytes for nested values, else of the declared type.
-
-    Raises
-    ------
-    WrongTypeError
-        As for `as_array`; also if the codec of a nested type refuses a value.
-    """
+    """An array in the core's form: bytes for nested values, else as `as_array` makes it."""
     if type.is_nested:
         array: pa.Array[Any] = codec.encode_array(values)
         return array
@@ -328,24 +264,17 @@ def from_parts(
 ) -> pa.Array[Any]:
     """Make an array of the buffers that the core fills.
 
-    Parameters
-    ----------
-    type : StateType
-        The column's type.
-    length : int
-        Rows.
-    valid, values, offsets : buffer
-        A byte of validity per row, or None if no value is null; values of the type's width
-        (booleans: a byte each), or the bytes' data with their 32-bit `offsets`. Where there are
-        offsets, a null has no bytes, whatever the type.
+    `valid` has a byte per row, and is None if no value is null. `values` are of the type's width
+    (booleans: a byte each), or the bytes' data with their 32-bit `offsets`. Where there are
+    offsets, a null has no bytes, whatever the type.
     """
     nulls, validity = 0, None
     if valid is not None:
         flags = np.frombuffer(valid, np.uint8, length)
         nulls = length - int(np.count_nonzero(flags))
-        validity = bits(flags) if nulls else None
+        validity = bitmap(flags) if nulls else None
     if type.name == "boolean":
-        buffers = [validity, bits(np.frombuffer(values, np.uint8, length))]
+        buffers = [validity, bitmap(np.frombuffer(values, np.uint8, length))]
     else:
         buffers = [validity, pa.py_buffer(values)]
     if type.is_bytes:
@@ -353,12 +282,12 @@ def from_parts(
     elif nulls and offsets is not None:
         # Structs of one width, of which a null has no bytes.
         buffers.insert(1, pa.py_buffer(offsets))
-        found = pa.Array.from_buffers(pa.binary(), length, buffers, nulls)
-        return found.cast(type.stored_arrow)
+        structs = pa.Array.from_buffers(pa.binary(), length, buffers, nulls)
+        return structs.cast(type.stored_arrow)
     return pa.Array.from_buffers(type.stored_arrow, length, buffers, nulls)
 
 
-def bits(flags: np.ndarray[Any, np.dtype[np.uint8]]) -> pa.Buffer:
+def bitmap(flags: np.ndarray[Any, np.dtype[np.uint8]]) -> pa.Buffer:
     """Pack flags of a byte each into an Arrow bitmap."""
     return pa.py_buffer(np.packbits(flags, bitorder="little").data)
 
@@ -407,13 +336,7 @@ def hash_keys(columns: Any) -> np.ndarray[Any, np.dtype[np.uint64]]:
 def key_groups(
     hashes: np.ndarray[Any, np.dtype[np.uint64]], max_parallelism: int
 ) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """The key group of each hash: ``pmod(hash, max_parallelism)``.
-
-    Examples
-    --------
-    >>> key_groups(np.array([5, 2**64 - 1], np.uint64), 4).tolist()
-    [1, 3]
-    """
+    """The key group of each hash: ``pmod(hash, max_parallelism)``."""
     if max_parallelism < 1:
         raise InvalidArgumentError(f"max_parallelism is {max_parallelism}")
     groups = hashes.view(np.int64) % np.int64(max_parallelism)

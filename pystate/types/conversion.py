@@ -15,16 +15,6 @@ from pystate._core import core
 from pystate.types import ddl
 from pystate.types.state_type import StateType
 
-__all__ = [
-    "TypeChange",
-    "TypeRow",
-    "change_of",
-    "field_path",
-    "field_paths",
-    "keeps_identity",
-    "type_rows",
-]
-
 #: A type as the core takes it: name, code, precision, scale, number of children.
 TypeRow: TypeAlias = tuple[str, int, int, int, int]
 
@@ -33,26 +23,18 @@ _INTEGERS = ("byte", "short", "int", "long")
 
 @dataclass
 class TypeChange:
-    """What it takes to read a stored type as a declared one.
+    """What it takes to read a stored type as a declared one."""
 
-    Attributes
-    ----------
-    sources : list of int
-        For the declared type and those in it, in preorder, the number of the stored type that its
-        values come from; -1 for fields that were not stored.
-    added, removed : dict of str to StateType
-        Fields by their paths.
-    refused : list of str
-        Why it cannot be read; empty if it can.
-    renamed : list of (str, str)
-        Paths of fields that look as if they had been renamed: one that is removed, and one of the
-        same type that is added beside it.
-    """
-
+    #: For the declared type and those in it, in preorder, the number of the stored type that its
+    #: values come from; -1 for fields that were not stored.
     sources: list[int] = field(default_factory=list)
+    #: Fields by their paths.
     added: dict[str, StateType] = field(default_factory=dict)
     removed: dict[str, StateType] = field(default_factory=dict)
+    #: Why it cannot be read; empty if it can.
     refused: list[str] = field(default_factory=list)
+    #: Paths of fields that look as if they had been renamed: one that is removed, and one of the
+    #: same type that is added beside it.
     renamed: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -61,15 +43,8 @@ def change_of(
 ) -> TypeChange:
     """Compare a stored type with a declared one.
 
-    Parameters
-    ----------
-    old, new : StateType
-        As stored and as declared.
-    ignored : callable
-        Whether the stored field of a path does not count, as if it were not there.
+    A stored field of whose path `ignored` is true counts as if it were not there.
 
-    Examples
-    --------
     >>> from pystate.types.state_type import parse_type
     >>> change = change_of(parse_type("struct<a:int,b:int>"), parse_type("struct<c:date,a:long>"))
     >>> change.sources, list(change.added), list(change.removed), change.refused

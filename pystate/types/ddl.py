@@ -11,8 +11,6 @@ from typing import NoReturn
 
 from pystate.errors import DeclarationError
 
-__all__ = ["MAX_DEPTH", "NESTED", "Word", "is_nested", "path_parts", "quoted", "read_nested"]
-
 #: Levels of nesting.
 MAX_DEPTH = 32
 
@@ -31,17 +29,11 @@ _IGNORED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A type as it is written.
+    """A type as it is written."""
 
-    Attributes
-    ----------
-    text : str
-        ``struct``, ``array`` or ``map``; else a scalar's text with its parameters.
-    children : list of (str, Word)
-        The fields of a struct; ``element`` of an array; ``key`` and ``value`` of a map.
-    """
-
+    #: ``struct``, ``array`` or ``map``; else a scalar's text with its parameters.
     text: str
+    #: The fields of a struct; ``element`` of an array; ``key`` and ``value`` of a map.
     children: list[tuple[str, Word]] = field(default_factory=list)
 
 
@@ -60,8 +52,6 @@ def quoted(name: str) -> str:
 def path_parts(name: str) -> list[str]:
     """The parts of a path as SQL reads it; only the name itself if it is not a path.
 
-    Examples
-    --------
     >>> path_parts("user.`e.mail`"), path_parts("`half")
     (['user', 'e.mail'], ['`half'])
     """
@@ -79,21 +69,12 @@ def path_parts(name: str) -> list[str]:
 
 
 def read_nested(text: str, what: str) -> Word:
-    """Read one nested type.
+    """Read one nested type; an error names the position at which it is not well formed.
 
-    Raises
-    ------
-    DeclarationError
-        It is not well formed; the message names the position.
-
-    Notes
-    -----
     As in Spark, keywords may have any case, spaces may stand between any words, names may be in
     backticks, and the colon after a name is optional. ``NOT NULL`` and ``COMMENT '...'`` after a
     field have no effect.
 
-    Examples
-    --------
     >>> read_nested("ARRAY<struct<`a b` INT NOT NULL>>", "x").children[0][1].children
     [('a b', Word(text='INT', children=[]))]
     """
@@ -109,10 +90,10 @@ class _Reader:
         self.at = 0
 
     def read(self) -> Word:
-        found = self.type(0)
+        word = self.type(0)
         if self.peek():
             self.fail("the end")
-        return found
+        return word
 
     def type(self, depth: int) -> Word:
         self.peek()
@@ -141,9 +122,9 @@ class _Reader:
         return [("key", key), ("value", self.type(depth + 1))]
 
     def fields(self, depth: int) -> list[tuple[str, Word]]:
-        found: list[tuple[str, Word]] = []
+        fields: list[tuple[str, Word]] = []
         if self.peek() == ">":
-            return found
+            return fields
         while True:
             self.peek()
             name = _FIELD.match(self.text, self.at)
@@ -155,9 +136,9 @@ class _Reader:
             type_ = self.type(depth + 1)
             while ignored := _IGNORED.match(self.text, self.at):
                 self.at = ignored.end()
-            found.append((name[2] or name[1].replace("``", "`"), type_))
+            fields.append((name[2] or name[1].replace("``", "`"), type_))
             if self.peek() != ",":
-                return found
+                return fields
             self.at += 1
 
     def peek(self) -> str:

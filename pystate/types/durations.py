@@ -13,8 +13,6 @@ from typing import TypeAlias
 
 from pystate.errors import InvalidArgumentError
 
-__all__ = ["Duration", "delay_milliseconds", "milliseconds", "signed_milliseconds"]
-
 #: ``"10 minutes"``, a timedelta, or a whole number of milliseconds.
 Duration: TypeAlias = "str | datetime.timedelta | int"
 
@@ -42,27 +40,10 @@ _MOST = (1 << 62) - 1
 
 
 def milliseconds(value: Duration, what: str, *, least: int = 0, most: int = _MOST) -> int:
-    """Return a length of time in whole milliseconds.
+    """A length of time in whole milliseconds; `what` names the argument in errors.
 
-    Parameters
-    ----------
-    value : str, timedelta or int
-        ``"10 minutes"``, ``"1 hour 30 min"``, ``"250 ms"``; a timedelta; or milliseconds. Months
-        and years are refused, since they have no fixed length; see `delay_milliseconds`.
-    what : str
-        Names the argument in errors.
-    least, most : int
-        The shortest and the longest that are allowed.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The value is not a length of time, not a whole number of milliseconds, or out of bounds.
-
-    Examples
-    --------
-    >>> milliseconds("10 minutes", "allowed_delay")
-    600000
+    ``"10 minutes"``, ``"1 hour 30 min"``, ``"250 ms"``; a timedelta; or milliseconds. Months and
+    years are refused, since they have no fixed length; see `delay_milliseconds`.
     """
     exact: Fraction | None = None
     if isinstance(value, datetime.timedelta):
@@ -75,15 +56,7 @@ def milliseconds(value: Duration, what: str, *, least: int = 0, most: int = _MOS
 
 
 def delay_milliseconds(value: Duration, what: str) -> int:
-    """Return how late rows may be; here a month has 31 days and a year 12 months, as in Spark.
-
-    The parameters and errors are those of `milliseconds`.
-
-    Examples
-    --------
-    >>> delay_milliseconds("1 month", "allowed_delay") == milliseconds("31 days", "allowed_delay")
-    True
-    """
+    """How late rows may be; here a month has 31 days and a year 12 months, as in Spark."""
     if isinstance(value, str):
         return _checked(_parsed(value, _UNITS | _MONTHS), value, what, 0, _MOST)
     return milliseconds(value, what)
@@ -103,15 +76,7 @@ def _checked(exact: Fraction | None, value: Duration, what: str, least: int, mos
 
 
 def signed_milliseconds(value: Duration, what: str) -> int:
-    """Return a length of time that may be negative, in whole milliseconds.
-
-    The parameters and errors are those of `milliseconds`.
-
-    Examples
-    --------
-    >>> signed_milliseconds("-5 minutes", "lower")
-    -300000
-    """
+    """A length of time that may be negative, such as ``"-5 minutes"``, in whole milliseconds."""
     if isinstance(value, str) and value.strip()[:1] in ("-", "+"):
         length = milliseconds(value.strip()[1:], what)
         return -length if value.strip()[0] == "-" else length

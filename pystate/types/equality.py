@@ -12,8 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["Flags", "lengths_of", "present", "same_rows"]
-
 Flags = npt.NDArray[np.bool_]
 
 _BITS = {pa.float32(): pa.int32(), pa.float64(): pa.int64()}

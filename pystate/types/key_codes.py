@@ -12,8 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as at
 
-__all__ = ["MOST_CODES", "Ints", "key_codes", "longs", "numbered", "ranks"]
-
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 #: Products of codes stay below this, so that they fit 64 bits.
@@ -42,9 +40,9 @@ def ranks(codes: Ints) -> Ints:
     order = np.argsort(codes, kind="stable")
     starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
     lengths = np.diff(np.append(starts, len(order)))
-    found = np.empty(len(order), np.int64)
-    found[order] = np.arange(len(order)) - np.repeat(starts, lengths)
-    return found
+    counts = np.empty(len(order), np.int64)
+    counts[order] = np.arange(len(order)) - np.repeat(starts, lengths)
+    return counts
 
 
 def numbered(codes: Ints) -> tuple[Ints, int]:

@@ -22,22 +22,6 @@ from pystate.types.arrays import is_column, is_many
 from pystate.types.ddl import path_parts, quoted
 from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
 
-__all__ = [
-    "MAX_PARALLELISM",
-    "KeyColumns",
-    "KeyLike",
-    "describe",
-    "has_null_marks",
-    "key_columns",
-    "leaf",
-    "leaves",
-    "marked_struct",
-    "null_mark",
-    "null_marks",
-    "parse_key",
-    "whole",
-]
-
 KeyLike: TypeAlias = "TypeLike | Mapping[str, TypeLike] | Sequence[tuple[str, TypeLike]]"
 KeyColumns: TypeAlias = tuple[tuple[str, StateType], ...]
 
@@ -51,8 +35,6 @@ _MARK_TYPE = StateType("boolean")
 def parse_key(key: KeyLike) -> KeyColumns:
     """Key columns by name; a single type makes one column named ``key``.
 
-    Examples
-    --------
     >>> parse_key({"carrier": "string", "flight": "int"})
     (('carrier', StateType('string')), ('flight', StateType('int')))
     """
@@ -91,8 +73,6 @@ def parse_key(key: KeyLike) -> KeyColumns:
 def leaves(name: str, type: StateType) -> list[tuple[str, StateType]]:
     """The key columns that a column stands for: itself, or the fields of a struct and its mark.
 
-    Examples
-    --------
     >>> leaves("k", parse_type("struct<a:long,b:int>"))
     [('k.a', StateType('long')), ('k.b', StateType('int')), ('k is null', StateType('boolean'))]
     """
@@ -100,11 +80,11 @@ def leaves(name: str, type: StateType) -> list[tuple[str, StateType]]:
 
 
 def _below(path: str, struct: StateType) -> list[tuple[str, StateType]]:
-    found: list[tuple[str, StateType]] = []
+    columns: list[tuple[str, StateType]] = []
     for name, child in struct.children:
         below = f"{path}.{quoted(name)}"
-        found += [(below, child)] if child.name != "struct" else _below(below, child)
-    return [*found, (null_mark(path), _MARK_TYPE)]
+        columns += [(below, child)] if child.name != "struct" else _below(below, child)
+    return [*columns, (null_mark(path), _MARK_TYPE)]
 
 
 def null_mark(path: str) -> str:
@@ -123,20 +103,12 @@ def null_marks(key: KeyColumns) -> dict[int, str]:
 
     Where someone names keys these columns may be left out: then no struct is null.
     """
-    found = {i: marked_struct(name) for i, (name, type_) in enumerate(key) if type_ == _MARK_TYPE}
-    return {i: struct for i, struct in found.items() if struct is not None}
+    structs = {i: marked_struct(name) for i, (name, type_) in enumerate(key) if type_ == _MARK_TYPE}
+    return {i: struct for i, struct in structs.items() if struct is not None}
 
 
 def has_null_marks(names: Sequence[str], types: Sequence[StateType]) -> bool:
-    """Whether some key columns have the marks of null structs.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The key columns.
-    types : sequence of StateType
-        The types of the columns that they stand for.
-    """
+    """Whether the key columns that stand for columns of these types have marks of null structs."""
     return len(names) == sum(len(leaves("k", type_)) for type_ in types)
 
 
@@ -179,8 +151,8 @@ def _rebuilt(rows: pa.RecordBatch, path: str, struct: StateType) -> pa.Array[Any
         parts.append(_rebuilt(rows, below, child) if nested else rows.column(below))
     fields = [pa.field(n, part.type) for (n, _), part in zip(struct.children, parts, strict=True)]
     nulls = rows.column(null_mark(path)).is_valid()
-    found: pa.Array[Any] = pa.StructArray.from_arrays(parts, fields=fields, mask=nulls)
-    return found
+    rebuilt: pa.Array[Any] = pa.StructArray.from_arrays(parts, fields=fields, mask=nulls)
+    return rebuilt
 
 
 def key_columns(key: KeyColumns, columns: Any) -> Sequence[Any]:
@@ -200,8 +172,8 @@ def key_columns(key: KeyColumns, columns: Any) -> Sequence[Any]:
         raise WrongTypeError(
             f"the key has {len(key)} columns ({describe(key)}): pass a list of as many columns"
         )
-    found: Sequence[Any] = columns
-    return found
+    given: Sequence[Any] = columns
+    return given
 
 
 def _with_null_marks(columns: Any, marks: Mapping[int, str], most: int) -> Any:

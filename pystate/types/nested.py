@@ -1,4 +1,4 @@
-"""Nested values: structs, arrays and maps as bytes, one by one and as columns.
+"""Nested values: structs, arrays and maps as bytes, one by one and as columns; codecs of any type.
 
 The core keeps a nested value as bytes. A struct of fixed-width fields has a constant width and is
 stored in the row itself; any other value has a variable width. ``csrc/FORMAT.md`` describes both
@@ -18,10 +18,8 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.base.arguments import repeated
 from pystate.errors import CorruptFileError, DeclarationError, InvalidArgumentError, WrongTypeError
-from pystate.types.arrays import as_array, bits, is_column, sound
+from pystate.types.arrays import as_array, bitmap, is_column, validated
 from pystate.types.state_type import StateType, TypeLike, parse_type
-
-__all__ = ["NestedCodec"]
 
 _BINARY = StateType("binary")
 
@@ -29,25 +27,6 @@ _BINARY = StateType("binary")
 class NestedCodec(core.NestedCodec):
     """Turns the values of one nested type into bytes and back.
 
-    Parameters
-    ----------
-    type : str or pyarrow.DataType
-        A struct, an array or a map, as `pystate.types.state_type.parse_type` reads it.
-    name : str
-        The state's name, for errors.
-
-    Attributes
-    ----------
-    type : StateType
-        The values' type.
-
-    Raises
-    ------
-    DeclarationError
-        The type is not nested.
-
-    Notes
-    -----
     Equal values have equal bytes: a map's entries are sorted by their keys, every NaN is the quiet
     positive one, and -0.0 as a map's key is 0.0. Elsewhere -0.0 keeps its sign, as it does in a
     ``double`` state.
@@ -58,8 +37,6 @@ class NestedCodec(core.NestedCodec):
     map as a mapping or a list of (key, value). Decoding returns a dict for a struct, a list for an
     array, and a dict in the keys' order for a map.
 
-    Examples
-    --------
     >>> codec = NestedCodec("struct<x:int,tags:array<string>>", "point")
     >>> codec.decode(codec.encode({"x": 1, "tags": ["a", None]}))
     {'x': 1, 'tags': ['a', None]}
@@ -86,51 +63,26 @@ class NestedCodec(core.NestedCodec):
         return NestedCodec, (self.type.ddl, self.name)
 
     def encode(self, value: Any) -> bytes:
-        """Return the value's bytes.
+        """The value's bytes.
 
-        Raises
-        ------
-        WrongTypeError
-            The value, or something inside it, has another type. The message names the state, the
-            path, and both types.
-        StateOverflowError
-            A number inside the value is out of its type's range.
-        InvalidArgumentError
-            The encoded value takes more than 256 MiB.
+        `WrongTypeError` names the state, the path and both types; `StateOverflowError`: a number is
+        out of its type's range; `InvalidArgumentError`: the bytes are more than 256 MiB.
         """
         return self.pack(value)
 
     def decode(self, data: bytes | bytearray | memoryview) -> Any:
-        """Return the value that was encoded.
+        """The value that was encoded.
 
-        Raises
-        ------
-        CorruptFileError
-            `encode` cannot have written these bytes.
-        StateOverflowError
-            A date or timestamp inside is outside Python's years 1 to 9999.
+        `CorruptFileError`: `encode` cannot have written these bytes; `StateOverflowError`: a date
+        or timestamp is outside Python's years 1 to 9999.
         """
         return self.unpack(data)
 
     def encode_array(self, values: Any) -> pa.Array[Any]:
-        """Encode a column.
+        """Encode a column: ``binary``, or ``fixed_size_binary`` for an inline struct; nulls stay.
 
-        Parameters
-        ----------
-        values : array-like
-            An Arrow array or chunked array, or a sequence of Python values. An Arrow column may
-            differ from the declared type if a cast loses nothing, at any depth: see
-            `pystate.types.arrays.as_array`. Fields of structs are matched by name.
-
-        Returns
-        -------
-        pyarrow.Array
-            ``binary``, or ``fixed_size_binary`` for an inline struct; null where a row is null.
-
-        Raises
-        ------
-        WrongTypeError
-            The column has another type, or a row holds a value that `encode` refuses.
+        An Arrow column may differ from the declared type if a cast loses nothing, at any depth: see
+        `pystate.types.arrays.as_array`. Fields of structs are matched by name.
         """
         what = f"state {self.name!r}"
         if isinstance(values, pa.ChunkedArray):
@@ -141,13 +93,13 @@ class NestedCodec(core.NestedCodec):
             )
         if not isinstance(values, pa.Array):
             return self._encode_python(values, what)
-        sound(values, what)
+        validated(values, what)
         columns = core.NestedColumns(self)
         _bind(columns, 0, _of_kind(values, self.type, what), self.type, what)
         offsets, data = columns.encode(len(values))
         nulls = values.null_count
         buffers = [None if offsets is None else pa.py_buffer(offsets), pa.py_buffer(data)]
-        validity = bits(np.asarray(values.is_valid(), np.uint8)) if nulls else None
+        validity = bitmap(np.asarray(values.is_valid(), np.uint8)) if nulls else None
         return pa.Array.from_buffers(
             self.type.stored_arrow,
             len(values),
@@ -166,14 +118,9 @@ class NestedCodec(core.NestedCodec):
     def decode_array(self, array: pa.Array[Any]) -> pa.Array[Any]:
         """Decode a column of bytes into one of the declared type; null where a row is null.
 
-        Raises
-        ------
-        CorruptFileError
-            `encode` cannot have written the bytes of some row; the message names it.
-        WrongTypeError
-            The array does not hold bytes.
+        `CorruptFileError` names a row whose bytes `encode` cannot have written.
         """
-        array = self._stored(sound(array, f"state {self.name!r}: the stored column"))
+        array = self._stored(validated(array, f"state {self.name!r}: the stored column"))
         buffers = array.buffers()
         offsets = 0 if self.inline_bytes else _address(buffers[1])
         columns = core.nested_columns(
@@ -305,9 +252,10 @@ def _fields(array: Any, type: StateType, what: str) -> list[pa.Array[Any]]:
     # Values under a null struct are not cast: they may be anything.
     hide = array.null_count and not array.type.equals(type.arrow)
     fields = array.flatten() if hide else [array.field(i) for i in range(len(names))]
-    found = dict(zip(names, fields, strict=True))
+    by_name = dict(zip(names, fields, strict=True))
     return [
-        found[name] if name in found else _nulls(len(array), child) for name, child in type.children
+        by_name[name] if name in by_name else _nulls(len(array), child)
+        for name, child in type.children
     ]
 
 
@@ -324,3 +272,10 @@ def _built(type: StateType, parts: Iterator[Any]) -> pa.Array[Any]:
         fields = pa.struct([wanted.key_field, wanted.item_field])
         children = [pa.Array.from_buffers(fields, len(children[0]), [None], 0, children=children)]
     return pa.Array.from_buffers(wanted, length, buffers, nulls, children=children)
+
+
+def codec_of(type: StateType, name: str, label: str = "") -> core.Codec:
+    """A state's or column's codec; `label` is what errors begin with, if not the state's name."""
+    if type.is_nested:
+        return NestedCodec(type, name)
+    return core.Codec(name, type.code, type.precision, type.scale, type.ddl, label)

@@ -21,17 +21,6 @@ from pystate.base.arguments import nearest
 from pystate.errors import DeclarationError
 from pystate.types import ddl
 
-__all__ = [
-    "SUPPORTED",
-    "StateType",
-    "TypeLike",
-    "from_code",
-    "inline_layout",
-    "is_spark_type",
-    "parse_type",
-    "refuse_nested_key",
-]
-
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
@@ -97,21 +86,8 @@ _DECIMAL = re.compile(r"(?:decimal|dec|numeric)\s*(?:\(\s*(\d+)\s*(?:,\s*(-?\d+)
 class StateType:
     """The type of a key column or a state.
 
-    Attributes
-    ----------
-    name : str
-        Without parameters: ``"long"``, ``"decimal"``.
-    precision, scale : int
-        Those of a decimal; else 0.
-    children : tuple of (str, StateType)
-        The fields of a struct; ``element`` of an array; ``key`` and ``value`` of a map.
-
-    Examples
-    --------
     >>> parse_type("bigint")
     StateType('long')
-    >>> parse_type("decimal(12, 2)").arrow
-    Decimal128Type(decimal128(12, 2))
     >>> point = parse_type("STRUCT<x: double, y: double>")
     >>> point.ddl, point.is_inline, point.inline_bytes
     ('struct<x:double,y:double>', True, 24)
@@ -120,6 +96,7 @@ class StateType:
     name: str
     precision: int = 0
     scale: int = 0
+    #: The fields of a struct; ``element`` of an array; ``key`` and ``value`` of a map.
     children: tuple[tuple[str, StateType], ...] = ()
 
     @property
@@ -212,14 +189,10 @@ class StateType:
 
 @lru_cache(maxsize=1024)
 def inline_layout(type: StateType) -> tuple[int, tuple[tuple[int, int], ...]] | None:
-    """The layout of an inline struct.
+    """The layout of an inline struct, None for others: its width, per field a bit and an offset.
 
-    Returns
-    -------
-    (int, tuple of (int, int)) or None
-        The width in bytes; and for each field the bit that says that it is not null, and the offset
-        of its value (-1 for an inner struct, which comes before its own fields). None if the type
-        is not an inline struct.
+    The bit says that the field is not null. The offset is that of its value, -1 for an inner
+    struct, which comes before its own fields.
     """
     if type.name != "struct":
         return None
@@ -237,35 +210,16 @@ def _preorder(type: StateType) -> Iterator[tuple[str, int, int, int]]:
 
 
 def parse_type(type: TypeLike, what: str = "type") -> StateType:
-    """Read a type in any of its spellings.
+    """Read a type in any of its spellings; `what` it belongs to is named in errors.
 
-    Parameters
-    ----------
-    type : str, pyarrow.DataType, pyspark DataType or object
-        A Spark DDL string, in any case; an Arrow type; a PySpark type; or the class ``object``.
-    what : str
-        What the type belongs to, for errors: ``"state 'legs'"``.
-
-    Raises
-    ------
-    DeclarationError
-        The type is unknown or not supported. The message names it and lists the supported types.
-
-    Notes
-    -----
     Any field of a struct, any element and any map value may be null. ``NOT NULL`` and ``COMMENT``
     in DDL and ``nullable=False`` of an Arrow field are accepted, but have no effect. A map's key is
     never null, and is a scalar. Names of fields keep their case; a name that is not an identifier
     is written in backticks.
 
-    Examples
-    --------
-    >>> import pyarrow as pa
     >>> parse_type("array< struct<`a b`:INT NOT NULL> >")
     StateType('array<struct<`a b`:int>>')
     >>> parse_type("LONG") == parse_type(pa.int64())
-    True
-    >>> parse_type(object).is_object
     True
     """
     if isinstance(type, StateType):
@@ -311,12 +265,12 @@ def _of_word(word: ddl.Word, what: str) -> StateType:
     if word.text in ddl.NESTED:
         children = [(name, _of_word(child, what)) for name, child in word.children]
         return _nested(word.text, children, what)
-    found = _parse_ddl(word.text, what)
-    if found.is_object:
+    type_ = _parse_ddl(word.text, what)
+    if type_.is_object:
         raise DeclarationError(
             f"{what}: there are no objects inside a nested type; declare the state as object"
         )
-    return found
+    return type_
 
 
 def _nested(kind: str, children: list[tuple[str, StateType]], what: str) -> StateType:
@@ -414,13 +368,7 @@ def _unsupported(type: object, what: str) -> DeclarationError:
 
 
 def refuse_nested_key(type: StateType, what: str) -> StateType:
-    """Return a key column's type.
-
-    Raises
-    ------
-    DeclarationError
-        The type is nested; keys are hashed as Spark SQL hashes scalars.
-    """
+    """A key column's type, which is not nested: keys are hashed as Spark SQL hashes scalars."""
     if type.is_nested:
         instead = (
             "make each field that counts a key column of its own"
@@ -434,8 +382,6 @@ def refuse_nested_key(type: StateType, what: str) -> StateType:
 def from_code(code: int, precision: int, scale: int) -> StateType:
     """The type of a column in a file.
 
-    Notes
-    -----
     Files do not distinguish ``timestamp`` and ``timestamp_ntz``: both are 64 bits of microseconds.
     """
     for name, number in core.TYPE_CODES.items():

@@ -39,7 +39,7 @@ def test_restore(tmp_path: Path, base: RangeState, shared: bool) -> None:
         if len(signs) == FILES - 1:
             raise EvaluationError("this evaluation has ended")
 
-    worker.spec = dataclasses.replace(worker.spec, go_on=go_on)
+    worker.spec = dataclasses.replace(worker.spec, heartbeat=go_on)
     with pytest.raises(EvaluationError, match="has ended"):
         worker.attach(base)
     # Nothing of the half that was read is left, and nobody holds the table.

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pystate._core.core import range_bounds
 from pystate.epochs.watermarks import OperatorTime
 from pystate.operators.joins.inputs import JoinInput, SideName, result_names
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator, Side, TaskContext
 from pystate.state.operator_spec import OperatorSpec
-from pystate.tables.backend import KeyedStateBackend, range_bounds
+from pystate.tables.backend import KeyedStateBackend
 from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.state_type import parse_type
 

@@ -15,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
+from pystate._core.core import range_bounds
+from pystate.checkpoint.file_merge import merge_files
 from pystate.epochs.watermarks import OperatorTime
 from pystate.operators.runtime.deduplicate import DeduplicateSpec, Deduplicator
 from pystate.operators.runtime.task import TaskContext
-from pystate.tables.backend import hash_keys, key_groups, merge_files, range_bounds
+from pystate.types.arrays import hash_keys, key_groups
 from tests.drawn import drawn
 
 GROUPS = 8

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pystate._core.core import key_group
 from pystate.checkpoint.manifest import Manifest, RangeState
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
@@ -18,8 +19,8 @@ from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
 from pystate.epochs.merges import MergePolicy
 from pystate.epochs.range_report import RangeReport
-from pystate.tables.backend import hash_keys, key_group
 from pystate.tables.host import TableHome, choose_home
+from pystate.types.arrays import hash_keys
 from tests.peer import Worker
 
 KEY = (("k", "bigint"),)

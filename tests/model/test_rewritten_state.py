@@ -19,13 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
+from pystate.checkpoint.file_merge import merge_files
 from pystate.checkpoint.manifest import FileRef, OperatorState, RangeState
 from pystate.checkpoint.storage import LocalStorage
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import Selection
 from pystate.state.kinds import declared_as
 from pystate.state.operator_spec import OperatorSpec
-from pystate.tables.backend import merge_files
 from pystate.tables.range_rows import write_range
 from tests.drawn import drawn
 from tests.unit.operators.windows.windows_world import World

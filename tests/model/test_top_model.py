@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
+from pystate._core.core import range_bounds
+from pystate.checkpoint.file_merge import merge_files
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.runtime.top import By, TopRows, TopSpec
-from pystate.tables.backend import hash_keys, key_groups, merge_files, range_bounds
+from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.state_type import parse_type
 from tests.drawn import drawn
 

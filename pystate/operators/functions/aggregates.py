@@ -10,21 +10,11 @@ from typing import Literal, NamedTuple
 
 from pystate.errors import InvalidArgumentError
 
-__all__ = ["Aggregate", "count", "max", "mean", "min", "sum"]
-
 AggregateKind = Literal["count", "sum", "min", "max", "mean"]
 
 
 class Aggregate(NamedTuple):
-    """One aggregate of a keyed stream.
-
-    Attributes
-    ----------
-    kind : {"count", "sum", "min", "max", "mean"}
-        What is kept.
-    column : str or None
-        The input column; None for a count of rows.
-    """
+    """One aggregate of a keyed stream; without a column it counts rows."""
 
     kind: AggregateKind
     column: str | None

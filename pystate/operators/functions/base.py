@@ -10,52 +10,16 @@ from __future__ import annotations
 
 from abc import ABCMeta
 from inspect import isasyncgenfunction, iscoroutinefunction, isfunction, signature
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from pystate.errors import DeclarationError
-from pystate.operators.functions.context import RuntimeContext
+from pystate.operators.functions.context import InstanceContext, RuntimeContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.types.state_type import TypeLike
-
-__all__ = [
-    "CALLED",
-    "RESERVED",
-    "KeyedCoProcessFunction",
-    "KeyedProcessFunction",
-    "RuntimeContext",
-    "StatefulFunction",
-    "VectorizedCoFunction",
-    "VectorizedFunction",
-]
-
-#: Names that mean something else on a stateful function.
-RESERVED = frozenset(
-    [
-        "process",
-        "process_rows",
-        "process_left",
-        "process_right",
-        "process_broadcast",
-        "process_left_rows",
-        "process_right_rows",
-        "on_timer",
-        "on_timers",
-        "on_epoch_end",
-        "open",
-        "close",
-        "on_checkpoint_complete",
-        "on_checkpoint_aborted",
-        "ctx",
-        "key",
-        "namespace",
-        "mro",
-    ]
-)
-
 
 #: The methods of a function that pystate calls.
 CALLED = frozenset(
@@ -76,6 +40,8 @@ CALLED = frozenset(
         "on_checkpoint_aborted",
     ]
 )
+#: Names that mean something else on a stateful function.
+RESERVED = CALLED | {"ctx", "key", "namespace", "mro"}
 _ON_TIMER = "on_timer(self, key, timestamp, ctx)"
 _PROCESS = "process(self, key, row, ctx)"
 _BROADCAST = "process_broadcast(self, row, ctx)"
@@ -511,3 +477,172 @@ class VectorizedCoFunction(StatefulFunction):
         raise DeclarationError(
             f"{type(self).__name__} has no on_timers(self, keys, timestamps, ctx)"
         )
+
+
+class KeyedBroadcastProcessFunction(KeyedProcessFunction):
+    """A function of a keyed input and of rules that each of its instances sees.
+
+    `KeyedFrame.connect` gives it both. Write `process_broadcast` for the rules, and `process` or
+    `process_rows` for the keyed rows.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> class Alerts(ps.KeyedBroadcastProcessFunction):
+    ...     limits = ps.BroadcastState("string", "double")
+    ...     above = ps.ValueState("long", default=0)
+    ...
+    ...     def process_broadcast(self, row, ctx: ps.RuntimeContext):
+    ...         self.limits.put(row["kind"], row["limit"])
+    ...
+    ...     def process(self, key, row, ctx: ps.RuntimeContext):
+    ...         limit = self.limits.get(row["kind"])
+    ...         if limit is not None and row["value"] > limit:
+    ...             self.above.update(self.above.value() + 1)
+    ...             yield key, self.above.value()
+    """
+
+    def process_broadcast(self, row: Any, ctx: RuntimeContext) -> Any:
+        """Handle one row of the broadcast input; every instance of the operator is called.
+
+        Only here broadcast states can be written. There is no current key, so that keyed states and
+        timers are not available, except within `RuntimeContext.apply_to_keyed_state`. What it
+        writes to a broadcast state may depend on the row, `ctx.epoch`, the times of `ctx` and
+        broadcast states alone: otherwise the instances' copies would differ.
+
+        Parameters
+        ----------
+        row : Row
+            The row, as `KeyedProcessFunction.process` gets it.
+        ctx : RuntimeContext
+            The context of the task and the row.
+
+        Returns
+        -------
+        iterable of tuple, Row or dict, or None
+            Rows as `process` yields them: each instance emits its own.
+        """
+        raise DeclarationError(f"{type(self).__name__} has no process_broadcast(self, row, ctx)")
+
+
+class VectorizedBroadcastFunction(VectorizedFunction):
+    """The same with whole batches of keyed rows, as a `VectorizedFunction` handles them.
+
+    Rows of the broadcast input still come one by one; what `process_broadcast` emits are batches.
+
+    Examples
+    --------
+    >>> import pyarrow as pa, pystate as ps
+    >>> class Alerts(ps.VectorizedBroadcastFunction):
+    ...     limits = ps.BroadcastState("string", "double")
+    ...     above = ps.ValueState("long", default=0)
+    ...
+    ...     def process_broadcast(self, row, ctx: ps.RuntimeContext):
+    ...         self.limits.put(row["kind"], row["limit"])
+    ...
+    ...     def process(self, keys, batch, ctx: ps.RuntimeContext):
+    ...         limits = dict(self.limits.items())
+    ...         above = [
+    ...             value > limits.get(kind, float("inf"))
+    ...             for kind, value in zip(
+    ...                 batch["kind"].to_pylist(), batch["value"].to_pylist(), strict=True
+    ...             )
+    ...         ]
+    ...         self.above.add(keys, pa.array(map(int, above)))
+    """
+
+    def process_broadcast(self, row: Any, ctx: RuntimeContext) -> Any:
+        """Handle one row of the broadcast input.
+
+        See `KeyedBroadcastProcessFunction.process_broadcast`; it emits batches, as `process` does.
+        """
+        raise DeclarationError(f"{type(self).__name__} has no process_broadcast(self, row, ctx)")
+
+
+#: A function of either shape.
+BroadcastFunction: TypeAlias = "KeyedBroadcastProcessFunction | VectorizedBroadcastFunction"
+
+
+class ProcessFunction(StatefulFunction):
+    """A function over rows without keys: each of its instances has state of its own.
+
+    Write either `process`, for one row at a time, or `process_rows`, for whole batches. There are
+    as many instances as the job has ranges. Which of them gets a row is not specified.
+
+    Its states are `pystate.OperatorListState` and `pystate.RawState`. They can also be used in
+    `open`.
+
+    Examples
+    --------
+    >>> import pystate as ps
+    >>> class Numbered(ps.ProcessFunction):
+    ...     last = ps.OperatorListState("long", redistribute="union")
+    ...
+    ...     def open(self, ctx: ps.RuntimeContext):
+    ...         # After a change of the number of instances each has the last numbers of all.
+    ...         self.n = max(self.last, default=0) // ctx.parallelism
+    ...
+    ...     def process(self, row, ctx: ps.InstanceContext):
+    ...         self.n += 1
+    ...         number = self.n * ctx.parallelism + ctx.instance
+    ...         self.last.update([number])
+    ...         yield row["name"], number
+    >>> with ps.testing.ProcessHarness(Numbered()) as harness:
+    ...     harness.process([{"name": "a"}, {"name": "b"}])
+    ...     harness.rescale(2)
+    ...     harness.process([{"name": "c"}, {"name": "d"}])
+    [('a', 1), ('b', 2)]
+    [('c', 4), ('d', 5)]
+    """
+
+    def process(self, row: Any, ctx: InstanceContext) -> Any:
+        """Handle one row.
+
+        Parameters
+        ----------
+        row : Row
+            As in `KeyedProcessFunction.process`.
+        ctx : InstanceContext
+            The context of the instance and the row.
+
+        Returns
+        -------
+        iterable of tuple, Row or dict, or None
+            The rows that the operator emits, as in `KeyedProcessFunction.process`.
+        """
+        raise DeclarationError(f"{type(self).__name__} has no process(self, row, ctx)")
+
+    def process_rows(self, batch: pa.RecordBatch, ctx: InstanceContext) -> Any:
+        """Handle some rows at once; written instead of `process`.
+
+        Parameters
+        ----------
+        batch : pyarrow.RecordBatch
+            Some of the instance's rows in the epoch, with all columns of the input.
+        ctx : InstanceContext
+            The context of the instance; `timestamp` is None.
+
+        Returns
+        -------
+        RecordBatch, iterable of RecordBatch or None
+            What the operator emits; a Table, or a dict with an array for each column, is a batch,
+            too.
+        """
+        raise DeclarationError(f"{type(self).__name__} has no process_rows(self, batch, ctx)")
+
+    def on_epoch_end(self, ctx: InstanceContext) -> Any:
+        """Handle the end of an epoch, after its last row.
+
+        An instance whose class has this method is called in every epoch. Without it, an instance
+        does nothing in an epoch that brings it no rows.
+
+        Parameters
+        ----------
+        ctx : InstanceContext
+            `watermark` is the one that the epoch ends with.
+
+        Returns
+        -------
+        object
+            As from `process` or `process_rows`, whichever the class has.
+        """

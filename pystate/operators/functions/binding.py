@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from pystate.base.arguments import nearest
 from pystate.errors import DeclarationError
 from pystate.operators.functions.base import (
     CALLED,
+    KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
+    ProcessFunction,
     StatefulFunction,
+    VectorizedBroadcastFunction,
     VectorizedCoFunction,
     VectorizedFunction,
 )
-from pystate.operators.functions.broadcast import (
-    KeyedBroadcastProcessFunction,
-    VectorizedBroadcastFunction,
-)
-from pystate.operators.functions.process import ProcessFunction
 from pystate.state.broadcast import BroadcastState
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec
@@ -43,27 +41,6 @@ Shape: TypeAlias = Literal[
     "instance_rows",
 ]
 
-__all__ = [
-    "Registry",
-    "Shape",
-    "bind",
-    "broadcast_states",
-    "copied",
-    "declarations",
-    "has_broadcast",
-    "has_timers",
-    "in_batches",
-    "instance_states",
-    "keyed_states",
-    "namespace_type",
-    "operator_spec",
-    "require_state",
-    "sent",
-    "shape",
-    "takes_rows",
-    "unbind",
-]
-
 
 class Registry(Protocol):
     """A backend, with which states are registered."""
@@ -73,16 +50,7 @@ class Registry(Protocol):
 
 
 def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[str, State[Any]]:
-    """The states of a function or its class by name; those of base classes come first.
-
-    Examples
-    --------
-    >>> import pystate as ps
-    >>> class Legs(ps.VectorizedFunction):
-    ...     legs = ps.ValueState("long")
-    >>> declarations(Legs)
-    {'legs': ValueState('long')}
-    """
+    """The states of a function or its class by name; those of base classes come first."""
     cls = function if isinstance(function, type) else type(function)
     return {
         name: value
@@ -94,46 +62,36 @@ def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[st
 
 def keyed_states(function: StatefulFunction) -> dict[str, State[Any]]:
     """The states that a function keeps for each key."""
-    found = declarations(function)
+    states = declarations(function)
     if not has_broadcast(function):
-        return found
-    return {name: state for name, state in found.items() if not isinstance(state, KeylessState)}
+        return states
+    return {name: state for name, state in states.items() if not isinstance(state, KeylessState)}
 
 
 def broadcast_states(function: StatefulFunction) -> dict[str, KeylessState[Any]]:
     """The broadcast states of a function that has a broadcast input.
 
-    Raises
-    ------
-    DeclarationError
-        It has none, or another kind of operator state.
+    `DeclarationError`: it has none, or another kind of operator state.
     """
     name = type(function).__name__
-    found = {n: d for n, d in declarations(function).items() if isinstance(d, KeylessState)}
-    for attribute, declaration in found.items():
+    states = {n: d for n, d in declarations(function).items() if isinstance(d, KeylessState)}
+    for attribute, declaration in states.items():
         if not isinstance(declaration, BroadcastState):
             raise DeclarationError(
                 f"{name}.{attribute} is {declaration!r}: of operator state, a function with a "
                 "broadcast input has ps.BroadcastState alone"
             )
-    if not found:
+    if not states:
         raise DeclarationError(
             f"{name} declares no ps.BroadcastState: what the broadcast rows say would be forgotten"
         )
-    return found
+    return states
 
 
 def bind(function: StatefulFunction, registry: Registry, broadcast: Registry | None = None) -> None:
     """Give an instance its handles, so that ``self.legs`` works until `unbind`.
 
-    Parameters
-    ----------
-    function : StatefulFunction
-        The instance.
-    registry : Registry
-        Has its states.
-    broadcast : Registry, optional
-        Has its broadcast states.
+    Its broadcast states are in a registry of their own, if there is one.
     """
     for name, declaration in declarations(function).items():
         own = registry
@@ -148,37 +106,20 @@ def unbind(function: StatefulFunction) -> None:
         function.__dict__.pop(name, None)
 
 
-def copied(function: StatefulFunction) -> StatefulFunction:
-    """A copy of the function, for a task.
-
-    Raises
-    ------
-    DeclarationError
-        An attribute cannot be copied; the message names it.
-    """
-    made: StatefulFunction = sent(function, copy.deepcopy)
-    return made
+def task_copy(function: StatefulFunction) -> StatefulFunction:
+    """A copy of the function, for a task; errors are those of `for_tasks`."""
+    copied: StatefulFunction = for_tasks(function, copy.deepcopy)
+    return copied
 
 
 Sent = TypeVar("Sent")
 
 
-def sent(function: Any, send: Callable[[Any], Sent], where: str = "open(self, ctx)") -> Sent:
-    """The function in the form that goes to the tasks, made by `send`.
+def for_tasks(function: Any, send: Callable[[Any], Sent], where: str = "open(self, ctx)") -> Sent:
+    """The function in the form that goes to the tasks: copied or pickled by `send`.
 
-    Parameters
-    ----------
-    function : StatefulFunction, WindowFunction or callable
-        The function.
-    send : callable
-        Copies or pickles an object.
-    where : str
-        The method in which the function can make what cannot be sent.
-
-    Raises
-    ------
-    DeclarationError
-        The function cannot be sent; the message names the attribute that prevents it.
+    `where` is the method in which the function can make what cannot be sent. `DeclarationError`
+    names the attribute that prevents it.
     """
     try:
         return send(function)
@@ -195,9 +136,9 @@ def sent(function: Any, send: Callable[[Any], Sent], where: str = "open(self, ct
                     f"{name}.{attribute} = {value!r:.80} cannot go to the tasks, which work on "
                     f"copies of the function: make it in {where} ({reason})"
                 ) from error
-        found = captured(function, send)
-        if found is not None:
-            place, used, value = found
+        culprit = unsendable_reference(function, send)
+        if culprit is not None:
+            place, used, value = culprit
             raise DeclarationError(
                 f"{name} cannot go to the tasks, which work on copies of the function: its code "
                 f"refers to {used} = {value!r:.80} (in {place}), which cannot be pickled: make one "
@@ -209,13 +150,12 @@ def sent(function: Any, send: Callable[[Any], Sent], where: str = "open(self, ct
         ) from error
 
 
-def captured(function: Any, send: Callable[[Any], object]) -> tuple[str, str, object] | None:
+def unsendable_reference(
+    function: Any, send: Callable[[Any], object]
+) -> tuple[str, str, object] | None:
     """What the code of a function or of its class refers to that cannot be sent.
 
-    Returns
-    -------
-    tuple of str, str and object, or None
-        The function whose code it is, the name in that code, and the object.
+    The function whose code it is, the name in that code, and the object.
     """
     codes = {getattr(function, "__qualname__", ""): function} if callable(function) else {}
     for cls in type(function).__mro__:
@@ -238,19 +178,21 @@ def captured(function: Any, send: Callable[[Any], object]) -> tuple[str, str, ob
     return None
 
 
+#: What stands for a method of timers in a class that has none.
+_NO_TIMERS = (
+    KeyedProcessFunction.on_timer,
+    KeyedCoProcessFunction.on_timer,
+    VectorizedFunction.on_timers,
+    VectorizedCoFunction.on_timers,
+)
+
+
 def has_timers(function: StatefulFunction) -> bool:
     """Whether a function handles timers."""
-    base: type[StatefulFunction] = KeyedProcessFunction
-    name = "on_timer"
     if isinstance(function, ProcessFunction):
         return False
-    if isinstance(function, VectorizedFunction):
-        base, name = VectorizedFunction, "on_timers"
-    elif isinstance(function, VectorizedCoFunction):
-        base, name = VectorizedCoFunction, "on_timers"
-    elif isinstance(function, KeyedCoProcessFunction):
-        base = KeyedCoProcessFunction
-    return getattr(type(function), name, None) is not getattr(base, name)
+    name = "on_timers" if in_batches(function) else "on_timer"
+    return getattr(type(function), name, None) not in _NO_TIMERS
 
 
 def operator_spec(
@@ -269,13 +211,7 @@ def operator_spec(
 
 
 def has_broadcast(function: StatefulFunction) -> bool:
-    """Whether a function has a broadcast input.
-
-    Raises
-    ------
-    DeclarationError
-        It has one, and no method for its rows.
-    """
+    """Whether a function has a broadcast input, whose rows it must then have a method for."""
     for base in (KeyedBroadcastProcessFunction, VectorizedBroadcastFunction):
         if isinstance(function, base):
             if getattr(type(function), "process_broadcast", None) is base.process_broadcast:
@@ -287,14 +223,8 @@ def has_broadcast(function: StatefulFunction) -> bool:
 
 
 def instance_states(function: StatefulFunction, owner: str) -> dict[str, KeylessState[Any]]:
-    """The states of a `ProcessFunction` by name.
-
-    Raises
-    ------
-    DeclarationError
-        There are none, or one of them is not the state of an instance.
-    """
-    name, found = type(function).__name__, {}
+    """The states of a `ProcessFunction` by name; there is one, and all are those of instances."""
+    name, states = type(function).__name__, {}
     for state, declaration in declarations(function).items():
         if isinstance(declaration, BroadcastState):
             raise DeclarationError(
@@ -309,29 +239,19 @@ def instance_states(function: StatefulFunction, owner: str) -> dict[str, Keyless
                 "ProcessFunction has no keys: take a ps.OperatorListState, or key_by and a "
                 "ps.KeyedProcessFunction"
             )
-        found[state] = declaration
-    if not found:
+        states[state] = declaration
+    if not states:
         raise DeclarationError(
             f"{owner}: {name} declares no state: a function that keeps nothing needs no operator; "
             "use mapInArrow, or declare a ps.OperatorListState"
         )
-    return found
+    return states
 
 
 def require_state(function: StatefulFunction, owner: str) -> None:
-    """Refuse a function that keeps neither state nor timers.
+    """Refuse a function that keeps neither state nor timers, or is for rows without keys.
 
-    Parameters
-    ----------
-    function : StatefulFunction
-        The function.
-    owner : str
-        What the error names, e.g. ``"operator 'aircraft'"``.
-
-    Raises
-    ------
-    DeclarationError
-        It has neither a state nor timers; or it is for rows without keys.
+    `owner` is named in errors, such as ``"operator 'aircraft'"``.
     """
     _refuse_keyless(function, owner)
     if not declarations(function) and not has_timers(function):
@@ -351,34 +271,21 @@ def _refuse_keyless(function: StatefulFunction, owner: str) -> None:
 
 
 def namespace_type(function: StatefulFunction) -> StateType | None:
-    """The type of a function's namespaces; None if its states are kept by key alone.
-
-    Raises
-    ------
-    DeclarationError
-        The declared namespace is not a type, or one that cannot be part of a key.
-    """
+    """The type of a function's namespaces; None if its states are kept by key alone."""
     declared = type(function).namespace
     if declared is None:
         return None
     what = f"{type(function).__name__}.namespace"
-    found = parse_type(declared, what)
-    if found.is_object:
+    type_ = parse_type(declared, what)
+    if type_.is_object:
         raise DeclarationError(f"{what}: objects are no namespaces")
-    return found
+    return type_
 
 
 def shape(function: StatefulFunction) -> Shape:
-    """The shape of a function, by the methods that it has.
-
-    Raises
-    ------
-    DeclarationError
-        The object is not a stateful function, or has none or several of the methods.
-    """
+    """The shape of a function, by the methods that it has; it must be a stateful function."""
     if isinstance(function, VectorizedFunction):
-        own = [n for n in _overridden(function, VectorizedFunction) if n == "process"]
-        if own:
+        if _has(function, VectorizedFunction, "process"):
             return "vectorized"
         raise DeclarationError(f"{type(function).__name__} has no process(self, keys, batch, ctx)")
     if isinstance(function, ProcessFunction):
@@ -443,16 +350,16 @@ def _instance_shape(function: ProcessFunction) -> Shape:
 
 def _one_of_both(function: StatefulFunction, base: type, key: str) -> str:
     """Which of `process` and `process_rows` a function has; `key` is their first argument."""
-    own = list(_overridden(function, base))
+    own = [n for n in ("process", "process_rows") if _has(function, base, n)]
     if len(own) == 1:
         return own[0]
     name = type(function).__name__
     if own:
         raise DeclarationError(f"{name} has both process and process_rows: write one of them")
-    found = next((n for n in dir(function) if nearest(n, CALLED) and n not in CALLED), None)
+    similar = next((n for n in dir(function) if nearest(n, CALLED) and n not in CALLED), None)
     raise DeclarationError(
         f"{name} has neither process(self, {key}row, ctx) nor process_rows(self, {key}batch, "
-        "ctx): write one of them" + (f"; did you mean {found} to be it?" if found else "")
+        "ctx): write one of them" + (f"; did you mean {similar} to be it?" if similar else "")
     )
 
 
@@ -469,9 +376,3 @@ def takes_rows(function: StatefulFunction, side: Literal["left", "right"]) -> bo
 def _has(function: StatefulFunction, base: type, name: str) -> bool:
     """Whether a function's class has a method of its own."""
     return getattr(type(function), name) is not getattr(base, name)
-
-
-def _overridden(function: StatefulFunction, base: type) -> Iterator[str]:
-    for name in ("process", "process_rows"):
-        if getattr(type(function), name, None) is not getattr(base, name, None):
-            yield name

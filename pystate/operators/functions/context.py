@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol
 
 from pystate.errors import InvalidArgumentError
+from pystate.state.handle import Elsewhere
 from pystate.state.key_batch import KeyBatch
-from pystate.state.method_hints import Elsewhere
-
-__all__ = ["RuntimeContext", "Task", "TimeDomain", "Timers"]
-
-#: Which clock a timer waits for.
-TimeDomain: TypeAlias = Literal["event", "processing"]
+from pystate.tables.timers import TimeDomain
 
 
 class Timers(Protocol):
@@ -125,18 +121,7 @@ class RuntimeContext:
     def register_processing_time_timer(self, timestamp: int) -> None:
         """Have `on_timer` called once the processing time has reached `timestamp`.
 
-        Parameters
-        ----------
-        timestamp : int
-            Milliseconds since 1970. A timer for a time that is reached already fires at the end of
-            this epoch.
-
-        Raises
-        ------
-        NoCurrentKeyError
-            No key is current.
-        DeclarationError
-            The function has no ``on_timer``.
+        The parameter and errors are those of `register_event_time_timer`; it needs no event time.
         """
         self._timers.register_timer("processing", timestamp)
 
@@ -151,13 +136,7 @@ class RuntimeContext:
         self._timers.delete_timer("event", timestamp)
 
     def delete_processing_time_timer(self, timestamp: int) -> None:
-        """Delete a timer of the current key and namespace; nothing happens if there is none.
-
-        Parameters
-        ----------
-        timestamp : int
-            The timer's time, in milliseconds since 1970.
-        """
+        """Delete a timer of the current key and namespace; see `delete_event_time_timer`."""
         self._timers.delete_timer("processing", timestamp)
 
     def register_event_time_timers(self, keys: KeyBatch, timestamps: Any) -> None:
@@ -185,10 +164,7 @@ class RuntimeContext:
         self._timers.delete_timers(keys, "event", timestamps)
 
     def delete_processing_time_timers(self, keys: KeyBatch, timestamps: Any) -> None:
-        """Delete a timer per key; absent timers are ignored.
-
-        The parameters are those of `register_event_time_timers`.
-        """
+        """Delete a timer per key; see `delete_event_time_timers`."""
         self._timers.delete_timers(keys, "processing", timestamps)
 
     def output(self, tag: str, row: Any) -> None:
@@ -258,6 +234,25 @@ class RuntimeContext:
         self._task.apply_to_keyed_state(state, function)
 
 
+@dataclass(slots=True)
+class InstanceContext(RuntimeContext):
+    """The context of an instance and of the row that its function works on.
+
+    It has what `RuntimeContext` has, except for timers and namespaces, which belong to keys.
+
+    Attributes
+    ----------
+    instance : int
+        The number of the instance, from 0; there are `parallelism` of them.
+    redistributed : bool
+        Whether the number of instances has changed since the last epoch: the states were divided
+        anew, right before `open`.
+    """
+
+    instance: int = 0
+    redistributed: bool = False
+
+
 _REGISTER = (
     "register_event_time_timer(timestamp) or register_processing_time_timer(timestamp), in "
     "milliseconds since 1970"
@@ -299,3 +294,5 @@ _OTHERS = {
 }
 for _name, _instead in _OTHERS.items():
     setattr(RuntimeContext, _name, Elsewhere(_name, _instead))
+for _name in ("subtask", "index", "subtask_index", "getIndexOfThisSubtask", "partition_id"):
+    setattr(InstanceContext, _name, Elsewhere(_name, "instance"))

@@ -18,15 +18,6 @@ from pystate.base.arguments import shown
 from pystate.errors import DeclarationError, InvalidArgumentError
 from pystate.state.declaration import State
 
-__all__ = [
-    "TimeWindow",
-    "WindowContext",
-    "WindowFunction",
-    "WindowFunctionLike",
-    "WindowShape",
-    "window_shape",
-]
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -191,10 +182,7 @@ WindowShape: TypeAlias = Literal["windows", "window", "plain"]
 def window_shape(function: object, owner: str) -> WindowShape:
     """How a function over windows is called.
 
-    Raises
-    ------
-    DeclarationError
-        It is no function over windows, has none or both of the methods, or takes other arguments.
+    `DeclarationError`: it is none, has none or both of the methods, or takes other arguments.
     """
     if isinstance(function, type) and issubclass(function, WindowFunction):
         raise DeclarationError(f"{owner}: pass an instance: {function.__name__}(...)")

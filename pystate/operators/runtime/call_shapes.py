@@ -21,13 +21,13 @@ import pyarrow.types as at
 from pystate._core import core
 from pystate.base.notes import add_note
 from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeError
-from pystate.operators.functions.context import RuntimeContext, TimeDomain
+from pystate.operators.functions.context import RuntimeContext
 from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.grouping import grouped_columns, grouped_rows
 from pystate.operators.runtime.rows import RowFactory, key_maker, python_values
 from pystate.operators.runtime.timer_loop import FiringLimit
 from pystate.tables.backend import KeyedStateBackend
-from pystate.tables.timers import DueTimers
+from pystate.tables.timers import DueTimers, TimeDomain
 from pystate.types.arrays import reference
 from pystate.types.keys import leaf
 from pystate.types.state_type import StateType

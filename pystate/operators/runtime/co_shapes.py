@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 
 from pystate.operators.functions.binding import takes_rows
-from pystate.operators.functions.context import TimeDomain
 from pystate.operators.runtime.call_shapes import (
     Calls,
     Firing,
@@ -21,7 +20,7 @@ from pystate.operators.runtime.call_shapes import (
     Run,
     VectorCalls,
 )
-from pystate.tables.timers import DueTimers
+from pystate.tables.timers import DueTimers, TimeDomain
 
 __all__ = ["SIDES", "CoCalls", "CoVectorCalls", "InputName", "TwoInputs"]
 

@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from pystate.errors import DeclarationError
+from pystate.operators.functions.base import ProcessFunction
 from pystate.operators.functions.binding import Registry, shape
-from pystate.operators.functions.context import RuntimeContext, Timers
-from pystate.operators.functions.process import InstanceContext, ProcessFunction
+from pystate.operators.functions.context import InstanceContext, RuntimeContext, Timers
 from pystate.operators.runtime.call_shapes import (
     OUTPUT_ROWS,
     Calls,

@@ -29,14 +29,15 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.state.declaration import State
-from pystate.state.operator_list import OperatorListState, put_items
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.operator_state import (
     INSTANCE_KEY,
     Instance,
+    InstanceRow,
     KeylessState,
     OldRows,
-    Own,
+    OperatorListState,
+    put_items,
 )
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.range_rows import put_rows
@@ -178,7 +179,9 @@ class InstanceState:
         self.redistributed = False
         self._backend = backend
         self._states = states
-        self._own = Own(instance, lambda: self._backend.keys([[part] for part in instance.key]))
+        self._own = InstanceRow(
+            instance, lambda: self._backend.keys([[part] for part in instance.key])
+        )
         self._stored = {n: backend.register(n, d.stored()) for n, d in states.items()}
         self._handles = {n: d.opened(self._stored[n], self._own) for n, d in states.items()}
 

@@ -47,7 +47,7 @@ from pystate.operators.functions.binding import (
     shape,
     unbind,
 )
-from pystate.operators.functions.context import RuntimeContext, TimeDomain, Timers
+from pystate.operators.functions.context import RuntimeContext, Timers
 from pystate.operators.runtime.broadcast import BroadcastCalls, BroadcastStates
 from pystate.operators.runtime.call_shapes import (
     OUTPUT_ROWS,
@@ -73,6 +73,7 @@ from pystate.redaction import logger
 from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_state import KeylessState
 from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.timers import TimeDomain
 
 __all__ = ["BROADCAST", "Elements", "FunctionOperator"]
 

@@ -29,9 +29,9 @@ from pystate.state.key_batch import (
     KeyBatch,
     Step,
     apply_steps,
-    copied_together,
-    numbers_together,
-    overflowed,
+    overflowing_key,
+    read_arrays,
+    read_longs,
 )
 from pystate.state.value import ValueHandle
 from pystate.tables.backend import KeyedStateBackend
@@ -361,7 +361,7 @@ class Columns:
         self, error: StateOverflowError, keys: KeyBatch, column: str | None = None
     ) -> StateOverflowError:
         """The error with the operator, and the key unless keys are those of windows that fire."""
-        where = self._owner if self._folding else f"{self._owner}: {overflowed(error, keys)}"
+        where = self._owner if self._folding else f"{self._owner}: {overflowing_key(error, keys)}"
         return StateOverflowError(f"{where}: {'' if column is None else column + ': '}{error}")
 
     @property
@@ -455,7 +455,7 @@ class Columns:
         """What columns are to the core, and some other states, by name; read together."""
         handles = [h.kept for h in self._handles if isinstance(h, ColumnAggregate)]
         handles = [h for h in handles if not h.type.is_bytes] + list(more)
-        arrays = copied_together(keys, [(h.column, h.type) for h in handles])
+        arrays = read_arrays(keys, [(h.column, h.type) for h in handles])
         return dict(zip((h.name for h in handles), arrays, strict=True))
 
     def numbers(
@@ -463,7 +463,7 @@ class Columns:
     ) -> dict[str, tuple[Times, Mask]]:
         """As `kept`, where all are longs: the values, 0 for none, and where there are values."""
         handles = [h.kept for h in self._handles if isinstance(h, ColumnAggregate)] + list(more)
-        found = numbers_together(keys, [(h.column, h.type) for h in handles])
+        found = read_longs(keys, [(h.column, h.type) for h in handles])
         return dict(zip((h.name for h in handles), found, strict=True))
 
     def results(self, keys: KeyBatch) -> list[pa.Array[Any]]:

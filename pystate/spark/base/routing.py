@@ -171,7 +171,7 @@ class KeyRouter:
 
     def owners(self, columns: Sequence[pa.Array[Any]]) -> list[int]:
         """The range of each row of some key columns."""
-        from pystate.tables.backend import hash_keys
+        from pystate.types.arrays import hash_keys
 
         hashes = hash_keys(columns).view("int64")
         groups = hashes % self.max_parallelism  # numpy's rule for the sign is that of pmod

@@ -54,8 +54,8 @@ from pystate.spark.tasks.delta import HeldPlan
 from pystate.spark.tasks.range_task import STAGING, WRITING, OperatorPlan, ResultFiles
 from pystate.spark.tasks.reports import ReportBox
 from pystate.state.operator_spec import OperatorSpec
-from pystate.state.registry import refuse_pickled
 from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.registry import refuse_pickled
 from pystate.types.state_type import TypeLike, parse_type, refuse_nested_key
 
 if TYPE_CHECKING:

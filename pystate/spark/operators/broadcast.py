@@ -28,8 +28,8 @@ from pyspark.sql import types as st
 from pystate.base.arguments import choice
 from pystate.epochs.watermarks import Input
 from pystate.errors import InvalidArgumentError
+from pystate.operators.functions.base import BroadcastFunction
 from pystate.operators.functions.binding import broadcast_states, shape
-from pystate.operators.functions.broadcast import BroadcastFunction
 from pystate.operators.runtime.function_spec import PROCESS_LATE, BroadcastInput, FunctionSpec
 from pystate.operators.runtime.instance_state import instance_spec
 from pystate.operators.runtime.runtime import BROADCAST

@@ -16,7 +16,7 @@ from pyspark.sql import types as st
 from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
-from pystate.operators.functions.binding import operator_spec, require_state, sent
+from pystate.operators.functions.binding import for_tasks, operator_spec, require_state
 from pystate.operators.joins.late import LateLike
 from pystate.operators.runtime.function_spec import (
     DROP_LATE,
@@ -157,7 +157,7 @@ class ConnectedFrames:
             ),
         )
         require_state(function, owner)
-        sent(function, cloudpickle.dumps)
+        for_tasks(function, cloudpickle.dumps)
         key, both = left.keys, (others[0], others[1])
         return apply(
             left.evaluation,

@@ -17,7 +17,7 @@ from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.aggregates import Aggregate
 from pystate.operators.functions.base import StatefulFunction
-from pystate.operators.functions.binding import operator_spec, require_state, sent
+from pystate.operators.functions.binding import for_tasks, operator_spec, require_state
 from pystate.operators.runtime.aggregate import AggregateOperator
 from pystate.operators.runtime.deduplicate import DeduplicateSpec
 from pystate.operators.runtime.function_spec import (
@@ -242,7 +242,7 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
             broadcast=None if broadcast is None else broadcast.spec,
         )
         require_state(function, self._owner)
-        sent(function, cloudpickle.dumps)
+        for_tasks(function, cloudpickle.dumps)
         states = None if broadcast is None else broadcast.states(spec)
         applied = Application(
             operator_spec(function, uid, parse_key(self._keys)),

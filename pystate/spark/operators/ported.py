@@ -19,7 +19,7 @@ from pystate.base.arguments import checked_uid, shown
 from pystate.checkpoint.refs import INPUT
 from pystate.epochs.watermarks import Input
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.operators.functions.binding import operator_spec, require_state, sent
+from pystate.operators.functions.binding import for_tasks, operator_spec, require_state
 from pystate.operators.runtime.function_spec import DROP_LATE, PROCESS_LATE, FunctionSpec
 from pystate.operators.runtime.invalid_rows import InvalidRule
 from pystate.operators.runtime.output import OutputColumns
@@ -354,7 +354,7 @@ class PortedOperators:
         spec = self._ported_spec(function, frame.columns, output(declared, self._owner))
         spec = replace(spec, event_time=self._event_time, late=late)
         require_state(function, self._owner)
-        sent(function, cloudpickle.dumps)
+        for_tasks(function, cloudpickle.dumps)
         earlier = self._earlier_rows(self._columns)
         if first is not None and earlier is not None:
             raise InvalidArgumentError(
@@ -425,7 +425,7 @@ def _size(session: SparkSession, option: str) -> int | None:
 
 def _sent_and_back(processor: Any) -> Any:
     """A copy as a task gets it."""
-    return cloudpickle.loads(sent(processor, cloudpickle.dumps, "init(self, handle)"))
+    return cloudpickle.loads(for_tasks(processor, cloudpickle.dumps, "init(self, handle)"))
 
 
 def _check_event_time(name: Any, schema: st.StructType, owner: str) -> None:

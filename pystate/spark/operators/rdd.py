@@ -16,7 +16,7 @@ from pyspark.core.rdd import RDD
 from pystate.base.arguments import shown
 from pystate.errors import DeclarationError, InvalidArgumentError
 from pystate.operators.functions.base import KeyedProcessFunction
-from pystate.operators.functions.binding import operator_spec, sent, shape
+from pystate.operators.functions.binding import for_tasks, operator_spec, shape
 from pystate.operators.runtime.function_spec import (
     PROCESS_LATE,
     FunctionSpec,
@@ -120,7 +120,7 @@ def rdd_operator(
             f"{owner}: late={tag!r} takes elements of the RDD: name their columns, "
             f"side_outputs={{{tag!r}: 'k string, v long'}}"
         )
-    sent(function, cloudpickle.dumps)
+    for_tasks(function, cloudpickle.dumps)
     check = None if schema is None else output_columns(parse_schema(schema, owner), owner)
     spec = FunctionSpec(
         function,

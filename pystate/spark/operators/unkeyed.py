@@ -14,9 +14,8 @@ from pyspark.sql import types as st
 
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import WrongTypeError
-from pystate.operators.functions.base import StatefulFunction
-from pystate.operators.functions.binding import instance_states, sent, way_to_function
-from pystate.operators.functions.process import ProcessFunction
+from pystate.operators.functions.base import ProcessFunction, StatefulFunction
+from pystate.operators.functions.binding import for_tasks, instance_states, way_to_function
 from pystate.operators.runtime.function_spec import (
     PROCESS_LATE,
     FunctionSpec,
@@ -167,7 +166,7 @@ class OperatorFrame:
             late=late,
         )
         states = instance_states(function, owner)
-        sent(function, cloudpickle.dumps)
+        for_tasks(function, cloudpickle.dumps)
         given_items = checked_given(initial_state, f"{owner}: initial_state")
         return apply(
             self._evaluation,

@@ -17,7 +17,7 @@ from pyspark.sql import types as st
 from pystate.checkpoint.refs import INPUT
 from pystate.epochs.watermarks import Holds, Input
 from pystate.errors import InvalidArgumentError
-from pystate.operators.functions.binding import sent
+from pystate.operators.functions.binding import for_tasks
 from pystate.operators.functions.windows import WindowFunctionLike
 from pystate.operators.runtime.function_spec import checked_late, late_tag
 from pystate.operators.runtime.invalid_rows import InvalidRule
@@ -281,7 +281,7 @@ class WindowedFrame:
         rows = WindowRowsSpec.of_rows(self._options, given.names, input_schema, given.owner)
         output = output_columns(declared, given.owner)
         spec = WindowProcessSpec(function, rows, input_schema, output, sides, given.owner)
-        sent(function, cloudpickle.dumps)
+        for_tasks(function, cloudpickle.dumps)
         written = {name: columns.schema for name, columns in sides.items()}
         if tag is not None:
             written[tag] = input_schema

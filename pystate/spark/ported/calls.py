@@ -13,14 +13,13 @@ import pyarrow.compute as pc
 import pyarrow.types as at
 
 from pystate._core import core
-from pystate.operators.functions.context import TimeDomain
 from pystate.operators.runtime.call_shapes import Firing, KeyedCalls, one_batch
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.grouping import grouped_rows
 from pystate.operators.runtime.rows import part_maker, python_values, readable
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.rows import row_class
-from pystate.tables.timers import DueTimers
+from pystate.tables.timers import DueTimers, TimeDomain
 from pystate.types.keys import has_null_marks
 from pystate.types.state_type import StateType
 

@@ -20,9 +20,9 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 
 from pystate.errors import DeclarationError
-from pystate.operators.functions.base import RESERVED, KeyedProcessFunction, RuntimeContext
-from pystate.operators.functions.binding import sent
-from pystate.operators.functions.context import TimeDomain
+from pystate.operators.functions.base import RESERVED, KeyedProcessFunction
+from pystate.operators.functions.binding import for_tasks
+from pystate.operators.functions.context import RuntimeContext
 from pystate.spark.ported.calls import PortedCalls
 from pystate.spark.ported.handle import RecordingHandle, RequestedStates, TaskHandle, TimeMode
 from pystate.spark.ported.rows import Form, use_quick_rows
@@ -31,6 +31,7 @@ from pystate.spark.ported.timers import KeyTimers
 from pystate.state.declaration import State
 from pystate.state.value import ValueState
 from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.timers import TimeDomain
 
 _DOMAINS: dict[TimeMode, TimeDomain] = {"ProcessingTime": "processing", "EventTime": "event"}
 #: The state of a processor that has neither states nor timers; nothing is ever stored in it.
@@ -172,7 +173,7 @@ class TimedFunction(PortedFunction):
 
 
 def _copied(processor: Any) -> Any:
-    return sent(processor, copy.deepcopy, "init(self, handle)")
+    return for_tasks(processor, copy.deepcopy, "init(self, handle)")
 
 
 def ported(

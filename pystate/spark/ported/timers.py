@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from pystate._core import core
-from pystate.operators.functions.context import RuntimeContext, TimeDomain
+from pystate.operators.functions.context import RuntimeContext
 from pystate.operators.runtime.drain import MAX_WATERMARK
 from pystate.tables.backend import KeyedStateBackend
-from pystate.tables.timers import DueTimers
+from pystate.tables.timers import DueTimers, TimeDomain
 
 #: Timers that are read at once for the list of a key's.
 _LISTED = 65_536

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from pystate.base.arguments import flag, require_no_credentials, shortened, shown
 from pystate.errors import DeclarationError, InvalidArgumentError, PystateError, SinkError
-from pystate.operators.functions.binding import captured
+from pystate.operators.functions.binding import unsendable_reference
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.failures import is_stop, stopped_its_query
 
@@ -245,7 +245,7 @@ def _check_can_be_sent(sink: Sink, what: str) -> None:
                 culprit, value = f"{culprit}.{attribute}", f" = {attached!r:.80}"
                 break
         else:
-            used = captured(sink, dumps)
+            used = unsendable_reference(sink, dumps)
             if used is not None:
                 culprit, value = used[0], f", which refers to {used[1]} = {used[2]!r:.80},"
         raise DeclarationError(

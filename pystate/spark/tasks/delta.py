@@ -29,7 +29,7 @@ from pystate.epochs.interval import is_tolerable
 from pystate.errors import CheckpointError, StateLostError
 
 if TYPE_CHECKING:
-    from pystate.tables.backend import Snapshot
+    from pystate.tables.snapshots import Snapshot
 
 __all__ = ["DeltaWriter", "HeldPlan", "Target", "Written"]
 

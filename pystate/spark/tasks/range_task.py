@@ -32,6 +32,7 @@ from pystate.checkpoint.begin_marks import BeginMarks, Beginning, Mark
 from pystate.checkpoint.held_deltas import HeldFiles
 from pystate.checkpoint.manifest import EMPTY_ID, RangeState
 from pystate.checkpoint.refs import INPUT, KEPT
+from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.range_report import InputSeen, RangeReport, SideFile
@@ -49,7 +50,6 @@ from pystate.spark.tasks.side import SideFiles
 from pystate.spark.tasks.table_move import executor_home, move_table
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.attach import Attachment, tables
-from pystate.tables.backend import Lineage
 from pystate.tables.options import TableOptions
 from pystate.tables.recovery import TableSpec, private_table
 from pystate.tables.upkeep import note_use, remove_outdated
@@ -57,7 +57,8 @@ from pystate.tables.upkeep import note_use, remove_outdated
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
-    from pystate.tables.backend import KeyedStateBackend, Snapshot
+    from pystate.tables.backend import KeyedStateBackend
+    from pystate.tables.snapshots import Snapshot
 
 __all__ = ["STAGING", "WRITING", "OperatorPlan", "RangeTask", "ResultFiles"]
 
@@ -225,7 +226,7 @@ class OperatorPlan:
             options=self.options,
             query=self.query,
             held=self.held_files(state),
-            go_on=go_on,
+            heartbeat=go_on,
         )
         note_use(spec.home, self.storage.local_path("job.json"), self.term)
         return spec

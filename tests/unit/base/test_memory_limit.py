@@ -36,7 +36,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Callable[[], Memor
 
     def set_limit(limit_bytes: int) -> Callable[[], MemoryUse]:
         budget = core.Budget(limit_bytes)
-        for module in ("tables.table", "checkpoint.state_files", "checkpoint.file_merge"):
+        for module in ("tables.backend", "checkpoint.state_files", "checkpoint.file_merge"):
             monkeypatch.setattr(f"pystate.{module}.process_budget", lambda: budget)
         return lambda: MemoryUse(*budget.stats())
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from pystate.errors import CorruptFileError, DeclarationError, InvalidArgumentError
 from pystate.state import aggregators as ag
-from pystate.state.sketches import estimate
+from pystate.state.aggregators import estimate
 from pystate.types.arrays import as_array, hash_keys
 from pystate.types.state_type import parse_type
 

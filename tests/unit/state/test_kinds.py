@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import pystate as ps
-from pystate.state import accumulators, kinds
+from pystate.state import aggregators, kinds
 from pystate.state.declaration import State
 from pystate.state.identity import StoredFold
 from pystate.state.list import UnionListState
@@ -103,6 +103,6 @@ def test_operator_state_is_stored_as_a_keyed_kind(declaration: KeylessState) -> 
 def test_numbers_of_accumulators_are_the_cores() -> None:
     header = (Path(__file__).parents[3] / "csrc" / "interface" / "access.h").read_text("utf-8")
     core = {name: int(number) for name, number in re.findall(r"PST_AGG_(\w+) = (\d+)", header)}
-    assert core and core == {name: getattr(accumulators, name) for name in core}
-    constants = {name for name in accumulators.__all__ if name.isupper()}
+    assert core and core == {name: getattr(aggregators, name) for name in core}
+    constants = {n for n, value in vars(aggregators).items() if type(value) is int and n[0] != "_"}
     assert constants == {"COLUMN", *core}

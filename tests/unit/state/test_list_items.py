@@ -88,7 +88,7 @@ def test_no_other_items_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
         made.append(name)
         return objects.unpickled(name, data)
 
-    monkeypatch.setattr("pystate.state.elements.unpickled", counted)
+    monkeypatch.setattr("pystate.state.handle.unpickled", counted)
     with ps.KeyedStateBackend("int", states={"l": ps.ListState(object)}) as backend:
         backend.set_current_key(1)
         backend["l"].add_all((i,) for i in range(1000))

@@ -452,7 +452,8 @@ def test_old_tables_that_are_not_at_the_base(
 def _is_upper(key: int) -> bool:
     import pyarrow as pa
 
-    from pystate.tables.backend import hash_keys, key_group
+    from pystate._core.core import key_group
+    from pystate.types.arrays import hash_keys
 
     return key_group(int(hash_keys([pa.array([key])])[0]), 128) > 63
 
@@ -477,7 +478,8 @@ def test_tables_that_cannot_be_copied_make_room(
 
 
 def _belongs(backend: Any, key: int) -> bool:
-    from pystate.tables.backend import hash_keys, key_group
+    from pystate._core.core import key_group
+    from pystate.types.arrays import hash_keys
 
     first, last = backend.key_group_range
     import pyarrow as pa
@@ -525,12 +527,12 @@ def test_a_task_looks_at_few_of_many_tables(
     monkeypatch.setattr(shared_tables, "_file_id", lambda p: looked.append(p) or file_id(p))
     one.attach(ranges[0])
     one.release()
-    assert 0 < len(looked) <= shared_tables._CHECKED + 1
+    assert 0 < len(looked) <= shared_tables._STALE_CHECKS + 1
     # Yet each is looked at in its turn: those that others discarded are given back.
     assert home.folder is not None
     for path in Path(home.folder).rglob("*.table"):
         path.unlink()
-    for _ in range(2 * 64 // shared_tables._CHECKED):
+    for _ in range(2 * 64 // shared_tables._STALE_CHECKS):
         one.attach(ranges[0])
         one.release()
     assert [entry.backend is None for entry in one.cache._entries.values()].count(False) == 1

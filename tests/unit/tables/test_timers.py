@@ -20,8 +20,8 @@ from pystate.errors import (
     NoCurrentKeyError,
     NoEventTimeError,
 )
-from pystate.operators.functions.context import TimeDomain
 from pystate.operators.runtime import call_shapes
+from pystate.tables.timers import TimeDomain
 from pystate.testing import Harness
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import pystate as ps
 from pystate.state.operator_spec import declared_fills
-from pystate.types.fills import fill_of, fills_of, pin, pinned
+from pystate.types.fills import fill_of, fills_of, pin, unpin
 from pystate.types.nested import NestedCodec
 from pystate.types.state_type import parse_type
 
@@ -92,7 +92,7 @@ def test_a_field_that_was_added_later_has_its_own_default() -> None:
 
 
 def test_what_is_no_default() -> None:
-    assert pinned("path") is None and pinned(pin("`=`", [1])) == ("`=`", [1])
+    assert unpin("path") is None and unpin(pin("`=`", [1])) == ("`=`", [1])
     for declared in (
         ps.ValueState("long", 3),
         ps.ValueState("struct<a:int>"),

@@ -9,7 +9,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
-from pystate.tables.backend import hash_keys
+from pystate.types.arrays import hash_keys
 from pystate.types.keys import has_null_marks, key_columns, leaf, leaves
 from pystate.types.state_type import parse_type
 

@@ -18,7 +18,7 @@ from pystate._core import core
 from pystate.errors import DeclarationError, StateOverflowError, WrongTypeError
 from pystate.operators.runtime.output import parse_columns
 from pystate.types.arrays import as_array, from_parts, hash_keys, key_groups
-from pystate.types.codecs import codec_of
+from pystate.types.nested import codec_of
 from pystate.types.state_type import from_code, parse_type
 
 UTC = dt.timezone.utc

@@ -16,7 +16,14 @@ from pyspark import cloudpickle
 import pystate as ps
 from pystate.errors import DeclarationError, NoCurrentKeyError
 from pystate.operators.functions.base import RESERVED
-from pystate.operators.functions.binding import bind, copied, declarations, sent, shape, unbind
+from pystate.operators.functions.binding import (
+    bind,
+    declarations,
+    for_tasks,
+    shape,
+    task_copy,
+    unbind,
+)
 
 
 class Counter(ps.KeyedProcessFunction):
@@ -228,9 +235,9 @@ def test_an_attribute_that_cannot_be_copied_is_named() -> None:
     function: Any = Counter()
     function.names, function.lock = ["a"], threading.Lock()
     with pytest.raises(DeclarationError, match=r"Counter.lock = .*make it in open\(self, ctx\)"):
-        copied(function)
+        task_copy(function)
     function.lock = None
-    other: Any = copied(function)
+    other: Any = task_copy(function)
     assert other.names == ["a"] and other.names is not function.names
     with (
         pytest.raises(DeclarationError, match=r"Counter.lock = "),
@@ -334,7 +341,7 @@ def test_what_code_refers_to_and_cannot_be_sent_is_named_with_the_way_out() -> N
         cloudpickle.register_pickle_by_value(sys.modules[__name__])
         try:
             with pytest.raises(DeclarationError) as caught:
-                sent(function, cloudpickle.dumps)
+                for_tasks(function, cloudpickle.dumps)
         finally:
             cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
         said = str(caught.value)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
+from pystate._core.core import range_bounds
 from pystate.epochs.watermarks import OperatorTime
 from pystate.operators.functions.binding import broadcast_states, instance_states, operator_spec
 from pystate.operators.joins.asof import AsofJoin, AsofJoinSpec
@@ -33,7 +34,8 @@ from pystate.operators.windows.process import WindowProcess, WindowProcessSpec
 from pystate.operators.windows.row_windows import WindowRowsSpec
 from pystate.operators.windows.specification import WindowSpec, window_options
 from pystate.state.operator_spec import OperatorSpec
-from pystate.tables.backend import KeyedStateBackend, hash_keys, key_groups, range_bounds
+from pystate.tables.backend import KeyedStateBackend
+from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.keys import parse_key
 from pystate.types.state_type import parse_type
 

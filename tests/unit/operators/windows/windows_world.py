@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
+from pystate._core.core import range_bounds
 from pystate.epochs.watermarks import OperatorTime
 from pystate.operators.functions.windows import TimeWindow, WindowFunction
 from pystate.operators.runtime.output import OutputColumns
@@ -23,12 +24,8 @@ from pystate.operators.windows.factory import make_operator
 from pystate.operators.windows.process import WindowProcess, WindowProcessSpec
 from pystate.operators.windows.row_windows import WindowRowsSpec
 from pystate.operators.windows.specification import WindowOptions, WindowSpec, window_options
-from pystate.tables.backend import (
-    KeyedStateBackend,
-    hash_keys,
-    key_groups,
-    range_bounds,
-)
+from pystate.tables.backend import KeyedStateBackend
+from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.keys import parse_key
 
 GROUPS = 16

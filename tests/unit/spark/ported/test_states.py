@@ -18,9 +18,9 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.operators.functions.binding import declarations
 from pystate.spark import adapt
 from pystate.spark.ported.states import checked_request
-from pystate.state.declaration import parted, referred
+from pystate.state.declaration import stored_parts, stored_reference_ms
 from pystate.state.kinds import declared_as
-from pystate.state.renames import in_files
+from pystate.state.operator_spec import in_files
 from pystate.testing import Harness
 
 SCHEMAS: dict[str, tuple[Any, ...]] = {
@@ -249,7 +249,7 @@ def test_the_spelling(name: str, file_name: str | None) -> None:
     state = state.referring_to(7).in_files(file_name)
     stored = state.stored_as()
     assert stored.startswith("7 ms: " if file_name is None else '"7 ms: x": 7 ms: ')
-    assert (parted(stored)[0], referred(stored)) == (file_name, 7)
+    assert (stored_parts(stored)[0], stored_reference_ms(stored)) == (file_name, 7)
     assert declared_as(stored).stored_as() == stored
     copied = pickle.loads(pickle.dumps(state))
     assert copied.stored_as() == stored and copied.ttl == ps.StateTtl(90)
@@ -257,13 +257,13 @@ def test_the_spelling(name: str, file_name: str | None) -> None:
     [off] = in_files({name: declarations(function(None))[name]}, [(name, stored)], "it").values()
     assert off.reference_ms == 7 and off.ttl is None
     own = declared_as(stored).referring_to(None)
-    assert referred(own.stored_as()) is None
+    assert stored_reference_ms(own.stored_as()) is None
 
 
 def test_own_states_take_over_what_is_stored() -> None:
     own = ps.ValueState("struct<i:long>", ttl=ps.StateTtl(5))
     [found] = in_files({"value": own}, [("value", "100 ms: struct<i:long>")], "it").values()
-    assert found.reference_ms is None and referred(found.stored_as()) is None
+    assert found.reference_ms is None and stored_reference_ms(found.stored_as()) is None
 
 
 def test_only_a_time_to_live_has_it() -> None:

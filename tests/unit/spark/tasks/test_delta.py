@@ -14,12 +14,13 @@ import pystate as ps
 from pystate.checkpoint import held_deltas
 from pystate.checkpoint.held_deltas import HeldFiles
 from pystate.checkpoint.manifest import EMPTY_ID, RangeState
+from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.range_report import RangeReport, advanced, check_report
 from pystate.errors import CheckpointError, NoSpaceError, StateLostError
 from pystate.spark.tasks.delta import DeltaWriter, HeldPlan, Target, Written
 from pystate.state.operator_spec import OperatorSpec
-from pystate.tables.backend import KeyedStateBackend, Lineage
+from pystate.tables.backend import KeyedStateBackend
 from pystate.types.keys import parse_key
 
 STATES: dict[str, Any] = {

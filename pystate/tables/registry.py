@@ -16,24 +16,14 @@ from pystate.state.columns import Column, timers_columns
 from pystate.state.declaration import MOST_TEXT_BYTES, State
 from pystate.state.handle import Objects, StateHandle
 
-__all__ = ["StateRegistry", "refuse_pickled", "unknown_state"]
-
-
 #: What is added to the name of a state: of the column of its times, or where it is used again.
 _SUFFIX_BYTES = 16
 
 
 class StateRegistry:
-    """The declared states of one table.
+    """The declared states of one table, whose handles must be made before it is opened.
 
-    Parameters
-    ----------
-    table : Table
-        Not open yet; its handles must be made before it is opened.
-    reserved : mapping of str to str
-        Names that no state may have, and what uses them.
-    timers : bool
-        Whether keys have timers.
+    `reserved` are names that no state may have, and what uses them.
     """
 
     def __init__(self, table: core.Table, reserved: Mapping[str, str], timers: bool) -> None:
@@ -143,7 +133,7 @@ class StateRegistry:
         return any(declaration.ttl is not None for declaration in self._declarations.values())
 
 
-def unknown_state(name: object, known: Iterable[str]) -> UnknownStateError:
+def unknown_state_error(name: object, known: Iterable[str]) -> UnknownStateError:
     """The error to raise for a state that was not declared."""
     names = list(known)
     listed = ", ".join(map(repr, names)) or "none"
@@ -151,24 +141,11 @@ def unknown_state(name: object, known: Iterable[str]) -> UnknownStateError:
 
 
 def refuse_pickled(states: Mapping[str, State[Any]], owner: str) -> None:
-    """Refuse states whose values would be unpickled when they are read.
-
-    Parameters
-    ----------
-    states : mapping from name to State
-        All declared states.
-    owner : str
-        The owner of the states, as errors name it.
-
-    Raises
-    ------
-    DeclarationError
-        Some states are pickled; the message names them.
-    """
-    found = [name for name, state in states.items() if state.type.is_object]
-    if found:
+    """Refuse states whose values would be unpickled when they are read; `owner` is theirs."""
+    pickled = [name for name, state in states.items() if state.type.is_object]
+    if pickled:
         raise DeclarationError(
-            f"{owner}: {', '.join(map(repr, found))} would be pickled, and allow_pickle=False "
+            f"{owner}: {', '.join(map(repr, pickled))} would be pickled, and allow_pickle=False "
             "refuses that: whoever can write to a checkpoint could have any code run where its "
             "objects are read. Declare a type, such as 'struct<a:int,b:array<string>>', in place "
             "of object, and one of pystate's aggregators in place of an AggregateFunction"
