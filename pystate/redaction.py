@@ -21,8 +21,6 @@ from collections.abc import Mapping
 from functools import cache
 from urllib.parse import unquote
 
-__all__ = ["HIDDEN", "has_credentials", "is_secret", "logger", "redacted", "without_secrets"]
-
 #: What stands where a secret was.
 HIDDEN = "***"
 

@@ -24,6 +24,7 @@ import pyarrow as pa
 from pystate.base.arguments import flag, folder_path, integer, mapping, shown
 from pystate.base.folder_lock import FolderLock
 from pystate.base.markup import bytes_shown, panel
+from pystate.checkpoint.epoch_log import StoreChronicle
 from pystate.checkpoint.job_file import (
     OperatorEntry,
     check_schemas,
@@ -33,21 +34,18 @@ from pystate.checkpoint.job_file import (
     refuse_spark,
 )
 from pystate.checkpoint.locations import local_only
-from pystate.checkpoint.manifest import (
+from pystate.checkpoint.manifest import Manifest, QueryProgress, is_published
+from pystate.checkpoint.manifest_log import History, Retired
+from pystate.checkpoint.refs import (
     EMPTY_ID,
     FileRef,
-    Manifest,
     OperatorState,
-    QueryProgress,
     RangeState,
     Schema,
     empty_range,
-    is_published,
     state_path,
 )
-from pystate.checkpoint.manifest_log import History, Retired
 from pystate.checkpoint.storage import LocalStorage
-from pystate.checkpoint.store_chronicle import StoreChronicle
 from pystate.epochs.merge_policy import MergePolicy, Run, replaced
 from pystate.epochs.merges import merge_range
 from pystate.epochs.retention import delete_files, delete_retired, delete_unnamed

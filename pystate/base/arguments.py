@@ -16,22 +16,6 @@ from typing import Any
 from pystate.errors import InvalidArgumentError
 from pystate.redaction import has_credentials, redacted, without_secrets
 
-__all__ = [
-    "NO_INSTANT",
-    "checked_uid",
-    "choice",
-    "flag",
-    "folder_path",
-    "integer",
-    "mapping",
-    "nearest",
-    "repeated",
-    "require_no_credentials",
-    "shortened",
-    "shown",
-    "text",
-]
-
 #: The one rule of datetimes without a time zone.
 NO_INSTANT = (
     "a time without a time zone is no instant: attach the one that it is in "

@@ -17,8 +17,6 @@ from urllib.parse import unquote, urlsplit
 
 from pystate.errors import MissingPackageError
 
-__all__ = ["extra", "require_own_package", "warn_of_namesake"]
-
 _NAME = "pystate-spark"
 _NAMESAKE = "pystate"
 _PACKAGES = ("site-packages", "dist-packages")

@@ -10,8 +10,6 @@ from html import escape
 
 from pystate.redaction import redacted
 
-__all__ = ["bytes_shown", "panel"]
-
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 

@@ -12,8 +12,6 @@ from typing import NamedTuple
 from pystate._core import core
 from pystate.errors import InvalidArgumentError
 
-__all__ = ["MemoryUse", "memory_limit_bytes", "memory_use", "process_budget"]
-
 _LIMIT_VARIABLE = "PYSTATE_MEMORY_LIMIT_BYTES"
 
 

@@ -17,8 +17,6 @@ from typing import Any
 
 from pystate.redaction import redacted
 
-__all__ = ["PRINTED", "add_note", "hide_in_causes", "notes_of", "with_notes"]
-
 #: Whether Python prints notes.
 PRINTED = sys.version_info >= (3, 11)
 

@@ -31,11 +31,9 @@ import time
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from pystate.checkpoint.manifest import uid_folder
+from pystate.checkpoint.refs import uid_folder
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import EvaluationError
-
-__all__ = ["EVALUATIONS", "BeginMarks", "Beginning", "Begun", "Mark", "RefusedError"]
 
 EVALUATIONS = "evaluations"
 _DRIVER = "driver"

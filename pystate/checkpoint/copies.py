@@ -15,8 +15,6 @@ from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import AlreadyPublishedError, CheckpointError
 
-__all__ = ["for_all", "keep", "place"]
-
 _THREADS = 8
 
 Item = TypeVar("Item")

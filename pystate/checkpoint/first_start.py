@@ -40,16 +40,15 @@ from pystate.checkpoint.job_file import (
     read_job,
 )
 from pystate.checkpoint.manifest import (
-    MANIFESTS,
-    FileRef,
     Manifest,
-    OperatorState,
     QueryProgress,
     manifest_path,
     read_manifest,
 )
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.metadata import decode_document, encode_document
+from pystate.checkpoint.parts import MANIFESTS
+from pystate.checkpoint.refs import FileRef, OperatorState
 from pystate.checkpoint.run_keys import RUNS, check_version
 from pystate.checkpoint.savepoint import (
     FOLDERS,
@@ -77,8 +76,6 @@ from pystate.errors import (
     InvalidArgumentError,
 )
 from pystate.redaction import logger
-
-__all__ = ["begin_with", "begun_epoch", "claim_savepoint", "has_begun", "require_restore"]
 
 _LOG = logger("pystate.checkpoint.first_start")
 

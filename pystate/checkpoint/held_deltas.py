@@ -23,13 +23,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from pystate.checkpoint.file_merge import merge_files
-from pystate.checkpoint.manifest import FileRef, uid_folder
-from pystate.checkpoint.state_files import FileInfo, Lineage, Source
+from pystate.checkpoint.refs import FileRef, uid_folder
+from pystate.checkpoint.state_files import FileInfo, Lineage, Source, merge_files
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.errors import NoSpaceError, StateLostError
-
-__all__ = ["HELD", "HeldFiles", "is_held", "merge_held"]
 
 #: The folder of held deltas, beside the tables and in the checkpoint.
 HELD = "held"

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from pystate.checkpoint.epoch_log import HISTORY
-from pystate.checkpoint.manifest import MANIFESTS, Schema, decode_schema
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
+from pystate.checkpoint.parts import MANIFESTS
 from pystate.checkpoint.refs import (
     WITH_KINDS,
     OperatorState,
+    Schema,
     decode_defaults,
+    decode_schema,
     decode_states,
     state_epoch,
 )
@@ -40,25 +42,6 @@ from pystate.state.kinds import declared_as
 from pystate.state.renames import file_name
 from pystate.state.value import ValueState
 from pystate.types.keys import MAX_PARALLELISM
-
-__all__ = [
-    "JOB_FILE",
-    "REPAIR_FILE",
-    "RESTORED_FILE",
-    "SAVEPOINT_FILE",
-    "SPARKS",
-    "JobFile",
-    "OperatorEntry",
-    "check_parallelism",
-    "check_schemas",
-    "default_max_parallelism",
-    "has_epochs",
-    "is_sparks",
-    "library",
-    "open_job",
-    "read_job",
-    "refuse_spark",
-]
 
 #: Version 2 spells states as manifests from format 6 on do. Version 3 has the defaults of states.
 _FORMAT_VERSION = 3

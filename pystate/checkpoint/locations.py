@@ -9,12 +9,9 @@ import os
 import re
 from urllib.parse import unquote, urlsplit
 
-from pystate.checkpoint.object_client import SCHEMES, refuse_credentials
-from pystate.checkpoint.object_storage import ObjectStorage
+from pystate.checkpoint.object_storage import SCHEMES, ObjectStorage, refuse_credentials
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.errors import InvalidArgumentError
-
-__all__ = ["local_only", "open_storage"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 

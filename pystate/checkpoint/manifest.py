@@ -22,50 +22,11 @@ from typing import Any
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
 from pystate.checkpoint.parts import MANIFESTS, Parts, PartUse, decode_operators, encode_operators
 from pystate.checkpoint.refs import (
-    EMPTY_ID,
-    TIMERS,
-    FileRef,
-    InputState,
     OperatorState,
-    RangeState,
-    Schema,
-    as_schema,
-    decode_schema,
-    empty_range,
-    has_timers,
-    state_folder,
-    state_path,
-    uid_folder,
 )
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CorruptFileError, InvalidArgumentError, PystateError, SwappedFileError
 from pystate.types.keys import MAX_PARALLELISM
-
-__all__ = [
-    "EMPTY_ID",
-    "FORMAT_VERSION",
-    "MANIFESTS",
-    "TIMERS",
-    "ClockReading",
-    "FileRef",
-    "InputState",
-    "Manifest",
-    "OperatorState",
-    "QueryProgress",
-    "RangeState",
-    "Schema",
-    "as_schema",
-    "decode_schema",
-    "empty_range",
-    "has_timers",
-    "is_published",
-    "manifest_epoch",
-    "manifest_path",
-    "read_manifest",
-    "state_folder",
-    "state_path",
-    "uid_folder",
-]
 
 #: Version 2 has event time and timers; a file of version 1 is read as one without. Version 3 has
 #: whether an operator has timers, and from which epoch on states count. Version 4 has the clock's

@@ -32,14 +32,13 @@ from typing import NamedTuple
 from pystate.checkpoint.epoch_log import HISTORY, newest_records
 from pystate.checkpoint.job_file import JOB_FILE, RESTORED_FILE
 from pystate.checkpoint.manifest import (
-    MANIFESTS,
     Manifest,
     manifest_epoch,
     manifest_path,
     read_manifest,
 )
 from pystate.checkpoint.metadata import decode_document, encode_document
-from pystate.checkpoint.parts import Parts
+from pystate.checkpoint.parts import MANIFESTS, Parts
 from pystate.checkpoint.run_keys import RUNS, RunKeys, covered_epoch
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.checkpoint.traces import (
@@ -53,22 +52,6 @@ from pystate.checkpoint.traces import (
 )
 from pystate.errors import CheckpointError, CorruptFileError, FencedError, NewerFormatError
 from pystate.redaction import logger
-
-__all__ = [
-    "COMMITTED",
-    "LATEST",
-    "History",
-    "Listing",
-    "Retired",
-    "Survey",
-    "check_runs",
-    "mark_retired",
-    "read_head",
-    "retained_epochs",
-    "retained_manifests",
-    "set_back",
-    "survey",
-]
 
 _LOG = logger("pystate.checkpoint.manifest_log")
 _UNKNOWN_RUNS = f"{RUNS}/unknown"

@@ -18,8 +18,6 @@ from typing import Any
 
 from pystate.errors import CorruptFileError, NewerFormatError
 
-__all__ = ["Fields", "decode_document", "encode_document", "is_torn"]
-
 _PREFIX = b"sha256:"
 _TAIL_SIZE = len(_PREFIX) + 64 + 1
 

@@ -50,17 +50,6 @@ from pystate.checkpoint.refs import (
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CorruptFileError
 
-__all__ = [
-    "MANIFESTS",
-    "Part",
-    "PartUse",
-    "Parts",
-    "decode_operators",
-    "encode_operators",
-    "part_epoch",
-    "share",
-]
-
 MANIFESTS = "manifests"
 _FORMAT_VERSION = 1
 #: Operators have the form of this format of manifests. Of their fields only the ranges count here.

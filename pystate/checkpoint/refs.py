@@ -21,36 +21,6 @@ from pystate.state.declaration import Defaults
 from pystate.state.identity import of_unknown_kind, without_kind
 from pystate.state.renames import file_name
 
-__all__ = [
-    "EMPTY_ID",
-    "INPUT",
-    "KEPT",
-    "TIMERS",
-    "WITH_DEFAULTS",
-    "WITH_KINDS",
-    "FileRef",
-    "InputState",
-    "OperatorState",
-    "RangeSource",
-    "RangeState",
-    "Schema",
-    "as_schema",
-    "decode_defaults",
-    "decode_schema",
-    "decode_since",
-    "decode_states",
-    "empty_range",
-    "encode_states",
-    "fingerprint",
-    "has_timers",
-    "only_input",
-    "parted_fingerprint",
-    "state_epoch",
-    "state_folder",
-    "state_path",
-    "uid_folder",
-]
-
 #: The first format of manifests that says of what kind states are, and what files call them.
 WITH_KINDS = 6
 #: The first format of manifests that says what keys have that have no value.
@@ -65,6 +35,12 @@ INPUT = "input"
 #: still emit of what it keeps, and null if it keeps nothing. Without it that is not known. Older
 #: versions take it for an input that they do not have, and leave it out.
 KEPT = "#kept"
+#: The key column of the rows in flight on a loop, and the key as checkpoints spell it: no column of
+#: a user begins so.
+BUCKET = "__pystate_bucket"
+LOOP_KEY = ((BUCKET, "long"),)
+#: The state that has the number of a bucket's rows.
+COUNT = "count"
 _ID_DIGITS = 32
 _CHECKSUM_DIGITS = 16
 _FINGERPRINT = 32
@@ -387,6 +363,11 @@ class OperatorState:
         """The names of the operator's states and timers in state files."""
         names = frozenset(file_name(*pair) for pair in self.state_schema)
         return names | {TIMERS} if self.timers else names
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether its state is the rows in flight on a loop."""
+        return [name for name, _ in self.key_schema] == [BUCKET]
 
     @property
     def files(self) -> tuple[FileRef, ...]:

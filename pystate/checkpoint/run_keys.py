@@ -34,8 +34,6 @@ from pystate.errors import (
     SwappedFileError,
 )
 
-__all__ = ["RUNS", "RunKeys", "check_version", "covered_epoch"]
-
 RUNS = "runs"
 _FORMAT_VERSION = 1
 _NAME = re.compile(RUNS + r"/(\d{8,})-(\d{8,})\.keys")

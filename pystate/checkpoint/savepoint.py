@@ -33,16 +33,11 @@ from pystate.checkpoint.job_file import (
     refuse_spark,
 )
 from pystate.checkpoint.locations import open_storage
-from pystate.checkpoint.manifest import (
-    MANIFESTS,
-    FileRef,
-    Manifest,
-    OperatorState,
-    manifest_path,
-    read_manifest,
-)
+from pystate.checkpoint.manifest import Manifest, manifest_path, read_manifest
 from pystate.checkpoint.manifest_log import History, check_runs
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
+from pystate.checkpoint.parts import MANIFESTS
+from pystate.checkpoint.refs import FileRef, OperatorState
 from pystate.checkpoint.run_keys import RUNS, RunKeys
 from pystate.checkpoint.source_position import (
     METADATA,
@@ -58,25 +53,6 @@ from pystate.errors import (
     InvalidArgumentError,
     PystateError,
 )
-
-__all__ = [
-    "FOLDERS",
-    "RetiredError",
-    "Savepoint",
-    "check_destination",
-    "entries_of",
-    "files_of",
-    "finish_savepoint",
-    "lost",
-    "manifest_of",
-    "new_folder",
-    "of_newest_epoch",
-    "read_savepoint",
-    "savepoint",
-    "sha256",
-    "take_savepoint",
-    "write_savepoint",
-]
 
 _FORMAT_VERSION = 1
 #: Everything in a savepoint but its first and last file.

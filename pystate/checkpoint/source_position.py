@@ -18,17 +18,6 @@ from pystate.checkpoint.manifest import Manifest, QueryProgress
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CorruptFileError
 
-__all__ = [
-    "METADATA",
-    "SPARK_FOLDER",
-    "batches_of",
-    "encode_query_id",
-    "offsets_hash",
-    "position_files",
-    "query_of",
-    "read_query_id",
-]
-
 SPARK_FOLDER = "spark"
 METADATA = f"{SPARK_FOLDER}/metadata"
 #: Folders with a file for each batch.

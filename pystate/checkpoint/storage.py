@@ -34,16 +34,6 @@ from pystate.errors import (
     PystateError,
 )
 
-__all__ = [
-    "FULL",
-    "CheckpointStorage",
-    "FileEntry",
-    "LocalStorage",
-    "checked_path",
-    "final_name",
-    "is_temporary",
-]
-
 #: The errors of a full file system.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)

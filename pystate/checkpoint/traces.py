@@ -31,17 +31,6 @@ from pystate.checkpoint.run_keys import RUNS, covered_epoch
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, NewerFormatError
 
-__all__ = [
-    "COMMITTED",
-    "LATEST",
-    "STATE",
-    "Trace",
-    "Traces",
-    "begun_trace",
-    "marked_epoch",
-    "read_traces",
-]
-
 #: The files that name the newest epoch, and the newest whose output is committed.
 LATEST = f"{MANIFESTS}/latest"
 COMMITTED = f"{MANIFESTS}/committed"

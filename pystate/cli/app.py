@@ -12,9 +12,7 @@ import typer
 from pystate.checkpoint.job_file import library
 from pystate.cli import gc, history, inspect, repair, savepoint, verify
 from pystate.cli import read as reading
-from pystate.cli.groups import Commands
-
-__all__ = ["app"]
+from pystate.cli.command import Commands
 
 _HELP = """Look at the state of pystate's jobs, check it, save it, and repair it.
 

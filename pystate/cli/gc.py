@@ -9,11 +9,9 @@ from typing import Annotated
 
 import typer
 
-from pystate.cli.arguments import AsJson, Checkpoint
+from pystate.cli.command import AsJson, Checkpoint
 from pystate.cli.screen import counted, number, print_json, say, size
 from pystate.maintenance.collection import collect
-
-__all__ = ["gc"]
 
 _MOST = 20
 

@@ -12,14 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from pystate.checkpoint.epoch_log import EpochRecord
-from pystate.cli.arguments import AsJson, Checkpoint
+from pystate.cli.command import AsJson, Checkpoint
 from pystate.cli.screen import number, print_json, say, size, table, took, when
 from pystate.errors import InvalidArgumentError
 from pystate.maintenance.history import CheckpointHistory
 from pystate.maintenance.history import history as recall
 from pystate.types.durations import milliseconds
-
-__all__ = ["history"]
 
 _LAST = 20
 _COLUMNS = (

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pystate.cli.arguments import AsJson, Location
+from pystate.cli.command import AsJson, Location
 from pystate.cli.screen import counted, facts, number, print_json, say, size, table, when
 from pystate.maintenance.description import (
     Description,
@@ -17,8 +17,6 @@ from pystate.maintenance.description import (
     OwnerDescription,
     describe,
 )
-
-__all__ = ["inspect"]
 
 
 def inspect(

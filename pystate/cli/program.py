@@ -12,8 +12,6 @@ import sys
 from pystate.base.installation import extra, require_own_package
 from pystate.errors import MissingPackageError
 
-__all__ = ["main"]
-
 _NEEDED = ("typer", "rich")
 
 

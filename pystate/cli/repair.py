@@ -10,14 +10,11 @@ from typing import Annotated
 
 import typer
 
-from pystate.cli.arguments import AsJson, Checkpoint
-from pystate.cli.groups import WRONG
+from pystate.cli.command import WRONG, AsJson, Checkpoint
 from pystate.cli.screen import number, print_json, progress_bar, say, table, when
 from pystate.cli.verify import show_findings
 from pystate.maintenance import repair as repairing
 from pystate.maintenance.repair_plan import RepairPlan
-
-__all__ = ["repair"]
 
 
 def repair(

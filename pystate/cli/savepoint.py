@@ -11,12 +11,10 @@ import typer
 
 from pystate.checkpoint import savepoint as taking
 from pystate.checkpoint.savepoint import Savepoint
-from pystate.cli.arguments import AsJson, Checkpoint, Location
+from pystate.cli.command import AsJson, Checkpoint, Location
 from pystate.cli.screen import counted, print_json, progress_bar, say, size
 from pystate.epochs import split_groups
 from pystate.maintenance.description import open_existing
-
-__all__ = ["rescale", "savepoint"]
 
 Destination = Annotated[str, typer.Argument(help="A folder that is empty, or not there yet.")]
 

@@ -22,21 +22,6 @@ from rich.table import Table
 
 from pystate.base.markup import bytes_shown
 
-__all__ = [
-    "counted",
-    "facts",
-    "harmless",
-    "is_ascii",
-    "number",
-    "print_json",
-    "progress_bar",
-    "say",
-    "size",
-    "table",
-    "took",
-    "when",
-]
-
 _GAP = 2
 #: The last column of a table is folded down to this width.
 _LEAST_WIDTH = 24

@@ -10,13 +10,10 @@ from typing import Annotated
 
 import typer
 
-from pystate.cli.arguments import AsJson, Location
-from pystate.cli.groups import WRONG
+from pystate.cli.command import WRONG, AsJson, Location
 from pystate.cli.screen import counted, print_json, progress_bar, say, size, table
 from pystate.maintenance import verification
 from pystate.maintenance.findings import Finding, Verification
-
-__all__ = ["show_findings", "verify"]
 
 _MOST = 50
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from pystate.checkpoint.manifest import Manifest, RangeState
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History, Retired
+from pystate.checkpoint.refs import RangeState
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.holds import Holds
 from pystate.epochs.merges import FileMerges, Maintenance

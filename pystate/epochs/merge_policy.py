@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pystate.checkpoint.manifest import FileRef, RangeState
+from pystate.checkpoint.refs import FileRef, RangeState
 
 __all__ = ["MergePolicy", "Run", "position", "replaced"]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pystate.checkpoint.manifest import FileRef
+from pystate.checkpoint.refs import FileRef
 from pystate.epochs.merge_policy import Run
 
 __all__ = ["MergeRunner", "PlannedMerge"]

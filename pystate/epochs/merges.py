@@ -37,9 +37,9 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import BinaryIO, cast
 
-from pystate.checkpoint.file_merge import merge_files
-from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
-from pystate.checkpoint.state_files import Lineage, Source, open_file, verify_file
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, state_path
+from pystate.checkpoint.state_files import Lineage, Source, merge_files, open_file, verify_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.merge_policy import MergePolicy, position, replaced
 from pystate.epochs.merge_runner import MergeRunner, PlannedMerge

@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History
+from pystate.checkpoint.refs import FileRef, OperatorState, RangeState
 from pystate.epochs.chronicle import Chronicle
 from pystate.epochs.epoch import Epoch
 from pystate.epochs.housekeeping import Housekeeping

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pystate.checkpoint.manifest import FileRef, Manifest
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.refs import FileRef
 
 __all__ = ["KINDS", "Finding", "Use", "Verification", "uses_of"]
 

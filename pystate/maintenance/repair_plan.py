@@ -14,7 +14,6 @@ from typing import Any
 from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE
 from pystate.checkpoint.manifest import Manifest
-from pystate.checkpoint.manifest_log import COMMITTED, LATEST
 from pystate.checkpoint.source_position import (
     METADATA,
     SPARK_FOLDER,
@@ -23,6 +22,7 @@ from pystate.checkpoint.source_position import (
     read_query_id,
 )
 from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.traces import COMMITTED, LATEST
 from pystate.epochs.ownership import OWNERS
 from pystate.errors import (
     CheckpointError,

@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.refs import FileRef, OperatorState, RangeState
 
 __all__ = ["salvaged"]
 

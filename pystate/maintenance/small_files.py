@@ -14,7 +14,7 @@ from pystate.checkpoint.epoch_log import read_records
 from pystate.checkpoint.first_start import begun_epoch
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, RESTORED_FILE, JobFile
 from pystate.checkpoint.manifest import Manifest
-from pystate.checkpoint.manifest_log import COMMITTED, LATEST, check_runs, read_head
+from pystate.checkpoint.manifest_log import check_runs, read_head
 from pystate.checkpoint.metadata import decode_document, is_torn
 from pystate.checkpoint.run_keys import RUNS, RunKeys
 from pystate.checkpoint.savepoint import read_savepoint, sha256
@@ -26,6 +26,7 @@ from pystate.checkpoint.source_position import (
     read_query_id,
 )
 from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.traces import COMMITTED, LATEST
 from pystate.epochs.ownership import OWNERS, read_owner
 from pystate.errors import (
     CheckpointError,

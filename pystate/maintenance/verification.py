@@ -21,9 +21,9 @@ from pystate.base.arguments import integer, shown
 from pystate.checkpoint.copies import for_all
 from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.job_file import SAVEPOINT_FILE
-from pystate.checkpoint.manifest import MANIFESTS, Manifest, manifest_path, read_manifest
+from pystate.checkpoint.manifest import Manifest, manifest_path, read_manifest
 from pystate.checkpoint.manifest_log import survey
-from pystate.checkpoint.parts import Parts, part_epoch
+from pystate.checkpoint.parts import MANIFESTS, Parts, part_epoch
 from pystate.checkpoint.savepoint import manifest_of, read_savepoint
 from pystate.checkpoint.state_files import FileInfo, open_file
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry, final_name

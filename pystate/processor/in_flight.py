@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pystate.checkpoint.loops import COUNT, is_loop
 from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.refs import COUNT
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.processor.selection import Selection
 from pystate.processor.state_reader import read_all
@@ -24,7 +24,7 @@ def rows_in_flight(storage: CheckpointStorage) -> dict[str, int]:
     head = read_head(storage)
     counted = {}
     for operator in () if head is None else head.operators:
-        if is_loop(operator):
+        if operator.is_loop:
             counts: Any = read_all(storage, operator.uid, selection=Selection(COUNT, False, False))
             counted[operator.uid] = sum(counts[COUNT].to_pylist())
     return counted

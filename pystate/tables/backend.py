@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from pystate._core.core import key_group, range_bounds, range_of
 from pystate.base.arguments import integer, shown
-from pystate.checkpoint.file_merge import merge_files
 from pystate.checkpoint.state_files import (
     EMPTY_LINEAGE,
     FileInfo,
     Lineage,
+    merge_files,
     verify_file,
 )
 from pystate.errors import InvalidArgumentError, LineageError

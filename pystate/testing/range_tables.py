@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.checkpoint.job_file import check_schemas
-from pystate.checkpoint.manifest import Schema
+from pystate.checkpoint.refs import Schema
 from pystate.epochs.schema_match import lost_timers
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.context import TimeDomain

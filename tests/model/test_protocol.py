@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pystate.checkpoint.manifest import Manifest, RangeState
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.refs import RangeState
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch, RangeReport

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.checkpoint.manifest import FileRef, OperatorState, RangeState
+from pystate.checkpoint.refs import FileRef, OperatorState, RangeState
 from pystate.checkpoint.storage import LocalStorage
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import Selection

@@ -15,7 +15,7 @@ import pytest
 
 import pystate as ps
 import pystate.spark.epochs.spread_merges
-from pystate.checkpoint.manifest import FileRef
+from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merge_policy import Run
 from pystate.epochs.merge_runner import PlannedMerge

@@ -13,7 +13,7 @@ from typing import Any
 
 from pystate.base.markup import bytes_shown, panel
 from pystate.checkpoint.epoch_log import OperatorRecord
-from pystate.checkpoint.manifest import OperatorState
+from pystate.checkpoint.refs import OperatorState
 from pystate.epochs.chronicle import Sizes, by_operator, longest, operator_record, total
 from pystate.epochs.epoch import Epoch, Flow, RangeReport
 from pystate.epochs.watermarks import smallest

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from pystate.checkpoint.manifest import FileRef
+from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.merge_runner import PlannedMerge
 from pystate.epochs.merges import merge_again

@@ -30,8 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from pystate.checkpoint.manifest import RangeState
-from pystate.checkpoint.refs import InputState
+from pystate.checkpoint.refs import InputState, RangeState
 from pystate.epochs.listeners import News
 from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import (

@@ -20,8 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pystate.checkpoint.manifest import RangeState
-from pystate.checkpoint.refs import InputState
+from pystate.checkpoint.refs import InputState, RangeState
 from pystate.operators.runtime.instance_state import begin_with_items, checked_items
 from pystate.spark.base.resolve import column_named
 from pystate.spark.base.routing import INSTANCE_COLUMN, spread

@@ -13,8 +13,10 @@ import pytest
 
 import pystate as ps
 import pystate.epochs.merges
-from pystate.checkpoint.manifest import MANIFESTS, FileRef, RangeState, manifest_path
+from pystate.checkpoint.manifest import manifest_path
 from pystate.checkpoint.manifest_log import History, retained_epochs
+from pystate.checkpoint.parts import MANIFESTS
+from pystate.checkpoint.refs import FileRef, RangeState
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry, LocalStorage, final_name
 from pystate.epochs.merge_policy import MergePolicy, replaced
 from pystate.epochs.merges import Maintenance

@@ -1,4 +1,4 @@
-"""How commands end: errors in one plain line, and exit codes.
+"""What all commands share: arguments, exit codes, and how they end.
 
 Thread safety: a program of its own.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -16,7 +16,9 @@ from typer.core import TyperGroup
 from pystate.cli.screen import harmless
 from pystate.errors import InvalidArgumentError, PystateError
 
-__all__ = ["WRONG", "WRONG_USE", "Commands"]
+Location = Annotated[str, typer.Argument(help="The folder or URL of a checkpoint or savepoint.")]
+Checkpoint = Annotated[str, typer.Argument(help="The folder or URL of a job's checkpoint.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 
 #: Exit codes: something is wrong with the checkpoint; the command cannot be carried out as given.
 WRONG = 1
