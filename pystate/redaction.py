@@ -170,24 +170,12 @@ def _query_item(found: re.Match[str]) -> str:
 
 @cache
 def is_secret(name: str) -> bool:
-    """Whether an option of this name has a secret as its value.
-
-    Examples
-    --------
-    >>> is_secret("fs.s3a.secret.key"), is_secret("token"), is_secret("path")
-    (True, True, False)
-    """
+    """Whether an option of this name has a secret as its value."""
     return _NAME.fullmatch(name) is not None
 
 
 def without_secrets(options: Mapping[str, object]) -> dict[str, object]:
-    """Options as they may be shown: by their names, or by what the values look like.
-
-    Examples
-    --------
-    >>> without_secrets({"key": "AKIA", "url": "https://me:word@host", "retries": 3})
-    {'key': '***', 'url': 'https://***@host', 'retries': 3}
-    """
+    """Options as they may be shown: by their names, or by what the values look like."""
     return {name: _shown(name, value) for name, value in options.items()}
 
 

@@ -3,8 +3,6 @@
 The distribution is called pystate-spark and the package pystate, which on PyPI is another project.
 So no message sends anyone to an index for it: it names the wheel or the checkout that this version
 came from.
-
-Thread safety: functions without state.
 """
 
 from __future__ import annotations
@@ -50,13 +48,7 @@ def _origin(direct_url: str | None, wheel: str | None, version: str) -> str:
 
 
 def require_own_package() -> None:
-    """Raise an error unless the module `pystate` is this project's.
-
-    Raises
-    ------
-    MissingPackageError
-        Another project's file lies where the package's own was.
-    """
+    """Raise an error unless the module `pystate` is this project's."""
     package = sys.modules[_NAMESAKE]
     if not hasattr(package, "PystateError"):
         raise MissingPackageError(

@@ -6,8 +6,6 @@ says them in its message.
 
 What led to an exception is printed with it. It may be of another library, such as a database's,
 whose messages have addresses with passwords.
-
-Thread safety: functions without state.
 """
 
 from __future__ import annotations

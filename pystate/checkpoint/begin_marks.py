@@ -91,17 +91,7 @@ class Begun(NamedTuple):
 
 
 class BeginMarks:
-    """The marks of one evaluation; they are pickled and sent to its tasks.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    epoch : int
-        The epoch's number.
-    evaluation_id : str
-        The evaluation.
-    """
+    """The marks of one evaluation; they are pickled and sent to its tasks."""
 
     def __init__(self, storage: CheckpointStorage, epoch: int, evaluation_id: str) -> None:
         self._storage = storage
@@ -145,12 +135,8 @@ class BeginMarks:
     def begin(self, mark: Mark) -> Beginning:
         """Begin a range.
 
-        Raises
-        ------
-        RefusedError
-            The range was begun by another task that is not an earlier attempt of this one.
-        EvaluationError
-            The evaluation has ended.
+        `RefusedError` if it was begun by another task that is not an earlier attempt of this one,
+        and `EvaluationError` if the evaluation has ended.
         """
         where = f"operator {mark.uid!r}, epoch {self._epoch}, range {mark.index}"
         path = f"{self._folder}/{uid_folder(mark.uid)}.{mark.index:05d}"
@@ -189,13 +175,7 @@ class Beginning:
         self._touched_s = time.monotonic()
 
     def go_on(self) -> None:
-        """Give a sign of life; call it from time to time.
-
-        Raises
-        ------
-        EvaluationError
-            The evaluation has ended: the task's output is not needed.
-        """
+        """Give a sign of life, from time to time; `EvaluationError` if nobody needs the output."""
         now_s = time.monotonic()
         if now_s - self._touched_s < self._storage.touch_every_s:
             return

@@ -213,15 +213,7 @@ class EpochRecord:
 
     @classmethod
     def decode(cls, line: bytes, path: str) -> EpochRecord:
-        """Parse a line.
-
-        Raises
-        ------
-        CorruptFileError
-            It is not what was written.
-        NewerFormatError
-            A later pystate wrote it.
-        """
+        """Parse a line; `CorruptFileError` or `NewerFormatError` if that cannot be."""
         checksum, _, data = line.rstrip(b"\n").partition(b" ")
         if line.endswith(b"\n") and checksum == b"%08x" % zlib.crc32(data):
             with suppress(ValueError, TypeError):  # it has our form, or is none of ours
@@ -380,15 +372,7 @@ def _path(first: int) -> str:
 
 
 class EpochLog:
-    """Writes the records of one driver's epochs.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    kept : int
-        For how many epochs records are kept, at least.
-    """
+    """Writes the records of one driver's epochs, and keeps those of `kept` epochs at least."""
 
     def __init__(self, storage: CheckpointStorage, kept: int = KEPT_EPOCHS) -> None:
         self._storage = storage
@@ -408,12 +392,7 @@ class EpochLog:
     def tidy(self, newest: int, check_owner: Callable[[], None]) -> None:
         """Merge small files, and remove old ones.
 
-        Parameters
-        ----------
-        newest : int
-            The newest epoch.
-        check_owner : callable
-            Raises `FencedError` if this driver is no longer the owner.
+        `check_owner` raises `FencedError` if this driver is no longer the owner.
         """
         check_owner()
         files = _listed(self._storage)
@@ -459,13 +438,7 @@ def _first_to_merge(entries: Sequence[FileEntry]) -> int | None:
 
 
 class StoreChronicle:
-    """Writes records; no error of it reaches the store.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The store's folder, which its owner has locked.
-    """
+    """Writes a store's records, and belongs to the store; no error of it reaches that one."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
@@ -479,18 +452,11 @@ class StoreChronicle:
         began_s: float,
         written_s: float,
     ) -> None:
-        """Write the record of an epoch that was just published.
+        """Write the record of an epoch that was just published, of one operator with one range.
 
-        Parameters
-        ----------
-        manifest : Manifest
-            The epoch, of one operator with one range.
-        deltas : sequence of FileRef
-            The files that were written for it.
-        sizes : (int, int, int)
-            The rows that have changed, the keys of the table, and its bytes of memory.
-        began_s, written_s : float
-            When the checkpoint began, and when its deltas were written, by `time.monotonic`.
+        `sizes` are the rows that have changed, the keys of the table, and its bytes of memory. The
+        times are those of `time.monotonic` when the checkpoint began, and when its deltas were
+        written.
         """
         [operator] = manifest.operators
         base, ended_s = operator.ranges[0].base, time.monotonic()

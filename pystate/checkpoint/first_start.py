@@ -91,41 +91,14 @@ def begin_with(
     uid_map: Mapping[str, str] | None = None,
     fence: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Fill a checkpoint that has not begun from a savepoint; nothing where that has been done.
+    """Fill a checkpoint that has not begun from a savepoint; whether that was done now.
 
-    Parameters
-    ----------
-    origin : CheckpointStorage
-        The savepoint.
-    checkpoint : CheckpointStorage
-        The checkpoint of the job that begins.
-    job : str
-        Its name.
-    max_parallelism : int, optional
-        The number of key groups that the job asks for.
-    claim : bool
-        Remove the savepoint if the job has begun; see `claim_savepoint`, which removes it later.
-        Without it nothing of it is ever changed.
-    copy : bool
-        Copy the files, rather than share them where the file system can.
-    uid_map : mapping from str to str, optional
-        New names of operators, by their uid in the savepoint.
-    fence : callable
-        Makes sure that no other driver publishes any more; called before what another start has
-        left is forgotten.
+    `claim` removes the savepoint where the job has begun already (see `claim_savepoint`); without
+    it nothing of it is ever changed. `uid_map` has new names of operators, by their uid in the
+    savepoint. `fence` makes sure that no other driver publishes any more, and is called before what
+    another start has left is forgotten.
 
-    Returns
-    -------
-    bool
-        Whether the checkpoint was filled now.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The checkpoint is another job's, or has begun otherwise; there is no savepoint; or it has
-        no such operator.
-    CorruptFileError, NewerFormatError
-        A file of the savepoint is lost or damaged; it is named.
+    `InvalidArgumentError` if the checkpoint is another job's, or has begun otherwise.
     """
     begun = read_job(checkpoint)
     if begun is not None:
@@ -198,13 +171,7 @@ def has_begun(checkpoint: CheckpointStorage) -> bool:
 
 
 def require_restore(checkpoint: CheckpointStorage) -> None:
-    """Refuse a start without a savepoint where another one began with it and published nothing.
-
-    Raises
-    ------
-    InvalidArgumentError
-        There was such a start.
-    """
+    """Refuse a start without a savepoint after one that began with it and published nothing."""
     if checkpoint.exists(RESTORED_FILE) and not has_begun(checkpoint):
         raise InvalidArgumentError(
             f"checkpoint {checkpoint.uri}: a start before this one began with a savepoint of epoch "

@@ -178,28 +178,10 @@ def open_job(
 ) -> JobFile:
     """Read a checkpoint's identity, or make it if no epoch was published.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    name : str
-        The job's name.
-    parallelism : int
-        Number of ranges that the job will run with.
-    max_parallelism : int or None
-        Number of key groups; None takes the stored number, or one that suits `parallelism`.
-    fence : callable
-        Makes sure that no other driver publishes any more; called before the identity is replaced
-        that a start has left which published nothing.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The arguments contradict each other or the checkpoint.
-    CorruptFileError, NewerFormatError
-        The file cannot be understood.
-    CheckpointError
-        The file is lost: the checkpoint has epochs, but their job is not known.
+    Without `max_parallelism` the stored number counts, or one that suits `parallelism`. `fence`
+    makes sure that no other driver publishes any more, and is called before an identity is replaced
+    that a start has left which published nothing. `CheckpointError` if the file is lost: the
+    checkpoint has epochs, but their job is not known.
     """
     if not name:
         raise InvalidArgumentError("a job needs a name")
@@ -278,13 +260,7 @@ def _published_nothing(storage: CheckpointStorage, job: JobFile) -> bool:
 
 
 def refuse_spark(storage: CheckpointStorage) -> None:
-    """Refuse the folder in which Spark keeps the checkpoint of a query of its own.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is one.
-    """
+    """Refuse the folder in which Spark keeps the checkpoint of a query of its own."""
     if is_sparks(storage):
         raise InvalidArgumentError(f"{storage.uri} {SPARKS}")
 
@@ -325,17 +301,9 @@ def check_schemas(
     """Compare an operator's stored (key, state) schemas with its declaration.
 
     A state is known by its name in files, which `pystate.state.renames` has given the declared one.
-
-    Returns
-    -------
-    tuple of str
-        Names of states that are stored but not declared; empty unless `allow_unclaimed_state`.
-
-    Raises
-    ------
-    SchemaError
-        The key has another type, or a state one that does not hold all stored values; or a field
-        seems to have been renamed. `UnclaimedStateError` for states that are not declared.
+    Returned are the names of states that are stored but not declared, if that is allowed; otherwise
+    they are an `UnclaimedStateError`. `SchemaError` if the key has another type, or a state one
+    that does not hold all stored values, or a field seems to have been renamed.
     """
     if stored[0] != declared[0]:
         raise SchemaError(

@@ -152,12 +152,7 @@ class Manifest:
         """Return the manifest's bytes, in the format that it was read in.
 
         What was read in format 1 or 2 is written in format 3, which says the same, and which those
-        have no fields for.
-
-        Raises
-        ------
-        InvalidArgumentError
-            `sinks` holds something that is not JSON.
+        have no fields for. `InvalidArgumentError` if `sinks` holds something that is not JSON.
         """
         fields: dict[str, Any] = {
             "epoch": self.epoch,
@@ -196,25 +191,10 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, path: str, parts: Parts | None = None) -> Manifest:
-        """Verify and parse a manifest.
+        """Verify and parse a manifest; one that has a part cannot be read without `parts`.
 
-        Parameters
-        ----------
-        data : bytes
-            The whole file.
-        path : str
-            Its name, for errors.
-        parts : Parts, optional
-            Reads the manifest's part; without it a manifest that has one cannot be read.
-
-        Raises
-        ------
-        CorruptFileError
-            A byte of the manifest or of its part is wrong or missing.
-        NewerFormatError
-            A later pystate wrote it.
-        FileNotFoundError
-            Its part does not exist.
+        Errors are those of `decode_document`, for its part as well; `FileNotFoundError` if that
+        does not exist.
         """
         fields = decode_document("manifest", FORMAT_VERSION, data, path)
         max_parallelism = fields.integer("max_parallelism", least=1, most=MAX_PARALLELISM)
@@ -264,23 +244,10 @@ class Manifest:
 
 
 def read_manifest(storage: CheckpointStorage, path: str, parts: Parts | None = None) -> Manifest:
-    """Read a manifest and its part.
+    """Read a manifest and its part; `parts` keeps parts from one call to the next.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    path : str
-        The manifest's file.
-    parts : Parts, optional
-        Keeps parts from one call to the next.
-
-    Raises
-    ------
-    CorruptFileError, NewerFormatError
-        The manifest cannot be understood, or its part is lost.
-    FileNotFoundError
-        The manifest does not exist, or no longer.
+    `CorruptFileError` also if its part is lost; `FileNotFoundError` if the manifest does not exist,
+    or no longer.
     """
     data = storage.read_bytes(path)
     try:

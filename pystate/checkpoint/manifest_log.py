@@ -63,13 +63,7 @@ _MARKS = 16
 
 
 class History:
-    """Reads, caches and retires manifests.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    """
+    """Reads, caches and retires manifests."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
@@ -94,14 +88,8 @@ class History:
     def refresh(self) -> None:
         """Read the storage again; the first time manifests are compared with other traces.
 
-        Raises
-        ------
-        CheckpointError
-            A manifest is lost; the message names its file.
-        CorruptFileError, NewerFormatError
-            The newest manifest cannot be read.
-        FencedError
-            Another driver keeps publishing faster than this one can read.
+        `CheckpointError` if a manifest is lost or the newest one cannot be read; `FencedError` if
+        another driver keeps publishing faster than this one can read.
         """
         known = self._epochs[-1] if self._epochs else 0
         for _ in range(_LISTINGS):
@@ -125,12 +113,7 @@ class History:
     def manifest(self, epoch: int) -> Manifest:
         """Read a retained epoch's manifest.
 
-        Raises
-        ------
-        CorruptFileError, NewerFormatError
-            It cannot be understood.
-        FencedError
-            Another driver has retired it since the last `refresh`.
+        `FencedError` if another driver has retired it since the last `refresh`.
         """
         if epoch not in self._cache:
             path = manifest_path(epoch)
@@ -143,12 +126,7 @@ class History:
     def find_published(self, epoch: int) -> Manifest | None:
         """Read an epoch's manifest, whichever driver published it; None if there is none.
 
-        Raises
-        ------
-        CorruptFileError, NewerFormatError
-            It cannot be understood.
-        FencedError
-            The epoch was published and retired.
+        `FencedError` if the epoch was published and retired.
         """
         path = manifest_path(epoch)
         try:
@@ -176,10 +154,7 @@ class History:
     def note_committed(self, manifest: Manifest, *, durable: bool = False) -> None:
         """Note that an epoch's sink transactions are committed.
 
-        Parameters
-        ----------
-        durable : bool
-            Fail rather than lose the note, since the transactions cannot be committed again.
+        With `durable` it fails rather than lose the note: they cannot be committed again.
         """
         # A driver that was delayed here may resume when its successors are ahead of it.
         if self._committed()[0] > manifest.epoch:
@@ -218,11 +193,8 @@ class History:
     def find_run(self, run_key: str) -> tuple[int, Manifest | None] | None:
         """Find the epoch of a run's result, and its manifest if it is retained.
 
-        Raises
-        ------
-        CheckpointError
-            No readable epoch is that run's, but some epochs cannot be read; or the keys of
-            earlier runs are lost.
+        `CheckpointError` if no readable epoch is that run's, but some epochs cannot be read; or the
+        keys of earlier runs are lost.
         """
         self._check_runs(must_be_told=True)
         damaged = _unknown_runs(self._storage)
@@ -266,11 +238,8 @@ class History:
     def check_published(self, manifest: Manifest) -> None:
         """Make sure that a manifest just published is a new one and not a retired one.
 
-        Raises
-        ------
-        FencedError
-            Other drivers published and retired this epoch while this one was delayed, which freed
-            its name. The manifest does not count, and is removed.
+        `FencedError` if other drivers published and retired this epoch while this one was delayed,
+        which freed its name. The manifest does not count, and is removed.
         """
         if manifest.epoch > _scan(self._storage).floor:
             return
@@ -281,14 +250,11 @@ class History:
         )
 
     def retire(self, keep: int) -> Retired:
-        """Retire all but the newest `keep` manifests, the oldest first. Nothing is removed.
+        """Retire all but the newest `keep` manifests, the oldest first; nothing is removed.
 
-        Returns
-        -------
-        Retired
-            What may be removed once ``manifests`` is synced. It has no state files and parts if a
-            retained manifest is damaged, and lacks those of a retired damaged one: orphan
-            collection finds them.
+        Returned is what may be removed once ``manifests`` is synced. It has no state files and
+        parts if a retained manifest is damaged, and lacks those of a retired damaged one: orphan
+        collection finds them.
         """
         removed: set[str] = set()
         log: list[str] = []
@@ -358,16 +324,9 @@ def _scan(storage: CheckpointStorage) -> Listing:
 
 
 def _retained(storage: CheckpointStorage, at_least: int, *, compare: bool = True) -> Listing:
-    """List the retained epochs.
+    """List the retained epochs, of which `at_least` is known to have been published.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    at_least : int
-        An epoch that is known to have been published.
-    compare : bool
-        Compare with all traces; otherwise only with ``manifests/latest``, for an epoch more.
+    With `compare` all traces are read; otherwise only ``manifests/latest``, for an epoch more.
     """
     loss = _Loss(0, Trace())
     # A listing is not atomic: while a driver retires manifests it can show a false gap, which the
@@ -434,23 +393,14 @@ def _lost(storage: CheckpointStorage, loss: _Loss) -> CheckpointError:
 
 
 def retained_epochs(storage: CheckpointStorage) -> tuple[int, ...]:
-    """List the epochs that have a manifest, ascending.
-
-    Raises
-    ------
-    CheckpointError
-        There is a gap, or the newest manifest is missing.
-    """
+    """List the epochs that have a manifest, ascending; `CheckpointError` if one is lost."""
     return retained_manifests(storage).epochs
 
 
 def retained_manifests(storage: CheckpointStorage) -> Listing:
     """List the retained manifests, and those that are left of retired epochs.
 
-    Raises
-    ------
-    CheckpointError
-        As for `retained_epochs`.
+    `CheckpointError` if one is lost.
     """
     return _retained(storage, 0)
 
@@ -517,17 +467,8 @@ def note_unknown_runs(storage: CheckpointStorage, epochs: Iterable[int]) -> None
 def check_runs(storage: CheckpointStorage, *, must_be_told: bool = False) -> int:
     """Make sure that the keys of earlier runs are there; returns the newest epoch of one.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    must_be_told : bool
-        Whether it is wrong, too, that nothing tells if there were any.
-
-    Raises
-    ------
-    CheckpointError
-        They are lost: the marks of retired epochs, or the history, tell of later ones.
+    `CheckpointError` if they are lost: the marks of retired epochs, or the history, tell of later
+    ones. With `must_be_told` it is one, too, that nothing tells whether there were any.
     """
     covered = told = 0
     for _ in range(_LISTINGS):  # while files of keys are merged a listing can miss them
@@ -573,13 +514,7 @@ def set_back(storage: CheckpointStorage, manifest: Manifest) -> None:
 
 
 def read_head(storage: CheckpointStorage) -> Manifest | None:
-    """Read the newest manifest of a checkpoint; None if there is none.
-
-    Raises
-    ------
-    CheckpointError
-        The manifest is lost or cannot be understood.
-    """
+    """Read the newest manifest of a checkpoint; None if there is none."""
     history = History(storage)
     history.refresh()
     return history.head

@@ -25,10 +25,7 @@ _TAIL_SIZE = len(_PREFIX) + 64 + 1
 def encode_document(kind: str, format_version: int, fields: Mapping[str, Any]) -> bytes:
     """Return the bytes of a document; equal fields give equal bytes.
 
-    Raises
-    ------
-    TypeError, ValueError
-        A field cannot be written as JSON.
+    `TypeError` or `ValueError` if a field cannot be written as JSON.
     """
     content = {"kind": kind, "format_version": format_version, **fields}
     line = json.dumps(
@@ -39,25 +36,10 @@ def encode_document(kind: str, format_version: int, fields: Mapping[str, Any]) -
 
 
 def decode_document(kind: str, format_version: int, data: bytes, path: str) -> Fields:
-    """Verify and parse a document.
+    """Verify and parse a document of a kind, of at most that version; errors name `path`.
 
-    Parameters
-    ----------
-    kind : str
-        The kind that the document must have.
-    format_version : int
-        The newest version that the caller understands.
-    data : bytes
-        The whole file.
-    path : str
-        The file's name for errors.
-
-    Raises
-    ------
-    CorruptFileError
-        The bytes contradict the checksum, or are not a document of this kind.
-    NewerFormatError
-        The document is intact, but of a later version.
+    `CorruptFileError` if the bytes contradict the checksum, or are no such document;
+    `NewerFormatError` if it is intact, but of a later version.
     """
     body, tail = data[:-_TAIL_SIZE], data[-_TAIL_SIZE:]
     digest = hashlib.sha256(body).hexdigest().encode("ascii")
@@ -94,12 +76,8 @@ def is_torn(data: bytes) -> bool:
 class Fields:
     """Typed access to a JSON object; unexpected content raises a `CorruptFileError`.
 
-    Call `finish` when all fields have been taken: a remaining field is unexpected, too.
-
-    Attributes
-    ----------
-    version : int
-        The format version of the document; 0 in objects inside it.
+    Call `finish` when all fields have been taken: a remaining field is unexpected, too. `version`
+    is the document's format version, and 0 in objects inside it.
     """
 
     __slots__ = ("_content", "_path", "version")

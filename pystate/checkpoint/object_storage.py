@@ -120,13 +120,7 @@ class Place(NamedTuple):
 
 
 def refuse_credentials(location: str, what: str) -> None:
-    """Refuse a location that is more than a place; the message has none of it but its scheme.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The location contains credentials, or is a URL that cannot be taken apart.
-    """
+    """Refuse a location that is more than a place; the message has only its scheme."""
     scheme, colon, _ = location.partition(":")
     is_url = bool(colon) and scheme.isascii() and scheme.replace("+", "").isalnum()
     if has_credentials(location):
@@ -187,10 +181,7 @@ def _environment() -> tuple[tuple[str, str], ...]:
 def client_of(place: Place) -> ObjectStore:
     """Return a client, which the tasks of one worker share.
 
-    Raises
-    ------
-    CheckpointError
-        This process was forked from one that had used an object store.
+    `CheckpointError` if this process was forked from one that had used an object store.
     """
     if _forked:
         raise CheckpointError(
@@ -225,17 +216,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 class ObjectReader(io.RawIOBase):
-    """A file that is read by ranges.
-
-    Parameters
-    ----------
-    name : str
-        For messages.
-    size_bytes : int
-        The size of the file.
-    fetch : callable
-        Returns the bytes from an offset up to another.
-    """
+    """A binary file that is read by ranges: `fetch` returns the bytes between two offsets."""
 
     def __init__(self, name: str, size_bytes: int, fetch: Callable[[int, int], memoryview]) -> None:
         self.name = name
@@ -305,26 +286,12 @@ class _TransientError(CheckpointError):
 
 
 class ObjectStorage:
-    """A checkpoint in an object store.
+    """A checkpoint in an object store, as `open_storage` takes its URL.
 
-    Parameters
-    ----------
-    url : str
-        ``s3://bucket/prefix``, ``gs://bucket/prefix``, or ``abfss://container@account.../prefix``.
-        A prefix is taken literally: ``%20`` is no space.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is no such URL, or contains credentials.
-    MissingPackageError
-        The package obstore is not installed.
-
-    Notes
-    -----
-    Credentials, region and endpoint come from the environment of each process, by the names that
-    obstore reads (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...); none is part of an instance,
-    of its pickle, or of a message. A file has at most 5 GiB. Instances compare equal by URL.
+    A prefix is taken literally: ``%20`` is no space. Credentials, region and endpoint come from the
+    environment of each process, by the names that obstore reads (``AWS_ACCESS_KEY_ID``,
+    ``AWS_ENDPOINT_URL``, ...); none is part of an instance, of its pickle, or of a message. A file
+    has at most 5 GiB. Instances compare equal by URL.
     """
 
     #: A touch is two requests.

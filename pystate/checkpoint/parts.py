@@ -119,13 +119,7 @@ class PartUse:
 
 
 class Parts:
-    """Reads parts, and caches those read last.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    """
+    """Reads parts, and caches those read last."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
@@ -134,12 +128,7 @@ class Parts:
     def use(self, content: Any, path: str, groups: int) -> PartUse | None:
         """Read a manifest's entry for its part, and the part.
 
-        Raises
-        ------
-        CorruptFileError
-            The file is not the part that the manifest names.
-        FileNotFoundError
-            The part does not exist.
+        `CorruptFileError` if the file is not the part that the manifest names.
         """
         if content is None:
             return None
@@ -167,24 +156,11 @@ class Parts:
 def share(
     operators: Sequence[OperatorState], epoch: int, unique: str, use: PartUse | None
 ) -> tuple[PartUse | None, bytes | None]:
-    """Choose the part of a manifest.
+    """Choose the part of a manifest of `epoch`, after that of the previous manifest.
 
-    Parameters
-    ----------
-    operators : sequence of OperatorState
-        The operators of the manifest.
-    epoch : int
-        The manifest's epoch.
-    unique : str
-        Hexadecimal digits that no other part of this epoch has.
-    use : PartUse or None
-        The part of the previous manifest.
-
-    Returns
-    -------
-    tuple of (PartUse or None, bytes or None)
-        The part, or None if the manifest names everything itself; and the bytes of a new part,
-        which must be published first.
+    Returned is the part, or None if the manifest names everything itself; and the bytes of a new
+    part, which must be published first. `unique` are hexadecimal digits that no other part of this
+    epoch has.
     """
     if sum(len(state.files) for op in operators for state in op.ranges) <= _LEAST_FILES:
         return None, None

@@ -204,26 +204,16 @@ class RangeState:
     def whole(self) -> RangeState:
         """Return all key groups of the operator as one range, as the base has them.
 
-        Raises
-        ------
-        LookupError
-            It is not known whose range it is.
+        `LookupError` if it is not known whose range it is.
         """
         raise LookupError(f"range {self.index} is of no known operator")
 
     def deltas_after(self, table_id: str) -> tuple[FileRef, ...] | None:
-        """Find the deltas that bring a table at `table_id` to this state.
+        """Find the deltas that bring a table at `table_id` to this state, oldest first.
 
-        Returns
-        -------
-        tuple of FileRef or None
-            Oldest first; empty if the table is at this state already; None if the table's id is not
-            in the chain, so that only a restore helps.
-
-        Notes
-        -----
-        It follows the parents back from `id`. Files of other ranges end the walk, so that they are
-        never applied to a table.
+        None if the table's id is not in the chain, so that only a restore helps. The parents are
+        followed back from `id`; files of other ranges end the walk, so that they are never applied
+        to a table.
         """
         wanted = self.id
         for position in range(len(self.deltas), -1, -1):

@@ -80,13 +80,7 @@ class _Listing(NamedTuple):
 
 
 def check_version(path: str, data: bytes) -> None:
-    """Refuse a file of run keys, intact, that a later version wrote.
-
-    Raises
-    ------
-    NewerFormatError
-        This version cannot read it.
-    """
+    """Refuse a file of run keys, intact, that a later version wrote."""
     if _NAME.fullmatch(path):
         decode_document("run keys", _FORMAT_VERSION, data, path)
 
@@ -100,10 +94,7 @@ def covered_epoch(storage: CheckpointStorage) -> int:
 class RunKeys:
     """Finds and keeps run keys.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
+    All methods raise `CheckpointError` if a file is lost, or cannot be understood.
     """
 
     def __init__(self, storage: CheckpointStorage) -> None:
@@ -111,15 +102,7 @@ class RunKeys:
         self._known: dict[_File, Mapping[str, int]] = {}
 
     def find(self, run_key: str) -> int | None:
-        """Return the epoch of a retired run, or None.
-
-        Raises
-        ------
-        CorruptFileError, NewerFormatError
-            A file cannot be understood.
-        CheckpointError
-            A file is lost.
-        """
+        """Return the epoch of a retired run, or None."""
         digest = hashlib.sha256(run_key.encode()).hexdigest()
         for _ in range(_LISTINGS):
             listing = self._list()
@@ -134,13 +117,7 @@ class RunKeys:
         raise self._unsteady()
 
     def add(self, run_key: str, epoch: int) -> None:
-        """Add a run's key durably. Adding it again changes nothing.
-
-        Raises
-        ------
-        CorruptFileError, CheckpointError
-            A file cannot be understood, or is lost; or the storage fails.
-        """
+        """Add a run's key durably. Adding it again changes nothing."""
         digest = hashlib.sha256(run_key.encode()).hexdigest()[:_DIGITS]
         for _ in range(_LISTINGS):
             with suppress(FileNotFoundError):
@@ -157,13 +134,7 @@ class RunKeys:
         raise self._unsteady()
 
     def copy_to(self, destination: CheckpointStorage, until: int) -> None:
-        """Keep the keys of runs up to an epoch in another checkpoint, too, which has none.
-
-        Raises
-        ------
-        CorruptFileError, CheckpointError
-            As for `find`.
-        """
+        """Keep the keys of runs up to an epoch in another checkpoint, too, which has none."""
         keys: dict[str, int] | None = None
         for _ in range(_LISTINGS):
             listing = self._list()
@@ -179,13 +150,7 @@ class RunKeys:
             RunKeys(destination)._write(_File(1, max(keys.values())), keys)
 
     def damage(self) -> list[tuple[str, CheckpointError]]:
-        """Read all files, and return those that cannot be understood, with their errors.
-
-        Raises
-        ------
-        CheckpointError
-            A file is lost.
-        """
+        """Read all files, and return those that cannot be understood, with their errors."""
         found: list[tuple[str, CheckpointError]] = []
         listing = self._list()
         for file in listing.files:

@@ -114,12 +114,7 @@ class Savepoint:
 def read_savepoint(storage: CheckpointStorage) -> Savepoint:
     """Read what a savepoint says of itself.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The folder holds no savepoint, or none that is complete.
-    CorruptFileError, NewerFormatError
-        It cannot be understood.
+    `InvalidArgumentError` if the folder holds none, or none that is complete.
     """
     try:
         data = storage.read_bytes(SAVEPOINT_FILE)
@@ -219,8 +214,7 @@ def take_savepoint(
 ) -> Savepoint:
     """Take a savepoint of a checkpoint's newest epoch, whose job may be running anywhere.
 
-    Parameters and exceptions are those of `write_savepoint`. Where the job goes on and removes the
-    epoch's files meanwhile, its next epoch is taken.
+    Where the job goes on and removes the epoch's files meanwhile, its next epoch is taken.
     """
 
     def write(manifest: Manifest) -> Savepoint:
@@ -283,33 +277,9 @@ def write_savepoint(
     copy: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Savepoint:
-    """Write an epoch into an empty folder.
+    """Write an epoch, whose output is committed, into an empty folder.
 
-    Parameters
-    ----------
-    source : CheckpointStorage
-        The checkpoint.
-    manifest : Manifest
-        The epoch, whose output is committed.
-    destination : CheckpointStorage
-        Where to.
-    previous : CheckpointStorage, optional
-        An earlier savepoint: files that it has already are taken from it where the checkpoint is on
-        another file system.
-    copy : bool
-        Copy all files. By default they are shared (by hard links) where the file system can: state
-        files never change, and each name keeps them.
-    progress : callable, optional
-        As for `savepoint`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The folder is not empty; or `previous` is no savepoint.
-    CorruptFileError
-        A file of the epoch is damaged; it is named.
-    NoSpaceError, CheckpointError
-        A file cannot be written.
+    The options, and what it raises, are those of `savepoint`.
     """
     with new_folder(source, destination):
         return _write(source, manifest, destination, previous, copy=copy, progress=progress)
@@ -365,17 +335,8 @@ def finish_savepoint(
 ) -> Savepoint:
     """Write what a savepoint has beside its state files, which are there.
 
-    Parameters
-    ----------
-    source : CheckpointStorage or None
-        The checkpoint or savepoint, for the job, the run keys and the stream's position; None for
-        state that no job has had.
-    manifest : Manifest
-        The savepoint's epoch, which names the state files.
-    destination : CheckpointStorage
-        Where to.
-    job : JobFile, optional
-        The job, if there is no source.
+    `source` is the checkpoint or savepoint that has the job, the run keys and the stream's
+    position; for state that no job has had there is none, but a `job`.
     """
     if source is not None:
         job = read_job(source)

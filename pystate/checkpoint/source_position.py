@@ -25,13 +25,7 @@ _BATCHES = (f"{SPARK_FOLDER}/offsets/", f"{SPARK_FOLDER}/commits/")
 
 
 def read_query_id(storage: CheckpointStorage) -> str | None:
-    """Return the id of the query that a checkpoint belongs to, or None if it never had one.
-
-    Raises
-    ------
-    CorruptFileError
-        The file is not what Spark writes.
-    """
+    """Return the id of the query that a checkpoint belongs to, or None if it never had one."""
     try:
         data = storage.read_bytes(METADATA)
     except FileNotFoundError:
@@ -63,13 +57,7 @@ def batches_of(storage: CheckpointStorage, folder: str) -> frozenset[int]:
 
 
 def offsets_hash(data: bytes, path: str) -> str:
-    """Identify the source rows of a batch, by the content of its file in ``offsets``.
-
-    Raises
-    ------
-    CorruptFileError
-        The file is not one that Spark writes.
-    """
+    """Identify the source rows of a batch, by the content of its file in ``offsets``."""
     try:
         version, _, *sources = data.decode("utf-8").splitlines()
     except ValueError as error:

@@ -155,22 +155,9 @@ class OpenFile:
 def open_file(source: Source, expected: FileIdentity | None = None) -> Iterator[OpenFile]:
     """Open a state file; header, schema and index are verified.
 
-    Parameters
-    ----------
-    source : path or binary file object
-        A file object is read by its descriptor if it is one of `open`, else by ``seek`` and
-        ``readinto``.
-    expected : FileInfo, optional
-        The expected properties of the file.
-
-    Raises
-    ------
-    CorruptFileError
-        The bytes contradict a checksum or a bound, or it is another file than expected.
-    NewerFormatError
-        A later version of pystate wrote it.
-    CheckpointError
-        There is no such file, or it cannot be read.
+    A file object is read by its descriptor if it is one of `open`, else by ``seek`` and
+    ``readinto``. `CorruptFileError` if it is another file than expected, too; `CheckpointError` if
+    there is none.
     """
     with ExitStack() as stack:
         if isinstance(source, (str, os.PathLike)):
@@ -292,33 +279,10 @@ def claim(
 ) -> list[int]:
     """Match a file's states by name to a table's columns, and have it read as they are declared.
 
-    Parameters
-    ----------
-    reader : FileReader
-        The file.
-    key : tuple of (name, StateType)
-        The table's key.
-    namespace : StateType or None
-        The type of its namespaces.
-    columns : sequence of Column
-        The table's columns.
-    max_parallelism : int
-        The table's number of key groups.
-    allow_unclaimed_state : bool
-        Whether states that the table does not have are dropped.
-    since : mapping of str to int, optional
-        As for `merge_files`: states that are dropped from a file of an older epoch.
-
-    Returns
-    -------
-    list of int
-        For each column of the file the table's column; -1 for columns to drop.
-
-    Raises
-    ------
-    SchemaError
-        The key, the number of key groups or a state's type differs. `UnclaimedStateError` for
-        states that the table does not have.
+    Returned is for each column of the file the table's column; -1 for columns to drop. `since` is
+    as for `merge_files`. `SchemaError` if the key, the number of key groups or a state's type
+    differs; `UnclaimedStateError` for states that the table does not have, unless they may be
+    dropped.
     """
     schema, info = file_schema(reader), FileInfo(*reader.info())
     check_key(reader.name, schema, key, namespace, "the declared one")
@@ -363,10 +327,7 @@ def read_as(
 ) -> None:
     """Have a file's columns read as the targets at their positions; at -1 they are dropped.
 
-    Raises
-    ------
-    SchemaError
-        One cannot become its target; the message begins with what `refusal` says of the two.
+    `SchemaError` if one cannot become its target; it begins with what `refusal` says of the two.
     """
     epoch = FileInfo(*reader.info()).epoch
     changes = []

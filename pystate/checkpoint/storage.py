@@ -64,14 +64,10 @@ class CheckpointStorage(Protocol):
     def publish(self, path: str, data: bytes) -> None:
         """Create `path` with `data`, durably, unless it exists.
 
-        Raises
-        ------
-        AlreadyPublishedError
-            The name is taken; the existing file is unchanged.
-        NoSpaceError, CheckpointError
-            Nothing was created; or, only if the last sync of the folder failed, the file is
-            complete but may not survive a power failure. If a store does not answer any more, the
-            file is complete or not there.
+        `AlreadyPublishedError` if the name is taken; the existing file is unchanged. At
+        `NoSpaceError` and `CheckpointError` nothing was created; or, only if the last sync of the
+        folder failed, the file is complete but may not survive a power failure. If a store does not
+        answer any more, the file is complete or not there.
         """
 
     def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
@@ -80,27 +76,17 @@ class CheckpointStorage(Protocol):
     def create(self, path: str) -> AbstractContextManager[BinaryIO]:
         """Open a new file for writing; it appears as `path` when the block ends without error.
 
-        Raises
-        ------
-        AlreadyPublishedError
-            The name is taken (found out at the end of the block).
-        NoSpaceError, CheckpointError
-            As for `publish`. An exception from inside the block is passed on; an ``OSError`` for a
-            full file system becomes `NoSpaceError`.
+        Errors are those of `publish`; that the name is taken is found out at the end of the block.
+        An exception from inside the block is passed on; an ``OSError`` for a full file system
+        becomes `NoSpaceError`.
         """
 
     def share(self, path: str, other: CheckpointStorage, other_path: str) -> bool:
         """Give another storage's file a name here, durably; False if that cannot be.
 
         No bytes pass through this process. Both names may be of one file, which then exists as long
-        as either does. It is for files that never change.
-
-        Raises
-        ------
-        AlreadyPublishedError
-            The name is taken.
-        FileNotFoundError
-            The other storage has no such file.
+        as either does. It is for files that never change. `AlreadyPublishedError` if the name is
+        taken, `FileNotFoundError` if the other storage has no such file.
         """
 
     def read_bytes(self, path: str) -> bytes:
@@ -152,15 +138,8 @@ class CheckpointStorage(Protocol):
 
 
 class LocalStorage:
-    """A checkpoint in a folder of a local or shared (NFS) file system.
+    """A checkpoint in a folder of a local or shared (NFS) file system, made at the first write.
 
-    Parameters
-    ----------
-    root : str
-        The checkpoint's folder. It is made at the first write.
-
-    Notes
-    -----
     Files are written under ``.<name>.<uuid>.tmp`` beside their final name, synced, and linked:
     ``rename`` would silently replace another driver's file. The folder is synced after the link.
     Instances can be pickled and compare equal by root.

@@ -3,8 +3,6 @@
 A checkpoint whose newest manifests are lost looks like an older one, and without any it looks like
 an empty one. Other files know better, and whoever opens a checkpoint compares.
 
-Thread safety: functions without state.
-
 Invariants
 ----------
 1. A trace is written after the epoch that it tells of is published, so that no crash leaves a trace
@@ -72,10 +70,7 @@ class Traces(NamedTuple):
 def read_traces(storage: CheckpointStorage) -> Traces:
     """Read what the small files of a checkpoint say, whichever of them are lost or damaged.
 
-    Raises
-    ------
-    NewerFormatError
-        One of them is of a later version.
+    `NewerFormatError` if one of them is of a later version.
     """
     latest = marked_epoch(storage, LATEST, "latest")
     records = newest_records(storage)

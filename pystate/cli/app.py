@@ -1,7 +1,4 @@
-"""The commands.
-
-Thread safety: a program of its own.
-"""
+"""The commands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What all commands share: arguments, exit codes, and how they end.
-
-Thread safety: a program of its own.
-"""
+"""What all commands share: arguments, exit codes, and how they end."""
 
 from __future__ import annotations
 

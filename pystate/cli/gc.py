@@ -1,7 +1,4 @@
-"""The command that removes what nobody needs: ``gc``.
-
-Thread safety: a program of its own.
-"""
+"""The command that removes what nobody needs: ``gc``."""
 
 from __future__ import annotations
 

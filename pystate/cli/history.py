@@ -1,7 +1,4 @@
-"""The command that shows the epochs of the past: ``history``.
-
-Thread safety: a program of its own.
-"""
+"""The command that shows the epochs of the past: ``history``."""
 
 from __future__ import annotations
 

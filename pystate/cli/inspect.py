@@ -1,7 +1,4 @@
-"""The command that shows what a checkpoint is: ``inspect``.
-
-Thread safety: a program of its own.
-"""
+"""The command that shows what a checkpoint is: ``inspect``."""
 
 from __future__ import annotations
 

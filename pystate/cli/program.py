@@ -1,7 +1,4 @@
-"""The entry point of the command line, which says what to install if it cannot run.
-
-Thread safety: a program of its own.
-"""
+"""The entry point of the command line, which says what to install if it cannot run."""
 
 from __future__ import annotations
 

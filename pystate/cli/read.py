@@ -1,8 +1,6 @@
 """The commands that read state: ``read``, ``diff`` and ``export``.
 
 Rows are printed batch by batch, as they are read.
-
-Thread safety: a program of its own.
 """
 
 from __future__ import annotations
@@ -203,26 +201,14 @@ def _batches(scan: Callable[[], pa.RecordBatchReader], *, again: bool) -> Iterat
 
 
 def style_of(given: Style | None, json: bool) -> Style:
-    """The style that was asked for.
-
-    Raises
-    ------
-    InvalidArgumentError
-        `--json` and `--format` contradict each other.
-    """
+    """The style that was asked for; `--json` and `--format` may contradict each other."""
     if json and given not in (None, Style.json):
         raise InvalidArgumentError("--json is --format json: give one of the two")
     return Style.json if json else given or Style.table
 
 
 def keys_of(given: list[str], key: KeyColumns) -> list[pa.Array[Any]]:
-    """Parse keys.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A text is not a key.
-    """
+    """Parse keys, each of which is a text, or a JSON list of the values of its columns."""
     rows: list[list[Any]] = []
     marks = null_marks(key)
     for text in given:
@@ -259,17 +245,7 @@ def _column(values: list[Any], name: str, type_: Any) -> pa.Array[Any]:
 
 
 def print_rows(batches: Iterator[pa.RecordBatch], style: Style, limit: int | None) -> None:
-    """Print rows while they are read.
-
-    Parameters
-    ----------
-    batches : iterator of RecordBatch
-        The rows; no more of them are asked for than are printed, but for one.
-    style : Style
-        How.
-    limit : int, optional
-        The most rows.
-    """
+    """Print rows while they are read; no more are asked for than are printed, but for one."""
     if limit is None and style is Style.table:
         limit = _SHOWN
     rows = _rows(batches)

@@ -1,7 +1,4 @@
-"""The command that sets a damaged checkpoint back: ``repair``.
-
-Thread safety: a program of its own.
-"""
+"""The command that sets a damaged checkpoint back: ``repair``."""
 
 from __future__ import annotations
 

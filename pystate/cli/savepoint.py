@@ -1,7 +1,4 @@
-"""The commands that save a checkpoint's newest epoch: ``savepoint`` and ``rescale``.
-
-Thread safety: a program of its own.
-"""
+"""The commands that save a checkpoint's newest epoch: ``savepoint`` and ``rescale``."""
 
 from __future__ import annotations
 

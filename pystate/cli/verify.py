@@ -1,7 +1,4 @@
-"""The command that reads everything and reports what is wrong: ``verify``.
-
-Thread safety: a program of its own.
-"""
+"""The command that reads everything and reports what is wrong: ``verify``."""
 
 from __future__ import annotations
 
