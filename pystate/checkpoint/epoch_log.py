@@ -108,19 +108,19 @@ class OperatorRecord:
 
     uid: str
     ranges: int
-    rows_in: int
-    rows_out: int
-    late_rows: int | None
-    keys: int
-    state_bytes: int
-    rows_changed: int
-    rows_restored: int
-    rows_copied: int
-    checkpoint_bytes: int
-    attach_ms: float
-    process_ms: float
-    seal_ms: float
-    write_ms: float
+    rows_in: int = 0
+    rows_out: int = 0
+    late_rows: int | None = None
+    keys: int = 0
+    state_bytes: int = 0
+    rows_changed: int = 0
+    rows_restored: int = 0
+    rows_copied: int = 0
+    checkpoint_bytes: int = 0
+    attach_ms: float = 0.0
+    process_ms: float = 0.0
+    seal_ms: float = 0.0
+    write_ms: float = 0.0
     watermark_ms: int | None = None
     invalid_rows: int = 0
     fingerprint: str = ""
@@ -177,19 +177,19 @@ class EpochRecord:
     epoch: int
     published_ms: int
     processing_time_ms: int
-    watermark_ms: int | None
-    query_id: str | None
-    batch_id: int | None
-    run_key: str | None
-    batches: int
-    evaluations: int
-    term: int
-    host: str
-    publish_ms: float
-    commit_ms: float
-    total_ms: float
-    merged_bytes: int
-    operators: tuple[OperatorRecord, ...]
+    watermark_ms: int | None = None
+    query_id: str | None = None
+    batch_id: int | None = None
+    run_key: str | None = None
+    batches: int = 1
+    evaluations: int = 1
+    term: int = 0
+    host: str = ""
+    publish_ms: float = 0.0
+    commit_ms: float = 0.0
+    total_ms: float = 0.0
+    merged_bytes: int = 0
+    operators: tuple[OperatorRecord, ...] = ()
     rows_in: int | None = None
     rows_out: int | None = None
     late_rows: int | None = None
@@ -463,18 +463,10 @@ class StoreChronicle:
         of_operator = OperatorRecord(
             uid=operator.uid,
             ranges=1,
-            rows_in=0,
-            rows_out=0,
-            late_rows=None,
             keys=sizes[1],
             state_bytes=sizes[2],
             rows_changed=sizes[0],
-            rows_restored=0,
-            rows_copied=0,
             checkpoint_bytes=sum(ref.file_bytes for ref in deltas),
-            attach_ms=0.0,
-            process_ms=0.0,
-            seal_ms=0.0,
             write_ms=(written_s - began_s) * 1000,
             fingerprint=fingerprint(operator),
             since=operator.ranges[0].since,
@@ -483,16 +475,8 @@ class StoreChronicle:
             epoch=manifest.epoch,
             published_ms=manifest.created_ms,
             processing_time_ms=manifest.processing_time_ms,
-            watermark_ms=None,
-            query_id=None,
-            batch_id=None,
-            run_key=None,
-            batches=1,
-            evaluations=1,
-            term=0,
             host=manifest.host,
             publish_ms=(ended_s - written_s) * 1000,
-            commit_ms=0.0,
             total_ms=(ended_s - began_s) * 1000,
             merged_bytes=0 if base is None or base.epoch != manifest.epoch else base.file_bytes,
             operators=(of_operator,),

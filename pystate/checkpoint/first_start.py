@@ -67,7 +67,7 @@ from pystate.checkpoint.source_position import (
     query_of,
     read_query_id,
 )
-from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.storage import CheckpointStorage, find_bytes
 from pystate.checkpoint.traces import LATEST
 from pystate.errors import (
     AlreadyPublishedError,
@@ -124,7 +124,7 @@ def begin_with(
     # A driver that begins at the same time writes restored.json first: what is there without that
     # was left by a start that is forgotten, and looked for before.
     left = begun is not None or any(checkpoint.list(folder) for folder in (RUNS, SPARK_FOLDER))
-    restored = _restored(checkpoint)
+    restored = find_bytes(checkpoint, RESTORED_FILE)
     same = restored == _begun_with(savepoint) and _has_operators(checkpoint, manifest, operators)
     if begun is not None:
         same = same and (begun.name, begun.max_parallelism) == (job, stored.max_parallelism)
@@ -202,25 +202,15 @@ def claim_savepoint(origin: CheckpointStorage, checkpoint: CheckpointStorage) ->
 
 def begun_epoch(checkpoint: CheckpointStorage) -> int:
     """Return the epoch of the savepoint that a checkpoint began with; 0 for none."""
-    try:
-        data = checkpoint.read_bytes(RESTORED_FILE)
-    except FileNotFoundError:
-        return 0
-    fields = decode_document("restored", 1, data, RESTORED_FILE)
-    return fields.integer("epoch")
+    data = find_bytes(checkpoint, RESTORED_FILE)
+    return (
+        0 if data is None else decode_document("restored", 1, data, RESTORED_FILE).integer("epoch")
+    )
 
 
 def _begun_with(savepoint: Savepoint) -> bytes:
     content = {"savepoint_id": savepoint.savepoint_id, "epoch": savepoint.epoch}
     return encode_document("restored", 1, content)
-
-
-def _restored(checkpoint: CheckpointStorage) -> bytes | None:
-    """With which savepoint a checkpoint began, or begins; None for none."""
-    try:
-        return checkpoint.read_bytes(RESTORED_FILE)
-    except FileNotFoundError:
-        return None
 
 
 def _has_operators(
@@ -293,10 +283,7 @@ def _check_begun(
     origin: CheckpointStorage, checkpoint: CheckpointStorage, *, claim: bool = True
 ) -> None:
     """Make sure that a checkpoint that holds a job began with that savepoint."""
-    try:
-        begun = checkpoint.read_bytes(RESTORED_FILE)
-    except FileNotFoundError:
-        begun = b""
+    begun = find_bytes(checkpoint, RESTORED_FILE)
     begun_epoch(checkpoint)  # a file of a later version says so
     if begun and not origin.exists(SAVEPOINT_FILE):
         if not claim:  # else this job, or one before it, has removed it

@@ -27,7 +27,7 @@ from pystate.checkpoint.refs import (
     state_epoch,
 )
 from pystate.checkpoint.run_keys import RUNS
-from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.storage import CheckpointStorage, find_bytes
 from pystate.errors import (
     AlreadyPublishedError,
     CheckpointError,
@@ -155,11 +155,8 @@ class JobFile:
 
 def read_job(storage: CheckpointStorage) -> JobFile | None:
     """Read a checkpoint's identity; None if there is no checkpoint."""
-    try:
-        data = storage.read_bytes(JOB_FILE)
-    except FileNotFoundError:
-        return None
-    return JobFile.decode(data, JOB_FILE)
+    data = find_bytes(storage, JOB_FILE)
+    return None if data is None else JobFile.decode(data)
 
 
 def has_epochs(storage: CheckpointStorage) -> bool:

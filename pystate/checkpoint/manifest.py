@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -154,36 +155,24 @@ class Manifest:
         What was read in format 1 or 2 is written in format 3, which says the same, and which those
         have no fields for. `InvalidArgumentError` if `sinks` holds something that is not JSON.
         """
-        fields: dict[str, Any] = {
-            "epoch": self.epoch,
-            "predecessor": self.predecessor,
-            "evaluation_id": self.evaluation_id,
-            "run_id": self.run_id,
-            "term": self.term,
-            "host": self.host,
-            "max_parallelism": self.max_parallelism,
-            "processing_time_ms": self.processing_time_ms,
-            "watermark_ms": self.watermark_ms,
-            "created_ms": self.created_ms,
-            "library": self.library,
-            "query_id": self.query_id,
-            "batch_id": self.batch_id,
-            "offsets_hash": self.offsets_hash,
-            "run_key": self.run_key,
-            "queries": [asdict(progress) for progress in self.queries],
-            "sinks": self.sinks,
+        differing = ("format_version", "operators", "part", "read_clock")
+        values: dict[str, Any] = {
+            each.name: getattr(self, each.name)
+            for each in dataclasses.fields(self)
+            if each.name not in differing
         }
+        values["queries"] = [asdict(progress) for progress in self.queries]
         if self.format_version >= 4:
             part = None if self.part is None else self.part.part
-            fields["clock"] = None if self.read_clock is None else asdict(self.read_clock)
-            fields["part"] = None if self.part is None else self.part.encode()
-            fields["operators"] = encode_operators(self.operators, part, self.format_version)
+            values["clock"] = None if self.read_clock is None else asdict(self.read_clock)
+            values["part"] = None if self.part is None else self.part.encode()
+            values["operators"] = encode_operators(self.operators, part, self.format_version)
         else:
-            fields["operators"] = [
+            values["operators"] = [
                 operator.encode(max(self.format_version, 3)) for operator in self.operators
             ]
         try:
-            return encode_document("manifest", max(self.format_version, 3), fields)
+            return encode_document("manifest", max(self.format_version, 3), values)
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 f"{self.path}: a sink's transaction must be plain JSON: {error}"

@@ -40,7 +40,7 @@ from pystate.checkpoint.manifest import (
 from pystate.checkpoint.metadata import decode_document, encode_document
 from pystate.checkpoint.parts import MANIFESTS, Parts
 from pystate.checkpoint.run_keys import RUNS, RunKeys, covered_epoch
-from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.storage import CheckpointStorage, find_bytes
 from pystate.checkpoint.traces import (
     COMMITTED,
     LATEST,
@@ -544,8 +544,7 @@ def _mark_path(epoch: int) -> str:
 
 def _unknown_runs(storage: CheckpointStorage) -> list[int]:
     """List the epochs whose manifests were damaged when they were retired."""
-    try:
-        data = storage.read_bytes(_UNKNOWN_RUNS)
-    except FileNotFoundError:
+    data = find_bytes(storage, _UNKNOWN_RUNS)
+    if data is None:
         return []
     return decode_document("unknown runs", 1, data, _UNKNOWN_RUNS).items("epochs")

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from pystate._core.core import range_bounds
 from pystate.checkpoint.metadata import Fields
+from pystate.checkpoint.state_files import FileInfo
 from pystate.errors import CorruptFileError, InvalidArgumentError
 from pystate.state.declaration import Defaults
 from pystate.state.identity import of_unknown_kind, without_kind
@@ -41,6 +42,10 @@ BUCKET = "__pystate_bucket"
 LOOP_KEY = ((BUCKET, "long"),)
 #: The state that has the number of a bucket's rows.
 COUNT = "count"
+_FILE_NUMBERS = (
+    *("epoch", "first_key_group", "last_key_group"),
+    *("file_bytes", "rows", "tombstones", "raw_bytes"),
+)
 _ID_DIGITS = 32
 _CHECKSUM_DIGITS = 16
 _FINGERPRINT = 32
@@ -110,22 +115,11 @@ class FileRef:
     raw_bytes: int
 
     @classmethod
-    def from_info(cls, path: str, info: Any) -> FileRef:
-        """Name a file that was just written, from the `FileInfo` that its writer returned."""
-        return cls(
-            path=path,
-            kind=info.kind,
-            id=info.id,
-            parent=info.parent,
-            epoch=info.epoch,
-            first_key_group=info.first_key_group,
-            last_key_group=info.last_key_group,
-            file_bytes=info.file_bytes,
-            checksum=info.checksum,
-            rows=info.rows,
-            tombstones=info.tombstones,
-            raw_bytes=info.raw_bytes,
-        )
+    def from_info(cls, path: str, info: FileInfo) -> FileRef:
+        """Name a file that was just written, from what its writer returned."""
+        values = info._asdict()
+        del values["max_parallelism"]
+        return cls(path, **values)
 
     def encode(self) -> dict[str, Any]:
         """Return the form that manifests up to format 3 have."""
@@ -143,14 +137,8 @@ class FileRef:
             kind=kind,
             id=fields.hexadecimal("id", _ID_DIGITS),
             parent=fields.hexadecimal("parent", _ID_DIGITS),
-            epoch=fields.integer("epoch"),
-            first_key_group=fields.integer("first_key_group"),
-            last_key_group=fields.integer("last_key_group"),
-            file_bytes=fields.integer("file_bytes"),
             checksum=int(fields.hexadecimal("checksum", _CHECKSUM_DIGITS), 16),
-            rows=fields.integer("rows"),
-            tombstones=fields.integer("tombstones"),
-            raw_bytes=fields.integer("raw_bytes"),
+            **{name: fields.integer(name) for name in _FILE_NUMBERS},
         )
         fields.finish()
         return ref

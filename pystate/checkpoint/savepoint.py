@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from pystate.base.arguments import flag, folder_path, shown
 from pystate.checkpoint.copies import for_all, keep, place
@@ -95,20 +95,9 @@ class Savepoint:
     """SHA-256, hexadecimal, of the files that have the run keys and the stream's position."""
 
     def _encode(self) -> bytes:
-        return encode_document(
-            "savepoint",
-            _FORMAT_VERSION,
-            {
-                "savepoint_id": self.savepoint_id,
-                "job": self.job,
-                "epoch": self.epoch,
-                "created_ms": self.created_ms,
-                "library": self.library,
-                "files": self.files,
-                "size_bytes": self.size_bytes,
-                "digests": dict(self.digests),
-            },
-        )
+        content = asdict(self)
+        del content["location"]
+        return encode_document("savepoint", _FORMAT_VERSION, content)
 
 
 def read_savepoint(storage: CheckpointStorage) -> Savepoint:
@@ -282,7 +271,22 @@ def write_savepoint(
     The options, and what it raises, are those of `savepoint`.
     """
     with new_folder(source, destination):
-        return _write(source, manifest, destination, previous, copy=copy, progress=progress)
+        earlier = frozenset() if previous is None else _known_files(previous)
+
+        def save(ref: FileRef) -> None:
+            origins = [source]
+            if previous is not None and (ref.path, ref.checksum, ref.file_bytes) in earlier:
+                origins.append(previous)
+            try:
+                place(ref, origins, destination, copy=copy)
+            except FileNotFoundError as error:
+                raise RetiredError(
+                    f"checkpoint {source.uri}: {ref.path} of epoch {manifest.epoch} is gone"
+                ) from error
+
+        files = files_of(manifest.operators).values()
+        for_all(save, files, size=lambda ref: ref.file_bytes, progress=progress)
+        return finish_savepoint(source, manifest, destination)
 
 
 @contextmanager
@@ -297,33 +301,6 @@ def new_folder(source: CheckpointStorage | None, destination: CheckpointStorage)
             for entry in destination.list("") + destination.list("", temporary=True):
                 destination.delete(entry.path)
         raise
-
-
-def _write(
-    source: CheckpointStorage,
-    manifest: Manifest,
-    destination: CheckpointStorage,
-    previous: CheckpointStorage | None,
-    *,
-    copy: bool,
-    progress: Callable[[int, int], None] | None,
-) -> Savepoint:
-    earlier = frozenset() if previous is None else _known_files(previous)
-
-    def save(ref: FileRef) -> None:
-        origins = [source]
-        if previous is not None and (ref.path, ref.checksum, ref.file_bytes) in earlier:
-            origins.append(previous)
-        try:
-            place(ref, origins, destination, copy=copy)
-        except FileNotFoundError as error:
-            raise RetiredError(
-                f"checkpoint {source.uri}: {ref.path} of epoch {manifest.epoch} is gone"
-            ) from error
-
-    files = files_of(manifest.operators).values()
-    for_all(save, files, size=lambda ref: ref.file_bytes, progress=progress)
-    return finish_savepoint(source, manifest, destination)
 
 
 def finish_savepoint(

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 
 from pystate.checkpoint.manifest import Manifest, QueryProgress
-from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.storage import CheckpointStorage, find_bytes
 from pystate.errors import CorruptFileError
 
 SPARK_FOLDER = "spark"
@@ -26,9 +26,8 @@ _BATCHES = (f"{SPARK_FOLDER}/offsets/", f"{SPARK_FOLDER}/commits/")
 
 def read_query_id(storage: CheckpointStorage) -> str | None:
     """Return the id of the query that a checkpoint belongs to, or None if it never had one."""
-    try:
-        data = storage.read_bytes(METADATA)
-    except FileNotFoundError:
+    data = find_bytes(storage, METADATA)
+    if data is None:
         return None
     try:
         query_id = json.loads(data)["id"]

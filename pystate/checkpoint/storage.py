@@ -37,6 +37,7 @@ from pystate.errors import (
 #: The errors of a full file system.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_ABSENT = (FileNotFoundError, NotADirectoryError)
 _Entries = list["FileEntry"]  # `list` is a method's name inside the classes below
 
 
@@ -221,10 +222,8 @@ class LocalStorage:
         finally:
             with suppress(OSError):
                 os.unlink(temporary)
-        try:
+        with _translated("sync the folder of", final, passed=()):
             _sync_folder(os.path.dirname(final))
-        except OSError as error:
-            _fail("sync the folder of", final, error)
 
     def share(self, path: str, other: CheckpointStorage, other_path: str) -> bool:
         """See `CheckpointStorage.share`."""
@@ -241,29 +240,20 @@ class LocalStorage:
                 return False
             _sync_if_taken(final, error)
             _fail("write", final, error)
-        try:
+        with _translated("sync the folder of", final, passed=()):
             _sync_folder(os.path.dirname(final))
-        except OSError as error:
-            _fail("sync the folder of", final, error)
         return True
 
     def read_bytes(self, path: str) -> bytes:
         """See `CheckpointStorage.read_bytes`."""
-        with self.open_read(path) as source:
-            try:
-                return source.read()
-            except OSError as error:
-                _fail("read", self.local_path(path), error)
+        with self.open_read(path) as source, _translated("read", source.name):
+            return source.read()
 
     def open_read(self, path: str) -> BinaryIO:
         """See `CheckpointStorage.open_read`."""
         final = self.local_path(path)
-        try:
+        with _translated("read", final):
             return open(final, "rb")
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            _fail("read", final, error)
 
     def list(self, prefix: str, *, temporary: bool = False) -> _Entries:
         """See `CheckpointStorage.list`."""
@@ -272,49 +262,39 @@ class LocalStorage:
         folders = [top]
         while folders:
             folder = folders.pop()
-            try:
-                with os.scandir(folder) as entries:
-                    for entry in entries:
-                        if entry.is_dir(follow_symlinks=False):
-                            folders.append(entry.path)
-                        elif is_temporary(entry.name) == temporary:
-                            self._append(found, entry)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                _fail("list", folder, error)
+            with (
+                suppress(*_ABSENT),
+                _translated("list", folder, passed=_ABSENT),
+                os.scandir(folder) as entries,
+            ):
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    elif is_temporary(entry.name) == temporary:
+                        self._append(found, entry)
         found.sort()
         return found
 
     def _append(self, found: _Entries, entry: os.DirEntry[str]) -> None:
-        try:
+        with suppress(FileNotFoundError):
             status = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            return
-        if stat.S_ISREG(status.st_mode):
-            relative = os.path.relpath(entry.path, self._root)
-            found.append(FileEntry(relative, status.st_size, status.st_mtime_ns // 1_000_000))
+            if stat.S_ISREG(status.st_mode):
+                relative = os.path.relpath(entry.path, self._root)
+                found.append(FileEntry(relative, status.st_size, status.st_mtime_ns // 1_000_000))
 
     def delete(self, path: str) -> bool:
         """See `CheckpointStorage.delete`."""
         final = self.local_path(path)
-        try:
+        with suppress(FileNotFoundError), _translated("delete", final):
             os.unlink(final)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            _fail("delete", final, error)
-        return True
+            return True
+        return False
 
     def sync_folder(self, path: str) -> None:
         """See `CheckpointStorage.sync_folder`."""
         folder = self.local_path(path) if path else self._root
-        try:
+        with suppress(FileNotFoundError), _translated("sync", folder):
             _sync_folder(folder)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            _fail("sync", folder, error)
 
     def exists(self, path: str) -> bool:
         """See `CheckpointStorage.exists`."""
@@ -323,21 +303,16 @@ class LocalStorage:
     def size_bytes(self, path: str) -> int | None:
         """See `CheckpointStorage.size_bytes`."""
         final = self.local_path(path)
-        try:
+        with suppress(*_ABSENT), _translated("look at", final, passed=_ABSENT):
             status = os.stat(final)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            _fail("look at", final, error)
-        return status.st_size if stat.S_ISREG(status.st_mode) else None
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
+        return None
 
     def make_folder(self, path: str) -> None:
         """See `CheckpointStorage.make_folder`."""
         final = self.local_path(path)
-        try:
+        with _translated("create", final, passed=()):
             os.makedirs(final, exist_ok=True)
-        except OSError as error:
-            _fail("create", final, error)
 
     def remove_folder(self, path: str) -> None:
         """See `CheckpointStorage.remove_folder`."""
@@ -354,32 +329,24 @@ class LocalStorage:
         final = self.local_path(path)
         folder, name = os.path.split(final)
         temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
-        try:
+        with suppress(FileExistsError), _translated("write", final):
             try:
                 with open(temporary, "xb", buffering=0) as out:
                     _write_all(out, data)
                 os.link(temporary, final)
+                return None
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(temporary)
-        except FileNotFoundError:
-            raise
-        except FileExistsError:
-            return self.read_bytes(path)
-        except OSError as error:
-            _fail("write", final, error)
-        return None
+        return self.read_bytes(path)
 
     def touch(self, path: str) -> bool:
         """See `CheckpointStorage.touch`."""
         final = self.local_path(path)
-        try:
+        with suppress(FileNotFoundError), _translated("touch", final):
             os.utime(final)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            _fail("touch", final, error)
-        return True
+            return True
+        return False
 
     def _temporary(self, final: str) -> str:
         """Return a new temporary name for `final`; its folder is made durable on first use."""
@@ -399,6 +366,14 @@ class LocalStorage:
                 _fail("create", folder, error)
             self._synced.add(folder)
         return os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
+
+
+def find_bytes(storage: CheckpointStorage, path: str) -> bytes | None:
+    """Read the whole file; None if there is none."""
+    try:
+        return storage.read_bytes(path)
+    except FileNotFoundError:
+        return None
 
 
 def checked_path(path: str) -> str:
@@ -451,6 +426,19 @@ def _sync_if_taken(final: str, error: OSError) -> None:
     if error.errno == errno.EEXIST:
         with suppress(OSError):
             _sync_folder(os.path.dirname(final))
+
+
+@contextmanager
+def _translated(
+    action: str, path: str, *, passed: tuple[type[OSError], ...] = (FileNotFoundError,)
+) -> Iterator[None]:
+    """Turn errors of the file system into ours, but for those that are passed on."""
+    try:
+        yield
+    except passed:
+        raise
+    except OSError as error:
+        _fail(action, path, error)
 
 
 def _fail(action: str, path: str, error: OSError) -> NoReturn:

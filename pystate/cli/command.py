@@ -15,6 +15,13 @@ from pystate.errors import InvalidArgumentError, PystateError
 
 Location = Annotated[str, typer.Argument(help="The folder or URL of a checkpoint or savepoint.")]
 Checkpoint = Annotated[str, typer.Argument(help="The folder or URL of a job's checkpoint.")]
+OwnerIsGone = Annotated[
+    bool,
+    typer.Option(
+        "--owner-is-gone", help="The driver has ended, although that cannot be seen from here."
+    ),
+]
+Jobs = Annotated[int | None, typer.Option(min=1, max=256, help="How many files to read at a time.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 
 #: Exit codes: something is wrong with the checkpoint; the command cannot be carried out as given.

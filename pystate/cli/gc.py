@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pystate.cli.command import AsJson, Checkpoint
+from pystate.cli.command import AsJson, Checkpoint, OwnerIsGone
 from pystate.cli.screen import counted, number, print_json, say, size
 from pystate.maintenance.collection import collect
 
@@ -21,12 +21,7 @@ def gc(
     older_than: Annotated[
         str, typer.Option(help="Keep younger files: tasks may outlive their driver.")
     ] = "10 minutes",
-    owner_is_gone: Annotated[
-        bool,
-        typer.Option(
-            "--owner-is-gone", help="The driver has ended, although that cannot be seen from here."
-        ),
-    ] = False,
+    owner_is_gone: OwnerIsGone = False,
     json: AsJson = False,
 ) -> None:
     """Remove files that no epoch can name any more.

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from pystate.checkpoint import savepoint as taking
 from pystate.checkpoint.savepoint import Savepoint
+from pystate.checkpoint.savepoint import savepoint as take_savepoint
 from pystate.cli.command import AsJson, Checkpoint, Location
 from pystate.cli.screen import counted, print_json, progress_bar, say, size
-from pystate.epochs import split_groups
+from pystate.epochs.split_groups import rescale as rescale_savepoint
 from pystate.maintenance.description import open_existing
 
 Destination = Annotated[str, typer.Argument(help="A folder that is empty, or not there yet.")]
@@ -37,7 +37,7 @@ def savepoint(
     """
     open_existing(checkpoint, "savepoint")
     with progress_bar("saving", shown=not json) as progress:
-        taken = taking.savepoint(
+        taken = take_savepoint(
             checkpoint, destination, previous=previous, copy=copy, progress=progress
         )
     _tell(taken, json)
@@ -61,7 +61,7 @@ def rescale(
     """
     open_existing(source, "rescale")
     with progress_bar("splitting", shown=not json) as progress:
-        taken = split_groups.rescale(
+        taken = rescale_savepoint(
             source, destination, max_parallelism=max_parallelism, progress=progress
         )
     _tell(taken, json)

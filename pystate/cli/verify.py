@@ -7,19 +7,17 @@ from typing import Annotated
 
 import typer
 
-from pystate.cli.command import WRONG, AsJson, Location
+from pystate.cli.command import WRONG, AsJson, Jobs, Location
 from pystate.cli.screen import counted, print_json, progress_bar, say, size, table
-from pystate.maintenance import verification
 from pystate.maintenance.findings import Finding, Verification
+from pystate.maintenance.verification import verify as verify_files
 
 _MOST = 50
 
 
 def verify(
     location: Location,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=256, help="How many files to read at a time.")
-    ] = None,
+    jobs: Jobs = None,
     everything: Annotated[
         bool, typer.Option("--all", help="List each harmless file, too, and all findings.")
     ] = False,
@@ -33,7 +31,7 @@ def verify(
     Example: pystate verify /data/flights --jobs 8
     """
     with progress_bar("reading", shown=not json) as progress:
-        found = verification.verify(location, jobs=jobs, progress=progress)
+        found = verify_files(location, jobs=jobs, progress=progress)
     if json:
         print_json({**vars(found), "ok": found.ok})
     else:
