@@ -23,6 +23,8 @@ from typing import Any
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
 from pystate.checkpoint.parts import MANIFESTS, Parts, PartUse, decode_operators, encode_operators
 from pystate.checkpoint.refs import (
+    WITH_PARTS,
+    WITH_WATERMARKS,
     OperatorState,
 )
 from pystate.checkpoint.storage import CheckpointStorage
@@ -162,17 +164,14 @@ class Manifest:
             if each.name not in differing
         }
         values["queries"] = [asdict(progress) for progress in self.queries]
-        if self.format_version >= 4:
-            part = None if self.part is None else self.part.part
+        version = max(self.format_version, 3)
+        part = None if self.part is None else self.part.part
+        if version >= WITH_PARTS:
             values["clock"] = None if self.read_clock is None else asdict(self.read_clock)
             values["part"] = None if self.part is None else self.part.encode()
-            values["operators"] = encode_operators(self.operators, part, self.format_version)
-        else:
-            values["operators"] = [
-                operator.encode(max(self.format_version, 3)) for operator in self.operators
-            ]
+        values["operators"] = encode_operators(self.operators, part, version)
         try:
-            return encode_document("manifest", max(self.format_version, 3), values)
+            return encode_document("manifest", version, values)
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 f"{self.path}: a sink's transaction must be plain JSON: {error}"
@@ -188,21 +187,16 @@ class Manifest:
         fields = decode_document("manifest", FORMAT_VERSION, data, path)
         max_parallelism = fields.integer("max_parallelism", least=1, most=MAX_PARALLELISM)
         use = None
-        if fields.version >= 4:
+        if fields.version >= WITH_PARTS:
             content = fields.anything("part")
             if content is not None and parts is None:
                 raise InvalidArgumentError(f"{path}: it cannot be read without its part")
             use = None if parts is None else parts.use(content, path, max_parallelism)
-            part = None if use is None else use.part
-            items = fields.items("operators")
-            operators = decode_operators(items, path, max_parallelism, part, fields.version)
-        else:
-            operators = tuple(
-                OperatorState.decode(item, path, fields.version, max_parallelism)
-                for item in fields.items("operators")
-            )
+        part = None if use is None else use.part
+        items = fields.items("operators")
+        operators = decode_operators(items, path, max_parallelism, part, fields.version)
         watermark_ms = fields.optional_integer("watermark_ms")
-        if fields.version < 5:
+        if fields.version < WITH_WATERMARKS:
             operators = tuple(replace(op, watermark_ms=watermark_ms) for op in operators)
         queries = (_decode_progress(item, path) for item in fields.items("queries"))
         manifest = cls(
@@ -224,7 +218,7 @@ class Manifest:
             queries=tuple(queries),
             operators=operators,
             sinks=tuple(fields.items("sinks")),
-            read_clock=_decode_clock(fields, path) if fields.version >= 4 else None,
+            read_clock=_decode_clock(fields, path) if fields.version >= WITH_PARTS else None,
             part=use,
             format_version=fields.version,
         )

@@ -14,11 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pystate.errors import CorruptFileError, NewerFormatError
 
 _PREFIX = b"sha256:"
+Taken = TypeVar("Taken")
 _TAIL_SIZE = len(_PREFIX) + 64 + 1
 
 
@@ -98,6 +99,12 @@ class Fields:
     def _wrong(self, name: str, wanted: str, value: Any) -> CorruptFileError:
         return CorruptFileError(f"{self._path}: field {name!r} is not {wanted}: {value!r:.60}")
 
+    def _typed(self, name: str, kind: type[Taken], wanted: str) -> Taken:
+        value = self._take(name)
+        if not isinstance(value, kind):
+            raise self._wrong(name, wanted, value)
+        return value
+
     def integer(self, name: str, *, least: int = 0, most: int | None = None) -> int:
         """Take a whole number of at least `least`, and at most `most`."""
         value = self._take(name)
@@ -115,17 +122,11 @@ class Fields:
 
     def boolean(self, name: str) -> bool:
         """Take true or false."""
-        value = self._take(name)
-        if not isinstance(value, bool):
-            raise self._wrong(name, "true or false", value)
-        return value
+        return self._typed(name, bool, "true or false")
 
     def text(self, name: str) -> str:
         """Take a string."""
-        value = self._take(name)
-        if not isinstance(value, str):
-            raise self._wrong(name, "a string", value)
-        return value
+        return self._typed(name, str, "a string")
 
     def optional_text(self, name: str) -> str | None:
         """Take a string or null."""
@@ -147,17 +148,11 @@ class Fields:
 
     def items(self, name: str) -> list[Any]:
         """Take a list."""
-        value = self._take(name)
-        if not isinstance(value, list):
-            raise self._wrong(name, "a list", value)
-        return value
+        return self._typed(name, list, "a list")
 
     def mapping(self, name: str) -> dict[str, Any]:
         """Take an object."""
-        value = self._take(name)
-        if not isinstance(value, dict):
-            raise self._wrong(name, "an object", value)
-        return value
+        return self._typed(name, dict, "an object")
 
     def anything(self, name: str) -> Any:
         """Take a field of any type, null included."""

@@ -22,6 +22,9 @@ from pystate.state.declaration import Defaults
 from pystate.state.identity import of_unknown_kind, without_kind
 from pystate.state.renames import file_name
 
+#: The first formats of manifests that have event time and timers, that name files in a part, and
+#: that have a watermark per operator.
+WITH_TIME, WITH_PARTS, WITH_WATERMARKS = 2, 4, 5
 #: The first format of manifests that says of what kind states are, and what files call them.
 WITH_KINDS = 6
 #: The first format of manifests that says what keys have that have no value.
@@ -272,18 +275,6 @@ def empty_range(index: int, max_parallelism: int, parallelism: int) -> RangeStat
     return RangeState(index, first, last, EMPTY_ID)
 
 
-def check_count(path: str, uid: str, count: int, parallelism: int, groups: int) -> None:
-    """Raise `CorruptFileError` unless an operator has all its ranges, none of them empty."""
-    if not count == parallelism <= groups:
-        raise _wrong_ranges(path, uid, parallelism, groups)
-
-
-def _wrong_ranges(path: str, uid: str, parallelism: int, groups: int) -> CorruptFileError:
-    return CorruptFileError(
-        f"{path}: operator {uid!r} does not have the {parallelism} ranges of {groups} key groups"
-    )
-
-
 @dataclass(frozen=True)
 class InputState:
     """What an operator knows of one of its inputs."""
@@ -351,45 +342,6 @@ class OperatorState:
     def files(self) -> tuple[FileRef, ...]:
         """The files of all ranges."""
         return tuple(ref for state in self.ranges for ref in state.files)
-
-    def encode(self, version: int) -> dict[str, Any]:
-        """Return the form that manifests up to format 3 have."""
-        return {
-            "uid": self.uid,
-            "parallelism": self.parallelism,
-            "key_schema": self.key_schema,
-            "state_schema": encode_states(self.state_schema, version),
-            "ranges": [state.encode() for state in self.ranges],
-            "max_event_time_ms": self.max_event_time_ms,
-            "timers": self.timers,
-        }
-
-    @classmethod
-    def decode(cls, content: Any, path: str, version: int, groups: int) -> OperatorState:
-        """Parse what `encode` returned, or an earlier version's."""
-        fields = Fields(content, path)
-        ranges = tuple(RangeState.decode(r, path, version) for r in fields.items("ranges"))
-        latest = fields.optional_integer("max_event_time_ms") if version >= 2 else None
-        operator = cls(
-            uid=fields.text("uid"),
-            parallelism=fields.integer("parallelism", least=1),
-            key_schema=decode_schema(fields.items("key_schema"), path),
-            state_schema=decode_states(fields.items("state_schema"), path, version),
-            ranges=ranges,
-            timers=fields.boolean("timers") if version >= 3 else has_timers(ranges),
-            inputs=only_input(latest),
-        )
-        fields.finish()
-        operator.check_ranges(path, groups)
-        return operator
-
-    def check_ranges(self, path: str, groups: int) -> None:
-        """Raise `CorruptFileError` unless the ranges cover all key groups."""
-        check_count(path, self.uid, len(self.ranges), self.parallelism, groups)
-        bounds = [(i, *range_bounds(i, groups, self.parallelism)) for i in range(self.parallelism)]
-        found = [(r.index, r.first_key_group, r.last_key_group) for r in self.ranges]
-        if found != bounds:
-            raise _wrong_ranges(path, self.uid, self.parallelism, groups)
 
 
 def only_input(max_event_time_ms: int | None) -> tuple[InputState, ...]:

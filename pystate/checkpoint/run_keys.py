@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
@@ -151,21 +152,19 @@ class RunKeys:
 
     def damage(self) -> list[tuple[str, CheckpointError]]:
         """Read all files, and return those that cannot be understood, with their errors."""
-        found: list[tuple[str, CheckpointError]] = []
+        damaged: list[tuple[str, CheckpointError]] = []
         listing = self._list()
-        for file in listing.files:
+        reads: list[tuple[str, Callable[[], object]]] = [
+            *((file.path, partial(self._keys, file)) for file in listing.files),
+            *((path, partial(self._single, path)) for path in listing.singles),
+        ]
+        for path, read in reads:
             with suppress(FileNotFoundError):  # merged meanwhile
                 try:
-                    self._keys(file)
+                    read()
                 except (CorruptFileError, NewerFormatError) as error:
-                    found.append((file.path, error))
-        for path in listing.singles:
-            with suppress(FileNotFoundError):
-                try:
-                    self._single(path)
-                except (CorruptFileError, NewerFormatError) as error:
-                    found.append((path, error))
-        return found
+                    damaged.append((path, error))
+        return damaged
 
     # ---- within --------------------------------------------------------------------------------
 
