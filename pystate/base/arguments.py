@@ -123,8 +123,8 @@ def nearest(name: object, known: Iterable[str]) -> str:
     if not isinstance(name, str):
         return ""
     by_lower = {each.lower(): each for each in known}
-    found = difflib.get_close_matches(name.lower(), by_lower, 1, 0.7)
-    return f"; did you mean {by_lower[found[0]]!r}?" if found else ""
+    matches = difflib.get_close_matches(name.lower(), by_lower, 1, 0.7)
+    return f"; did you mean {by_lower[matches[0]]!r}?" if matches else ""
 
 
 def shown(value: object) -> str:

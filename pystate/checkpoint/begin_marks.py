@@ -112,23 +112,23 @@ class BeginMarks:
 
     def refused(self) -> list[Mark]:
         """Return the marks of the first task of each range that was refused."""
-        return [found.mark for found in self._read(_REFUSED)]
+        return [entry.mark for entry in self._read(_REFUSED)]
 
     def begun(self) -> dict[tuple[str, int], Begun]:
         """Return the marks of the ranges that were begun, by (uid, range)."""
-        return {(found.mark.uid, found.mark.index): found for found in self._read(_BEGUN)}
+        return {(entry.mark.uid, entry.mark.index): entry for entry in self._read(_BEGUN)}
 
     def last_sign_ms(self) -> int:
         """When a task last began or gave a sign of life, by the storage's clock."""
         return max((entry.modified_ms for entry in self._storage.list(self._folder)), default=0)
 
     def _read(self, ending: str) -> list[Begun]:
-        found = []
+        marks = []
         for entry in self._storage.list(self._folder):
             if entry.path.endswith(ending):
                 mark = Mark.decode(self._storage.read_bytes(entry.path))
-                found.append(Begun(mark, entry.modified_ms))
-        return found
+                marks.append(Begun(mark, entry.modified_ms))
+        return marks
 
     # ---- in a task -----------------------------------------------------------------------------
 
@@ -142,9 +142,9 @@ class BeginMarks:
         path = f"{self._folder}/{uid_folder(mark.uid)}.{mark.index:05d}"
         data = mark.encode()
         try:
-            found = self._storage.mark(path + _BEGUN, data)
-            if found is not None:
-                self._begin_again(path, mark, Mark.decode(found), where)
+            content = self._storage.mark(path + _BEGUN, data)
+            if content is not None:
+                self._begin_again(path, mark, Mark.decode(content), where)
         except FileNotFoundError:
             raise EvaluationError(
                 f"{where}: this evaluation has ended; what a stateful operator returns can only be "

@@ -225,8 +225,8 @@ class EpochRecord:
                     )
                 flow = values[-_ADDED:] if version > 2 else []
                 values = values[: len(values) - len(flow)]
-                found = tuple(OperatorRecord.decode(each) for each in operators)
-                return cls(*[*values, found, *flow])
+                records = tuple(OperatorRecord.decode(each) for each in operators)
+                return cls(*[*values, records, *flow])
         raise CorruptFileError(f"{path}: a line is not the record of an epoch")
 
 
@@ -306,7 +306,7 @@ def newest_records(storage: CheckpointStorage) -> list[EpochRecord]:
     left out.
     """
     for _, entry in reversed(_listed(storage)):
-        found: list[EpochRecord] = []
+        intact: list[EpochRecord] = []
         size, wanted = entry.size_bytes, _TAIL
         while True:
             # A file grows while its job runs, so it is read up to its end.
@@ -317,12 +317,12 @@ def newest_records(storage: CheckpointStorage) -> list[EpochRecord]:
                     lines = file.read().splitlines(keepends=True)
             except FileNotFoundError:
                 break  # merged meanwhile, into one that has another name
-            found = list(_intact(lines[1:] if start else lines, entry.path))
-            if found or not start:
+            intact = list(_intact(lines[1:] if start else lines, entry.path))
+            if intact or not start:
                 break
             wanted *= 8
-        if found:
-            return found
+        if intact:
+            return intact
     return []
 
 
@@ -342,7 +342,9 @@ def _combined(files: dict[str, _Content]) -> Recorded:
                 record.published_ms,
             ):
                 newest[record.epoch] = record
-    problems = [(path, found.problem) for path, found in files.items() if found.problem is not None]
+    problems = [
+        (path, content.problem) for path, content in files.items() if content.problem is not None
+    ]
     return Recorded(tuple(newest[epoch] for epoch in sorted(newest)), tuple(problems))
 
 
@@ -427,14 +429,14 @@ class EpochLog:
 
 def _first_to_merge(entries: Sequence[FileEntry]) -> int | None:
     """The first of the newest files that are to be merged; None if none are."""
-    found = None
+    chosen = None
     for size in _SIZES:
         start = len(entries)
         while start and entries[start - 1].size_bytes < size:
             start -= 1
         if len(entries) - start >= _MERGED:
-            found = start
-    return found
+            chosen = start
+    return chosen
 
 
 class StoreChronicle:

@@ -319,7 +319,7 @@ def check_schemas(
         wrong = hints(change, allow_unclaimed_state)
         if wrong:
             was = "" if former == name else f", previously {former!r}"
-            mine, theirs = _told(before, after)
+            mine, theirs = _spellings(before, after)
             raise SchemaError(
                 f"operator {uid!r}, state {name!r}{was}: stored as {mine}, declared as {theirs}: "
                 f"{wrong}"
@@ -329,12 +329,12 @@ def check_schemas(
         added = [new[each] for each in new if each not in old]
         raise UnclaimedStateError(
             f"operator {uid!r}: the checkpoint holds state that no declaration claims: "
-            f"{', '.join(name for name, _ in unclaimed)}; {_way_out(unclaimed, added)}"
+            f"{', '.join(name for name, _ in unclaimed)}; {_advice(unclaimed, added)}"
         )
     return tuple(name for name, _ in unclaimed)
 
 
-def _told(before: str, after: str) -> tuple[str, str]:
+def _spellings(before: str, after: str) -> tuple[str, str]:
     """Two spellings for people, with the kind of a value where that is what differs."""
     texts = [shown_as(before), shown_as(after)]
     if other_meaning(before, after) is not None:
@@ -346,7 +346,7 @@ def _told(before: str, after: str) -> tuple[str, str]:
     return texts[0], texts[1]
 
 
-def _way_out(unclaimed: Schema, added: Sequence[tuple[str, str]]) -> str:
+def _advice(unclaimed: Schema, added: Sequence[tuple[str, str]]) -> str:
     """What to do about stored states that are not declared."""
     kept = cache(lambda before, after: not stored_change(before, after).types.refused)
     alike: dict[str, dict[str, str]] = {}
@@ -355,10 +355,10 @@ def _way_out(unclaimed: Schema, added: Sequence[tuple[str, str]]) -> str:
     pairs = []
     for former, before in unclaimed:
         left, spelled = alike.get(without_kind(before), {}), parted(before)[1]
-        found = next((name for name, after in left.items() if kept(spelled, after)), None)
-        if found is not None:
-            pairs.append((former, found))
-            del left[found]
+        match = next((name for name, after in left.items() if kept(spelled, after)), None)
+        if match is not None:
+            pairs.append((former, match))
+            del left[match]
     if not pairs:
         return (
             "declare it, with previously= and the stored name where it has another name now; or "

@@ -149,7 +149,7 @@ class Manifest:
 
     def progress(self, query_id: str) -> QueryProgress | None:
         """Return the position of a streaming query."""
-        return next((found for found in self.queries if found.query_id == query_id), None)
+        return next((each for each in self.queries if each.query_id == query_id), None)
 
     def encode(self) -> bytes:
         """Return the manifest's bytes, in the format that it was read in.
@@ -251,10 +251,10 @@ def read_manifest(storage: CheckpointStorage, path: str, parts: Parts | None = N
 def is_published(storage: CheckpointStorage, manifest: Manifest) -> bool:
     """Whether a manifest is there, although the call that published it failed."""
     try:
-        found = read_manifest(storage, manifest.path)
+        stored = read_manifest(storage, manifest.path)
     except (PystateError, OSError):
         return False
-    return found.evaluation_id == manifest.evaluation_id
+    return stored.evaluation_id == manifest.evaluation_id
 
 
 def _signed(fields: Fields, name: str, path: str) -> int:

@@ -428,8 +428,8 @@ def survey(storage: CheckpointStorage) -> Survey:
         newest = max(loss.trace.epoch if loss.epoch else 0, *listing.epochs, loss.epoch)
         lost = ()
         if loss.epoch:
-            found = set(listing.epochs)
-            lost = tuple(epoch for epoch in range(loss.epoch, newest + 1) if epoch not in found)
+            there = set(listing.epochs)
+            lost = tuple(epoch for epoch in range(loss.epoch, newest + 1) if epoch not in there)
         if not lost:
             break
     return Survey(listing.epochs, lost, listing.floor)
@@ -470,20 +470,20 @@ def check_runs(storage: CheckpointStorage, *, must_be_told: bool = False) -> int
     `CheckpointError` if they are lost: the marks of retired epochs, or the history, tell of later
     ones. With `must_be_told` it is one, too, that nothing tells whether there were any.
     """
-    covered = told = 0
+    covered = newest = 0
     for _ in range(_LISTINGS):  # while files of keys are merged a listing can miss them
         listing = _scan(storage)
         over = max(listing.floor, min(listing.epochs, default=1) - 1)
         records, unknown = newest_records(storage), _unknown_runs(storage)
         runs = {record.epoch for record in records if record.run_key is not None}
         recorded = max((e for e in runs.difference(unknown) if e <= over), default=0)
-        told = max(_marked_runs(storage, listing.floor), recorded)
+        newest = max(_marked_runs(storage, listing.floor), recorded)
         restored = marked_epoch(storage, RESTORED_FILE, "restored") or 0
         if must_be_told and not listing.floor and not records and over > restored:
-            told = 1
+            newest = 1
         covered = covered_epoch(storage)
         # Earlier versions had a file per key, whose name does not say the epoch.
-        if covered >= told or any(e.path.endswith(".run") for e in storage.list(RUNS)):
+        if covered >= newest or any(e.path.endswith(".run") for e in storage.list(RUNS)):
             return covered
     raise CheckpointError(
         f"checkpoint {storage.uri}: the files of {RUNS}/ are lost that hold the keys of runs from "

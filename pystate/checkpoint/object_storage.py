@@ -403,8 +403,8 @@ class ObjectStorage:
 
     def list(self, prefix: str, *, temporary: bool = False) -> _Entries:
         """See `CheckpointStorage.list`."""
-        found = self._listed(prefix)
-        return [e for e in found if is_temporary(e.path.rpartition("/")[2]) == temporary]
+        entries = self._listed(prefix)
+        return [e for e in entries if is_temporary(e.path.rpartition("/")[2]) == temporary]
 
     def exists(self, path: str) -> bool:
         """See `CheckpointStorage.exists`."""
@@ -441,25 +441,25 @@ class ObjectStorage:
     def mark(self, path: str, data: bytes) -> bytes | None:
         """See `CheckpointStorage.mark`."""
         key, folder = self._key(path), path.rpartition("/")[0]
-        found = None
+        content = None
         try:
             self._put_new(key, data)
         except AlreadyPublishedError:
-            found = self.read_bytes(path)
+            content = self.read_bytes(path)
         if not self.exists(f"{folder}/{_FOLDER}"):
-            if found is None:
+            if content is None:
                 self._delete(key)
             raise FileNotFoundError(errno.ENOENT, "the folder was removed", self._url(key))
-        return found
+        return content
 
     def touch(self, path: str) -> bool:
         """See `CheckpointStorage.touch`; it is for small files: the object is written once more."""
         key = self._key(path)
 
         def touch() -> bool:
-            found = self._obstore.get(self._client, key)
-            version = {k: v for k in ("e_tag", "version") if (v := found.meta.get(k))}
-            attributes, data = found.attributes, bytes(found.bytes())
+            answer = self._obstore.get(self._client, key)
+            version = {k: v for k in ("e_tag", "version") if (v := answer.meta.get(k))}
+            attributes, data = answer.attributes, bytes(answer.bytes())
             try:
                 # Only over what was read: an object that was deleted meanwhile stays away.
                 self._obstore.put(
@@ -542,8 +542,8 @@ class ObjectStorage:
 
     def _writer_of(self, key: str) -> str | None:
         def look() -> str | None:
-            found = self._obstore.get(self._client, key, options={"head": True})
-            writer: str | None = found.attributes.get(_WRITER)
+            answer = self._obstore.get(self._client, key, options={"head": True})
+            writer: str | None = answer.attributes.get(_WRITER)
             return writer
 
         with suppress(FileNotFoundError):
@@ -669,11 +669,11 @@ class ObjectStorage:
             ]
 
         try:
-            found = self._repeated("list", key, listing)
+            entries = self._repeated("list", key, listing)
         except FileNotFoundError as error:
             self._fail("list", key, error)
-        found.sort()
-        return found
+        entries.sort()
+        return entries
 
     # ---- errors --------------------------------------------------------------------------------
 

@@ -346,8 +346,8 @@ def _decode_range(
         first = fields.integer("from")
         base, deltas = known.base, known.deltas[first:]
     if "base" in content:
-        found = fields.anything("base")
-        base = None if found is None else FileRef.decode(found, path)
+        stored = fields.anything("base")
+        base = None if stored is None else FileRef.decode(stored, path)
     files = list(deltas if base is None else (base, *deltas))
     parent = files[-1].id if files else EMPTY_ID
     added = []

@@ -412,9 +412,9 @@ def fingerprint(operator: OperatorState) -> str:
     return digest[:_FINGERPRINT] + "".join(state.id[:2] for state in operator.ranges)
 
 
-def parted_fingerprint(found: str) -> list[str]:
+def parted_fingerprint(text: str) -> list[str]:
     """The two digits of each range's id in a fingerprint."""
-    return [found[at : at + 2] for at in range(_FINGERPRINT, len(found), 2)]
+    return [text[at : at + 2] for at in range(_FINGERPRINT, len(text), 2)]
 
 
 def as_schema(columns: Mapping[str, str] | Schema) -> Schema:

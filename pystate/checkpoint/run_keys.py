@@ -201,12 +201,12 @@ class RunKeys:
         if file not in self._known:
             data = self._storage.read_bytes(file.path)
             fields = decode_document("run keys", _FORMAT_VERSION, data, file.path)
-            found = _File(fields.integer("first"), fields.integer("last"))
+            stored = _File(fields.integer("first"), fields.integer("last"))
             content = fields.mapping("runs")
             fields.finish()
             inner = Fields(content, file.path)
             keys = {name: inner.integer(name, least=file.first) for name in content}
-            if found != file or any(epoch > file.last for epoch in keys.values()):
+            if stored != file or any(epoch > file.last for epoch in keys.values()):
                 raise SwappedFileError(f"{file.path}: belongs to other epochs")
             self._known[file] = keys
         return self._known[file]
@@ -243,15 +243,15 @@ class RunKeys:
                     break
 
     def _first_to_merge(self, files: Sequence[_File]) -> int:
-        found, least = len(files), 1
+        first, least = len(files), 1
         while True:
             start, large = len(files), 0
             while start and len(self._keys(files[start - 1])) < least * _MERGED:
                 start -= 1
                 large += len(self._keys(files[start])) >= least
             if large < _MERGED:
-                return found
-            found, least = start, least * _MERGED
+                return first
+            first, least = start, least * _MERGED
 
     def _take_over_singles(self, listing: _Listing) -> None:
         """Merge the files of an earlier version into one, and remove them."""

@@ -108,18 +108,18 @@ def read_savepoint(storage: CheckpointStorage) -> Savepoint:
     try:
         data = storage.read_bytes(SAVEPOINT_FILE)
     except FileNotFoundError:
-        found = "holds nothing"
+        content = "holds nothing"
         if storage.exists(JOB_FILE):
-            found = (
+            content = (
                 f"has no {SAVEPOINT_FILE}: it is a checkpoint, of which a savepoint can be taken, "
                 "or a savepoint whose making or copying was interrupted"
             )
         elif is_sparks(storage):
-            found = SPARKS
-        raise InvalidArgumentError(f"{storage.uri} is not a savepoint: it {found}") from None
+            content = SPARKS
+        raise InvalidArgumentError(f"{storage.uri} is not a savepoint: it {content}") from None
     fields = decode_document("savepoint", _FORMAT_VERSION, data, SAVEPOINT_FILE)
-    content = fields.mapping("digests")
-    inner = Fields(content, SAVEPOINT_FILE)
+    digests = fields.mapping("digests")
+    inner = Fields(digests, SAVEPOINT_FILE)
     savepoint = Savepoint(
         location=storage.uri,
         savepoint_id=fields.text("savepoint_id"),
@@ -129,7 +129,7 @@ def read_savepoint(storage: CheckpointStorage) -> Savepoint:
         library=fields.text("library"),
         files=fields.integer("files"),
         size_bytes=fields.integer("size_bytes"),
-        digests={path: inner.hexadecimal(path, 64) for path in content},
+        digests={path: inner.hexadecimal(path, 64) for path in digests},
     )
     fields.finish()
     return savepoint
@@ -361,17 +361,18 @@ def check_destination(source: CheckpointStorage | None, destination: CheckpointS
             f"{destination.uri} is within the checkpoint, where the job removes what it does not "
             f"know: choose another folder, or one in {inside}savepoints/"
         )
-    found = destination.list("")
-    if not found:
+    entries = destination.list("")
+    if not entries:
         return
-    if any(entry.path == SAVEPOINT_FILE for entry in found):
+    if any(entry.path == SAVEPOINT_FILE for entry in entries):
         raise InvalidArgumentError(
             f"{destination.uri} holds a savepoint already, which nothing changes: choose another "
             "folder"
         )
     raise InvalidArgumentError(
-        f"{destination.uri} is not empty (it holds {found[0].path}): a savepoint is written into a "
-        "folder of its own. If an attempt that was interrupted left these files, remove the folder"
+        f"{destination.uri} is not empty (it holds {entries[0].path}): a savepoint is written into "
+        "a folder of its own. If an attempt that was interrupted left these files, remove the "
+        "folder"
     )
 
 

@@ -143,10 +143,10 @@ class OpenFile:
 
     def check(self, expected: FileIdentity) -> None:
         """Compare the whole file with the checksum that it was written with."""
-        found = self.checksum()
-        if found != expected.checksum:
+        actual = self.checksum()
+        if actual != expected.checksum:
             raise CorruptFileError(
-                f"{self._place[0]}: corrupt: the checksum of the whole file is {found:016x}, and "
+                f"{self._place[0]}: corrupt: the checksum of the whole file is {actual:016x}, and "
                 f"{expected.checksum:016x} when it was written"
             )
 
@@ -190,9 +190,9 @@ def open_file(source: Source, expected: FileIdentity | None = None) -> Iterator[
         yield opened
 
 
-def _check_identity(name: str, found: FileInfo, expected: FileIdentity) -> None:
+def _check_identity(name: str, info: FileInfo, expected: FileIdentity) -> None:
     for field in ("kind", "id", "epoch"):
-        ours, theirs = getattr(expected, field), getattr(found, field)
+        ours, theirs = getattr(expected, field), getattr(info, field)
         if ours != theirs:
             raise SwappedFileError(
                 f"{name}: it is another file than the manifest names: its {field} is {theirs}, "
@@ -498,14 +498,14 @@ def _merged_schema(
     keys = next((s.keys for s in schemas if s.keys[-1].name == ELEMENT), newest.keys)
     if states is None:
         return FileSchema(keys, newest.states, newest.hashed)
-    found: dict[str, tuple[Column, ...]] = {}
+    columns_of: dict[str, tuple[Column, ...]] = {}
     # The files of former ranges follow each other; epochs ascend only within one range.
     order = sorted(range(len(schemas)), key=lambda i: (infos[i].epoch, i), reverse=True)
     for i in order:
         for owner, columns in groupby(schemas[i].states, key=lambda column: column.owner):
             if owner in states and infos[i].epoch >= since.get(owner, 0):
-                found.setdefault(owner, tuple(columns))
-    kept = tuple(column for columns in found.values() for column in columns)
+                columns_of.setdefault(owner, tuple(columns))
+    kept = tuple(column for columns in columns_of.values() for column in columns)
     # Rows without any column would still be kept for their keys, so they are dropped.
     return FileSchema(keys, kept or schemas[order[0]].states, newest.hashed)
 
@@ -521,18 +521,18 @@ def _positions(
     name = reader.name
     check_key(name, schema, target.key, target.namespace, f"that of {other}")
     places = {column.name: i for i, column in enumerate(target.states)}
-    found = [
+    positions = [
         places.get(column.name, -1) if counts else -1
         for column, counts in zip(schema.states, taken, strict=True)
     ]
     read_as(
         reader,
         schema,
-        found,
+        positions,
         target.states,
         since,
         lambda old, new: (
             f"state {old.name!r} is {old.describe()} in {name} and {new.describe()} in {other}"
         ),
     )
-    return found
+    return positions

@@ -258,7 +258,7 @@ class LocalStorage:
     def list(self, prefix: str, *, temporary: bool = False) -> _Entries:
         """See `CheckpointStorage.list`."""
         top = self._root if prefix == "" else self.local_path(prefix)
-        found: _Entries = []
+        listing: _Entries = []
         folders = [top]
         while folders:
             folder = folders.pop()
@@ -271,16 +271,16 @@ class LocalStorage:
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
                     elif is_temporary(entry.name) == temporary:
-                        self._append(found, entry)
-        found.sort()
-        return found
+                        self._append(listing, entry)
+        listing.sort()
+        return listing
 
-    def _append(self, found: _Entries, entry: os.DirEntry[str]) -> None:
+    def _append(self, listing: _Entries, entry: os.DirEntry[str]) -> None:
         with suppress(FileNotFoundError):
             status = entry.stat(follow_symlinks=False)
             if stat.S_ISREG(status.st_mode):
                 relative = os.path.relpath(entry.path, self._root)
-                found.append(FileEntry(relative, status.st_size, status.st_mtime_ns // 1_000_000))
+                listing.append(FileEntry(relative, status.st_size, status.st_mtime_ns // 1_000_000))
 
     def delete(self, path: str) -> bool:
         """See `CheckpointStorage.delete`."""

@@ -75,7 +75,7 @@ def read_traces(storage: CheckpointStorage) -> Traces:
     latest = marked_epoch(storage, LATEST, "latest")
     records = newest_records(storage)
     recorded = max((record.epoch for record in records), default=0)
-    found = [
+    traces = [
         Trace(latest or 0, LATEST),
         Trace(recorded, f"{HISTORY}/"),
         Trace(marked_epoch(storage, COMMITTED, "committed") or 0, COMMITTED),
@@ -83,7 +83,7 @@ def read_traces(storage: CheckpointStorage) -> Traces:
         Trace(_declared(storage), JOB_FILE),
     ]
     restored = marked_epoch(storage, RESTORED_FILE, "restored") or 0
-    return Traces(max(found, key=lambda trace: trace.epoch), latest, recorded, restored)
+    return Traces(max(traces, key=lambda trace: trace.epoch), latest, recorded, restored)
 
 
 def marked_epoch(storage: CheckpointStorage, path: str, kind: str) -> int | None:

@@ -31,16 +31,18 @@ def gc(
 
     Example: pystate gc /data/flights --dry-run
     """
-    found = collect(checkpoint, dry_run=dry_run, older_than=older_than, owner_is_gone=owner_is_gone)
+    collection = collect(
+        checkpoint, dry_run=dry_run, older_than=older_than, owner_is_gone=owner_is_gone
+    )
     if json:
-        print_json(found)
+        print_json(collection)
         return
-    for path in found.files[:_MOST]:
+    for path in collection.files[:_MOST]:
         say(f"  {path}")
-    if len(found.files) > _MOST:
-        say(f"  and {number(len(found.files) - _MOST)} more")
-    what = f"{counted(len(found.files), 'file')}, {size(found.size_bytes)}"
-    if not found.files:
+    if len(collection.files) > _MOST:
+        say(f"  and {number(len(collection.files) - _MOST)} more")
+    what = f"{counted(len(collection.files), 'file')}, {size(collection.size_bytes)}"
+    if not collection.files:
         say("There is nothing to remove.", "green")
     elif dry_run:
         say(f"{what} would be removed.")

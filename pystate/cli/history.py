@@ -64,20 +64,20 @@ def history(
         raise InvalidArgumentError("history: --all and --last contradict each other")
     if last is None and since is None and not everything:
         last = _LAST
-    found = read_history(checkpoint, last=last, since=None if since is None else _moment(since))
+    recorded = read_history(checkpoint, last=last, since=None if since is None else _moment(since))
     if json:
-        print_json(found)
+        print_json(recorded)
         return
-    if not found.records:
+    if not recorded.records:
         say("No epoch is remembered." if since is None else "No epoch was published since then.")
     elif operators:
-        _table([row for record in found.records for row in _operators(record)])
+        _table([row for record in recorded.records for row in _operators(record)])
     elif times:
-        _table([_parts(record) for record in found.records])
+        _table([_parts(record) for record in recorded.records])
     else:
-        before = [None, *found.records]
-        _table([_row(*pair) for pair in zip(found.records, before, strict=False)])
-    _tell_problems(found)
+        before = [None, *recorded.records]
+        _table([_row(*pair) for pair in zip(recorded.records, before, strict=False)])
+    _print_problems(recorded)
 
 
 def _moment(text: str) -> datetime:
@@ -201,11 +201,11 @@ def _notes(record: EpochRecord, before: EpochRecord | None) -> str:
     return "; ".join(notes)
 
 
-def _tell_problems(found: CheckpointHistory) -> None:
-    if found.missing:
-        spans = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in found.missing)
+def _print_problems(recorded: CheckpointHistory) -> None:
+    if recorded.missing:
+        spans = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in recorded.missing)
         say(f"Not remembered: {spans}.")
-    for problem in found.problems:
+    for problem in recorded.problems:
         say(f"Skipped: {problem}.", "yellow")
 
 

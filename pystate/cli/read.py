@@ -156,7 +156,7 @@ def export(
     """
     open_existing(location, "export")
     with progress_bar("exporting", shown=not json) as progress:
-        made = export_state(
+        exported = export_state(
             location,
             destination,
             uid,
@@ -168,11 +168,12 @@ def export(
             progress=progress,
         )
     if json:
-        print_json(made)
+        print_json(exported)
         return
     say(
-        f"Operator {made.uid!r} as of epoch {made.epoch} is exported to {made.location}: "
-        f"{counted(made.rows, 'row')}, {counted(made.files, 'file')}, {size(made.size_bytes)}."
+        f"Operator {exported.uid!r} as of epoch {exported.epoch} is exported to "
+        f"{exported.location}: {counted(exported.rows, 'row')}, "
+        f"{counted(exported.files, 'file')}, {size(exported.size_bytes)}."
     )
 
 

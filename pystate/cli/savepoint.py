@@ -40,7 +40,7 @@ def savepoint(
         taken = take_savepoint(
             checkpoint, destination, previous=previous, copy=copy, progress=progress
         )
-    _tell(taken, json)
+    _report(taken, json)
 
 
 def rescale(
@@ -64,10 +64,10 @@ def rescale(
         taken = rescale_savepoint(
             source, destination, max_parallelism=max_parallelism, progress=progress
         )
-    _tell(taken, json)
+    _report(taken, json)
 
 
-def _tell(taken: Savepoint, json: bool) -> None:
+def _report(taken: Savepoint, json: bool) -> None:
     if json:
         print_json(taken)
         return
