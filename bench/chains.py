@@ -25,7 +25,8 @@ import numpy as np
 import pyarrow as pa
 
 import pystate as ps
-from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.refs import FileRef, RangeState, state_path
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator

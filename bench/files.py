@@ -16,8 +16,7 @@ import pystate as ps
 from bench.keyed import in_batches
 from bench.measure import Row, Scale, Spread
 from bench.writes import string_keys
-from pystate.checkpoint.file_merge import merge_files
-from pystate.checkpoint.state_files import FileInfo, file_schema, open_file
+from pystate.checkpoint.state_files import FileInfo, file_schema, merge_files, open_file
 from pystate.processor.file_scan import merged_rows
 
 if TYPE_CHECKING:

@@ -46,9 +46,8 @@ except ImportError as error:
 
 from pystate import testing
 from pystate._core.core import key_group, range_bounds, range_of
-from pystate.checkpoint.file_merge import merge_files
 from pystate.checkpoint.savepoint import Savepoint, savepoint
-from pystate.checkpoint.state_files import FileInfo, Lineage, verify_file
+from pystate.checkpoint.state_files import FileInfo, Lineage, merge_files, verify_file
 from pystate.epochs.auto_rescale import AutoRescale
 from pystate.epochs.interval import CheckpointOptions
 from pystate.epochs.listeners import CheckpointListener

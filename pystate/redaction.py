@@ -21,8 +21,6 @@ from collections.abc import Mapping
 from functools import cache
 from urllib.parse import unquote
 
-__all__ = ["HIDDEN", "has_credentials", "is_secret", "logger", "redacted", "without_secrets"]
-
 #: What stands where a secret was.
 HIDDEN = "***"
 
@@ -107,10 +105,9 @@ def redacted(text: str) -> str:
     if ":" in text:
         text = _REST.sub("", _ADDRESS.sub(_address, text))
         text = _ORACLE.sub(lambda user: user["head"] + HIDDEN, text)
-        found = _ITEM.sub(_pair, text)
-        if HIDDEN in found:
-            found = _KEY_ITEM.sub(lambda item: item["head"] + _hidden(item["value"]), found)
-        text = found
+        text = _ITEM.sub(_pair, text)
+        if HIDDEN in text:
+            text = _KEY_ITEM.sub(lambda item: item["head"] + _hidden(item["value"]), text)
     elif "'" in text or '"' in text:
         text = _ITEM.sub(_pair, text)
     if "=" in text:
@@ -123,14 +120,14 @@ def redacted(text: str) -> str:
     return _HEADER.sub(lambda header: f"{header['head'] or header['line']}{HIDDEN}", text)
 
 
-def _address(found: re.Match[str], depth: int = 0) -> str:
-    scheme, rest = found["scheme"].lower(), found["rest"]
-    start = f"{found['scheme']}{found['slashes']}"
+def _address(match: re.Match[str], depth: int = 0) -> str:
+    scheme, rest = match["scheme"].lower(), match["rest"]
+    start = f"{match['scheme']}{match['slashes']}"
     stops = rest[len(rest.rstrip(_STOPS)) :]
     rest = rest[: len(rest) - len(stops)] if stops else rest
     if not _has_user(scheme, rest):
         if "://" not in rest:
-            return found[0]
+            return match[0]
         # Another address is in its path or query, and perhaps another one in that.
         inner = HIDDEN
         if depth < _DEPTH:
@@ -158,38 +155,26 @@ def _hidden(value: str) -> str:
     return f"{quote}{HIDDEN}{quote}"
 
 
-def _pair(found: re.Match[str]) -> str:
-    start = found[0][: found.start("value") - found.start()]
-    return start + _hidden(found["value"])
+def _pair(match: re.Match[str]) -> str:
+    start = match[0][: match.start("value") - match.start()]
+    return start + _hidden(match["value"])
 
 
-def _query_item(found: re.Match[str]) -> str:
-    secret = is_secret(unquote(found["name"])) or (
-        "%" in found["value"] and has_credentials(unquote(found["value"]))
+def _query_item(match: re.Match[str]) -> str:
+    secret = is_secret(unquote(match["name"])) or (
+        "%" in match["value"] and has_credentials(unquote(match["value"]))
     )
-    return f"{found['head']}{HIDDEN}" if secret else found[0]
+    return f"{match['head']}{HIDDEN}" if secret else match[0]
 
 
 @cache
 def is_secret(name: str) -> bool:
-    """Whether an option of this name has a secret as its value.
-
-    Examples
-    --------
-    >>> is_secret("fs.s3a.secret.key"), is_secret("token"), is_secret("path")
-    (True, True, False)
-    """
+    """Whether an option of this name has a secret as its value."""
     return _NAME.fullmatch(name) is not None
 
 
 def without_secrets(options: Mapping[str, object]) -> dict[str, object]:
-    """Options as they may be shown: by their names, or by what the values look like.
-
-    Examples
-    --------
-    >>> without_secrets({"key": "AKIA", "url": "https://me:word@host", "retries": 3})
-    {'key': '***', 'url': 'https://***@host', 'retries': 3}
-    """
+    """Options as they may be shown: by their names, or by what the values look like."""
     return {name: _shown(name, value) for name, value in options.items()}
 
 
@@ -207,13 +192,13 @@ def has_credentials(location: str) -> bool:
     A path may have any characters. Only an address and a connection string can have credentials.
     """
     address = location[5:] if location[:5].lower() == "jdbc:" else location
-    found = _ADDRESS.match(address)
-    if found is None:
+    matched = _ADDRESS.match(address)
+    if matched is None:
         if any(form.search(location) for form in (_CONNECTION, _ORACLE)):
             return True
         return all(part.search(location) for part in _PARTS)
-    rest = address[found.start("rest") :]
-    if _has_user(found["scheme"].lower(), rest) or _ADDRESS.sub(_address, rest) != rest:
+    rest = address[matched.start("rest") :]
+    if _has_user(matched["scheme"].lower(), rest) or _ADDRESS.sub(_address, rest) != rest:
         return True
     # In a path, password=1 is a partition.
     place = re.match(r"[^?#;]*", rest)
@@ -239,7 +224,7 @@ class _Redacting(logging.Filter):
 
 def logger(name: str) -> logging.Logger:
     """Return the logger of this name; what is logged by it shows no secrets."""
-    found = logging.getLogger(name)
-    if not any(isinstance(each, _Redacting) for each in found.filters):
-        found.addFilter(_Redacting())
-    return found
+    named = logging.getLogger(name)
+    if not any(isinstance(each, _Redacting) for each in named.filters):
+        named.addFilter(_Redacting())
+    return named

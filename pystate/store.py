@@ -23,6 +23,7 @@ import pyarrow as pa
 from pystate.base.arguments import flag, folder_path, integer, mapping, shown
 from pystate.base.folder_lock import FolderLock
 from pystate.base.markup import bytes_shown, panel
+from pystate.checkpoint.epoch_log import StoreChronicle
 from pystate.checkpoint.job_file import (
     OperatorEntry,
     check_schemas,
@@ -32,22 +33,19 @@ from pystate.checkpoint.job_file import (
     refuse_spark,
 )
 from pystate.checkpoint.locations import local_only
-from pystate.checkpoint.manifest import (
+from pystate.checkpoint.manifest import Manifest, QueryProgress, is_published
+from pystate.checkpoint.manifest_log import History, Retired
+from pystate.checkpoint.refs import (
     EMPTY_ID,
     FileRef,
-    Manifest,
     OperatorState,
-    QueryProgress,
     RangeState,
     Schema,
     empty_range,
-    is_published,
     state_path,
 )
-from pystate.checkpoint.manifest_log import History, Retired
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
-from pystate.checkpoint.store_chronicle import StoreChronicle
 from pystate.epochs.merges import MergePolicy, Run, merge_range, replaced
 from pystate.epochs.retention import delete_files, delete_retired, delete_unnamed
 from pystate.errors import (

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.refs import FileRef, RangeState, state_path
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO
 
-from pystate.checkpoint.manifest import FileRef, Manifest
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch

@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pystate.checkpoint.manifest import FileRef, RangeState, state_path
+from pystate.checkpoint.refs import FileRef, RangeState, state_path
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
 from pystate.state.list import ListHandle

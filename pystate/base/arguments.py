@@ -1,7 +1,4 @@
-"""Arguments as users pass them: checked where they arrive, with a message that says what to write.
-
-Thread safety: functions without state.
-"""
+"""Users' arguments, checked where they arrive, with messages that say what to write."""
 
 from __future__ import annotations
 
@@ -16,22 +13,6 @@ from typing import Any
 from pystate.errors import InvalidArgumentError
 from pystate.redaction import has_credentials, redacted, without_secrets
 
-__all__ = [
-    "NO_INSTANT",
-    "checked_uid",
-    "choice",
-    "flag",
-    "folder_path",
-    "integer",
-    "mapping",
-    "nearest",
-    "repeated",
-    "require_no_credentials",
-    "shortened",
-    "shown",
-    "text",
-]
-
 #: The one rule of datetimes without a time zone.
 NO_INSTANT = (
     "a time without a time zone is no instant: attach the one that it is in "
@@ -40,13 +21,7 @@ NO_INSTANT = (
 
 
 def integer(value: Any, what: str, *, least: int | None = None, most: int | None = None) -> int:
-    """A whole number between two bounds, both inclusive.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The value is not a whole number within the bounds; a bool or a float is refused, too.
-    """
+    """A whole number within inclusive bounds; a bool or a float is refused, too."""
     whole = None
     if not isinstance(value, bool):
         with suppress(TypeError):
@@ -65,13 +40,7 @@ def repeated(names: Iterable[Any]) -> list[Any]:
 
 
 def flag(value: Any, what: str) -> bool:
-    """True or False, and nothing that only counts as one of them.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The value is neither.
-    """
+    """True or False, and nothing that only counts as one of them."""
     if not isinstance(value, bool):
         raise InvalidArgumentError(f"{what} is True or False, not {shown(value)}")
     return value
@@ -80,11 +49,7 @@ def flag(value: Any, what: str) -> bool:
 def text(value: Any, what: str, hint: str = "") -> str:
     """A string that is not empty, nor a secret: names are in manifests, logs and Spark's UI.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The value is not a string or is empty, and the message ends with `hint`; or it contains
-        credentials.
+    The message ends with `hint`.
     """
     if not isinstance(value, str) or not value:
         raise InvalidArgumentError(f"{what} is a string, not {shown(value)}{hint}")
@@ -95,10 +60,7 @@ def text(value: Any, what: str, hint: str = "") -> str:
 def require_no_credentials(value: Any, what: str) -> None:
     """Refuse plain JSON for a manifest, which others read, if a string in it has credentials.
 
-    Raises
-    ------
-    InvalidArgumentError
-        There is one; the message begins with `what`, and does not show it.
+    The message begins with `what`, and does not show them.
     """
     if isinstance(value, str) and has_credentials(value):
         raise InvalidArgumentError(
@@ -111,13 +73,7 @@ def require_no_credentials(value: Any, what: str) -> None:
 
 
 def folder_path(value: Any, what: str) -> str:
-    """A path, as a string.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The value is not a path, or is empty.
-    """
+    """A path, as a string that is not empty."""
     path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
     if not isinstance(path, str) or not path:
         raise InvalidArgumentError(f"{what} is the path of a folder, not {shown(value)}")
@@ -141,13 +97,7 @@ def checked_uid(uid: str | None) -> str:
 
 
 def choice(value: Any, what: str, choices: Iterable[str]) -> str:
-    """A word out of a choice of words.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The value is another one; the message lists the choices and suggests the nearest.
-    """
+    """A word out of a choice of words, which the message lists, suggesting the nearest."""
     known = list(choices)
     if not isinstance(value, str) or value not in known:
         raise InvalidArgumentError(
@@ -157,13 +107,7 @@ def choice(value: Any, what: str, choices: Iterable[str]) -> str:
 
 
 def mapping(value: Any, what: str, example: str) -> Mapping[str, Any]:
-    """A mapping whose keys are strings that are not empty.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The value is not such a mapping; the message ends with an example of one.
-    """
+    """A mapping whose keys are strings that are not empty; the message ends with an example."""
     if not isinstance(value, Mapping):
         raise InvalidArgumentError(f"{what} is a dict, not {shown(value)}: write {example}")
     for name in value:
@@ -175,18 +119,12 @@ def mapping(value: Any, what: str, example: str) -> Mapping[str, Any]:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """The name that a misspelt one may stand for, as the end of a message; empty if none is near.
-
-    Examples
-    --------
-    >>> nearest("tailnun", ["tailnum", "origin"])
-    "; did you mean 'tailnum'?"
-    """
+    """The name that a misspelt one may stand for, as the end of a message; else nothing."""
     if not isinstance(name, str):
         return ""
     by_lower = {each.lower(): each for each in known}
-    found = difflib.get_close_matches(name.lower(), by_lower, 1, 0.7)
-    return f"; did you mean {by_lower[found[0]]!r}?" if found else ""
+    matches = difflib.get_close_matches(name.lower(), by_lower, 1, 0.7)
+    return f"; did you mean {by_lower[matches[0]]!r}?" if matches else ""
 
 
 def shown(value: object) -> str:

@@ -12,8 +12,6 @@ import weakref
 
 from pystate.errors import TableBusyError
 
-__all__ = ["FolderLock"]
-
 _LOCK = "lock"
 _locks: weakref.WeakSet[FolderLock]
 

@@ -3,8 +3,6 @@
 The distribution is called pystate-spark and the package pystate, which on PyPI is another project.
 So no message sends anyone to an index for it: it names the wheel or the checkout that this version
 came from.
-
-Thread safety: functions without state.
 """
 
 from __future__ import annotations
@@ -16,8 +14,6 @@ import warnings
 from urllib.parse import unquote, urlsplit
 
 from pystate.errors import MissingPackageError
-
-__all__ = ["extra", "require_own_package", "warn_of_namesake"]
 
 _NAME = "pystate-spark"
 _NAMESAKE = "pystate"
@@ -34,11 +30,13 @@ def extra(name: str) -> str:
 
     into = f"into the environment of {sys.executable}"
     try:
-        found = distribution(_NAME)
+        package = distribution(_NAME)
     except PackageNotFoundError:
         return f"install the packages of the extra {name!r} of {_NAME} {into}"
-    origin = _origin(found.read_text("direct_url.json"), found.read_text("WHEEL"), found.version)
-    return f"pip install '{origin}[{name}]' {into}: the extra {name!r} of {_NAME} {found.version}"
+    origin = _origin(
+        package.read_text("direct_url.json"), package.read_text("WHEEL"), package.version
+    )
+    return f"pip install '{origin}[{name}]' {into}: the extra {name!r} of {_NAME} {package.version}"
 
 
 def _origin(direct_url: str | None, wheel: str | None, version: str) -> str:
@@ -52,13 +50,7 @@ def _origin(direct_url: str | None, wheel: str | None, version: str) -> str:
 
 
 def require_own_package() -> None:
-    """Raise an error unless the module `pystate` is this project's.
-
-    Raises
-    ------
-    MissingPackageError
-        Another project's file lies where the package's own was.
-    """
+    """Raise an error unless the module `pystate` is this project's."""
     package = sys.modules[_NAMESAKE]
     if not hasattr(package, "PystateError"):
         raise MissingPackageError(
@@ -97,8 +89,8 @@ def warn_of_namesake() -> None:
 def _warn(info: str, package: str) -> None:
     from importlib.metadata import Distribution
 
-    found = Distribution.at(info)
-    places = {os.path.realpath(str(found.locate_file(file))) for file in found.files or ()}
+    namesake = Distribution.at(info)
+    places = {os.path.realpath(str(namesake.locate_file(file))) for file in namesake.files or ()}
     over = sorted(place for place in places if place.startswith(package + os.sep))
     where = (
         f"over this package: {len(over)} of its files are in {package}, "
@@ -108,7 +100,7 @@ def _warn(info: str, package: str) -> None:
         "on the order of sys.path"
     )
     warnings.warn(
-        f"another project, which is called {_NAMESAKE} on PyPI ({found.version} is here), was "
+        f"another project, which is called {_NAMESAKE} on PyPI ({namesake.version} is here), was "
         f"installed {where}. {_repair()}",
         RuntimeWarning,
         stacklevel=3,

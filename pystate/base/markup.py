@@ -1,7 +1,4 @@
-"""HTML for notebooks: a heading, facts and tables, in which every text is escaped.
-
-Thread safety: functions without state.
-"""
+"""HTML for notebooks: a heading, facts and tables, in which every text is escaped."""
 
 from __future__ import annotations
 
@@ -9,8 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from pystate.redaction import redacted
-
-__all__ = ["bytes_shown", "panel"]
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -24,11 +19,6 @@ def panel(
     """A heading, a list of named facts, and a table if it has columns.
 
     Cells that are None are left empty, and facts that are None are left out. Facts show no secrets.
-
-    Examples
-    --------
-    >>> panel("a < b", {"n": 1, "none": None})
-    '<div><b>a &lt; b</b><table><tr><th>n</th><td>1</td></tr></table></div>'
     """
     parts = [f"<b>{escape(heading)}</b>"]
     shown = [
@@ -60,13 +50,7 @@ def _cell(value: object) -> str:
 
 
 def bytes_shown(size: int) -> str:
-    """A size in the unit that suits it.
-
-    Examples
-    --------
-    >>> bytes_shown(5 << 20)
-    '5.0 MiB'
-    """
+    """A size in the unit that suits it, such as 5.0 MiB."""
     number, unit = float(size), _UNITS[0]
     for unit in _UNITS:
         if number < 1024 or unit == _UNITS[-1]:

@@ -12,8 +12,6 @@ from typing import NamedTuple
 from pystate._core import core
 from pystate.errors import InvalidArgumentError
 
-__all__ = ["MemoryUse", "memory_limit_bytes", "memory_use", "process_budget"]
-
 _LIMIT_VARIABLE = "PYSTATE_MEMORY_LIMIT_BYTES"
 
 
@@ -32,11 +30,6 @@ def memory_limit_bytes(*, proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") 
 
     Both versions of control groups are read, with all ancestors of the group. All tables without a
     limit of their own may together take three quarters of this memory.
-
-    Parameters
-    ----------
-    proc, cgroups : str
-        Where the kernel's files are.
     """
     return core.memory_bytes(os.fsencode(proc), os.fsencode(cgroups))
 
@@ -76,11 +69,6 @@ def process_budget() -> core.Budget:
 
     Its limit is the environment variable ``PYSTATE_MEMORY_LIMIT_BYTES``, or three quarters of
     `memory_limit_bytes`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The variable is not a number.
     """
     return _process.budget()
 
@@ -88,8 +76,6 @@ def process_budget() -> core.Budget:
 def memory_use() -> MemoryUse:
     """Return what counts for the memory limit of this process, and the limit.
 
-    Notes
-    -----
     All tables without a limit of their own share it: heap tables of the process and shared tables
     of all processes of the host. The buffers for gathering, sorting, writing, reading and merging
     count, too.

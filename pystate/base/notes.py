@@ -6,8 +6,6 @@ says them in its message.
 
 What led to an exception is printed with it. It may be of another library, such as a database's,
 whose messages have addresses with passwords.
-
-Thread safety: functions without state.
 """
 
 from __future__ import annotations
@@ -16,8 +14,6 @@ import sys
 from typing import Any
 
 from pystate.redaction import redacted
-
-__all__ = ["PRINTED", "add_note", "hide_in_causes", "notes_of", "with_notes"]
 
 #: Whether Python prints notes.
 PRINTED = sys.version_info >= (3, 11)

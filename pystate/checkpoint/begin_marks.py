@@ -31,11 +31,9 @@ import time
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from pystate.checkpoint.manifest import uid_folder
+from pystate.checkpoint.refs import uid_folder
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import EvaluationError
-
-__all__ = ["EVALUATIONS", "BeginMarks", "Beginning", "Begun", "Mark", "RefusedError"]
 
 EVALUATIONS = "evaluations"
 _DRIVER = "driver"
@@ -93,17 +91,7 @@ class Begun(NamedTuple):
 
 
 class BeginMarks:
-    """The marks of one evaluation; they are pickled and sent to its tasks.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    epoch : int
-        The epoch's number.
-    evaluation_id : str
-        The evaluation.
-    """
+    """The marks of one evaluation; they are pickled and sent to its tasks."""
 
     def __init__(self, storage: CheckpointStorage, epoch: int, evaluation_id: str) -> None:
         self._storage = storage
@@ -124,43 +112,39 @@ class BeginMarks:
 
     def refused(self) -> list[Mark]:
         """Return the marks of the first task of each range that was refused."""
-        return [found.mark for found in self._read(_REFUSED)]
+        return [entry.mark for entry in self._read(_REFUSED)]
 
     def begun(self) -> dict[tuple[str, int], Begun]:
         """Return the marks of the ranges that were begun, by (uid, range)."""
-        return {(found.mark.uid, found.mark.index): found for found in self._read(_BEGUN)}
+        return {(entry.mark.uid, entry.mark.index): entry for entry in self._read(_BEGUN)}
 
     def last_sign_ms(self) -> int:
         """When a task last began or gave a sign of life, by the storage's clock."""
         return max((entry.modified_ms for entry in self._storage.list(self._folder)), default=0)
 
     def _read(self, ending: str) -> list[Begun]:
-        found = []
+        marks = []
         for entry in self._storage.list(self._folder):
             if entry.path.endswith(ending):
                 mark = Mark.decode(self._storage.read_bytes(entry.path))
-                found.append(Begun(mark, entry.modified_ms))
-        return found
+                marks.append(Begun(mark, entry.modified_ms))
+        return marks
 
     # ---- in a task -----------------------------------------------------------------------------
 
     def begin(self, mark: Mark) -> Beginning:
         """Begin a range.
 
-        Raises
-        ------
-        RefusedError
-            The range was begun by another task that is not an earlier attempt of this one.
-        EvaluationError
-            The evaluation has ended.
+        `RefusedError` if it was begun by another task that is not an earlier attempt of this one,
+        and `EvaluationError` if the evaluation has ended.
         """
         where = f"operator {mark.uid!r}, epoch {self._epoch}, range {mark.index}"
         path = f"{self._folder}/{uid_folder(mark.uid)}.{mark.index:05d}"
         data = mark.encode()
         try:
-            found = self._storage.mark(path + _BEGUN, data)
-            if found is not None:
-                self._begin_again(path, mark, Mark.decode(found), where)
+            content = self._storage.mark(path + _BEGUN, data)
+            if content is not None:
+                self._begin_again(path, mark, Mark.decode(content), where)
         except FileNotFoundError:
             raise EvaluationError(
                 f"{where}: this evaluation has ended; what a stateful operator returns can only be "
@@ -191,13 +175,7 @@ class Beginning:
         self._touched_s = time.monotonic()
 
     def go_on(self) -> None:
-        """Give a sign of life; call it from time to time.
-
-        Raises
-        ------
-        EvaluationError
-            The evaluation has ended: the task's output is not needed.
-        """
+        """Give a sign of life, from time to time; `EvaluationError` if nobody needs the output."""
         now_s = time.monotonic()
         if now_s - self._touched_s < self._storage.touch_every_s:
             return

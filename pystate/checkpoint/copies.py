@@ -1,7 +1,4 @@
-"""Files of a checkpoint that become another folder's: copied or shared, and looked at there.
-
-Thread safety: functions without state.
-"""
+"""Files of a checkpoint that become another folder's: copied or shared, and looked at there."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import AlreadyPublishedError, CheckpointError
-
-__all__ = ["for_all", "keep", "place"]
 
 _THREADS = 8
 
@@ -32,18 +27,8 @@ def for_all(
 ) -> None:
     """Call for each, several at a time; the first failure is raised, and ends the others.
 
-    Parameters
-    ----------
-    act : callable
-        What to do with an item.
-    items : iterable
-        The items.
-    threads : int
-        How many at a time.
-    size : callable
-        How much of the work an item is.
-    progress : callable, optional
-        Called from the calling thread with the size of what is done, and of all.
+    `size` says how much of the work an item is, and `progress` is called from this thread with what
+    is done, and all.
     """
     work = list(items)
     done, total = 0, sum(map(size, work))
@@ -70,12 +55,7 @@ def place(
 ) -> None:
     """Have a state file in `destination`, from one of `origins`, and read it there once.
 
-    Raises
-    ------
-    FileNotFoundError
-        It is in none of them.
-    CorruptFileError
-        It is not the file that the manifest names.
+    `FileNotFoundError` if it is in none of them.
     """
     try:
         shared = not copy and any(
@@ -92,13 +72,7 @@ def place(
 
 
 def keep(destination: CheckpointStorage, path: str, data: bytes) -> None:
-    """Write a file, unless it is there and has that content.
-
-    Raises
-    ------
-    CheckpointError
-        It is there, and has another one.
-    """
+    """Write a file, unless it is there; `CheckpointError` if that has another content."""
     try:
         destination.publish(path, data)
     except AlreadyPublishedError:

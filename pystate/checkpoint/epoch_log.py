@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -32,22 +33,14 @@ from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.refs import FileRef, fingerprint
 from pystate.checkpoint.size_tiers import newest_tier
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
-from pystate.errors import CheckpointError, CorruptFileError, NewerFormatError
+from pystate.errors import CheckpointError, CorruptFileError, NewerFormatError, PystateError
+from pystate.redaction import logger
 
-__all__ = [
-    "HISTORY",
-    "KEPT_EPOCHS",
-    "EpochLog",
-    "EpochRecord",
-    "OperatorRecord",
-    "Recorded",
-    "newest_records",
-    "read_records",
-    "without_epochs_after",
-]
-
+_LOG = logger("pystate.checkpoint.epoch_log")
 HISTORY = "history"
 #: Records are kept for at least so many epochs.
 KEPT_EPOCHS = 10_000
@@ -116,19 +109,19 @@ class OperatorRecord:
 
     uid: str
     ranges: int
-    rows_in: int
-    rows_out: int
-    late_rows: int | None
-    keys: int
-    state_bytes: int
-    rows_changed: int
-    rows_restored: int
-    rows_copied: int
-    checkpoint_bytes: int
-    attach_ms: float
-    process_ms: float
-    seal_ms: float
-    write_ms: float
+    rows_in: int = 0
+    rows_out: int = 0
+    late_rows: int | None = None
+    keys: int = 0
+    state_bytes: int = 0
+    rows_changed: int = 0
+    rows_restored: int = 0
+    rows_copied: int = 0
+    checkpoint_bytes: int = 0
+    attach_ms: float = 0.0
+    process_ms: float = 0.0
+    seal_ms: float = 0.0
+    write_ms: float = 0.0
     watermark_ms: int | None = None
     invalid_rows: int = 0
     fingerprint: str = ""
@@ -185,19 +178,19 @@ class EpochRecord:
     epoch: int
     published_ms: int
     processing_time_ms: int
-    watermark_ms: int | None
-    query_id: str | None
-    batch_id: int | None
-    run_key: str | None
-    batches: int
-    evaluations: int
-    term: int
-    host: str
-    publish_ms: float
-    commit_ms: float
-    total_ms: float
-    merged_bytes: int
-    operators: tuple[OperatorRecord, ...]
+    watermark_ms: int | None = None
+    query_id: str | None = None
+    batch_id: int | None = None
+    run_key: str | None = None
+    batches: int = 1
+    evaluations: int = 1
+    term: int = 0
+    host: str = ""
+    publish_ms: float = 0.0
+    commit_ms: float = 0.0
+    total_ms: float = 0.0
+    merged_bytes: int = 0
+    operators: tuple[OperatorRecord, ...] = ()
     rows_in: int | None = None
     rows_out: int | None = None
     late_rows: int | None = None
@@ -221,15 +214,7 @@ class EpochRecord:
 
     @classmethod
     def decode(cls, line: bytes, path: str) -> EpochRecord:
-        """Parse a line.
-
-        Raises
-        ------
-        CorruptFileError
-            It is not what was written.
-        NewerFormatError
-            A later pystate wrote it.
-        """
+        """Parse a line; `CorruptFileError` or `NewerFormatError` if that cannot be."""
         checksum, _, data = line.rstrip(b"\n").partition(b" ")
         if line.endswith(b"\n") and checksum == b"%08x" % zlib.crc32(data):
             with suppress(ValueError, TypeError):  # it has our form, or is none of ours
@@ -241,8 +226,8 @@ class EpochRecord:
                     )
                 flow = values[-_ADDED:] if version > 2 else []
                 values = values[: len(values) - len(flow)]
-                found = tuple(OperatorRecord.decode(each) for each in operators)
-                return cls(*[*values, found, *flow])
+                records = tuple(OperatorRecord.decode(each) for each in operators)
+                return cls(*[*values, records, *flow])
         raise CorruptFileError(f"{path}: a line is not the record of an epoch")
 
 
@@ -322,7 +307,7 @@ def newest_records(storage: CheckpointStorage) -> list[EpochRecord]:
     left out.
     """
     for _, entry in reversed(_listed(storage)):
-        found: list[EpochRecord] = []
+        intact: list[EpochRecord] = []
         size, wanted = entry.size_bytes, _TAIL
         while True:
             # A file grows while its job runs, so it is read up to its end.
@@ -333,12 +318,12 @@ def newest_records(storage: CheckpointStorage) -> list[EpochRecord]:
                     lines = file.read().splitlines(keepends=True)
             except FileNotFoundError:
                 break  # merged meanwhile, into one that has another name
-            found = list(_intact(lines[1:] if start else lines, entry.path))
-            if found or not start:
+            intact = list(_intact(lines[1:] if start else lines, entry.path))
+            if intact or not start:
                 break
             wanted *= 8
-        if found:
-            return found
+        if intact:
+            return intact
     return []
 
 
@@ -358,7 +343,9 @@ def _combined(files: dict[str, _Content]) -> Recorded:
                 record.published_ms,
             ):
                 newest[record.epoch] = record
-    problems = [(path, found.problem) for path, found in files.items() if found.problem is not None]
+    problems = [
+        (path, content.problem) for path, content in files.items() if content.problem is not None
+    ]
     return Recorded(tuple(newest[epoch] for epoch in sorted(newest)), tuple(problems))
 
 
@@ -388,15 +375,7 @@ def _path(first: int) -> str:
 
 
 class EpochLog:
-    """Writes the records of one driver's epochs.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    kept : int
-        For how many epochs records are kept, at least.
-    """
+    """Writes the records of one driver's epochs, and keeps those of `kept` epochs at least."""
 
     def __init__(self, storage: CheckpointStorage, kept: int = KEPT_EPOCHS) -> None:
         self._storage = storage
@@ -416,12 +395,7 @@ class EpochLog:
     def tidy(self, newest: int, check_owner: Callable[[], None]) -> None:
         """Merge small files, and remove old ones.
 
-        Parameters
-        ----------
-        newest : int
-            The newest epoch.
-        check_owner : callable
-            Raises `FencedError` if this driver is no longer the owner.
+        `check_owner` raises `FencedError` if this driver is no longer the owner.
         """
         check_owner()
         files = _listed(self._storage)
@@ -451,3 +425,56 @@ class EpochLog:
             _publish(self._storage, records)
             for path in merged:
                 self._storage.delete(path)
+
+
+class StoreChronicle:
+    """Writes a store's records, and belongs to the store; no error of it reaches that one."""
+
+    def __init__(self, storage: CheckpointStorage) -> None:
+        self._storage = storage
+        self._log = EpochLog(storage)
+
+    def published(
+        self,
+        manifest: Manifest,
+        deltas: Sequence[FileRef],
+        sizes: tuple[int, int, int],
+        began_s: float,
+        written_s: float,
+    ) -> None:
+        """Write the record of an epoch that was just published, of one operator with one range.
+
+        `sizes` are the rows that have changed, the keys of the table, and its bytes of memory. The
+        times are those of `time.monotonic` when the checkpoint began, and when its deltas were
+        written.
+        """
+        [operator] = manifest.operators
+        base, ended_s = operator.ranges[0].base, time.monotonic()
+        of_operator = OperatorRecord(
+            uid=operator.uid,
+            ranges=1,
+            keys=sizes[1],
+            state_bytes=sizes[2],
+            rows_changed=sizes[0],
+            checkpoint_bytes=sum(ref.file_bytes for ref in deltas),
+            write_ms=(written_s - began_s) * 1000,
+            fingerprint=fingerprint(operator),
+            since=operator.ranges[0].since,
+        )
+        record = EpochRecord(
+            epoch=manifest.epoch,
+            published_ms=manifest.created_ms,
+            processing_time_ms=manifest.processing_time_ms,
+            host=manifest.host,
+            publish_ms=(ended_s - written_s) * 1000,
+            total_ms=(ended_s - began_s) * 1000,
+            merged_bytes=0 if base is None or base.epoch != manifest.epoch else base.file_bytes,
+            operators=(of_operator,),
+        )
+        try:
+            if self._log.add(record):
+                self._log.tidy(record.epoch, lambda: None)
+        except (PystateError, OSError) as error:
+            _LOG.warning(
+                "%s: its history lacks epoch %d: %s", self._storage.uri, record.epoch, error
+            )

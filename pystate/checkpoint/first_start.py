@@ -40,16 +40,15 @@ from pystate.checkpoint.job_file import (
     read_job,
 )
 from pystate.checkpoint.manifest import (
-    MANIFESTS,
-    FileRef,
     Manifest,
-    OperatorState,
     QueryProgress,
     manifest_path,
     read_manifest,
 )
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.metadata import decode_document, encode_document
+from pystate.checkpoint.parts import MANIFESTS
+from pystate.checkpoint.refs import FileRef, OperatorState
 from pystate.checkpoint.run_keys import RUNS, check_version
 from pystate.checkpoint.savepoint import (
     FOLDERS,
@@ -68,7 +67,7 @@ from pystate.checkpoint.source_position import (
     query_of,
     read_query_id,
 )
-from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.storage import CheckpointStorage, find_bytes
 from pystate.checkpoint.traces import LATEST
 from pystate.errors import (
     AlreadyPublishedError,
@@ -77,8 +76,6 @@ from pystate.errors import (
     InvalidArgumentError,
 )
 from pystate.redaction import logger
-
-__all__ = ["begin_with", "begun_epoch", "claim_savepoint", "has_begun", "require_restore"]
 
 _LOG = logger("pystate.checkpoint.first_start")
 
@@ -94,41 +91,14 @@ def begin_with(
     uid_map: Mapping[str, str] | None = None,
     fence: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Fill a checkpoint that has not begun from a savepoint; nothing where that has been done.
+    """Fill a checkpoint that has not begun from a savepoint; whether that was done now.
 
-    Parameters
-    ----------
-    origin : CheckpointStorage
-        The savepoint.
-    checkpoint : CheckpointStorage
-        The checkpoint of the job that begins.
-    job : str
-        Its name.
-    max_parallelism : int, optional
-        The number of key groups that the job asks for.
-    claim : bool
-        Remove the savepoint if the job has begun; see `claim_savepoint`, which removes it later.
-        Without it nothing of it is ever changed.
-    copy : bool
-        Copy the files, rather than share them where the file system can.
-    uid_map : mapping from str to str, optional
-        New names of operators, by their uid in the savepoint.
-    fence : callable
-        Makes sure that no other driver publishes any more; called before what another start has
-        left is forgotten.
+    `claim` removes the savepoint where the job has begun already (see `claim_savepoint`); without
+    it nothing of it is ever changed. `uid_map` has new names of operators, by their uid in the
+    savepoint. `fence` makes sure that no other driver publishes any more, and is called before what
+    another start has left is forgotten.
 
-    Returns
-    -------
-    bool
-        Whether the checkpoint was filled now.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The checkpoint is another job's, or has begun otherwise; there is no savepoint; or it has
-        no such operator.
-    CorruptFileError, NewerFormatError
-        A file of the savepoint is lost or damaged; it is named.
+    `InvalidArgumentError` if the checkpoint is another job's, or has begun otherwise.
     """
     begun = read_job(checkpoint)
     if begun is not None:
@@ -154,7 +124,7 @@ def begin_with(
     # A driver that begins at the same time writes restored.json first: what is there without that
     # was left by a start that is forgotten, and looked for before.
     left = begun is not None or any(checkpoint.list(folder) for folder in (RUNS, SPARK_FOLDER))
-    restored = _restored(checkpoint)
+    restored = find_bytes(checkpoint, RESTORED_FILE)
     same = restored == _begun_with(savepoint) and _has_operators(checkpoint, manifest, operators)
     if begun is not None:
         same = same and (begun.name, begun.max_parallelism) == (job, stored.max_parallelism)
@@ -201,13 +171,7 @@ def has_begun(checkpoint: CheckpointStorage) -> bool:
 
 
 def require_restore(checkpoint: CheckpointStorage) -> None:
-    """Refuse a start without a savepoint where another one began with it and published nothing.
-
-    Raises
-    ------
-    InvalidArgumentError
-        There was such a start.
-    """
+    """Refuse a start without a savepoint after one that began with it and published nothing."""
     if checkpoint.exists(RESTORED_FILE) and not has_begun(checkpoint):
         raise InvalidArgumentError(
             f"checkpoint {checkpoint.uri}: a start before this one began with a savepoint of epoch "
@@ -238,25 +202,15 @@ def claim_savepoint(origin: CheckpointStorage, checkpoint: CheckpointStorage) ->
 
 def begun_epoch(checkpoint: CheckpointStorage) -> int:
     """Return the epoch of the savepoint that a checkpoint began with; 0 for none."""
-    try:
-        data = checkpoint.read_bytes(RESTORED_FILE)
-    except FileNotFoundError:
-        return 0
-    fields = decode_document("restored", 1, data, RESTORED_FILE)
-    return fields.integer("epoch")
+    data = find_bytes(checkpoint, RESTORED_FILE)
+    return (
+        0 if data is None else decode_document("restored", 1, data, RESTORED_FILE).integer("epoch")
+    )
 
 
 def _begun_with(savepoint: Savepoint) -> bytes:
     content = {"savepoint_id": savepoint.savepoint_id, "epoch": savepoint.epoch}
     return encode_document("restored", 1, content)
-
-
-def _restored(checkpoint: CheckpointStorage) -> bytes | None:
-    """With which savepoint a checkpoint began, or begins; None for none."""
-    try:
-        return checkpoint.read_bytes(RESTORED_FILE)
-    except FileNotFoundError:
-        return None
 
 
 def _has_operators(
@@ -329,10 +283,7 @@ def _check_begun(
     origin: CheckpointStorage, checkpoint: CheckpointStorage, *, claim: bool = True
 ) -> None:
     """Make sure that a checkpoint that holds a job began with that savepoint."""
-    try:
-        begun = checkpoint.read_bytes(RESTORED_FILE)
-    except FileNotFoundError:
-        begun = b""
+    begun = find_bytes(checkpoint, RESTORED_FILE)
     begun_epoch(checkpoint)  # a file of a later version says so
     if begun and not origin.exists(SAVEPOINT_FILE):
         if not claim:  # else this job, or one before it, has removed it

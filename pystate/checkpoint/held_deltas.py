@@ -23,13 +23,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from pystate.checkpoint.file_merge import merge_files
-from pystate.checkpoint.manifest import FileRef, uid_folder
-from pystate.checkpoint.state_files import FileInfo, Lineage, Source
+from pystate.checkpoint.refs import FileRef, uid_folder
+from pystate.checkpoint.state_files import FileInfo, Lineage, Source, merge_files
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.errors import NoSpaceError, StateLostError
-
-__all__ = ["HELD", "HeldFiles", "is_held", "merge_held"]
 
 #: The folder of held deltas, beside the tables and in the checkpoint.
 HELD = "held"
@@ -43,17 +40,7 @@ def is_held(path: str) -> bool:
 
 @dataclass(frozen=True)
 class HeldFiles:
-    """Where a range's held deltas are.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    local : str or None
-        A folder of this host, beside the tables; None if tasks elsewhere may need the files.
-    folder : str
-        The range's folder in either place.
-    """
+    """Where a range's held deltas are."""
 
     storage: CheckpointStorage
     local: str | None
@@ -75,12 +62,7 @@ class HeldFiles:
     def write(self, serial: int, write: Callable[[BinaryIO], FileInfo]) -> FileRef:
         """Write a held delta: beside the tables, or if these have no room in the checkpoint.
 
-        Parameters
-        ----------
-        serial : int
-            The serial number of the step.
-        write : callable
-            Writes the file; it may be called twice.
+        `serial` is the number of the step, and `write` may be called twice.
         """
         path = f"{self.folder}/{serial:08d}-{uuid.uuid4().hex}.delta"
         if self.local is not None:
@@ -93,10 +75,7 @@ class HeldFiles:
     def find(self, ref: FileRef) -> str | None:
         """Return the path of a file in a file system; None if it is in the storage alone.
 
-        Raises
-        ------
-        StateLostError
-            It is a held delta, and gone.
+        `StateLostError` if it is a held delta, and gone.
         """
         if is_held(ref.path) and self.local is not None:
             path = os.path.join(self.local, ref.path)
@@ -111,13 +90,7 @@ class HeldFiles:
 
     @contextmanager
     def opened(self, ref: FileRef) -> Iterator[Source]:
-        """Open a file, by its path if it has one.
-
-        Raises
-        ------
-        StateLostError
-            It is a held delta, and gone.
-        """
+        """Open a file, by its path if it has one; `StateLostError` as for `find`."""
         path = self.find(ref)
         if path is not None:
             yield path
@@ -144,13 +117,7 @@ def merge_held(
     lineage: Lineage,
     bounds: tuple[int, int],
 ) -> FileInfo:
-    """Merge a range's held deltas, oldest first, into one delta.
-
-    Raises
-    ------
-    StateLostError
-        One of them is gone.
-    """
+    """Merge a range's held deltas, oldest first, into one; `StateLostError` if one is gone."""
     with ExitStack() as stack:
         return merge_files(
             [stack.enter_context(files.opened(ref)) for ref in refs],

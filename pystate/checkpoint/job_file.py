@@ -15,17 +15,19 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from pystate.checkpoint.epoch_log import HISTORY
-from pystate.checkpoint.manifest import MANIFESTS, Schema, decode_schema
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
+from pystate.checkpoint.parts import MANIFESTS
 from pystate.checkpoint.refs import (
     WITH_KINDS,
     OperatorState,
+    Schema,
     decode_defaults,
+    decode_schema,
     decode_states,
     state_epoch,
 )
 from pystate.checkpoint.run_keys import RUNS
-from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.storage import CheckpointStorage, find_bytes
 from pystate.errors import (
     AlreadyPublishedError,
     CheckpointError,
@@ -39,25 +41,6 @@ from pystate.state.identity import other_meaning, shown_as, without_kind
 from pystate.state.kinds import declared_as
 from pystate.state.value import ValueState
 from pystate.types.keys import MAX_PARALLELISM
-
-__all__ = [
-    "JOB_FILE",
-    "REPAIR_FILE",
-    "RESTORED_FILE",
-    "SAVEPOINT_FILE",
-    "SPARKS",
-    "JobFile",
-    "OperatorEntry",
-    "check_parallelism",
-    "check_schemas",
-    "default_max_parallelism",
-    "has_epochs",
-    "is_sparks",
-    "library",
-    "open_job",
-    "read_job",
-    "refuse_spark",
-]
 
 #: Version 2 spells states as manifests from format 6 on do. Version 3 has the defaults of states.
 _FORMAT_VERSION = 3
@@ -171,11 +154,8 @@ class JobFile:
 
 def read_job(storage: CheckpointStorage) -> JobFile | None:
     """Read a checkpoint's identity; None if there is no checkpoint."""
-    try:
-        data = storage.read_bytes(JOB_FILE)
-    except FileNotFoundError:
-        return None
-    return JobFile.decode(data, JOB_FILE)
+    data = find_bytes(storage, JOB_FILE)
+    return None if data is None else JobFile.decode(data)
 
 
 def has_epochs(storage: CheckpointStorage) -> bool:
@@ -194,28 +174,10 @@ def open_job(
 ) -> JobFile:
     """Read a checkpoint's identity, or make it if no epoch was published.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    name : str
-        The job's name.
-    parallelism : int
-        Number of ranges that the job will run with.
-    max_parallelism : int or None
-        Number of key groups; None takes the stored number, or one that suits `parallelism`.
-    fence : callable
-        Makes sure that no other driver publishes any more; called before the identity is replaced
-        that a start has left which published nothing.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The arguments contradict each other or the checkpoint.
-    CorruptFileError, NewerFormatError
-        The file cannot be understood.
-    CheckpointError
-        The file is lost: the checkpoint has epochs, but their job is not known.
+    Without `max_parallelism` the stored number counts, or one that suits `parallelism`. `fence`
+    makes sure that no other driver publishes any more, and is called before an identity is replaced
+    that a start has left which published nothing. `CheckpointError` if the file is lost: the
+    checkpoint has epochs, but their job is not known.
     """
     if not name:
         raise InvalidArgumentError("a job needs a name")
@@ -294,13 +256,7 @@ def _published_nothing(storage: CheckpointStorage, job: JobFile) -> bool:
 
 
 def refuse_spark(storage: CheckpointStorage) -> None:
-    """Refuse the folder in which Spark keeps the checkpoint of a query of its own.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is one.
-    """
+    """Refuse the folder in which Spark keeps the checkpoint of a query of its own."""
     if is_sparks(storage):
         raise InvalidArgumentError(f"{storage.uri} {SPARKS}")
 
@@ -340,18 +296,10 @@ def check_schemas(
 ) -> tuple[str, ...]:
     """Compare an operator's stored (key, state) schemas with its declaration.
 
-    A state is known by its name in files, which `OperatorSpec.continuing` has given it.
-
-    Returns
-    -------
-    tuple of str
-        Names of states that are stored but not declared; empty unless `allow_unclaimed_state`.
-
-    Raises
-    ------
-    SchemaError
-        The key has another type, or a state one that does not hold all stored values; or a field
-        seems to have been renamed. `UnclaimedStateError` for states that are not declared.
+    A state is known by its name in files, which `OperatorSpec.continuing` has given it. Returned
+    are the names of states that are stored but not declared, if that is allowed; otherwise they are
+    an `UnclaimedStateError`. `SchemaError` if the key has another type, or a state one that does
+    not hold all stored values, or a field seems to have been renamed.
     """
     if stored[0] != declared[0]:
         raise SchemaError(
@@ -370,7 +318,7 @@ def check_schemas(
         wrong = refusal(change, allow_unclaimed_state)
         if wrong:
             was = "" if former == name else f", previously {former!r}"
-            mine, theirs = _told(before, after)
+            mine, theirs = _spellings(before, after)
             raise SchemaError(
                 f"operator {uid!r}, state {name!r}{was}: stored as {mine}, declared as {theirs}: "
                 f"{wrong}"
@@ -380,12 +328,12 @@ def check_schemas(
         added = [new[each] for each in new if each not in old]
         raise UnclaimedStateError(
             f"operator {uid!r}: the checkpoint holds state that no declaration claims: "
-            f"{', '.join(name for name, _ in unclaimed)}; {_way_out(unclaimed, added)}"
+            f"{', '.join(name for name, _ in unclaimed)}; {_advice(unclaimed, added)}"
         )
     return tuple(name for name, _ in unclaimed)
 
 
-def _told(before: str, after: str) -> tuple[str, str]:
+def _spellings(before: str, after: str) -> tuple[str, str]:
     """Two spellings for people, with the kind of a value where that is what differs."""
     texts = [shown_as(before), shown_as(after)]
     if other_meaning(before, after) is not None:
@@ -397,7 +345,7 @@ def _told(before: str, after: str) -> tuple[str, str]:
     return texts[0], texts[1]
 
 
-def _way_out(unclaimed: Schema, added: Sequence[tuple[str, str]]) -> str:
+def _advice(unclaimed: Schema, added: Sequence[tuple[str, str]]) -> str:
     """What to do about stored states that are not declared."""
     kept = cache(lambda before, after: not stored_change(before, after).types.refused)
     alike: dict[str, dict[str, str]] = {}
@@ -406,10 +354,10 @@ def _way_out(unclaimed: Schema, added: Sequence[tuple[str, str]]) -> str:
     pairs = []
     for former, before in unclaimed:
         left, spelled = alike.get(without_kind(before), {}), stored_parts(before)[1]
-        found = next((name for name, after in left.items() if kept(spelled, after)), None)
-        if found is not None:
-            pairs.append((former, found))
-            del left[found]
+        match = next((name for name, after in left.items() if kept(spelled, after)), None)
+        if match is not None:
+            pairs.append((former, match))
+            del left[match]
     if not pairs:
         return (
             "declare it, with previously= and the stored name where it has another name now; or "

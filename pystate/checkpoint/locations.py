@@ -1,7 +1,4 @@
-"""Where checkpoints are: from a path or URL to a storage.
-
-Thread safety: the functions keep no state.
-"""
+"""Where checkpoints are: from a path or URL to a storage."""
 
 from __future__ import annotations
 
@@ -9,43 +6,20 @@ import os
 import re
 from urllib.parse import unquote, urlsplit
 
-from pystate.checkpoint.object_client import SCHEMES, refuse_credentials
-from pystate.checkpoint.object_storage import ObjectStorage
+from pystate.checkpoint.object_storage import SCHEMES, ObjectStorage, refuse_credentials
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.errors import InvalidArgumentError
-
-__all__ = ["local_only", "open_storage"]
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 def open_storage(location: str | os.PathLike[str]) -> CheckpointStorage:
-    """Return the storage behind a checkpoint's location.
+    """Return the storage of a folder (a path or ``file:`` URI), or of a URL in an object store.
 
-    Parameters
-    ----------
-    location : str or path
-        A folder, as a path or as a ``file:`` URI; or the URL of a prefix in an object store:
-        ``s3://bucket/prefix``, ``gs://bucket/prefix``,
-        ``abfss://container@account.dfs.core.windows.net/prefix``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The URI has another scheme, is a ``file:`` URI with another host, or contains credentials.
-    MissingPackageError
-        It is in an object store, and obstore is not installed.
-
-    Notes
-    -----
-    An object store's credentials, region and endpoint are taken from the environment of each
-    process that uses it: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_REGION``,
-    ``AWS_ENDPOINT_URL`` and others that obstore reads.
-
-    Examples
-    --------
-    >>> open_storage("file:///tmp/checkpoint").uri
-    '/tmp/checkpoint'
+    URLs are ``s3://bucket/prefix``, ``gs://bucket/prefix``, and
+    ``abfss://container@account.dfs.core.windows.net/prefix``. Credentials, region and endpoint are
+    taken from the environment of each process, never from the URL. `MissingPackageError` if obstore
+    is not installed.
     """
     text = os.fspath(location)
     if not text:
@@ -75,13 +49,7 @@ def open_storage(location: str | os.PathLike[str]) -> CheckpointStorage:
 
 
 def local_only(location: str, what: str) -> str:
-    """Return a path, or the one that a ``file:`` URI names; refuse an object store.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is no local folder.
-    """
+    """Return a path, or the one that a ``file:`` URI names; refuse an object store."""
     storage = open_storage(location)
     if not isinstance(storage, LocalStorage):
         raise InvalidArgumentError(

@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -22,50 +23,13 @@ from typing import Any
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
 from pystate.checkpoint.parts import MANIFESTS, Parts, PartUse, decode_operators, encode_operators
 from pystate.checkpoint.refs import (
-    EMPTY_ID,
-    TIMERS,
-    FileRef,
-    InputState,
+    WITH_PARTS,
+    WITH_WATERMARKS,
     OperatorState,
-    RangeState,
-    Schema,
-    as_schema,
-    decode_schema,
-    empty_range,
-    has_timers,
-    state_folder,
-    state_path,
-    uid_folder,
 )
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CorruptFileError, InvalidArgumentError, PystateError, SwappedFileError
 from pystate.types.keys import MAX_PARALLELISM
-
-__all__ = [
-    "EMPTY_ID",
-    "FORMAT_VERSION",
-    "MANIFESTS",
-    "TIMERS",
-    "ClockReading",
-    "FileRef",
-    "InputState",
-    "Manifest",
-    "OperatorState",
-    "QueryProgress",
-    "RangeState",
-    "Schema",
-    "as_schema",
-    "decode_schema",
-    "empty_range",
-    "has_timers",
-    "is_published",
-    "manifest_epoch",
-    "manifest_path",
-    "read_manifest",
-    "state_folder",
-    "state_path",
-    "uid_folder",
-]
 
 #: Version 2 has event time and timers; a file of version 1 is read as one without. Version 3 has
 #: whether an operator has timers, and from which epoch on states count. Version 4 has the clock's
@@ -185,49 +149,29 @@ class Manifest:
 
     def progress(self, query_id: str) -> QueryProgress | None:
         """Return the position of a streaming query."""
-        return next((found for found in self.queries if found.query_id == query_id), None)
+        return next((each for each in self.queries if each.query_id == query_id), None)
 
     def encode(self) -> bytes:
         """Return the manifest's bytes, in the format that it was read in.
 
         What was read in format 1 or 2 is written in format 3, which says the same, and which those
-        have no fields for.
-
-        Raises
-        ------
-        InvalidArgumentError
-            `sinks` holds something that is not JSON.
+        have no fields for. `InvalidArgumentError` if `sinks` holds something that is not JSON.
         """
-        fields: dict[str, Any] = {
-            "epoch": self.epoch,
-            "predecessor": self.predecessor,
-            "evaluation_id": self.evaluation_id,
-            "run_id": self.run_id,
-            "term": self.term,
-            "host": self.host,
-            "max_parallelism": self.max_parallelism,
-            "processing_time_ms": self.processing_time_ms,
-            "watermark_ms": self.watermark_ms,
-            "created_ms": self.created_ms,
-            "library": self.library,
-            "query_id": self.query_id,
-            "batch_id": self.batch_id,
-            "offsets_hash": self.offsets_hash,
-            "run_key": self.run_key,
-            "queries": [asdict(progress) for progress in self.queries],
-            "sinks": self.sinks,
+        differing = ("format_version", "operators", "part", "read_clock")
+        values: dict[str, Any] = {
+            each.name: getattr(self, each.name)
+            for each in dataclasses.fields(self)
+            if each.name not in differing
         }
-        if self.format_version >= 4:
-            part = None if self.part is None else self.part.part
-            fields["clock"] = None if self.read_clock is None else asdict(self.read_clock)
-            fields["part"] = None if self.part is None else self.part.encode()
-            fields["operators"] = encode_operators(self.operators, part, self.format_version)
-        else:
-            fields["operators"] = [
-                operator.encode(max(self.format_version, 3)) for operator in self.operators
-            ]
+        values["queries"] = [asdict(progress) for progress in self.queries]
+        version = max(self.format_version, 3)
+        part = None if self.part is None else self.part.part
+        if version >= WITH_PARTS:
+            values["clock"] = None if self.read_clock is None else asdict(self.read_clock)
+            values["part"] = None if self.part is None else self.part.encode()
+        values["operators"] = encode_operators(self.operators, part, version)
         try:
-            return encode_document("manifest", max(self.format_version, 3), fields)
+            return encode_document("manifest", version, values)
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(
                 f"{self.path}: a sink's transaction must be plain JSON: {error}"
@@ -235,44 +179,24 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, path: str, parts: Parts | None = None) -> Manifest:
-        """Verify and parse a manifest.
+        """Verify and parse a manifest; one that has a part cannot be read without `parts`.
 
-        Parameters
-        ----------
-        data : bytes
-            The whole file.
-        path : str
-            Its name, for errors.
-        parts : Parts, optional
-            Reads the manifest's part; without it a manifest that has one cannot be read.
-
-        Raises
-        ------
-        CorruptFileError
-            A byte of the manifest or of its part is wrong or missing.
-        NewerFormatError
-            A later pystate wrote it.
-        FileNotFoundError
-            Its part does not exist.
+        Errors are those of `decode_document`, for its part as well; `FileNotFoundError` if that
+        does not exist.
         """
         fields = decode_document("manifest", FORMAT_VERSION, data, path)
         max_parallelism = fields.integer("max_parallelism", least=1, most=MAX_PARALLELISM)
         use = None
-        if fields.version >= 4:
+        if fields.version >= WITH_PARTS:
             content = fields.anything("part")
             if content is not None and parts is None:
                 raise InvalidArgumentError(f"{path}: it cannot be read without its part")
             use = None if parts is None else parts.use(content, path, max_parallelism)
-            part = None if use is None else use.part
-            items = fields.items("operators")
-            operators = decode_operators(items, path, max_parallelism, part, fields.version)
-        else:
-            operators = tuple(
-                OperatorState.decode(item, path, fields.version, max_parallelism)
-                for item in fields.items("operators")
-            )
+        part = None if use is None else use.part
+        items = fields.items("operators")
+        operators = decode_operators(items, path, max_parallelism, part, fields.version)
         watermark_ms = fields.optional_integer("watermark_ms")
-        if fields.version < 5:
+        if fields.version < WITH_WATERMARKS:
             operators = tuple(replace(op, watermark_ms=watermark_ms) for op in operators)
         queries = (_decode_progress(item, path) for item in fields.items("queries"))
         manifest = cls(
@@ -294,7 +218,7 @@ class Manifest:
             queries=tuple(queries),
             operators=operators,
             sinks=tuple(fields.items("sinks")),
-            read_clock=_decode_clock(fields, path) if fields.version >= 4 else None,
+            read_clock=_decode_clock(fields, path) if fields.version >= WITH_PARTS else None,
             part=use,
             format_version=fields.version,
         )
@@ -303,23 +227,10 @@ class Manifest:
 
 
 def read_manifest(storage: CheckpointStorage, path: str, parts: Parts | None = None) -> Manifest:
-    """Read a manifest and its part.
+    """Read a manifest and its part; `parts` keeps parts from one call to the next.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    path : str
-        The manifest's file.
-    parts : Parts, optional
-        Keeps parts from one call to the next.
-
-    Raises
-    ------
-    CorruptFileError, NewerFormatError
-        The manifest cannot be understood, or its part is lost.
-    FileNotFoundError
-        The manifest does not exist, or no longer.
+    `CorruptFileError` also if its part is lost; `FileNotFoundError` if the manifest does not exist,
+    or no longer.
     """
     data = storage.read_bytes(path)
     try:
@@ -340,10 +251,10 @@ def read_manifest(storage: CheckpointStorage, path: str, parts: Parts | None = N
 def is_published(storage: CheckpointStorage, manifest: Manifest) -> bool:
     """Whether a manifest is there, although the call that published it failed."""
     try:
-        found = read_manifest(storage, manifest.path)
+        stored = read_manifest(storage, manifest.path)
     except (PystateError, OSError):
         return False
-    return found.evaluation_id == manifest.evaluation_id
+    return stored.evaluation_id == manifest.evaluation_id
 
 
 def _signed(fields: Fields, name: str, path: str) -> int:

@@ -32,16 +32,15 @@ from typing import NamedTuple
 from pystate.checkpoint.epoch_log import HISTORY, newest_records
 from pystate.checkpoint.job_file import JOB_FILE, RESTORED_FILE
 from pystate.checkpoint.manifest import (
-    MANIFESTS,
     Manifest,
     manifest_epoch,
     manifest_path,
     read_manifest,
 )
 from pystate.checkpoint.metadata import decode_document, encode_document
-from pystate.checkpoint.parts import Parts
+from pystate.checkpoint.parts import MANIFESTS, Parts
 from pystate.checkpoint.run_keys import RUNS, RunKeys, covered_epoch
-from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.storage import CheckpointStorage, find_bytes
 from pystate.checkpoint.traces import (
     COMMITTED,
     LATEST,
@@ -54,22 +53,6 @@ from pystate.checkpoint.traces import (
 from pystate.errors import CheckpointError, CorruptFileError, FencedError, NewerFormatError
 from pystate.redaction import logger
 
-__all__ = [
-    "COMMITTED",
-    "LATEST",
-    "History",
-    "Listing",
-    "Retired",
-    "Survey",
-    "check_runs",
-    "mark_retired",
-    "read_head",
-    "retained_epochs",
-    "retained_manifests",
-    "set_back",
-    "survey",
-]
-
 _LOG = logger("pystate.checkpoint.manifest_log")
 _UNKNOWN_RUNS = f"{RUNS}/unknown"
 _LISTINGS = 5
@@ -80,13 +63,7 @@ _MARKS = 16
 
 
 class History:
-    """Reads, caches and retires manifests.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    """
+    """Reads, caches and retires manifests."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
@@ -111,14 +88,8 @@ class History:
     def refresh(self) -> None:
         """Read the storage again; the first time manifests are compared with other traces.
 
-        Raises
-        ------
-        CheckpointError
-            A manifest is lost; the message names its file.
-        CorruptFileError, NewerFormatError
-            The newest manifest cannot be read.
-        FencedError
-            Another driver keeps publishing faster than this one can read.
+        `CheckpointError` if a manifest is lost or the newest one cannot be read; `FencedError` if
+        another driver keeps publishing faster than this one can read.
         """
         known = self._epochs[-1] if self._epochs else 0
         for _ in range(_LISTINGS):
@@ -142,12 +113,7 @@ class History:
     def manifest(self, epoch: int) -> Manifest:
         """Read a retained epoch's manifest.
 
-        Raises
-        ------
-        CorruptFileError, NewerFormatError
-            It cannot be understood.
-        FencedError
-            Another driver has retired it since the last `refresh`.
+        `FencedError` if another driver has retired it since the last `refresh`.
         """
         if epoch not in self._cache:
             path = manifest_path(epoch)
@@ -160,12 +126,7 @@ class History:
     def find_published(self, epoch: int) -> Manifest | None:
         """Read an epoch's manifest, whichever driver published it; None if there is none.
 
-        Raises
-        ------
-        CorruptFileError, NewerFormatError
-            It cannot be understood.
-        FencedError
-            The epoch was published and retired.
+        `FencedError` if the epoch was published and retired.
         """
         path = manifest_path(epoch)
         try:
@@ -193,10 +154,7 @@ class History:
     def note_committed(self, manifest: Manifest, *, durable: bool = False) -> None:
         """Note that an epoch's sink transactions are committed.
 
-        Parameters
-        ----------
-        durable : bool
-            Fail rather than lose the note, since the transactions cannot be committed again.
+        With `durable` it fails rather than lose the note: they cannot be committed again.
         """
         # A driver that was delayed here may resume when its successors are ahead of it.
         if self._committed()[0] > manifest.epoch:
@@ -235,11 +193,8 @@ class History:
     def find_run(self, run_key: str) -> tuple[int, Manifest | None] | None:
         """Find the epoch of a run's result, and its manifest if it is retained.
 
-        Raises
-        ------
-        CheckpointError
-            No readable epoch is that run's, but some epochs cannot be read; or the keys of
-            earlier runs are lost.
+        `CheckpointError` if no readable epoch is that run's, but some epochs cannot be read; or the
+        keys of earlier runs are lost.
         """
         self._check_runs(must_be_told=True)
         damaged = _unknown_runs(self._storage)
@@ -283,11 +238,8 @@ class History:
     def check_published(self, manifest: Manifest) -> None:
         """Make sure that a manifest just published is a new one and not a retired one.
 
-        Raises
-        ------
-        FencedError
-            Other drivers published and retired this epoch while this one was delayed, which freed
-            its name. The manifest does not count, and is removed.
+        `FencedError` if other drivers published and retired this epoch while this one was delayed,
+        which freed its name. The manifest does not count, and is removed.
         """
         if manifest.epoch > _scan(self._storage).floor:
             return
@@ -298,14 +250,11 @@ class History:
         )
 
     def retire(self, keep: int) -> Retired:
-        """Retire all but the newest `keep` manifests, the oldest first. Nothing is removed.
+        """Retire all but the newest `keep` manifests, the oldest first; nothing is removed.
 
-        Returns
-        -------
-        Retired
-            What may be removed once ``manifests`` is synced. It has no state files and parts if a
-            retained manifest is damaged, and lacks those of a retired damaged one: orphan
-            collection finds them.
+        Returned is what may be removed once ``manifests`` is synced. It has no state files and
+        parts if a retained manifest is damaged, and lacks those of a retired damaged one: orphan
+        collection finds them.
         """
         removed: set[str] = set()
         log: list[str] = []
@@ -375,16 +324,9 @@ def _scan(storage: CheckpointStorage) -> Listing:
 
 
 def _retained(storage: CheckpointStorage, at_least: int, *, compare: bool = True) -> Listing:
-    """List the retained epochs.
+    """List the retained epochs, of which `at_least` is known to have been published.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    at_least : int
-        An epoch that is known to have been published.
-    compare : bool
-        Compare with all traces; otherwise only with ``manifests/latest``, for an epoch more.
+    With `compare` all traces are read; otherwise only ``manifests/latest``, for an epoch more.
     """
     loss = _Loss(0, Trace())
     # A listing is not atomic: while a driver retires manifests it can show a false gap, which the
@@ -451,23 +393,14 @@ def _lost(storage: CheckpointStorage, loss: _Loss) -> CheckpointError:
 
 
 def retained_epochs(storage: CheckpointStorage) -> tuple[int, ...]:
-    """List the epochs that have a manifest, ascending.
-
-    Raises
-    ------
-    CheckpointError
-        There is a gap, or the newest manifest is missing.
-    """
+    """List the epochs that have a manifest, ascending; `CheckpointError` if one is lost."""
     return retained_manifests(storage).epochs
 
 
 def retained_manifests(storage: CheckpointStorage) -> Listing:
     """List the retained manifests, and those that are left of retired epochs.
 
-    Raises
-    ------
-    CheckpointError
-        As for `retained_epochs`.
+    `CheckpointError` if one is lost.
     """
     return _retained(storage, 0)
 
@@ -495,8 +428,8 @@ def survey(storage: CheckpointStorage) -> Survey:
         newest = max(loss.trace.epoch if loss.epoch else 0, *listing.epochs, loss.epoch)
         lost = ()
         if loss.epoch:
-            found = set(listing.epochs)
-            lost = tuple(epoch for epoch in range(loss.epoch, newest + 1) if epoch not in found)
+            there = set(listing.epochs)
+            lost = tuple(epoch for epoch in range(loss.epoch, newest + 1) if epoch not in there)
         if not lost:
             break
     return Survey(listing.epochs, lost, listing.floor)
@@ -534,32 +467,23 @@ def note_unknown_runs(storage: CheckpointStorage, epochs: Iterable[int]) -> None
 def check_runs(storage: CheckpointStorage, *, must_be_told: bool = False) -> int:
     """Make sure that the keys of earlier runs are there; returns the newest epoch of one.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    must_be_told : bool
-        Whether it is wrong, too, that nothing tells if there were any.
-
-    Raises
-    ------
-    CheckpointError
-        They are lost: the marks of retired epochs, or the history, tell of later ones.
+    `CheckpointError` if they are lost: the marks of retired epochs, or the history, tell of later
+    ones. With `must_be_told` it is one, too, that nothing tells whether there were any.
     """
-    covered = told = 0
+    covered = newest = 0
     for _ in range(_LISTINGS):  # while files of keys are merged a listing can miss them
         listing = _scan(storage)
         over = max(listing.floor, min(listing.epochs, default=1) - 1)
         records, unknown = newest_records(storage), _unknown_runs(storage)
         runs = {record.epoch for record in records if record.run_key is not None}
         recorded = max((e for e in runs.difference(unknown) if e <= over), default=0)
-        told = max(_marked_runs(storage, listing.floor), recorded)
+        newest = max(_marked_runs(storage, listing.floor), recorded)
         restored = marked_epoch(storage, RESTORED_FILE, "restored") or 0
         if must_be_told and not listing.floor and not records and over > restored:
-            told = 1
+            newest = 1
         covered = covered_epoch(storage)
         # Earlier versions had a file per key, whose name does not say the epoch.
-        if covered >= told or any(e.path.endswith(".run") for e in storage.list(RUNS)):
+        if covered >= newest or any(e.path.endswith(".run") for e in storage.list(RUNS)):
             return covered
     raise CheckpointError(
         f"checkpoint {storage.uri}: the files of {RUNS}/ are lost that hold the keys of runs from "
@@ -590,13 +514,7 @@ def set_back(storage: CheckpointStorage, manifest: Manifest) -> None:
 
 
 def read_head(storage: CheckpointStorage) -> Manifest | None:
-    """Read the newest manifest of a checkpoint; None if there is none.
-
-    Raises
-    ------
-    CheckpointError
-        The manifest is lost or cannot be understood.
-    """
+    """Read the newest manifest of a checkpoint; None if there is none."""
     history = History(storage)
     history.refresh()
     return history.head
@@ -626,8 +544,7 @@ def _mark_path(epoch: int) -> str:
 
 def _unknown_runs(storage: CheckpointStorage) -> list[int]:
     """List the epochs whose manifests were damaged when they were retired."""
-    try:
-        data = storage.read_bytes(_UNKNOWN_RUNS)
-    except FileNotFoundError:
+    data = find_bytes(storage, _UNKNOWN_RUNS)
+    if data is None:
         return []
     return decode_document("unknown runs", 1, data, _UNKNOWN_RUNS).items("epochs")

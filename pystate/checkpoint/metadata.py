@@ -14,23 +14,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pystate.errors import CorruptFileError, NewerFormatError
 
-__all__ = ["Fields", "decode_document", "encode_document", "is_torn"]
-
 _PREFIX = b"sha256:"
+Taken = TypeVar("Taken")
 _TAIL_SIZE = len(_PREFIX) + 64 + 1
 
 
 def encode_document(kind: str, format_version: int, fields: Mapping[str, Any]) -> bytes:
     """Return the bytes of a document; equal fields give equal bytes.
 
-    Raises
-    ------
-    TypeError, ValueError
-        A field cannot be written as JSON.
+    `TypeError` or `ValueError` if a field cannot be written as JSON.
     """
     content = {"kind": kind, "format_version": format_version, **fields}
     line = json.dumps(
@@ -41,25 +37,10 @@ def encode_document(kind: str, format_version: int, fields: Mapping[str, Any]) -
 
 
 def decode_document(kind: str, format_version: int, data: bytes, path: str) -> Fields:
-    """Verify and parse a document.
+    """Verify and parse a document of a kind, of at most that version; errors name `path`.
 
-    Parameters
-    ----------
-    kind : str
-        The kind that the document must have.
-    format_version : int
-        The newest version that the caller understands.
-    data : bytes
-        The whole file.
-    path : str
-        The file's name for errors.
-
-    Raises
-    ------
-    CorruptFileError
-        The bytes contradict the checksum, or are not a document of this kind.
-    NewerFormatError
-        The document is intact, but of a later version.
+    `CorruptFileError` if the bytes contradict the checksum, or are no such document;
+    `NewerFormatError` if it is intact, but of a later version.
     """
     body, tail = data[:-_TAIL_SIZE], data[-_TAIL_SIZE:]
     digest = hashlib.sha256(body).hexdigest().encode("ascii")
@@ -96,12 +77,8 @@ def is_torn(data: bytes) -> bool:
 class Fields:
     """Typed access to a JSON object; unexpected content raises a `CorruptFileError`.
 
-    Call `finish` when all fields have been taken: a remaining field is unexpected, too.
-
-    Attributes
-    ----------
-    version : int
-        The format version of the document; 0 in objects inside it.
+    Call `finish` when all fields have been taken: a remaining field is unexpected, too. `version`
+    is the document's format version, and 0 in objects inside it.
     """
 
     __slots__ = ("_content", "_path", "version")
@@ -122,6 +99,12 @@ class Fields:
     def _wrong(self, name: str, wanted: str, value: Any) -> CorruptFileError:
         return CorruptFileError(f"{self._path}: field {name!r} is not {wanted}: {value!r:.60}")
 
+    def _typed(self, name: str, kind: type[Taken], wanted: str) -> Taken:
+        value = self._take(name)
+        if not isinstance(value, kind):
+            raise self._wrong(name, wanted, value)
+        return value
+
     def integer(self, name: str, *, least: int = 0, most: int | None = None) -> int:
         """Take a whole number of at least `least`, and at most `most`."""
         value = self._take(name)
@@ -139,17 +122,11 @@ class Fields:
 
     def boolean(self, name: str) -> bool:
         """Take true or false."""
-        value = self._take(name)
-        if not isinstance(value, bool):
-            raise self._wrong(name, "true or false", value)
-        return value
+        return self._typed(name, bool, "true or false")
 
     def text(self, name: str) -> str:
         """Take a string."""
-        value = self._take(name)
-        if not isinstance(value, str):
-            raise self._wrong(name, "a string", value)
-        return value
+        return self._typed(name, str, "a string")
 
     def optional_text(self, name: str) -> str | None:
         """Take a string or null."""
@@ -171,17 +148,11 @@ class Fields:
 
     def items(self, name: str) -> list[Any]:
         """Take a list."""
-        value = self._take(name)
-        if not isinstance(value, list):
-            raise self._wrong(name, "a list", value)
-        return value
+        return self._typed(name, list, "a list")
 
     def mapping(self, name: str) -> dict[str, Any]:
         """Take an object."""
-        value = self._take(name)
-        if not isinstance(value, dict):
-            raise self._wrong(name, "an object", value)
-        return value
+        return self._typed(name, dict, "an object")
 
     def anything(self, name: str) -> Any:
         """Take a field of any type, null included."""

@@ -1,7 +1,9 @@
 """Checkpoints in object stores, through the package obstore.
 
-Thread safety: as for every storage, any number of threads and processes may use one at once. Only a
-process that was forked from a user of an object store cannot use any (`object_client`).
+Thread safety: as for every storage, any number of threads and processes may use one at once; the
+threads of a process share a client. The client's own threads are not in a forked child, which
+therefore can use no object store if its parent has used one. An `ObjectReader` belongs to one
+thread at a time.
 
 Invariants
 ----------
@@ -20,11 +22,16 @@ Invariants
    object; `remove_folder` removes the object first and then looks for marks. Stores list what was
    written before. So a mark either sees that its folder is gone, and takes itself back, or the
    removal sees the mark.
+6. Of a file that is read at most one window is in memory, of `_MOST` bytes. Who reads on where the
+   last window has ended gets a larger one each time: a scan takes few requests, and jumps waste
+   little.
 """
 
 from __future__ import annotations
 
 import errno
+import importlib
+import io
 import os
 import re
 import tempfile
@@ -32,10 +39,12 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar, cast
+from datetime import timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, TypeVar, cast
+from urllib.parse import urlsplit
 
-from pystate.checkpoint.object_client import ACCESS, SCHEMES, client_of, package, parsed
-from pystate.checkpoint.object_reader import ObjectReader
+from pystate.base.installation import extra
 from pystate.checkpoint.storage import (
     FULL,
     CheckpointStorage,
@@ -46,18 +55,31 @@ from pystate.checkpoint.storage import (
 from pystate.errors import (
     AlreadyPublishedError,
     CheckpointError,
+    InvalidArgumentError,
+    MissingPackageError,
     NoSpaceError,
 )
-from pystate.redaction import logger
+from pystate.redaction import has_credentials, logger
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
-
-__all__ = ["ObjectStorage"]
+    from typing_extensions import Buffer
 
 _LOG = logger("pystate.checkpoint.object_storage")
 _Entries = list[FileEntry]  # `list` is a method's name inside the class below
 
+#: The schemes of URLs, and the extra that installs what each needs.
+SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+#: Where credentials are taken from.
+ACCESS = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION",
+    "gcs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "azure": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+_RETRIES = 8
+_RETRY_TIMEOUT = timedelta(seconds=60)
+#: How much an `ObjectReader` fetches at once, at least and at most.
+_LEAST, _MOST = 1 << 20, 4 << 20
 #: Up to this size an object is written in one request, from memory.
 _ONE_PUT = 16 << 20
 _PIECE = 8 << 20
@@ -83,7 +105,180 @@ _NETWORK = ("HTTP error", "response body", "error decoding", "onnection", "timed
 _BUSY = ("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "ServerBusy")
 _COMPARED = 8 << 20
 _proved: set[str] = set()
+_forked = False
 Result = TypeVar("Result")
+
+
+class Place(NamedTuple):
+    """A URL, taken apart."""
+
+    scheme: str
+    root: str
+    """The URL of the bucket or container."""
+    prefix: str
+    """The path in it: empty, or with a slash at its end."""
+
+
+def refuse_credentials(location: str, what: str) -> None:
+    """Refuse a location that is more than a place; the message has only its scheme."""
+    scheme, colon, _ = location.partition(":")
+    is_url = bool(colon) and scheme.isascii() and scheme.replace("+", "").isalnum()
+    if has_credentials(location):
+        shown = f"{scheme.lower()}://..." if is_url else "(a connection string)"
+        access = ACCESS.get(SCHEMES.get(scheme.lower(), ""))
+        raise InvalidArgumentError(
+            f"{what} {shown}: credentials are taken from the environment"
+            f"{f' ({access})' if access else ''}, not from the URL"
+        )
+    try:
+        urlsplit(location)
+    except ValueError:
+        # Its message may quote any part of the URL.
+        if is_url:
+            raise InvalidArgumentError(f"{what} {scheme}:...: that is no URL") from None
+
+
+def parsed(url: str) -> Place:
+    """Take a URL apart; `InvalidArgumentError` if it is none of a prefix in an object store."""
+    refuse_credentials(url, "checkpoint")
+    parts = urlsplit(url)
+    scheme = "s3" if parts.scheme == "s3a" else parts.scheme
+    shown = f"{parts.scheme}://{parts.netloc}{parts.path}"
+    if parts.query or parts.fragment:
+        raise InvalidArgumentError(f"checkpoint {shown!r}: a URL here has no ? and no #")
+    if not parts.netloc:
+        raise InvalidArgumentError(
+            f"checkpoint {url!r} names no bucket: write {parts.scheme}://BUCKET/PREFIX"
+        )
+    prefix = parts.path.strip("/")
+    if prefix:
+        try:
+            checked_path(prefix)
+        except InvalidArgumentError:
+            raise InvalidArgumentError(
+                f"checkpoint {shown!r}: the path has an empty part, or . or .."
+            ) from None
+    return Place(scheme, f"{scheme}://{parts.netloc}", f"{prefix}/" if prefix else "")
+
+
+def package(place: Place) -> Any:
+    """Return the package obstore; `MissingPackageError` if it is not installed."""
+    try:
+        return importlib.import_module("obstore")
+    except ImportError as error:
+        raise MissingPackageError(
+            f"a checkpoint in {place.root} needs obstore, here and on the executors ({error}): "
+            f"{extra(SCHEMES[place.scheme])}"
+        ) from error
+
+
+def _environment() -> tuple[tuple[str, str], ...]:
+    """What a client depends on."""
+    ours = ("AWS_", "GOOGLE_", "AZURE_")
+    return tuple(sorted(item for item in os.environ.items() if item[0].startswith(ours)))
+
+
+def client_of(place: Place) -> ObjectStore:
+    """Return a client, which the tasks of one worker share.
+
+    `CheckpointError` if this process was forked from one that had used an object store.
+    """
+    if _forked:
+        raise CheckpointError(
+            f"{place.root}: this process was forked from one that had used an object store, which "
+            "does not work: start it by spawn, not by fork"
+        )
+    return _client_of(place, _environment())
+
+
+@lru_cache(maxsize=16)
+def _client_of(place: Place, environment: tuple[tuple[str, str], ...]) -> ObjectStore:
+    store = importlib.import_module("obstore.store")
+    options: dict[str, Any] = {}
+    if place.scheme == "s3" and "AWS_COPY_IF_NOT_EXISTS" not in dict(environment):
+        # S3's own copy has no condition, but the end of one in pieces has.
+        options["copy_if_not_exists"] = "multipart"
+    client: ObjectStore = store.from_url(
+        place.root,
+        retry_config={"max_retries": _RETRIES, "retry_timeout": _RETRY_TIMEOUT},
+        **options,
+    )
+    return client
+
+
+def _note_fork() -> None:
+    # The client's threads are not in the child, which would wait for them for ever.
+    global _forked
+    _forked = _forked or _client_of.cache_info().currsize > 0
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+class ObjectReader(io.RawIOBase):
+    """A binary file that is read by ranges: `fetch` returns the bytes between two offsets."""
+
+    def __init__(self, name: str, size_bytes: int, fetch: Callable[[int, int], memoryview]) -> None:
+        self.name = name
+        self._size = size_bytes
+        self._fetch = fetch
+        self._at = 0
+        self._window = memoryview(b"")
+        self._start = 0
+        self._ahead = _LEAST
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Set the position; nothing is fetched."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        if base + offset < 0:
+            raise ValueError(f"{self.name}: negative position {base + offset}")
+        self._at = base + offset
+        return self._at
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._at
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        """Fill the buffer, up to the end of the file."""
+        view = memoryview(buffer).cast("B")
+        wanted = max(0, min(len(view), self._size - self._at))
+        done = 0
+        while done < wanted:
+            piece = self._piece(wanted - done)
+            view[done : done + len(piece)] = piece
+            done += len(piece)
+            self._at += len(piece)
+        return done
+
+    def readall(self) -> bytes:
+        """Return the rest of the file."""
+        return self.read(max(0, self._size - self._at)) or b""
+
+    def _piece(self, most: int) -> memoryview:
+        """Up to `most` bytes from the position on, and at least one."""
+        inside = self._at - self._start
+        if not 0 <= inside < len(self._window):
+            goes_on = len(self._window) > 0 and inside == len(self._window)
+            self._ahead = min(2 * self._ahead, _MOST) if goes_on else _LEAST
+            # Behind the footer is nothing to read ahead: what is before it is read next.
+            self._start = max(0, min(self._at, self._size - self._ahead))
+            end = min(self._size, self._start + self._ahead)
+            self._window = memoryview(b"")
+            self._window = self._fetch(self._start, end)
+            if len(self._window) != end - self._start:
+                self._window = memoryview(b"")
+                raise OSError(f"{self.name}: the store returned too few bytes at {self._start}")
+            inside = self._at - self._start
+        return self._window[inside : inside + most]
 
 
 class _TransientError(CheckpointError):
@@ -91,26 +286,12 @@ class _TransientError(CheckpointError):
 
 
 class ObjectStorage:
-    """A checkpoint in an object store.
+    """A checkpoint in an object store, as `open_storage` takes its URL.
 
-    Parameters
-    ----------
-    url : str
-        ``s3://bucket/prefix``, ``gs://bucket/prefix``, or ``abfss://container@account.../prefix``.
-        A prefix is taken literally: ``%20`` is no space.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is no such URL, or contains credentials.
-    MissingPackageError
-        The package obstore is not installed.
-
-    Notes
-    -----
-    Credentials, region and endpoint come from the environment of each process, by the names that
-    obstore reads (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ...); none is part of an instance,
-    of its pickle, or of a message. A file has at most 5 GiB. Instances compare equal by URL.
+    A prefix is taken literally: ``%20`` is no space. Credentials, region and endpoint come from the
+    environment of each process, by the names that obstore reads (``AWS_ACCESS_KEY_ID``,
+    ``AWS_ENDPOINT_URL``, ...); none is part of an instance, of its pickle, or of a message. A file
+    has at most 5 GiB. Instances compare equal by URL.
     """
 
     #: A touch is two requests.
@@ -222,8 +403,8 @@ class ObjectStorage:
 
     def list(self, prefix: str, *, temporary: bool = False) -> _Entries:
         """See `CheckpointStorage.list`."""
-        found = self._listed(prefix)
-        return [e for e in found if is_temporary(e.path.rpartition("/")[2]) == temporary]
+        entries = self._listed(prefix)
+        return [e for e in entries if is_temporary(e.path.rpartition("/")[2]) == temporary]
 
     def exists(self, path: str) -> bool:
         """See `CheckpointStorage.exists`."""
@@ -260,25 +441,25 @@ class ObjectStorage:
     def mark(self, path: str, data: bytes) -> bytes | None:
         """See `CheckpointStorage.mark`."""
         key, folder = self._key(path), path.rpartition("/")[0]
-        found = None
+        content = None
         try:
             self._put_new(key, data)
         except AlreadyPublishedError:
-            found = self.read_bytes(path)
+            content = self.read_bytes(path)
         if not self.exists(f"{folder}/{_FOLDER}"):
-            if found is None:
+            if content is None:
                 self._delete(key)
             raise FileNotFoundError(errno.ENOENT, "the folder was removed", self._url(key))
-        return found
+        return content
 
     def touch(self, path: str) -> bool:
         """See `CheckpointStorage.touch`; it is for small files: the object is written once more."""
         key = self._key(path)
 
         def touch() -> bool:
-            found = self._obstore.get(self._client, key)
-            version = {k: v for k in ("e_tag", "version") if (v := found.meta.get(k))}
-            attributes, data = found.attributes, bytes(found.bytes())
+            answer = self._obstore.get(self._client, key)
+            version = {k: v for k in ("e_tag", "version") if (v := answer.meta.get(k))}
+            attributes, data = answer.attributes, bytes(answer.bytes())
             try:
                 # Only over what was read: an object that was deleted meanwhile stays away.
                 self._obstore.put(
@@ -361,8 +542,8 @@ class ObjectStorage:
 
     def _writer_of(self, key: str) -> str | None:
         def look() -> str | None:
-            found = self._obstore.get(self._client, key, options={"head": True})
-            writer: str | None = found.attributes.get(_WRITER)
+            answer = self._obstore.get(self._client, key, options={"head": True})
+            writer: str | None = answer.attributes.get(_WRITER)
             return writer
 
         with suppress(FileNotFoundError):
@@ -488,11 +669,11 @@ class ObjectStorage:
             ]
 
         try:
-            found = self._repeated("list", key, listing)
+            entries = self._repeated("list", key, listing)
         except FileNotFoundError as error:
             self._fail("list", key, error)
-        found.sort()
-        return found
+        entries.sort()
+        return entries
 
     # ---- errors --------------------------------------------------------------------------------
 

@@ -33,16 +33,19 @@ from pystate.checkpoint.metadata import Fields, decode_document, encode_document
 from pystate.checkpoint.refs import (
     EMPTY_ID,
     WITH_DEFAULTS,
+    WITH_PARTS,
+    WITH_TIME,
+    WITH_WATERMARKS,
     FileRef,
     InputState,
     OperatorState,
     RangeState,
-    check_count,
     decode_defaults,
     decode_schema,
     decode_since,
     decode_states,
     encode_states,
+    has_timers,
     only_input,
     path_in,
     state_folder,
@@ -50,21 +53,10 @@ from pystate.checkpoint.refs import (
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CorruptFileError
 
-__all__ = [
-    "MANIFESTS",
-    "Part",
-    "PartUse",
-    "Parts",
-    "decode_operators",
-    "encode_operators",
-    "part_epoch",
-    "share",
-]
-
 MANIFESTS = "manifests"
 _FORMAT_VERSION = 1
 #: Operators have the form of this format of manifests. Of their fields only the ranges count here.
-_OPERATORS_FORM = 4
+_OPERATORS_FORM = WITH_PARTS
 _NAME = re.compile(re.escape(MANIFESTS) + r"/(\d{8,})-[0-9a-f]+\.part")
 #: Up to this many files are named in the manifest itself: a second file would cost more.
 _LEAST_FILES = 128
@@ -130,13 +122,7 @@ class PartUse:
 
 
 class Parts:
-    """Reads parts, and caches those read last.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    """
+    """Reads parts, and caches those read last."""
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
@@ -145,12 +131,7 @@ class Parts:
     def use(self, content: Any, path: str, groups: int) -> PartUse | None:
         """Read a manifest's entry for its part, and the part.
 
-        Raises
-        ------
-        CorruptFileError
-            The file is not the part that the manifest names.
-        FileNotFoundError
-            The part does not exist.
+        `CorruptFileError` if the file is not the part that the manifest names.
         """
         if content is None:
             return None
@@ -178,24 +159,11 @@ class Parts:
 def share(
     operators: Sequence[OperatorState], epoch: int, unique: str, use: PartUse | None
 ) -> tuple[PartUse | None, bytes | None]:
-    """Choose the part of a manifest.
+    """Choose the part of a manifest of `epoch`, after that of the previous manifest.
 
-    Parameters
-    ----------
-    operators : sequence of OperatorState
-        The operators of the manifest.
-    epoch : int
-        The manifest's epoch.
-    unique : str
-        Hexadecimal digits that no other part of this epoch has.
-    use : PartUse or None
-        The part of the previous manifest.
-
-    Returns
-    -------
-    tuple of (PartUse or None, bytes or None)
-        The part, or None if the manifest names everything itself; and the bytes of a new part,
-        which must be published first.
+    Returned is the part, or None if the manifest names everything itself; and the bytes of a new
+    part, which must be published first. `unique` are hexadecimal digits that no other part of this
+    epoch has.
     """
     if sum(len(state.files) for op in operators for state in op.ranges) <= _LEAST_FILES:
         return None, None
@@ -251,7 +219,7 @@ def _first_kept(state: RangeState, known: RangeState) -> int:
 def encode_operators(
     operators: Sequence[OperatorState], part: Part | None, version: int
 ) -> list[dict[str, Any]]:
-    """Return operators in the form of manifests of a format, which is at least 4."""
+    """Return operators in the form of manifests of a format, which is at least 3."""
     return [
         {
             "uid": op.uid,
@@ -262,7 +230,10 @@ def encode_operators(
             **_encode_time(op, version),
             **({"defaults": dict(op.defaults)} if version >= WITH_DEFAULTS else {}),
             "ranges": [
-                _encode_range(op.uid, state, _known(part, op.uid, state)) for state in op.ranges
+                _encode_range(op.uid, state, _known(part, op.uid, state))
+                if version >= WITH_PARTS
+                else state.encode()
+                for state in op.ranges
             ],
         }
         for op in operators
@@ -270,7 +241,7 @@ def encode_operators(
 
 
 def _encode_time(operator: OperatorState, version: int) -> dict[str, Any]:
-    if version < 5:
+    if version < WITH_WATERMARKS:
         return {"max_event_time_ms": operator.max_event_time_ms}
     inputs = [given.encode() for given in operator.inputs]
     return {"watermark_ms": operator.watermark_ms, "inputs": inputs}
@@ -279,7 +250,7 @@ def _encode_time(operator: OperatorState, version: int) -> dict[str, Any]:
 def decode_operators(
     items: Sequence[Any], path: str, groups: int, part: Part | None, version: int
 ) -> tuple[OperatorState, ...]:
-    """Parse what `encode_operators` returned."""
+    """Parse what `encode_operators` returned, or an earlier version."""
     return tuple(_decode_operator(item, path, groups, part, version) for item in items)
 
 
@@ -288,14 +259,26 @@ def _decode_operator(
 ) -> OperatorState:
     fields = Fields(content, path)
     uid, parallelism = fields.text("uid"), fields.integer("parallelism", least=1)
-    ranges = []
     items = fields.items("ranges")
-    check_count(path, uid, len(items), parallelism, groups)
+    wrong = CorruptFileError(
+        f"{path}: operator {uid!r} does not have the {parallelism} ranges of {groups} key groups"
+    )
+    if not len(items) == parallelism <= groups:
+        raise wrong
+    ranges = []
     for index, item in enumerate(items):
         empty = RangeState(index, *range_bounds(index, groups, parallelism), EMPTY_ID)
-        ranges.append(_decode_range(uid, item, path, empty, _known(part, uid, empty)))
-    if version < 5:
-        inputs, watermark_ms = only_input(fields.optional_integer("max_event_time_ms")), None
+        state = (
+            _decode_range(uid, item, path, empty, _known(part, uid, empty))
+            if version >= WITH_PARTS
+            else RangeState.decode(item, path, version)
+        )
+        if _bounds(state) != _bounds(empty):
+            raise wrong
+        ranges.append(state)
+    if version < WITH_WATERMARKS:
+        latest = fields.optional_integer("max_event_time_ms") if version >= WITH_TIME else None
+        inputs, watermark_ms = only_input(latest), None
     else:
         inputs = tuple(InputState.decode(item, path) for item in fields.items("inputs"))
         watermark_ms = fields.optional_integer("watermark_ms")
@@ -305,7 +288,7 @@ def _decode_operator(
         key_schema=decode_schema(fields.items("key_schema"), path),
         state_schema=decode_states(fields.items("state_schema"), path, version),
         ranges=tuple(ranges),
-        timers=fields.boolean("timers"),
+        timers=fields.boolean("timers") if version >= 3 else has_timers(tuple(ranges)),
         inputs=inputs,
         watermark_ms=watermark_ms,
         defaults=decode_defaults(fields.mapping("defaults"), path)
@@ -313,8 +296,11 @@ def _decode_operator(
         else (),
     )
     fields.finish()
-    operator.check_ranges(path, groups)
     return operator
+
+
+def _bounds(state: RangeState) -> tuple[int, int, int]:
+    return state.index, state.first_key_group, state.last_key_group
 
 
 def _encode_range(uid: str, state: RangeState, known: RangeState | None) -> dict[str, Any] | None:
@@ -360,8 +346,8 @@ def _decode_range(
         first = fields.integer("from")
         base, deltas = known.base, known.deltas[first:]
     if "base" in content:
-        found = fields.anything("base")
-        base = None if found is None else FileRef.decode(found, path)
+        stored = fields.anything("base")
+        base = None if stored is None else FileRef.decode(stored, path)
     files = list(deltas if base is None else (base, *deltas))
     parent = files[-1].id if files else EMPTY_ID
     added = []

@@ -16,40 +16,14 @@ from urllib.parse import quote
 
 from pystate._core.core import range_bounds
 from pystate.checkpoint.metadata import Fields
+from pystate.checkpoint.state_files import FileInfo
 from pystate.errors import CorruptFileError, InvalidArgumentError
 from pystate.state.declaration import Defaults, file_name
 from pystate.state.identity import of_unknown_kind, without_kind
 
-__all__ = [
-    "EMPTY_ID",
-    "INPUT",
-    "KEPT",
-    "TIMERS",
-    "WITH_DEFAULTS",
-    "WITH_KINDS",
-    "FileRef",
-    "InputState",
-    "OperatorState",
-    "RangeSource",
-    "RangeState",
-    "Schema",
-    "as_schema",
-    "decode_defaults",
-    "decode_schema",
-    "decode_since",
-    "decode_states",
-    "empty_range",
-    "encode_states",
-    "fingerprint",
-    "has_timers",
-    "only_input",
-    "parted_fingerprint",
-    "state_epoch",
-    "state_folder",
-    "state_path",
-    "uid_folder",
-]
-
+#: The first formats of manifests that have event time and timers, that name files in a part, and
+#: that have a watermark per operator.
+WITH_TIME, WITH_PARTS, WITH_WATERMARKS = 2, 4, 5
 #: The first format of manifests that says of what kind states are, and what files call them.
 WITH_KINDS = 6
 #: The first format of manifests that says what keys have that have no value.
@@ -64,6 +38,16 @@ INPUT = "input"
 #: still emit of what it keeps, and null if it keeps nothing. Without it that is not known. Older
 #: versions take it for an input that they do not have, and leave it out.
 KEPT = "#kept"
+#: The key column of the rows in flight on a loop, and the key as checkpoints spell it: no column of
+#: a user begins so.
+BUCKET = "__pystate_bucket"
+LOOP_KEY = ((BUCKET, "long"),)
+#: The state that has the number of a bucket's rows.
+COUNT = "count"
+_FILE_NUMBERS = (
+    *("epoch", "first_key_group", "last_key_group"),
+    *("file_bytes", "rows", "tombstones", "raw_bytes"),
+)
 _ID_DIGITS = 32
 _CHECKSUM_DIGITS = 16
 _FINGERPRINT = 32
@@ -133,22 +117,11 @@ class FileRef:
     raw_bytes: int
 
     @classmethod
-    def from_info(cls, path: str, info: Any) -> FileRef:
-        """Name a file that was just written, from the `FileInfo` that its writer returned."""
-        return cls(
-            path=path,
-            kind=info.kind,
-            id=info.id,
-            parent=info.parent,
-            epoch=info.epoch,
-            first_key_group=info.first_key_group,
-            last_key_group=info.last_key_group,
-            file_bytes=info.file_bytes,
-            checksum=info.checksum,
-            rows=info.rows,
-            tombstones=info.tombstones,
-            raw_bytes=info.raw_bytes,
-        )
+    def from_info(cls, path: str, info: FileInfo) -> FileRef:
+        """Name a file that was just written, from what its writer returned."""
+        values = info._asdict()
+        del values["max_parallelism"]
+        return cls(path, **values)
 
     def encode(self) -> dict[str, Any]:
         """Return the form that manifests up to format 3 have."""
@@ -166,14 +139,8 @@ class FileRef:
             kind=kind,
             id=fields.hexadecimal("id", _ID_DIGITS),
             parent=fields.hexadecimal("parent", _ID_DIGITS),
-            epoch=fields.integer("epoch"),
-            first_key_group=fields.integer("first_key_group"),
-            last_key_group=fields.integer("last_key_group"),
-            file_bytes=fields.integer("file_bytes"),
             checksum=int(fields.hexadecimal("checksum", _CHECKSUM_DIGITS), 16),
-            rows=fields.integer("rows"),
-            tombstones=fields.integer("tombstones"),
-            raw_bytes=fields.integer("raw_bytes"),
+            **{name: fields.integer(name) for name in _FILE_NUMBERS},
         )
         fields.finish()
         return ref
@@ -227,26 +194,16 @@ class RangeState:
     def whole(self) -> RangeState:
         """Return all key groups of the operator as one range, as the base has them.
 
-        Raises
-        ------
-        LookupError
-            It is not known whose range it is.
+        `LookupError` if it is not known whose range it is.
         """
         raise LookupError(f"range {self.index} is of no known operator")
 
     def deltas_after(self, table_id: str) -> tuple[FileRef, ...] | None:
-        """Find the deltas that bring a table at `table_id` to this state.
+        """Find the deltas that bring a table at `table_id` to this state, oldest first.
 
-        Returns
-        -------
-        tuple of FileRef or None
-            Oldest first; empty if the table is at this state already; None if the table's id is not
-            in the chain, so that only a restore helps.
-
-        Notes
-        -----
-        It follows the parents back from `id`. Files of other ranges end the walk, so that they are
-        never applied to a table.
+        None if the table's id is not in the chain, so that only a restore helps. The parents are
+        followed back from `id`; files of other ranges end the walk, so that they are never applied
+        to a table.
         """
         wanted = self.id
         for position in range(len(self.deltas), -1, -1):
@@ -317,18 +274,6 @@ def empty_range(index: int, max_parallelism: int, parallelism: int) -> RangeStat
     return RangeState(index, first, last, EMPTY_ID)
 
 
-def check_count(path: str, uid: str, count: int, parallelism: int, groups: int) -> None:
-    """Raise `CorruptFileError` unless an operator has all its ranges, none of them empty."""
-    if not count == parallelism <= groups:
-        raise _wrong_ranges(path, uid, parallelism, groups)
-
-
-def _wrong_ranges(path: str, uid: str, parallelism: int, groups: int) -> CorruptFileError:
-    return CorruptFileError(
-        f"{path}: operator {uid!r} does not have the {parallelism} ranges of {groups} key groups"
-    )
-
-
 @dataclass(frozen=True)
 class InputState:
     """What an operator knows of one of its inputs."""
@@ -388,48 +333,14 @@ class OperatorState:
         return names | {TIMERS} if self.timers else names
 
     @property
+    def is_loop(self) -> bool:
+        """Whether its state is the rows in flight on a loop."""
+        return [name for name, _ in self.key_schema] == [BUCKET]
+
+    @property
     def files(self) -> tuple[FileRef, ...]:
         """The files of all ranges."""
         return tuple(ref for state in self.ranges for ref in state.files)
-
-    def encode(self, version: int) -> dict[str, Any]:
-        """Return the form that manifests up to format 3 have."""
-        return {
-            "uid": self.uid,
-            "parallelism": self.parallelism,
-            "key_schema": self.key_schema,
-            "state_schema": encode_states(self.state_schema, version),
-            "ranges": [state.encode() for state in self.ranges],
-            "max_event_time_ms": self.max_event_time_ms,
-            "timers": self.timers,
-        }
-
-    @classmethod
-    def decode(cls, content: Any, path: str, version: int, groups: int) -> OperatorState:
-        """Parse what `encode` returned, or an earlier version's."""
-        fields = Fields(content, path)
-        ranges = tuple(RangeState.decode(r, path, version) for r in fields.items("ranges"))
-        latest = fields.optional_integer("max_event_time_ms") if version >= 2 else None
-        operator = cls(
-            uid=fields.text("uid"),
-            parallelism=fields.integer("parallelism", least=1),
-            key_schema=decode_schema(fields.items("key_schema"), path),
-            state_schema=decode_states(fields.items("state_schema"), path, version),
-            ranges=ranges,
-            timers=fields.boolean("timers") if version >= 3 else has_timers(ranges),
-            inputs=only_input(latest),
-        )
-        fields.finish()
-        operator.check_ranges(path, groups)
-        return operator
-
-    def check_ranges(self, path: str, groups: int) -> None:
-        """Raise `CorruptFileError` unless the ranges cover all key groups."""
-        check_count(path, self.uid, len(self.ranges), self.parallelism, groups)
-        bounds = [(i, *range_bounds(i, groups, self.parallelism)) for i in range(self.parallelism)]
-        found = [(r.index, r.first_key_group, r.last_key_group) for r in self.ranges]
-        if found != bounds:
-            raise _wrong_ranges(path, self.uid, self.parallelism, groups)
 
 
 def only_input(max_event_time_ms: int | None) -> tuple[InputState, ...]:
@@ -500,9 +411,9 @@ def fingerprint(operator: OperatorState) -> str:
     return digest[:_FINGERPRINT] + "".join(state.id[:2] for state in operator.ranges)
 
 
-def parted_fingerprint(found: str) -> list[str]:
+def parted_fingerprint(text: str) -> list[str]:
     """The two digits of each range's id in a fingerprint."""
-    return [found[at : at + 2] for at in range(_FINGERPRINT, len(found), 2)]
+    return [text[at : at + 2] for at in range(_FINGERPRINT, len(text), 2)]
 
 
 def as_schema(columns: Mapping[str, str] | Schema) -> Schema:

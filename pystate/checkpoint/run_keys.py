@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
@@ -34,8 +35,6 @@ from pystate.errors import (
     NewerFormatError,
     SwappedFileError,
 )
-
-__all__ = ["RUNS", "RunKeys", "check_version", "covered_epoch"]
 
 RUNS = "runs"
 _FORMAT_VERSION = 1
@@ -83,13 +82,7 @@ class _Listing(NamedTuple):
 
 
 def check_version(path: str, data: bytes) -> None:
-    """Refuse a file of run keys, intact, that a later version wrote.
-
-    Raises
-    ------
-    NewerFormatError
-        This version cannot read it.
-    """
+    """Refuse a file of run keys, intact, that a later version wrote."""
     if _NAME.fullmatch(path):
         decode_document("run keys", _FORMAT_VERSION, data, path)
 
@@ -103,10 +96,7 @@ def covered_epoch(storage: CheckpointStorage) -> int:
 class RunKeys:
     """Finds and keeps run keys.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
+    All methods raise `CheckpointError` if a file is lost, or cannot be understood.
     """
 
     def __init__(self, storage: CheckpointStorage) -> None:
@@ -114,15 +104,7 @@ class RunKeys:
         self._known: dict[_File, Mapping[str, int]] = {}
 
     def find(self, run_key: str) -> int | None:
-        """Return the epoch of a retired run, or None.
-
-        Raises
-        ------
-        CorruptFileError, NewerFormatError
-            A file cannot be understood.
-        CheckpointError
-            A file is lost.
-        """
+        """Return the epoch of a retired run, or None."""
         digest = hashlib.sha256(run_key.encode()).hexdigest()
         for _ in range(_LISTINGS):
             listing = self._list()
@@ -137,13 +119,7 @@ class RunKeys:
         raise self._unsteady()
 
     def add(self, run_key: str, epoch: int) -> None:
-        """Add a run's key durably. Adding it again changes nothing.
-
-        Raises
-        ------
-        CorruptFileError, CheckpointError
-            A file cannot be understood, or is lost; or the storage fails.
-        """
+        """Add a run's key durably. Adding it again changes nothing."""
         digest = hashlib.sha256(run_key.encode()).hexdigest()[:_DIGITS]
         for _ in range(_LISTINGS):
             with suppress(FileNotFoundError):
@@ -160,13 +136,7 @@ class RunKeys:
         raise self._unsteady()
 
     def copy_to(self, destination: CheckpointStorage, until: int) -> None:
-        """Keep the keys of runs up to an epoch in another checkpoint, too, which has none.
-
-        Raises
-        ------
-        CorruptFileError, CheckpointError
-            As for `find`.
-        """
+        """Keep the keys of runs up to an epoch in another checkpoint, too, which has none."""
         keys: dict[str, int] | None = None
         for _ in range(_LISTINGS):
             listing = self._list()
@@ -182,28 +152,20 @@ class RunKeys:
             RunKeys(destination)._write(_File(1, max(keys.values())), keys)
 
     def damage(self) -> list[tuple[str, CheckpointError]]:
-        """Read all files, and return those that cannot be understood, with their errors.
-
-        Raises
-        ------
-        CheckpointError
-            A file is lost.
-        """
-        found: list[tuple[str, CheckpointError]] = []
+        """Read all files, and return those that cannot be understood, with their errors."""
+        damaged: list[tuple[str, CheckpointError]] = []
         listing = self._list()
-        for file in listing.files:
+        reads: list[tuple[str, Callable[[], object]]] = [
+            *((file.path, partial(self._keys, file)) for file in listing.files),
+            *((path, partial(self._single, path)) for path in listing.singles),
+        ]
+        for path, read in reads:
             with suppress(FileNotFoundError):  # merged meanwhile
                 try:
-                    self._keys(file)
+                    read()
                 except (CorruptFileError, NewerFormatError) as error:
-                    found.append((file.path, error))
-        for path in listing.singles:
-            with suppress(FileNotFoundError):
-                try:
-                    self._single(path)
-                except (CorruptFileError, NewerFormatError) as error:
-                    found.append((path, error))
-        return found
+                    damaged.append((path, error))
+        return damaged
 
     # ---- within --------------------------------------------------------------------------------
 
@@ -240,12 +202,12 @@ class RunKeys:
         if file not in self._known:
             data = self._storage.read_bytes(file.path)
             fields = decode_document("run keys", _FORMAT_VERSION, data, file.path)
-            found = _File(fields.integer("first"), fields.integer("last"))
+            stored = _File(fields.integer("first"), fields.integer("last"))
             content = fields.mapping("runs")
             fields.finish()
             inner = Fields(content, file.path)
             keys = {name: inner.integer(name, least=file.first) for name in content}
-            if found != file or any(epoch > file.last for epoch in keys.values()):
+            if stored != file or any(epoch > file.last for epoch in keys.values()):
                 raise SwappedFileError(f"{file.path}: belongs to other epochs")
             self._known[file] = keys
         return self._known[file]

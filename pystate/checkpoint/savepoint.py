@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from pystate.base.arguments import flag, folder_path, shown
 from pystate.checkpoint.copies import for_all, keep, place
@@ -33,16 +33,11 @@ from pystate.checkpoint.job_file import (
     refuse_spark,
 )
 from pystate.checkpoint.locations import open_storage
-from pystate.checkpoint.manifest import (
-    MANIFESTS,
-    FileRef,
-    Manifest,
-    OperatorState,
-    manifest_path,
-    read_manifest,
-)
+from pystate.checkpoint.manifest import Manifest, manifest_path, read_manifest
 from pystate.checkpoint.manifest_log import History, check_runs
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
+from pystate.checkpoint.parts import MANIFESTS
+from pystate.checkpoint.refs import FileRef, OperatorState
 from pystate.checkpoint.run_keys import RUNS, RunKeys
 from pystate.checkpoint.source_position import (
     METADATA,
@@ -58,25 +53,6 @@ from pystate.errors import (
     InvalidArgumentError,
     PystateError,
 )
-
-__all__ = [
-    "FOLDERS",
-    "RetiredError",
-    "Savepoint",
-    "check_destination",
-    "entries_of",
-    "files_of",
-    "finish_savepoint",
-    "lost",
-    "manifest_of",
-    "new_folder",
-    "of_newest_epoch",
-    "read_savepoint",
-    "savepoint",
-    "sha256",
-    "take_savepoint",
-    "write_savepoint",
-]
 
 _FORMAT_VERSION = 1
 #: Everything in a savepoint but its first and last file.
@@ -119,47 +95,31 @@ class Savepoint:
     """SHA-256, hexadecimal, of the files that have the run keys and the stream's position."""
 
     def _encode(self) -> bytes:
-        return encode_document(
-            "savepoint",
-            _FORMAT_VERSION,
-            {
-                "savepoint_id": self.savepoint_id,
-                "job": self.job,
-                "epoch": self.epoch,
-                "created_ms": self.created_ms,
-                "library": self.library,
-                "files": self.files,
-                "size_bytes": self.size_bytes,
-                "digests": dict(self.digests),
-            },
-        )
+        content = asdict(self)
+        del content["location"]
+        return encode_document("savepoint", _FORMAT_VERSION, content)
 
 
 def read_savepoint(storage: CheckpointStorage) -> Savepoint:
     """Read what a savepoint says of itself.
 
-    Raises
-    ------
-    InvalidArgumentError
-        The folder holds no savepoint, or none that is complete.
-    CorruptFileError, NewerFormatError
-        It cannot be understood.
+    `InvalidArgumentError` if the folder holds none, or none that is complete.
     """
     try:
         data = storage.read_bytes(SAVEPOINT_FILE)
     except FileNotFoundError:
-        found = "holds nothing"
+        content = "holds nothing"
         if storage.exists(JOB_FILE):
-            found = (
+            content = (
                 f"has no {SAVEPOINT_FILE}: it is a checkpoint, of which a savepoint can be taken, "
                 "or a savepoint whose making or copying was interrupted"
             )
         elif is_sparks(storage):
-            found = SPARKS
-        raise InvalidArgumentError(f"{storage.uri} is not a savepoint: it {found}") from None
+            content = SPARKS
+        raise InvalidArgumentError(f"{storage.uri} is not a savepoint: it {content}") from None
     fields = decode_document("savepoint", _FORMAT_VERSION, data, SAVEPOINT_FILE)
-    content = fields.mapping("digests")
-    inner = Fields(content, SAVEPOINT_FILE)
+    digests = fields.mapping("digests")
+    inner = Fields(digests, SAVEPOINT_FILE)
     savepoint = Savepoint(
         location=storage.uri,
         savepoint_id=fields.text("savepoint_id"),
@@ -169,7 +129,7 @@ def read_savepoint(storage: CheckpointStorage) -> Savepoint:
         library=fields.text("library"),
         files=fields.integer("files"),
         size_bytes=fields.integer("size_bytes"),
-        digests={path: inner.hexadecimal(path, 64) for path in content},
+        digests={path: inner.hexadecimal(path, 64) for path in digests},
     )
     fields.finish()
     return savepoint
@@ -243,8 +203,7 @@ def take_savepoint(
 ) -> Savepoint:
     """Take a savepoint of a checkpoint's newest epoch, whose job may be running anywhere.
 
-    Parameters and exceptions are those of `write_savepoint`. Where the job goes on and removes the
-    epoch's files meanwhile, its next epoch is taken.
+    Where the job goes on and removes the epoch's files meanwhile, its next epoch is taken.
     """
 
     def write(manifest: Manifest) -> Savepoint:
@@ -307,36 +266,27 @@ def write_savepoint(
     copy: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Savepoint:
-    """Write an epoch into an empty folder.
+    """Write an epoch, whose output is committed, into an empty folder.
 
-    Parameters
-    ----------
-    source : CheckpointStorage
-        The checkpoint.
-    manifest : Manifest
-        The epoch, whose output is committed.
-    destination : CheckpointStorage
-        Where to.
-    previous : CheckpointStorage, optional
-        An earlier savepoint: files that it has already are taken from it where the checkpoint is on
-        another file system.
-    copy : bool
-        Copy all files. By default they are shared (by hard links) where the file system can: state
-        files never change, and each name keeps them.
-    progress : callable, optional
-        As for `savepoint`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The folder is not empty; or `previous` is no savepoint.
-    CorruptFileError
-        A file of the epoch is damaged; it is named.
-    NoSpaceError, CheckpointError
-        A file cannot be written.
+    The options, and what it raises, are those of `savepoint`.
     """
     with new_folder(source, destination):
-        return _write(source, manifest, destination, previous, copy=copy, progress=progress)
+        earlier = frozenset() if previous is None else _known_files(previous)
+
+        def save(ref: FileRef) -> None:
+            origins = [source]
+            if previous is not None and (ref.path, ref.checksum, ref.file_bytes) in earlier:
+                origins.append(previous)
+            try:
+                place(ref, origins, destination, copy=copy)
+            except FileNotFoundError as error:
+                raise RetiredError(
+                    f"checkpoint {source.uri}: {ref.path} of epoch {manifest.epoch} is gone"
+                ) from error
+
+        files = files_of(manifest.operators).values()
+        for_all(save, files, size=lambda ref: ref.file_bytes, progress=progress)
+        return finish_savepoint(source, manifest, destination)
 
 
 @contextmanager
@@ -353,33 +303,6 @@ def new_folder(source: CheckpointStorage | None, destination: CheckpointStorage)
         raise
 
 
-def _write(
-    source: CheckpointStorage,
-    manifest: Manifest,
-    destination: CheckpointStorage,
-    previous: CheckpointStorage | None,
-    *,
-    copy: bool,
-    progress: Callable[[int, int], None] | None,
-) -> Savepoint:
-    earlier = frozenset() if previous is None else _known_files(previous)
-
-    def save(ref: FileRef) -> None:
-        origins = [source]
-        if previous is not None and (ref.path, ref.checksum, ref.file_bytes) in earlier:
-            origins.append(previous)
-        try:
-            place(ref, origins, destination, copy=copy)
-        except FileNotFoundError as error:
-            raise RetiredError(
-                f"checkpoint {source.uri}: {ref.path} of epoch {manifest.epoch} is gone"
-            ) from error
-
-    files = files_of(manifest.operators).values()
-    for_all(save, files, size=lambda ref: ref.file_bytes, progress=progress)
-    return finish_savepoint(source, manifest, destination)
-
-
 def finish_savepoint(
     source: CheckpointStorage | None,
     manifest: Manifest,
@@ -389,17 +312,8 @@ def finish_savepoint(
 ) -> Savepoint:
     """Write what a savepoint has beside its state files, which are there.
 
-    Parameters
-    ----------
-    source : CheckpointStorage or None
-        The checkpoint or savepoint, for the job, the run keys and the stream's position; None for
-        state that no job has had.
-    manifest : Manifest
-        The savepoint's epoch, which names the state files.
-    destination : CheckpointStorage
-        Where to.
-    job : JobFile, optional
-        The job, if there is no source.
+    `source` is the checkpoint or savepoint that has the job, the run keys and the stream's
+    position; for state that no job has had there is none, but a `job`.
     """
     if source is not None:
         job = read_job(source)
@@ -447,17 +361,18 @@ def check_destination(source: CheckpointStorage | None, destination: CheckpointS
             f"{destination.uri} is within the checkpoint, where the job removes what it does not "
             f"know: choose another folder, or one in {inside}savepoints/"
         )
-    found = destination.list("")
-    if not found:
+    entries = destination.list("")
+    if not entries:
         return
-    if any(entry.path == SAVEPOINT_FILE for entry in found):
+    if any(entry.path == SAVEPOINT_FILE for entry in entries):
         raise InvalidArgumentError(
             f"{destination.uri} holds a savepoint already, which nothing changes: choose another "
             "folder"
         )
     raise InvalidArgumentError(
-        f"{destination.uri} is not empty (it holds {found[0].path}): a savepoint is written into a "
-        "folder of its own. If an attempt that was interrupted left these files, remove the folder"
+        f"{destination.uri} is not empty (it holds {entries[0].path}): a savepoint is written into "
+        "a folder of its own. If an attempt that was interrupted left these files, remove the "
+        "folder"
     )
 
 

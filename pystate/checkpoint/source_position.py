@@ -15,19 +15,8 @@ import json
 from collections.abc import Iterator
 
 from pystate.checkpoint.manifest import Manifest, QueryProgress
-from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.storage import CheckpointStorage, find_bytes
 from pystate.errors import CorruptFileError
-
-__all__ = [
-    "METADATA",
-    "SPARK_FOLDER",
-    "batches_of",
-    "encode_query_id",
-    "offsets_hash",
-    "position_files",
-    "query_of",
-    "read_query_id",
-]
 
 SPARK_FOLDER = "spark"
 METADATA = f"{SPARK_FOLDER}/metadata"
@@ -36,16 +25,9 @@ _BATCHES = (f"{SPARK_FOLDER}/offsets/", f"{SPARK_FOLDER}/commits/")
 
 
 def read_query_id(storage: CheckpointStorage) -> str | None:
-    """Return the id of the query that a checkpoint belongs to, or None if it never had one.
-
-    Raises
-    ------
-    CorruptFileError
-        The file is not what Spark writes.
-    """
-    try:
-        data = storage.read_bytes(METADATA)
-    except FileNotFoundError:
+    """Return the id of the query that a checkpoint belongs to, or None if it never had one."""
+    data = find_bytes(storage, METADATA)
+    if data is None:
         return None
     try:
         query_id = json.loads(data)["id"]
@@ -74,13 +56,7 @@ def batches_of(storage: CheckpointStorage, folder: str) -> frozenset[int]:
 
 
 def offsets_hash(data: bytes, path: str) -> str:
-    """Identify the source rows of a batch, by the content of its file in ``offsets``.
-
-    Raises
-    ------
-    CorruptFileError
-        The file is not one that Spark writes.
-    """
+    """Identify the source rows of a batch, by the content of its file in ``offsets``."""
     try:
         version, _, *sources = data.decode("utf-8").splitlines()
     except ValueError as error:

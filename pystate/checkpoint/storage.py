@@ -34,19 +34,10 @@ from pystate.errors import (
     PystateError,
 )
 
-__all__ = [
-    "FULL",
-    "CheckpointStorage",
-    "FileEntry",
-    "LocalStorage",
-    "checked_path",
-    "final_name",
-    "is_temporary",
-]
-
 #: The errors of a full file system.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_ABSENT = (FileNotFoundError, NotADirectoryError)
 _Entries = list["FileEntry"]  # `list` is a method's name inside the classes below
 
 
@@ -74,14 +65,10 @@ class CheckpointStorage(Protocol):
     def publish(self, path: str, data: bytes) -> None:
         """Create `path` with `data`, durably, unless it exists.
 
-        Raises
-        ------
-        AlreadyPublishedError
-            The name is taken; the existing file is unchanged.
-        NoSpaceError, CheckpointError
-            Nothing was created; or, only if the last sync of the folder failed, the file is
-            complete but may not survive a power failure. If a store does not answer any more, the
-            file is complete or not there.
+        `AlreadyPublishedError` if the name is taken; the existing file is unchanged. At
+        `NoSpaceError` and `CheckpointError` nothing was created; or, only if the last sync of the
+        folder failed, the file is complete but may not survive a power failure. If a store does not
+        answer any more, the file is complete or not there.
         """
 
     def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
@@ -90,27 +77,17 @@ class CheckpointStorage(Protocol):
     def create(self, path: str) -> AbstractContextManager[BinaryIO]:
         """Open a new file for writing; it appears as `path` when the block ends without error.
 
-        Raises
-        ------
-        AlreadyPublishedError
-            The name is taken (found out at the end of the block).
-        NoSpaceError, CheckpointError
-            As for `publish`. An exception from inside the block is passed on; an ``OSError`` for a
-            full file system becomes `NoSpaceError`.
+        Errors are those of `publish`; that the name is taken is found out at the end of the block.
+        An exception from inside the block is passed on; an ``OSError`` for a full file system
+        becomes `NoSpaceError`.
         """
 
     def share(self, path: str, other: CheckpointStorage, other_path: str) -> bool:
         """Give another storage's file a name here, durably; False if that cannot be.
 
         No bytes pass through this process. Both names may be of one file, which then exists as long
-        as either does. It is for files that never change.
-
-        Raises
-        ------
-        AlreadyPublishedError
-            The name is taken.
-        FileNotFoundError
-            The other storage has no such file.
+        as either does. It is for files that never change. `AlreadyPublishedError` if the name is
+        taken, `FileNotFoundError` if the other storage has no such file.
         """
 
     def read_bytes(self, path: str) -> bytes:
@@ -162,15 +139,8 @@ class CheckpointStorage(Protocol):
 
 
 class LocalStorage:
-    """A checkpoint in a folder of a local or shared (NFS) file system.
+    """A checkpoint in a folder of a local or shared (NFS) file system, made at the first write.
 
-    Parameters
-    ----------
-    root : str
-        The checkpoint's folder. It is made at the first write.
-
-    Notes
-    -----
     Files are written under ``.<name>.<uuid>.tmp`` beside their final name, synced, and linked:
     ``rename`` would silently replace another driver's file. The folder is synced after the link.
     Instances can be pickled and compare equal by root.
@@ -252,10 +222,8 @@ class LocalStorage:
         finally:
             with suppress(OSError):
                 os.unlink(temporary)
-        try:
+        with _translated("sync the folder of", final, passed=()):
             _sync_folder(os.path.dirname(final))
-        except OSError as error:
-            _fail("sync the folder of", final, error)
 
     def share(self, path: str, other: CheckpointStorage, other_path: str) -> bool:
         """See `CheckpointStorage.share`."""
@@ -272,80 +240,61 @@ class LocalStorage:
                 return False
             _sync_if_taken(final, error)
             _fail("write", final, error)
-        try:
+        with _translated("sync the folder of", final, passed=()):
             _sync_folder(os.path.dirname(final))
-        except OSError as error:
-            _fail("sync the folder of", final, error)
         return True
 
     def read_bytes(self, path: str) -> bytes:
         """See `CheckpointStorage.read_bytes`."""
-        with self.open_read(path) as source:
-            try:
-                return source.read()
-            except OSError as error:
-                _fail("read", self.local_path(path), error)
+        with self.open_read(path) as source, _translated("read", source.name):
+            return source.read()
 
     def open_read(self, path: str) -> BinaryIO:
         """See `CheckpointStorage.open_read`."""
         final = self.local_path(path)
-        try:
+        with _translated("read", final):
             return open(final, "rb")
-        except FileNotFoundError:
-            raise
-        except OSError as error:
-            _fail("read", final, error)
 
     def list(self, prefix: str, *, temporary: bool = False) -> _Entries:
         """See `CheckpointStorage.list`."""
         top = self._root if prefix == "" else self.local_path(prefix)
-        found: _Entries = []
+        listing: _Entries = []
         folders = [top]
         while folders:
             folder = folders.pop()
-            try:
-                with os.scandir(folder) as entries:
-                    for entry in entries:
-                        if entry.is_dir(follow_symlinks=False):
-                            folders.append(entry.path)
-                        elif is_temporary(entry.name) == temporary:
-                            self._append(found, entry)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                _fail("list", folder, error)
-        found.sort()
-        return found
+            with (
+                suppress(*_ABSENT),
+                _translated("list", folder, passed=_ABSENT),
+                os.scandir(folder) as entries,
+            ):
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    elif is_temporary(entry.name) == temporary:
+                        self._append(listing, entry)
+        listing.sort()
+        return listing
 
-    def _append(self, found: _Entries, entry: os.DirEntry[str]) -> None:
-        try:
+    def _append(self, listing: _Entries, entry: os.DirEntry[str]) -> None:
+        with suppress(FileNotFoundError):
             status = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            return
-        if stat.S_ISREG(status.st_mode):
-            relative = os.path.relpath(entry.path, self._root)
-            found.append(FileEntry(relative, status.st_size, status.st_mtime_ns // 1_000_000))
+            if stat.S_ISREG(status.st_mode):
+                relative = os.path.relpath(entry.path, self._root)
+                listing.append(FileEntry(relative, status.st_size, status.st_mtime_ns // 1_000_000))
 
     def delete(self, path: str) -> bool:
         """See `CheckpointStorage.delete`."""
         final = self.local_path(path)
-        try:
+        with suppress(FileNotFoundError), _translated("delete", final):
             os.unlink(final)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            _fail("delete", final, error)
-        return True
+            return True
+        return False
 
     def sync_folder(self, path: str) -> None:
         """See `CheckpointStorage.sync_folder`."""
         folder = self.local_path(path) if path else self._root
-        try:
+        with suppress(FileNotFoundError), _translated("sync", folder):
             _sync_folder(folder)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            _fail("sync", folder, error)
 
     def exists(self, path: str) -> bool:
         """See `CheckpointStorage.exists`."""
@@ -354,21 +303,16 @@ class LocalStorage:
     def size_bytes(self, path: str) -> int | None:
         """See `CheckpointStorage.size_bytes`."""
         final = self.local_path(path)
-        try:
+        with suppress(*_ABSENT), _translated("look at", final, passed=_ABSENT):
             status = os.stat(final)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            _fail("look at", final, error)
-        return status.st_size if stat.S_ISREG(status.st_mode) else None
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
+        return None
 
     def make_folder(self, path: str) -> None:
         """See `CheckpointStorage.make_folder`."""
         final = self.local_path(path)
-        try:
+        with _translated("create", final, passed=()):
             os.makedirs(final, exist_ok=True)
-        except OSError as error:
-            _fail("create", final, error)
 
     def remove_folder(self, path: str) -> None:
         """See `CheckpointStorage.remove_folder`."""
@@ -385,32 +329,24 @@ class LocalStorage:
         final = self.local_path(path)
         folder, name = os.path.split(final)
         temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
-        try:
+        with suppress(FileExistsError), _translated("write", final):
             try:
                 with open(temporary, "xb", buffering=0) as out:
                     _write_all(out, data)
                 os.link(temporary, final)
+                return None
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(temporary)
-        except FileNotFoundError:
-            raise
-        except FileExistsError:
-            return self.read_bytes(path)
-        except OSError as error:
-            _fail("write", final, error)
-        return None
+        return self.read_bytes(path)
 
     def touch(self, path: str) -> bool:
         """See `CheckpointStorage.touch`."""
         final = self.local_path(path)
-        try:
+        with suppress(FileNotFoundError), _translated("touch", final):
             os.utime(final)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            _fail("touch", final, error)
-        return True
+            return True
+        return False
 
     def _temporary(self, final: str) -> str:
         """Return a new temporary name for `final`; its folder is made durable on first use."""
@@ -430,6 +366,14 @@ class LocalStorage:
                 _fail("create", folder, error)
             self._synced.add(folder)
         return os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
+
+
+def find_bytes(storage: CheckpointStorage, path: str) -> bytes | None:
+    """Read the whole file; None if there is none."""
+    try:
+        return storage.read_bytes(path)
+    except FileNotFoundError:
+        return None
 
 
 def checked_path(path: str) -> str:
@@ -482,6 +426,19 @@ def _sync_if_taken(final: str, error: OSError) -> None:
     if error.errno == errno.EEXIST:
         with suppress(OSError):
             _sync_folder(os.path.dirname(final))
+
+
+@contextmanager
+def _translated(
+    action: str, path: str, *, passed: tuple[type[OSError], ...] = (FileNotFoundError,)
+) -> Iterator[None]:
+    """Turn errors of the file system into ours, but for those that are passed on."""
+    try:
+        yield
+    except passed:
+        raise
+    except OSError as error:
+        _fail(action, path, error)
 
 
 def _fail(action: str, path: str, error: OSError) -> NoReturn:

@@ -3,8 +3,6 @@
 A checkpoint whose newest manifests are lost looks like an older one, and without any it looks like
 an empty one. Other files know better, and whoever opens a checkpoint compares.
 
-Thread safety: functions without state.
-
 Invariants
 ----------
 1. A trace is written after the epoch that it tells of is published, so that no crash leaves a trace
@@ -30,17 +28,6 @@ from pystate.checkpoint.refs import state_epoch
 from pystate.checkpoint.run_keys import RUNS, covered_epoch
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, NewerFormatError
-
-__all__ = [
-    "COMMITTED",
-    "LATEST",
-    "STATE",
-    "Trace",
-    "Traces",
-    "begun_trace",
-    "marked_epoch",
-    "read_traces",
-]
 
 #: The files that name the newest epoch, and the newest whose output is committed.
 LATEST = f"{MANIFESTS}/latest"
@@ -83,15 +70,12 @@ class Traces(NamedTuple):
 def read_traces(storage: CheckpointStorage) -> Traces:
     """Read what the small files of a checkpoint say, whichever of them are lost or damaged.
 
-    Raises
-    ------
-    NewerFormatError
-        One of them is of a later version.
+    `NewerFormatError` if one of them is of a later version.
     """
     latest = marked_epoch(storage, LATEST, "latest")
     records = newest_records(storage)
     recorded = max((record.epoch for record in records), default=0)
-    found = [
+    traces = [
         Trace(latest or 0, LATEST),
         Trace(recorded, f"{HISTORY}/"),
         Trace(marked_epoch(storage, COMMITTED, "committed") or 0, COMMITTED),
@@ -99,7 +83,7 @@ def read_traces(storage: CheckpointStorage) -> Traces:
         Trace(_declared(storage), JOB_FILE),
     ]
     restored = marked_epoch(storage, RESTORED_FILE, "restored") or 0
-    return Traces(max(found, key=lambda trace: trace.epoch), latest, recorded, restored)
+    return Traces(max(traces, key=lambda trace: trace.epoch), latest, recorded, restored)
 
 
 def marked_epoch(storage: CheckpointStorage, path: str, kind: str) -> int | None:

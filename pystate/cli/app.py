@@ -1,7 +1,4 @@
-"""The commands.
-
-Thread safety: a program of its own.
-"""
+"""The commands."""
 
 from __future__ import annotations
 
@@ -10,11 +7,8 @@ from typing import Annotated
 import typer
 
 from pystate.checkpoint.job_file import library
-from pystate.cli import gc, history, inspect, repair, savepoint, verify
-from pystate.cli import read as reading
-from pystate.cli.groups import Commands
-
-__all__ = ["app"]
+from pystate.cli import gc, history, inspect, read, repair, savepoint, verify
+from pystate.cli.command import Commands
 
 _HELP = """Look at the state of pystate's jobs, check it, save it, and repair it.
 
@@ -57,9 +51,9 @@ def _begin(
 
 app.command("inspect")(inspect.inspect)
 app.command("history")(history.history)
-app.command("read")(reading.read)
-app.command("diff")(reading.diff)
-app.command("export")(reading.export)
+app.command("read")(read.read)
+app.command("diff")(read.diff)
+app.command("export")(read.export)
 app.command("savepoint")(savepoint.savepoint)
 app.command("rescale")(savepoint.rescale)
 app.command("verify")(verify.verify)

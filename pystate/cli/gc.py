@@ -1,7 +1,4 @@
-"""The command that removes what nobody needs: ``gc``.
-
-Thread safety: a program of its own.
-"""
+"""The command that removes what nobody needs: ``gc``."""
 
 from __future__ import annotations
 
@@ -9,11 +6,9 @@ from typing import Annotated
 
 import typer
 
-from pystate.cli.arguments import AsJson, Checkpoint
+from pystate.cli.command import AsJson, Checkpoint, OwnerIsGone
 from pystate.cli.screen import counted, number, print_json, say, size
 from pystate.maintenance.collection import collect
-
-__all__ = ["gc"]
 
 _MOST = 20
 
@@ -26,12 +21,7 @@ def gc(
     older_than: Annotated[
         str, typer.Option(help="Keep younger files: tasks may outlive their driver.")
     ] = "10 minutes",
-    owner_is_gone: Annotated[
-        bool,
-        typer.Option(
-            "--owner-is-gone", help="The driver has ended, although that cannot be seen from here."
-        ),
-    ] = False,
+    owner_is_gone: OwnerIsGone = False,
     json: AsJson = False,
 ) -> None:
     """Remove files that no epoch can name any more.
@@ -41,16 +31,18 @@ def gc(
 
     Example: pystate gc /data/flights --dry-run
     """
-    found = collect(checkpoint, dry_run=dry_run, older_than=older_than, owner_is_gone=owner_is_gone)
+    collection = collect(
+        checkpoint, dry_run=dry_run, older_than=older_than, owner_is_gone=owner_is_gone
+    )
     if json:
-        print_json(found)
+        print_json(collection)
         return
-    for path in found.files[:_MOST]:
+    for path in collection.files[:_MOST]:
         say(f"  {path}")
-    if len(found.files) > _MOST:
-        say(f"  and {number(len(found.files) - _MOST)} more")
-    what = f"{counted(len(found.files), 'file')}, {size(found.size_bytes)}"
-    if not found.files:
+    if len(collection.files) > _MOST:
+        say(f"  and {number(len(collection.files) - _MOST)} more")
+    what = f"{counted(len(collection.files), 'file')}, {size(collection.size_bytes)}"
+    if not collection.files:
         say("There is nothing to remove.", "green")
     elif dry_run:
         say(f"{what} would be removed.")

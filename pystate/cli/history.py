@@ -1,44 +1,24 @@
-"""The command that shows the epochs of the past: ``history``.
-
-Thread safety: a program of its own.
-"""
+"""The command that shows the epochs of the past: ``history``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from pystate.checkpoint.epoch_log import EpochRecord
-from pystate.cli.arguments import AsJson, Checkpoint
+from pystate.cli.command import AsJson, Checkpoint
 from pystate.cli.screen import number, print_json, say, size, table, took, when
 from pystate.errors import InvalidArgumentError
 from pystate.maintenance.history import CheckpointHistory
-from pystate.maintenance.history import history as recall
+from pystate.maintenance.history import history as read_history
 from pystate.types.durations import milliseconds
 
-__all__ = ["history"]
-
+#: The cells of a row, by their columns.
+_Row = dict[str, object]
 _LAST = 20
-_COLUMNS = (
-    "epoch",
-    "published (UTC)",
-    "input",
-    "rows in",
-    "rows out",
-    "late",
-    "invalid",
-    "changed",
-    "keys",
-    "state",
-    "written",
-    "merged",
-    "watermark",
-    "took",
-    "notes",
-)
 #: What is left out, in this order, where the screen is too narrow.
 _SPARE = (
     "watermark",
@@ -52,23 +32,8 @@ _SPARE = (
     "invalid",
     "changed",
 )
+#: What the time of an operator is spent on.
 _TIMES = ("attach", "process", "seal", "write")
-_PARTS = ("epoch", "published (UTC)", *_TIMES, "publish", "commit", "took")
-_OPERATORS = (
-    "epoch",
-    "operator",
-    "ranges",
-    "rows in",
-    "rows out",
-    "late",
-    "invalid",
-    "changed",
-    "keys",
-    "state",
-    "written",
-    "watermark",
-    *_TIMES,
-)
 
 
 def history(
@@ -99,19 +64,20 @@ def history(
         raise InvalidArgumentError("history: --all and --last contradict each other")
     if last is None and since is None and not everything:
         last = _LAST
-    found = recall(checkpoint, last=last, since=None if since is None else _moment(since))
+    recorded = read_history(checkpoint, last=last, since=None if since is None else _moment(since))
     if json:
-        print_json(found)
+        print_json(recorded)
         return
-    if not found.records:
+    if not recorded.records:
         say("No epoch is remembered." if since is None else "No epoch was published since then.")
     elif operators:
-        _table(_OPERATORS, [row for record in found.records for row in _operators(record)])
+        _table([row for record in recorded.records for row in _operators(record)])
     elif times:
-        _table(_PARTS, [_parts(record) for record in found.records])
+        _table([_parts(record) for record in recorded.records])
     else:
-        _table(_COLUMNS, _rows(found.records))
-    _tell_problems(found)
+        before = [None, *recorded.records]
+        _table([_row(*pair) for pair in zip(recorded.records, before, strict=False)])
+    _print_problems(recorded)
 
 
 def _moment(text: str) -> datetime:
@@ -130,43 +96,34 @@ def _moment(text: str) -> datetime:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table, without columns in which nothing stands."""
-    kept = [i for i in range(len(columns)) if any(row[i] not in (None, "") for row in rows)]
-    table(
-        [columns[i] for i in kept],
-        [[row[i] for i in kept] for row in rows],
-        [name for name in columns if name not in ("published (UTC)", "input", "notes", "operator")],
-        _SPARE,
-    )
+def _table(rows: Sequence[_Row]) -> None:
+    """Print a table of rows that have the same columns, without those in which nothing stands."""
+    names = list(rows[0]) if rows else []
+    kept = [name for name in names if any(row[name] not in (None, "") for row in rows)]
+    texts = ("published (UTC)", "input", "notes", "operator")
+    numbers = [name for name in kept if name not in texts]
+    table(kept, [[row[name] for name in kept] for row in rows], numbers, _SPARE)
 
 
-def _rows(records: Sequence[EpochRecord]) -> list[tuple[object, ...]]:
-    rows: list[tuple[object, ...]] = []
-    before: EpochRecord | None = None
-    for record in records:
-        rows_in, rows_out, late = _flow(record)
-        rows.append(
-            (
-                record.epoch,
-                _time(record.published_ms),
-                _input(record),
-                _some(rows_in),
-                _some(rows_out),
-                None if late is None else number(late),
-                _some(record.total("invalid_rows")),
-                number(record.total("rows_changed")),
-                number(record.total("keys")),
-                size(record.total("state_bytes")),
-                size(record.total("checkpoint_bytes")),
-                size(record.merged_bytes) if record.merged_bytes else None,
-                _time(record.watermark_ms),
-                took(record.total_ms),
-                _notes(record, before),
-            )
-        )
-        before = record
-    return rows
+def _row(record: EpochRecord, before: EpochRecord | None) -> _Row:
+    rows_in, rows_out, late = _flow(record)
+    return {
+        "epoch": record.epoch,
+        "published (UTC)": _time(record.published_ms),
+        "input": _input(record),
+        "rows in": _some(rows_in),
+        "rows out": _some(rows_out),
+        "late": None if late is None else number(late),
+        "invalid": _some(record.total("invalid_rows")),
+        "changed": number(record.total("rows_changed")),
+        "keys": number(record.total("keys")),
+        "state": size(record.total("state_bytes")),
+        "written": size(record.total("checkpoint_bytes")),
+        "merged": size(record.merged_bytes) if record.merged_bytes else None,
+        "watermark": _time(record.watermark_ms),
+        "took": took(record.total_ms),
+        "notes": _notes(record, before),
+    }
 
 
 def _flow(record: EpochRecord) -> tuple[int, int, int | None]:
@@ -178,29 +135,34 @@ def _flow(record: EpochRecord) -> tuple[int, int, int | None]:
     return record.total("rows_in"), record.total("rows_out"), sum(late) if late else None
 
 
-def _parts(record: EpochRecord) -> tuple[object, ...]:
-    longest = [took(record.longest(f"{name}_ms")) for name in _TIMES]
-    of_driver = [took(record.publish_ms), took(record.commit_ms), took(record.total_ms)]
-    return (record.epoch, _time(record.published_ms), *longest, *of_driver)
+def _parts(record: EpochRecord) -> _Row:
+    return {
+        "epoch": record.epoch,
+        "published (UTC)": _time(record.published_ms),
+        **{name: took(record.longest(f"{name}_ms")) for name in _TIMES},
+        "publish": took(record.publish_ms),
+        "commit": took(record.commit_ms),
+        "took": took(record.total_ms),
+    }
 
 
-def _operators(record: EpochRecord) -> list[tuple[object, ...]]:
+def _operators(record: EpochRecord) -> list[_Row]:
     return [
-        (
-            record.epoch,
-            operator.uid,
-            operator.ranges,
-            _some(operator.rows_in),
-            _some(operator.rows_out),
-            None if operator.late_rows is None else number(operator.late_rows),
-            _some(operator.invalid_rows),
-            number(operator.rows_changed),
-            number(operator.keys),
-            size(operator.state_bytes),
-            size(operator.checkpoint_bytes),
-            _time(operator.watermark_ms),
-            *(took(getattr(operator, f"{name}_ms")) for name in _TIMES),
-        )
+        {
+            "epoch": record.epoch,
+            "operator": operator.uid,
+            "ranges": operator.ranges,
+            "rows in": _some(operator.rows_in),
+            "rows out": _some(operator.rows_out),
+            "late": None if operator.late_rows is None else number(operator.late_rows),
+            "invalid": _some(operator.invalid_rows),
+            "changed": number(operator.rows_changed),
+            "keys": number(operator.keys),
+            "state": size(operator.state_bytes),
+            "written": size(operator.checkpoint_bytes),
+            "watermark": _time(operator.watermark_ms),
+            **{name: took(getattr(operator, f"{name}_ms")) for name in _TIMES},
+        }
         for operator in record.operators
     ]
 
@@ -239,11 +201,11 @@ def _notes(record: EpochRecord, before: EpochRecord | None) -> str:
     return "; ".join(notes)
 
 
-def _tell_problems(found: CheckpointHistory) -> None:
-    if found.missing:
-        spans = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in found.missing)
+def _print_problems(recorded: CheckpointHistory) -> None:
+    if recorded.missing:
+        spans = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in recorded.missing)
         say(f"Not remembered: {spans}.")
-    for problem in found.problems:
+    for problem in recorded.problems:
         say(f"Skipped: {problem}.", "yellow")
 
 

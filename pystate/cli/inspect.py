@@ -1,7 +1,4 @@
-"""The command that shows what a checkpoint is: ``inspect``.
-
-Thread safety: a program of its own.
-"""
+"""The command that shows what a checkpoint is: ``inspect``."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pystate.cli.arguments import AsJson, Location
+from pystate.cli.command import AsJson, Location
 from pystate.cli.screen import counted, facts, number, print_json, say, size, table, when
 from pystate.maintenance.description import (
     Description,
@@ -17,8 +14,6 @@ from pystate.maintenance.description import (
     OwnerDescription,
     describe,
 )
-
-__all__ = ["inspect"]
 
 
 def inspect(
@@ -35,21 +30,21 @@ def inspect(
 
     Example: pystate inspect /data/flights --ranges
     """
-    found = describe(location)
+    description = describe(location)
     if json:
-        print_json(found)
+        print_json(description)
         return
-    facts(f"{found.kind.capitalize()} of job {found.job!r}", _facts(found))
-    if found.operators:
+    facts(f"{description.kind.capitalize()} of job {description.job!r}", _facts(description))
+    if description.operators:
         say("")
         heads = ["operator", "ranges", "key", "files", "size", "rows", "chain", "states"]
-        rows = [_row(operator) for operator in found.operators]
-        marks = [when(operator.watermark_ms) for operator in found.operators]
+        rows = [_row(operator) for operator in description.operators]
+        marks = [when(operator.watermark_ms) for operator in description.operators]
         if any(marks):
             heads.append("watermark")
             rows = [(*row, mark) for row, mark in zip(rows, marks, strict=True)]
         table(heads, rows, ("ranges", "files", "size", "rows", "chain"))
-    for operator in found.operators if ranges else ():
+    for operator in description.operators if ranges else ():
         say("")
         say(f"Ranges of {operator.uid!r}", "bold")
         table(
@@ -57,29 +52,29 @@ def inspect(
             _range_rows(operator),
             ("range", "deltas", "size", "rows"),
         )
-    if found.queries:
+    if description.queries:
         say("")
         table(
             ("stream's query", "last batch", "in epoch"),
-            [(q.query_id, q.batch_id, q.epoch) for q in found.queries],
+            [(q.query_id, q.batch_id, q.epoch) for q in description.queries],
         )
 
 
-def _facts(found: Description) -> dict[str, object]:
-    epochs = found.epochs
+def _facts(description: Description) -> dict[str, object]:
+    epochs = description.epochs
     committed = {None: None, True: "committed", False: "not known to be committed"}
     return {
-        "location": found.location,
+        "location": description.location,
         "epochs": _epochs(epochs),
-        "published": when(found.published_ms),
-        "processing time": when(found.processing_time_ms),
-        "watermark": when(found.watermark_ms),
-        "output": committed[found.output_committed],
-        "key groups": f"{found.max_parallelism} (max_parallelism)",
-        "state": f"{size(found.size_bytes)} in {counted(found.files, 'file')}",
-        "written by": f"{found.library}, manifest format {found.format_version}",
-        "created": when(found.created_ms),
-        "owner": None if found.owner is None else _owner(found.owner),
+        "published": when(description.published_ms),
+        "processing time": when(description.processing_time_ms),
+        "watermark": when(description.watermark_ms),
+        "output": committed[description.output_committed],
+        "key groups": f"{description.max_parallelism} (max_parallelism)",
+        "state": f"{size(description.size_bytes)} in {counted(description.files, 'file')}",
+        "written by": f"{description.library}, manifest format {description.format_version}",
+        "created": when(description.created_ms),
+        "owner": None if description.owner is None else _owner(description.owner),
     }
 
 

@@ -1,7 +1,4 @@
-"""The entry point of the command line, which says what to install if it cannot run.
-
-Thread safety: a program of its own.
-"""
+"""The entry point of the command line, which says what to install if it cannot run."""
 
 from __future__ import annotations
 
@@ -11,8 +8,6 @@ import sys
 
 from pystate.base.installation import extra, require_own_package
 from pystate.errors import MissingPackageError
-
-__all__ = ["main"]
 
 _NEEDED = ("typer", "rich")
 

@@ -1,7 +1,4 @@
-"""The command that sets a damaged checkpoint back: ``repair``.
-
-Thread safety: a program of its own.
-"""
+"""The command that sets a damaged checkpoint back: ``repair``."""
 
 from __future__ import annotations
 
@@ -10,14 +7,11 @@ from typing import Annotated
 
 import typer
 
-from pystate.cli.arguments import AsJson, Checkpoint
-from pystate.cli.groups import WRONG
+from pystate.cli.command import WRONG, AsJson, Checkpoint, Jobs, OwnerIsGone
 from pystate.cli.screen import number, print_json, progress_bar, say, table, when
 from pystate.cli.verify import show_findings
-from pystate.maintenance import repair as repairing
+from pystate.maintenance.repair import repair as repair_checkpoint
 from pystate.maintenance.repair_plan import RepairPlan
-
-__all__ = ["repair"]
 
 
 def repair(
@@ -29,15 +23,8 @@ def repair(
     job: Annotated[
         str | None, typer.Option(help="The job's name, to make a lost job.json anew.")
     ] = None,
-    owner_is_gone: Annotated[
-        bool,
-        typer.Option(
-            "--owner-is-gone", help="The driver has ended, although that cannot be seen from here."
-        ),
-    ] = False,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=256, help="How many files to read at a time.")
-    ] = None,
+    owner_is_gone: OwnerIsGone = False,
+    jobs: Jobs = None,
     json: AsJson = False,
 ) -> None:
     """Set a damaged checkpoint back to its newest good epoch.
@@ -55,7 +42,7 @@ def repair(
         return yes or typer.confirm("Repair the checkpoint?", err=True)
 
     with progress_bar("reading", shown=not json) as progress:
-        plan = repairing.repair(
+        plan = repair_checkpoint(
             checkpoint,
             dry_run=dry_run,
             confirm=agreed,

@@ -1,7 +1,4 @@
-"""The commands that save a checkpoint's newest epoch: ``savepoint`` and ``rescale``.
-
-Thread safety: a program of its own.
-"""
+"""The commands that save a checkpoint's newest epoch: ``savepoint`` and ``rescale``."""
 
 from __future__ import annotations
 
@@ -9,14 +6,12 @@ from typing import Annotated
 
 import typer
 
-from pystate.checkpoint import savepoint as taking
 from pystate.checkpoint.savepoint import Savepoint
-from pystate.cli.arguments import AsJson, Checkpoint, Location
+from pystate.checkpoint.savepoint import savepoint as take_savepoint
+from pystate.cli.command import AsJson, Checkpoint, Location
 from pystate.cli.screen import counted, print_json, progress_bar, say, size
-from pystate.epochs import split_groups
+from pystate.epochs.split_groups import rescale as rescale_savepoint
 from pystate.maintenance.access import open_existing
-
-__all__ = ["rescale", "savepoint"]
 
 Destination = Annotated[str, typer.Argument(help="A folder that is empty, or not there yet.")]
 
@@ -42,10 +37,10 @@ def savepoint(
     """
     open_existing(checkpoint, "savepoint")
     with progress_bar("saving", shown=not json) as progress:
-        taken = taking.savepoint(
+        taken = take_savepoint(
             checkpoint, destination, previous=previous, copy=copy, progress=progress
         )
-    _tell(taken, json)
+    _report(taken, json)
 
 
 def rescale(
@@ -66,13 +61,13 @@ def rescale(
     """
     open_existing(source, "rescale")
     with progress_bar("splitting", shown=not json) as progress:
-        taken = split_groups.rescale(
+        taken = rescale_savepoint(
             source, destination, max_parallelism=max_parallelism, progress=progress
         )
-    _tell(taken, json)
+    _report(taken, json)
 
 
-def _tell(taken: Savepoint, json: bool) -> None:
+def _report(taken: Savepoint, json: bool) -> None:
     if json:
         print_json(taken)
         return

@@ -1,7 +1,4 @@
-"""What commands print: tables for people, one JSON document for programs, and progress.
-
-Thread safety: a program of its own.
-"""
+"""What commands print: tables for people, one JSON document for programs, and progress."""
 
 from __future__ import annotations
 
@@ -21,21 +18,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from pystate.base.markup import bytes_shown
-
-__all__ = [
-    "counted",
-    "facts",
-    "harmless",
-    "is_ascii",
-    "number",
-    "print_json",
-    "progress_bar",
-    "say",
-    "size",
-    "table",
-    "took",
-    "when",
-]
 
 _GAP = 2
 #: The last column of a table is folded down to this width.
@@ -76,18 +58,10 @@ def table(
     numbers: Sequence[str] = (),
     spare: Sequence[str] = (),
 ) -> None:
-    """Print a table.
+    """Print a table; cells that are None are left empty.
 
-    Parameters
-    ----------
-    columns : sequence of str
-        The heads.
-    rows : sequence of sequence
-        The cells; None is left empty.
-    numbers : sequence of str
-        The names of the columns to align at the right.
-    spare : sequence of str
-        The names of columns that may be left out, in this order, where the screen is too narrow.
+    Columns named in `numbers` are aligned at the right. Those in `spare` may be left out, in that
+    order, where the screen is too narrow.
     """
     cells = [["" if cell is None else harmless(str(cell)) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(columns, *cells, strict=True)]
@@ -204,10 +178,7 @@ def number(value: int) -> str:
 def progress_bar(label: str, *, shown: bool = True) -> Iterator[Callable[[int, int], None]]:
     """Show a bar on the error stream while a block runs, if that is a terminal.
 
-    Yields
-    ------
-    callable
-        To be called with the bytes that are done, and all bytes.
+    What it yields is called with the bytes that are done, and all bytes.
     """
     console = Console(stderr=True)
     if not shown or not console.is_terminal:

@@ -1,7 +1,4 @@
-"""The command that reads everything and reports what is wrong: ``verify``.
-
-Thread safety: a program of its own.
-"""
+"""The command that reads everything and reports what is wrong: ``verify``."""
 
 from __future__ import annotations
 
@@ -10,22 +7,17 @@ from typing import Annotated
 
 import typer
 
-from pystate.cli.arguments import AsJson, Location
-from pystate.cli.groups import WRONG
+from pystate.cli.command import WRONG, AsJson, Jobs, Location
 from pystate.cli.screen import counted, print_json, progress_bar, say, size, table
-from pystate.maintenance import verification
 from pystate.maintenance.verification import Finding, Verification
-
-__all__ = ["show_findings", "verify"]
+from pystate.maintenance.verification import verify as verify_files
 
 _MOST = 50
 
 
 def verify(
     location: Location,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=256, help="How many files to read at a time.")
-    ] = None,
+    jobs: Jobs = None,
     everything: Annotated[
         bool, typer.Option("--all", help="List each harmless file, too, and all findings.")
     ] = False,
@@ -39,43 +31,43 @@ def verify(
     Example: pystate verify /data/flights --jobs 8
     """
     with progress_bar("reading", shown=not json) as progress:
-        found = verification.verify(location, jobs=jobs, progress=progress)
+        verification = verify_files(location, jobs=jobs, progress=progress)
     if json:
-        print_json({**vars(found), "ok": found.ok})
+        print_json({**vars(verification), "ok": verification.ok})
     else:
-        _show(found, everything)
-    if not found.ok:
+        _show(verification, everything)
+    if not verification.ok:
         raise typer.Exit(WRONG)
 
 
-def _show(found: Verification, everything: bool) -> None:
-    shown = found.findings if everything else found.errors[:_MOST]
+def _show(verification: Verification, everything: bool) -> None:
+    shown = verification.findings if everything else verification.errors[:_MOST]
     if shown:
         show_findings(shown)
         say("")
-    hidden = len(found.errors) - _MOST
+    hidden = len(verification.errors) - _MOST
     if hidden > 0 and not everything:
         say(f"and {hidden} more: --all lists them")
-    spare = [finding for finding in found.findings if not finding.is_error]
+    spare = [finding for finding in verification.findings if not finding.is_error]
     if spare and not everything:
         kinds = Counter(finding.kind for finding in spare)
         harmless = " and ".join(counted(n, kind) for kind, n in kinds.items())
         held = size(sum(finding.size_bytes for finding in spare))
         say(f"{harmless} ({held}), which do no harm: --all lists them")
-    files = f"{counted(found.files, 'file')}, {size(found.size_bytes)}"
-    checked = f"{counted(len(found.epochs), 'epoch')}, {files}"
-    if found.ok:
+    files = f"{counted(verification.files, 'file')}, {size(verification.size_bytes)}"
+    checked = f"{counted(len(verification.epochs), 'epoch')}, {files}"
+    if verification.ok:
         say(f"Nothing is wrong: {checked} checked.", "green")
         return
-    say(f"{counted(len(found.errors), 'finding')}: {checked} checked.", "bold red")
-    if found.kind == "savepoint":
+    say(f"{counted(len(verification.errors), 'finding')}: {checked} checked.", "bold red")
+    if verification.kind == "savepoint":
         say("Copy the savepoint once more.")
         return
-    bad = [epoch for epoch in found.epochs if epoch not in found.good_epochs]
-    good = ", ".join(map(str, found.good_epochs)) or "none"
+    bad = [epoch for epoch in verification.epochs if epoch not in verification.good_epochs]
+    good = ", ".join(map(str, verification.good_epochs)) or "none"
     if bad:
         say(f"Epochs that cannot be read: {', '.join(map(str, bad))}; good ones: {good}.")
-    say(f"`pystate repair {found.location} --dry-run` says what can be done.")
+    say(f"`pystate repair {verification.location} --dry-run` says what can be done.")
 
 
 def show_findings(findings: tuple[Finding, ...]) -> None:

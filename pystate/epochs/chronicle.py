@@ -16,8 +16,8 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pystate.checkpoint.epoch_log import EpochLog, EpochRecord, OperatorRecord
-from pystate.checkpoint.manifest import Manifest, OperatorState
-from pystate.checkpoint.refs import fingerprint
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.refs import OperatorState, fingerprint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.epoch import Epoch, Flow
 from pystate.epochs.merges import Maintenance

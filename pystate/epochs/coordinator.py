@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 from pystate.base.notes import add_note
 from pystate.checkpoint.job_file import JobFile, check_parallelism, open_job
-from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History
+from pystate.checkpoint.refs import FileRef, OperatorState, RangeState
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.chronicle import Chronicle, Sizes
 from pystate.epochs.clock import MAX_STEP_MS, advance, warn

@@ -27,9 +27,9 @@ from typing import Any
 
 from pystate._core.core import range_bounds
 from pystate.checkpoint.job_file import JobFile, OperatorEntry, check_schemas
-from pystate.checkpoint.manifest import (
-    ClockReading,
-    Manifest,
+from pystate.checkpoint.manifest import ClockReading, Manifest
+from pystate.checkpoint.refs import (
+    InputState,
     OperatorState,
     RangeState,
     Schema,
@@ -38,7 +38,6 @@ from pystate.checkpoint.manifest import (
     has_timers,
     uid_folder,
 )
-from pystate.checkpoint.refs import InputState
 from pystate.epochs.interval import Step
 from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.position import Position

@@ -15,8 +15,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterable
 
-from pystate.checkpoint.manifest import Manifest, RangeState
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History, Retired
+from pystate.checkpoint.refs import RangeState
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.merges import FileMerges, Maintenance
 from pystate.epochs.ownership import Ownership, have_ended

@@ -46,10 +46,15 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import BinaryIO, Protocol, cast
 
-from pystate.checkpoint.file_merge import merge_files
-from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.refs import (
+    FileRef,
+    OperatorState,
+    RangeState,
+    state_path,
+)
 from pystate.checkpoint.size_tiers import similar_run
-from pystate.checkpoint.state_files import Lineage, Source, open_file, verify_file
+from pystate.checkpoint.state_files import Lineage, Source, merge_files, open_file, verify_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.rescale import rescaled
 from pystate.epochs.retention import delete_files, merged_name

@@ -20,15 +20,8 @@ from functools import cached_property, lru_cache
 from typing import overload
 
 from pystate._core.core import range_bounds
-from pystate.checkpoint.manifest import (
-    EMPTY_ID,
-    FileRef,
-    Manifest,
-    OperatorState,
-    RangeState,
-    read_manifest,
-)
-from pystate.checkpoint.refs import RangeSource
+from pystate.checkpoint.manifest import Manifest, read_manifest
+from pystate.checkpoint.refs import EMPTY_ID, FileRef, OperatorState, RangeSource, RangeState
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.rescale import rescaled, sources_of
 from pystate.errors import CheckpointError, LineageError

@@ -25,9 +25,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pystate.checkpoint.job_file import JobFile, library
-from pystate.checkpoint.manifest import Manifest, OperatorState, QueryProgress, manifest_path
+from pystate.checkpoint.manifest import Manifest, QueryProgress, manifest_path
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.parts import share
+from pystate.checkpoint.refs import OperatorState
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.epoch import Epoch
 from pystate.epochs.ownership import Ownership

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from pystate.checkpoint.manifest import FileRef, RangeState
-from pystate.checkpoint.refs import INPUT
+from pystate.checkpoint.refs import INPUT, FileRef, RangeState
 from pystate.errors import LineageError
 
 

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from pystate._core.core import range_bounds
-from pystate.checkpoint.manifest import EMPTY_ID, FileRef, OperatorState, RangeState
-from pystate.checkpoint.refs import RangeSource
+from pystate.checkpoint.refs import EMPTY_ID, FileRef, OperatorState, RangeSource, RangeState
 from pystate.state.operator_state import INSTANCE_SCHEMA
 
 

@@ -48,14 +48,13 @@ from typing import NamedTuple
 from pystate.checkpoint.begin_marks import EVALUATIONS
 from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.manifest import (
-    MANIFESTS,
     Manifest,
     manifest_epoch,
     manifest_path,
     read_manifest,
 )
 from pystate.checkpoint.manifest_log import History, retained_manifests
-from pystate.checkpoint.parts import Parts, part_epoch
+from pystate.checkpoint.parts import MANIFESTS, Parts, part_epoch
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry, final_name
 from pystate.checkpoint.traces import STATE, begun_trace
 from pystate.errors import CheckpointError

@@ -23,7 +23,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from pystate.checkpoint.manifest import TIMERS, OperatorState, RangeState, Schema, has_timers
+from pystate.checkpoint.refs import (
+    TIMERS,
+    OperatorState,
+    RangeState,
+    Schema,
+    has_timers,
+)
 from pystate.errors import UnclaimedStateError
 from pystate.state.declaration import file_name
 from pystate.state.evolution import stored_change

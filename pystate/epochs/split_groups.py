@@ -18,13 +18,8 @@ from dataclasses import replace
 from pystate.base.arguments import folder_path, integer, shown
 from pystate.checkpoint.copies import for_all
 from pystate.checkpoint.locations import open_storage
-from pystate.checkpoint.manifest import (
-    EMPTY_ID,
-    Manifest,
-    OperatorState,
-    RangeState,
-    state_path,
-)
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.refs import EMPTY_ID, OperatorState, RangeState, state_path
 from pystate.checkpoint.savepoint import (
     RetiredError,
     Savepoint,

@@ -13,8 +13,9 @@ from pystate.checkpoint.job_file import (
     SAVEPOINT_FILE,
     read_job,
 )
-from pystate.checkpoint.manifest import Manifest, OperatorState, RangeState
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History
+from pystate.checkpoint.refs import OperatorState, RangeState
 from pystate.checkpoint.savepoint import manifest_of, read_savepoint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.ownership import current_owner, is_running

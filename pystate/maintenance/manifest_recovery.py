@@ -35,18 +35,19 @@ from pystate.checkpoint.job_file import (
     library,
     read_job,
 )
-from pystate.checkpoint.manifest import (
+from pystate.checkpoint.manifest import Manifest, QueryProgress
+from pystate.checkpoint.manifest_log import survey
+from pystate.checkpoint.refs import (
     EMPTY_ID,
     TIMERS,
     FileRef,
-    Manifest,
     OperatorState,
-    QueryProgress,
     RangeState,
+    fingerprint,
+    parted_fingerprint,
+    state_epoch,
     state_folder,
 )
-from pystate.checkpoint.manifest_log import survey
-from pystate.checkpoint.refs import fingerprint, parted_fingerprint, state_epoch
 from pystate.checkpoint.run_keys import covered_epoch
 from pystate.checkpoint.source_position import SPARK_FOLDER, offsets_hash, read_query_id
 from pystate.checkpoint.state_files import file_schema, open_file, verify_file

@@ -34,10 +34,10 @@ from pystate.base.arguments import flag, shown, text
 from pystate.checkpoint.copies import keep
 from pystate.checkpoint.epoch_log import HISTORY, without_epochs_after
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, JobFile, library
-from pystate.checkpoint.manifest import MANIFESTS, manifest_path
+from pystate.checkpoint.manifest import manifest_path
 from pystate.checkpoint.manifest_log import mark_retired, note_unknown_runs, set_back
 from pystate.checkpoint.metadata import decode_document, encode_document
-from pystate.checkpoint.parts import part_epoch
+from pystate.checkpoint.parts import MANIFESTS, part_epoch
 from pystate.checkpoint.run_keys import RunKeys
 from pystate.checkpoint.savepoint import entries_of
 from pystate.checkpoint.source_position import SPARK_FOLDER

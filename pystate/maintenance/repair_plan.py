@@ -24,8 +24,8 @@ from typing import Any
 
 from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE
-from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState
-from pystate.checkpoint.manifest_log import COMMITTED, LATEST
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.refs import FileRef, OperatorState, RangeState
 from pystate.checkpoint.source_position import (
     METADATA,
     SPARK_FOLDER,
@@ -34,6 +34,7 @@ from pystate.checkpoint.source_position import (
     read_query_id,
 )
 from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.traces import COMMITTED, LATEST
 from pystate.epochs.ownership import OWNERS
 from pystate.errors import (
     CheckpointError,

@@ -30,10 +30,11 @@ from pystate.checkpoint.job_file import (
     SAVEPOINT_FILE,
     JobFile,
 )
-from pystate.checkpoint.manifest import MANIFESTS, FileRef, Manifest, manifest_path, read_manifest
-from pystate.checkpoint.manifest_log import COMMITTED, LATEST, check_runs, read_head, survey
+from pystate.checkpoint.manifest import Manifest, manifest_path, read_manifest
+from pystate.checkpoint.manifest_log import check_runs, read_head, survey
 from pystate.checkpoint.metadata import decode_document, is_torn
-from pystate.checkpoint.parts import Parts, part_epoch
+from pystate.checkpoint.parts import MANIFESTS, Parts, part_epoch
+from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.run_keys import RUNS, RunKeys
 from pystate.checkpoint.savepoint import manifest_of, read_savepoint, sha256
 from pystate.checkpoint.source_position import (
@@ -45,6 +46,7 @@ from pystate.checkpoint.source_position import (
 )
 from pystate.checkpoint.state_files import FileInfo, open_file
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry, final_name
+from pystate.checkpoint.traces import COMMITTED, LATEST
 from pystate.epochs.ownership import OWNERS, read_owner
 from pystate.epochs.retention import may_be_named
 from pystate.errors import (

@@ -17,13 +17,9 @@ import pyarrow as pa
 from pystate.base.arguments import checked_uid, folder_path, integer
 from pystate.checkpoint.job_file import JOB_FILE, refuse_spark
 from pystate.checkpoint.locations import open_storage
-from pystate.checkpoint.manifest import (
-    Manifest,
-    OperatorState,
-    manifest_path,
-    read_manifest,
-)
+from pystate.checkpoint.manifest import Manifest, manifest_path, read_manifest
 from pystate.checkpoint.manifest_log import read_head, retained_epochs
+from pystate.checkpoint.refs import OperatorState
 from pystate.checkpoint.state_files import file_schema, open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, DeclarationError

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.base.arguments import repeated
-from pystate.checkpoint.manifest import FileRef, OperatorState, RangeState
+from pystate.checkpoint.refs import FileRef, OperatorState, RangeState
 from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError

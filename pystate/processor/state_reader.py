@@ -14,8 +14,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pystate.checkpoint.loops import COUNT, is_loop
 from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.refs import COUNT
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.processor.epochs import storage_at, while_retained
 from pystate.processor.scan import StateScan
@@ -171,7 +171,7 @@ def rows_in_flight(storage: CheckpointStorage) -> dict[str, int]:
     head = read_head(storage)
     counted = {}
     for operator in () if head is None else head.operators:
-        if is_loop(operator):
+        if operator.is_loop:
             counts: Any = read_all(storage, operator.uid, selection=Selection(COUNT, False, False))
             counted[operator.uid] = sum(counts[COUNT].to_pylist())
     return counted

@@ -25,8 +25,8 @@ from pystate.base.arguments import checked_uid, integer, mapping, shown
 from pystate.base.arguments import text as checked_text
 from pystate.checkpoint.copies import for_all, place
 from pystate.checkpoint.job_file import SAVEPOINT_FILE, JobFile, default_max_parallelism, library
-from pystate.checkpoint.manifest import FORMAT_VERSION, Manifest, OperatorState, RangeState
-from pystate.checkpoint.refs import KEPT, InputState, only_input
+from pystate.checkpoint.manifest import FORMAT_VERSION, Manifest
+from pystate.checkpoint.refs import KEPT, InputState, OperatorState, RangeState, only_input
 from pystate.checkpoint.savepoint import (
     Savepoint,
     check_destination,

@@ -26,8 +26,7 @@ from pystate.epochs.interval import CheckpointOptions
 from pystate.epochs.listeners import CheckpointListener
 from pystate.errors import InvalidArgumentError, PystateError
 from pystate.operators.runtime.invalid_rows import OnInvalid
-from pystate.processor.state_reader import rows_in_flight
-from pystate.processor.state_reader import read_state
+from pystate.processor.state_reader import read_state, rows_in_flight
 from pystate.spark.base.arguments import (
     checked_callback,
     checked_drain,

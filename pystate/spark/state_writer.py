@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pystate.checkpoint.manifest import RangeState
+from pystate.checkpoint.refs import RangeState
 from pystate.checkpoint.savepoint import Savepoint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, WrongTypeError

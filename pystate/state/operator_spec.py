@@ -122,7 +122,7 @@ def stored_defaults(states: Mapping[str, State[Any]]) -> Defaults:
 def declared_fills(states: Mapping[str, State[Any]]) -> dict[str, int]:
     """Return what stands for the declarations' own defaults where no checkpoint's metadata does.
 
-    It is a `since` of `pystate.checkpoint.file_merge.merge_files`: all defaults count from the
+    It is a `since` of `pystate.checkpoint.state_files.merge_files`: all defaults count from the
     first epoch on.
     """
     return {

@@ -30,8 +30,7 @@ import time
 from contextlib import suppress
 from typing import Literal, TypeAlias
 
-from pystate.checkpoint.manifest import EMPTY_ID, RangeState
-from pystate.checkpoint.refs import RangeSource
+from pystate.checkpoint.refs import EMPTY_ID, RangeSource, RangeState
 from pystate.checkpoint.state_files import EMPTY_LINEAGE
 from pystate.errors import (
     AddressSpaceError,

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pystate.checkpoint.manifest import uid_folder
+from pystate.checkpoint.refs import uid_folder
 from pystate.errors import CheckpointError
 from pystate.redaction import logger
 

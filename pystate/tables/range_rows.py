@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState, empty_range, state_path
+from pystate.checkpoint.refs import (
+    EMPTY_ID,
+    FileRef,
+    RangeState,
+    empty_range,
+    state_path,
+)
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError

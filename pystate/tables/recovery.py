@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pystate.checkpoint.held_deltas import HeldFiles, is_held
-from pystate.checkpoint.manifest import EMPTY_ID, FileRef, RangeState
+from pystate.checkpoint.refs import EMPTY_ID, FileRef, RangeState
 from pystate.checkpoint.state_files import Lineage, Source
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError

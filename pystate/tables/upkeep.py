@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from pystate._core.core import range_bounds
-from pystate.checkpoint.manifest import RangeState, uid_folder
+from pystate.checkpoint.refs import RangeState, uid_folder
 from pystate.redaction import logger
 from pystate.tables import janitor
 from pystate.tables.host import TableHome, living_owners, process_start

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.base.arguments import choice, integer, text
-from pystate.checkpoint.loops import BUCKET
-from pystate.checkpoint.refs import INPUT
+from pystate.checkpoint.refs import BUCKET, INPUT
 from pystate.errors import LoopNotEmptyError
 from pystate.operators.runtime.loop import LoopOperator, LoopSpec, LoopTable, buckets
 from pystate.operators.runtime.output import SchemaLike

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from pystate._core.core import range_bounds
-from pystate.checkpoint.file_merge import merge_files
 from pystate.checkpoint.job_file import check_schemas
-from pystate.checkpoint.manifest import Schema
+from pystate.checkpoint.refs import Schema
+from pystate.checkpoint.state_files import merge_files
 from pystate.epochs.schema_match import lost_timers
 from pystate.errors import InvalidArgumentError
 from pystate.state.aggregating import AggregatingState

@@ -13,17 +13,19 @@ from pathlib import Path
 from pystate._core.core import range_bounds
 from pystate.checkpoint.manifest import (
     ClockReading,
-    FileRef,
-    InputState,
     Manifest,
-    OperatorState,
     QueryProgress,
-    RangeState,
-    empty_range,
     read_manifest,
-    state_path,
 )
 from pystate.checkpoint.parts import PartUse, share
+from pystate.checkpoint.refs import (
+    FileRef,
+    InputState,
+    OperatorState,
+    RangeState,
+    empty_range,
+    state_path,
+)
 from pystate.checkpoint.storage import LocalStorage
 
 FOLDER = Path(__file__).parent / "parts1"

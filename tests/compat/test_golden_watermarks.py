@@ -9,13 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pystate.checkpoint.manifest import (
-    InputState,
-    Manifest,
-    OperatorState,
-    empty_range,
-    read_manifest,
-)
+from pystate.checkpoint.manifest import Manifest, read_manifest
+from pystate.checkpoint.refs import InputState, OperatorState, empty_range
 from pystate.checkpoint.storage import LocalStorage
 
 FOLDER = Path(__file__).parent / "watermarks1"

@@ -22,11 +22,10 @@ import pystate as ps
 from pystate._core import core
 from pystate.checkpoint.first_start import begin_with
 from pystate.checkpoint.held_deltas import HeldFiles, merge_held
-from pystate.checkpoint.job_file import REPAIR_FILE
+from pystate.checkpoint.job_file import REPAIR_FILE, SAVEPOINT_FILE
 from pystate.checkpoint.manifest_log import mark_retired
 from pystate.checkpoint.metadata import encode_document
 from pystate.checkpoint.run_keys import RunKeys
-from pystate.checkpoint.savepoint import SAVEPOINT_FILE
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merges import MergePolicy

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from pystate.checkpoint.manifest import FileRef, Manifest
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pystate.checkpoint.manifest import FileRef, RangeState, empty_range
 from pystate.checkpoint.manifest_log import read_head, retained_epochs
+from pystate.checkpoint.refs import FileRef, RangeState, empty_range
 from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import NoSpaceError
 from pystate.tables.host import TableHome, choose_home

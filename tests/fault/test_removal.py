@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import pystate as ps
-from pystate.checkpoint.manifest import MANIFESTS, manifest_epoch, read_manifest
+from pystate.checkpoint.manifest import manifest_epoch, read_manifest
 from pystate.checkpoint.manifest_log import History, retained_manifests
-from pystate.checkpoint.parts import part_epoch
+from pystate.checkpoint.parts import MANIFESTS, part_epoch
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.epochs.housekeeping import Housekeeping
 from pystate.epochs.retention import collect_orphans, delete_files

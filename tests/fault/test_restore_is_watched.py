@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pystate.checkpoint.manifest import RangeState, empty_range
+from pystate.checkpoint.refs import RangeState, empty_range
 from pystate.errors import EvaluationError
 from pystate.tables.host import TableHome, choose_home
 from tests.peer import Worker

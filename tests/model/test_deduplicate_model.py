@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import pystate as ps
 from pystate._core.core import range_bounds
-from pystate.checkpoint.file_merge import merge_files
+from pystate.checkpoint.state_files import merge_files
 from pystate.epochs.watermarks import OperatorTime
 from pystate.operators.runtime.deduplicate import DeduplicateSpec, Deduplicator
 from pystate.operators.runtime.task import TaskContext

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.checkpoint.file_merge import merge_files
+from pystate.checkpoint.state_files import merge_files
 from pystate.state.operator_spec import declared_fills
 from pystate.types.state_type import StateType, parse_type
 

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.checkpoint.file_merge import merge_files
-from pystate.checkpoint.state_files import open_file
+from pystate.checkpoint.state_files import merge_files, open_file
 from pystate.errors import CorruptFileError, NewerFormatError
 from pystate.processor.file_scan import can_merge, merged_rows
 from pystate.types.arrays import hash_keys, key_groups

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.refs import FileRef, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch

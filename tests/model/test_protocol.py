@@ -12,8 +12,9 @@ import pyarrow as pa
 import pytest
 
 from pystate._core.core import key_group
-from pystate.checkpoint.manifest import Manifest, RangeState
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import read_head
+from pystate.checkpoint.refs import RangeState
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.checkpoint.file_merge import merge_files
-from pystate.checkpoint.manifest import FileRef, OperatorState, RangeState
+from pystate.checkpoint.refs import FileRef, OperatorState, RangeState
+from pystate.checkpoint.state_files import merge_files
 from pystate.checkpoint.storage import LocalStorage
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import Selection

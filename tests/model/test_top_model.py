@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import pystate as ps
 from pystate._core.core import range_bounds
-from pystate.checkpoint.file_merge import merge_files
+from pystate.checkpoint.state_files import merge_files
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.runtime.top import By, TopRows, TopSpec
 from pystate.types.arrays import hash_keys, key_groups

@@ -16,7 +16,7 @@ import pytest
 
 import pystate as ps
 from pystate.checkpoint.begin_marks import BeginMarks
-from pystate.checkpoint.manifest import empty_range
+from pystate.checkpoint.refs import empty_range
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.range_report import RangeReport, advanced
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError

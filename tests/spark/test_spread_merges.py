@@ -15,7 +15,7 @@ import pytest
 
 import pystate as ps
 import pystate.spark.epochs.file_jobs
-from pystate.checkpoint.manifest import FileRef
+from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merges import PlannedMerge, Run
 from pystate.errors import CheckpointError

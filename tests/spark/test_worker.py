@@ -15,7 +15,7 @@ import pytest
 
 import pystate as ps
 from pystate.checkpoint.begin_marks import BeginMarks, RefusedError
-from pystate.checkpoint.manifest import empty_range
+from pystate.checkpoint.refs import empty_range
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.range_report import InputSeen, RangeReport
 from pystate.epochs.watermarks import OperatorTime

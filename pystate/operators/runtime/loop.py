@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pystate.checkpoint.loops import BUCKET, COUNT, LOOP_KEY
-from pystate.checkpoint.refs import INPUT
+from pystate.checkpoint.refs import BUCKET, COUNT, INPUT, LOOP_KEY
 from pystate.errors import DeclarationError
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.task import Operator, TaskContext

@@ -34,7 +34,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from pystate.checkpoint.held_deltas import HeldFiles, merge_held
-from pystate.checkpoint.manifest import FileRef, Manifest, RangeState, state_path
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.refs import FileRef, RangeState, state_path
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.merges import PlannedMerge, merge_again

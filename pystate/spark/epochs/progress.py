@@ -13,7 +13,7 @@ from typing import Any
 
 from pystate.base.markup import bytes_shown, panel
 from pystate.checkpoint.epoch_log import OperatorRecord
-from pystate.checkpoint.manifest import OperatorState
+from pystate.checkpoint.refs import OperatorState
 from pystate.epochs.chronicle import Sizes, operator_records
 from pystate.epochs.epoch import Epoch, Flow
 from pystate.epochs.range_report import RangeReport

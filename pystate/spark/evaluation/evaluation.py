@@ -25,8 +25,7 @@ import pyarrow as pa
 
 from pystate.base.arguments import text
 from pystate.checkpoint.begin_marks import BeginMarks
-from pystate.checkpoint.manifest import EMPTY_ID, RangeState
-from pystate.checkpoint.refs import as_schema
+from pystate.checkpoint.refs import EMPTY_ID, RangeState, as_schema
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.epoch import Epoch, Flow, RepeatableError, describe_ranges
 from pystate.epochs.planned_ranges import PlannedRanges

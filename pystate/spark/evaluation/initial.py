@@ -33,8 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
-from pystate.checkpoint.manifest import RangeState
-from pystate.checkpoint.refs import InputState
+from pystate.checkpoint.refs import InputState, RangeState
 from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import DeclarationError, EvaluationError, InvalidArgumentError, WrongTypeError

@@ -21,8 +21,7 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
-from pystate.checkpoint.loops import BUCKET, LOOP_KEY
-from pystate.checkpoint.manifest import EMPTY_ID
+from pystate.checkpoint.refs import BUCKET, EMPTY_ID, LOOP_KEY
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.loop import LoopOperator, LoopSpec, LoopTable, buckets

@@ -25,7 +25,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from pystate.base.arguments import folder_path, integer, shown
-from pystate.checkpoint.object_client import refuse_credentials
+from pystate.checkpoint.object_storage import refuse_credentials
 from pystate.epochs.epoch import RepeatableError
 from pystate.epochs.range_report import SideFile
 from pystate.errors import CheckpointError, InvalidArgumentError

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from pystate.checkpoint.held_deltas import HeldFiles, merge_held
-from pystate.checkpoint.manifest import FileRef, RangeState, state_path
+from pystate.checkpoint.refs import FileRef, RangeState, state_path
 from pystate.checkpoint.size_tiers import newest_similar
 from pystate.checkpoint.state_files import FileInfo, Lineage
 from pystate.checkpoint.storage import CheckpointStorage

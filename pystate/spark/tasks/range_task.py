@@ -30,8 +30,7 @@ import pyarrow as pa
 
 from pystate.checkpoint.begin_marks import BeginMarks, Beginning, Mark
 from pystate.checkpoint.held_deltas import HeldFiles
-from pystate.checkpoint.manifest import EMPTY_ID, RangeState
-from pystate.checkpoint.refs import INPUT, KEPT
+from pystate.checkpoint.refs import EMPTY_ID, INPUT, KEPT, RangeState
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.listeners import CheckpointNotice

@@ -20,7 +20,7 @@ from pystate.tables.host import TableHome, ancestor_named, base_folder, choose_h
 from pystate.tables.upkeep import engage_janitor
 
 if TYPE_CHECKING:
-    from pystate.checkpoint.manifest import RangeState
+    from pystate.checkpoint.refs import RangeState
     from pystate.tables.attach import Attachment
     from pystate.tables.recovery import TableSpec
 

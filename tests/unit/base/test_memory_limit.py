@@ -20,8 +20,7 @@ import pytest
 import pystate as ps
 from pystate._core import core
 from pystate.base.memory import MemoryUse, memory_limit_bytes, memory_use
-from pystate.checkpoint.file_merge import merge_files
-from pystate.checkpoint.state_files import open_file
+from pystate.checkpoint.state_files import merge_files, open_file
 from pystate.errors import InvalidArgumentError, MemoryLimitError
 from pystate.tables.host import choose_home, counted_home
 from pystate.tables.options import TableOptions
@@ -36,7 +35,7 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Callable[[], Memor
 
     def set_limit(limit_bytes: int) -> Callable[[], MemoryUse]:
         budget = core.Budget(limit_bytes)
-        for module in ("tables.backend", "checkpoint.state_files", "checkpoint.file_merge"):
+        for module in ("tables.backend", "checkpoint.state_files"):
             monkeypatch.setattr(f"pystate.{module}.process_budget", lambda: budget)
         return lambda: MemoryUse(*budget.stats())
 

@@ -10,21 +10,23 @@ import pytest
 
 from pystate._core.core import range_bounds
 from pystate.checkpoint.manifest import (
-    EMPTY_ID,
     FORMAT_VERSION,
     ClockReading,
-    FileRef,
-    InputState,
     Manifest,
-    OperatorState,
     QueryProgress,
-    RangeState,
-    empty_range,
     manifest_epoch,
     manifest_path,
-    state_folder,
 )
 from pystate.checkpoint.metadata import Fields, decode_document, encode_document
+from pystate.checkpoint.refs import (
+    EMPTY_ID,
+    FileRef,
+    InputState,
+    OperatorState,
+    RangeState,
+    empty_range,
+    state_folder,
+)
 from pystate.errors import CorruptFileError, InvalidArgumentError, NewerFormatError
 
 

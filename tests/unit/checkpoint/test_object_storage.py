@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pystate.checkpoint import object_client
+from pystate.checkpoint import object_storage
 from pystate.checkpoint.locations import local_only, open_storage
-from pystate.checkpoint.object_reader import ObjectReader
-from pystate.checkpoint.object_storage import ObjectStorage
+from pystate.checkpoint.object_storage import ObjectReader, ObjectStorage
 from pystate.errors import (
     AlreadyPublishedError,
     CheckpointError,
@@ -30,11 +29,11 @@ def storage(s3_url: str) -> ObjectStorage:
 @pytest.fixture
 def one_try(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nobody repeats requests."""
-    monkeypatch.setattr(object_client, "_RETRIES", 0)
+    monkeypatch.setattr(object_storage, "_RETRIES", 0)
     monkeypatch.setattr("pystate.checkpoint.object_storage._PATIENCE_S", 0.0)
-    object_client._client_of.cache_clear()
+    object_storage._client_of.cache_clear()
     yield
-    object_client._client_of.cache_clear()
+    object_storage._client_of.cache_clear()
 
 
 def failing(location: str) -> str:

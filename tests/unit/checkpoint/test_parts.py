@@ -12,20 +12,18 @@ from typing import Any
 import pytest
 
 import pystate.checkpoint.parts
-from pystate.checkpoint.manifest import (
-    EMPTY_ID,
-    FileRef,
-    Manifest,
-    OperatorState,
-    RangeState,
-    empty_range,
-    manifest_path,
-    read_manifest,
-    state_path,
-)
+from pystate.checkpoint.manifest import Manifest, manifest_path, read_manifest
 from pystate.checkpoint.manifest_log import History, read_head
 from pystate.checkpoint.metadata import encode_document
 from pystate.checkpoint.parts import Parts, part_epoch, share
+from pystate.checkpoint.refs import (
+    EMPTY_ID,
+    FileRef,
+    OperatorState,
+    RangeState,
+    empty_range,
+    state_path,
+)
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.planned_ranges import PlannedRange, PlannedRanges
 from pystate.epochs.rescale import rescaled

@@ -251,7 +251,7 @@ def test_history_shows_invalid_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [record] = found.records
     a, b = record.operators
     record = replace(record, operators=(replace(a, late_rows=4), replace(b, invalid_rows=1234)))
-    monkeypatch.setattr(history, "recall", lambda *_, **__: replace(found, records=(record,)))
+    monkeypatch.setattr(history, "read_history", lambda *_, **__: replace(found, records=(record,)))
     heads, line = run("history", work.root)[1].splitlines()
     assert heads.index("late") < heads.index("invalid") and "1 234" in line
     heads, first, second = run("history", work.root, "--operators")[1].splitlines()

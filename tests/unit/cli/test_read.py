@@ -16,7 +16,7 @@ import pytest
 
 import pystate as ps
 from pystate.cli import read as reading
-from pystate.cli.rows import keys_of
+from pystate.cli.read import keys_of
 from pystate.errors import InvalidArgumentError
 from pystate.processor.epochs import missing_file
 from pystate.types.keys import leaves

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from pystate.checkpoint.manifest import EMPTY_ID, Manifest, manifest_path
+from pystate.checkpoint.manifest import Manifest, manifest_path
 from pystate.checkpoint.manifest_log import read_head, retained_epochs
 from pystate.checkpoint.metadata import encode_document
+from pystate.checkpoint.refs import EMPTY_ID
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch, RepeatableError

@@ -14,7 +14,8 @@ import pytest
 
 import pystate as ps
 import pystate.epochs.merges
-from pystate.checkpoint.manifest import FileRef, Manifest
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.merges import MergePolicy, PlannedMerge, Run, merge_again

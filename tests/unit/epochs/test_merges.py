@@ -12,7 +12,7 @@ import pytest
 
 import pystate as ps
 import pystate.epochs.merges
-from pystate.checkpoint.manifest import FileRef, RangeState
+from pystate.checkpoint.refs import FileRef, RangeState
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
 from pystate.epochs.merges import Maintenance, MergePolicy, replaced
 from pystate.errors import CheckpointError, CorruptFileError

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from pystate.checkpoint.begin_marks import EVALUATIONS, BeginMarks
-from pystate.checkpoint.manifest import MANIFESTS
 from pystate.checkpoint.object_storage import ObjectStorage
+from pystate.checkpoint.parts import MANIFESTS
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.ownership import current_owner, is_running
 from pystate.epochs.retention import collect_orphans

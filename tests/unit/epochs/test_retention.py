@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import pystate.epochs.merges
-from pystate.checkpoint.manifest import MANIFESTS, manifest_path
+from pystate.checkpoint.manifest import manifest_path
 from pystate.checkpoint.manifest_log import History, retained_epochs
+from pystate.checkpoint.parts import MANIFESTS
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage, final_name
 from pystate.epochs.merges import MergePolicy
 from pystate.epochs.retention import collect_orphans, delete_files, merged_name

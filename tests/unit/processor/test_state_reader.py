@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.checkpoint.manifest import FileRef, Manifest, OperatorState, RangeState, state_path
+from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merges import MergePolicy
 from pystate.errors import CheckpointError, CorruptFileError, PystateError

@@ -12,8 +12,14 @@ from typing import Any
 
 import pytest
 
-from pystate.checkpoint.manifest import EMPTY_ID, FileRef, OperatorState, RangeState, empty_range
-from pystate.checkpoint.refs import RangeSource
+from pystate.checkpoint.refs import (
+    EMPTY_ID,
+    FileRef,
+    OperatorState,
+    RangeSource,
+    RangeState,
+    empty_range,
+)
 from pystate.epochs.merges import merge_range
 from pystate.epochs.rescale import rescaled, sources_of
 from pystate.errors import (

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.checkpoint.manifest import empty_range
+from pystate.checkpoint.refs import empty_range
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.ownership import Ownership
 from pystate.errors import PystateError

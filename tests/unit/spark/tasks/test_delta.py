@@ -13,7 +13,7 @@ import pytest
 import pystate as ps
 from pystate.checkpoint import held_deltas
 from pystate.checkpoint.held_deltas import HeldFiles
-from pystate.checkpoint.manifest import EMPTY_ID, RangeState
+from pystate.checkpoint.refs import EMPTY_ID, RangeState
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.range_report import RangeReport, advanced, check_report

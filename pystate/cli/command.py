@@ -1,14 +1,11 @@
-"""How commands end: errors in one plain line, and exit codes.
-
-Thread safety: a program of its own.
-"""
+"""What all commands share: arguments, exit codes, and how they end."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -16,7 +13,16 @@ from typer.core import TyperGroup
 from pystate.cli.screen import harmless
 from pystate.errors import InvalidArgumentError, PystateError
 
-__all__ = ["WRONG", "WRONG_USE", "Commands"]
+Location = Annotated[str, typer.Argument(help="The folder or URL of a checkpoint or savepoint.")]
+Checkpoint = Annotated[str, typer.Argument(help="The folder or URL of a job's checkpoint.")]
+OwnerIsGone = Annotated[
+    bool,
+    typer.Option(
+        "--owner-is-gone", help="The driver has ended, although that cannot be seen from here."
+    ),
+]
+Jobs = Annotated[int | None, typer.Option(min=1, max=256, help="How many files to read at a time.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 
 #: Exit codes: something is wrong with the checkpoint; the command cannot be carried out as given.
 WRONG = 1
