@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pystate.epochs.merge_policy import MergePolicy
+from pystate.epochs.merges import MergePolicy
 
 import pystate as ps
 from pystate.checkpoint.manifest_log import read_head
