@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pystate.epochs.merges import MergePolicy
 
 import pystate as ps
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
+from pystate.epochs.merges import MergePolicy
 from pystate.errors import DeclarationError, SchemaError, UnclaimedStateError
 from pystate.state.declaration import State, stored_parts
 from pystate.state.operator_spec import OperatorSpec, in_files
