@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pystate.spark.operators.arrow_map import arrow_map
+from pystate.spark.operators.apply import arrow_map
 from pystate.spark.tasks.delta import Written
 from pystate.spark.tasks.range_task import RangeTask
 from pystate.spark.tasks.worker import ArrowOperator
@@ -75,7 +75,7 @@ def deadly_map(where: str, flag: Path) -> Callable[..., Any]:
         return made
 
     def mapped(*given: Any) -> Any:
-        with mock.patch("pystate.spark.operators.arrow_map.ArrowOperator", operator):
+        with mock.patch("pystate.spark.operators.apply.ArrowOperator", operator):
             return arrow_map(*given)
 
     return mapped

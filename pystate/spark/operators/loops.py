@@ -1,6 +1,6 @@
 """Cycles in a pipeline: rows that one epoch feeds back, and the next one reads.
 
-The rows in flight are the state of a keyed operator (`runtime.loop`), so that they are
+The rows in flight are the state of a keyed operator (`operators.runtime.loop`), so that they are
 checkpointed, rescaled and restored like any state. Its tasks emit nothing, and run because their
 output is united with the pipeline's result. The rows of the epoch before are read from the same
 tables by tasks of their own, which begin nothing and report nothing: reading changes no state, and
@@ -11,7 +11,7 @@ Thread safety: a `FeedbackLoop` belongs to the thread that runs the epoch; a rea
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
@@ -29,11 +29,10 @@ from pystate.operators.runtime.output import OutputColumns
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.job_description import plan_name
-from pystate.spark.base.resolve import FrameColumns
+from pystate.spark.base.resolve import ColumnPath, FrameColumns
 from pystate.spark.base.routing import route
 from pystate.spark.base.schemas import output_columns, parse_schema, refuse_reserved
-from pystate.spark.operators.arrow_map import arrow_map
-from pystate.spark.tasks.arrivals import Arrivals
+from pystate.spark.operators.apply import Application, declare, run
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.tables.attach import tables
 
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
     from pystate.spark.evaluation.evaluation import Evaluation
-
-__all__ = ["FeedbackLoop"]
 
 #: Wider numbers, which a column may be cast to without loss.
 _WIDER: Mapping[type[st.DataType], tuple[type[st.DataType], ...]] = {
@@ -59,21 +56,7 @@ _NOTHING = st.StructType([st.StructField("nothing", st.IntegerType())])
 
 
 class FeedbackLoop:
-    """A loop in one epoch of a pipeline, made by `Job.feedback`.
-
-    Parameters
-    ----------
-    evaluation : Evaluation
-        The open epoch.
-    name : str
-        Its name in messages.
-    schema : str or StructType
-        The columns of its rows.
-    uid : str
-        Its name in checkpoints.
-    event_time : str or None
-        The column for whose oldest time in flight watermarks wait.
-    """
+    """A loop in one epoch of a pipeline, made by `Job.feedback`."""
 
     def __init__(
         self,
@@ -89,7 +72,6 @@ class FeedbackLoop:
         self._schema = declared = _nullable(parse_schema(schema, owner))
         refuse_reserved(declared.names, owner)
         self._output = output_columns(declared, owner)
-        self._event_time = event_time
         if event_time is not None:
             if event_time not in declared.names:
                 raise InvalidArgumentError(
@@ -99,8 +81,17 @@ class FeedbackLoop:
             type_ = self._output.schema.field(event_time).type
             event_times(pa.array([], type_), f"{owner}: event-time column {event_time!r}")
         self._spec = LoopSpec.of([(f.name, f.dataType) for f in declared], owner)
-        plan = evaluation.declare(self._spec.operator(uid), LOOP_KEY)
-        self._plan = replace(plan, replaces=True)
+        self._applied = Application(
+            self._spec.operator(uid),
+            LOOP_KEY,
+            partial(LoopOperator, self._spec, event_time),
+            (),
+            _by_bucket,
+            _NOTHING,
+            counted=False,
+            replaces=True,
+        )
+        self._plan = declare(evaluation, self._applied)
         self._rows: DataFrame | None = None
         self._fed: DataFrame | None = None
         evaluation.add_loop(self)
@@ -171,34 +162,34 @@ class FeedbackLoop:
             nothing = self._evaluation.session.range(0)
             empty = (F.lit(None).cast(f.dataType).alias(f.name) for f in self._schema)
             fed = self._selected(nothing.select(*empty))
-        plan = self._plan
-        routed = route(fed, [BUCKET], plan.operator.max_parallelism, plan.parallelism)
-        make = partial(LoopOperator, self._spec, self._event_time)
-        return arrow_map(routed, plan, fed.columns, make, _NOTHING, Arrivals())
+        return run(replace(self._applied, frames=[fed]), self._plan)
 
     def _selected(self, df: DataFrame) -> DataFrame:
         """The loop's columns of a frame, and the rows' buckets."""
         owner = f"{self._owner}: feed"
         columns = FrameColumns(df, owner)
-        found = {field.name: columns.find(field.name) for field in self._schema}
-        used = {path.parts[0] for path in found.values()}
+        paths = {field.name: columns.find(field.name) for field in self._schema}
+        used = {path.parts[0] for path in paths.values()}
         others = [name for name in df.columns if name not in used]
         if others:
             raise InvalidArgumentError(
                 f"{owner}: the loop has no column {', '.join(map(repr, others))}: it has "
                 f"{', '.join(self._schema.names)}; select these"
             )
-        values = [
-            _as_declared(found[field.name].column, found[field.name].data_type, field, owner)
-            for field in self._schema
-        ]
-        return df.select(*values, self._bucket(df, found).alias(BUCKET))
+        values = [_as_declared(paths[field.name], field, owner) for field in self._schema]
+        return df.select(*values, self._bucket(paths).alias(BUCKET))
 
-    def _bucket(self, df: DataFrame, found: Mapping[str, Any]) -> Column:
+    def _bucket(self, paths: Mapping[str, ColumnPath]) -> Column:
         """A row's bucket: by its content, so that it is the same if a task runs again."""
-        hashed = [path.column for path in found.values() if _can_be_hashed(path.data_type)]
+        hashed = [path.column for path in paths.values() if _can_be_hashed(path.data_type)]
         number = F.xxhash64(*hashed) if hashed else F.monotonically_increasing_id()
         return F.pmod(number, F.lit(buckets(self._plan.parallelism)).cast("long"))
+
+
+def _by_bucket(frames: Sequence[DataFrame], plan: OperatorPlan) -> tuple[DataFrame, Sequence[str]]:
+    """The fed rows in front of their tasks."""
+    [fed], operator = frames, plan.operator
+    return route(fed, [BUCKET], operator.max_parallelism, plan.parallelism), fed.columns
 
 
 class _LoopReader:
@@ -249,11 +240,9 @@ def _nullable(schema: st.StructType) -> st.StructType:
     return st.StructType([st.StructField(field.name, field.dataType) for field in schema])
 
 
-def _as_declared(
-    column: Column, data_type: st.DataType, field: st.StructField, owner: str
-) -> Column:
+def _as_declared(path: ColumnPath, field: st.StructField, owner: str) -> Column:
     """A column under the loop's name, and in its type."""
-    wanted = field.dataType
+    column, data_type, wanted = path.column, path.data_type, field.dataType
     same = data_type.simpleString() == wanted.simpleString()
     wider = (*_WIDER.get(type(data_type), ()), *([type(wanted)] if data_type == _NULL else ()))
     if not same and type(wanted) not in wider:
