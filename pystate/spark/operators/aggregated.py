@@ -1,4 +1,4 @@
-"""From the aggregates of `KeyedFrame.aggregate` to states, updates and columns.
+"""Aggregates over all epochs: from those of `KeyedFrame.aggregate` to states and columns.
 
 Thread safety: an `AggregatePlan` belongs to the thread that makes it.
 """
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as st
 
+from pystate.base.arguments import checked_uid
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.functions.aggregates import Aggregate
 from pystate.operators.runtime.aggregate import (
@@ -26,28 +27,49 @@ from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.partial_rows import LOW, TIME
 from pystate.operators.runtime.task import Operator
 from pystate.spark.base.partial_aggregation import (
+    NOT_INVALID,
     ORDERED,
     WITHOUT_ZONE,
     Combine,
     CombinedColumn,
     Function,
+    checked_combine,
     combined_rows,
     decided,
     event_ms,
 )
-from pystate.spark.base.resolve import column_named, column_text, key_column, key_text
-from pystate.spark.base.schemas import ddl_of
+from pystate.spark.base.resolve import (
+    FrameColumns,
+    column_named,
+    column_text,
+    key_column,
+    key_text,
+    whole_key,
+)
+from pystate.spark.base.schemas import (
+    ddl_of,
+    key_leaves,
+    names_twice,
+    output_columns,
+    refuse_reserved,
+)
+from pystate.spark.evaluation.initial import Given
+from pystate.spark.evaluation.updates import Updates
+from pystate.spark.operators.apply import apply
+from pystate.spark.operators.inputs import KeyedInput
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.state.aggregators import Aggregator, Count, Max, Min, Sum
 from pystate.state.declaration import State
 from pystate.state.identity import StoredFold, stored_aggregate
+from pystate.state.operator_spec import OperatorSpec
+from pystate.types.keys import parse_key
 from pystate.types.state_type import parse_type
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["TIMES", "AggregatePlan"]
-
+#: Columns that are sent for what an update is of, in front of a number.
+_IDENTITY = "__pystate_identity_"
 _INTEGERS = (st.ByteType, st.ShortType, st.IntegerType, st.LongType)
 #: Of decimals whose sums are computed by Spark.
 _MOST_DIGITS = 28
@@ -64,7 +86,102 @@ _AGGREGATORS: dict[str, Aggregator] = {"sum": Sum(), "min": Min(), "max": Max()}
 #: How the columns are called that tasks get for aggregates, in front of a number,
 _VALUE = "__pystate_value_"
 #: and the one with event times.
-TIMES = f"{_VALUE}time"
+_TIMES = f"{_VALUE}time"
+
+
+def aggregate(
+    rows: KeyedInput,
+    unnamed: Sequence[Any],
+    initial_state: Given | None,
+    combine: Combine,
+    aggregates: Mapping[str, Any],
+) -> DataFrame:
+    """See `KeyedFrame.aggregate`."""
+    uid, owner = checked_uid(rows.uid), rows.owner
+    checked_combine(combine, owner)
+    updates = rows.updates("aggregate")
+    if updates is not None and updates.frame is not rows.frame:
+        # What the updates are of has been dropped, and is taken along.
+        keys, time = [column_text(name) for name in rows.names], rows.event_time
+        options = replace(rows.options, event_time=None if time is None else column_text(time))
+        rows = KeyedInput.by(rows.evaluation, updates.frame, keys, uid, options)
+        return aggregate(rows, unnamed, initial_state, combine, aggregates)
+    if updates is not None:
+        _check_over_updates(rows, updates, initial_state, combine)
+    columns = rows.columns.copy()
+    plan = AggregatePlan.of(rows, columns, unnamed, aggregates)
+    frame, key_names = columns.frame, [*rows.key_names]
+    leaves = key_leaves(rows.frame.schema, rows.names, marked=rows.marked)
+    declared = st.StructType([*(st.StructField(*leaf) for leaf in leaves), *plan.fields])
+    selected = plan.selected(frame, key_names, rows.event_time)
+    times = None if rows.event_time is None else _TIMES
+    spec = plan.spec(key_names, output_columns(declared, owner), times)
+    states: Mapping[str, State[Any]] = spec.states
+    make: Callable[[], Operator] = partial(AggregateOperator, spec)
+    if updates is not None:
+        beside = [name for name in updates.identity if name not in rows.names]
+        identity = {f"{_IDENTITY}{i}": name for i, name in enumerate(beside)}
+        selected |= {name: column_named(of).alias(name) for name, of in identity.items()}
+        sent = frame.select(*selected.values()).schema
+        states, make = plan.over_updates(spec, sent, [*identity])
+    if rows.invalid.tag is not None:
+        selected |= {
+            name: column_named(name) for name in rows.invalid.columns if name not in selected
+        }
+    combinable = not rows.invalid.of_each
+
+    def combined(operator: OperatorPlan) -> Any:
+        if not combinable and combine is True:
+            raise InvalidArgumentError(f"{owner}: combine=True: {NOT_INVALID}")
+        if not (
+            updates is None
+            and combinable
+            and plan.combines(combine, rows.event_time, ordered=bool(rows.order_by))
+            and (combine is True or rows.evaluation.combines(uid))
+        ):
+            return None
+        partials, make = plan.combine(frame, key_names, rows.event_time, operator, spec)
+        return rows.routed(partials, operator), partials.columns, make
+
+    out = apply(
+        rows.evaluation,
+        replace(
+            rows.application(OperatorSpec(uid, parse_key(rows.keys), states), make, declared),
+            frames=[frame],
+            route=rows.selecting(
+                lambda frame, more: frame.select(*selected.values(), *more),
+                [*selected],
+                ordered=plan.ordered,
+            ),
+            earlier=rows.earlier_rows(columns),
+            state=initial_state,
+            combined=combined,
+            finish=partial(_with_structs, rows, [*aggregates]),
+        ),
+    )
+    return rows.evaluation.emits_updates(uid, out, rows.names)
+
+
+def _check_over_updates(
+    rows: KeyedInput, updates: Updates, initial_state: Given | None, combine: Combine
+) -> None:
+    if initial_state is not None:
+        rows.refuse_updates(
+            "aggregate", updates.uid, "initial_state has aggregates, and not what they are of"
+        )
+    if combine is True:
+        rows.refuse_updates(
+            "aggregate", updates.uid, "combine=True combines rows, and these replace others"
+        )
+
+
+def _with_structs(rows: KeyedInput, results: Sequence[str], frame: DataFrame) -> DataFrame:
+    """Make structs of the key's fields, which were sent on their own."""
+    if [*rows.key_names] == rows.names:
+        return frame
+    schema = rows.frame.schema
+    keys = [whole_key(schema[name], marked=rows.marked) for name in rows.names]
+    return frame.select(*keys, *map(column_named, results))
 
 
 class AggregatePlan:
@@ -85,6 +202,38 @@ class AggregatePlan:
         #: Whether results depend on the order of the rows: sums of floats are not associative, and
         #: of values that are equal but not identical, such as 0.0 and -0.0, the first is kept.
         self.ordered = False
+
+    @classmethod
+    def of(
+        cls,
+        rows: KeyedInput,
+        columns: FrameColumns,
+        unnamed: Sequence[Any],
+        aggregates: Mapping[str, Any],
+    ) -> AggregatePlan:
+        """Check the aggregates that a user gave; fields of structs are added to the columns."""
+        owner = rows.owner
+        if unnamed:
+            raise InvalidArgumentError(
+                f"{owner}: give {unnamed[0]!s:.80} the name of its result column, e.g. n=ps.count()"
+            )
+        if not aggregates:
+            raise InvalidArgumentError(f"{owner}: name at least one aggregate, e.g. n=ps.count()")
+        resolved = {
+            name: _with_column(name, each, columns, owner) for name, each in aggregates.items()
+        }
+        names = [*rows.names, *aggregates]
+        refuse_reserved(names, owner)
+        twice = names_twice(names)
+        if twice:
+            raise InvalidArgumentError(
+                f"{owner}: two columns of the result are called {', '.join(twice)}: key "
+                "columns and aggregates have names that differ in more than case"
+            )
+        plan = cls(owner, columns.frame.schema)
+        for name, each in resolved.items():
+            plan.add(name, each)
+        return plan
 
     def add(self, name: str, aggregate: Aggregate) -> None:
         """Add one result column."""
@@ -115,11 +264,11 @@ class AggregatePlan:
         self, frame: DataFrame, keys: Sequence[str], event_time: str | None
     ) -> dict[str, Column]:
         """What is sent of a frame, by name: only what is aggregated, cast if the state is wider."""
-        found = {name: key_column(frame, name).alias(name) for name in keys}
-        found |= self.inputs
+        selected = {name: key_column(frame, name).alias(name) for name in keys}
+        selected |= self.inputs
         if event_time is not None:
-            found[TIMES] = column_named(event_time).alias(TIMES)
-        return found
+            selected[_TIMES] = column_named(event_time).alias(_TIMES)
+        return selected
 
     def spec(
         self, keys: Sequence[str], output: OutputColumns, event_time: str | None
@@ -133,31 +282,18 @@ class AggregatePlan:
     ) -> tuple[Mapping[str, State[Any]], Callable[[], Operator]]:
         """The state over updates, and what makes the operator of a task.
 
-        Parameters
-        ----------
-        spec : Aggregates
-            What is aggregated.
-        selected : StructType
-            The columns that are sent.
-        identity : sequence of str
-            The columns among them of what an update is of, beside the key.
+        `identity` are the columns that are sent for what an update is of, beside the key.
         """
         columns = tuple(
             (field.name, parse_type(field.dataType, f"{self._owner}: column {field.name!r}"))
             for field in selected
-            if field.name not in spec.key and field.name != TIMES
+            if field.name not in spec.key and field.name != _TIMES
         )
         make = partial(UpdatesOperator, spec, tuple(identity), columns)
         return {LATEST: latest_state(columns)}, make
 
     def combines(self, combine: Combine, event_time: str | None, *, ordered: bool) -> bool:
-        """Whether rows may be combined before the shuffle.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The user asks for it, and it cannot be done.
-        """
+        """Whether rows may be combined before the shuffle; refuses what cannot be done."""
         why = self.uncombined
         if self.ordered and ordered:
             why = ORDERED
@@ -257,3 +393,15 @@ class AggregatePlan:
             f"{self._owner}: {aggregate}: column {aggregate.column!r} is "
             f"{data_type.simpleString()}, not {wanted}"
         )
+
+
+def _with_column(name: str, given: Any, columns: FrameColumns, owner: str) -> Aggregate:
+    """The aggregate, with its column under the name that the frame has for it."""
+    if not isinstance(given, Aggregate):
+        raise InvalidArgumentError(
+            f"{owner}: {name}={given!r:.80} is no aggregate; write {name}=ps.count(), "
+            f"or ps.sum, ps.min, ps.max or ps.mean with a column"
+        )
+    if given.column is None:
+        return given
+    return given._replace(column=columns.take(given.column, str(given)))

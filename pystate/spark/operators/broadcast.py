@@ -17,40 +17,36 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
-from pystate.base.arguments import choice
-from pystate.epochs.watermarks import Input
+from pystate.base.arguments import checked_uid, choice
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.base import BroadcastFunction
 from pystate.operators.functions.binding import broadcast_states, shape
-from pystate.operators.runtime.function_spec import PROCESS_LATE, BroadcastInput, FunctionSpec
+from pystate.operators.runtime.function_spec import PROCESS_LATE, BroadcastInput
 from pystate.operators.runtime.instance_state import instance_spec
-from pystate.operators.runtime.runtime import BROADCAST
-from pystate.spark.base.arguments import OrderBy
+from pystate.operators.runtime.runtime import BROADCAST, FunctionOperator
 from pystate.spark.base.resolve import FrameColumns, column_named
 from pystate.spark.base.routing import RANGE_COLUMN, marker_rows, range_of
 from pystate.spark.base.schemas import output_columns, refuse_reserved
 from pystate.spark.evaluation.initial import Given
-from pystate.spark.operators.apply import Application
-from pystate.spark.operators.inputs import input_of
+from pystate.spark.operators.apply import apply
+from pystate.spark.operators.functions import keyed_function
+from pystate.spark.operators.inputs import InputFrame, InputOptions, KeyedInput
 from pystate.spark.tasks.arrivals import BroadcastRows
 from pystate.spark.tasks.range_task import OperatorPlan
-from pystate.state.operator_state import INSTANCE_SCHEMA, KeylessState
-from pystate.types.durations import Duration
+from pystate.state.operator_state import INSTANCE_SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from pystate.spark.evaluation.evaluation import Evaluation
-
-__all__ = ["BroadcastApplied", "BroadcastFrame", "BroadcastFrames"]
 
 #: The range of a rule's copy; null in keyed rows.
 _TARGET = "__pystate_target"
@@ -66,84 +62,31 @@ Interleave = Literal["event_time"] | None
 
 
 class BroadcastFrame:
-    """One epoch's rows for all instances of an operator, made by `Job.broadcast`.
-
-    Parameters
-    ----------
-    evaluation : Evaluation
-        The open epoch.
-    frame : DataFrame
-        The rows.
-    uid : str
-        Names the broadcast states in checkpoints.
-    order_by : str, Column or a sequence of them, optional
-        The order of the rows.
-    event_time : str, optional
-        The column of the rows' event time.
-    allowed_delay : str, timedelta or int, optional
-        How late a row may be by its event time.
-    idle_after : str, timedelta or int, optional
-        After how long without rows the input is idle.
-    """
+    """One epoch's rows for all instances of an operator, made by `Job.broadcast`."""
 
     def __init__(
-        self,
-        evaluation: Evaluation,
-        frame: DataFrame,
-        uid: str,
-        order_by: OrderBy = None,
-        event_time: str | None = None,
-        allowed_delay: Duration | None = None,
-        idle_after: Duration | None = None,
+        self, evaluation: Evaluation, frame: DataFrame, uid: str, options: InputOptions
     ) -> None:
         owner = f"broadcast {uid!r}"
         refuse_reserved(frame.columns, owner)
         columns = FrameColumns(frame, owner)
-        self.evaluation = evaluation
         self.uid = uid
-        self.frame, self.event_time, self.order_by, given, _ = input_of(
-            evaluation,
-            columns,
-            owner,
-            event_time,
-            allowed_delay,
-            idle_after,
-            order_by,
-            follows=False,
-        )
-        output_columns(self.frame.schema, owner)
-        #: What it means for the operator's watermark; without event time nothing.
-        self.inputs: tuple[Input, ...] = ()
-        if event_time is not None:
-            self.inputs = (replace(given, name=BROADCAST),)
+        self.rows = InputFrame.of(evaluation, columns, owner, options, follows=False)
+        output_columns(self.rows.frame.schema, owner)
 
 
 class BroadcastFrames:
-    """A keyed input and a broadcast one, made by `KeyedFrame.connect`.
+    """A keyed input and a broadcast one, made by `KeyedFrame.connect`."""
 
-    Parameters
-    ----------
-    owner : str
-        Names the operator in errors.
-    event_time : str or None
-        The column of the keyed rows' event time.
-    rules : BroadcastFrame
-        The broadcast input.
-    apply : callable
-        Applies a function to both.
-    """
-
-    def __init__(
-        self,
-        owner: str,
-        event_time: str | None,
-        rules: BroadcastFrame,
-        apply: Callable[..., DataFrame],
-    ) -> None:
-        self._owner = owner
-        self._event_time = event_time
+    def __init__(self, rows: KeyedInput, rules: BroadcastFrame) -> None:
+        checked_uid(rows.uid)
+        if rows.options.initial_rows is not None:
+            raise InvalidArgumentError(
+                f"{rows.owner}: initial_rows would come without the broadcast rows before them: "
+                "begin with states, connect(...).process(..., initial_state=frame)"
+            )
+        self._rows = rows
         self._rules = rules
-        self._apply = apply
 
     def process(
         self,
@@ -192,135 +135,92 @@ class BroadcastFrames:
         SchemaError
             The checkpoint holds the operator's state in other types.
         """
+        rows, rules, owner = self._rows, self._rules.rows, self._rows.owner
         if interleave is not None:
-            choice(interleave, f"{self._owner}: interleave", ("event_time",))
-            missing = [
-                call
-                for call, column in (
-                    ("key_by", self._event_time),
-                    ("broadcast", self._rules.event_time),
-                )
-                if column is None
-            ]
-            if missing:
-                raise InvalidArgumentError(
-                    f"{self._owner}: interleave='event_time' puts the rows of both inputs in the "
-                    f"order of their times: name the column, {missing[0]}(..., event_time='column')"
-                )
-        applied = BroadcastApplied(
-            self._rules, None if interleave is None else self._event_time, self._owner
+            choice(interleave, f"{owner}: interleave", ("event_time",))
+            for call, column in (("key_by", rows.event_time), ("broadcast", rules.event_time)):
+                if column is None:
+                    raise InvalidArgumentError(
+                        f"{owner}: interleave='event_time' puts the rows of both inputs in the "
+                        f"order of their times: name the column, {call}(..., event_time='column')"
+                    )
+        columns = tuple(rules.frame.columns)
+        spec, applied = keyed_function(
+            rows,
+            function,
+            schema,
+            side_outputs,
+            late,
+            BroadcastInput(columns, rules.event_time),
         )
-        initial = initial_state, initial_timers
-        return self._apply(function, schema, side_outputs, late, initial, applied)
-
-
-class BroadcastApplied(NamedTuple):
-    """How a broadcast input is applied to an operator."""
-
-    rules: BroadcastFrame
-    interleave: str | None
-    """The column of the keyed rows' event time, if that is the order of all rows."""
-    owner: str
-
-    @property
-    def inputs(self) -> tuple[Input, ...]:
-        """What it means for the operator's watermark."""
-        return self.rules.inputs
-
-    @property
-    def spec(self) -> BroadcastInput:
-        """The input as the function sees it."""
-        return BroadcastInput(tuple(self.rules.frame.columns), self.rules.event_time)
-
-    def states(self, spec: FunctionSpec) -> Mapping[str, KeylessState[Any]]:
-        """The broadcast states of the function.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The function's shape cannot have its inputs interleaved.
-        """
-        if self.interleave is not None and shape(spec.function) == "process_rows":
+        if interleave is not None and shape(function) == "process_rows":
             raise InvalidArgumentError(
-                f"{self.owner}: {type(spec.function).__name__} has process_rows, which gets all "
+                f"{owner}: {type(function).__name__} has process_rows, which gets all "
                 "rows of a key at once: write process, or leave interleave out"
             )
-        return broadcast_states(spec.function)
-
-    def applied(
-        self,
-        keyed: Application,
-        states: Mapping[str, KeylessState[Any]],
-        keys: Sequence[str],
-        order_by: Sequence[Column],
-    ) -> Application:
-        """The operator with both inputs; the broadcast states are declared beside it.
-
-        Parameters
-        ----------
-        keyed : Application
-            The operator and its keyed rows.
-        states : mapping of str to KeylessState
-            The broadcast states.
-        keys : sequence of str
-            The key columns.
-        order_by : sequence of Column
-            The order of keyed rows.
-        """
-        rules, frame = self.rules, keyed.frames[0]
-        columns = tuple(rules.frame.columns)
-        return replace(
-            keyed,
-            route=partial(self._routed, keys, order_by),
-            counted=False,
-            arrivals=BroadcastRows(len(frame.columns), columns),
-            beside=lambda: rules.evaluation.declare(
-                instance_spec(rules.uid, states), INSTANCE_SCHEMA
+        states = broadcast_states(function)
+        beside = instance_spec(self._rules.uid, states)
+        inputs = list(applied.inputs)
+        if rules.event_time is not None:
+            # Otherwise broadcast rows mean nothing for the watermark.
+            inputs.append(replace(rules.input, name=BROADCAST))
+        return apply(
+            rows.evaluation,
+            replace(
+                applied,
+                make=partial(FunctionOperator, spec, broadcast=states),
+                route=partial(_routed, rows, rules, interleave is not None),
+                inputs=inputs,
+                state=initial_state,
+                timers=initial_timers,
+                counted=False,
+                arrivals=BroadcastRows(len(rows.frame.columns), columns),
+                beside=lambda: rules.evaluation.declare(beside, INSTANCE_SCHEMA),
             ),
         )
 
-    def _routed(
-        self,
-        keys: Sequence[str],
-        order_by: Sequence[Column],
-        frames: Sequence[DataFrame],
-        plan: OperatorPlan,
-    ) -> tuple[DataFrame, Sequence[str]]:
-        """All rows in front of their tasks, in order."""
-        [frame], parallelism = frames, plan.parallelism
-        rules = self.rules.frame
-        parts = range_of(frame, keys, plan.operator.max_parallelism, parallelism)
-        rows = frame.select(
-            "*",
-            F.lit(None).cast("int").alias(_TARGET),
-            F.expr(f"{parts} AS {_PART}"),
-            F.lit(_ROWS).alias(_ORDINAL),
-            *_times(frame, self.interleave),
-        )
-        whole = F.to_json(F.struct(*map(column_named, rules.columns)))
-        one = rules.repartition(1).sortWithinPartitions(*self.rules.order_by, whole)
-        numbered = one.select(
-            *(column_named(name).alias(f"{_RULE}{i}") for i, name in enumerate(rules.columns)),
-            F.monotonically_increasing_id().alias(_ORDINAL),
-            *_times(rules, None if self.interleave is None else self.rules.event_time),
-        )
-        copies = numbered.select(
-            "*", F.explode(F.sequence(F.lit(0), F.lit(parallelism - 1))).alias(_TARGET)
-        ).withColumn(_PART, column_named(_TARGET))
-        markers = marker_rows(frame.sparkSession, parallelism).select(
-            "*", column_named(RANGE_COLUMN).alias(_PART), F.lit(_MARKERS).alias(_ORDINAL)
-        )
-        united = rows.unionByName(copies, allowMissingColumns=True).unionByName(
-            markers, allowMissingColumns=True
-        )
-        # A plain repartition could be coalesced by adaptive execution; this one keeps its count.
-        routed = united.repartitionById(parallelism, column_named(_PART))
-        by = [column_named(_ORDINAL)]
-        if self.interleave is not None:
-            by = [column_named(RANGE_COLUMN).asc_nulls_first(), column_named(_TIME), *by]
-        numbers = (f"{_RULE}{i}" for i in range(len(rules.columns)))
-        names = [*frame.columns, _TARGET, *numbers]
-        return routed.sortWithinPartitions(*by, *order_by).drop(_PART, _ORDINAL, _TIME), names
+
+def _routed(
+    keyed: KeyedInput,
+    rules: InputFrame,
+    interleaved: bool,
+    frames: Sequence[DataFrame],
+    plan: OperatorPlan,
+) -> tuple[DataFrame, Sequence[str]]:
+    """All rows in front of their tasks, in order."""
+    [frame], parallelism = frames, plan.parallelism
+    parts = range_of(frame, keyed.key_names, plan.operator.max_parallelism, parallelism)
+    rows = frame.select(
+        "*",
+        F.lit(None).cast("int").alias(_TARGET),
+        F.expr(f"{parts} AS {_PART}"),
+        F.lit(_ROWS).alias(_ORDINAL),
+        *_times(frame, keyed.event_time if interleaved else None),
+    )
+    columns = rules.frame.columns
+    whole = F.to_json(F.struct(*map(column_named, columns)))
+    one = rules.frame.repartition(1).sortWithinPartitions(*rules.order_by, whole)
+    numbered = one.select(
+        *(column_named(name).alias(f"{_RULE}{i}") for i, name in enumerate(columns)),
+        F.monotonically_increasing_id().alias(_ORDINAL),
+        *_times(rules.frame, rules.event_time if interleaved else None),
+    )
+    copies = numbered.select(
+        "*", F.explode(F.sequence(F.lit(0), F.lit(parallelism - 1))).alias(_TARGET)
+    ).withColumn(_PART, column_named(_TARGET))
+    markers = marker_rows(frame.sparkSession, parallelism).select(
+        "*", column_named(RANGE_COLUMN).alias(_PART), F.lit(_MARKERS).alias(_ORDINAL)
+    )
+    united = rows.unionByName(copies, allowMissingColumns=True).unionByName(
+        markers, allowMissingColumns=True
+    )
+    # A plain repartition could be coalesced by adaptive execution; this one keeps its count.
+    routed = united.repartitionById(parallelism, column_named(_PART))
+    by = [column_named(_ORDINAL)]
+    if interleaved:
+        by = [column_named(RANGE_COLUMN).asc_nulls_first(), column_named(_TIME), *by]
+    names = [*frame.columns, _TARGET, *(f"{_RULE}{i}" for i in range(len(columns)))]
+    return routed.sortWithinPartitions(*by, *keyed.order_by).drop(_PART, _ORDINAL, _TIME), names
 
 
 def _times(frame: DataFrame, event_time: str | None) -> list[Column]:
@@ -329,16 +229,16 @@ def _times(frame: DataFrame, event_time: str | None) -> list[Column]:
         return []
     column, data_type = column_named(event_time), frame.schema[event_time].dataType
     if isinstance(data_type, st.DateType):
-        found = F.unix_date(column).cast("long") * F.lit(86_400_000).cast("long")
+        time = F.unix_date(column).cast("long") * F.lit(86_400_000).cast("long")
     elif isinstance(data_type, st.TimestampNTZType):
         # As elsewhere it is taken as UTC, whatever the session's time zone is.
         date = F.year(column), F.month(column), F.dayofmonth(column)
         seconds = F.extract(F.lit("SECOND"), column)
-        found = F.unix_millis(
+        time = F.unix_millis(
             F.make_timestamp(*date, F.hour(column), F.minute(column), seconds, F.lit("UTC"))
         )
     elif isinstance(data_type, st.TimestampType):
-        found = F.unix_millis(column)
+        time = F.unix_millis(column)
     else:
-        found = column
-    return [found.alias(_TIME)]
+        time = column
+    return [time.alias(_TIME)]

@@ -5,159 +5,39 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from pyspark import cloudpickle
 from pyspark.sql import types as st
 
-from pystate.base.arguments import checked_uid, choice, flag
-from pystate.checkpoint.refs import INPUT
+from pystate.base.arguments import choice, shown
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.aggregates import Aggregate
 from pystate.operators.functions.base import StatefulFunction
-from pystate.operators.functions.binding import for_tasks, operator_spec, require_state
-from pystate.operators.runtime.aggregate import AggregateOperator
-from pystate.operators.runtime.deduplicate import DeduplicateSpec
-from pystate.operators.runtime.function_spec import (
-    DROP_LATE,
-    PROCESS_LATE,
-    FunctionSpec,
-    checked_late,
-    late_tag,
-)
-from pystate.operators.runtime.invalid_rows import InvalidRule
-from pystate.operators.runtime.runtime import FunctionOperator
-from pystate.operators.runtime.task import Operator
-from pystate.operators.runtime.top import TopSpec
+from pystate.operators.joins.late import LateLike
+from pystate.operators.runtime.function_spec import DROP_LATE, PROCESS_LATE, checked_late
 from pystate.operators.windows.assigners import Assigner
 from pystate.operators.windows.specification import window_options
-from pystate.spark.base.arguments import OrderBy, late_schema, side_columns
-from pystate.spark.base.partial_aggregation import NOT_INVALID, Combine, checked_combine
-from pystate.spark.base.resolve import FrameColumns, column_named, column_text, whole_key
-from pystate.spark.base.routing import RANGE_COLUMN, route
-from pystate.spark.base.schemas import (
-    KeySchema,
-    key_leaves,
-    key_schema,
-    names_twice,
-    output_columns,
-    parse_schema,
-    refuse_reserved,
-)
-from pystate.spark.evaluation.initial import Given, RowsOf, checked_given, like
-from pystate.spark.evaluation.updates import Updates
-from pystate.spark.operators.aggregated import TIMES, AggregatePlan
-from pystate.spark.operators.apply import Application, apply
-from pystate.spark.operators.broadcast import BroadcastApplied, BroadcastFrame, BroadcastFrames
-from pystate.spark.operators.connected import Connectable
-from pystate.spark.operators.inputs import input_of, invalid_schema
-from pystate.spark.operators.joined import JoinedFrame
-from pystate.spark.operators.ported import PortedOperators
-from pystate.spark.operators.row_operators import RowOperators
-from pystate.spark.operators.windowed import WindowedFrame, WindowInput
-from pystate.spark.tasks.range_task import OperatorPlan
-from pystate.state.declaration import State
-from pystate.state.operator_spec import OperatorSpec
+from pystate.spark.base.partial_aggregation import Combine
+from pystate.spark.evaluation.initial import Given
+from pystate.spark.operators import functions, joined, ported, row_operators
+from pystate.spark.operators.aggregated import aggregate
+from pystate.spark.operators.broadcast import BroadcastFrame, BroadcastFrames
+from pystate.spark.operators.connected import ConnectedFrames
+from pystate.spark.operators.inputs import KeyedInput
+from pystate.spark.operators.ported import InitialFrame
+from pystate.spark.operators.windowed import WindowedFrame
 from pystate.types.durations import Duration
-from pystate.types.keys import parse_key
-from pystate.types.state_type import StateType, parse_type
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
-
-    from pystate.spark.evaluation.evaluation import Evaluation
-
-__all__ = ["KeyedFrame"]
-
-#: Columns that are sent for what an update is of, in front of a number.
-_IDENTITY = "__pystate_identity_"
-_WAYS = {
-    "top": "Name the columns that say which row replaces which, top(..., by_key='column')",
-    "deduplicate": "keep='last' passes on the newest one of each key",
-    "interval_join": "Join the rows before they are aggregated",
-    "asof_join": "Join the rows before they are aggregated",
-    "join": "Join the rows before they are aggregated",
-}
+    from pyspark.sql import DataFrame
 
 
-class KeyedFrame(RowOperators, PortedOperators, Connectable):
-    """One epoch's rows by key, made by `Job.key_by`; apply an operator to it.
+class KeyedFrame:
+    """One epoch's rows by key, made by `Job.key_by`; apply an operator to it."""
 
-    Parameters
-    ----------
-    evaluation : Evaluation
-        The open epoch.
-    frame : DataFrame
-        The rows.
-    keys : sequence of str
-        The key columns.
-    uid : str or None
-        The operator's name in checkpoints, if it was given.
-    order_by : str, Column or a sequence of them, optional
-        The order of a key's rows.
-    event_time : str, optional
-        The column of the rows' event time.
-    allowed_delay : str, timedelta or int, optional
-        How late a row may be by its event time.
-    idle_after : str, timedelta or int, optional
-        After how long without rows the input is idle.
-    initial_rows : DataFrame or callable, optional
-        The rows before the operator's first epoch.
-    max_ahead : str, timedelta or int, optional
-        How far ahead of the processing time an event time may be.
-    invalid : str, optional
-        The tag of the side output for rows that cannot be processed.
-    as_rows : bool
-        Whether updates that an operator has emitted are taken for rows of their own.
-    """
-
-    def __init__(
-        self,
-        evaluation: Evaluation,
-        frame: DataFrame,
-        keys: Sequence[str],
-        uid: str | None,
-        order_by: OrderBy = None,
-        event_time: str | None = None,
-        allowed_delay: Duration | None = None,
-        idle_after: Duration | None = None,
-        initial_rows: Given | None = None,
-        max_ahead: Duration | None = None,
-        invalid: str | None = None,
-        as_rows: bool = False,
-    ) -> None:
-        self._evaluation = evaluation
-        self._given = order_by, allowed_delay, idle_after, initial_rows, max_ahead, invalid
-        self._uid = uid
-        self._owner = "key_by" if uid is None else f"operator {uid!r}"
-        self._as_rows = flag(as_rows, f"{self._owner}: as_rows")
-        refuse_reserved(frame.columns, self._owner)
-        self._columns = columns = FrameColumns(frame, self._owner)
-        names = [columns.take(key) for key in keys]
-        frame, self._event_time, self._order_by, self._input, self._invalid = input_of(
-            evaluation,
-            columns,
-            self._owner,
-            event_time,
-            allowed_delay,
-            idle_after,
-            order_by,
-            max_ahead=max_ahead,
-            invalid=invalid,
-        )
-        self._frame = frame
-        self._names = names
-        self._keys: KeySchema = key_schema(frame.schema, names, self._owner)
-        #: Whether the key has marks of null structs; if not, an earlier version has begun it.
-        self._marked = True
-        plain = key_schema(frame.schema, names, self._owner, marked=False)
-        marks = [name for name, _ in self._keys if name not in dict(plain)]
-        if marks and uid is not None and evaluation.has_plain_key(uid, plain, marks):
-            self._keys, self._marked = plain, False
-        self._earlier = checked_given(initial_rows, f"{self._owner}: initial_rows")
+    def __init__(self, rows: KeyedInput) -> None:
+        self._rows = rows
 
     def process(
         self,
@@ -207,153 +87,9 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         SchemaError
             The checkpoint holds the operator's state in other types.
         """
-        initial = initial_state, initial_timers
-        return self._applied(function, schema, side_outputs, late, initial)
-
-    def _applied(
-        self,
-        function: StatefulFunction,
-        schema: str | st.StructType,
-        side_outputs: Mapping[str, str | st.StructType] | None,
-        late: str,
-        initial: tuple[Given | None, Given | None],
-        broadcast: BroadcastApplied | None = None,
-    ) -> DataFrame:
-        uid = checked_uid(self._uid)
-        declared = parse_schema(schema, self._owner)
-        output_columns(self._frame.schema, f"{self._owner}: its input")
-        sides = side_columns(side_outputs, self._owner)
-        written = {tag: columns.schema for tag, columns in sides.items()}
-        checked_late(late, sides, self._owner)
-        if late != PROCESS_LATE:
-            self._require_event_time(late)
-        tag = late_tag(late)
-        if tag is not None:
-            written[tag] = late_schema(tag, sides, self._frame, self._owner)
-        spec = FunctionSpec(
-            function,
-            key=tuple(name for name, _ in self._keys),
-            columns=tuple(self._frame.columns),
-            output=output_columns(declared, self._owner),
-            event_time=self._event_time,
-            side_outputs=sides,
-            late=late,
-            key_types=self._key_types(),
-            broadcast=None if broadcast is None else broadcast.spec,
+        return functions.process(
+            self._rows, function, schema, side_outputs, late, initial_state, initial_timers
         )
-        require_state(function, self._owner)
-        for_tasks(function, cloudpickle.dumps)
-        states = None if broadcast is None else broadcast.states(spec)
-        applied = Application(
-            operator_spec(function, uid, parse_key(self._keys)),
-            self._keys,
-            partial(FunctionOperator, spec, broadcast=states),
-            [self._frame],
-            partial(self._ordered_by, self._order_by),
-            declared,
-            inputs=(self._input, *(() if broadcast is None else broadcast.inputs)),
-            sides=written,
-            invalid=self._invalid_rows(),
-            earlier=self._earlier_rows(self._columns),
-            state=initial[0],
-            timers=initial[1],
-        )
-        if broadcast is not None:
-            keys = [name for name, _ in self._keys]
-            applied = broadcast.applied(applied, states or {}, keys, self._order_by)
-        return apply(self._evaluation, applied)
-
-    def _ordered_by(
-        self, order_by: Sequence[Column], frames: Sequence[DataFrame], plan: OperatorPlan
-    ) -> tuple[DataFrame, Sequence[str]]:
-        """The rows in front of their tasks, in an order."""
-        return self._routed(frames[0], plan, order_by), frames[0].columns
-
-    def _invalid_rows(self) -> dict[str, tuple[InvalidRule, pa.Schema | None]]:
-        """What becomes of invalid rows, and the columns of their side output."""
-        return {INPUT: invalid_schema(self._invalid, self._frame, self._owner)}
-
-    def _updates(self, method: str) -> Updates | None:
-        """What is known of the rows if they are updates that can be taken as such.
-
-        Raises
-        ------
-        InvalidArgumentError
-            They are updates, and cannot.
-        """
-        if self._as_rows:
-            return None
-        found = self._evaluation.updates(self._frame)
-        if found is None:
-            return None
-        problem = found.problem_by(self._names)
-        if problem is None:
-            types = [found.frame.schema[name].dataType for name in found.identity]
-            if any(isinstance(each, st.StructType) for each in types):
-                problem = "the updates are of a struct: name its fields in the first key_by"
-        if problem is not None:
-            self._refuse_updates(method, found.uid, problem)
-        return found
-
-    def _refuse_updates(self, method: str, uid: str, problem: str) -> NoReturn:
-        raise InvalidArgumentError(
-            f"{self._owner}: {method} gets updates that operator {uid!r} emits, each of which "
-            f"replaces an earlier one, and cannot take them as such: {problem}. "
-            + _WAYS.get(method, "Compute it from the rows themselves, not from the updates")
-            + "; or take each update for a row of its own, key_by(..., as_rows=True)"
-        )
-
-    def _refuse_all_updates(self, method: str, problem: str) -> None:
-        """Refuse updates in an operator that has no use for them."""
-        found = None if self._as_rows else self._evaluation.updates(self._frame)
-        if found is not None:
-            self._refuse_updates(method, found.uid, problem)
-
-    def _joined(self) -> JoinedFrame:
-        return JoinedFrame(
-            self._evaluation,
-            self._frame,
-            tuple(self._names),
-            self._uid,
-            self._event_time,
-            self._input,
-            bool(self._order_by),
-            self._invalid,
-            None if self._earlier is None else partial(self._rows_before, self._columns),
-        )
-
-    def _broadcast(self, rules: BroadcastFrame) -> BroadcastFrames:
-        checked_uid(self._uid)
-        if self._earlier is not None:
-            raise InvalidArgumentError(
-                f"{self._owner}: initial_rows would come without the broadcast rows before them: "
-                "begin with states, connect(...).process(..., initial_state=frame)"
-            )
-        return BroadcastFrames(self._owner, self._event_time, rules, self._applied)
-
-    def _rows_before(self, columns: FrameColumns) -> DataFrame:
-        """The rows before the first epoch, with some columns."""
-        return like(columns, self._earlier, self._owner)
-
-    def _earlier_rows(self, columns: FrameColumns) -> list[RowsOf] | None:
-        """The rows before the first epoch, if there are any."""
-        if self._earlier is None:
-            return None
-        return [RowsOf(INPUT, partial(self._rows_before, columns), self._event_time)]
-
-    def _key_types(self) -> tuple[StateType, ...]:
-        """The types of the key's columns, if one of them is a struct."""
-        types = [self._frame.schema[name].dataType for name in self._names]
-        if not any(isinstance(each, st.StructType) for each in types):
-            return ()
-        return tuple(parse_type(each, f"{self._owner}: its key") for each in types)
-
-    def _require_event_time(self, late: str) -> None:
-        if self._event_time is None:
-            raise InvalidArgumentError(
-                f"{self._owner}: late={late!r} is for rows that come late by their event time: "
-                "name its column, key_by(..., event_time='column')"
-            )
 
     def aggregate(
         self,
@@ -390,181 +126,7 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         InvalidArgumentError
             ``combine=True``, and the rows cannot be combined.
         """
-        uid = checked_uid(self._uid)
-        checked_combine(combine, self._owner)
-        updates = self._updates("aggregate")
-        if updates is not None and updates.frame is not self._frame:
-            # What the updates are of has been dropped, and is taken along.
-            order_by, allowed_delay, idle_after, earlier, max_ahead, invalid = self._given
-            names = [column_text(name) for name in self._names]
-            keyed = KeyedFrame(
-                self._evaluation,
-                updates.frame,
-                names,
-                uid,
-                order_by,
-                None if self._event_time is None else column_text(self._event_time),
-                allowed_delay,
-                idle_after,
-                earlier,
-                max_ahead,
-                invalid,
-            )
-            return keyed.aggregate(
-                *unnamed, initial_state=initial_state, combine=combine, **aggregates
-            )
-        if updates is not None:
-            self._check_over_updates(updates, initial_state, combine)
-        columns = self._columns.copy()
-        found = self._aggregates(unnamed, aggregates, columns)
-        frame = columns.frame
-        plan = AggregatePlan(self._owner, frame.schema)
-        for name, aggregate in found.items():
-            plan.add(name, aggregate)
-        keys = [name for name, _ in self._keys]
-        leaves = key_leaves(self._frame.schema, self._names, marked=self._marked)
-        declared = st.StructType([*(st.StructField(*leaf) for leaf in leaves), *plan.fields])
-        output = output_columns(declared, self._owner)
-        selected = plan.selected(frame, keys, self._event_time)
-        spec = plan.spec(keys, output, TIMES if self._event_time is not None else None)
-        states: Mapping[str, State[Any]] = spec.states
-        make: Callable[[], Operator] = partial(AggregateOperator, spec)
-        if updates is not None:
-            beside = [name for name in updates.identity if name not in self._names]
-            taken = {f"{_IDENTITY}{i}": name for i, name in enumerate(beside)}
-            selected |= {name: column_named(of).alias(name) for name, of in taken.items()}
-            sent_columns = frame.select(*selected.values()).schema
-            states, make = plan.over_updates(spec, sent_columns, [*taken])
-        if self._invalid.tag is not None:
-            selected |= {
-                name: column_named(name) for name in self._invalid.columns if name not in selected
-            }
-
-        def route_rows(
-            frames: Sequence[DataFrame], operator: OperatorPlan
-        ) -> tuple[DataFrame, Sequence[str]]:
-            [rows] = frames
-            if not (plan.ordered and self._order_by):
-                return self._routed(rows.select(*selected.values()), operator), [*selected]
-            # The order may use any column: Spark prunes those that neither it nor an aggregate
-            # needs.
-            routed = self._routed(rows, operator, self._order_by)
-            return routed.select(*selected.values(), *_marker(operator)), [*selected]
-
-        def combined(operator: OperatorPlan) -> Any:
-            if not self._combinable and combine is True:
-                raise InvalidArgumentError(f"{self._owner}: combine=True: {NOT_INVALID}")
-            if not (
-                updates is None
-                and self._combinable
-                and plan.combines(combine, self._event_time, ordered=bool(self._order_by))
-                and (combine is True or self._evaluation.combines(uid))
-            ):
-                return None
-            rows, make = plan.combine(frame, keys, self._event_time, operator, spec)
-            return self._routed(rows, operator), rows.columns, make
-
-        out = apply(
-            self._evaluation,
-            Application(
-                OperatorSpec(uid, parse_key(self._keys), states),
-                self._keys,
-                make,
-                [frame],
-                route_rows,
-                declared,
-                inputs=(self._input,),
-                invalid=self._invalid_rows(),
-                earlier=self._earlier_rows(columns),
-                state=initial_state,
-                combined=combined,
-                finish=partial(self._with_structs, results=[*aggregates]),
-            ),
-        )
-        return self._evaluation.emits_updates(uid, out, self._names)
-
-    def _check_over_updates(
-        self, updates: Updates, initial_state: Given | None, combine: Combine
-    ) -> None:
-        if initial_state is not None:
-            self._refuse_updates(
-                "aggregate", updates.uid, "initial_state has aggregates, and not what they are of"
-            )
-        if combine is True:
-            self._refuse_updates(
-                "aggregate", updates.uid, "combine=True combines rows, and these replace others"
-            )
-
-    @property
-    def _combinable(self) -> bool:
-        """Whether rows need not be looked at one by one."""
-        return not self._invalid.of_each
-
-    def _aggregates(
-        self, unnamed: Sequence[Any], given: Mapping[str, Any], columns: FrameColumns
-    ) -> dict[str, Aggregate]:
-        """Check the aggregates that `aggregate` got."""
-        if unnamed:
-            raise InvalidArgumentError(
-                f"{self._owner}: give {unnamed[0]!s:.80} the name of its result column, "
-                "e.g. n=ps.count()"
-            )
-        if not given:
-            raise InvalidArgumentError(
-                f"{self._owner}: name at least one aggregate, e.g. n=ps.count()"
-            )
-        found = {name: self._aggregate(name, each, columns) for name, each in given.items()}
-        self._check_results([*self._names, *given])
-        return found
-
-    def _with_structs(self, frame: DataFrame, results: Sequence[str]) -> DataFrame:
-        """Make structs of the key's fields, which were sent on their own."""
-        if [name for name, _ in self._keys] == self._names:
-            return frame
-        schema, marked = self._frame.schema, self._marked
-        whole = [whole_key(schema[name], marked=marked) for name in self._names]
-        return frame.select(*whole, *map(column_named, results))
-
-    def _of_rows(
-        self,
-        spec: DeduplicateSpec | TopSpec,
-        order_by: Sequence[Column],
-        declared: st.StructType,
-        result: Sequence[str],
-    ) -> DataFrame:
-        uid, frame = checked_uid(self._uid), self._frame
-        output_columns(frame.schema, f"{self._owner}: its input")
-        sides = {}
-        if spec.late != PROCESS_LATE:
-            self._require_event_time(spec.late)
-        tag = late_tag(spec.late)
-        if tag is not None:
-            sides[tag] = late_schema(tag, {}, self._frame, self._owner)
-        schema, marked = frame.schema, self._marked
-
-        def selected(out: DataFrame) -> DataFrame:
-            if declared.names == list(result):
-                return out
-            keys = {name: whole_key(schema[name], marked=marked) for name in self._names}
-            return out.select(*(keys.get(name, column_named(name)) for name in result))
-
-        return apply(
-            self._evaluation,
-            Application(
-                OperatorSpec(uid, parse_key(self._keys), spec.states()),
-                self._keys,
-                spec.make,
-                [frame],
-                partial(self._ordered_by, order_by),
-                declared,
-                inputs=(self._input,),
-                sides=sides,
-                invalid=self._invalid_rows(),
-                earlier=self._earlier_rows(self._columns),
-                output=output_columns(declared, self._owner),
-                finish=selected,
-            ),
-        )
+        return aggregate(self._rows, unnamed, initial_state, combine, aggregates)
 
     def window(
         self,
@@ -607,80 +169,452 @@ class KeyedFrame(RowOperators, PortedOperators, Connectable):
         InvalidArgumentError
             An argument is not valid, or contradicts another.
         """
-        choice(time, f"{self._owner}: time", ("event", "processing"))
+        rows, owner = self._rows, self._rows.owner
+        choice(time, f"{owner}: time", ("event", "processing"))
         options = window_options(
             windows,
-            self._owner,
-            event_time=self._event_time,
+            owner,
+            event_time=rows.event_time,
             processing_time=time == "processing",
             emit=emit,
             early=early,
             allowed_lateness=allowed_lateness,
         )
-        if checked_late(late, (), self._owner) == PROCESS_LATE:
+        if checked_late(late, (), owner) == PROCESS_LATE:
             raise InvalidArgumentError(
-                f"{self._owner}: window: late is 'drop' or the tag of a side output: of rows that "
+                f"{owner}: window: late is 'drop' or the tag of a side output: of rows that "
                 "are too late there is no window; how long one is kept, allowed_lateness= says"
             )
+        return WindowedFrame(rows, options, late)
 
-        def routed(
-            names: Sequence[str], frames: Sequence[DataFrame], plan: OperatorPlan
-        ) -> tuple[DataFrame, Sequence[str]]:
-            columns = [*map(column_text, names)]
-            if not self._order_by:
-                return self._routed(frames[0].selectExpr(*columns), plan), names
-            # The order may use any column: Spark prunes those that neither it nor a window needs.
-            rows = self._routed(frames[0], plan, self._order_by)
-            return rows.select(*columns, *_marker(plan)), names
-
-        given = WindowInput(
-            self._evaluation,
-            self._columns,
-            checked_uid(self._uid),
-            self._owner,
-            self._names,
-            self._keys,
-            self._input,
-            routed,
-            self._earlier_rows,
-            bool(self._order_by),
-            self._invalid_rows(),
-            partial(
-                self._refuse_all_updates,
-                "window(...).aggregate",
-                "a window does not forget the row that an update replaces",
-            ),
-        )
-        return WindowedFrame(given, options, late)
-
-    def _aggregate(self, name: str, given: Any, columns: FrameColumns) -> Aggregate:
-        """The aggregate, with its column under the name that the frame has for it."""
-        if not isinstance(given, Aggregate):
-            raise InvalidArgumentError(
-                f"{self._owner}: {name}={given!r:.80} is no aggregate; write {name}=ps.count(), "
-                f"or ps.sum, ps.min, ps.max or ps.mean with a column"
-            )
-        if given.column is None:
-            return given
-        return given._replace(column=columns.take(given.column, str(given)))
-
-    def _check_results(self, names: Sequence[str]) -> None:
-        refuse_reserved(names, self._owner)
-        twice = names_twice(names)
-        if twice:
-            raise InvalidArgumentError(
-                f"{self._owner}: two columns of the result are called {', '.join(twice)}: key "
-                "columns and aggregates have names that differ in more than case"
-            )
-
-    def _routed(
-        self, frame: DataFrame, plan: OperatorPlan, order_by: Sequence[Column] = ()
+    def deduplicate(
+        self,
+        within: Duration | None = None,
+        *,
+        keep: Literal["first", "last"] = "first",
+        late: Literal["process", "drop"] | str = PROCESS_LATE,
     ) -> DataFrame:
-        keys = [name for name, _ in self._keys]
-        groups, parallelism = plan.operator.max_parallelism, plan.parallelism
-        return route(frame, keys, groups, parallelism, order_by, markers=plan.markers)
+        """Pass on one of the rows that have an equal key, and drop the others.
+
+        Parameters
+        ----------
+        within : str, timedelta or int, optional
+            How long a row is remembered: ``"1 day"``, a timedelta, or milliseconds; for ever by
+            default. With an event time a row is a duplicate if a row of its key was passed on whose
+            event time is less than this away, before or after. Without one, if it was passed on in
+            an epoch whose processing time is less than this ago.
+        keep : {"first", "last"}
+            ``"first"``: the first row of each key, in the order of ``key_by(order_by=...)``, else
+            of the event time. ``"last"``: at the end of each epoch the last of its rows, which
+            replaces the one of earlier epochs. With an event time it is left out if its time is
+            before that of a row that was passed on earlier.
+        late : {"process", "drop"} or str
+            What happens to rows whose event time is below the watermark, as in `process`.
+
+        Returns
+        -------
+        DataFrame
+            Rows of the input, with its columns.
+
+        Raises
+        ------
+        InvalidArgumentError
+            An argument is not one of its choices, or `within` is not positive.
+
+        Notes
+        -----
+        The duration in event time is exact for rows that are not late. What is remembered is
+        dropped once the watermark has passed it by `within`, so a row that is late by more than the
+        rest of that time cannot be recognised; ``late="drop"`` passes no duplicate on.
+
+        Examples
+        --------
+        ``job.key_by(df, "id", uid="once", event_time="at").deduplicate(within="1 day")``
+        """
+        return row_operators.deduplicate(self._rows, within, keep, late)
+
+    def top(
+        self,
+        k: int,
+        by: str | Sequence[str],
+        *,
+        descending: bool | Sequence[bool] = True,
+        rank: str = "rank",
+        late: Literal["process", "drop"] | str = PROCESS_LATE,
+        by_key: str | Sequence[str] | None = None,
+    ) -> DataFrame:
+        """Keep the `k` best rows of each key over all epochs, and number them.
+
+        Parameters
+        ----------
+        k : int
+            The most rows of a key.
+        by : str or sequence of str
+            The columns that order them. Nulls come last, and NaN is larger than any number. Of
+            equal rows the one that came first is better; within an epoch that is decided by
+            ``key_by(order_by=...)``.
+        descending : bool or sequence of bool
+            Whether the largest values are the best, for all columns or for each.
+        rank : str
+            The name of the column with a row's place, from 1.
+        late : {"process", "drop"} or str
+            What happens to rows whose event time is below the watermark, as in `process`.
+        by_key : str or sequence of str, optional
+            The columns that, with the key, say which thing a row tells of. A later row of the same
+            thing replaces the earlier one, whether it is better or worse. By default each row is a
+            thing of its own; but updates that an operator before this one has emitted, such as the
+            counts of `aggregate`, replace each other by that operator's key.
+
+        Returns
+        -------
+        DataFrame
+            The columns of the input, then the rank: all best rows of each key where they changed in
+            the epoch. A row replaces the earlier one of its key and rank.
+
+        Raises
+        ------
+        InvalidArgumentError
+            `k` is less than 1; a column of `by` does not exist or is a column of the key; the
+            input has a column with the name of the rank.
+        WrongTypeError
+            A column of `by` has a type without an order, or state cannot hold some column.
+
+        Notes
+        -----
+        Ranks are only ever added: once a key has a row of some rank, there is always one. The state
+        is `k` rows per key, for ever. Where rows replace others it is all newest rows of a key,
+        since one that is not among the best may become so when a better one becomes worse; each
+        epoch that changes a key reads and writes all of them.
+
+        Examples
+        --------
+        ``job.key_by(offers, "item", uid="best").top(5, by="price", descending=False)``
+        """
+        return row_operators.top(self._rows, k, by, descending, rank, late, by_key)
+
+    @overload
+    def connect(self, right: KeyedFrame) -> ConnectedFrames: ...
+    @overload
+    def connect(self, right: BroadcastFrame) -> BroadcastFrames: ...
+    def connect(self, right: KeyedFrame | BroadcastFrame) -> ConnectedFrames | BroadcastFrames:
+        """Give a function this input and another one.
+
+        Parameters
+        ----------
+        right : KeyedFrame or BroadcastFrame
+            The other input: one with a key of the same types, whose `key_by` may leave out the uid;
+            or what `Job.broadcast` returns.
+
+        Returns
+        -------
+        ConnectedFrames or BroadcastFrames
+            Call `process` on it, with a `KeyedCoProcessFunction` or a `VectorizedCoFunction`; or
+            with a `KeyedBroadcastProcessFunction` if `right` is a broadcast.
+
+        Raises
+        ------
+        WrongTypeError
+            The keys have different types.
+        """
+        if isinstance(right, BroadcastFrame):
+            return BroadcastFrames(self._rows, right)
+        other = "job.key_by(...) or job.broadcast(...)"
+        return ConnectedFrames(self._rows, _other(right, "connect", other)._rows)
+
+    def interval_join(
+        self,
+        right: KeyedFrame,
+        lower: Duration,
+        upper: Duration,
+        *,
+        how: Literal["inner", "left", "right", "full"] = "inner",
+        suffixes: tuple[str, str] | None = None,
+        late: LateLike = "drop",
+    ) -> DataFrame:
+        """Join rows of two inputs with equal keys whose times are close to each other.
+
+        Parameters
+        ----------
+        right : KeyedFrame
+            The other input; its key columns have the same types. Both have an event time.
+        lower, upper : str, timedelta or int
+            A pair of rows matches if the right one's time minus the left one's is between these,
+            both included: ``"-5 minutes"``, ``"10 minutes"``; a timedelta; or milliseconds.
+        how : {"inner", "left", "right", "full"}
+            The inputs whose rows are emitted even if they match none, with nulls; once the
+            watermark says that none can come any more.
+        suffixes : tuple of str, optional
+            Added to the names of columns that both inputs have, besides the key.
+        late : "drop", str or mapping
+            What happens to late rows: they are dropped, or go to the side output of a tag, with the
+            columns of their input. ``{"left": "late_orders", "right": "late_clicks"}`` names one
+            for each input or for one of them; a tag for both has the columns of both, and nulls.
+
+        Returns
+        -------
+        DataFrame
+            The key under its left names, then the left input's other columns, then the right
+            input's.
+
+        Raises
+        ------
+        InvalidArgumentError
+            An input has no event time, two columns would have the same name, or the bounds are no
+            interval.
+        WrongTypeError
+            The keys have different types.
+
+        Notes
+        -----
+        As in SQL, a null in a key equals nothing, and neither does a row without a time match any;
+        an outer join emits such rows at once. Late rows are counted. A pair is emitted in the epoch
+        in which the second of its rows comes. A row without a partner is emitted up to a quarter of
+        the interval's width, or an eighth of a second, after that would be possible, and rows leave
+        the state up to twice its width after it, since they leave together.
+        """
+        both = (
+            self._final_rows("interval_join"),
+            _other(right, "interval_join")._final_rows("interval_join"),
+        )
+        return joined.interval_join(*both, lower, upper, how, suffixes, late)
+
+    def asof_join(
+        self,
+        right: KeyedFrame,
+        *,
+        how: Literal["inner", "left"] = "inner",
+        tolerance: Duration | None = None,
+        suffixes: tuple[str, str] | None = None,
+        late: LateLike = "drop",
+    ) -> DataFrame:
+        """Join each row with the newest row of a slowly changing table that is not after it.
+
+        Parameters
+        ----------
+        right : KeyedFrame
+            The table's versions: a row holds from its event time until the next one of its key. Of
+            rows of the same time the last that came holds.
+        how : {"inner", "left"}
+            ``"left"`` also emits rows for which there is no version, with nulls.
+        tolerance : str, timedelta or int, optional
+            How much older than a row its version may be; older versions then leave the state.
+        suffixes : tuple of str, optional
+            Added to the names of columns that both inputs have, besides the key.
+        late : "drop", str or mapping
+            As in `interval_join`.
+
+        Returns
+        -------
+        DataFrame
+            As for `interval_join`; each left row at most once.
+
+        Raises
+        ------
+        InvalidArgumentError, WrongTypeError
+            As for `interval_join`.
+
+        Notes
+        -----
+        A row is emitted once the watermark has passed it: until then an earlier version could come.
+        Nulls and late rows are treated as in `interval_join`.
+        """
+        both = self._final_rows("asof_join"), _other(right, "asof_join")._final_rows("asof_join")
+        return joined.asof_join(*both, how, tolerance, suffixes, late)
+
+    def join(
+        self,
+        right: KeyedFrame,
+        *,
+        window: Assigner,
+        how: Literal["inner", "left", "right", "full"] = "inner",
+        suffixes: tuple[str, str] | None = None,
+        late: LateLike = "drop",
+    ) -> DataFrame:
+        """Join rows of two inputs with equal keys that are in the same window.
+
+        Parameters
+        ----------
+        right : KeyedFrame
+            The other input; its key columns have the same types. Both have an event time.
+        window : Tumbling, Sliding, Cumulating or Session
+            The windows. A session is one of both inputs together: their rows prolong it alike.
+        how : {"inner", "left", "right", "full"}
+            The inputs whose rows are emitted even if their window has no partner for them, with
+            nulls.
+        suffixes : tuple of str, optional
+            Added to the names of columns that both inputs have, besides the key.
+        late : "drop", str or mapping
+            As in `interval_join`; of rows for which all of their windows are over.
+
+        Returns
+        -------
+        DataFrame
+            The key under its left names, ``window_start`` and ``window_end``, then the left input's
+            other columns, then the right input's. Start and end are of the type of the left
+            input's event time.
+
+        Raises
+        ------
+        InvalidArgumentError
+            An input has no event time, two columns would have the same name, or the windows do not
+            go by time.
+        WrongTypeError
+            The keys have different types.
+
+        Notes
+        -----
+        A window is joined once, when the watermark, the smaller one of both inputs, has reached its
+        end. In windows that overlap a pair is emitted for each window that it is in. A null in a
+        key equals nothing: an outer join emits such a row with its window. A row without a time is
+        in no window.
+        """
+        both = self._final_rows("join"), _other(right, "join")._final_rows("join")
+        return joined.window_join(*both, window, how, suffixes, late)
+
+    def transform_with_state(
+        self,
+        processor: Any,
+        schema: str | st.StructType,
+        output_mode: str = "Append",
+        time_mode: str = "None",
+        initial_state: InitialFrame = None,
+        event_time: str = "",
+    ) -> DataFrame:
+        """Run an unchanged `StatefulProcessor` of Spark over the rows, as `transformWithState`.
+
+        Parameters
+        ----------
+        processor : StatefulProcessor
+            An instance; it is pickled to the workers.
+        schema : str or StructType
+            The columns of the rows that it yields.
+        output_mode : {"Append", "Update"}
+            Spark's output mode; both mean that a sink gets what the processor yields.
+        time_mode : {"None", "ProcessingTime", "EventTime"}
+            Spark's time mode. With event time, `key_by` names the column,
+            ``event_time="at", allowed_delay="10 minutes"``, in place of ``withWatermark``.
+        initial_state : GroupedData or DataFrame, optional
+            The rows that `handleInitialState` gets in the operator's first epoch. They have the key
+            columns under the same names.
+        event_time : str, optional
+            Spark's `eventTimeColumnName`: the column of `schema` with the event time of the rows
+            that are yielded. An operator behind this one names it in its own `key_by`.
+
+        Returns
+        -------
+        DataFrame
+            What the processor yields.
+
+        Raises
+        ------
+        StatefulProcessorError
+            The processor asks for what it cannot have, or a mode is not known.
+        SchemaError
+            The checkpoint holds the operator's state in other types.
+
+        Notes
+        -----
+        `docs/from-spark.md` lists what differs from Spark.
+
+        Examples
+        --------
+        ``job.key_by(df, "user", uid="visits").transform_with_state(Visits(), "user string, n long",
+        "Append", "None")``
+        """
+        return ported.transform_with_state(
+            self._rows, processor, schema, output_mode, time_mode, initial_state, event_time
+        )
+
+    def transform_with_state_in_pandas(
+        self,
+        processor: Any,
+        schema: str | st.StructType,
+        output_mode: str = "Append",
+        time_mode: str = "None",
+        initial_state: InitialFrame = None,
+        event_time: str = "",
+    ) -> DataFrame:
+        """Run an unchanged `StatefulProcessor` that takes and yields frames of pandas.
+
+        It is Spark's `transformWithStateInPandas`; all else is as in `transform_with_state`.
+
+        Parameters
+        ----------
+        processor, schema, output_mode, time_mode, initial_state, event_time
+            As for `transform_with_state`.
+
+        Returns
+        -------
+        DataFrame
+            What the processor yields.
+
+        Raises
+        ------
+        StatefulProcessorError
+            The processor asks for what it cannot have, or a mode is not known.
+        """
+        return ported.transform_with_state_in_pandas(
+            self._rows, processor, schema, output_mode, time_mode, initial_state, event_time
+        )
+
+    def apply_in_pandas_with_state(
+        self,
+        function: Any,
+        output_schema: str | st.StructType,
+        state_schema: str | st.StructType,
+        output_mode: str = "Append",
+        timeout: str = "NoTimeout",
+    ) -> DataFrame:
+        """Run an unchanged function of Spark's `applyInPandasWithState` over the rows.
+
+        Parameters
+        ----------
+        function : callable
+            ``function(key, frames, state)``, which yields frames of pandas.
+        output_schema : str or StructType
+            The columns that it yields.
+        state_schema : str or StructType
+            The fields of the state.
+        output_mode : {"Append", "Update"}
+            Spark's output mode; both mean that a sink gets what the function yields.
+        timeout : {"NoTimeout", "ProcessingTimeTimeout", "EventTimeTimeout"}
+            Spark's timeout configuration. With event time, `key_by` names its column.
+
+        Returns
+        -------
+        DataFrame
+            What the function yields.
+
+        Raises
+        ------
+        StatefulProcessorError
+            A mode is not known, or the state's schema is not valid.
+        """
+        return ported.apply_in_pandas_with_state(
+            self._rows, function, output_schema, state_schema, output_mode, timeout
+        )
+
+    # What Spark calls them.
+    transformWithState = ported.as_in_spark(  # noqa: N815
+        "transformWithState", transform_with_state
+    )
+    transformWithStateInPandas = ported.as_in_spark(  # noqa: N815
+        "transformWithStateInPandas", transform_with_state_in_pandas
+    )
+    applyInPandasWithState = ported.as_in_spark(  # noqa: N815
+        "applyInPandasWithState", apply_in_pandas_with_state
+    )
+
+    def _final_rows(self, method: str) -> KeyedInput:
+        """The rows for a join, which has no use for updates."""
+        self._rows.refuse_all_updates(
+            method, "what was joined with an earlier row cannot be taken back"
+        )
+        return self._rows
 
 
-def _marker(plan: OperatorPlan) -> list[str]:
-    """The column of the markers, if there are any."""
-    return [RANGE_COLUMN] if plan.markers else []
+def _other(right: Any, method: str, takes: str = "job.key_by(...)") -> KeyedFrame:
+    """The other input of a method."""
+    if not isinstance(right, KeyedFrame):
+        raise InvalidArgumentError(f"{method} takes another input, {takes}, not {shown(right)}")
+    return right

@@ -24,6 +24,7 @@ from pystate.spark.base.routing import Routed
 from pystate.spark.evaluation.evaluation import Evaluation
 from pystate.spark.evaluation.initial import Given
 from pystate.spark.operators.broadcast import BroadcastFrame
+from pystate.spark.operators.inputs import InputOptions, KeyedInput
 from pystate.spark.operators.keyed import KeyedFrame
 from pystate.spark.operators.loops import FeedbackLoop
 from pystate.spark.operators.rdd import rdd_operator, split_rdd
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
-
-__all__ = ["Pipeline", "PipelineContext", "evaluating", "for_job"]
 
 #: A function from one epoch's input, and optionally the job, to its output.
 Pipeline = Callable[[Any], Any] | Callable[[Any, Any], Any]
@@ -144,20 +143,17 @@ class PipelineContext:
         require_classic(df)
         require_pandas("key_by")
         name = None if uid is None else checked_uid(uid)
-        return KeyedFrame(
-            evaluation,
-            df,
-            columns,
-            name,
-            order_by,
+        options = InputOptions(
             event_time,
             allowed_delay,
             idle_after,
-            initial_rows,
+            order_by,
             max_ahead,
             invalid,
+            initial_rows,
             as_rows,
         )
+        return KeyedFrame(KeyedInput.by(evaluation, df, columns, name, options))
 
     def operator(
         self,
@@ -189,16 +185,10 @@ class PipelineContext:
         evaluation = self._current("operator")
         require_classic(df)
         require_pandas("operator")
-        return OperatorFrame(
-            evaluation,
-            df,
-            checked_uid(uid),
-            event_time,
-            allowed_delay,
-            idle_after,
-            max_ahead,
-            invalid,
+        options = InputOptions(
+            event_time, allowed_delay, idle_after, max_ahead=max_ahead, invalid=invalid
         )
+        return OperatorFrame(evaluation, df, checked_uid(uid), options)
 
     def broadcast(
         self,
@@ -238,8 +228,8 @@ class PipelineContext:
         evaluation = self._current("broadcast")
         require_classic(df)
         require_pandas("broadcast")
-        name = checked_uid(uid)
-        return BroadcastFrame(evaluation, df, name, order_by, event_time, allowed_delay, idle_after)
+        options = InputOptions(event_time, allowed_delay, idle_after, order_by)
+        return BroadcastFrame(evaluation, df, checked_uid(uid), options)
 
     def feedback(
         self,

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     from pystate.spark.evaluation.evaluation import Evaluation
 
-__all__ = ["RoutedOperator", "rdd_operator", "split_rdd"]
-
 _CHUNK = 4096
 
 
@@ -142,15 +140,7 @@ def rdd_operator(
 
 
 class RoutedOperator:
-    """The function that ``Job.partitions`` returns.
-
-    Parameters
-    ----------
-    plan : OperatorPlan
-        The operator and its epoch.
-    spec : FunctionSpec
-        The function, which is called per element.
-    """
+    """The function that ``Job.partitions`` returns; `spec` calls the user's per element."""
 
     def __init__(self, plan: OperatorPlan, spec: FunctionSpec) -> None:
         self._plan = plan

@@ -16,83 +16,36 @@ from pystate.checkpoint.refs import INPUT
 from pystate.errors import WrongTypeError
 from pystate.operators.functions.base import ProcessFunction, StatefulFunction
 from pystate.operators.functions.binding import for_tasks, instance_states, way_to_function
-from pystate.operators.runtime.function_spec import (
-    PROCESS_LATE,
-    FunctionSpec,
-    checked_late,
-    late_tag,
-)
+from pystate.operators.runtime.function_spec import PROCESS_LATE, FunctionSpec, checked_late
 from pystate.operators.runtime.instance_runtime import InstanceOperator, works_in_every_epoch
 from pystate.operators.runtime.instance_state import instance_spec
-from pystate.spark.base.arguments import late_schema, side_columns
+from pystate.spark.base.arguments import side_columns
 from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.routing import INSTANCE_COLUMN, spread
 from pystate.spark.base.schemas import output_columns, parse_schema, refuse_reserved
 from pystate.spark.evaluation.initial import Given, InitialItems, checked_given
 from pystate.spark.operators.apply import Application, apply
-from pystate.spark.operators.inputs import input_of, invalid_schema
+from pystate.spark.operators.inputs import InputFrame, InputOptions
 from pystate.spark.tasks.arrivals import InstanceRows
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.state.operator_state import INSTANCE_SCHEMA
-from pystate.types.durations import Duration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from pystate.spark.evaluation.evaluation import Evaluation
 
-__all__ = ["OperatorFrame"]
-
 
 class OperatorFrame:
-    """One epoch's rows, made by `Job.operator`; apply a `ProcessFunction` to it.
-
-    Parameters
-    ----------
-    evaluation : Evaluation
-        The open epoch.
-    frame : DataFrame
-        The rows.
-    uid : str
-        The operator's name in checkpoints.
-    event_time : str, optional
-        The column of the rows' event time.
-    allowed_delay : str, timedelta or int, optional
-        How late a row may be by its event time.
-    idle_after : str, timedelta or int, optional
-        After how long without rows the input is idle.
-    max_ahead : str, timedelta or int, optional
-        How far a row's event time may be ahead of the processing time.
-    invalid : str, optional
-        The side output for rows that cannot be processed.
-    """
+    """One epoch's rows, made by `Job.operator`; apply a `ProcessFunction` to it."""
 
     def __init__(
-        self,
-        evaluation: Evaluation,
-        frame: DataFrame,
-        uid: str,
-        event_time: str | None = None,
-        allowed_delay: Duration | None = None,
-        idle_after: Duration | None = None,
-        max_ahead: Duration | None = None,
-        invalid: str | None = None,
+        self, evaluation: Evaluation, frame: DataFrame, uid: str, options: InputOptions
     ) -> None:
-        self._evaluation = evaluation
+        owner = f"operator {uid!r}"
+        refuse_reserved(frame.columns, owner)
         self._uid = uid
-        self._owner = f"operator {uid!r}"
-        refuse_reserved(frame.columns, self._owner)
-        columns = FrameColumns(frame, self._owner)
-        self._frame, self._event_time, _, self._input, self._invalid = input_of(
-            evaluation,
-            columns,
-            self._owner,
-            event_time,
-            allowed_delay,
-            idle_after,
-            max_ahead=max_ahead,
-            invalid=invalid,
-        )
+        self._rows = InputFrame.of(evaluation, FrameColumns(frame, owner), owner, options)
 
     def process(
         self,
@@ -140,7 +93,7 @@ class OperatorFrame:
         rows of about the same size. When the job's parallelism changes, the first epoch after that
         redistributes the states; each instance then reads the state of all.
         """
-        owner, frame = self._owner, self._frame
+        rows, owner, frame = self._rows, self._rows.owner, self._rows.frame
         given: object = function
         if not isinstance(given, ProcessFunction):
             if isinstance(given, StatefulFunction):
@@ -149,19 +102,16 @@ class OperatorFrame:
                 hint = way_to_function(given, "ProcessFunction", "row, ctx")
             raise WrongTypeError(f"{owner}: {given!r:.80} is no ps.ProcessFunction{hint}")
         declared = parse_schema(schema, owner)
-        output_columns(frame.schema, f"{owner}: its input")
+        rows.schema()
         sides = side_columns(side_outputs, owner)
-        written = {tag: columns.schema for tag, columns in sides.items()}
         checked_late(late, sides, owner)
-        tag = late_tag(late)
-        if tag is not None:
-            written[tag] = late_schema(tag, sides, frame, owner)
+        written = rows.side_schemas(late, sides)
         spec = FunctionSpec(
             function,
             key=(),
             columns=tuple(frame.columns),
             output=output_columns(declared, owner),
-            event_time=self._event_time,
+            event_time=rows.event_time,
             side_outputs=sides,
             late=late,
         )
@@ -169,7 +119,7 @@ class OperatorFrame:
         for_tasks(function, cloudpickle.dumps)
         given_items = checked_given(initial_state, f"{owner}: initial_state")
         return apply(
-            self._evaluation,
+            rows.evaluation,
             Application(
                 instance_spec(self._uid, states),
                 INSTANCE_SCHEMA,
@@ -177,9 +127,9 @@ class OperatorFrame:
                 [frame],
                 _spread,
                 declared,
-                inputs=(self._input,),
+                inputs=(rows.input,),
                 sides=written,
-                invalid={INPUT: invalid_schema(self._invalid, frame, owner)},
+                invalid={INPUT: rows.invalid_rows()},
                 initial=None if given_items is None else InitialItems(given_items, states),
                 counted=False,
                 every_epoch=works_in_every_epoch(function),

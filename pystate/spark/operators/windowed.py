@@ -5,8 +5,8 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,12 @@ import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import types as st
 
-from pystate.checkpoint.refs import INPUT
-from pystate.epochs.watermarks import Holds, Input
+from pystate.base.arguments import checked_uid
+from pystate.epochs.watermarks import Holds
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.binding import for_tasks
 from pystate.operators.functions.windows import WindowFunctionLike
 from pystate.operators.runtime.function_spec import checked_late, late_tag
-from pystate.operators.runtime.invalid_rows import InvalidRule
 from pystate.operators.windows.assigners import Session
 from pystate.operators.windows.columns import AggregateLike
 from pystate.operators.windows.factory import make_operator
@@ -42,9 +41,10 @@ from pystate.spark.base.partial_aggregation import (
     event_ms,
 )
 from pystate.spark.base.resolve import FrameColumns, column_text
-from pystate.spark.base.schemas import KeySchema, names_twice, output_columns, parse_schema
-from pystate.spark.evaluation.initial import RowsOf
-from pystate.spark.operators.apply import Application, apply
+from pystate.spark.base.schemas import names_twice, output_columns, parse_schema
+from pystate.spark.evaluation.initial import Route
+from pystate.spark.operators.apply import apply
+from pystate.spark.operators.inputs import KeyedInput
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.types.keys import parse_key
 from pystate.types.state_type import parse_type
@@ -52,81 +52,18 @@ from pystate.types.state_type import parse_type
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from pystate.spark.evaluation.evaluation import Evaluation
-
-__all__ = ["WindowInput", "WindowedFrame"]
-
-
 _SESSIONS = (
     "a session grows, and its update has another end than what it replaces: emit sessions once, "
     "window(..., emit='final') without early= and allowed_lateness="
 )
 
 
-@dataclass(frozen=True)
-class WindowInput:
-    """What a windowed operator takes over from its `KeyedFrame`.
-
-    Attributes
-    ----------
-    evaluation : Evaluation
-        The open epoch.
-    columns : FrameColumns
-        The frame and its columns.
-    uid, owner : str
-        The operator's name in checkpoints, and in errors.
-    names : sequence of str
-        The key columns.
-    keys : KeySchema
-        The key's columns in the spelling of checkpoints.
-    input : Input
-        Whose rows they are, for the watermark.
-    route : callable
-        Brings some columns of the frame, which are named first, to the operator's tasks.
-    earlier : callable
-        Returns the rows before the first epoch, if there are any, for columns of the frame.
-    ordered : bool
-        Whether the rows of a key have an order.
-    invalid : mapping
-        What becomes of invalid rows, and the columns of their side output.
-    refuse_updates : callable
-        Refuses rows that are updates.
-    """
-
-    evaluation: Evaluation
-    columns: FrameColumns
-    uid: str
-    owner: str
-    names: Sequence[str]
-    keys: KeySchema
-    input: Input
-    route: Callable[..., tuple[DataFrame, Sequence[str]]]
-    earlier: Callable[[FrameColumns], list[RowsOf] | None]
-    ordered: bool
-    invalid: Mapping[str, tuple[InvalidRule, pa.Schema | None]]
-    refuse_updates: Callable[[], None]
-
-    @property
-    def rule(self) -> InvalidRule:
-        """What becomes of invalid rows."""
-        return self.invalid[INPUT][0]
-
-
 class WindowedFrame:
-    """One epoch's rows by key and window, made by `KeyedFrame.window`.
+    """One epoch's rows by key and window, made by `KeyedFrame.window`."""
 
-    Parameters
-    ----------
-    given : WindowInput
-        The rows.
-    options : WindowOptions
-        The windows.
-    late : str
-        ``"drop"``, or the tag of the side output for rows that are too late.
-    """
-
-    def __init__(self, given: WindowInput, options: WindowOptions, late: str) -> None:
-        self._given = given
+    def __init__(self, rows: KeyedInput, options: WindowOptions, late: str) -> None:
+        self._rows = rows
+        self._uid = checked_uid(rows.uid)
         self._options = options
         self._late = late
 
@@ -160,60 +97,56 @@ class WindowedFrame:
         WrongTypeError
             A column's type has no such aggregate.
         """
-        checked_combine(combine, self._given.owner)
-        given, options = self._given, self._options
-        given.refuse_updates()
-        columns = given.columns.copy()
-        found = {name: _resolved(columns, each) for name, each in aggregates.items()}
+        rows, options, uid, owner = self._rows, self._options, self._uid, self._rows.owner
+        checked_combine(combine, owner)
+        rows.refuse_all_updates(
+            "window(...).aggregate", "a window does not forget the row that an update replaces"
+        )
+        columns = rows.columns.copy()
+        resolved = {name: _resolved(columns, each) for name, each in aggregates.items()}
         frame = columns.frame
         schema = self._schema(frame)
-        spec = WindowSpec.of(options, given.names, found, schema, given.owner)
-        key = parse_key(given.keys)
-        declared = _declared(frame.schema, given.names, spec, spec.schema(key))
+        spec = WindowSpec.of(options, rows.names, resolved, schema, owner)
+        key = parse_key(rows.keys)
+        declared = _declared(frame.schema, rows.names, spec.schema(key))
         twice = names_twice(declared.names)
         if twice:
             raise InvalidArgumentError(
-                f"{given.owner}: two columns of the result are called {', '.join(twice)}: key "
+                f"{owner}: two columns of the result are called {', '.join(twice)}: key "
                 "columns and aggregates have names that differ in more than case"
             )
         tag = late_tag(self._late)
-        whole = tag is not None or given.rule.tag is not None
-        names = frame.columns if whole else _needed(spec, frame.columns)
+        whole = tag is not None or rows.invalid.tag is not None
 
         def combined(plan: OperatorPlan) -> Any:
             if not (
-                decided(combine, self._uncombined(spec, frame.schema), given.owner)
-                and (combine is True or given.evaluation.combines(given.uid))
+                decided(combine, self._uncombined(spec, frame.schema), owner)
+                and (combine is True or rows.evaluation.combines(uid))
             ):
                 return None
-            rows = _combined(frame, spec, plan)
+            partials = _combined(frame, spec, plan)
             make = partial(make_operator, spec, tag, combined=True)
-            return *given.route(rows.columns, [rows], plan), make
+            return rows.routed(partials, plan), partials.columns, make
 
         out = apply(
-            given.evaluation,
-            Application(
-                spec.operator(given.uid, key),
-                given.keys,
-                partial(make_operator, spec, tag),
-                [frame],
-                partial(given.route, names),
-                declared,
-                inputs=(given.input,),
+            rows.evaluation,
+            replace(
+                rows.application(
+                    spec.operator(uid, key), partial(make_operator, spec, tag), declared
+                ),
+                frames=[frame],
+                route=_selecting(rows, frame.columns if whole else _needed(spec, frame.columns)),
                 sides={} if tag is None else {tag: schema},
-                invalid=given.invalid,
-                earlier=given.earlier(columns),
-                output=output_columns(declared, given.owner),
+                earlier=rows.earlier_rows(columns),
+                output=output_columns(declared, owner),
                 combined=combined,
                 holds=spec.options.holds(),
             ),
         )
         if options.emit == "update" or options.early_ms is not None or options.lateness_ms:
             moves = isinstance(options.windows, Session)
-            identity = [*given.names, START, END]
-            out = given.evaluation.emits_updates(
-                given.uid, out, identity, _SESSIONS if moves else None
-            )
+            identity = [*rows.names, START, END]
+            out = rows.evaluation.emits_updates(uid, out, identity, _SESSIONS if moves else None)
         return out
 
     def _uncombined(self, spec: WindowSpec, schema: st.StructType) -> str | None:
@@ -221,9 +154,9 @@ class WindowedFrame:
         time = spec.options.event_time
         if late_tag(self._late) is not None:
             return "rows that are too late go to a side output"
-        if self._given.rule.of_each:
+        if self._rows.invalid.of_each:
             return NOT_INVALID
-        if self._given.ordered:
+        if self._rows.order_by:
             return ORDERED
         if time is not None and event_ms(column_text(time), schema[time].dataType) is None:
             return WITHOUT_ZONE
@@ -266,53 +199,53 @@ class WindowedFrame:
         those that the function needs before `key_by`. Rows of a window come in the order in which
         they arrived; of windows that overlap, and of sessions that were joined, piece by piece.
         """
-        given = self._given
-        frame = given.columns.frame
+        rows, owner = self._rows, self._rows.owner
+        frame = rows.frame
         input_schema = self._schema(frame)
-        declared = parse_schema(schema, given.owner)
-        sides = side_columns(side_outputs, given.owner)
-        checked_late(self._late, sides, given.owner)
+        declared = parse_schema(schema, owner)
+        sides = side_columns(side_outputs, owner)
+        checked_late(self._late, sides, owner)
         tag = late_tag(self._late)
         if tag in sides:
             raise InvalidArgumentError(
-                f"{given.owner}: {tag!r} is the tag of rows that are too late, which have the "
+                f"{owner}: {tag!r} is the tag of rows that are too late, which have the "
                 "columns of the input: give the function's side output another one"
             )
-        rows = WindowRowsSpec.of_rows(self._options, given.names, input_schema, given.owner)
-        output = output_columns(declared, given.owner)
-        spec = WindowProcessSpec(function, rows, input_schema, output, sides, given.owner)
+        kept = WindowRowsSpec.of_rows(self._options, rows.names, input_schema, owner)
+        output = output_columns(declared, owner)
+        spec = WindowProcessSpec(function, kept, input_schema, output, sides, owner)
         for_tasks(function, cloudpickle.dumps)
         written = {name: columns.schema for name, columns in sides.items()}
         if tag is not None:
             written[tag] = input_schema
+        operator = kept.operator(self._uid, parse_key(rows.keys))
         return apply(
-            given.evaluation,
-            Application(
-                rows.operator(given.uid, parse_key(given.keys)),
-                given.keys,
-                partial(WindowProcess, spec, tag),
-                [frame],
-                partial(given.route, frame.columns),
-                declared,
-                inputs=(given.input,),
+            rows.evaluation,
+            replace(
+                rows.application(operator, partial(WindowProcess, spec, tag), declared),
+                route=_selecting(rows, frame.columns),
                 sides=written,
-                invalid=given.invalid,
-                earlier=given.earlier(given.columns),
                 # Which of the function's columns is the window's end nobody knows.
-                holds=Holds(others=rows.options.holds().others),
+                holds=Holds(others=kept.options.holds().others),
             ),
         )
 
     def _schema(self, frame: DataFrame) -> pa.Schema:
         """The input's columns."""
-        given = self._given
-        schema = output_columns(frame.schema, f"{given.owner}: its input").schema
-        if [name for name, _ in given.keys] != list(given.names):
+        rows = self._rows
+        schema = output_columns(frame.schema, f"{rows.owner}: its input").schema
+        if [*rows.key_names] != rows.names:
             raise InvalidArgumentError(
-                f"{given.owner}: a key that is a struct has no windows yet: name its fields as "
+                f"{rows.owner}: a key that is a struct has no windows yet: name its fields as "
                 "columns, and these in key_by"
             )
         return schema
+
+
+def _selecting(rows: KeyedInput, names: Sequence[str]) -> Route:
+    """The way of some columns to the tasks."""
+    columns = [*map(column_text, names)]
+    return rows.selecting(lambda frame, more: frame.selectExpr(*columns, *more), names)
 
 
 def _resolved(columns: FrameColumns, given: Any) -> Any:
@@ -356,11 +289,9 @@ def _combined(frame: DataFrame, spec: WindowSpec, plan: OperatorPlan) -> DataFra
     return combined_rows(frame, keys, columns, time, bound, within, stretches=stretches)
 
 
-def _declared(
-    schema: st.StructType, key: Sequence[str], spec: WindowSpec, found: pa.Schema
-) -> st.StructType:
+def _declared(schema: st.StructType, key: Sequence[str], result: pa.Schema) -> st.StructType:
     """The result's columns as Spark's: those of the key are as they were."""
-    given = list(found)[len(key) :]
+    given = list(result)[len(key) :]
     kinds = [parse_type(field.type, f"column {field.name!r}").ddl for field in given]
     # Spark parses them all at once: that is a call to the JVM.
     parsed = parse_schema(", ".join(f"x{i} {ddl}" for i, ddl in enumerate(kinds)), "the result")
