@@ -16,7 +16,7 @@ from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.sinks.commits import commit
 from pystate.spark.sinks.outputs import Outputs
 from pystate.spark.sinks.parquet import ParquetSink
-from pystate.spark.tasks.side import SideFiles
+from pystate.spark.tasks.parquet_file import SideFiles
 
 
 def batch(*values: int) -> pa.RecordBatch:

@@ -21,8 +21,6 @@ from pystate.spark.base.routing import KeyRouter
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.types.keys import leaf
 
-__all__ = ["Arrivals", "BroadcastRows", "ElementRows", "InstanceRows", "UnitedRows"]
-
 
 class Arrivals:
     """The rows of one input, by key."""
@@ -61,14 +59,10 @@ class UnitedRows(Arrivals):
 
     They have the key's columns, the number of the input, the left input's other columns, and the
     right input's; null where they are not of a row's input.
-
-    Attributes
-    ----------
-    names : mapping of str to (keys, others)
-        The names of each input's columns.
     """
 
     names: Mapping[str, tuple[Sequence[str], Sequence[str]]]
+    """The names of each input's key columns, and of its other ones."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -100,17 +94,12 @@ class BroadcastRows(Arrivals):
 
     They have the keyed rows' columns, the range that a broadcast row is for, and the columns of
     broadcast rows; null where they are not of a row's input.
-
-    Attributes
-    ----------
-    count : int
-        The number of the keyed rows' columns.
-    columns : tuple of str
-        The broadcast rows' columns.
     """
 
     count: int
+    """The number of the keyed rows' columns."""
     columns: tuple[str, ...]
+    """The broadcast rows' columns."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -142,10 +131,10 @@ class BroadcastRows(Arrivals):
         if targets.null_count == len(targets):
             yield None, rows
             return
-        found = targets.fill_null(-1).to_numpy(zero_copy_only=False)
-        starts = [0, *(np.flatnonzero(np.diff(found)) + 1).tolist(), len(found)]
+        numbers = targets.fill_null(-1).to_numpy(zero_copy_only=False)
+        starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
         for begin, end in pairwise(starts):
-            target = int(found[begin])
+            target = int(numbers[begin])
             yield None if target < 0 else target, rows.slice(begin, end - begin)
 
 

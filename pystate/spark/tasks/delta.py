@@ -31,8 +31,6 @@ from pystate.errors import CheckpointError, StateLostError
 if TYPE_CHECKING:
     from pystate.tables.snapshots import Snapshot
 
-__all__ = ["DeltaWriter", "HeldPlan", "Target", "Written"]
-
 #: So many held deltas of similar size are merged into one.
 _SIMILAR = 4
 
@@ -65,30 +63,17 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """Which range a task writes, and where.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-        The checkpoint.
-    uid : str
-        The operator.
-    state : RangeState
-        The range as it was before the step.
-    epoch : int
-        The epoch's number.
-    plan : HeldPlan or None
-        How changes are held; None if they cannot be.
-    files : HeldFiles or None
-        The place of held deltas, if there is a plan.
-    """
+    """Which range a task writes, and where."""
 
     storage: CheckpointStorage
     uid: str
     state: RangeState
+    """The range as it was before the step."""
     epoch: int
     plan: HeldPlan | None = None
+    """How changes are held; None if they cannot be."""
     files: HeldFiles | None = None
+    """The place of held deltas, if there is a plan."""
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -103,12 +88,7 @@ class Target:
 class DeltaWriter(threading.Thread):
     """Writes the files of one task.
 
-    Parameters
-    ----------
-    target : Target
-        The range.
-    snapshot : Snapshot or None
-        The task's changes; None if it has none, and the step closes an epoch.
+    `snapshot` has the task's changes; None if it has none, and the step closes an epoch.
     """
 
     def __init__(self, target: Target, snapshot: Snapshot | None) -> None:

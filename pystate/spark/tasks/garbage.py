@@ -22,8 +22,6 @@ from __future__ import annotations
 import gc
 import sys
 
-__all__ = ["set_modules_aside"]
-
 #: A worker's first tasks load most modules; user code may load modules at any time.
 _MOST_TIMES = 16
 

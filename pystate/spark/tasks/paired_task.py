@@ -22,18 +22,11 @@ from pystate.errors import NoSpaceError, TableMovedError
 from pystate.spark.tasks.delta import DeltaWriter, Written
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
 
-__all__ = ["PairedTask"]
-
 
 class PairedTask(RangeTask):
-    """A range of an operator, and the range of the same number of another one beside it.
+    """A range of an operator, whose rows the task emits, and the same range of another one.
 
-    Parameters
-    ----------
-    plan : OperatorPlan
-        The operator whose rows the task emits.
-    beside : OperatorPlan
-        The other one, of the same parallelism.
+    The other operator, `beside`, has the same parallelism.
     """
 
     def __init__(self, plan: OperatorPlan, beside: OperatorPlan) -> None:

@@ -1,12 +1,16 @@
-"""A Parquet file that a task writes.
+"""The Parquet files that a task writes: for a sink, and for side outputs.
 
-Thread safety: a `ParquetFile` belongs to its task.
+Thread safety: the objects belong to their task.
 
 Invariants
 ----------
 1. Rows are taken as they are when `write` is called, as if they were sent: the function that has
    made them may change their memory afterwards.
-2. A file counts only if it was finished, and is durable then.
+2. A file counts only if it was finished, and is durable then, before the report that names it. No
+   other file is ever adopted.
+3. Tasks write beside the staging folder, and the driver moves the files that count, which the
+   reports name, into it (`pystate.spark.sinks.outputs`): a file that a losing attempt leaves,
+   however late, is never published.
 """
 
 from __future__ import annotations
@@ -19,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pystate.epochs.range_report import SideFile
+
 if TYPE_CHECKING:
     from pyarrow.parquet import ParquetWriter
-
-__all__ = ["ParquetFile", "part_name"]
 
 #: Rows in memory that make a row group. Spark's writer takes 128 MB; the tasks have no such memory.
 _GROUP_BYTES = 16 << 20
@@ -34,26 +38,10 @@ def part_name(index: int) -> str:
 
 
 class ParquetFile:
-    """One task's rows in a file.
+    """One task's rows in a file of a folder, which is made.
 
-    Parameters
-    ----------
-    folder, name : str
-        Where; the folder is made.
-    schema : pyarrow.Schema
-        The columns.
-    options : mapping, optional
-        Arguments for `pyarrow.parquet.ParquetWriter`.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written; the message has its path.
-
-    Notes
-    -----
-    If there is no writer for the schema or the options, pyarrow's error says so, and no file is
-    left.
+    `options` are arguments for `pyarrow.parquet.ParquetWriter`. If there is no writer for them or
+    for the schema, pyarrow's error says so, and no file is left. An `OSError` has the file's path.
     """
 
     def __init__(
@@ -137,3 +125,37 @@ class ParquetFile:
             if error.filename is not None or error.errno is None:
                 raise
             raise OSError(error.errno, os.strerror(error.errno), self._path) from error
+
+
+class SideFiles:
+    """One task's rows for side outputs: a file per tag, made at the tag's first row.
+
+    `folders` are those of `Outputs.side_folder` by tag. The tasks write these rows, since a
+    DataFrame has one result.
+    """
+
+    def __init__(self, folders: Mapping[str, str], index: int) -> None:
+        self._folders = folders
+        self._index = index
+        self._open: dict[str, ParquetFile] = {}
+
+    def write(self, tag: str, rows: pa.RecordBatch) -> None:
+        """Append rows; all rows of a tag have the same schema."""
+        if rows.num_rows == 0:
+            return
+        file = self._open.get(tag)
+        if file is None:
+            name = part_name(self._index)
+            file = self._open[tag] = ParquetFile(self._folders[tag], name, rows.schema)
+        file.write(rows)
+
+    def finish(self) -> tuple[SideFile, ...]:
+        """Make the files durable and describe them."""
+        return tuple(
+            SideFile(tag, file.name, file.finish(), file.rows) for tag, file in self._open.items()
+        )
+
+    def discard(self) -> None:
+        """Remove what was written; the task failed."""
+        for file in self._open.values():
+            file.discard()

@@ -44,8 +44,7 @@ from pystate.spark.base.parquet_format import ParquetFormat
 from pystate.spark.base.routing import KeyRouter
 from pystate.spark.base.schemas import KeySchema
 from pystate.spark.tasks.delta import DeltaWriter, HeldPlan, Target, Written
-from pystate.spark.tasks.parquet_file import ParquetFile, part_name
-from pystate.spark.tasks.side import SideFiles
+from pystate.spark.tasks.parquet_file import ParquetFile, SideFiles, part_name
 from pystate.spark.tasks.table_move import executor_home, move_table
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.attach import Attachment, tables
@@ -59,16 +58,14 @@ if TYPE_CHECKING:
     from pystate.tables.backend import KeyedStateBackend
     from pystate.tables.snapshots import Snapshot
 
-__all__ = ["STAGING", "WRITING", "OperatorPlan", "RangeTask", "ResultFiles"]
-
 #: Spark's local property that names the evaluation whose output a job stages.
 STAGING = "pystate.staging"
 #: The local property with the `ResultFiles` of the operator whose tasks write the result.
 WRITING = "pystate.writing"
 
 
-def _told(name: str) -> str | None:
-    """A local property of this task's Spark job; None if it has none, or outside of tasks."""
+def _local_property(name: str) -> str | None:
+    """A property of this task's Spark job; None if it has none, or outside of tasks."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -99,14 +96,14 @@ class ResultFiles:
     @classmethod
     def of_task(cls, uid: str) -> ResultFiles | None:
         """What the Spark job of this task was given for that operator, if anything."""
-        text = _told(WRITING)
+        text = _local_property(WRITING)
         if text is None:
             return None
         owner, folder, columns, schema, options = json.loads(text)
         if owner != uid:
             return None
-        found = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema)))
-        return cls(uid, folder, tuple(columns), ParquetFormat(found, options))
+        written = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema)))
+        return cls(uid, folder, tuple(columns), ParquetFormat(written, options))
 
 
 @dataclass(frozen=True)
@@ -258,13 +255,7 @@ class OperatorPlan:
 
 
 class RangeTask:
-    """A range while one task works on it.
-
-    Parameters
-    ----------
-    plan : OperatorPlan
-        The operator.
-    """
+    """A range while one task works on it."""
 
     def __init__(self, plan: OperatorPlan) -> None:
         self.plan = plan
@@ -361,7 +352,7 @@ class RangeTask:
     @property
     def only_stages(self) -> bool:
         """Whether the task's whole output is staged by its evaluation and used by nothing else."""
-        return _told(STAGING) == self.plan.evaluation_id
+        return _local_property(STAGING) == self.plan.evaluation_id
 
     def go_on(self) -> None:
         """Between pieces of the input, give a sign of life; stop if the evaluation has ended."""
@@ -465,7 +456,7 @@ class RangeTask:
         snapshot = self.backend.seal(
             Lineage(uuid.uuid4().bytes, bytes.fromhex(state.id), plan.epoch, plan.query)
         )
-        self.metrics["seal_ms"] = _ms_since(began)
+        self.metrics["seal_ms"] = ms_since(began)
         self._sealed_id = snapshot.lineage.id.hex()
         return snapshot
 
@@ -569,5 +560,6 @@ def _reached(time_ms: int | None, now_ms: int | None) -> bool:
     return time_ms is not None and now_ms is not None and time_ms <= now_ms
 
 
-def _ms_since(began_ns: int) -> float:
+def ms_since(began_ns: int) -> float:
+    """Milliseconds since a time of `perf_counter_ns`."""
     return (time.perf_counter_ns() - began_ns) / 1e6

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.accumulators import Accumulator
 
-__all__ = ["ReportBox"]
-
 
 class _ReportsParam(AccumulatorParam[list[RangeReport]]):
     def zero(self, value: list[RangeReport]) -> list[RangeReport]:

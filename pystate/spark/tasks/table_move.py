@@ -24,21 +24,13 @@ if TYPE_CHECKING:
     from pystate.tables.attach import Attachment
     from pystate.tables.recovery import TableSpec
 
-__all__ = ["executor_home", "move_table", "tables_folder"]
-
 
 def executor_home(application: bytes, wanted: str) -> TableHome:
     """Return the folder for tables that all workers of this executor share.
 
     They belong to the executor's JVM: its workers come and go. Each task looks whether somebody
-    frees them in the end: a janitor may have been killed.
-
-    Parameters
-    ----------
-    application : bytes
-        Identifies the checkpoint.
-    wanted : str
-        ``"shm"``, ``"local"``, ``"heap"``, or a folder, which is created.
+    frees them in the end: a janitor may have been killed. `wanted` is ``"shm"``, ``"local"``,
+    ``"heap"``, or a folder, which is created; `application` identifies the checkpoint.
     """
     home = _executor_home(application, wanted)
     engage_janitor(home)
@@ -74,23 +66,8 @@ def move_table(
 ) -> TableMovedError | None:
     """Give up a table that has no room to grow, and have it put into the next folder.
 
-    Parameters
-    ----------
-    attachment : Attachment
-        The table, which is released.
-    spec : TableSpec
-        The spec of the table.
-    base : RangeState
-        The range.
-    where : str
-        Names the range, for the message.
-    error : NoSpaceError
-        The error of the table.
-
-    Returns
-    -------
-    TableMovedError or None
-        The error to raise; None if the table is not a file, so that `error` is about another file.
+    Returns the error to raise, which names the range by `where`; None if the table is not a file,
+    so that `error` is about another file.
     """
     path = attachment.path
     if path is None:

@@ -39,13 +39,10 @@ from pystate.spark.tasks.arrivals import Arrivals
 from pystate.spark.tasks.delta import DeltaWriter, Written
 from pystate.spark.tasks.garbage import set_modules_aside
 from pystate.spark.tasks.paired_task import PairedTask
-from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
-
-__all__ = ["Arrived", "ArrowOperator", "run_task"]
+from pystate.spark.tasks.range_task import OperatorPlan, RangeTask, ms_since
 
 #: Output batches that may wait while the delta file is being written beside them.
 _HELD_BATCHES = 32
-
 
 #: A piece of input: rows or None, and the markers that were among them.
 Arrived = tuple[Any, list[int]]
@@ -53,22 +50,10 @@ _BY_KEY = Arrivals()
 
 
 class ArrowOperator:
-    """The function that `mapInArrow` runs for an operator.
+    """The function that `mapInArrow` runs for an operator, of what its `Application` says.
 
-    Parameters
-    ----------
-    plan : OperatorPlan
-        The operator and its epoch.
-    make : callable
-        Makes the task's own operator; pickled with the user's function inside.
-    names : sequence of str
-        The names of the arriving columns, except the last one, which holds the ranges.
-    arrivals : Arrivals
-        How the rows of its inputs come.
-    output : OutputColumns, optional
-        The result's columns, if the operator does not bring its output into them itself.
-    beside : OperatorPlan, optional
-        An operator that runs in the same tasks.
+    `make` is pickled with the user's function inside. `names` are those of the arriving columns,
+    but for the last one, which holds the ranges. `beside` runs in the same tasks.
     """
 
     def __init__(
@@ -124,20 +109,8 @@ def run_task(
 ) -> Iterator[Any]:
     """Drive one task from its first input to its report.
 
-    Parameters
-    ----------
-    task : RangeTask
-        The task.
-    operator : Operator
-        Its operator.
-    arrived : iterator of (rows or None, markers)
-        The partition's input.
-    arrivals : Arrivals
-        How the rows of the inputs come.
-    size : callable
-        Returns the number of rows in an output.
-    output : OutputColumns, optional
-        As for `ArrowOperator`.
+    `arrived` is the partition's input, and `size` the number of rows in a piece of output.
+    `output` are the result's columns, if the operator does not bring its output into them itself.
     """
     set_modules_aside()
     began = time.perf_counter_ns()
@@ -184,7 +157,7 @@ def run_task(
                     yield out
             opened = False
             operator.close()
-        metrics["process_ms"] = _ms_since(began)
+        metrics["process_ms"] = ms_since(began)
         writer = task.seal()
         while held:
             if not task.takes(out := held.popleft()):
@@ -223,7 +196,3 @@ def run_task(
         finally:
             task.discard_files()
             task.release()
-
-
-def _ms_since(began_ns: int) -> float:
-    return (time.perf_counter_ns() - began_ns) / 1e6
