@@ -25,18 +25,12 @@ from pystate.types.keys import leaf
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["HarnessBase"]
-
 
 class HarnessBase:
     """Base of the harnesses.
 
-    Attributes
-    ----------
-    output : list
-        The rows that all epochs so far have emitted.
-    failures : int
-        Injected failures that have happened.
+    `output` has the rows that all epochs so far have emitted, and `failures` is the number of
+    injected failures that have happened.
     """
 
     #: Whether `fail_after` can count timers.
@@ -101,13 +95,13 @@ class HarnessBase:
         """The rows that each range's task gets."""
         ranges = self._ranges
         assert ranges is not None
-        found: list[list[tuple[str, pa.RecordBatch]]] = [[] for _ in ranges]
+        pieces: list[list[tuple[str, pa.RecordBatch]]] = [[] for _ in ranges]
         for name in self._inputs:
             rows = batches.get(name)
             if rows is not None:
-                for own, part in zip(found, self._dealt(name, rows, ranges), strict=True):
+                for own, part in zip(pieces, self._dealt(name, rows, ranges), strict=True):
                     own += [(name, piece) for piece in self._cut(part)]
-        return found
+        return pieces
 
     def _dealt(
         self, name: str, rows: pa.RecordBatch, ranges: RangeTables
@@ -140,6 +134,26 @@ class HarnessBase:
             {name: given.invalid for name, given in self._inputs.items()},
             CheckpointNotice(complete=clock.epoch - 1) if clock.epoch > 1 else CheckpointNotice(),
         )
+
+    # -- the beginning
+
+    def _process(self, rows: Any, *, drain: bool = False) -> list[Any]:
+        """Run an epoch over rows as a user gives them."""
+        raise NotImplementedError
+
+    def _begin_with_rows(self, rows: Any) -> None:
+        """Run the operator over rows of the time before the first epoch; drop what it emits."""
+        start = self._clock.processing_time
+        try:
+            self._process(rows)
+            # What is due by the watermark that they give.
+            self._epoch({}, self._clock.copy())
+        except BaseException:
+            self.close()
+            raise
+        self._clock = self._clock.at_beginning(start)
+        self.output = []
+        self._sides = {tag: [] for tag in self._sides}
 
     # -- failures
 
@@ -179,7 +193,7 @@ class HarnessBase:
         choice(point, "fail_at: point", ("seal", "publish"))
         self._fault = Fault(at=point)
 
-    # -- what came of it
+    # -- results
 
     def take_output(self) -> list[Any]:
         """Return `output` and empty it."""

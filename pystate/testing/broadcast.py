@@ -41,8 +41,6 @@ from pystate.types.keys import KeyColumns
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["BroadcastHarness"]
-
 #: Before all times.
 _NO_TIME = -(1 << 63)
 
@@ -130,12 +128,12 @@ class BroadcastHarness(Harness):
         super()._begin(function, options, clock, rows, parallelism)
 
     def _given_inputs(self) -> list[HarnessInput]:
-        found, options = super()._given_inputs(), self._asked
+        inputs, options = super()._given_inputs(), self._asked
         if options.broadcast_event_time is not None:
             # Without event time it holds no watermark back.
             time, delay = options.broadcast_event_time, options.broadcast_delay_ms
-            found.append(HarnessInput(BROADCAST, (), InputRows(()), time, delay))
-        return found
+            inputs.append(HarnessInput(BROADCAST, (), InputRows(()), time, delay))
+        return inputs
 
     @property
     def _asked(self) -> BroadcastOptions:
@@ -207,11 +205,11 @@ class BroadcastHarness(Harness):
     def _pieces(self, batches: Mapping[str, pa.RecordBatch]) -> Pieces:
         """The rows that each instance gets: the broadcast ones first, or all in their order."""
         keyed = {name: rows for name, rows in batches.items() if name == INPUT}
-        rules, found = batches.get(BROADCAST), super()._pieces(keyed)
+        rules, pieces = batches.get(BROADCAST), super()._pieces(keyed)
         if rules is None:
-            return found
+            return pieces
         if not self._asked.interleave:
-            return [[(BROADCAST, rules), *own] for own in found]
+            return [[(BROADCAST, rules), *own] for own in pieces]
         assert self._tables is not None
         parts: Iterable[pa.RecordBatch | None] = [None] * len(self._tables)
         if keyed:
@@ -259,7 +257,7 @@ class BroadcastHarness(Harness):
         context.beside = tables.beside(share)
         return context
 
-    # -- what came of it
+    # -- results
 
     def broadcast_state(self, name: str) -> dict[Any, Any]:
         """A broadcast state; all instances have the same.
@@ -410,19 +408,13 @@ class BroadcastTables(RangeTables):
     ) -> None:
         super().__init__(operator, parallelism)
         self._states = states
-        self._uid = f"{operator.uid}, broadcast"
+        spec = instance_spec(f"{operator.uid}, broadcast", states, operator.max_parallelism)
+        self._instance_spec = spec
         self._instances = []
         for index in range(parallelism):
             instance = Instance(index, parallelism, operator.max_parallelism)
-            table = RangeTable(*instance.key_groups, self._backend(instance.key_groups))
-            self._instances.append((instance, table))
-
-    @property
-    def _instance_spec(self) -> OperatorSpec:
-        return instance_spec(self._uid, self._states, self._max_parallelism)
-
-    def _backend(self, key_groups: tuple[int, int]) -> KeyedStateBackend:
-        return KeyedStateBackend.of(self._instance_spec, key_groups)
+            backend = KeyedStateBackend.of(spec, instance.key_groups)
+            self._instances.append((instance, RangeTable(*instance.key_groups, backend)))
 
     def _tables(self) -> list[RangeTable]:
         return [*super()._tables(), *(table for _, table in self._instances)]
@@ -440,13 +432,13 @@ class BroadcastTables(RangeTables):
 
     def copies(self, name: str) -> list[dict[Any, Any]]:
         """A state as each instance has it; nothing is changed."""
-        found = []
+        copies = []
         for instance, table in self._instances:
             try:
-                found.append(dict(self._opened(instance, table)[name].items()))
+                copies.append(dict(self._opened(instance, table)[name].items()))
             finally:
                 table.backend.rollback()
-        return found
+        return copies
 
     @contextmanager
     def epoch(self, sealed: Callable[[], None]) -> Iterator[None]:

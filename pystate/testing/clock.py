@@ -21,35 +21,22 @@ from pystate.operators.runtime.task import TaskContext
 from pystate.testing.input_rows import InputRows
 from pystate.types.durations import milliseconds as length_ms
 
-__all__ = ["Clock", "HarnessInput"]
-
 
 @dataclass(frozen=True)
 class HarnessInput:
-    """An input of an operator.
-
-    Attributes
-    ----------
-    name : str
-        The input.
-    key : tuple of str
-        Its key columns.
-    rows : InputRows
-        Its columns.
-    event_time : str or None
-        The column of the rows' event time.
-    allowed_delay_ms : int or None
-        The watermark follows its rows with this delay; None if only the test moves it.
-    invalid : InvalidRule
-        What becomes of rows that cannot be processed.
-    """
+    """An input of an operator."""
 
     name: str
     key: tuple[str, ...]
+    """Its key columns."""
     rows: InputRows
+    """Its columns."""
     event_time: str | None
+    """The column of the rows' event time."""
     allowed_delay_ms: int | None
+    """The watermark follows its rows with this delay; None if only the test moves it."""
     invalid: InvalidRule = InvalidRule()  # noqa: RUF009
+    """What becomes of rows that cannot be processed."""
 
 
 @dataclass

@@ -33,44 +33,30 @@ from pystate.testing.faults import (
 )
 from pystate.testing.range_tables import RangeTable, RangeTables
 
-__all__ = ["Attempt", "Pieces", "Start", "Watched", "compute"]
-
 #: For each range the rows that its task gets, piece by piece, with their inputs.
 Pieces: TypeAlias = "Sequence[Sequence[tuple[str, pa.RecordBatch]]]"
 
 
 @dataclass
 class Attempt:
-    """One computation of an epoch; it counts once the epoch is published.
-
-    Attributes
-    ----------
-    clock : Clock
-        The epoch's times.
-    time : OperatorTime or None
-        The operator's event time.
-    drain : bool
-        Whether event time ends after the rows.
-    fault : Fault, optional
-        Where it is to fail.
-    failed : Attempt, optional
-        The attempt before it, which has failed: what both emit is compared.
-    rows : list
-        What it has emitted.
-    sides : list of (tag, piece)
-        What it has emitted aside.
-    observed : list of list
-        What the operator of each task has emitted, if it is compared.
-    """
+    """One computation of an epoch; it counts once the epoch is published."""
 
     clock: Clock
+    """The epoch's times."""
     time: OperatorTime | None = None
+    """The operator's event time."""
     drain: bool = False
+    """Whether event time ends after the rows."""
     fault: Fault | None = None
+    """Where it is to fail."""
     failed: Attempt | None = None
+    """The attempt before it, which has failed: what both emit is compared."""
     rows: list[Any] = field(default_factory=list)
+    """What it has emitted."""
     sides: list[tuple[str, Any]] = field(default_factory=list)
+    """What it has emitted aside: tags and pieces."""
     observed: list[list[Any]] = field(default_factory=list)
+    """What the operator of each task has emitted, if it is compared."""
 
     @property
     def compares(self) -> bool:
@@ -101,14 +87,7 @@ Start: TypeAlias = "Callable[[RangeTable, Attempt], tuple[Operator, TaskContext]
 class Watched(Operator):
     """An operator that calls no function, or one whose calls cannot be counted, in an attempt.
 
-    Parameters
-    ----------
-    operator : Operator
-        The operator.
-    attempt : Attempt
-        Its rows are counted against its fault.
-    observes : bool
-        Whether what it emits can be compared.
+    Its rows are counted against the attempt's fault; with `observes` what it emits is compared.
     """
 
     def __init__(self, operator: Operator, attempt: Attempt, *, observes: bool = False) -> None:
@@ -144,28 +123,10 @@ class Watched(Operator):
 
 
 def compute(tables: RangeTables, pieces: Pieces, start: Start, attempt: Attempt) -> Attempt:
-    """Compute an epoch and seal it; after an injected failure compute it again.
+    """Compute an epoch and seal it; return the attempt that counts.
 
-    Parameters
-    ----------
-    tables : RangeTables
-        The operator's tables.
-    pieces : sequence of sequence of (input, RecordBatch)
-        The rows of each range.
-    start : callable
-        Makes the operator of a range.
-    attempt : Attempt
-        The first attempt.
-
-    Returns
-    -------
-    Attempt
-        The attempt that counts.
-
-    Raises
-    ------
-    ReplayError
-        The attempt has failed, and the replay yields something else.
+    After an injected failure it is computed again, and `ReplayError` says if it emits something
+    else.
     """
     clock = attempt.clock
     attempt.clock = clock.copy()

@@ -18,22 +18,16 @@ from pystate.operators.runtime.call_shapes import are_batches, are_rows, is_batc
 from pystate.operators.runtime.co_shapes import SIDES
 from pystate.operators.runtime.rows import RowFactory, unreadable
 
-__all__ = ["Fault", "InjectedFailureError", "Observer", "aside_rows", "check_replay", "rows_of"]
-
 
 class InjectedFailureError(Exception):
     """The failure that a test requested. It never leaves the harness."""
 
 
 class Fault:
-    """The point where an epoch is to fail. Rows and timers are counted across epochs until then.
+    """The point where an epoch is to fail: after a number of rows or timers, or at its seal.
 
-    Parameters
-    ----------
-    rows, timers : int, optional
-        How many are handled before the failure.
-    at : {"seal", "publish"}, optional
-        Before the tables are sealed, or after that and before the epoch is published.
+    These are counted across epochs until then. ``"publish"`` is after the tables are sealed, and
+    before the epoch is published.
     """
 
     def __init__(
@@ -74,10 +68,7 @@ class Fault:
 class Observer:
     """Sees the calls of a task's function: counts them against a fault, and keeps what they yield.
 
-    Attributes
-    ----------
-    seen : list of tuple
-        What the function has yielded, row by row.
+    `seen` has it row by row.
     """
 
     def __init__(self, function: StatefulFunction, fault: Fault | None) -> None:
@@ -162,13 +153,7 @@ def rows_of(piece: Any) -> list[Any]:
 
 
 def check_replay(epoch: int, failed: Sequence[Any], replayed: Sequence[Any]) -> None:
-    """Compare what a failed attempt yielded with the beginning of its replay's output.
-
-    Raises
-    ------
-    ReplayError
-        They differ.
-    """
+    """Compare what a failed attempt yielded with the beginning of its replay's output."""
     for i, before in enumerate(failed):
         if i >= len(replayed) or not _same(before, replayed[i]):
             now = repr(replayed[i])[:200] if i < len(replayed) else "nothing"

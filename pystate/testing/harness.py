@@ -12,37 +12,32 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from pystate.base.arguments import choice, flag, integer, text
+from pystate.base.arguments import choice, text
 from pystate.checkpoint.refs import INPUT
 from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import InvalidArgumentError, NoEventTimeError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import declarations, operator_spec
 from pystate.operators.runtime.event_time import milliseconds
-from pystate.operators.runtime.function_spec import PROCESS_LATE, checked_late
-from pystate.operators.runtime.invalid_rows import harness_rule
-from pystate.operators.runtime.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
+from pystate.operators.runtime.function_spec import PROCESS_LATE
+from pystate.operators.runtime.output import SchemaLike
 from pystate.operators.runtime.rows import key_maker, key_parts
 from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.operators.runtime.task import Operator, TaskContext
-from pystate.tables.options import checked_parallelism
 from pystate.tables.registry import unknown_state_error
 from pystate.tables.timers import TimeDomain
 from pystate.testing.base import HarnessBase
 from pystate.testing.clock import Clock, HarnessInput
 from pystate.testing.epochs import Attempt, compute
-from pystate.testing.initial_state import as_table, begin_with_state
-from pystate.testing.input_rows import InputRows, key_of
+from pystate.testing.input_rows import InputRows, as_table, key_of
 from pystate.testing.options import OperatorOptions
 from pystate.testing.range_tables import RangeTable, RangeTables
 from pystate.testing.snapshot import HarnessSnapshot, check_snapshot
-from pystate.types.durations import Duration, delay_milliseconds
+from pystate.types.durations import Duration
 from pystate.types.keys import KeyColumns, KeyLike, parse_key
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-__all__ = ["Harness"]
 
 
 class Harness(HarnessBase):
@@ -146,25 +141,21 @@ class Harness(HarnessBase):
         invalid: str | None = None,
         on_invalid: Literal["drop", "fail"] = "drop",
     ) -> None:
-        owner = f"operator {text(uid, 'Harness: uid')!r}"
-        if event_time is not None:
-            text(event_time, f"{owner}: event_time, the name of a column,")
-        delay = (
-            None if allowed_delay is None else delay_milliseconds(allowed_delay, "allowed_delay")
-        )
-        sides = parse_sides(side_outputs, owner)
-        options = OperatorOptions(
-            key=(key,) if isinstance(key, str) else key,
-            output=RowsAsYielded(owner=owner) if schema is None else parse_columns(schema, owner),
-            sides=sides,
+        text(uid, "Harness: uid")
+        options = OperatorOptions.of(
+            (key,) if isinstance(key, str) else key,
+            schema=schema,
             event_time=event_time,
-            allowed_delay_ms=delay,
-            late=checked_late(late, sides, owner),
-            max_parallelism=checked_parallelism(max_parallelism),
-            batch_rows=integer(batch_rows, f"{owner}: batch_rows", least=1),
+            allowed_delay=allowed_delay,
+            side_outputs=side_outputs,
+            late=late,
+            max_parallelism=max_parallelism,
+            batch_rows=batch_rows,
             uid=uid,
-            allow_pickle=flag(allow_pickle, f"{owner}: allow_pickle"),
-            invalid=harness_rule(owner, event_time, max_ahead, invalid, on_invalid),
+            allow_pickle=allow_pickle,
+            max_ahead=max_ahead,
+            invalid=invalid,
+            on_invalid=on_invalid,
         )
         clock = Clock(milliseconds(processing_time, "processing_time"))
         self._begin(function, options, clock, InputRows(options.key_names, columns), parallelism)
@@ -328,16 +319,16 @@ class Harness(HarnessBase):
         """
         return self._epoch({}, self._clock.with_processing_time(to))
 
-    # -- what came of it
+    # -- results
 
     def keys(self) -> list[Any]:
         """All keys that have state, in no particular order."""
-        found = [key for share in self._ranges or () for key in share.backend]
+        keys = [key for share in self._ranges or () for key in share.backend]
         types = self._options.key_types(self._rows.schema)
         if not types or self._ranges is None:
-            return found
+            return keys
         maker = key_maker(types, [name for name, _ in self._ranges.key])
-        return [maker(key if isinstance(key, tuple) else (key,)) for key in found]
+        return [maker(key if isinstance(key, tuple) else (key,)) for key in keys]
 
     def state(self, name: str, key: Any, namespace: Any = None) -> Any:
         """One state of one key.
@@ -506,9 +497,7 @@ class Harness(HarnessBase):
             if known is not None and not {*options.key} <= {*schema.names}:
                 schema = known  # states come with the fields of structs, as read_state gives them
             ranges = self._make_ranges(key_of(schema, options.key))
-        most = options.max_parallelism
-        spec = operator_spec(self._function, options.uid, ranges.key, most)
-        begin_with_state(ranges, spec, state, timers)
+        ranges.begin_with_state(state, timers)
 
     def _begin_with_function(self, rows: Any, function: StatefulFunction) -> None:
         """Have another function of the same states handle rows before the first epoch."""
@@ -535,12 +524,3 @@ class Harness(HarnessBase):
         except BaseException:
             self.close()
             raise
-
-    def _begin_with_rows(self, rows: Any) -> None:
-        start = self._clock.processing_time
-        self._process(rows)
-        # What is due by the watermark that they give.
-        self._epoch({}, self._clock.copy())
-        self._clock = self._clock.at_beginning(start)
-        self.output = []
-        self._sides = {tag: [] for tag in self._sides}

@@ -11,61 +11,46 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as at
 
-from pystate.errors import InvalidArgumentError
+from pystate.base.arguments import shown
+from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.column_order import names_of
 from pystate.operators.runtime.output import OutputColumns, SchemaLike, parse_columns
 from pystate.types.keys import KeyColumns, leaves, parse_key
 from pystate.types.state_type import parse_type
-
-__all__ = ["InputRows", "key_of"]
 
 _OWNER = "the harness's input"
 _HINT = "the first rows decide what columns there are and of what types, unless columns= says it"
 
 
 class InputRows:
-    """Turns rows into batches of one schema.
+    """Turns rows, all of which have the key columns, into batches of one schema.
 
-    Parameters
-    ----------
-    key : sequence of str
-        The key columns, which every row must have.
-    columns : str, mapping or pyarrow.Schema, optional
-        The columns; see `parse_columns`. By default those of the first rows. A column that held
-        only nulls so far gets its type later.
-
-    Attributes
-    ----------
-    columns : OutputColumns or None
-        The columns as far as they are known; assigning an earlier value undoes what was learned
-        since.
+    By default the columns are those of the first rows; one that held only nulls so far gets its
+    type later.
     """
 
     def __init__(self, key: Sequence[str], columns: SchemaLike | None = None) -> None:
         self._key = key
+        #: As far as they are known; assigning an earlier value undoes what was learned since.
         self.columns = None if columns is None else parse_columns(columns, _OWNER)
-        self._declared = columns is not None
+        self._are_declared = columns is not None
 
     @property
     def schema(self) -> pa.Schema | None:
         """The columns, as far as they are known."""
         return None if self.columns is None else self.columns.schema
 
+    @property
+    def declared(self) -> pa.Schema:
+        """The columns, which were given."""
+        assert self.columns is not None
+        return self.columns.schema
+
     def batch(self, rows: Any) -> pa.RecordBatch | None:
         """One batch of all rows; None if there are none.
 
-        Parameters
-        ----------
-        rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
-            Tuples are named tuples, or are taken by position if the columns are known. A column
-            that a mapping leaves out is null, except for key columns, which it must have.
-
-        Raises
-        ------
-        InvalidArgumentError
-            The rows have other columns.
-        WrongTypeError
-            A value or column is not of its column's type.
+        Tuples are named tuples, or are taken by position if the columns are known. A column that a
+        mapping leaves out is null, except for key columns, which it must have.
         """
         if type(rows).__module__.split(".")[0] == "pandas" and hasattr(rows, "columns"):
             rows = pa.Table.from_pandas(rows, preserve_index=False)
@@ -134,11 +119,11 @@ class InputRows:
 
     def _check(self, names: Iterable[str]) -> None:
         assert self.columns is not None
-        found = list(names)
-        if sorted(found) != sorted(self.columns.names):
-            why = "" if self._declared else f"; {_HINT}"
+        names = list(names)
+        if sorted(names) != sorted(self.columns.names):
+            why = "" if self._are_declared else f"; {_HINT}"
             raise InvalidArgumentError(
-                f"{_OWNER} has the columns {', '.join(map(str, found))}, not "
+                f"{_OWNER} has the columns {', '.join(map(str, names))}, not "
                 f"{', '.join(self.columns.names)}{why}"
             )
 
@@ -155,27 +140,30 @@ class InputRows:
 
 def _inferred(values: Sequence[Any]) -> pa.DataType:
     try:
-        found: pa.DataType = pa.array(values).type
+        type_: pa.DataType = pa.array(values).type
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidArgumentError(
             f"{_OWNER}: no one type for {list(values)!r:.80}: {error}; give the harness columns="
         ) from error
     # An instant's time zone is only a way to write it.
-    if at.is_timestamp(found) and found.tz is not None:
+    if at.is_timestamp(type_) and type_.tz is not None:
         return pa.timestamp("us", "UTC")
-    return found
+    return type_
+
+
+def as_table(given: Any, what: str) -> pa.Table:
+    """Rows as a table; `what` names them if they cannot be made into one."""
+    try:
+        return given if isinstance(given, pa.Table) else pa.table(given)
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        raise WrongTypeError(
+            f"{what} is a pyarrow.Table, a pandas DataFrame, or a dict of columns, not "
+            f"{shown(given)}: {error}"
+        ) from error
 
 
 def key_of(schema: pa.Schema, names: Iterable[str]) -> KeyColumns:
-    """The key columns of rows with this schema.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column is missing, or its type is not known yet.
-    DeclarationError
-        Its type cannot be a key's.
-    """
+    """The key columns of rows with this schema, all of which must be there, with their types."""
     columns = []
     for name in names:
         if name not in schema.names:

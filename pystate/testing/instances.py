@@ -20,7 +20,7 @@ from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import instance_states
 from pystate.operators.runtime.event_time import milliseconds
-from pystate.operators.runtime.function_spec import PROCESS_LATE, checked_late
+from pystate.operators.runtime.function_spec import PROCESS_LATE
 from pystate.operators.runtime.instance_runtime import InstanceOperator
 from pystate.operators.runtime.instance_state import (
     InstanceState,
@@ -28,27 +28,22 @@ from pystate.operators.runtime.instance_state import (
     checked_items,
     instance_spec,
 )
-from pystate.operators.runtime.invalid_rows import harness_rule
-from pystate.operators.runtime.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
+from pystate.operators.runtime.output import SchemaLike
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.operator_state import Instance, KeylessState
 from pystate.tables.backend import KeyedStateBackend
-from pystate.tables.options import checked_parallelism
 from pystate.tables.registry import unknown_state_error
 from pystate.testing.clock import Clock
 from pystate.testing.epochs import Attempt
 from pystate.testing.harness import Harness
-from pystate.testing.initial_state import as_table
-from pystate.testing.input_rows import InputRows
+from pystate.testing.input_rows import InputRows, as_table
 from pystate.testing.options import OperatorOptions
 from pystate.testing.range_tables import RangeTable, RangeTables, TableFiles
-from pystate.types.durations import Duration, delay_milliseconds
+from pystate.types.durations import Duration
 from pystate.types.keys import KeyColumns
 
 if TYPE_CHECKING:
     from pystate.operators.functions.base import ProcessFunction
-
-__all__ = ["ProcessHarness"]
 
 
 class ProcessHarness(Harness):
@@ -111,31 +106,28 @@ class ProcessHarness(Harness):
         invalid: str | None = None,
         on_invalid: Literal["drop", "fail"] = "drop",
     ) -> None:
-        owner = f"operator {text(uid, 'ProcessHarness: uid')!r}"
-        sides = parse_sides(side_outputs, owner)
-        options = _InstanceOptions(
-            key=(),
-            output=RowsAsYielded(owner=owner) if schema is None else parse_columns(schema, owner),
-            sides=sides,
+        text(uid, "ProcessHarness: uid")
+        options = _InstanceOptions.of(
+            (),
+            schema=schema,
             event_time=event_time,
-            allowed_delay_ms=(
-                None
-                if allowed_delay is None
-                else delay_milliseconds(allowed_delay, "allowed_delay")
-            ),
-            late=checked_late(late, sides, owner),
-            max_parallelism=checked_parallelism(max_parallelism),
-            batch_rows=integer(batch_rows, f"{owner}: batch_rows", least=1),
+            allowed_delay=allowed_delay,
+            side_outputs=side_outputs,
+            late=late,
+            max_parallelism=max_parallelism,
+            batch_rows=batch_rows,
             uid=uid,
             allow_pickle=allow_pickle,
-            invalid=harness_rule(owner, event_time, max_ahead, invalid, on_invalid),
+            max_ahead=max_ahead,
+            invalid=invalid,
+            on_invalid=on_invalid,
         )
         clock = Clock(milliseconds(processing_time, "processing_time"))
         self._begin(function, options, clock, InputRows((), columns), parallelism)
         ranges = self._make_ranges(())
         if initial_state is not None:
             try:
-                ranges.begin_with(as_table(initial_state, f"{owner}: initial_state"))
+                ranges.begin_with(as_table(initial_state, f"operator {uid!r}: initial_state"))
             except BaseException:
                 ranges.close()
                 raise

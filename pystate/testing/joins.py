@@ -28,8 +28,6 @@ from pystate.operators.joins.windowed import (
 from pystate.operators.runtime.output import OutputColumns
 from pystate.types.durations import Duration, milliseconds, signed_milliseconds
 
-__all__ = ["AsofJoin", "HarnessJoin", "IntervalJoin", "WindowJoin", "make_join"]
-
 JoinSpec: TypeAlias = IntervalJoinSpec | AsofJoinSpec | WindowJoinSpec
 
 _OUTER = ("inner", "left", "right", "full")

@@ -28,8 +28,6 @@ from pystate.testing.snapshot import OperatorSnapshot, check_snapshot
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LoopHarness"]
-
 
 class LoopHarness:
     """Keeps the rows of a loop as a job does, epoch by epoch: see `Job.feedback`.
@@ -81,13 +79,12 @@ class LoopHarness:
         self._fail_at: Literal["seal", "publish"] | None = None
         self.epoch = self.failures = 0
         self._input = InputRows((), schema)
-        columns = self._input.schema
-        assert columns is not None
+        columns = self._input.declared
         self._spec = LoopSpec.of([(field.name, field.type) for field in columns], self._owner)
         self._max_parallelism = integer(max_parallelism, f"{self._owner}: max_parallelism", least=1)
-        self._ranges = self._made(parallelism)
+        self._ranges = self._new_tables(parallelism)
 
-    def _made(self, parallelism: int) -> RangeTables:
+    def _new_tables(self, parallelism: int) -> RangeTables:
         most = self._max_parallelism
         integer(parallelism, f"{self._owner}: parallelism", least=1, most=most)
         return RangeTables(self._spec.operator("loop", most), parallelism)
@@ -248,7 +245,7 @@ class LoopHarness:
 
     def rescale(self, parallelism: int) -> None:
         """Go on with another number of ranges, from files alone, as a savepoint does."""
-        ranges = self._made(parallelism)
+        ranges = self._new_tables(parallelism)
         try:
             ranges.restore(self._ranges.files(), allow_unclaimed_state=False)
         except BaseException:

@@ -18,42 +18,17 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.timers import TimeDomain
 from pystate.testing.base import HarnessBase
 from pystate.testing.clock import Clock, HarnessInput
-from pystate.testing.initial_state import begin_with_state
 from pystate.testing.range_tables import RangeTables
 from pystate.testing.snapshot import OperatorSnapshot, check_snapshot
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["OperatorHarness"]
-
 
 class OperatorHarness(HarnessBase):
     """Base of the harnesses of operators that have their own inputs.
 
-    Parameters
-    ----------
-    operator : OperatorSpec
-        The operator's tables.
-    inputs : sequence of HarnessInput
-        Its inputs.
-    parallelism : int
-        Number of ranges.
-    batch_rows : int
-        The most rows that the operator gets at once.
-    processing_time : int or datetime
-        The first epoch's processing time.
-    arguments : mapping
-        The arguments of the harness besides the operator, for `restore`.
-    tags : sequence of str
-        The side outputs.
-
-    Attributes
-    ----------
-    output : list
-        The rows that all epochs so far have emitted.
-    failures : int
-        Injected failures that have happened.
+    `arguments` are those of the harness besides the operator, for `restore`.
     """
 
     _counts_timers = False
@@ -73,7 +48,6 @@ class OperatorHarness(HarnessBase):
         integer(parallelism, f"{self._owner}: parallelism", least=1, most=operator.max_parallelism)
         self._batch_rows = integer(batch_rows, f"{self._owner}: batch_rows", least=1)
         self._inputs = {given.name: given for given in inputs}
-        self._declared = operator
         self._arguments = dict(arguments)
         self._clock = Clock(milliseconds(processing_time, f"{self._owner}: processing_time"))
         self._clock.begin(self._inputs)
@@ -108,8 +82,11 @@ class OperatorHarness(HarnessBase):
         return self._epoch({}, self._clock.with_processing_time(to))
 
     def _batches(self, given: Mapping[str, Any]) -> dict[str, pa.RecordBatch]:
-        found = {name: self._inputs[name].rows.batch(rows) for name, rows in given.items()}
-        return {name: rows for name, rows in found.items() if rows is not None}
+        batches = {name: self._inputs[name].rows.batch(rows) for name, rows in given.items()}
+        return {name: rows for name, rows in batches.items() if rows is not None}
+
+    def _process(self, rows: Mapping[str, Any], *, drain: bool = False) -> list[Any]:
+        return self._epoch(self._batches(rows), self._clock.copy(), drain=drain)
 
     def _drain(self, given: Mapping[str, Any]) -> list[Any]:
         timed = all(each.event_time is not None for each in self._inputs.values())
@@ -118,25 +95,9 @@ class OperatorHarness(HarnessBase):
                 f"{self._owner}: drain takes the watermark to its end, and there is none: name the "
                 "columns of the event time, event_time='column'"
             )
-        return self._epoch(self._batches(given), self._clock.copy(), drain=True)
+        return self._process(given, drain=True)
 
-    # -- the beginning
-
-    def _begin_with_rows(self, given: Mapping[str, Any]) -> None:
-        """Run the operator over rows of the time before the first epoch; drop what it emits."""
-        start = self._clock.processing_time
-        self._epoch(self._batches(given), self._clock.copy())
-        # What is due by the watermark that they give.
-        self._epoch({}, self._clock.copy())
-        self._clock = self._clock.at_beginning(start)
-        self.output = []
-        self._sides = {tag: [] for tag in self._sides}
-
-    def _begin_with_state(self, state: Any, timers: Any) -> None:
-        """Put states and timers into the tables."""
-        begin_with_state(self._tables, self._declared, state, timers)
-
-    # -- what came of it
+    # -- results
 
     @property
     def kept(self) -> int:

@@ -5,14 +5,14 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.types as at
 
-from pystate.base.arguments import integer
+from pystate.base.arguments import flag, integer, text
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import declarations, require_state
@@ -21,15 +21,25 @@ from pystate.operators.runtime.function_spec import (
     PROCESS_LATE,
     BroadcastInput,
     FunctionSpec,
+    checked_late,
     late_tag,
 )
-from pystate.operators.runtime.invalid_rows import InvalidRule
-from pystate.operators.runtime.output import Output
+from pystate.operators.runtime.invalid_rows import InvalidRule, harness_rule
+from pystate.operators.runtime.output import (
+    Output,
+    RowsAsYielded,
+    SchemaLike,
+    parse_columns,
+    parse_sides,
+)
+from pystate.tables.options import checked_parallelism
 from pystate.tables.registry import refuse_pickled
+from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.keys import parse_key
 from pystate.types.state_type import StateType, parse_type
 
-__all__ = ["OperatorOptions"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,46 @@ class OperatorOptions:
     allow_pickle: bool = True
     invalid: InvalidRule = InvalidRule()  # noqa: RUF009
     """What becomes of rows that cannot be processed."""
+
+    @classmethod
+    def of(
+        cls,
+        key: Any,
+        *,
+        schema: SchemaLike | None,
+        event_time: str | None,
+        allowed_delay: Duration | None,
+        side_outputs: Sequence[str] | Mapping[str, SchemaLike],
+        late: str,
+        max_parallelism: int,
+        batch_rows: int,
+        uid: str,
+        allow_pickle: bool,
+        max_ahead: Duration | None,
+        invalid: str | None,
+        on_invalid: str,
+    ) -> Self:
+        """Check what a harness was given."""
+        owner = f"operator {uid!r}"
+        if event_time is not None:
+            text(event_time, f"{owner}: event_time, the name of a column,")
+        delay = None
+        if allowed_delay is not None:
+            delay = delay_milliseconds(allowed_delay, "allowed_delay")
+        sides = parse_sides(side_outputs, owner)
+        return cls(
+            key=key,
+            output=RowsAsYielded(owner=owner) if schema is None else parse_columns(schema, owner),
+            sides=sides,
+            event_time=event_time,
+            allowed_delay_ms=delay,
+            late=checked_late(late, sides, owner),
+            max_parallelism=checked_parallelism(max_parallelism),
+            batch_rows=integer(batch_rows, f"{owner}: batch_rows", least=1),
+            uid=uid,
+            allow_pickle=flag(allow_pickle, f"{owner}: allow_pickle"),
+            invalid=harness_rule(owner, event_time, max_ahead, invalid, on_invalid),
+        )
 
     @property
     def names_only(self) -> bool:
@@ -76,13 +126,7 @@ class OperatorOptions:
     def check(
         self, function: StatefulFunction, columns: pa.Schema | None, parallelism: int
     ) -> None:
-        """Refuse options that contradict each other, as far as the input's columns are known.
-
-        Raises
-        ------
-        DeclarationError, InvalidArgumentError, WrongTypeError
-            As for an operator on Spark.
-        """
+        """Refuse options that contradict each other, as far as the input's columns are known."""
         self.spec(function, self.key_names, None)
         owner = f"operator {self.uid!r}"
         if not self.allow_pickle:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,17 @@ from pystate.checkpoint.refs import Schema
 from pystate.checkpoint.state_files import merge_files
 from pystate.epochs.schema_match import lost_timers
 from pystate.errors import InvalidArgumentError
+from pystate.processor.state_writer import check_columns
 from pystate.state.aggregating import AggregatingState
 from pystate.state.evolution import same_content
 from pystate.state.operator_spec import OperatorSpec, declared_fills
 from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.range_rows import put_rows, put_timers
 from pystate.tables.timers import TimeDomain
+from pystate.testing.input_rows import as_table
 from pystate.types.arrays import as_array, hash_keys, key_groups
-from pystate.types.keys import key_columns
-
-__all__ = ["RangeTable", "RangeTables", "TableFiles", "continued"]
+from pystate.types.ddl import path_parts
+from pystate.types.keys import key_columns, leaf, marked_struct
 
 
 class TableFiles(tuple[bytes, ...]):
@@ -53,21 +55,18 @@ def continued(
 ) -> OperatorSpec:
     """The operator with its names in files, if it may continue what was stored.
 
-    Raises
-    ------
-    SchemaError, UnclaimedStateError
-        As for a checkpoint's operator.
+    Otherwise it raises the `SchemaError` or `UnclaimedStateError` of a checkpoint's operator.
     """
-    found = operator.continuing(stored.states)
+    operator = operator.continuing(stored.states)
     check_schemas(
         operator.uid,
         (stored.key, stored.states),
-        (tuple((name, type_.ddl) for name, type_ in operator.key), found.stored_states()),
+        (tuple((name, type_.ddl) for name, type_ in operator.key), operator.stored_states()),
         allow_unclaimed_state=allow_unclaimed_state,
     )
     if stored.has_timers and not operator.timers and not allow_unclaimed_state:
         raise lost_timers(operator.uid)
-    return found
+    return operator
 
 
 class _Named(io.BytesIO):
@@ -89,15 +88,7 @@ class RangeTable:
 
 
 class RangeTables:
-    """All tables of an operator.
-
-    Parameters
-    ----------
-    operator : OperatorSpec
-        The operator.
-    parallelism : int
-        Number of ranges.
-    """
+    """All tables of an operator."""
 
     def __init__(self, operator: OperatorSpec, parallelism: int) -> None:
         self.key = operator.key
@@ -156,8 +147,8 @@ class RangeTables:
                 return handle.value()
             if hasattr(handle, "items"):
                 return dict(handle.items())
-            found = handle.get()
-            return list(found) if isinstance(found, Iterator) else found
+            value = handle.get()
+            return list(value) if isinstance(value, Iterator) else value
         finally:
             backend.rollback()
 
@@ -183,6 +174,31 @@ class RangeTables:
             else:
                 handle.add(value)
 
+    def begin_with_state(self, state: Any, timers: Any) -> None:
+        """Put tables of states and timers, or what `pyarrow.table` takes, into the empty tables."""
+        operator = self._declared
+        with self.epoch(lambda: None):
+            for given, of_timers in ((state, False), (timers, True)):
+                if given is None:
+                    continue
+                what = f"operator {operator.uid!r}: initial_{'timers' if of_timers else 'state'}"
+                table = _with_key_columns(as_table(given, what), operator)
+                kept = {
+                    name: d for name, d in operator.states.items() if name in table.column_names
+                }
+                some = replace(operator, states=kept)
+                table = table.select(check_columns(some, table.column_names, timers=of_timers))
+                for batch in table.combine_chunks().to_batches():
+                    columns = [batch.column(name) for name, _ in operator.key]
+                    for share, part in zip(self, self.parts(batch, columns), strict=True):
+                        if part is None:
+                            continue
+                        rows = pa.Table.from_batches([part])
+                        if of_timers:
+                            put_timers(share.backend, rows)
+                        else:
+                            put_rows(share.backend, rows, list(kept))
+
     def next_timer(self, domain: TimeDomain) -> int | None:
         """When the earliest timer is due, in milliseconds since 1970."""
         due = [share.backend.next_timer(domain) for share in self._ranges]
@@ -205,10 +221,7 @@ class RangeTables:
     def epoch(self, sealed: Callable[[], None]) -> Iterator[None]:
         """Seal all tables when the block ends, or roll all of them back if anything fails.
 
-        Parameters
-        ----------
-        sealed : callable
-            Called when the tables are sealed; it may still fail.
+        `sealed` is called when the tables are sealed; it may still fail.
         """
         done: list[RangeTable] = []
         files = []
@@ -267,13 +280,7 @@ class RangeTables:
         return tuple(data for share in shares for data in share.files)
 
     def restore(self, files: Iterable[bytes], allow_unclaimed_state: bool) -> None:
-        """Fill the tables, which must be empty, from files of any ranges.
-
-        Raises
-        ------
-        SchemaError, UnclaimedStateError
-            As for a checkpoint's operator.
-        """
+        """Fill the tables, which must be empty, from files of any ranges; see `continued`."""
         known = files if isinstance(files, TableFiles) else None
         files = list(files)
         if known is not None:
@@ -313,3 +320,19 @@ class RangeTables:
         """Free all tables."""
         for share in self._tables():
             share.backend.close()
+
+
+def _with_key_columns(table: pa.Table, operator: OperatorSpec) -> pa.Table:
+    """The table with the key's columns in place of structs; a mark that is left out is null."""
+    structs = set()
+    for name, _ in operator.key:
+        if name in table.column_names:
+            continue
+        struct = marked_struct(name)
+        first = path_parts(struct or name)[0]
+        if first in table.column_names:
+            table = table.append_column(name, leaf(table, name))
+            structs.add(first)
+        elif struct is not None:
+            table = table.append_column(name, pa.nulls(len(table), pa.bool_()))
+    return table.drop_columns([*structs])

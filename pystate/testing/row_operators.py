@@ -32,8 +32,6 @@ from pystate.types.durations import Duration, delay_milliseconds, milliseconds
 from pystate.types.keys import KeyColumns, whole
 from pystate.types.state_type import parse_type
 
-__all__ = ["Deduplicate", "RowHarness", "Top"]
-
 
 @dataclass(frozen=True)
 class Deduplicate:
@@ -143,8 +141,7 @@ class RowHarness(OperatorHarness):
         }
         names = (key,) if isinstance(key, str) else tuple(key)
         rows = InputRows(names, columns)
-        schema = rows.schema
-        assert schema is not None
+        schema = rows.declared
         delay = (
             None if allowed_delay is None else delay_milliseconds(allowed_delay, "allowed_delay")
         )
@@ -158,17 +155,16 @@ class RowHarness(OperatorHarness):
                 f"{owner}: event_time={event_time!r} is not a column; columns: "
                 f"{', '.join(schema.names)}"
             )
-        found = key_of(schema, names)
+        stored_key = key_of(schema, names)
+        key_names = tuple(name for name, _ in stored_key)
         self._keys = tuple((each, parse_type(schema.field(each).type, owner)) for each in names)
         checked_late(late, (), owner)
         self._spec: DeduplicateSpec | TopSpec
         if isinstance(operator, Deduplicate):
-            self._spec = _deduplicate(
-                operator, tuple(name for name, _ in found), event_time, late, owner
-            )
+            self._spec = _deduplicate(operator, key_names, event_time, late, owner)
         elif isinstance(operator, Top):
             self._spec = _top(operator, names, schema, event_time, late, owner)
-            self._spec = replace(self._spec, key=tuple(name for name, _ in found))
+            self._spec = replace(self._spec, key=key_names)
         else:
             raise InvalidArgumentError(
                 f"{owner}: {operator!r:.80} is no ps.testing.Deduplicate or Top"
@@ -178,8 +174,8 @@ class RowHarness(OperatorHarness):
         self._sorted_by = event_time if first else None
         rule = harness_rule(owner, event_time, max_ahead, invalid, on_invalid)
         super().__init__(
-            OperatorSpec(uid, found, self._spec.states(), max_parallelism=max_parallelism),
-            [HarnessInput(INPUT, tuple(n for n, _ in found), rows, event_time, delay, rule)],
+            OperatorSpec(uid, stored_key, self._spec.states(), max_parallelism=max_parallelism),
+            [HarnessInput(INPUT, key_names, rows, event_time, delay, rule)],
             parallelism=parallelism,
             batch_rows=batch_rows,
             processing_time=processing_time,
@@ -197,10 +193,10 @@ class RowHarness(OperatorHarness):
         return Watched(operator, attempt)
 
     def _batches(self, given: Mapping[str, Any]) -> dict[str, pa.RecordBatch]:
-        found = super()._batches(given)
+        batches = super()._batches(given)
         if self._sorted_by is None:
-            return found
-        return {name: rows.sort_by(self._sorted_by) for name, rows in found.items()}
+            return batches
+        return {name: rows.sort_by(self._sorted_by) for name, rows in batches.items()}
 
     def process(self, rows: Any = ()) -> list[Any]:
         """Run one epoch over some rows; return those that it emits, as named tuples.
@@ -210,7 +206,7 @@ class RowHarness(OperatorHarness):
         rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
             The rows. An epoch without rows is one, too.
         """
-        return self._epoch(self._batches({INPUT: rows}), self._clock.copy())
+        return self._process({INPUT: rows})
 
     def advance_watermark(self, to: int | datetime) -> list[Any]:
         """Move the watermark, and run an epoch without rows; return what it emits.
@@ -301,10 +297,10 @@ def _top(
                 f"{owner}: by={name!r} is no column with an order besides the key; those are "
                 f"{', '.join(name for name, type_ in types.items() if has_order(type_))}"
             )
-    things = given.by_key
-    if isinstance(things, str):
-        things = [things]
-    for name in things or ():
+    identity = given.by_key
+    if isinstance(identity, str):
+        identity = [identity]
+    for name in identity or ():
         if name not in schema.names or (name not in key and not has_order(types[name])):
             raise InvalidArgumentError(
                 f"{owner}: by_key={name!r} is no column that can say which row replaces which; "
@@ -318,5 +314,5 @@ def _top(
         rank=given.rank,
         event_time=event_time,
         late=late,
-        by_key=None if things is None else tuple(n for n in things if n not in key),
+        by_key=None if identity is None else tuple(n for n in identity if n not in key),
     )

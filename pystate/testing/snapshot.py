@@ -13,8 +13,6 @@ from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError
 from pystate.testing.clock import Clock
 
-__all__ = ["BroadcastSnapshot", "HarnessSnapshot", "OperatorSnapshot", "Snapshot", "check_snapshot"]
-
 
 @dataclass(frozen=True)
 class Snapshot:

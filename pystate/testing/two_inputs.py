@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
-import pyarrow as pa
-
 from pystate.base.arguments import choice, text
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
@@ -44,8 +42,6 @@ from pystate.testing.operator_harness import OperatorHarness
 from pystate.testing.range_tables import RangeTable
 from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.state_type import parse_type
-
-__all__ = ["TwoInputHarness"]
 
 _CoFunction = KeyedCoProcessFunction | VectorizedCoFunction
 
@@ -166,23 +162,20 @@ class TwoInputHarness(OperatorHarness):
         }
         keys = [_names(key), _names(key if right_key is None else right_key)]
         delays = allowed_delay if isinstance(allowed_delay, tuple) else (allowed_delay,) * 2
-        inputs = [
-            _input(name, names, columns, delay, owner)
-            for name, names, columns, delay in zip(SIDES, keys, (left, right), delays, strict=True)
-        ]
+        rows = [InputRows(*each) for each in zip(keys, (left, right), strict=True)]
         times = [event_time, right_event_time]
-        if right_event_time is None and event_time in _schema(inputs[1]).names:
+        if right_event_time is None and event_time in rows[1].declared.names:
             times[1] = event_time
         self._given = [
             HarnessInput(
-                i.name,
-                i.key,
-                i.rows,
+                side,
+                names,
+                each,
                 time,
-                i.allowed_delay_ms,
-                harness_rule(f"{owner}, input {i.name!r}", time, max_ahead, invalid, on_invalid),
+                None if delay is None else delay_milliseconds(delay, f"{owner}: allowed_delay"),
+                harness_rule(f"{owner}, input {side!r}", time, max_ahead, invalid, on_invalid),
             )
-            for i, time in zip(inputs, times, strict=True)
+            for side, names, each, time, delay in zip(SIDES, keys, rows, times, delays, strict=True)
         ]
         for each in self._given:
             if each.allowed_delay_ms is not None and each.event_time is None:
@@ -218,7 +211,7 @@ class TwoInputHarness(OperatorHarness):
         )
         self._counts_timers = self._function is not None
         if initial_state is not None or initial_timers is not None:
-            self._begin_with_state(initial_state, initial_timers)
+            self._tables.begin_with_state(initial_state, initial_timers)
         if initial_rows is not None:
             one, two = initial_rows
             self._begin_with_rows({"left": one, "right": two})
@@ -241,9 +234,9 @@ class TwoInputHarness(OperatorHarness):
                 "dropped, 'drop'"
             )
         require_state(function, self._owner)
-        keys = [key_of(_schema(each), each.key) for each in (left, right)]
-        for each, found in zip((left, right), keys, strict=True):
-            if len(found) != len(each.key):
+        keys = [key_of(each.rows.declared, each.key) for each in (left, right)]
+        for each, stored in zip((left, right), keys, strict=True):
+            if len(stored) != len(each.key):
                 raise WrongTypeError(
                     f"{self._owner}: a key of two inputs is no struct: make columns of its fields"
                 )
@@ -254,12 +247,14 @@ class TwoInputHarness(OperatorHarness):
             return FunctionSpec(
                 function,
                 key=left.key,
-                columns=tuple(_schema(left).names),
+                columns=tuple(left.rows.declared.names),
                 output=output,
                 event_time=left.event_time,
                 side_outputs=sides,
                 late=late,
-                right=RightInput(right.key, tuple(_schema(right).names), right.event_time, late),
+                right=RightInput(
+                    right.key, tuple(right.rows.declared.names), right.event_time, late
+                ),
             )
 
         spec(function)
@@ -282,7 +277,7 @@ class TwoInputHarness(OperatorHarness):
             JoinInput.of(
                 each.name,  # type: ignore[arg-type]
                 each.key,
-                [(field.name, field.type) for field in _schema(each)],
+                [(field.name, field.type) for field in each.rows.declared],
                 each.event_time,
                 owner,
             )
@@ -320,8 +315,7 @@ class TwoInputHarness(OperatorHarness):
         ReplayError
             An injected failure made the epoch run twice, with different results.
         """
-        batches = self._batches({"left": left, "right": right})
-        return self._epoch(batches, self._clock.copy())
+        return self._process({"left": left, "right": right})
 
     def push_left(self, rows: Any) -> list[Any]:
         """Run one epoch over rows of the left input; see `process`."""
@@ -389,16 +383,3 @@ class TwoInputHarness(OperatorHarness):
 
 def _names(key: str | Sequence[str]) -> tuple[str, ...]:
     return (key,) if isinstance(key, str) else tuple(key)
-
-
-def _schema(given: HarnessInput) -> pa.Schema:
-    schema = given.rows.schema
-    assert schema is not None
-    return schema
-
-
-def _input(
-    name: str, key: tuple[str, ...], columns: SchemaLike, delay: Duration | None, owner: str
-) -> HarnessInput:
-    delay_ms = None if delay is None else delay_milliseconds(delay, f"{owner}: allowed_delay")
-    return HarnessInput(name, key, InputRows(key, columns), None, delay_ms)

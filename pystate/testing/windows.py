@@ -38,8 +38,6 @@ from pystate.types.durations import Duration, delay_milliseconds
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["WindowHarness"]
-
 #: The tag of rows that were too late; no user can give it.
 _LATE = "too late\0"
 
@@ -171,8 +169,7 @@ class WindowHarness(OperatorHarness):
             None if allowed_delay is None else delay_milliseconds(allowed_delay, "allowed_delay")
         )
         rows = InputRows(names, columns)
-        given = rows.schema
-        assert given is not None
+        given = rows.declared
         options = window_options(
             windows,
             owner,
@@ -182,14 +179,14 @@ class WindowHarness(OperatorHarness):
             early=early,
             allowed_lateness=allowed_lateness,
         )
-        found = key_of(given, names)
-        if [name for name, _ in found] != list(names):
+        stored_key = key_of(given, names)
+        if [name for name, _ in stored_key] != list(names):
             raise InvalidArgumentError(f"{owner}: a key that is a struct has no windows yet")
         if (process is None) == (aggregates is None):
             raise InvalidArgumentError(
                 f"{owner}: WindowHarness takes aggregates or process=, one of them"
             )
-        self._process: WindowProcessSpec | None = None
+        self._function: WindowProcessSpec | None = None
         self._spec: WindowSpec
         sides = parse_sides(side_outputs, owner)
         if process is None:
@@ -200,11 +197,11 @@ class WindowHarness(OperatorHarness):
                 raise InvalidArgumentError(f"{owner}: process= needs schema=, its columns")
             kept = self._spec = WindowRowsSpec.of_rows(options, names, given, owner)
             output = parse_columns(schema, owner)
-            self._process = WindowProcessSpec(process, kept, given, output, sides, owner)
+            self._function = WindowProcessSpec(process, kept, given, output, sides, owner)
         self.late: list[Any] = []
         rule = harness_rule(owner, event_time, max_ahead, invalid, on_invalid)
         super().__init__(
-            replace(self._spec.operator(uid, found), max_parallelism=max_parallelism),
+            replace(self._spec.operator(uid, stored_key), max_parallelism=max_parallelism),
             [HarnessInput(INPUT, names, rows, event_time, delay, rule)],
             parallelism=parallelism,
             batch_rows=batch_rows,
@@ -213,11 +210,7 @@ class WindowHarness(OperatorHarness):
             tags=[*sides, *([] if invalid is None else [invalid])],
         )
         if initial_rows is not None:
-            try:
-                self._begin_with_rows({INPUT: initial_rows})
-            except BaseException:
-                self.close()
-                raise
+            self._begin_with_rows({INPUT: initial_rows})
             self.late = []
 
     @property
@@ -227,12 +220,12 @@ class WindowHarness(OperatorHarness):
 
     def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
         operator: Operator
-        if self._process is None:
+        if self._function is None:
             operator = make_operator(self._spec, _LATE)
         else:
             # As on Spark, each task works on its own copy.
-            function = for_tasks(self._process.function, copy.deepcopy)
-            operator = WindowProcess(replace(self._process, function=function), _LATE)
+            function = for_tasks(self._function.function, copy.deepcopy)
+            operator = WindowProcess(replace(self._function, function=function), _LATE)
         return Watched(operator, attempt, observes=True)
 
     def _keep(self, attempt: Attempt) -> None:
@@ -252,7 +245,7 @@ class WindowHarness(OperatorHarness):
         rows : iterable of mapping or tuple, mapping, RecordBatch, Table or DataFrame of pandas
             The rows. An epoch without rows is one, too.
         """
-        return self._epoch(self._batches({INPUT: rows}), self._clock.copy())
+        return self._process({INPUT: rows})
 
     def advance_watermark(self, to: int | datetime) -> list[Any]:
         """Move the watermark, and run an epoch without rows; return what it emits."""
