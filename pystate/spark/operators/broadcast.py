@@ -70,9 +70,9 @@ class BroadcastFrame:
         owner = f"broadcast {uid!r}"
         refuse_reserved(frame.columns, owner)
         columns = FrameColumns(frame, owner)
-        self.uid = uid
-        self.rows = InputFrame.of(evaluation, columns, owner, options, follows=False)
-        output_columns(self.rows.frame.schema, owner)
+        self._uid = uid
+        self._rows = InputFrame.of(evaluation, columns, owner, options, follows=False)
+        output_columns(self._rows.frame.schema, owner)
 
 
 class BroadcastFrames:
@@ -135,7 +135,7 @@ class BroadcastFrames:
         SchemaError
             The checkpoint holds the operator's state in other types.
         """
-        rows, rules, owner = self._rows, self._rules.rows, self._rows.owner
+        rows, rules, owner = self._rows, self._rules._rows, self._rows.owner
         if interleave is not None:
             choice(interleave, f"{owner}: interleave", ("event_time",))
             for call, column in (("key_by", rows.event_time), ("broadcast", rules.event_time)):
@@ -159,7 +159,7 @@ class BroadcastFrames:
                 "rows of a key at once: write process, or leave interleave out"
             )
         states = broadcast_states(function)
-        beside = instance_spec(self._rules.uid, states)
+        beside = instance_spec(self._rules._uid, states)
         inputs = list(applied.inputs)
         if rules.event_time is not None:
             # Otherwise broadcast rows mean nothing for the watermark.

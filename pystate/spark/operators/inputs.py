@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pystate.spark.evaluation.evaluation import Evaluation
 
 #: What to do with updates instead, by the method that cannot take them.
-_WAYS = {
+_INSTEAD = {
     "top": "Name the columns that say which row replaces which, top(..., by_key='column')",
     "deduplicate": "keep='last' passes on the newest one of each key",
     "interval_join": "Join the rows before they are aggregated",
@@ -220,12 +220,14 @@ class KeyedInput(InputFrame):
         return route(frame, self.key_names, groups, parallelism, order_by, markers=plan.markers)
 
     def in_order(self, order_by: Sequence[Column]) -> Route:
-        """The way of all columns, in an order of the rows."""
+        """The route of all columns, in an order of the rows."""
 
-        def way(frames: Sequence[DataFrame], plan: OperatorPlan) -> tuple[DataFrame, Sequence[str]]:
+        def routed(
+            frames: Sequence[DataFrame], plan: OperatorPlan
+        ) -> tuple[DataFrame, Sequence[str]]:
             return self.routed(frames[0], plan, order_by), frames[0].columns
 
-        return way
+        return routed
 
     def selecting(
         self,
@@ -234,9 +236,11 @@ class KeyedInput(InputFrame):
         *,
         ordered: bool = True,
     ) -> Route:
-        """The way of some columns, which `select` takes out of a frame, with others behind them."""
+        """The route of some columns, which `select` takes out of a frame, with others behind."""
 
-        def way(frames: Sequence[DataFrame], plan: OperatorPlan) -> tuple[DataFrame, Sequence[str]]:
+        def routed(
+            frames: Sequence[DataFrame], plan: OperatorPlan
+        ) -> tuple[DataFrame, Sequence[str]]:
             if not (ordered and self.order_by):
                 return self.routed(select(frames[0], ()), plan), names
             # The order may use any column: Spark prunes those that neither it nor the operator
@@ -244,7 +248,7 @@ class KeyedInput(InputFrame):
             rows = self.routed(frames[0], plan, self.order_by)
             return select(rows, [RANGE_COLUMN] if plan.markers else []), names
 
-        return way
+        return routed
 
     # -- the rows before the first epoch
 
@@ -280,7 +284,7 @@ class KeyedInput(InputFrame):
         raise InvalidArgumentError(
             f"{self.owner}: {method} gets updates that operator {uid!r} emits, each of which "
             f"replaces an earlier one, and cannot take them as such: {problem}. "
-            + _WAYS.get(method, "Compute it from the rows themselves, not from the updates")
+            + _INSTEAD.get(method, "Compute it from the rows themselves, not from the updates")
             + "; or take each update for a row of its own, key_by(..., as_rows=True)"
         )
 

@@ -1,6 +1,6 @@
 """Joins of two inputs of a pipeline.
 
-Thread safety: functions without state; a `_Pair` is immutable.
+Thread safety: immutable.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pystate.operators.joins.windowed import (
 )
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator
+from pystate.operators.windows.assigners import Assigner
 from pystate.spark.base.schemas import output_columns, parse_schema, refuse_reserved
 from pystate.spark.operators.apply import apply
 from pystate.spark.operators.inputs import KeyedInput
@@ -38,73 +39,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def interval_join(
-    left: KeyedInput,
-    right: KeyedInput,
-    lower: Duration,
-    upper: Duration,
-    how: Any,
-    suffixes: Any,
-    late: LateLike,
-) -> DataFrame:
-    """See `KeyedFrame.interval_join`."""
-    pair = _Pair.of(left, right, suffixes)
-    choice(how, f"{pair.owner}: how", ("inner", "left", "right", "full"))
-    wanted: How = how
-    spec = IntervalJoinSpec(
-        pair.left,
-        pair.right,
-        signed_milliseconds(lower, f"{pair.owner}: lower"),
-        signed_milliseconds(upper, f"{pair.owner}: upper"),
-        wanted,
-        pair.output,
-    )
-    return pair.joined(spec, IntervalJoin, late)
-
-
-def asof_join(
-    left: KeyedInput,
-    right: KeyedInput,
-    how: Any,
-    tolerance: Duration | None,
-    suffixes: Any,
-    late: LateLike,
-) -> DataFrame:
-    """See `KeyedFrame.asof_join`."""
-    pair = _Pair.of(left, right, suffixes)
-    choice(how, f"{pair.owner}: how", ("inner", "left"))
-    wanted: Literal["inner", "left"] = how
-    oldest = None if tolerance is None else milliseconds(tolerance, f"{pair.owner}: tolerance")
-    spec = AsofJoinSpec(pair.left, pair.right, wanted, oldest, pair.output)
-    return pair.joined(spec, AsofJoin, late)
-
-
-def window_join(
-    left: KeyedInput,
-    right: KeyedInput,
-    windows: Any,
-    how: Any,
-    suffixes: Any,
-    late: LateLike,
-) -> DataFrame:
-    """See `KeyedFrame.join`."""
-    pair = _Pair.of(left, right, suffixes)
-    choice(how, f"{pair.owner}: how", ("inner", "left", "right", "full"))
-    options = join_window(windows, pair.owner)
-    count = len(left.names)
-    names = window_names(tuple(pair.declared.names), count, pair.owner)
-    time = parse_type(window_time_type(pair.left), f"{pair.owner}: its windows").ddl
-    fields = list(pair.declared.fields)
-    both = [parse_schema(f"x {time}", pair.owner).fields[0].dataType] * 2
-    types = [*(f.dataType for f in fields[:count]), *both, *(f.dataType for f in fields[count:])]
-    declared = st.StructType([st.StructField(n, t) for n, t in zip(names, types, strict=True)])
-    pair = pair._replace(declared=declared, output=output_columns(declared, pair.owner))
-    spec = WindowJoinSpec(pair.left, pair.right, options, how, pair.output)
-    return pair.joined(spec, WindowJoin, late)
-
-
-class _Pair(NamedTuple):
-    """The two inputs of a join, and its result."""
+class JoinPair(NamedTuple):
+    """The two inputs of a join, and the columns of its result."""
 
     inputs: TwoInputs
     left: JoinInput
@@ -114,10 +50,12 @@ class _Pair(NamedTuple):
 
     @property
     def owner(self) -> str:
+        """Names the operator in errors."""
         return self.inputs.owner
 
     @classmethod
-    def of(cls, left: KeyedInput, right: KeyedInput, suffixes: Any) -> _Pair:
+    def of(cls, left: KeyedInput, right: KeyedInput, suffixes: Any) -> JoinPair:
+        """Check that both can be joined, with these added to names that both have."""
         inputs = TwoInputs.of(left, right, "a join goes by event time")
         owner = inputs.owner
         one, two = (
@@ -143,13 +81,51 @@ class _Pair(NamedTuple):
         )
         return cls(inputs, one, two, declared, output_columns(declared, owner))
 
-    def joined(
+    def interval_join(
+        self, lower: Duration, upper: Duration, how: How, late: LateLike
+    ) -> DataFrame:
+        """See `KeyedFrame.interval_join`."""
+        choice(how, f"{self.owner}: how", ("inner", "left", "right", "full"))
+        spec = IntervalJoinSpec(
+            self.left,
+            self.right,
+            signed_milliseconds(lower, f"{self.owner}: lower"),
+            signed_milliseconds(upper, f"{self.owner}: upper"),
+            how,
+            self.output,
+        )
+        return self._joined(spec, IntervalJoin, late)
+
+    def asof_join(
+        self, how: Literal["inner", "left"], tolerance: Duration | None, late: LateLike
+    ) -> DataFrame:
+        """See `KeyedFrame.asof_join`."""
+        choice(how, f"{self.owner}: how", ("inner", "left"))
+        oldest = None if tolerance is None else milliseconds(tolerance, f"{self.owner}: tolerance")
+        spec = AsofJoinSpec(self.left, self.right, how, oldest, self.output)
+        return self._joined(spec, AsofJoin, late)
+
+    def window_join(self, windows: Assigner, how: How, late: LateLike) -> DataFrame:
+        """See `KeyedFrame.join`."""
+        owner = self.owner
+        choice(how, f"{owner}: how", ("inner", "left", "right", "full"))
+        options = join_window(windows, owner)
+        count = len(self.left.key)
+        names = window_names(tuple(self.declared.names), count, owner)
+        time = parse_type(window_time_type(self.left), f"{owner}: its windows").ddl
+        types = [field.dataType for field in self.declared]
+        types[count:count] = [parse_schema(f"x {time}", owner).fields[0].dataType] * 2
+        declared = st.StructType([st.StructField(n, t) for n, t in zip(names, types, strict=True)])
+        pair = self._replace(declared=declared, output=output_columns(declared, owner))
+        spec = WindowJoinSpec(pair.left, pair.right, options, how, pair.output)
+        return pair._joined(spec, WindowJoin, late)
+
+    def _joined(
         self,
         spec: IntervalJoinSpec | AsofJoinSpec | WindowJoinSpec,
         make: Callable[..., Operator],
         late: LateLike,
     ) -> DataFrame:
-        """The result of a join."""
         inputs, lates = self.inputs, self.inputs.late(late)
         operator = OperatorSpec(
             inputs.uid, self.left.key, spec.states(), parse_type("long"), timers=True

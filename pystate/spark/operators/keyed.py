@@ -20,11 +20,12 @@ from pystate.operators.windows.assigners import Assigner
 from pystate.operators.windows.specification import window_options
 from pystate.spark.base.partial_aggregation import Combine
 from pystate.spark.evaluation.initial import Given
-from pystate.spark.operators import functions, joined, ported, row_operators
+from pystate.spark.operators import functions, ported, row_operators
 from pystate.spark.operators.aggregated import aggregate
 from pystate.spark.operators.broadcast import BroadcastFrame, BroadcastFrames
 from pystate.spark.operators.connected import ConnectedFrames
 from pystate.spark.operators.inputs import KeyedInput
+from pystate.spark.operators.joined import JoinPair
 from pystate.spark.operators.ported import InitialFrame
 from pystate.spark.operators.windowed import WindowedFrame
 from pystate.types.durations import Duration
@@ -372,11 +373,8 @@ class KeyedFrame:
         the interval's width, or an eighth of a second, after that would be possible, and rows leave
         the state up to twice its width after it, since they leave together.
         """
-        both = (
-            self._final_rows("interval_join"),
-            _other(right, "interval_join")._final_rows("interval_join"),
-        )
-        return joined.interval_join(*both, lower, upper, how, suffixes, late)
+        pair = self._pair(right, "interval_join", suffixes)
+        return pair.interval_join(lower, upper, how, late)
 
     def asof_join(
         self,
@@ -418,8 +416,8 @@ class KeyedFrame:
         A row is emitted once the watermark has passed it: until then an earlier version could come.
         Nulls and late rows are treated as in `interval_join`.
         """
-        both = self._final_rows("asof_join"), _other(right, "asof_join")._final_rows("asof_join")
-        return joined.asof_join(*both, how, tolerance, suffixes, late)
+        pair = self._pair(right, "asof_join", suffixes)
+        return pair.asof_join(how, tolerance, late)
 
     def join(
         self,
@@ -468,8 +466,8 @@ class KeyedFrame:
         key equals nothing: an outer join emits such a row with its window. A row without a time is
         in no window.
         """
-        both = self._final_rows("join"), _other(right, "join")._final_rows("join")
-        return joined.window_join(*both, window, how, suffixes, late)
+        pair = self._pair(right, "join", suffixes)
+        return pair.window_join(window, how, late)
 
     def transform_with_state(
         self,
@@ -521,8 +519,9 @@ class KeyedFrame:
         ``job.key_by(df, "user", uid="visits").transform_with_state(Visits(), "user string, n long",
         "Append", "None")``
         """
-        return ported.transform_with_state(
-            self._rows, processor, schema, output_mode, time_mode, initial_state, event_time
+        modes, form = (output_mode, time_mode), ported.ROW_FORM
+        return ported.transform(
+            self._rows, processor, schema, modes, form, initial_state, event_time
         )
 
     def transform_with_state_in_pandas(
@@ -553,8 +552,9 @@ class KeyedFrame:
         StatefulProcessorError
             The processor asks for what it cannot have, or a mode is not known.
         """
-        return ported.transform_with_state_in_pandas(
-            self._rows, processor, schema, output_mode, time_mode, initial_state, event_time
+        modes, form = (output_mode, time_mode), ported.frame_form(self._rows, cut_by_bytes=True)
+        return ported.transform(
+            self._rows, processor, schema, modes, form, initial_state, event_time
         )
 
     def apply_in_pandas_with_state(
@@ -605,12 +605,13 @@ class KeyedFrame:
         "applyInPandasWithState", apply_in_pandas_with_state
     )
 
-    def _final_rows(self, method: str) -> KeyedInput:
-        """The rows for a join, which has no use for updates."""
-        self._rows.refuse_all_updates(
-            method, "what was joined with an earlier row cannot be taken back"
-        )
-        return self._rows
+    def _pair(self, right: Any, method: str, suffixes: tuple[str, str] | None) -> JoinPair:
+        """The inputs of a join, which has no use for updates."""
+        taken = "what was joined with an earlier row cannot be taken back"
+        self._rows.refuse_all_updates(method, taken)
+        other = _other(right, method)._rows
+        other.refuse_all_updates(method, taken)
+        return JoinPair.of(self._rows, other, suffixes)
 
 
 def _other(right: Any, method: str, takes: str = "job.key_by(...)") -> KeyedFrame:

@@ -24,11 +24,11 @@ from pystate.spark.base.routing import Routed
 from pystate.spark.evaluation.evaluation import Evaluation
 from pystate.spark.evaluation.initial import Given
 from pystate.spark.operators.broadcast import BroadcastFrame
+from pystate.spark.operators.functions import OperatorFrame
 from pystate.spark.operators.inputs import InputOptions, KeyedInput
 from pystate.spark.operators.keyed import KeyedFrame
 from pystate.spark.operators.loops import FeedbackLoop
 from pystate.spark.operators.rdd import rdd_operator, split_rdd
-from pystate.spark.operators.unkeyed import OperatorFrame
 from pystate.types.durations import Duration
 from pystate.types.state_type import TypeLike
 
@@ -414,5 +414,5 @@ def for_job(pipeline: Callable[..., Any], job: PipelineContext) -> Callable[[Any
         if parameter.name == "job" and parameter.kind is not kinds.POSITIONAL_ONLY:
             return lambda data: pipeline(data, job=job)
     positional = kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD
-    needed = [found for found in more if found.kind in positional and found.default is kinds.empty]
+    needed = [each for each in more if each.kind in positional and each.default is kinds.empty]
     return pipeline if len(needed) != 1 else lambda data: pipeline(data, job)

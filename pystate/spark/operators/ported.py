@@ -50,6 +50,9 @@ _NO_LIMIT = 2**31 - 1
 InitialFrame: TypeAlias = Any
 #: Makes the columns of what is yielded, of the declared ones and the operator's name in errors.
 MakeOutput: TypeAlias = Callable[[st.StructType, str], OutputColumns]
+#: How a processor gets its rows, and what it yields.
+RowsForm: TypeAlias = tuple[Form, MakeOutput]
+ROW_FORM: RowsForm = (RowForm(), RowOutput.of)
 
 #: What Spark calls the parameters of its operators.
 _IN_SPARK = {
@@ -96,34 +99,6 @@ def as_in_spark(name: str, method: Callable[..., DataFrame]) -> Callable[..., Da
     return call
 
 
-def transform_with_state(
-    rows: KeyedInput,
-    processor: Any,
-    schema: str | st.StructType,
-    output_mode: str,
-    time_mode: str,
-    initial_state: InitialFrame,
-    event_time: str,
-) -> DataFrame:
-    """See `KeyedFrame.transform_with_state`."""
-    modes, form = (output_mode, time_mode), (RowForm(), RowOutput.of)
-    return _transformed(rows, processor, schema, modes, form, initial_state, event_time)
-
-
-def transform_with_state_in_pandas(
-    rows: KeyedInput,
-    processor: Any,
-    schema: str | st.StructType,
-    output_mode: str,
-    time_mode: str,
-    initial_state: InitialFrame,
-    event_time: str,
-) -> DataFrame:
-    """See `KeyedFrame.transform_with_state_in_pandas`."""
-    modes, form = (output_mode, time_mode), _in_frames(rows, cut_by_bytes=True)
-    return _transformed(rows, processor, schema, modes, form, initial_state, event_time)
-
-
 def apply_in_pandas_with_state(
     rows: KeyedInput,
     function: Any,
@@ -146,11 +121,11 @@ def apply_in_pandas_with_state(
         )
     columns = rows.frame.columns
     processor = GroupStateProcessor(function, state_schema, given, columns, timed, owner)
-    modes, form = (output_mode, mode_of(given)), _in_frames(rows, cut_by_bytes=False)
-    return _transformed(rows, processor, output_schema, modes, form, None, "")
+    modes, form = (output_mode, mode_of(given)), frame_form(rows, cut_by_bytes=False)
+    return transform(rows, processor, output_schema, modes, form, None, "")
 
 
-def _in_frames(rows: KeyedInput, *, cut_by_bytes: bool) -> tuple[Form, MakeOutput]:
+def frame_form(rows: KeyedInput, *, cut_by_bytes: bool) -> RowsForm:
     """How frames are made of rows, and rows of frames, as the session's options say."""
     session = rows.frame.sparkSession
     conf = session.conf
@@ -173,12 +148,12 @@ def _in_frames(rows: KeyedInput, *, cut_by_bytes: bool) -> tuple[Form, MakeOutpu
     return form, partial(FrameOutput.of, zone=zone, ints_to_decimals=ints, by_name=by_name)
 
 
-def _transformed(
+def transform(
     rows: KeyedInput,
     processor: Any,
     schema: str | st.StructType,
     modes: tuple[str, str],
-    form: tuple[Form, MakeOutput],
+    form: RowsForm,
     initial_state: InitialFrame,
     event_time: str,
 ) -> DataFrame:

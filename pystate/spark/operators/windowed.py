@@ -243,7 +243,7 @@ class WindowedFrame:
 
 
 def _selecting(rows: KeyedInput, names: Sequence[str]) -> Route:
-    """The way of some columns to the tasks."""
+    """The route of some columns."""
     columns = [*map(column_text, names)]
     return rows.selecting(lambda frame, more: frame.selectExpr(*columns, *more), names)
 
