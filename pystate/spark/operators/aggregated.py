@@ -23,7 +23,6 @@ from pystate.operators.runtime.aggregate import (
     UpdatesOperator,
 )
 from pystate.operators.runtime.latest_rows import LATEST, latest_state
-from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.partial_rows import LOW, TIME
 from pystate.operators.runtime.task import Operator
 from pystate.spark.base.partial_aggregation import (
@@ -110,44 +109,27 @@ def aggregate(
         _check_over_updates(rows, updates, initial_state, combine)
     columns = rows.columns.copy()
     plan = AggregatePlan.of(rows, columns, unnamed, aggregates)
-    frame, key_names = columns.frame, [*rows.key_names]
-    leaves = key_leaves(rows.frame.schema, rows.names, marked=rows.marked)
-    declared = st.StructType([*(st.StructField(*leaf) for leaf in leaves), *plan.fields])
-    selected = plan.selected(frame, key_names, rows.event_time)
-    times = None if rows.event_time is None else _TIMES
-    spec = plan.spec(key_names, output_columns(declared, owner), times)
+    selected, spec = plan.selected(), plan.spec()
     states: Mapping[str, State[Any]] = spec.states
     make: Callable[[], Operator] = partial(AggregateOperator, spec)
     if updates is not None:
         beside = [name for name in updates.identity if name not in rows.names]
         identity = {f"{_IDENTITY}{i}": name for i, name in enumerate(beside)}
         selected |= {name: column_named(of).alias(name) for name, of in identity.items()}
-        sent = frame.select(*selected.values()).schema
+        sent = columns.frame.select(*selected.values()).schema
         states, make = plan.over_updates(spec, sent, [*identity])
     if rows.invalid.tag is not None:
         selected |= {
             name: column_named(name) for name in rows.invalid.columns if name not in selected
         }
-    combinable = not rows.invalid.of_each
-
-    def combined(operator: OperatorPlan) -> Any:
-        if not combinable and combine is True:
-            raise InvalidArgumentError(f"{owner}: combine=True: {NOT_INVALID}")
-        if not (
-            updates is None
-            and combinable
-            and plan.combines(combine, rows.event_time, ordered=bool(rows.order_by))
-            and (combine is True or rows.evaluation.combines(uid))
-        ):
-            return None
-        partials, make = plan.combine(frame, key_names, rows.event_time, operator, spec)
-        return rows.routed(partials, operator), partials.columns, make
-
+    application = rows.application(
+        OperatorSpec(uid, parse_key(rows.keys), states), make, plan.declared
+    )
     out = apply(
         rows.evaluation,
         replace(
-            rows.application(OperatorSpec(uid, parse_key(rows.keys), states), make, declared),
-            frames=[frame],
+            application,
+            frames=[columns.frame],
             route=rows.selecting(
                 lambda frame, more: frame.select(*selected.values(), *more),
                 [*selected],
@@ -155,7 +137,7 @@ def aggregate(
             ),
             earlier=rows.earlier_rows(columns),
             state=initial_state,
-            combined=combined,
+            combined=partial(plan.combine, combine, spec) if updates is None else None,
             finish=partial(_with_structs, rows, [*aggregates]),
         ),
     )
@@ -187,9 +169,11 @@ def _with_structs(rows: KeyedInput, results: Sequence[str], frame: DataFrame) ->
 class AggregatePlan:
     """Turns aggregates into states, updates, input columns and result columns."""
 
-    def __init__(self, owner: str, schema: st.StructType) -> None:
-        self._owner = owner
-        self._schema = schema
+    def __init__(self, rows: KeyedInput, frame: DataFrame) -> None:
+        self._rows = rows
+        self._owner = rows.owner
+        self._frame = frame
+        self._schema = frame.schema
         self.states: dict[str, State[Any]] = {}
         self.updates: list[StateUpdate] = []
         self.inputs: dict[str, Column] = {}
@@ -230,7 +214,7 @@ class AggregatePlan:
                 f"{owner}: two columns of the result are called {', '.join(twice)}: key "
                 "columns and aggregates have names that differ in more than case"
             )
-        plan = cls(owner, columns.frame.schema)
+        plan = cls(rows, columns.frame)
         for name, each in resolved.items():
             plan.add(name, each)
         return plan
@@ -260,22 +244,28 @@ class AggregatePlan:
         self._update(name, operation, column, result, shown)
         self._result(name, result, name, None)
 
-    def selected(
-        self, frame: DataFrame, keys: Sequence[str], event_time: str | None
-    ) -> dict[str, Column]:
-        """What is sent of a frame, by name: only what is aggregated, cast if the state is wider."""
-        selected = {name: key_column(frame, name).alias(name) for name in keys}
+    @property
+    def declared(self) -> st.StructType:
+        """The columns that the tasks emit."""
+        rows = self._rows
+        leaves = key_leaves(rows.frame.schema, rows.names, marked=rows.marked)
+        return st.StructType([*(st.StructField(*leaf) for leaf in leaves), *self.fields])
+
+    def selected(self) -> dict[str, Column]:
+        """What is sent, by name: only what is aggregated, cast if the state is wider."""
+        rows = self._rows
+        selected = {name: key_column(self._frame, name).alias(name) for name in rows.key_names}
         selected |= self.inputs
-        if event_time is not None:
-            selected[_TIMES] = column_named(event_time).alias(_TIMES)
+        if rows.event_time is not None:
+            selected[_TIMES] = column_named(rows.event_time).alias(_TIMES)
         return selected
 
-    def spec(
-        self, keys: Sequence[str], output: OutputColumns, event_time: str | None
-    ) -> Aggregates:
+    def spec(self) -> Aggregates:
         """What the tasks aggregate."""
         updates, results = tuple(self.updates), tuple(self.results)
-        return Aggregates(tuple(keys), self.states, updates, results, output, event_time)
+        times = None if self._rows.event_time is None else _TIMES
+        output = output_columns(self.declared, self._owner)
+        return Aggregates(self._rows.key_names, self.states, updates, results, output, times)
 
     def over_updates(
         self, spec: Aggregates, selected: st.StructType, identity: Sequence[str]
@@ -292,33 +282,33 @@ class AggregatePlan:
         make = partial(UpdatesOperator, spec, tuple(identity), columns)
         return {LATEST: latest_state(columns)}, make
 
-    def combines(self, combine: Combine, event_time: str | None, *, ordered: bool) -> bool:
-        """Whether rows may be combined before the shuffle; refuses what cannot be done."""
-        why = self.uncombined
-        if self.ordered and ordered:
-            why = ORDERED
-        elif event_time is not None and self._event_ms(event_time) is None:
-            why = WITHOUT_ZONE
-        return decided(combine, why, self._owner)
-
     def combine(
-        self,
-        frame: DataFrame,
-        keys: Sequence[str],
-        event_time: str | None,
-        plan: OperatorPlan,
-        spec: Aggregates,
-    ) -> tuple[DataFrame, Callable[[], Operator]]:
-        """Combine the rows of a frame; returns these, and what makes the operator of a task."""
-        groups = [(name, key_text(frame.columns, name)) for name in keys]
+        self, wanted: Combine, spec: Aggregates, plan: OperatorPlan
+    ) -> tuple[DataFrame, Sequence[str], Callable[[], Operator]] | None:
+        """Combine the rows before the shuffle, unless that cannot be done or does not pay."""
+        rows, frame, time = self._rows, self._frame, None
+        if rows.invalid.of_each:
+            if wanted is True:
+                raise InvalidArgumentError(f"{self._owner}: combine=True: {NOT_INVALID}")
+            return None
+        if rows.event_time is not None:
+            data_type = self._schema[rows.event_time].dataType
+            time = event_ms(column_text(rows.event_time), data_type)
+        why = self.uncombined
+        if self.ordered and rows.order_by:
+            why = ORDERED
+        elif rows.event_time is not None and time is None:
+            why = WITHOUT_ZONE
+        if not decided(wanted, why, self._owner):
+            return None
+        if wanted is not True and not rows.evaluation.combines(plan.operator.uid):
+            return None
+        groups = [(name, key_text(frame.columns, name)) for name in rows.key_names]
         bound = None if plan.time is None else plan.time.late_bound_ms
-        time = None if event_time is None else self._event_ms(event_time)
-        rows = combined_rows(frame, groups, self.combined, time, bound)
+        partials = combined_rows(frame, groups, self.combined, time, bound)
         spec = replace(spec, event_time=None if time is None else TIME)
-        return rows, partial(AggregateOperator, spec, combined=True)
-
-    def _event_ms(self, event_time: str) -> str | None:
-        return event_ms(column_text(event_time), self._schema[event_time].dataType)
+        make = partial(AggregateOperator, spec, combined=True)
+        return rows.routed(partials, plan), partials.columns, make
 
     def _count(self, state: str, column: str | None, shown: str) -> None:
         self._state(state, Count(), "long")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.sql import types as st
 
@@ -250,18 +250,12 @@ class KeyedInput(InputFrame):
 
         return routed
 
-    # -- the rows before the first epoch
-
-    def rows_before(self, columns: FrameColumns) -> DataFrame:
-        """The rows before the first epoch, which there are, with some columns."""
-        given: Any = self.options.initial_rows
-        return like(columns, given, self.owner)
-
     def earlier_rows(self, columns: FrameColumns) -> list[RowsOf] | None:
-        """The rows before the first epoch, if there are any."""
-        if self.options.initial_rows is None:
+        """The rows before the first epoch, with some columns; None if there are none."""
+        given = self.options.initial_rows
+        if given is None:
             return None
-        return [RowsOf(INPUT, partial(self.rows_before, columns), self.event_time)]
+        return [RowsOf(INPUT, partial(like, columns, given, self.owner), self.event_time)]
 
     # -- rows that replace earlier ones
 
