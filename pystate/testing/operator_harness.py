@@ -25,6 +25,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+#: Arguments of a harness that are of its operator, or of its beginning.
+_OF_ONE = {
+    *("self", "operator", "windows", "parallelism", "processing_time"),
+    *("initial_rows", "initial_state", "initial_timers"),
+}
+
+
+def kept_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a harness restored from another one's snapshot has, too; of its ``locals()``."""
+    return {name: each for name, each in given.items() if name not in _OF_ONE and name[0] != "_"}
+
+
 class OperatorHarness(HarnessBase):
     """Base of the harnesses of operators that have their own inputs.
 

@@ -26,7 +26,7 @@ from pystate.tables.options import checked_parallelism
 from pystate.testing.clock import HarnessInput
 from pystate.testing.epochs import Attempt, Watched
 from pystate.testing.input_rows import InputRows, key_of
-from pystate.testing.operator_harness import OperatorHarness
+from pystate.testing.operator_harness import OperatorHarness, kept_arguments
 from pystate.testing.range_tables import RangeTable
 from pystate.types.durations import Duration, delay_milliseconds, milliseconds
 from pystate.types.keys import KeyColumns, whole
@@ -125,20 +125,9 @@ class RowHarness(OperatorHarness):
         invalid: str | None = None,
         on_invalid: Literal["drop", "fail"] = "drop",
     ) -> None:
+        arguments = kept_arguments(locals())
         owner = self._owner = f"operator {text(uid, 'RowHarness: uid')!r}"
-        arguments = {
-            "key": key,
-            "columns": columns,
-            "event_time": event_time,
-            "allowed_delay": allowed_delay,
-            "late": late,
-            "max_parallelism": checked_parallelism(max_parallelism),
-            "batch_rows": batch_rows,
-            "uid": uid,
-            "max_ahead": max_ahead,
-            "invalid": invalid,
-            "on_invalid": on_invalid,
-        }
+        checked_parallelism(max_parallelism)
         names = (key,) if isinstance(key, str) else tuple(key)
         rows = InputRows(names, columns)
         schema = rows.declared

@@ -38,7 +38,7 @@ from pystate.testing.clock import HarnessInput
 from pystate.testing.epochs import Attempt, Watched
 from pystate.testing.input_rows import InputRows, key_of
 from pystate.testing.joins import HarnessJoin, make_join
-from pystate.testing.operator_harness import OperatorHarness
+from pystate.testing.operator_harness import OperatorHarness, kept_arguments
 from pystate.testing.range_tables import RangeTable
 from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.state_type import parse_type
@@ -141,25 +141,9 @@ class TwoInputHarness(OperatorHarness):
         invalid: str | None = None,
         on_invalid: Literal["drop", "fail"] = "drop",
     ) -> None:
+        arguments = kept_arguments(locals())
         owner = self._owner = f"operator {text(uid, 'TwoInputHarness: uid')!r}"
-        arguments = {
-            "key": key,
-            "left": left,
-            "right": right,
-            "right_key": right_key,
-            "event_time": event_time,
-            "right_event_time": right_event_time,
-            "allowed_delay": allowed_delay,
-            "schema": schema,
-            "side_outputs": side_outputs,
-            "late": late,
-            "max_parallelism": checked_parallelism(max_parallelism),
-            "batch_rows": batch_rows,
-            "uid": uid,
-            "max_ahead": max_ahead,
-            "invalid": invalid,
-            "on_invalid": on_invalid,
-        }
+        checked_parallelism(max_parallelism)
         keys = [_names(key), _names(key if right_key is None else right_key)]
         delays = allowed_delay if isinstance(allowed_delay, tuple) else (allowed_delay,) * 2
         rows = [InputRows(*each) for each in zip(keys, (left, right), strict=True)]

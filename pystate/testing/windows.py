@@ -30,7 +30,7 @@ from pystate.testing.clock import HarnessInput
 from pystate.testing.epochs import Attempt, Watched
 from pystate.testing.faults import rows_of
 from pystate.testing.input_rows import InputRows, key_of
-from pystate.testing.operator_harness import OperatorHarness
+from pystate.testing.operator_harness import OperatorHarness, kept_arguments
 from pystate.testing.range_tables import RangeTable
 from pystate.testing.snapshot import OperatorSnapshot
 from pystate.types.durations import Duration, delay_milliseconds
@@ -141,27 +141,9 @@ class WindowHarness(OperatorHarness):
         invalid: str | None = None,
         on_invalid: Literal["drop", "fail"] = "drop",
     ) -> None:
+        arguments = kept_arguments(locals())
         owner = self._owner = f"operator {text(uid, 'WindowHarness: uid')!r}"
-        arguments = {
-            "aggregates": aggregates,
-            "key": key,
-            "columns": columns,
-            "process": process,
-            "schema": schema,
-            "side_outputs": side_outputs,
-            "event_time": event_time,
-            "allowed_delay": allowed_delay,
-            "time": time,
-            "emit": emit,
-            "early": early,
-            "allowed_lateness": allowed_lateness,
-            "max_parallelism": checked_parallelism(max_parallelism),
-            "batch_rows": batch_rows,
-            "uid": uid,
-            "max_ahead": max_ahead,
-            "invalid": invalid,
-            "on_invalid": on_invalid,
-        }
+        checked_parallelism(max_parallelism)
         names = (key,) if isinstance(key, str) else tuple(key)
         if not names:
             raise InvalidArgumentError(f"{owner}: name the key, key='user'")
