@@ -139,9 +139,7 @@ class PipelineContext:
             Call `process`, `aggregate`, `window`, `deduplicate`, `top`, `interval_join`,
             `asof_join` or `connect` on it.
         """
-        evaluation = self._current("key_by")
-        require_classic(df)
-        require_pandas("key_by")
+        evaluation = self._evaluation_of(df, "key_by")
         name = None if uid is None else checked_uid(uid)
         options = InputOptions(
             event_time,
@@ -182,9 +180,7 @@ class PipelineContext:
         OperatorFrame
             Call `process` on it, with a `ProcessFunction`.
         """
-        evaluation = self._current("operator")
-        require_classic(df)
-        require_pandas("operator")
+        evaluation = self._evaluation_of(df, "operator")
         options = InputOptions(
             event_time, allowed_delay, idle_after, max_ahead=max_ahead, invalid=invalid
         )
@@ -225,9 +221,7 @@ class PipelineContext:
             Connect it to the keyed input: ``job.key_by(...).connect(rules).process(function, ...)``
             with a `KeyedBroadcastProcessFunction`.
         """
-        evaluation = self._current("broadcast")
-        require_classic(df)
-        require_pandas("broadcast")
+        evaluation = self._evaluation_of(df, "broadcast")
         options = InputOptions(event_time, allowed_delay, idle_after, order_by)
         return BroadcastFrame(evaluation, df, checked_uid(uid), options)
 
@@ -364,6 +358,13 @@ class PipelineContext:
             initial_state,
             initial_timers,
         )
+
+    def _evaluation_of(self, df: DataFrame, method: str) -> Evaluation:
+        """The evaluation that a method is called in, for a frame that an operator can take."""
+        evaluation = self._current(method)
+        require_classic(df)
+        require_pandas(method)
+        return evaluation
 
     def _current(self, method: str) -> Evaluation:
         """The evaluation that a method is called in."""
