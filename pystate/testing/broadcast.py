@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -89,6 +89,9 @@ class BroadcastHarness(Harness):
     {'spam': True}
     """
 
+    #: The broadcast rows of the epoch that is run.
+    _given: pa.RecordBatch | None = None
+
     def __init__(
         self,
         function: BroadcastFunction,
@@ -106,7 +109,7 @@ class BroadcastHarness(Harness):
             choice(interleave, f"{owner}: interleave", ("event_time",))
         if broadcast_event_time is not None:
             text(broadcast_event_time, f"{owner}: broadcast_event_time, the name of a column,")
-        self._broadcast_options: dict[str, Any] = {
+        self._more_options: dict[str, Any] = {
             "broadcast_event_time": broadcast_event_time,
             "broadcast_delay_ms": delay_milliseconds(broadcast_delay, f"{owner}: broadcast_delay"),
             "interleave": interleave is not None,
@@ -114,21 +117,8 @@ class BroadcastHarness(Harness):
         self._rules = InputRows((), broadcast_columns)
         super().__init__(function, key, parallelism=parallelism, **options)
 
-    def _begin(
-        self,
-        function: StatefulFunction,
-        options: OperatorOptions,
-        clock: Clock,
-        rows: InputRows,
-        parallelism: int,
-    ) -> None:
-        self._given: pa.RecordBatch | None = None
-        if not isinstance(options, BroadcastOptions):
-            options = BroadcastOptions(**_values(options), **self._broadcast_options)
-        super()._begin(function, options, clock, rows, parallelism)
-
     def _given_inputs(self) -> list[HarnessInput]:
-        inputs, options = super()._given_inputs(), self._asked
+        inputs, options = super()._given_inputs(), self._own_options
         if options.broadcast_event_time is not None:
             # Without event time it holds no watermark back.
             time, delay = options.broadcast_event_time, options.broadcast_delay_ms
@@ -136,7 +126,7 @@ class BroadcastHarness(Harness):
         return inputs
 
     @property
-    def _asked(self) -> BroadcastOptions:
+    def _own_options(self) -> BroadcastOptions:
         assert isinstance(self._options, BroadcastOptions)
         return self._options
 
@@ -208,7 +198,7 @@ class BroadcastHarness(Harness):
         rules, pieces = batches.get(BROADCAST), super()._pieces(keyed)
         if rules is None:
             return pieces
-        if not self._asked.interleave:
+        if not self._own_options.interleave:
             return [[(BROADCAST, rules), *own] for own in pieces]
         assert self._tables is not None
         parts: Iterable[pa.RecordBatch | None] = [None] * len(self._tables)
@@ -220,7 +210,7 @@ class BroadcastHarness(Harness):
         self, rules: pa.RecordBatch, rows: pa.RecordBatch | None
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Rows of one input after the other, in the order of their times."""
-        options = self._asked
+        options = self._own_options
         both = [(rules, options.broadcast_event_time)]
         if rows is not None:
             both.append((rows, options.event_time))
@@ -246,7 +236,7 @@ class BroadcastHarness(Harness):
         spec = self._options.spec(attempt.copied(self._function), key, self._rows.schema)
         rules = self._rules.schema
         if rules is not None:
-            time = self._asked.broadcast_event_time
+            time = self._own_options.broadcast_event_time
             spec = replace(spec, broadcast=BroadcastInput(tuple(rules.names), time))
         return FunctionOperator(spec, broadcast=broadcast_states(self._function))
 
@@ -357,6 +347,9 @@ class BroadcastHarness(Harness):
 
     def __repr__(self) -> str:
         return f"<BroadcastHarness of {type(self._function).__name__} after {self.epoch} epochs>"
+
+    def _options_of(self, key: Any, **given: Any) -> OperatorOptions:
+        return BroadcastOptions.of(key, **given, **self._more_options)
 
     def _make_ranges(self, key: KeyColumns) -> RangeTables:
         options = self._options
@@ -489,8 +482,3 @@ class BroadcastTables(RangeTables):
                 table.files = [out.getvalue()]
         finally:
             old.close()
-
-
-def _values(made: Any) -> dict[str, Any]:
-    """The fields of an object of a dataclass."""
-    return {field.name: getattr(made, field.name) for field in fields(made)}

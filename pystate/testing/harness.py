@@ -142,7 +142,7 @@ class Harness(HarnessBase):
         on_invalid: Literal["drop", "fail"] = "drop",
     ) -> None:
         text(uid, "Harness: uid")
-        options = OperatorOptions.of(
+        options = self._options_of(
             (key,) if isinstance(key, str) else key,
             schema=schema,
             event_time=event_time,
@@ -167,6 +167,10 @@ class Harness(HarnessBase):
             self._begin_with_function(*function._beginning)
         if initial_rows is not None:
             self._begin_with_rows(initial_rows)
+
+    def _options_of(self, key: Any, **given: Any) -> OperatorOptions:
+        """The options of the harness, of what its user has given."""
+        return OperatorOptions.of(key, **given)
 
     def _begin(
         self,

@@ -76,8 +76,9 @@ class OperatorOptions:
         max_ahead: Duration | None,
         invalid: str | None,
         on_invalid: str,
+        **more: Any,
     ) -> Self:
-        """Check what a harness was given."""
+        """Check what a harness was given; `more` are options of a subclass."""
         owner = f"operator {uid!r}"
         if event_time is not None:
             text(event_time, f"{owner}: event_time, the name of a column,")
@@ -97,6 +98,7 @@ class OperatorOptions:
             uid=uid,
             allow_pickle=flag(allow_pickle, f"{owner}: allow_pickle"),
             invalid=harness_rule(owner, event_time, max_ahead, invalid, on_invalid),
+            **more,
         )
 
     @property
