@@ -34,7 +34,7 @@ from pystate.testing.options import OperatorOptions
 from pystate.testing.range_tables import RangeTable, RangeTables
 from pystate.testing.snapshot import HarnessSnapshot, check_snapshot
 from pystate.types.durations import Duration
-from pystate.types.keys import KeyColumns, KeyLike, parse_key
+from pystate.types.keys import KeyColumns, KeyLike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -159,8 +159,9 @@ class Harness(HarnessBase):
         )
         clock = Clock(milliseconds(processing_time, "processing_time"))
         self._begin(function, options, clock, InputRows(options.key_names, columns), parallelism)
-        if not options.names_only:
-            self._make_ranges(parse_key(options.key))
+        known = options.known_key
+        if known is not None:
+            self._make_ranges(known)
         if initial_state is not None or initial_timers is not None:
             self._begin_with_state(initial_state, initial_timers)
         if function._beginning is not None:

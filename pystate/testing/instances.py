@@ -19,7 +19,6 @@ from pystate.base.arguments import integer, text
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import instance_states
-from pystate.operators.runtime.event_time import milliseconds
 from pystate.operators.runtime.function_spec import PROCESS_LATE
 from pystate.operators.runtime.instance_runtime import InstanceOperator
 from pystate.operators.runtime.instance_state import (
@@ -33,10 +32,9 @@ from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.operator_state import Instance, KeylessState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.registry import unknown_state_error
-from pystate.testing.clock import Clock
 from pystate.testing.epochs import Attempt
 from pystate.testing.harness import Harness
-from pystate.testing.input_rows import InputRows, as_table
+from pystate.testing.input_rows import as_table
 from pystate.testing.options import OperatorOptions
 from pystate.testing.range_tables import RangeTable, RangeTables, TableFiles
 from pystate.types.durations import Duration
@@ -107,30 +105,38 @@ class ProcessHarness(Harness):
         on_invalid: Literal["drop", "fail"] = "drop",
     ) -> None:
         text(uid, "ProcessHarness: uid")
-        options = _InstanceOptions.of(
+        super().__init__(
+            function,
             (),
             schema=schema,
+            columns=columns,
             event_time=event_time,
             allowed_delay=allowed_delay,
             side_outputs=side_outputs,
             late=late,
+            processing_time=processing_time,
+            parallelism=parallelism,
             max_parallelism=max_parallelism,
             batch_rows=batch_rows,
+            initial_state=initial_state,
             uid=uid,
             allow_pickle=allow_pickle,
             max_ahead=max_ahead,
             invalid=invalid,
             on_invalid=on_invalid,
         )
-        clock = Clock(milliseconds(processing_time, "processing_time"))
-        self._begin(function, options, clock, InputRows((), columns), parallelism)
-        ranges = self._make_ranges(())
-        if initial_state is not None:
-            try:
-                ranges.begin_with(as_table(initial_state, f"operator {uid!r}: initial_state"))
-            except BaseException:
-                ranges.close()
-                raise
+
+    def _options_of(self, key: Any, **given: Any) -> OperatorOptions:
+        return _InstanceOptions.of(key, **given)
+
+    def _begin_with_state(self, state: Any, timers: Any) -> None:
+        tables = self._tables
+        assert isinstance(tables, _InstanceTables)
+        try:
+            tables.begin_with(as_table(state, f"operator {self._options.uid!r}: initial_state"))
+        except BaseException:
+            tables.close()
+            raise
 
     def rescale(self, parallelism: int) -> None:
         """Change the number of instances, as a job does between two epochs.
@@ -221,11 +227,7 @@ class _InstanceOptions(OperatorOptions):
     """The options of an operator without a key."""
 
     @property
-    def names_only(self) -> bool:
-        return False
-
-    @property
-    def key_names(self) -> tuple[str, ...]:
+    def known_key(self) -> KeyColumns:
         return ()
 
     def require_state(self, function: StatefulFunction, owner: str) -> None:

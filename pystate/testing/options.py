@@ -35,7 +35,7 @@ from pystate.operators.runtime.output import (
 from pystate.tables.options import checked_parallelism
 from pystate.tables.registry import refuse_pickled
 from pystate.types.durations import Duration, delay_milliseconds
-from pystate.types.keys import parse_key
+from pystate.types.keys import KeyColumns, parse_key
 from pystate.types.state_type import StateType, parse_type
 
 if TYPE_CHECKING:
@@ -102,17 +102,18 @@ class OperatorOptions:
         )
 
     @property
-    def names_only(self) -> bool:
-        """Whether the first rows determine the key's types."""
+    def known_key(self) -> KeyColumns | None:
+        """The key columns with their types; None if the first rows determine these."""
         names = self.key if isinstance(self.key, (list, tuple)) else ()
-        return bool(names) and all(isinstance(name, str) for name in names)
+        if names and all(isinstance(name, str) for name in names):
+            return None
+        return parse_key(self.key)
 
     @property
     def key_names(self) -> tuple[str, ...]:
         """The key columns."""
-        if self.names_only:
-            return tuple(self.key)
-        return tuple(name for name, _ in parse_key(self.key))
+        known = self.known_key
+        return tuple(self.key) if known is None else tuple(name for name, _ in known)
 
     @property
     def tags(self) -> list[str]:
@@ -186,7 +187,7 @@ class OperatorOptions:
 
     def key_types(self, columns: pa.Schema | None) -> tuple[StateType, ...]:
         """The types of the key's columns, if one of them is a struct."""
-        if columns is None or not self.names_only:
+        if columns is None or self.known_key is not None:
             return ()
         types = [columns.field(name).type for name in self.key_names if name in columns.names]
         if not any(map(at.is_struct, types)):
