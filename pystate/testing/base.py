@@ -36,23 +36,29 @@ class HarnessBase:
     #: Whether `fail_after` can count timers.
     _counts_timers = True
 
-    _batch_rows: int
-    """The most rows that the operator gets at once."""
-    _clock: Clock
-    """The times as of the last epoch."""
-    _inputs: dict[str, HarnessInput]
-
-    def _begin_output(self, tags: Iterable[str]) -> None:
-        """Begin without output, with these side outputs."""
+    def _begin_epochs(
+        self, clock: Clock, inputs: Iterable[HarnessInput], batch_rows: int, tags: Iterable[str]
+    ) -> None:
+        """Begin at some times, without tables and output; `tags` are those of side outputs."""
+        #: The times as of the last epoch.
+        self._clock = clock
+        self._inputs = {each.name: each for each in inputs}
+        if not clock.inputs:
+            clock.begin(self._inputs)
+        #: The most rows that the operator gets at once.
+        self._batch_rows = batch_rows
+        #: None as long as the key's type is not known.
+        self._tables: RangeTables | None = None
         self._sides: dict[str, list[Any]] = {tag: [] for tag in tags}
         self._fault: Fault | None = None
         self.failures = 0
         self.output: list[Any] = []
 
     @property
-    def _ranges(self) -> RangeTables | None:
-        """The tables; None as long as the key's type is not known."""
-        raise NotImplementedError
+    def _ranges(self) -> RangeTables:
+        """The tables, which there are."""
+        assert self._tables is not None
+        return self._tables
 
     def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
         """Make the operator of a range."""
@@ -73,9 +79,9 @@ class HarnessBase:
         timed = any(each.event_time is not None for each in self._inputs.values())
         time = OperatorTime(mark, mark) if timed or mark is not None else None
         attempt = Attempt(clock, time, drain, fault)
-        if self._ranges is not None:
+        if self._tables is not None:
             try:
-                attempt = compute(self._ranges, self._pieces(batches), self._start, attempt)
+                attempt = compute(self._tables, self._pieces(batches), self._start, attempt)
             finally:
                 if fault is not None and fault.happened:
                     self._fault = None
@@ -94,7 +100,6 @@ class HarnessBase:
     def _pieces(self, batches: Mapping[str, pa.RecordBatch]) -> Pieces:
         """The rows that each range's task gets."""
         ranges = self._ranges
-        assert ranges is not None
         pieces: list[list[tuple[str, pa.RecordBatch]]] = [[] for _ in ranges]
         for name in self._inputs:
             rows = batches.get(name)
@@ -121,7 +126,6 @@ class HarnessBase:
     def _context(self, share: RangeTable, attempt: Attempt) -> TaskContext:
         """What the operator of a range gets."""
         ranges, clock = self._ranges, attempt.clock
-        assert ranges is not None
         return TaskContext(
             share.backend,
             clock.epoch,

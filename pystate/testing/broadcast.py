@@ -200,10 +200,10 @@ class BroadcastHarness(Harness):
             return pieces
         if not self._own_options.interleave:
             return [[(BROADCAST, rules), *own] for own in pieces]
-        assert self._tables is not None
-        parts: Iterable[pa.RecordBatch | None] = [None] * len(self._tables)
+        ranges = self._ranges
+        parts: Iterable[pa.RecordBatch | None] = [None] * len(ranges)
         if keyed:
-            parts = self._dealt(INPUT, keyed[INPUT], self._tables)
+            parts = self._dealt(INPUT, keyed[INPUT], ranges)
         return [[*self._interleaved(rules, part)] for part in parts]
 
     def _interleaved(
@@ -231,8 +231,7 @@ class BroadcastHarness(Harness):
                 yield BROADCAST, some
 
     def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
-        assert self._tables is not None
-        key = tuple(name for name, _ in self._tables.key)
+        key = tuple(name for name, _ in self._ranges.key)
         spec = self._options.spec(attempt.copied(self._function), key, self._rows.schema)
         rules = self._rules.schema
         if rules is not None:
@@ -241,10 +240,8 @@ class BroadcastHarness(Harness):
         return FunctionOperator(spec, broadcast=broadcast_states(self._function))
 
     def _context(self, share: RangeTable, attempt: Attempt) -> TaskContext:
-        tables = self._tables
-        assert isinstance(tables, BroadcastTables)
         context = super()._context(share, attempt)
-        context.beside = tables.beside(share)
+        context.beside = self._ranges.beside(share)
         return context
 
     # -- results
@@ -262,11 +259,7 @@ class BroadcastHarness(Harness):
             raise InvalidArgumentError(
                 f"there is no broadcast state {name!r:.80}; there are {', '.join(states)}"
             )
-        ranges = self._ranges
-        if ranges is None:
-            return {}
-        assert isinstance(ranges, BroadcastTables)
-        return ranges.copies(name)[0]
+        return {} if self._tables is None else self._ranges.copies(name)[0]
 
     def state(self, name: str, key: Any, namespace: Any = None) -> Any:
         """One keyed state of one key; see `Harness.state`."""
@@ -292,12 +285,9 @@ class BroadcastHarness(Harness):
 
     def snapshot(self) -> BroadcastSnapshot:
         """All state as of the last epoch. It stays valid whatever the harness does next."""
-        tables = self._tables
         epoch, files, clock, given = self._stored_state()
-        given |= {"instances": (), "rules": self._rules.schema}
-        if tables is not None:
-            assert isinstance(tables, BroadcastTables)
-            given["instances"] = tables.instance_files()
+        instances = () if self._tables is None else self._ranges.instance_files()
+        given |= {"instances": instances, "rules": self._rules.schema}
         return BroadcastSnapshot(epoch, files, clock, given)
 
     @classmethod
@@ -335,13 +325,12 @@ class BroadcastHarness(Harness):
             allow_unclaimed_state=allow_unclaimed_state,
         )
         harness._rules = InputRows((), snapshot._given["rules"])
-        ranges = harness._ranges
-        if ranges is not None:
-            assert isinstance(ranges, BroadcastTables)
+        if harness._tables is not None:
+            files = snapshot._given["instances"]
             try:
-                ranges.restore_instances(snapshot._given["instances"], allow_unclaimed_state)
+                harness._ranges.restore_instances(files, allow_unclaimed_state)
             except BaseException:
-                ranges.close()
+                harness.close()
                 raise
         return harness
 
@@ -350,6 +339,11 @@ class BroadcastHarness(Harness):
 
     def _options_of(self, key: Any, **given: Any) -> OperatorOptions:
         return BroadcastOptions.of(key, **given, **self._more_options)
+
+    @property
+    def _ranges(self) -> BroadcastTables:
+        assert isinstance(self._tables, BroadcastTables)
+        return self._tables
 
     def _make_ranges(self, key: KeyColumns) -> RangeTables:
         options = self._options

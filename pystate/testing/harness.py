@@ -184,15 +184,9 @@ class Harness(HarnessBase):
         options.check(function, rows.schema, parallelism)
         self._function = function
         self._options = options
-        self._clock = clock
         self._rows = rows
         self._parallelism = parallelism
-        self._batch_rows = options.batch_rows
-        self._tables: RangeTables | None = None
-        self._inputs = {each.name: each for each in self._given_inputs()}
-        if not clock.inputs:
-            clock.begin(self._inputs)
-        self._begin_output(options.tags)
+        self._begin_epochs(clock, self._given_inputs(), options.batch_rows, options.tags)
 
     def _given_inputs(self) -> list[HarnessInput]:
         options = self._options
@@ -200,18 +194,13 @@ class Harness(HarnessBase):
         names = options.key_names
         return [HarnessInput(INPUT, names, self._rows, options.event_time, delay, rule)]
 
-    @property
-    def _ranges(self) -> RangeTables | None:
-        return self._tables
-
     def _dealt(
         self, name: str, rows: pa.RecordBatch, ranges: RangeTables
     ) -> Iterator[pa.RecordBatch | None]:
         return ranges.parts(rows)
 
     def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
-        assert self._tables is not None
-        key = tuple(name for name, _ in self._tables.key)
+        key = tuple(name for name, _ in self._ranges.key)
         function = attempt.copied(self._function)
         return FunctionOperator(self._options.spec(function, key, self._rows.schema))
 
@@ -328,9 +317,9 @@ class Harness(HarnessBase):
 
     def keys(self) -> list[Any]:
         """All keys that have state, in no particular order."""
-        keys = [key for share in self._ranges or () for key in share.backend]
+        keys = [key for share in self._tables or () for key in share.backend]
         types = self._options.key_types(self._rows.schema)
-        if not types or self._ranges is None:
+        if not types or self._tables is None:
             return keys
         maker = key_maker(types, [name for name, _ in self._ranges.key])
         return [maker(key if isinstance(key, tuple) else (key,)) for key in keys]
@@ -396,7 +385,7 @@ class Harness(HarnessBase):
         """The tables, which have this state."""
         if name not in declarations(self._function):
             raise unknown_state_error(name, declarations(self._function))
-        if self._ranges is None:
+        if self._tables is None:
             raise InvalidArgumentError(
                 "no row has come yet, and the key's type is not known; say it: "
                 "key={'user': 'string'}"
@@ -412,7 +401,7 @@ class Harness(HarnessBase):
             The clock that the timer waits for.
         """
         choice(domain, "next_timer: domain", ("event", "processing"))
-        return None if self._ranges is None else self._ranges.next_timer(domain)
+        return None if self._tables is None else self._tables.next_timer(domain)
 
     # -- snapshots
 
@@ -480,8 +469,8 @@ class Harness(HarnessBase):
 
     def close(self) -> None:
         """Free the tables. Does nothing the second time."""
-        if self._ranges is not None:
-            self._ranges.close()
+        if self._tables is not None:
+            self._tables.close()
 
     def __repr__(self) -> str:
         return f"<Harness of {type(self._function).__name__} after {self.epoch} epochs>"
@@ -494,7 +483,7 @@ class Harness(HarnessBase):
 
     def _begin_with_state(self, state: Any, timers: Any) -> None:
         options = self._options
-        ranges = self._ranges
+        ranges = self._tables
         if ranges is None:
             name, given = ("timers", timers) if state is None else ("state", state)
             table = as_table(given, f"operator {options.uid!r}: initial_{name}")
@@ -510,7 +499,7 @@ class Harness(HarnessBase):
         batch = given.batch(rows)
         if batch is None:
             return
-        ranges = self._ranges
+        ranges = self._tables
         if ranges is None:
             ranges = self._make_ranges(key_of(batch.schema, self._options.key))
         options = replace(self._options, event_time=None, allowed_delay_ms=None, late=PROCESS_LATE)

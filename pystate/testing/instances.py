@@ -130,12 +130,11 @@ class ProcessHarness(Harness):
         return _InstanceOptions.of(key, **given)
 
     def _begin_with_state(self, state: Any, timers: Any) -> None:
-        tables = self._tables
-        assert isinstance(tables, _InstanceTables)
+        what = f"operator {self._options.uid!r}: initial_state"
         try:
-            tables.begin_with(as_table(state, f"operator {self._options.uid!r}: initial_state"))
+            self._ranges.begin_with(as_table(state, what))
         except BaseException:
-            tables.close()
+            self.close()
             raise
 
     def rescale(self, parallelism: int) -> None:
@@ -150,7 +149,6 @@ class ProcessHarness(Harness):
         """
         self._options.check(self._function, self._rows.schema, parallelism)
         before = self._ranges
-        assert before is not None
         files = before.files()
         self._parallelism = parallelism
         self._make_ranges(()).restore(files, True)
@@ -175,7 +173,6 @@ class ProcessHarness(Harness):
             group).
         """
         ranges = self._ranges
-        assert isinstance(ranges, _InstanceTables)
         index = integer(key, "state: the instance", least=0, most=len(ranges) - 1)
         return ranges.look(name, index, namespace)
 
@@ -194,6 +191,11 @@ class ProcessHarness(Harness):
         """Refuse: there are no keys."""
         raise InvalidArgumentError("a ProcessFunction has no keys: state(name, instance) has all")
 
+    @property
+    def _ranges(self) -> _InstanceTables:
+        assert isinstance(self._tables, _InstanceTables)
+        return self._tables
+
     def _make_ranges(self, key: KeyColumns) -> _InstanceTables:
         options = self._options
         self._tables = tables = _InstanceTables(
@@ -208,15 +210,11 @@ class ProcessHarness(Harness):
             yield rows.take(np.arange(index, rows.num_rows, len(ranges)))
 
     def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
-        tables = self._tables
-        assert isinstance(tables, _InstanceTables)
-        function = attempt.copied(self._function)
-        return InstanceOperator(self._options.spec(function, (), self._rows.schema), tables.states)
+        spec = self._options.spec(attempt.copied(self._function), (), self._rows.schema)
+        return InstanceOperator(spec, self._ranges.states)
 
     def _context(self, share: RangeTable, attempt: Attempt) -> TaskContext:
-        tables = self._tables
-        assert isinstance(tables, _InstanceTables)
-        context, old = super()._context(share, attempt), tables.old
+        context, old = super()._context(share, attempt), self._ranges.old
         if old is not None:
             context.old = lambda: nullcontext(old)
         return context

@@ -58,17 +58,11 @@ class OperatorHarness(HarnessBase):
     ) -> None:
         self._owner = f"operator {operator.uid!r}"
         integer(parallelism, f"{self._owner}: parallelism", least=1, most=operator.max_parallelism)
-        self._batch_rows = integer(batch_rows, f"{self._owner}: batch_rows", least=1)
-        self._inputs = {given.name: given for given in inputs}
+        integer(batch_rows, f"{self._owner}: batch_rows", least=1)
         self._arguments = dict(arguments)
-        self._clock = Clock(milliseconds(processing_time, f"{self._owner}: processing_time"))
-        self._clock.begin(self._inputs)
-        self._begin_output(tags)
+        clock = Clock(milliseconds(processing_time, f"{self._owner}: processing_time"))
+        self._begin_epochs(clock, inputs, batch_rows, tags)
         self._tables = RangeTables(operator, parallelism)
-
-    @property
-    def _ranges(self) -> RangeTables:
-        return self._tables
 
     # -- epochs
 
@@ -114,23 +108,23 @@ class OperatorHarness(HarnessBase):
     @property
     def kept(self) -> int:
         """How many rows the tables have: keys, or keys and namespaces, such as buckets of time."""
-        return sum(share.backend.stats().keys for share in self._tables)
+        return sum(share.backend.stats().keys for share in self._ranges)
 
     def keys(self) -> list[Any]:
         """All keys that have state, in no particular order."""
-        return list(dict.fromkeys(key for share in self._tables for key in share.backend))
+        return list(dict.fromkeys(key for share in self._ranges for key in share.backend))
 
     def next_timer(self, domain: TimeDomain) -> int | None:
         """When the earliest timer is due, in milliseconds since 1970; None if there is none."""
         choice(domain, "next_timer: domain", ("event", "processing"))
-        return self._tables.next_timer(domain)
+        return self._ranges.next_timer(domain)
 
     # -- snapshots
 
     def snapshot(self) -> OperatorSnapshot:
         """All state as of the last epoch. It stays valid whatever the harness does next."""
         return OperatorSnapshot(
-            self._clock.epoch, self._tables.files(), self._clock.copy(), self._arguments
+            self._clock.epoch, self._ranges.files(), self._clock.copy(), self._arguments
         )
 
     @classmethod
@@ -176,7 +170,7 @@ class OperatorHarness(HarnessBase):
         make: Callable[..., Self] = cls
         harness = make(operator, **{**snapshot._given, **other, "parallelism": parallelism})
         try:
-            harness._tables.restore(snapshot._files, allow_unclaimed_state)
+            harness._ranges.restore(snapshot._files, allow_unclaimed_state)
         except BaseException:
             harness.close()
             raise
@@ -187,4 +181,4 @@ class OperatorHarness(HarnessBase):
 
     def close(self) -> None:
         """Free the tables. Does nothing the second time."""
-        self._tables.close()
+        self._ranges.close()

@@ -195,7 +195,7 @@ class TwoInputHarness(OperatorHarness):
         )
         self._counts_timers = self._function is not None
         if initial_state is not None or initial_timers is not None:
-            self._tables.begin_with_state(initial_state, initial_timers)
+            self._ranges.begin_with_state(initial_state, initial_timers)
         if initial_rows is not None:
             one, two = initial_rows
             self._begin_with_rows({"left": one, "right": two})
@@ -351,14 +351,14 @@ class TwoInputHarness(OperatorHarness):
         known = {} if self._function is None else declarations(self._function)
         if name not in known:
             raise unknown_state_error(name, known)
-        return self._tables.look(name, key, namespace)
+        return self._ranges.look(name, key, namespace)
 
     def set_state(self, name: str, key: Any, value: Any, namespace: Any = None) -> None:
         """Set one state of one key, of a function; see `Harness.set_state`."""
         known = {} if self._function is None else declarations(self._function)
         if name not in known:
             raise unknown_state_error(name, known)
-        self._tables.put(name, key, namespace, value, self.processing_time)
+        self._ranges.put(name, key, namespace, value, self.processing_time)
 
     def __repr__(self) -> str:
         what = type(self._join if self._function is None else self._function).__name__
