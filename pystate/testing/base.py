@@ -60,7 +60,7 @@ class HarnessBase:
         assert self._tables is not None
         return self._tables
 
-    def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
+    def _operator(self, table: RangeTable, attempt: Attempt) -> Operator:
         """Make the operator of a range."""
         raise NotImplementedError
 
@@ -120,16 +120,16 @@ class HarnessBase:
             assert rows is not None
             yield rows.slice(begin, self._batch_rows)
 
-    def _start(self, share: RangeTable, attempt: Attempt) -> tuple[Operator, TaskContext]:
-        return self._operator(share, attempt), self._context(share, attempt)
+    def _start(self, table: RangeTable, attempt: Attempt) -> tuple[Operator, TaskContext]:
+        return self._operator(table, attempt), self._context(table, attempt)
 
-    def _context(self, share: RangeTable, attempt: Attempt) -> TaskContext:
+    def _context(self, table: RangeTable, attempt: Attempt) -> TaskContext:
         """What the operator of a range gets."""
         ranges, clock = self._ranges, attempt.clock
         return TaskContext(
-            share.backend,
+            table.backend,
             clock.epoch,
-            ranges.index(share),
+            ranges.index(table),
             len(ranges),
             clock.processing_time,
             attempt.time,

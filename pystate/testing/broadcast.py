@@ -230,7 +230,7 @@ class BroadcastHarness(Harness):
             else:
                 yield BROADCAST, some
 
-    def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
+    def _operator(self, table: RangeTable, attempt: Attempt) -> Operator:
         key = tuple(name for name, _ in self._ranges.key)
         spec = self._options.spec(attempt.copied(self._function), key, self._rows.schema)
         rules = self._rules.schema
@@ -239,9 +239,9 @@ class BroadcastHarness(Harness):
             spec = replace(spec, broadcast=BroadcastInput(tuple(rules.names), time))
         return FunctionOperator(spec, broadcast=broadcast_states(self._function))
 
-    def _context(self, share: RangeTable, attempt: Attempt) -> TaskContext:
-        context = super()._context(share, attempt)
-        context.beside = self._ranges.beside(share)
+    def _context(self, table: RangeTable, attempt: Attempt) -> TaskContext:
+        context = super()._context(table, attempt)
+        context.beside = self._ranges.beside(table)
         return context
 
     # -- results
@@ -406,11 +406,11 @@ class BroadcastTables(RangeTables):
     def _tables(self) -> list[RangeTable]:
         return [*super()._tables(), *(table for _, table in self._instances)]
 
-    def beside(self, share: RangeTable) -> TaskContext:
+    def beside(self, table: RangeTable) -> TaskContext:
         """The task of the broadcast states of a range's instance."""
-        index = self.index(share)
-        _, table = self._instances[index]
-        return TaskContext(table.backend, index=index, parallelism=len(self._instances))
+        index = self.index(table)
+        _, own = self._instances[index]
+        return TaskContext(own.backend, index=index, parallelism=len(self._instances))
 
     def _opened(self, instance: Instance, table: RangeTable) -> InstanceState:
         states = InstanceState(table.backend, instance, self._states)

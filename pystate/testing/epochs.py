@@ -141,8 +141,8 @@ def compute(tables: RangeTables, pieces: Pieces, start: Start, attempt: Attempt)
 
 def _run(tables: RangeTables, pieces: Pieces, start: Start, attempt: Attempt) -> None:
     with tables.epoch(lambda: attempt.reach("publish")):
-        for share, own in zip(tables, pieces, strict=True):
-            operator, task = start(share, attempt)
+        for table, own in zip(tables, pieces, strict=True):
+            operator, task = start(table, attempt)
             _task(operator, task, own, attempt)
         if attempt.failed is not None:
             for before, after in zip(attempt.failed.observed, attempt.observed, strict=False):

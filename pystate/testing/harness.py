@@ -199,7 +199,7 @@ class Harness(HarnessBase):
     ) -> Iterator[pa.RecordBatch | None]:
         return ranges.parts(rows)
 
-    def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
+    def _operator(self, table: RangeTable, attempt: Attempt) -> Operator:
         key = tuple(name for name, _ in self._ranges.key)
         function = attempt.copied(self._function)
         return FunctionOperator(self._options.spec(function, key, self._rows.schema))
@@ -317,7 +317,7 @@ class Harness(HarnessBase):
 
     def keys(self) -> list[Any]:
         """All keys that have state, in no particular order."""
-        keys = [key for share in self._tables or () for key in share.backend]
+        keys = [key for table in self._tables or () for key in table.backend]
         types = self._options.key_types(self._rows.schema)
         if not types or self._tables is None:
             return keys
@@ -505,9 +505,9 @@ class Harness(HarnessBase):
         options = replace(self._options, event_time=None, allowed_delay_ms=None, late=PROCESS_LATE)
         key, columns = tuple(name for name, _ in ranges.key), given.schema
 
-        def start(share: RangeTable, attempt: Attempt) -> tuple[Operator, TaskContext]:
+        def start(table: RangeTable, attempt: Attempt) -> tuple[Operator, TaskContext]:
             spec = options.spec(attempt.copied(function), key, columns)
-            return FunctionOperator(spec), self._context(share, attempt)
+            return FunctionOperator(spec), self._context(table, attempt)
 
         attempt = Attempt(replace(self._clock.copy(), epoch=1))
         least = function._least_watermark_ms

@@ -209,12 +209,12 @@ class ProcessHarness(Harness):
         for index in range(len(ranges)):
             yield rows.take(np.arange(index, rows.num_rows, len(ranges)))
 
-    def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
+    def _operator(self, table: RangeTable, attempt: Attempt) -> Operator:
         spec = self._options.spec(attempt.copied(self._function), (), self._rows.schema)
         return InstanceOperator(spec, self._ranges.states)
 
-    def _context(self, share: RangeTable, attempt: Attempt) -> TaskContext:
-        context, old = super()._context(share, attempt), self._ranges.old
+    def _context(self, table: RangeTable, attempt: Attempt) -> TaskContext:
+        context, old = super()._context(table, attempt), self._ranges.old
         if old is not None:
             context.old = lambda: nullcontext(old)
         return context
@@ -245,20 +245,20 @@ class _InstanceTables(RangeTables):
         self._operator = instance_spec(uid, states, max_parallelism)
         super().__init__(self._operator, parallelism)
 
-    def instance(self, share: RangeTable) -> Instance:
+    def instance(self, table: RangeTable) -> Instance:
         """The instance that a table belongs to."""
-        return Instance(self.index(share), len(self._ranges), self._max_parallelism)
+        return Instance(self.index(table), len(self._ranges), self._max_parallelism)
 
-    def state(self, share: RangeTable) -> InstanceState:
+    def state(self, table: RangeTable) -> InstanceState:
         """The state of an instance, in an open epoch."""
-        return InstanceState(share.backend, self.instance(share), self.states)
+        return InstanceState(table.backend, self.instance(table), self.states)
 
     def look(self, name: str, key: Any, namespace: Any) -> Any:
         if name not in self.states:
             raise unknown_state_error(name, self.states)
-        share = self._ranges[key]
+        table = self._ranges[key]
         try:
-            state = self.state(share)
+            state = self.state(table)
             if self.old is not None:
                 state.redistribute(self.old)
             state.open()
@@ -267,7 +267,7 @@ class _InstanceTables(RangeTables):
                 return {group: handle.read(group) for group in handle.key_groups()}
             return handle.streams() if hasattr(handle, "streams") else handle.get()
         finally:
-            share.backend.rollback()
+            table.backend.rollback()
 
     @contextmanager
     def epoch(self, sealed: Callable[[], None]) -> Iterator[None]:

@@ -93,8 +93,8 @@ class LoopHarness:
         """Return the rows that the last epoch has fed, as named tuples, in no particular order."""
         return [
             row
-            for share in self._ranges
-            for batch in LoopTable(self._spec, share.backend).rows()
+            for table in self._ranges
+            for batch in LoopTable(self._spec, table.backend).rows()
             for row in rows_of(batch)
         ]
 
@@ -159,8 +159,8 @@ class LoopHarness:
         parts = self._ranges.parts(routed)
         return [[] if part is None else [(INPUT, part)] for part in parts]
 
-    def _start(self, share: RangeTable, attempt: Attempt) -> tuple[Operator, TaskContext]:
-        return LoopOperator(self._spec), TaskContext(share.backend, attempt.clock.epoch)
+    def _start(self, table: RangeTable, attempt: Attempt) -> tuple[Operator, TaskContext]:
+        return LoopOperator(self._spec), TaskContext(table.backend, attempt.clock.epoch)
 
     def run_until_empty(
         self,

@@ -108,11 +108,11 @@ class OperatorHarness(HarnessBase):
     @property
     def kept(self) -> int:
         """How many rows the tables have: keys, or keys and namespaces, such as buckets of time."""
-        return sum(share.backend.stats().keys for share in self._ranges)
+        return sum(table.backend.stats().keys for table in self._ranges)
 
     def keys(self) -> list[Any]:
         """All keys that have state, in no particular order."""
-        return list(dict.fromkeys(key for share in self._ranges for key in share.backend))
+        return list(dict.fromkeys(key for table in self._ranges for key in table.backend))
 
     def next_timer(self, domain: TimeDomain) -> int | None:
         """When the earliest timer is due, in milliseconds since 1970; None if there is none."""

@@ -109,9 +109,9 @@ class RangeTables:
     def __len__(self) -> int:
         return len(self._ranges)
 
-    def index(self, share: RangeTable) -> int:
+    def index(self, table: RangeTable) -> int:
         """The number of a range."""
-        return next(i for i, each in enumerate(self._ranges) if each is share)
+        return next(i for i, each in enumerate(self._ranges) if each is table)
 
     def parts(
         self, rows: pa.RecordBatch, columns: Iterable[Any] | None = None
@@ -182,26 +182,26 @@ class RangeTables:
                 if given is None:
                     continue
                 what = f"operator {operator.uid!r}: initial_{'timers' if of_timers else 'state'}"
-                table = _with_key_columns(as_table(given, what), operator)
+                stored = _with_key_columns(as_table(given, what), operator)
                 kept = {
-                    name: d for name, d in operator.states.items() if name in table.column_names
+                    name: d for name, d in operator.states.items() if name in stored.column_names
                 }
                 some = replace(operator, states=kept)
-                table = table.select(check_columns(some, table.column_names, timers=of_timers))
-                for batch in table.combine_chunks().to_batches():
+                stored = stored.select(check_columns(some, stored.column_names, timers=of_timers))
+                for batch in stored.combine_chunks().to_batches():
                     columns = [batch.column(name) for name, _ in operator.key]
-                    for share, part in zip(self, self.parts(batch, columns), strict=True):
+                    for table, part in zip(self, self.parts(batch, columns), strict=True):
                         if part is None:
                             continue
                         rows = pa.Table.from_batches([part])
                         if of_timers:
-                            put_timers(share.backend, rows)
+                            put_timers(table.backend, rows)
                         else:
-                            put_rows(share.backend, rows, list(kept))
+                            put_rows(table.backend, rows, list(kept))
 
     def next_timer(self, domain: TimeDomain) -> int | None:
         """When the earliest timer is due, in milliseconds since 1970."""
-        due = [share.backend.next_timer(domain) for share in self._ranges]
+        due = [table.backend.next_timer(domain) for table in self._ranges]
         return min((time_ms for time_ms in due if time_ms is not None), default=None)
 
     def _owners(self, columns: Iterable[Any]) -> np.ndarray[Any, Any]:
@@ -227,37 +227,37 @@ class RangeTables:
         files = []
         try:
             yield
-            for share in self._tables():
-                share.backend.expire()
-                if share.backend.dirty:
+            for table in self._tables():
+                table.backend.expire()
+                if table.backend.dirty:
                     out = io.BytesIO()
-                    with share.backend.seal() as snapshot:
-                        done.append(share)
+                    with table.backend.seal() as snapshot:
+                        done.append(table)
                         snapshot.write(out)
-                    files.append((share, out.getvalue()))
+                    files.append((table, out.getvalue()))
                 else:
-                    share.backend.end_idle_epoch()
+                    table.backend.end_idle_epoch()
             sealed()
         except BaseException:
-            for share in self._tables():
-                share.backend.rollback(1 if share in done else 0)
+            for table in self._tables():
+                table.backend.rollback(1 if table in done else 0)
             raise
-        for share, data in files:
-            share.files.append(data)
+        for table, data in files:
+            table.files.append(data)
         if self._stored is not None:
             # States and fields that this epoch did not have are gone, as in a checkpoint.
             self._stored = None
-            for share in self._ranges:
-                share.files = self._anew(share)
+            for table in self._ranges:
+                table.files = self._anew(table)
 
-    def _anew(self, share: RangeTable) -> list[bytes]:
+    def _anew(self, table: RangeTable) -> list[bytes]:
         """A range's files, with what its table holds and nothing else."""
-        with KeyedStateBackend.of(self._declared, (share.first, share.last)) as copy:
-            copy.copy_from(share.backend, share.first, share.last)
+        with KeyedStateBackend.of(self._declared, (table.first, table.last)) as copy:
+            copy.copy_from(table.backend, table.first, table.last)
             if not copy.dirty:
                 return []
             out = io.BytesIO()
-            with copy.seal(share.backend.lineage()) as snapshot:
+            with copy.seal(table.backend.lineage()) as snapshot:
                 snapshot.write(out)
             return [out.getvalue()]
 
@@ -271,13 +271,13 @@ class RangeTables:
         return TableFiles.of(self._merged(self._ranges), self._declared, timers)
 
     def _merged(self, shares: Sequence[RangeTable]) -> tuple[bytes, ...]:
-        for share in shares:
-            if len(share.files) > 1:
+        for table in shares:
+            if len(table.files) > 1:
                 out = io.BytesIO()
-                since = declared_fills(share.backend.declarations)
-                merge_files([io.BytesIO(data) for data in share.files], out, since=since)
-                share.files = [out.getvalue()]
-        return tuple(data for share in shares for data in share.files)
+                since = declared_fills(table.backend.declarations)
+                merge_files([io.BytesIO(data) for data in table.files], out, since=since)
+                table.files = [out.getvalue()]
+        return tuple(data for table in shares for data in table.files)
 
     def restore(self, files: Iterable[bytes], allow_unclaimed_state: bool) -> None:
         """Fill the tables, which must be empty, from files of any ranges; see `continued`."""
@@ -287,8 +287,8 @@ class RangeTables:
             self._continue(known, allow_unclaimed_state)
             allow_unclaimed_state = True  # the rest was compared
         what = f"operator {self._declared.uid!r}, the snapshot"
-        for share in self._ranges:
-            share.backend.restore(
+        for table in self._ranges:
+            table.backend.restore(
                 [_Named(data, what) for data in files],
                 allow_unclaimed_state=allow_unclaimed_state,
             )
@@ -297,10 +297,10 @@ class RangeTables:
                 merge_files(
                     [io.BytesIO(data) for data in files],
                     out,
-                    first_key_group=share.first,
-                    last_key_group=share.last,
+                    first_key_group=table.first,
+                    last_key_group=table.last,
                 )
-                share.files = [out.getvalue()]
+                table.files = [out.getvalue()]
 
     def _continue(self, stored: TableFiles, allow_unclaimed_state: bool) -> None:
         """Compare what was stored with what is declared, and take over the names in files."""
@@ -311,15 +311,15 @@ class RangeTables:
         ):
             self._stored = stored
         if self._declared.stored_states() != before.stored_states():
-            for share in self._ranges:
-                share.backend.close()
-                share.backend = KeyedStateBackend.of(self._declared, (share.first, share.last))
-                share.backend.open()
+            for table in self._ranges:
+                table.backend.close()
+                table.backend = KeyedStateBackend.of(self._declared, (table.first, table.last))
+                table.backend.open()
 
     def close(self) -> None:
         """Free all tables."""
-        for share in self._tables():
-            share.backend.close()
+        for table in self._tables():
+            table.backend.close()
 
 
 def _with_key_columns(table: pa.Table, operator: OperatorSpec) -> pa.Table:

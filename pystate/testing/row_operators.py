@@ -174,7 +174,7 @@ class RowHarness(OperatorHarness):
         if initial_rows is not None:
             self._begin_with_rows({INPUT: initial_rows})
 
-    def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
+    def _operator(self, table: RangeTable, attempt: Attempt) -> Operator:
         operator: Operator = self._spec.make()
         # A job, too, makes structs of the fields that a ranked row comes with.
         if isinstance(self._spec, TopSpec) and len(self._keys) < len(self._spec.key):

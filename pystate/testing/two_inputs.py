@@ -272,7 +272,7 @@ class TwoInputHarness(OperatorHarness):
         states = self._join.states()
         return OperatorSpec(uid, left.key, states, parse_type("long"), True, max_parallelism)
 
-    def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
+    def _operator(self, table: RangeTable, attempt: Attempt) -> Operator:
         if self._function is None:
             return Watched(make_join(self._join), attempt)
         return FunctionOperator(self._function_spec(attempt.copied(self._function)))

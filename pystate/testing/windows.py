@@ -200,7 +200,7 @@ class WindowHarness(OperatorHarness):
         """By tag, what the function has emitted aside."""
         return self._sides
 
-    def _operator(self, share: RangeTable, attempt: Attempt) -> Operator:
+    def _operator(self, table: RangeTable, attempt: Attempt) -> Operator:
         operator: Operator
         if self._function is None:
             operator = make_operator(self._spec, _LATE)
