@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -99,6 +99,27 @@ def _rows(out: Any) -> int:
     return int(out.num_rows)
 
 
+class _Lifetime:
+    """That of an operator: it is opened with the table of its task, and closed once."""
+
+    def __init__(self, operator: Operator, task: RangeTask) -> None:
+        self._operator = operator
+        self._task = task
+        self._is_open = False
+
+    def open(self, index: int, inputs: Iterable[str]) -> None:
+        """Attach the table, and open the operator."""
+        self._task.attach(index, inputs)
+        self._is_open = True
+        self._operator.open(self._task.context)
+
+    def close(self) -> None:
+        """Close the operator, if it was opened. Does nothing the second time."""
+        if self._is_open:
+            self._is_open = False
+            self._operator.close()
+
+
 def run_task(
     task: RangeTask,
     operator: Operator,
@@ -118,7 +139,7 @@ def run_task(
     held: deque[Any] = deque()
     metrics = task.metrics
     metrics.update(operator.idle_metrics)
-    opened = False
+    lifetime = _Lifetime(operator, task)
 
     def declared(pieces: Iterator[Any]) -> Iterator[Any]:
         if output is None:
@@ -132,9 +153,7 @@ def run_task(
             if rows is None:
                 continue
             if not task.attached:
-                task.attach(arrivals.owner(task.plan, rows), arrivals.inputs)
-                opened = True
-                operator.open(task.context)
+                lifetime.open(arrivals.owner(task.plan, rows), arrivals.inputs)
             for input, part in arrivals.parts(rows, task.plan, task.state.index):
                 task.count(input, part)
                 for out in declared(operator.process(part, input)):
@@ -146,17 +165,14 @@ def run_task(
             return
         task.check_marker()
         if not task.attached and task.due:
-            task.attach(task.state.index, arrivals.inputs)
-            opened = True
-            operator.open(task.context)
+            lifetime.open(task.state.index, arrivals.inputs)
         if task.attached:
             for out in declared(operator.finish()):
                 task.rows_out += size(out)
                 held.append(out)
                 if len(held) > _HELD_BATCHES and not task.takes(out := held.popleft()):
                     yield out
-            opened = False
-            operator.close()
+            lifetime.close()
         metrics["process_ms"] = ms_since(began)
         writer = task.seal()
         while held:
@@ -169,9 +185,7 @@ def run_task(
             metrics["write_ms"] = writer.took_ms
         task.report(written)
     except NoSpaceError as error:
-        if opened:
-            opened = False
-            operator.close()
+        lifetime.close()
         moved = None if writer is not None else task.move_table(error)
         if moved is None:
             raise
@@ -191,8 +205,7 @@ def run_task(
         try:
             if writer is not None:
                 writer.join()
-            if opened:
-                operator.close()
+            lifetime.close()
         finally:
             task.discard_files()
             task.release()
