@@ -32,9 +32,9 @@ from pystate.spark.epochs.progress import EpochProgress, OperatorProgress
 from pystate.spark.epochs.result import EpochResult
 from pystate.spark.job import Job
 from pystate.spark.operators.broadcast import BroadcastFrame, BroadcastFrames
-from pystate.spark.operators.connected import ConnectedFrames
+from pystate.spark.operators.connected_frames import ConnectedFrames
 from pystate.spark.operators.functions import OperatorFrame
-from pystate.spark.operators.keyed import KeyedFrame
+from pystate.spark.operators.keyed_frame import KeyedFrame
 from pystate.spark.operators.loops import FeedbackLoop
 from pystate.spark.ported.harness_adapter import adapt
 from pystate.spark.sinks.compaction import Compaction

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from pystate.spark import EpochProgress, Job
-    from pystate.spark.operators.keyed import KeyedFrame
+    from pystate.spark.operators.keyed_frame import KeyedFrame
 
 DELAY = 2_000
 COLUMNS = "k string, at long, v long"

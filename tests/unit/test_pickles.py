@@ -134,4 +134,4 @@ def test_nothing_is_unpickled_but_objects() -> None:
         if path.suffix != ".pyc"
         and re.search(r"pickle\.(loads?|Unpickler)|marshal|\beval\(|\bexec\(", path.read_text())
     }
-    assert found == {"state/objects.py", "spark/operators/ported.py"}
+    assert found == {"state/objects.py", "spark/operators/processors.py"}

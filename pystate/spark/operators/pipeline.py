@@ -26,7 +26,7 @@ from pystate.spark.evaluation.initial import Given
 from pystate.spark.operators.broadcast import BroadcastFrame
 from pystate.spark.operators.functions import OperatorFrame
 from pystate.spark.operators.inputs import InputOptions, KeyedInput
-from pystate.spark.operators.keyed import KeyedFrame
+from pystate.spark.operators.keyed_frame import KeyedFrame
 from pystate.spark.operators.loops import FeedbackLoop
 from pystate.spark.operators.rdd import rdd_operator, split_rdd
 from pystate.types.durations import Duration

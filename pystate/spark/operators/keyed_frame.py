@@ -20,14 +20,14 @@ from pystate.operators.windows.assigners import Assigner
 from pystate.operators.windows.specification import window_options
 from pystate.spark.base.partial_aggregation import Combine
 from pystate.spark.evaluation.initial import Given
-from pystate.spark.operators import functions, ported, row_operators
-from pystate.spark.operators.aggregated import aggregate
+from pystate.spark.operators import functions, processors, row_operators
+from pystate.spark.operators.aggregates import aggregate
 from pystate.spark.operators.broadcast import BroadcastFrame, BroadcastFrames
-from pystate.spark.operators.connected import ConnectedFrames
+from pystate.spark.operators.connected_frames import ConnectedFrames
 from pystate.spark.operators.inputs import KeyedInput
-from pystate.spark.operators.joined import JoinPair
-from pystate.spark.operators.ported import InitialFrame
-from pystate.spark.operators.windowed import WindowedFrame
+from pystate.spark.operators.joins import JoinPair
+from pystate.spark.operators.processors import InitialFrame
+from pystate.spark.operators.windowed_frame import WindowedFrame
 from pystate.types.durations import Duration
 
 if TYPE_CHECKING:
@@ -519,8 +519,8 @@ class KeyedFrame:
         ``job.key_by(df, "user", uid="visits").transform_with_state(Visits(), "user string, n long",
         "Append", "None")``
         """
-        modes, form = (output_mode, time_mode), ported.ROW_FORM
-        return ported.transform(
+        modes, form = (output_mode, time_mode), processors.ROW_FORM
+        return processors.transform(
             self._rows, processor, schema, modes, form, initial_state, event_time
         )
 
@@ -552,8 +552,8 @@ class KeyedFrame:
         StatefulProcessorError
             The processor asks for what it cannot have, or a mode is not known.
         """
-        modes, form = (output_mode, time_mode), ported.frame_form(self._rows, cut_by_bytes=True)
-        return ported.transform(
+        modes, form = (output_mode, time_mode), processors.frame_form(self._rows, cut_by_bytes=True)
+        return processors.transform(
             self._rows, processor, schema, modes, form, initial_state, event_time
         )
 
@@ -590,18 +590,18 @@ class KeyedFrame:
         StatefulProcessorError
             A mode is not known, or the state's schema is not valid.
         """
-        return ported.apply_in_pandas_with_state(
+        return processors.apply_in_pandas_with_state(
             self._rows, function, output_schema, state_schema, output_mode, timeout
         )
 
     # What Spark calls them.
-    transformWithState = ported.as_in_spark(  # noqa: N815
+    transformWithState = processors.as_in_spark(  # noqa: N815
         "transformWithState", transform_with_state
     )
-    transformWithStateInPandas = ported.as_in_spark(  # noqa: N815
+    transformWithStateInPandas = processors.as_in_spark(  # noqa: N815
         "transformWithStateInPandas", transform_with_state_in_pandas
     )
-    applyInPandasWithState = ported.as_in_spark(  # noqa: N815
+    applyInPandasWithState = processors.as_in_spark(  # noqa: N815
         "applyInPandasWithState", apply_in_pandas_with_state
     )
 
