@@ -242,8 +242,7 @@ class _InstanceTables(RangeTables):
         self.states: Mapping[str, KeylessState[Any]] = states
         #: The rows of the instances before a change of their number, until the next epoch is over.
         self.old: KeyedStateBackend | None = None
-        self._operator = instance_spec(uid, states, max_parallelism)
-        super().__init__(self._operator, parallelism)
+        super().__init__(instance_spec(uid, states, max_parallelism), parallelism)
 
     def instance(self, table: RangeTable) -> Instance:
         """The instance that a table belongs to."""
@@ -277,7 +276,7 @@ class _InstanceTables(RangeTables):
 
     def restore(self, files: Iterable[bytes], allow_unclaimed_state: bool) -> None:
         super().restore(files, allow_unclaimed_state)
-        self.old = KeyedStateBackend.of(self._declared)
+        self.old = KeyedStateBackend.of(self.operator)
         self.old.restore(
             [io.BytesIO(data) for data in files],
             allow_unclaimed_state=allow_unclaimed_state or isinstance(files, TableFiles),
@@ -285,10 +284,10 @@ class _InstanceTables(RangeTables):
 
     def begin_with(self, items: pa.Table) -> None:
         """Fill the tables, which are empty, with items of lists that the next epoch divides."""
-        what = f"operator {self._operator.uid!r}: initial_state"
+        what = f"operator {self.operator.uid!r}: initial_state"
         checked_items(items.column_names, self.states, what)
-        most = self._operator.max_parallelism
-        with KeyedStateBackend.of(self._operator) as backend:
+        most = self.operator.max_parallelism
+        with KeyedStateBackend.of(self.operator) as backend:
             for rows in items.to_batches():
                 begin_with_items(backend, Instance(0, 1, most), rows, what)
             if backend.dirty:

@@ -93,7 +93,8 @@ class RangeTables:
     def __init__(self, operator: OperatorSpec, parallelism: int) -> None:
         self.key = operator.key
         self._max_parallelism = operator.max_parallelism
-        self._declared = operator
+        #: The operator, with its names in files.
+        self.operator = operator
         #: The operator as of the last epoch, while the files are older ones of another.
         self._stored: TableFiles | None = None
         self._ranges: list[RangeTable] = []
@@ -176,7 +177,7 @@ class RangeTables:
 
     def begin_with_state(self, state: Any, timers: Any) -> None:
         """Put tables of states and timers, or what `pyarrow.table` takes, into the empty tables."""
-        operator = self._declared
+        operator = self.operator
         with self.epoch(lambda: None):
             for given, of_timers in ((state, False), (timers, True)):
                 if given is None:
@@ -252,7 +253,7 @@ class RangeTables:
 
     def _anew(self, table: RangeTable) -> list[bytes]:
         """A range's files, with what its table holds and nothing else."""
-        with KeyedStateBackend.of(self._declared, (table.first, table.last)) as copy:
+        with KeyedStateBackend.of(self.operator, (table.first, table.last)) as copy:
             copy.copy_from(table.backend, table.first, table.last)
             if not copy.dirty:
                 return []
@@ -265,10 +266,10 @@ class RangeTables:
         """The state as of the last epoch: one file for each range that has state."""
         if self._stored is not None:
             return self._stored
-        timers = self._declared.timers and any(
+        timers = self.operator.timers and any(
             self.next_timer(domain) is not None for domain in ("event", "processing")
         )
-        return TableFiles.of(self._merged(self._ranges), self._declared, timers)
+        return TableFiles.of(self._merged(self._ranges), self.operator, timers)
 
     def _merged(self, shares: Sequence[RangeTable]) -> tuple[bytes, ...]:
         for table in shares:
@@ -286,7 +287,7 @@ class RangeTables:
         if known is not None:
             self._continue(known, allow_unclaimed_state)
             allow_unclaimed_state = True  # the rest was compared
-        what = f"operator {self._declared.uid!r}, the snapshot"
+        what = f"operator {self.operator.uid!r}, the snapshot"
         for table in self._ranges:
             table.backend.restore(
                 [_Named(data, what) for data in files],
@@ -304,16 +305,16 @@ class RangeTables:
 
     def _continue(self, stored: TableFiles, allow_unclaimed_state: bool) -> None:
         """Compare what was stored with what is declared, and take over the names in files."""
-        before = self._declared
-        self._declared = continued(before, stored, allow_unclaimed_state)
-        if not same_content(stored.states, self._declared.stored_states()) or (
+        before = self.operator
+        self.operator = continued(before, stored, allow_unclaimed_state)
+        if not same_content(stored.states, self.operator.stored_states()) or (
             stored.has_timers and not before.timers
         ):
             self._stored = stored
-        if self._declared.stored_states() != before.stored_states():
+        if self.operator.stored_states() != before.stored_states():
             for table in self._ranges:
                 table.backend.close()
-                table.backend = KeyedStateBackend.of(self._declared, (table.first, table.last))
+                table.backend = KeyedStateBackend.of(self.operator, (table.first, table.last))
                 table.backend.open()
 
     def close(self) -> None:

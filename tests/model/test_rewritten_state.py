@@ -247,11 +247,7 @@ def test_operators(kind: str) -> None:
         found = []
         for rewrites in (False, True):
             harness = of(operator)()
-            spec = (
-                harness._declared
-                if isinstance(harness, ps.testing.operator_harness.OperatorHarness)
-                else _spec(harness)
-            )
+            spec = harness._ranges.operator
             right = moved(other) + [[]] * len(stream)
             out = []
             for number, rows in enumerate(moved(stream)):
@@ -272,9 +268,3 @@ def test_operators(kind: str) -> None:
         assert found[0] == found[1]
 
     check()
-
-
-def _spec(harness: Any) -> OperatorSpec:
-    from pystate.operators.functions.binding import operator_spec
-
-    return operator_spec(harness._function, "harness", harness._ranges.key)
