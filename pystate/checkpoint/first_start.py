@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 import uuid
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
@@ -36,7 +35,6 @@ from pystate.checkpoint.job_file import (
     RESTORED_FILE,
     SAVEPOINT_FILE,
     JobFile,
-    library,
     read_job,
 )
 from pystate.checkpoint.manifest import (
@@ -151,14 +149,7 @@ def begin_with(
     keep(checkpoint, first.path, first.encode())
     # Each later epoch replaces it: see `pystate.checkpoint.traces`.
     checkpoint.replace(LATEST, encode_document("latest", 1, {"epoch": first.epoch}))
-    own = JobFile(
-        name=job,
-        checkpoint_id=str(uuid.uuid4()),
-        max_parallelism=stored.max_parallelism,
-        created_ms=time.time_ns() // 1_000_000,
-        library=library(),
-        operators=entries_of(operators),
-    )
+    own = JobFile.new(job, stored.max_parallelism, entries_of(operators))
     if not own.create(checkpoint):
         _check_begun(origin, checkpoint)  # another driver was faster, with the same
     return True

@@ -33,7 +33,7 @@ from dataclasses import asdict, replace
 from pystate.base.arguments import flag, shown, text
 from pystate.checkpoint.copies import keep
 from pystate.checkpoint.epoch_log import HISTORY, without_epochs_after
-from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, JobFile, library
+from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, JobFile
 from pystate.checkpoint.manifest import manifest_path
 from pystate.checkpoint.manifest_log import mark_retired, note_unknown_runs, set_back
 from pystate.checkpoint.metadata import decode_document, encode_document
@@ -222,14 +222,7 @@ class _Repair:
         if job is None or self._storage.exists(JOB_FILE):
             return
         good = self._work.good
-        job_file = JobFile(
-            name=job,
-            checkpoint_id=str(uuid.uuid4()),
-            max_parallelism=good.max_parallelism,
-            created_ms=time.time_ns() // 1_000_000,
-            library=library(),
-            operators=entries_of(good.operators),
-        )
+        job_file = JobFile.new(job, good.max_parallelism, entries_of(good.operators))
         job_file.create(self._storage)
 
     def _set_history_back(self) -> None:

@@ -391,16 +391,8 @@ class Destination:
         for entry in self.storage.list("state"):
             if entry.path not in named:
                 self.storage.delete(entry.path)
-        return finish_savepoint(base, manifest, self.storage, job=self._job_file())
-
-    def _job_file(self) -> JobFile:
-        return JobFile(
-            name=self._job,
-            checkpoint_id=str(uuid.uuid4()),
-            max_parallelism=self.max_parallelism,
-            created_ms=time.time_ns() // 1_000_000,
-            library=library(),
-        )
+        job = JobFile.new(self._job, self.max_parallelism)
+        return finish_savepoint(base, manifest, self.storage, job=job)
 
 
 def _defaults(states: Mapping[str, State[Any]], replaced: OperatorState | None) -> Defaults:
