@@ -177,11 +177,6 @@ class State(Generic[H]):
         """
         return None
 
-    def _as_call(self) -> str:
-        """The declaration as it is written, without its time to live."""
-        listed = ", ".join("object" if a is object else repr(a) for a in self._arguments())
-        return f"{builtins.type(self).__name__}({listed})"
-
     def _arguments(self) -> tuple[Any, ...]:
         """The arguments that make an equal declaration, without its `ttl`."""
         raise NotImplementedError
@@ -239,6 +234,22 @@ class State(Generic[H]):
     def __reduce__(self) -> tuple[Any, ...]:
         rest = self._previously, self._file_name, self._reference_ms
         return _declared, (builtins.type(self), self._arguments(), self._ttl, *rest)
+
+
+class CollectionState(State[H]):
+    """Base of the states with elements, which a checkpoint spells as they are declared."""
+
+    __slots__ = ()
+
+    def _spelled(self) -> str:
+        listed = ", ".join("object" if a is object else repr(a) for a in self._arguments())
+        return f"{builtins.type(self).__name__}({listed})"
+
+    @classmethod
+    def from_stored(cls, stored: str) -> Self | None:
+        """The declaration that a checkpoint's metadata spells so; None if it is of another kind."""
+        arguments = arguments_of(stored, cls.__name__)
+        return None if arguments is None else cls(*arguments)
 
 
 def _declared(
