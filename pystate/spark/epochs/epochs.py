@@ -343,18 +343,12 @@ class EpochRunner:
         self._merges = SpreadMerges(self.storage, options.name)
         return Coordinator(
             self.storage,
+            options,
             job=options.name,
             parallelism=parallelism,
             max_parallelism=options.max_parallelism,
-            retained=options.retained,
             commit_sinks=self._commits,
             merge_runner=self._merges,
-            allow_unclaimed_state=options.allow_unclaimed_state,
-            max_evaluations=options.max_evaluations,
-            max_clock_step_ms=options.max_clock_step_ms,
-            allow_time_back=options.allow_time_back,
-            listeners=options.listeners,
-            options=options.checkpoints,
             join_sinks=self._pending.join,
         )
 
