@@ -46,7 +46,7 @@ from pystate.checkpoint.refs import (
 )
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.merges import MergePolicy, Run, merge_range, replaced
+from pystate.epochs.merges import MergePolicy, Run, merge_range, replace_files
 from pystate.epochs.retention import delete_files, delete_retired, delete_unnamed
 from pystate.errors import (
     ClosedError,
@@ -227,7 +227,8 @@ class Store:
 
         Parameters
         ----------
-        keys : KeyBatch or what `keys` takes The keys to delete.
+        keys : KeyBatch or what `keys` takes
+            The keys to delete.
         """
         self._backend.delete(keys)
 
@@ -297,12 +298,12 @@ class Store:
         if not self._pending and not self._unsynced:
             self._tick()
             return self.epoch
-        deltas = tuple(self._written(delta, epoch) for delta in self._pending)
+        deltas = tuple(self._write(delta, epoch) for delta in self._pending)
         written_s = time.monotonic()
         rows = sum(delta.rows for delta in self._pending)
         newest = deltas[-1].id if deltas else self._range.id
         state = replace(self._range, id=newest, deltas=(*self._range.deltas, *deltas))
-        manifest = self._manifest(epoch, self._merged(state, epoch))
+        manifest = self._manifest(epoch, self._merge(state, epoch))
         self._publish(manifest)
         stats = self._backend.stats()
         self._chronicle.published(
@@ -311,7 +312,7 @@ class Store:
         self._tick()
         return epoch
 
-    def _written(self, delta: _Delta, epoch: int) -> FileRef:
+    def _write(self, delta: _Delta, epoch: int) -> FileRef:
         """Write a sealed epoch's file, unless an earlier call did."""
         if delta.ref is None:
             first, last = self._backend.key_group_range
@@ -325,7 +326,7 @@ class Store:
             delta.snapshot.close()
         return delta.ref
 
-    def _merged(self, state: RangeState, epoch: int) -> RangeState:
+    def _merge(self, state: RangeState, epoch: int) -> RangeState:
         """The range with its files merged into a new base, if it is time."""
         run = _POLICY.choose(state)
         if self._rebase:
@@ -344,7 +345,7 @@ class Store:
                 raise
             _LOG.warning("%s: the deltas stay unmerged for now: %s", self.path, error)
             return state
-        return replaced(state, run.sources, merged) or state
+        return replace_files(state, run.sources, merged) or state
 
     def _manifest(self, epoch: int, state: RangeState) -> Manifest:
         return Manifest(

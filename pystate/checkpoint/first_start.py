@@ -53,7 +53,7 @@ from pystate.checkpoint.savepoint import (
     Savepoint,
     entries_of,
     files_of,
-    lost,
+    lost_file_error,
     manifest_of,
     read_savepoint,
     sha256,
@@ -112,13 +112,13 @@ def begin_with(
     manifest = manifest_of(origin, savepoint)
     stored = read_job(origin)
     if stored is None:
-        raise lost(origin, JOB_FILE)
+        raise lost_file_error(origin, JOB_FILE)
     if max_parallelism not in (None, stored.max_parallelism):
         raise InvalidArgumentError(
             f"savepoint {origin.uri} has max_parallelism={stored.max_parallelism}, not "
             f"{max_parallelism}: keys are placed by it; leave the argument out to take that"
         )
-    operators = _renamed(origin, manifest.operators, uid_map or {})
+    operators = _rename_operators(origin, manifest.operators, uid_map or {})
     # A driver that begins at the same time writes restored.json first: what is there without that
     # was left by a start that is forgotten, and looked for before.
     left = begun is not None or any(checkpoint.list(folder) for folder in (RUNS, SPARK_FOLDER))
@@ -141,7 +141,7 @@ def begin_with(
         try:
             place(ref, [origin], checkpoint, copy=copy)
         except FileNotFoundError:
-            raise lost(origin, ref.path) from None
+            raise lost_file_error(origin, ref.path) from None
 
     for_all(begin, files_of(operators).values())
     query_id = _begin_runs_and_position(origin, savepoint, checkpoint)
@@ -296,7 +296,7 @@ def _check_begun(
         )
 
 
-def _renamed(
+def _rename_operators(
     origin: CheckpointStorage, operators: tuple[OperatorState, ...], uid_map: Mapping[str, str]
 ) -> tuple[OperatorState, ...]:
     uids = {operator.uid for operator in operators}
@@ -322,7 +322,7 @@ def _begin_runs_and_position(
         try:
             data = origin.read_bytes(path)
         except FileNotFoundError:
-            raise lost(origin, path) from None
+            raise lost_file_error(origin, path) from None
         if sha256(data) != digest:
             raise CorruptFileError(
                 f"savepoint {origin.uri}: {path} is not what it was when the savepoint was taken"
@@ -343,9 +343,9 @@ def _with_query(origin: CheckpointStorage, manifest: Manifest, query_id: str | N
     if before is None or query_id is None:
         return manifest
 
-    def renamed(progress: QueryProgress) -> QueryProgress:
+    def with_new_uids(progress: QueryProgress) -> QueryProgress:
         return replace(progress, query_id=query_id) if progress == before else progress
 
-    queries = sorted(map(renamed, manifest.queries), key=lambda progress: progress.query_id)
+    queries = sorted(map(with_new_uids, manifest.queries), key=lambda progress: progress.query_id)
     own = query_id if manifest.query_id == before.query_id else manifest.query_id
     return replace(manifest, queries=tuple(queries), query_id=own)

@@ -21,7 +21,7 @@ import typer
 
 from pystate.base.arguments import shown
 from pystate.cli.command import AsJson, Checkpoint, Location
-from pystate.cli.screen import counted, is_ascii, number, print_json, progress_bar, say, size, table
+from pystate.cli.screen import amount, is_ascii, number, print_json, progress_bar, say, size, table
 from pystate.errors import InvalidArgumentError
 from pystate.maintenance.access import open_existing
 from pystate.processor.changes import scan_changes
@@ -172,8 +172,8 @@ def export(
         return
     say(
         f"Operator {exported.uid!r} as of epoch {exported.epoch} is exported to "
-        f"{exported.location}: {counted(exported.rows, 'row')}, "
-        f"{counted(exported.files, 'file')}, {size(exported.size_bytes)}."
+        f"{exported.location}: {amount(exported.rows, 'row')}, "
+        f"{amount(exported.files, 'file')}, {size(exported.size_bytes)}."
     )
 
 

@@ -68,7 +68,9 @@ JoinSinks = Callable[[int, str, Sequence[Sequence[Any]]], Sequence[Any]]
 WriteHeld = Callable[[Manifest], Mapping[tuple[str, int], FileRef]]
 
 
-def joined(epoch: int, evaluation_id: str, steps: Sequence[Sequence[Any]]) -> Sequence[Any]:
+def join_transactions(
+    epoch: int, evaluation_id: str, steps: Sequence[Sequence[Any]]
+) -> Sequence[Any]:
     """All transactions of all steps."""
     return [transaction for step in steps for transaction in step]
 
@@ -144,7 +146,7 @@ class Coordinator:
         commit_sinks: Callable[[Manifest], None] | None = None,
         #: Carries out merges when there are many; else the maintenance thread does.
         merge_runner: MergeRunner | None = None,
-        join_sinks: JoinSinks = joined,
+        join_sinks: JoinSinks = join_transactions,
     ) -> None:
         self.storage = storage
         self._options = options
@@ -296,12 +298,12 @@ class Coordinator:
             may_be_named = False
             with opened as epoch:
                 try:
-                    sinks = _evaluated(epoch, evaluate, self._options.max_evaluations, retryable)
+                    sinks = _evaluate(epoch, evaluate, self._options.max_evaluations, retryable)
                     may_be_named = True
                     manifest = epoch.complete(sinks)
                 except BaseException as error:
                     try:
-                        self._failed(epoch, error)
+                        self._settle_failure(epoch, error)
                     finally:
                         if not may_be_named:
                             self._discard(epoch)
@@ -320,10 +322,10 @@ class Coordinator:
             "which has taken the checkpoint over"
         )
 
-    def _failed(self, epoch: Epoch, error: BaseException) -> None:
+    def _settle_failure(self, epoch: Epoch, error: BaseException) -> None:
         """Raise an epoch's error, unless an older driver has only published the epoch first."""
         if epoch.is_open:
-            self._notifier.aborted(epoch.number)
+            self._notifier.notify_aborted(epoch.number)
         if not isinstance(error, Exception):
             raise error
         overtaken = self._publisher.overtaken(epoch, error)
@@ -465,7 +467,7 @@ class Coordinator:
         self._history.refresh()
         head = self._history.head
         if head is not None and head.term > self._ownership.term:
-            raise self._ownership.fenced(head.term)
+            raise self._ownership.fenced_error(head.term)
         if head is not None and head.max_parallelism != self.job.max_parallelism:
             # A driver that had started with other options published just after this one fenced it.
             replace(self.job, max_parallelism=head.max_parallelism).save(self.storage)
@@ -520,7 +522,7 @@ class Coordinator:
             replace(
                 operator,
                 ranges=tuple(
-                    _closed(state, files.get((operator.uid, state.index)))
+                    _close_range(state, files.get((operator.uid, state.index)))
                     for state in operator.ranges
                 ),
             )
@@ -528,7 +530,7 @@ class Coordinator:
         )
         sinks = self._join_sinks(last.epoch, last.evaluation_id, self.interval.waiting)
         manifest = self._publisher.publish(
-            replace(last, sinks=tuple(sinks)), head, self._adopted(operators)
+            replace(last, sinks=tuple(sinks)), head, self._adopt_merges(operators)
         )
         self._published(manifest, head, began_s)
         return manifest
@@ -538,13 +540,13 @@ class Coordinator:
             raise CheckpointError(
                 f"epoch {epoch.number}: its state was not written: {epoch.failures()[0]}"
             )
-        operators = self._adopted(self._publisher.collect(epoch))
+        operators = self._adopt_merges(self._publisher.collect(epoch))
         steps = [*self.interval.waiting, sinks]
         transactions = self._join_sinks(epoch.number, epoch.evaluation_id, steps)
         manifest = self._publisher.manifest(epoch, operators, transactions)
         return self._publisher.publish(manifest, epoch.head, operators)
 
-    def _adopted(self, operators: tuple[OperatorState, ...]) -> tuple[OperatorState, ...]:
+    def _adopt_merges(self, operators: tuple[OperatorState, ...]) -> tuple[OperatorState, ...]:
         if self._merges is None:
             return operators
         # A driver's first epoch may be its only one. It may take up to twice as long, to wait for
@@ -559,8 +561,8 @@ class Coordinator:
         # A manifest whose last sync failed may exist, and then counts.
         if not is_tolerable(error) or self._history.find_published(epoch) is not None:
             return False
-        self.interval.failed(epoch, error)
-        self._notifier.aborted(epoch)
+        self.interval.note_failure(epoch, error)
+        self._notifier.notify_aborted(epoch)
         return True
 
     def _hold(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
@@ -568,7 +570,7 @@ class Coordinator:
         first = self.interval.last is None
         self._chronicle.step(epoch, time.monotonic() - self._opened_s, first=first)
         self.interval.hold(manifest, sinks)
-        self._notifier.delivered(epoch.notice)
+        self._notifier.note_delivery(epoch.notice)
         epoch.abort()  # ends the step, which is held
         return manifest
 
@@ -583,7 +585,7 @@ class Coordinator:
         self._has_published = True
         self.interval.published()
         if epoch is not None:
-            self._notifier.delivered(epoch.notice)
+            self._notifier.note_delivery(epoch.notice)
             self._publisher.note_operators(epoch)
         try:
             self._publisher.commit(manifest)
@@ -594,13 +596,13 @@ class Coordinator:
         self._house.published(manifest)
 
 
-def _closed(state: RangeState, file: FileRef | None) -> RangeState:
+def _close_range(state: RangeState, file: FileRef | None) -> RangeState:
     if not state.held or file is None:
         return state
     return replace(state, deltas=(*state.deltas, file), held=())
 
 
-def _evaluated(
+def _evaluate(
     epoch: Epoch,
     evaluate: Callable[[Epoch], Sequence[Any] | None],
     max_evaluations: int,

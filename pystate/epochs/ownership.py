@@ -116,7 +116,7 @@ class Ownership:
         """Raise `FencedError` if another driver took over."""
         newest = max(_terms(self._storage), default=0)
         if newest != self.term:
-            raise self.fenced(newest)
+            raise self.fenced_error(newest)
 
     def is_followed(self) -> bool:
         """Whether another driver has taken over; it has done so before anything else.
@@ -147,7 +147,7 @@ class Ownership:
                 # A mark needs a folder of its own in an object store.
                 self._storage.replace(closing_mark(self.term), b"", durable=False)
 
-    def fenced(self, newest: int) -> FencedError:
+    def fenced_error(self, newest: int) -> FencedError:
         """The error of a driver that finds another driver's term instead of its own."""
         who = "its owner files were removed"
         try:

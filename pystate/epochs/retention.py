@@ -149,7 +149,7 @@ def find_abandoned(storage: CheckpointStorage) -> Orphans:
     return Orphans(candidates.only(is_abandoned), tuple(_evaluations(storage)))
 
 
-class _Unnamed(NamedTuple):
+class _UnnamedFiles(NamedTuple):
     """What the retained manifests do not name."""
 
     newest: Manifest | None
@@ -170,7 +170,7 @@ class _Unnamed(NamedTuple):
 
 def _find_unnamed(
     storage: CheckpointStorage, live: Callable[[], Collection[str]]
-) -> _Unnamed | None:
+) -> _UnnamedFiles | None:
     """List what no retained manifest names; None if a driver has retired one meanwhile."""
     files = storage.list(STATE) + storage.list(STATE, temporary=True)
     listed = storage.list(MANIFESTS)
@@ -188,7 +188,7 @@ def _find_unnamed(
     known = {entry.path: entry for entry in listed}
     if not known.keys() >= set(listing.leftovers):
         return None  # published and retired since the files were listed
-    return _Unnamed(
+    return _UnnamedFiles(
         newest,
         tuple(known[path] for path in listing.leftovers),
         tuple(entry for entry in files if final_name(entry.path) not in protected),

@@ -191,7 +191,7 @@ def _at(
     known = max(survey(storage).floor, covered_epoch(storage), restored, epoch - KEPT_EPOCHS)
     gaps = tuple(number for number in range(known + 1, epoch) if number not in records)
     if gaps:
-        unknown.append(f"of which runs the epochs {_spelled(gaps)} were")
+        unknown.append(f"of which runs the epochs {_numbers_text(gaps)} were")
     unique = hashlib.sha256(f"{job.checkpoint_id} {epoch}".encode()).hexdigest()[:32]
     manifest = Manifest(
         epoch=epoch,
@@ -325,7 +325,7 @@ def _operator(
                 parallelism=len(marks),
                 key_schema=entry.key_schema,
                 state_schema=entry.state_schema,
-                ranges=ranges if has_timers else tuple(map(_untimed, ranges)),
+                ranges=ranges if has_timers else tuple(map(_without_timers, ranges)),
                 timers=has_timers,
                 watermark_ms=record.watermark_ms,
                 defaults=entry.defaults,
@@ -337,7 +337,7 @@ def _operator(
     )
 
 
-def _untimed(state: RangeState) -> RangeState:
+def _without_timers(state: RangeState) -> RangeState:
     return replace(state, next_event_timer_ms=None, next_processing_timer_ms=None)
 
 
@@ -375,6 +375,6 @@ def _states(empty: RangeState, files: Sequence[_File]) -> Iterator[RangeState]:
         )
 
 
-def _spelled(numbers: Sequence[int]) -> str:
+def _numbers_text(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:8]))
     return f"{shown} and {len(numbers) - 8} more" if len(numbers) > 8 else shown

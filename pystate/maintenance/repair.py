@@ -49,7 +49,7 @@ from pystate.errors import (
     CorruptFileError,
     InvalidArgumentError,
 )
-from pystate.maintenance.access import open_existing, require_unused, unused
+from pystate.maintenance.access import exclusive, open_existing, require_unused
 from pystate.maintenance.repair_plan import RepairPlan, Work, plan
 from pystate.maintenance.verification import examine, threads_of
 
@@ -136,7 +136,7 @@ def repair_storage(
     progress: Callable[[int, int], None] | None = None,
 ) -> RepairPlan:
     """`repair` of an open checkpoint."""
-    with unused(storage, owner_is_gone):
+    with exclusive(storage, owner_is_gone):
         work = plan(examine(storage, threads, progress), job)
         if not work.plan.is_needed or (confirm is not None and not confirm(work.plan)):
             return work.plan

@@ -113,9 +113,9 @@ def epoch_of(storage: CheckpointStorage, epoch: int | None = None) -> Manifest:
     if number in epochs:
         with suppress(FileNotFoundError):
             return read_manifest(storage, manifest_path(number))
-    found = f"{epochs[0]} to {epochs[-1]}" if epochs else "none"
+    retained = f"{epochs[0]} to {epochs[-1]}" if epochs else "none"
     raise CheckpointError(
-        f"checkpoint {storage.uri} does not hold epoch {number}; it has {found}: choose one of "
+        f"checkpoint {storage.uri} does not hold epoch {number}; it has {retained}: choose one of "
         "them, or let the job retain more epochs"
     )
 
@@ -216,14 +216,14 @@ def _rows(storage: CheckpointStorage, manifest: Manifest) -> list[dict[str, Any]
             "size_bytes": sum(files.values()),
         }
         for name, stored in operator.state_schema:
-            kind, type_ = _described(stored)
+            kind, type_ = _kind_and_type(stored)
             rows.append({**common, "state": name, "kind": kind, "type": type_})
         if operator.timers:
             rows.append({**common, "state": None, "kind": "timers", "type": None})
     return rows
 
 
-def _described(stored: str) -> tuple[str, str | None]:
+def _kind_and_type(stored: str) -> tuple[str, str | None]:
     try:
         declaration = declared_as(stored)
         kind = type(declaration).__name__.removesuffix("State").lower()

@@ -160,7 +160,7 @@ class _ExportWriter:
             for_all(self._write, parts, threads=threads, size=_size, progress=progress)
             if not parts:
                 self._write((0, self._scan))
-            export = self._finished()
+            export = self._finish()
             _sync(self._folder)
             self._publish(overwrite)
             return export
@@ -190,7 +190,7 @@ class _ExportWriter:
             os.fsync(out.fileno())
         self._rows[number] = rows
 
-    def _finished(self) -> Export:
+    def _finish(self) -> Export:
         sizes = [entry.stat().st_size for entry in os.scandir(self._folder)]
         export = Export(
             location=self._target,

@@ -35,7 +35,7 @@ from pystate.checkpoint.savepoint import (
     manifest_of,
     read_savepoint,
 )
-from pystate.epochs.rescale import gathered
+from pystate.epochs.rescale import gather_instances
 from pystate.epochs.watermarks import smallest
 from pystate.errors import DeclarationError, InvalidArgumentError, PystateError, WrongTypeError
 from pystate.operators.functions.base import StatefulFunction
@@ -255,8 +255,8 @@ def checked_operators(operators: Any) -> Mapping[str, StateRows]:
             raise InvalidArgumentError(
                 f"write_state: operator {uid!r} is a StateRows, not {shown(rows)}: write {example}"
             )
-    found: Mapping[str, StateRows] = operators
-    return found
+    checked: Mapping[str, StateRows] = operators
+    return checked
 
 
 class Destination:
@@ -368,7 +368,7 @@ class Destination:
             watermark_ms=watermark_ms,
             defaults=_defaults(rows.declared(operator.uid), replaced),
         )
-        self._written[operator.uid] = gathered(written_state, self.max_parallelism)
+        self._written[operator.uid] = gather_instances(written_state, self.max_parallelism)
 
     def finish(self) -> Savepoint:
         """Take over the other operators, and make the folder a savepoint."""

@@ -49,7 +49,7 @@ def function_name(function: Any) -> str:
         pass
     name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
     if isinstance(name, str):
-        return _qualified(function, name)
+        return _qualified_name(function, name)
     return class_name(function) if type(function).__module__ != "functools" else _CUSTOM
 
 
@@ -58,10 +58,10 @@ def class_name(object: Any) -> str:
     kind = type(object)
     # Others read manifests, where this stands.
     listed = ", ".join(redacted(f"{name}={value!r}") for name, value in _parameters(object))
-    return f"{_qualified(kind, kind.__qualname__)}({listed})"
+    return f"{_qualified_name(kind, kind.__qualname__)}({listed})"
 
 
-def _qualified(named: Any, name: str) -> str:
+def _qualified_name(named: Any, name: str) -> str:
     if "<lambda>" in name:
         return _CUSTOM
     name = name.rpartition("<locals>.")[2]
@@ -192,8 +192,8 @@ def other_meaning(old: str, new: str) -> str | None:
     if before is None or after is None or _same(before, after):
         return None
     if before[0] != after[0]:
-        return f"{_described(before)} does not become {_described(after)}"
-    return f"{_described(before)} does not become that of another one, {after[1]}"
+        return f"{_meaning_text(before)} does not become {_meaning_text(after)}"
+    return f"{_meaning_text(before)} does not become that of another one, {after[1]}"
 
 
 def _meaning(spelling: str) -> tuple[str, str] | None:
@@ -226,7 +226,7 @@ def _without_module(name: str) -> str:
     return head.rpartition(".")[2] + bracket + rest
 
 
-def _described(meaning: tuple[str, str]) -> str:
+def _meaning_text(meaning: tuple[str, str]) -> str:
     kind, name = meaning
     if kind == "value":
         return "a value"

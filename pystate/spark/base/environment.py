@@ -147,11 +147,11 @@ def require_pandas(what: str) -> None:
     try:
         require_minimum_pandas_version()
     except ImportError as error:
-        found = getattr(sys.modules.get("pandas"), "__version__", None)
+        version = getattr(sys.modules.get("pandas"), "__version__", None)
         raise _missing(
             f"{what}: Spark's mapInArrow, which runs operators over DataFrames,",
             "pandas",
-            f"there is none ({error.__cause__})" if found is None else f"found is {found}",
+            f"there is none ({error.__cause__})" if version is None else f"found is {version}",
         ) from error
 
 

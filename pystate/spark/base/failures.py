@@ -75,7 +75,7 @@ def original_error(error: BaseException) -> BaseException:
     text = str(error)
     missing = _NO_MODULE.search(text)
     if missing is not None:
-        return _caused(
+        return _with_cause(
             MissingPackageError(
                 f"the Python of the executors has no {missing[1]}: install pystate-spark for the "
                 "Python that they run, on every host, or ship an environment by --archives, and "
@@ -93,7 +93,7 @@ def original_error(error: BaseException) -> BaseException:
     if not (isinstance(kind, type) and issubclass(kind, PystateError)):
         return error
     message, note = raised[2].strip(), (raised[3] or "").strip()
-    original = _caused(kind("\n".join(filter(None, [message, "" if PRINTED else note]))), error)
+    original = _with_cause(kind("\n".join(filter(None, [message, "" if PRINTED else note]))), error)
     if note:
         add_note(original, note)
     return original
@@ -116,7 +116,7 @@ def as_function_error(error: BaseException) -> BaseException:
     text = report["kind"] + (f": {message}" if message else "") + report["notes"]
     comma = ", " if report["notes"] else "\n"
     original = FunctionError(f"{text}{comma}line {users[-1]['line']} of {users[-1]['file']}")
-    return _caused(original, _exception(report["kind"], message))
+    return _with_cause(original, _exception(report["kind"], message))
 
 
 def _of_worker(error: BaseException) -> str | None:
@@ -163,7 +163,7 @@ def called_by_user(error: Exception, what: str) -> FunctionError:
     return original
 
 
-def _caused(error: BaseException, cause: BaseException) -> BaseException:
+def _with_cause(error: BaseException, cause: BaseException) -> BaseException:
     error.__cause__ = cause
     return error
 

@@ -154,10 +154,10 @@ def write_parquet(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) 
     except Py4JError as error:
         if "does not exist" not in str(error):
             raise
-        return _observed(frame, uri, partition_by)
+        return _counted_write(frame, uri, partition_by)
     mode = jvm.org.apache.spark.sql.execution.CommandExecutionMode.ALL()
     execution = session._jsparkSession.sessionState().executePlan(command, mode)
-    plan = _writing(execution.commandExecuted().commandPhysicalPlan())
+    plan = _write_node(execution.commandExecuted().commandPhysicalPlan())
     metrics = plan.metrics()
     return WriteCounts(
         metrics.apply("numOutputRows").value(),
@@ -167,14 +167,14 @@ def write_parquet(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) 
     )
 
 
-def _observed(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> WriteCounts:
+def _counted_write(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> WriteCounts:
     observation = Observation()
     counted = frame.observe(observation, F.count(F.lit(1)).alias("rows"))
     counted.write.partitionBy(*partition_by).parquet(uri)
     return WriteCounts(observation.get["rows"], None, None)
 
 
-def _writing(plan: Any) -> Any:
+def _write_node(plan: Any) -> Any:
     """Find the writing node, which adaptive execution wraps."""
     while not plan.metrics().contains("numFiles"):
         [plan, *_] = below(plan, plan.nodeName())

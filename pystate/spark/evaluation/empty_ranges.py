@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pystate.epochs.epoch import Epoch, RepeatableError
 from pystate.epochs.range_report import RangeReport
 from pystate.operators.runtime.partial_rows import CAME
-from pystate.spark.base.jvm import analysed, below, is_wrapper, items
+from pystate.spark.base.jvm import analysed_plan, below, is_wrapper, items
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -93,7 +93,7 @@ class CountedOperators:
             sent |= _rows_sent(plan, numbers)
         known = {uid: sent[number] for number, uid in numbers.items() if number in sent}
         for uid in known.keys() & silent:
-            if known[uid] == sum(_came(r) for r in epoch.reports if r.uid == uid):
+            if known[uid] == sum(_rows_in(r) for r in epoch.reports if r.uid == uid):
                 silent.remove(uid)
                 for index in (i for other, i in missing if other == uid):
                     epoch.report(self._plans[uid].unchanged(index))
@@ -111,14 +111,14 @@ class CountedOperators:
         )
 
 
-def _came(report: RangeReport) -> int:
+def _rows_in(report: RangeReport) -> int:
     """The rows that a task has seen, of which each may stand for several."""
     return int(report.metrics.get(CAME, report.metrics["rows_in"]))
 
 
 def _number_of(output: DataFrame) -> int:
     """Spark's number of the node of the operator that has this output."""
-    node = analysed(output)
+    node = analysed_plan(output)
     while node.nodeName() == _PROJECT:
         node = node.child()
     return int(node.functionExpr().resultId().id())

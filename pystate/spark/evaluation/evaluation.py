@@ -314,7 +314,7 @@ class Evaluation:
             dropped=operator.dropped,
         )
         time = epoch.time(uid)
-        planned = self._planned(uid, ranges)
+        planned = self._planned_ranges(uid, ranges)
         stored = any(state.id != EMPTY_ID for state in ranges)
         plan = OperatorPlan(
             operator=operator,
@@ -349,7 +349,7 @@ class Evaluation:
         epoch.begin_with(uid, begun)
         return replace(
             plan,
-            ranges=self._planned(uid, begun),
+            ranges=self._planned_ranges(uid, begun),
             redistributes=operator.instances and any(state.id != EMPTY_ID for state in begun),
         )
 
@@ -377,7 +377,7 @@ class Evaluation:
             self.epoch, self._marks, lambda: Outputs.plans_of(staged), is_in_result, _HINT
         )
 
-    def _planned(self, uid: str, ranges: Sequence[RangeState]) -> PlannedRanges:
+    def _planned_ranges(self, uid: str, ranges: Sequence[RangeState]) -> PlannedRanges:
         epoch = self.epoch
         return PlannedRanges(ranges, uid, epoch.head, self._storage, epoch.max_parallelism)
 
@@ -458,7 +458,7 @@ class Evaluation:
                 described.operators(entry.uid for entry in self.epoch.entries())
                 # The rows are staged, so that nobody sees them unless they count.
                 with self._local_property(STAGING, self._id):
-                    staged = {name: self._staged(name, frame) for name, frame in frames.items()}
+                    staged = {name: self._stage(name, frame) for name, frame in frames.items()}
         except Exception as error:
             self._take_reports()
             unsound = self._evaluated_twice() or self._hung(watch)
@@ -523,7 +523,7 @@ class Evaluation:
                 shared, f"epoch {self.epoch.number}: several outputs are made of {names}"
             )
 
-    def _staged(self, name: str, frame: DataFrame) -> Staged:
+    def _stage(self, name: str, frame: DataFrame) -> Staged:
         """Stage a frame that the pipeline has returned.
 
         If it is an operator's output as it is, the tasks that compute it write it.

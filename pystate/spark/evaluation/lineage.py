@@ -60,7 +60,7 @@ def columns_of(text: str) -> frozenset[str]:
     return frozenset(numbers_in(text))
 
 
-def selected(text: str, tops: Container[str]) -> tuple[str, list[str] | None] | None:
+def selection_of(text: str, tops: Container[str]) -> tuple[str, list[str] | None] | None:
     """Find what a plan only selects columns of, by the first lines of the texts of other plans.
 
     Returns the line of `tops` that is reached through projections alone, and the numbers of its

@@ -223,7 +223,7 @@ class _NoKey:
         raise StatefulProcessorError(f"{prefix}{self._text}: {name} {self.why}")
 
 
-class _Gone(_NoKey):
+class _DeletedState(_NoKey):
     """A state that init has deleted again."""
 
     why = "cannot be called: init has deleted the state, deleteIfExists"
@@ -251,7 +251,7 @@ class TaskHandle(Handle):
         if self._known.states.get(request.name) == request:
             return self._make(request)
         if request in self._known.all:
-            return _Gone(self._owner, request)
+            return _DeletedState(self._owner, request)
         names = list(self._known.states)
         raise StatefulProcessorError(
             f"{self._owner}: {request.what}: init asks for another state in a task than on the "

@@ -54,11 +54,11 @@ class Struct:
             raise self.misfit(value)
         if len(fields) != self._size:
             raise self.misfit(value)
-        return fields if self.plain else tuple(map(_converted, self._ins, fields))
+        return fields if self.plain else tuple(map(_convert, self._ins, fields))
 
     def unpack(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
         """Turn the tuple that a state of this type gives into what Spark gives."""
-        return value if self.plain else tuple(map(_converted, self._outs, value))
+        return value if self.plain else tuple(map(_convert, self._outs, value))
 
     def misfit(self, value: Any) -> StatefulProcessorError:
         """The error for a value that is no tuple of these fields."""
@@ -69,7 +69,7 @@ class Struct:
         )
 
 
-def _converted(convert: _Convert | None, value: Any) -> Any:
+def _convert(convert: _Convert | None, value: Any) -> Any:
     return value if convert is None or value is None else convert(value)
 
 

@@ -328,15 +328,15 @@ class Outputs:
     def require(self, transactions: Sequence[Transaction], what: str) -> None:
         """Make sure that a run's transactions were made by the sinks that this call is given."""
         named = {str(each[OUTPUT]): each for each in transactions if OUTPUT in each}
-        made = named or {ONLY: transactions[0]}
-        if made.keys() != self.mains.keys():
+        by_output = named or {ONLY: transactions[0]}
+        if by_output.keys() != self.mains.keys():
             have = f"the outputs {', '.join(map(repr, named))}" if named else "one output"
             raise InvalidArgumentError(
                 f"{what} has {have}: pass sink= as when it was computed, "
                 + ("a dict with a sink for each" if named else "one sink")
             )
         for name, sink in self.mains.items():
-            _require(sink, made[name], what)
+            _require(sink, by_output[name], what)
 
     def _side_store(self, tag: str) -> ParquetSink:
         """The sink itself if tasks can write its files; else a store where they wait for it."""

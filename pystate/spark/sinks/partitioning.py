@@ -148,13 +148,15 @@ def with_types(schema: st.StructType, layout: Layout) -> st.StructType:
     types = dict(layout)
     return st.StructType(
         [
-            st.StructField(field.name, _parsed(types[field.name])) if field.name in types else field
+            st.StructField(field.name, _parse_type(types[field.name]))
+            if field.name in types
+            else field
             for field in schema.fields
         ]
     )
 
 
-def _parsed(ddl: str) -> st.DataType:
+def _parse_type(ddl: str) -> st.DataType:
     struct = st.StructType.fromDDL(f"x {ddl}")
     assert isinstance(struct, st.StructType)
     return struct.fields[0].dataType
