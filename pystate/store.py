@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -138,7 +139,8 @@ class Store:
         self._unsynced = False
         # Invalid arguments must not leave a folder behind.
         groups = 128 if max_parallelism is None else max_parallelism
-        KeyedStateBackend(key, states=states, max_parallelism=groups, limit_bytes=limit_bytes)
+        backend = partial(KeyedStateBackend, key, limit_bytes=limit_bytes)
+        backend(states=states, max_parallelism=groups)
         if not flag(allow_pickle, f"{owner}: allow_pickle"):
             refuse_pickled(states, owner)
         by_event = [n for n, s in states.items() if s.ttl is not None and s.ttl.time == "event"]
@@ -161,9 +163,7 @@ class Store:
             head = self._history.head
             stored = None if head is None else head.operator(_UID)
             states = in_files(states, () if stored is None else stored.state_schema, owner)
-            self._backend = KeyedStateBackend(
-                key, states=states, max_parallelism=job.max_parallelism, limit_bytes=limit_bytes
-            )
+            self._backend = backend(states=states, max_parallelism=job.max_parallelism)
             self.set_current_key = self._backend.set_current_key
             self._range = empty_range(0, job.max_parallelism, 1)
             try:
