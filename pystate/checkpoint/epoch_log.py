@@ -48,14 +48,14 @@ KEPT_EPOCHS = 10_000
 #: version 4 the fingerprints of the operators' state.
 _VERSION = 4
 #: The values that version 3 has added, before the operators.
-_ADDED = 3
+_FLOW_VALUES = 3
 _NAME = re.compile(HISTORY + r"/(\d{8,})-[0-9a-f]{12}\.epochs")
 #: The records of a file when its driver begins the next one.
 _FULL = 64
 #: Of a large file at first so many bytes are read, from its end.
 _TAIL = 256 << 10
 #: So many neighbours that are smaller than one of these sizes are merged.
-_MERGED = 8
+_FAN_IN = 8
 _SIZES = (8 << 10, 64 << 10, 512 << 10)
 _LISTINGS = 10
 
@@ -206,7 +206,7 @@ class EpochRecord:
     def encode(self) -> bytes:
         """Return the record's line."""
         # Values in the order of the fields: names would take most of the space.
-        *values, operators = astuple(self)[:-_ADDED]
+        *values, operators = astuple(self)[:-_FLOW_VALUES]
         flow = self.rows_in, self.rows_out, self.late_rows
         values = _round_times((_VERSION, *values, *flow, operators))
         data = json.dumps(values, separators=(",", ":"), ensure_ascii=True).encode("ascii")
@@ -224,7 +224,7 @@ class EpochRecord:
                         f"{path}: format version {version} was written by a later pystate; "
                         f"this one reads up to {_VERSION}: upgrade pystate"
                     )
-                flow = values[-_ADDED:] if version > 2 else []
+                flow = values[-_FLOW_VALUES:] if version > 2 else []
                 values = values[: len(values) - len(flow)]
                 records = tuple(OperatorRecord.decode(each) for each in operators)
                 return cls(*[*values, records, *flow])
@@ -409,7 +409,7 @@ class EpochLog:
 
     def _merge(self, entries: Sequence[FileEntry]) -> None:
         sizes = [entry.size_bytes for entry in entries]
-        start = newest_tier(sizes, [(0, size) for size in _SIZES], _MERGED)
+        start = newest_tier(sizes, [(0, size) for size in _SIZES], _FAN_IN)
         records: dict[bytes, EpochRecord] = {}
         merged = []
         for entry in entries[start:]:

@@ -159,7 +159,7 @@ class History:
         With `durable` it fails rather than lose the note: they cannot be committed again.
         """
         # A driver that was delayed here may resume when its successors are ahead of it.
-        if self._committed()[0] > manifest.epoch:
+        if self._read_committed()[0] > manifest.epoch:
             return
         content = {"epoch": manifest.epoch, "evaluation_id": manifest.evaluation_id}
         data = encode_document("committed", 1, content)
@@ -172,9 +172,9 @@ class History:
 
     def is_committed(self, manifest: Manifest) -> bool:
         """Whether an epoch's sink transactions are known to be committed."""
-        return self._committed() == (manifest.epoch, manifest.evaluation_id)
+        return self._read_committed() == (manifest.epoch, manifest.evaluation_id)
 
-    def _committed(self) -> tuple[int, str]:
+    def _read_committed(self) -> tuple[int, str]:
         try:
             data = self._storage.read_bytes(COMMITTED)
             fields = decode_document("committed", 1, data, COMMITTED)

@@ -93,7 +93,7 @@ _FOLDER = ".folder.tmp"
 _CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>", re.I)
 _QUERY = re.compile(r"\?\S*")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
-_DENIED = (
+_DENIED_SIGNS = (
     *("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "Forbidden"),
     *("Unauthorized", "AuthenticationFailed", "InvalidToken", "InvalidClientTokenId"),
 )
@@ -103,7 +103,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 #: What errors of the network say, and codes of a store that cannot answer now.
 _NETWORK = ("HTTP error", "response body", "error decoding", "onnection", "timed out")
 _BUSY = ("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "ServerBusy")
-_COMPARED = 8 << 20
+_COMPARE_BYTES = 8 << 20
 _proved: set[str] = set()
 _forked = False
 Result = TypeVar("Result")
@@ -635,8 +635,8 @@ class ObjectStorage:
         size = self._size(key)
         return (size is not None and size == self._size(origin)) and all(
             self._range(origin, start, end) == self._range(key, start, end)
-            for start in range(0, size, _COMPARED)
-            for end in (min(start + _COMPARED, size),)
+            for start in range(0, size, _COMPARE_BYTES)
+            for end in (min(start + _COMPARE_BYTES, size),)
         )
 
     def _size(self, key: str) -> int | None:
@@ -711,7 +711,7 @@ class ObjectStorage:
                 f"{where}: the endpoint is no https address: correct it, or allow http by "
                 "AWS_ALLOW_HTTP=true in the environment of the driver and the executors"
             ) from None
-        if isinstance(error, PermissionError) or _says(text, _DENIED) or "169.254." in text:
+        if isinstance(error, PermissionError) or _says(text, _DENIED_SIGNS) or "169.254." in text:
             raise CheckpointError(
                 f"{where}: access is denied ({reason}): the driver and the executors take "
                 f"credentials from the environment ({ACCESS[extra]})"

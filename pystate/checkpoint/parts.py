@@ -60,7 +60,7 @@ _OPERATORS_FORM = WITH_PARTS
 _NAME = re.compile(re.escape(MANIFESTS) + r"/(\d{8,})-[0-9a-f]+\.part")
 #: Up to this many files are named in the manifest itself: a second file would cost more.
 _LEAST_FILES = 128
-_KEPT = 4
+_PARTS_CACHED = 4
 _HEX = frozenset("0123456789abcdef")
 
 #: An operator's uid, and a range's first and last key group.
@@ -152,7 +152,7 @@ class Parts:
     def keep(self, part: Part) -> None:
         """Cache a part, so that manifests read later share its objects."""
         self._kept[part.digest] = part
-        while len(self._kept) > _KEPT:
+        while len(self._kept) > _PARTS_CACHED:
             self._kept.popitem(last=False)
 
 

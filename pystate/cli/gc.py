@@ -10,7 +10,7 @@ from pystate.cli.command import AsJson, Checkpoint, OwnerIsGone
 from pystate.cli.screen import amount, number, print_json, say, size
 from pystate.maintenance.collection import collect
 
-_MOST = 20
+_MOST_FILES = 20
 
 
 def gc(
@@ -37,10 +37,10 @@ def gc(
     if json:
         print_json(collection)
         return
-    for path in collection.files[:_MOST]:
+    for path in collection.files[:_MOST_FILES]:
         say(f"  {path}")
-    if len(collection.files) > _MOST:
-        say(f"  and {number(len(collection.files) - _MOST)} more")
+    if len(collection.files) > _MOST_FILES:
+        say(f"  and {number(len(collection.files) - _MOST_FILES)} more")
     what = f"{amount(len(collection.files), 'file')}, {size(collection.size_bytes)}"
     if not collection.files:
         say("There is nothing to remove.", "green")

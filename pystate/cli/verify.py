@@ -12,7 +12,7 @@ from pystate.cli.screen import amount, print_json, progress_bar, say, size, tabl
 from pystate.maintenance.verification import Finding, Verification
 from pystate.maintenance.verification import verify as verify_files
 
-_MOST = 50
+_MOST_FINDINGS = 50
 
 
 def verify(
@@ -41,11 +41,11 @@ def verify(
 
 
 def _show(verification: Verification, everything: bool) -> None:
-    shown = verification.findings if everything else verification.errors[:_MOST]
+    shown = verification.findings if everything else verification.errors[:_MOST_FINDINGS]
     if shown:
         show_findings(shown)
         say("")
-    hidden = len(verification.errors) - _MOST
+    hidden = len(verification.errors) - _MOST_FINDINGS
     if hidden > 0 and not everything:
         say(f"and {hidden} more: --all lists them")
     spare = [finding for finding in verification.findings if not finding.is_error]

@@ -267,7 +267,7 @@ class Coordinator:
                 parallelism=self.interval.parallelism(self.parallelism),
                 allow_unclaimed_state=self._options.allow_unclaimed_state,
                 publish=self._end_step,
-                closed=self._ended,
+                closed=self._on_epoch_end,
                 drain=drain,
                 notice=self._notifier.notice,
                 head=head,
@@ -454,7 +454,7 @@ class Coordinator:
         self._holder = None
         self._slot.release()
 
-    def _ended(self, epoch: Epoch) -> None:
+    def _on_epoch_end(self, epoch: Epoch) -> None:
         if epoch is self._epoch:
             self._leave()
 
@@ -509,7 +509,7 @@ class Coordinator:
         try:
             first = self.interval.last is None
             self._chronicle.step(epoch, began_s - self._opened_s, first=first)
-            self._published(manifest, epoch.head, began_s, epoch)
+            self._on_published(manifest, epoch.head, began_s, epoch)
         finally:
             epoch.abort()  # ends the epoch; a published manifest stays
         return manifest
@@ -532,7 +532,7 @@ class Coordinator:
         manifest = self._publisher.publish(
             replace(last, sinks=tuple(sinks)), head, self._adopt_merges(operators)
         )
-        self._published(manifest, head, began_s)
+        self._on_published(manifest, head, began_s)
         return manifest
 
     def _write(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
@@ -574,7 +574,7 @@ class Coordinator:
         epoch.abort()  # ends the step, which is held
         return manifest
 
-    def _published(
+    def _on_published(
         self,
         manifest: Manifest,
         before: Manifest | None,

@@ -54,7 +54,7 @@ from pystate.tables.janitor import closing_mark
 _LOG = logger("pystate.epochs.ownership")
 _FORMAT_VERSION = 1
 OWNERS = "owners"
-_KEPT = 16
+_OWNERS_KEPT = 16
 #: A clock that was set meanwhile moves the time at which a process seems to have begun.
 _CLOCK_STEP_MS = 60_000
 _NAME = re.compile(OWNERS + r"/(\d{8,})\.owner")
@@ -107,7 +107,7 @@ class Ownership:
                 continue
             self.term = term
             for older in terms:
-                if older <= term - _KEPT:
+                if older <= term - _OWNERS_KEPT:
                     self._storage.delete(_path(older))
                     self._storage.delete(closing_mark(older))
             return
@@ -219,7 +219,7 @@ def have_ended(storage: CheckpointStorage, after: int, before: int) -> bool:
     """
     local = storage.local_path(OWNERS) is not None
     # By name, since a listing may be out of date.
-    for term in range(max(1, after, before - _KEPT), before):
+    for term in range(max(1, after, before - _OWNERS_KEPT), before):
         try:
             owner = _read(storage, term)
         except (CorruptFileError, NewerFormatError):

@@ -244,8 +244,8 @@ def published(sink: ParquetSink) -> list[dict[str, Any]]:
 
 def verified(*results: tuple[str, Iterable[tuple[Any, ...]], Iterable[tuple[Any, ...]]]) -> bool:
     """Compare results with recomputed ones, and report any difference."""
-    for what, found, wanted in results:
-        mine, theirs = Counter(found), Counter(wanted)
+    for what, rows, wanted in results:
+        mine, theirs = Counter(rows), Counter(wanted)
         for wrong, problem in (
             (theirs - mine, "is missing"),
             (mine - theirs, "should not be there"),

@@ -56,7 +56,7 @@ from pystate.checkpoint.traces import STATE, marked_epoch
 from pystate.errors import CheckpointError, CorruptFileError, NewerFormatError
 
 #: So many of the newest epochs are tried: older ones have lost files that were merged since.
-_TRIED = 100
+_MOST_EPOCHS = 100
 #: So many choices of files are compared with a fingerprint.
 _CHOICES = 4096
 #: Earlier than any timer: the range's next task finds out which timer is its first one.
@@ -114,7 +114,7 @@ def recover_newest(storage: CheckpointStorage, newest: int) -> RecoveredEpoch | 
         return "the history, which knows what epochs were published, is lost, too"
     files = _read(storage)
     reason = ""
-    for epoch in itertools.islice(records, _TRIED):
+    for epoch in itertools.islice(records, _MOST_EPOCHS):
         try:
             recovered = _at(epoch, storage, job, records, files)
         except _ImpossibleError as error:

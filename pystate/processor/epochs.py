@@ -124,10 +124,10 @@ def operator_of(storage: CheckpointStorage, manifest: Manifest, uid: str | None)
     """Find an operator; without a uid the only one."""
     if uid is not None:
         checked_uid(uid)
-    operators = [found for found in manifest.operators if uid in (None, found.uid)]
+    operators = [operator for operator in manifest.operators if uid in (None, operator.uid)]
     if len(operators) == 1:
         return operators[0]
-    known = ", ".join(sorted(repr(found.uid) for found in manifest.operators)) or "none"
+    known = ", ".join(sorted(repr(operator.uid) for operator in manifest.operators)) or "none"
     raise CheckpointError(
         f"checkpoint {storage.uri}, epoch {manifest.epoch}: which operator? It has {known}"
         if uid is None

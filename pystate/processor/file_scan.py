@@ -29,7 +29,7 @@ from pystate.types.arrays import decoded
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType
 
-_MERGED = (ValueState, ListState, MapState)
+_MERGEABLE = (ValueState, ListState, MapState)
 
 #: Rows, nulls, validity, offsets, values.
 _Part: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
@@ -40,7 +40,7 @@ def can_merge(key: KeyColumns, states: dict[str, State[Any]]) -> bool:
     return (
         bool(states)
         and not any(type_.is_nested for _, type_ in key)
-        and all(type(d) in _MERGED and d.ttl is None for d in states.values())
+        and all(type(d) in _MERGEABLE and d.ttl is None for d in states.values())
     )
 
 

@@ -326,7 +326,7 @@ class Destination:
             raise InvalidArgumentError(
                 f"write_state: remove is a list of uids, not {shown(remove)}: write {example}"
             )
-        known = ", ".join(repr(found.uid) for found in self._manifest.operators) or "none"
+        known = ", ".join(repr(operator.uid) for operator in self._manifest.operators) or "none"
         for uid in remove:
             checked_uid(uid)
             if isinstance(operators, Mapping) and uid in operators:
@@ -373,13 +373,13 @@ class Destination:
     def finish(self) -> Savepoint:
         """Take over the other operators, and make the folder a savepoint."""
         gone = self._left_out.union(self._written)
-        kept = [found for found in self._manifest.operators if found.uid not in gone]
+        kept = [operator for operator in self._manifest.operators if operator.uid not in gone]
         base = self._base
         if base is not None:
             for_all(
                 lambda ref: place(ref, [base], self.storage, copy=False), files_of(kept).values()
             )
-        operators = sorted([*kept, *self._written.values()], key=lambda found: found.uid)
+        operators = sorted([*kept, *self._written.values()], key=lambda operator: operator.uid)
         manifest = replace(
             self._manifest,
             operators=tuple(operators),

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _OPERATIONS = {"add": 1, "min": 2, "max": 3}
 _BINARY, _OBJECT = StateType("binary"), StateType("object")
 #: How a checkpoint's metadata spells an accumulator, and the aggregators that may own it.
-_STORED = re.compile(r"#(\w+)\((?:\w+=(True|False|0|[1-9][0-9]*))?\) of (.*)")
+_SPELLING = re.compile(r"#(\w+)\((?:\w+=(True|False|0|[1-9][0-9]*))?\) of (.*)")
 _AGGREGATORS: dict[str, Any] = {
     name: kind
     for name, kind in vars(aggregators).items()
@@ -156,7 +156,7 @@ class AggregatingState(State["AggregatingHandle"]):
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
         """Return the aggregate that was stored under this spelling, unless it is of the user's."""
-        parts = _STORED.fullmatch(stored)
+        parts = _SPELLING.fullmatch(stored)
         if parts is None:
             return None
         aggregator = _AGGREGATORS.get(parts[1])

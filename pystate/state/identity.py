@@ -31,8 +31,13 @@ if TYPE_CHECKING:
 
 #: What a function is called that has no name.
 _CUSTOM = "custom"
-_NAMED = {builtins.max: "max", builtins.min: "min", builtins.sum: "sum", operator.add: "sum"}
-_BUILT_IN = frozenset(_NAMED.values())
+_FUNCTION_NAMES = {
+    builtins.max: "max",
+    builtins.min: "min",
+    builtins.sum: "sum",
+    operator.add: "sum",
+}
+_BUILT_IN = frozenset(_FUNCTION_NAMES.values())
 #: A state of a checkpoint that does not say whether it is a value or a fold.
 _UNKNOWN = re.compile(r"State\(.*\)", re.DOTALL)
 _AGGREGATE = re.compile(r"#(\w+)(\(.*?\)) of (.*)", re.DOTALL)
@@ -43,8 +48,8 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 def function_name(function: Any) -> str:
     """The name of a reduce function: that of a builtin, or with its module; ``custom`` if none."""
     try:
-        if function in _NAMED:
-            return _NAMED[function]
+        if function in _FUNCTION_NAMES:
+            return _FUNCTION_NAMES[function]
     except TypeError:  # it cannot be hashed
         pass
     name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)

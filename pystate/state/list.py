@@ -313,7 +313,7 @@ class ListHandle(Elements, core.ListElements):
         """
         self._checked(keys)
         if self.type.is_bytes or self.type.name == "boolean":
-            return self._collected(keys, raw)
+            return self._collect(keys, raw)
         offsets = np.empty(len(keys) + 1, np.int64)
         width = self.type.inline_bytes or self.type.arrow.bit_width // 8
         values = self.copy_items(keys, offsets.ctypes.data, width)
@@ -325,7 +325,7 @@ class ListHandle(Elements, core.ListElements):
         lists: pa.Array[Any] = self.lists(keys, raw=True)
         return lists
 
-    def _collected(self, keys: KeyBatch, raw: bool) -> Any:
+    def _collect(self, keys: KeyBatch, raw: bool) -> Any:
         offsets = np.empty(len(keys) + 1, np.int64)
         rows, _, parts = self.collect(keys, offsets.ctypes.data)
         items = from_parts(self.type, rows, *parts)

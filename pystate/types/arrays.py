@@ -87,7 +87,7 @@ def _infer_array(values: Any, type: StateType) -> pa.Array[Any]:
         zones = {v.tzinfo is None for v in values if isinstance(v, datetime.datetime)}
         if len(zones) > 1:
             raise TypeError("some datetimes have a time zone and some have none")
-    merged = _MERGED.get(type.name)
+    merged = _STRAY_TYPES.get(type.name)
     if merged is not None and any(isinstance(value, merged) for value in values):
         # Arrow makes one type of both, so that two different values become equal.
         raise TypeError(f"a {merged.__name__} is not taken for {type.name}")
@@ -148,7 +148,7 @@ def _cast(array: pa.Array[Any], type: StateType, what: str) -> pa.Array[Any]:
 
 
 #: Per type, what else Arrow accepts as a value among values of that type.
-_MERGED: dict[str, builtins.type] = {"date": datetime.datetime, "binary": str}
+_STRAY_TYPES: dict[str, builtins.type] = {"date": datetime.datetime, "binary": str}
 
 _Test = Callable[[pa.DataType], bool]
 

@@ -155,11 +155,11 @@ def require_pandas(what: str) -> None:
         ) from error
 
 
-def _missing(what: str, package: str, found: str) -> MissingPackageError:
+def _missing(what: str, package: str, instead: str) -> MissingPackageError:
     wanted = REQUIREMENTS if package == "pyspark" else {package: REQUIREMENTS[package]}
     install = " ".join(repr(requirement) for requirement in wanted.values())
     return MissingPackageError(
-        f"{what} needs {REQUIREMENTS[package]}, and {found}: pip install {install} into the "
+        f"{what} needs {REQUIREMENTS[package]}, and {instead}: pip install {install} into the "
         f"environment of {sys.executable}, with a cluster pyspark of the version that the cluster "
         f"runs; or {extra('spark')}"
     )

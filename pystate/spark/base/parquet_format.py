@@ -38,7 +38,7 @@ _LIBRARY = "parquet."
 _CODEC = _SETTINGS + "compression.codec"
 _TIMESTAMPS = _SETTINGS + "outputTimestampType"
 #: Settings of Spark's writer that are only followed if they have these values.
-_KNOWN = {
+_EXPECTED_SETTINGS = {
     _SETTINGS + "writeLegacyFormat": "false",
     _SETTINGS + "datetimeRebaseModeInWrite": "CORRECTED",
     _SETTINGS + "int96RebaseModeInWrite": "CORRECTED",
@@ -86,7 +86,10 @@ def parquet_format(frame: DataFrame) -> ParquetFormat | None:
     if None in stamps or _FIELD_ID in schema.json():
         return None
     conf = session.conf
-    if any(str(conf.get(name, value)).upper() != value.upper() for name, value in _KNOWN.items()):
+    if any(
+        str(conf.get(name, value)).upper() != value.upper()
+        for name, value in _EXPECTED_SETTINGS.items()
+    ):
         return None
     codec = _CODECS.get(str(conf.get(_CODEC, "snappy")).lower())
     hadoop = session._jsparkSession.sessionState().newHadoopConf()

@@ -39,7 +39,7 @@ _KEEPING = (_PROJECT, "Sort", "AQEShuffleRead", "ColumnarToRow", "InputAdapter")
 _SHUFFLE = "Exchange"
 #: What Spark puts in the place of a shuffle that has no rows: a table without rows.
 _EMPTY, _TABLE = "EmptyRelation", "LocalTableScan"
-_SENT = "shuffleRecordsWritten"
+_ROWS_SENT = "shuffleRecordsWritten"
 
 
 class CountedOperators:
@@ -147,7 +147,7 @@ def _into(operator: Any) -> int | None:
     while True:
         name = node.nodeName()
         if name == _SHUFFLE:
-            return int(node.metrics().apply(_SENT).value())
+            return int(node.metrics().apply(_ROWS_SENT).value())
         if name.startswith(_EMPTY) or (name.startswith(_TABLE) and node.rows().isEmpty()):
             return 0
         if not (name in _KEEPING or name.startswith("WholeStageCodegen") or is_wrapper(name)):

@@ -162,7 +162,7 @@ class OperatorOutputs:
         """The output of an operator's tasks."""
         return self._maps[uid]
 
-    def feeding(self, frame: DataFrame) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    def operators_of(self, frame: DataFrame) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
         """Find the operators, in the order of their declaration, and loops that a frame is made of.
 
         The third result says whether it has rows of something else, too.

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 #: An item of a projection that only gives a column another name.
-_DEFINED = re.compile(r".* AS .*#(\d+)L?", re.DOTALL)
+_ALIAS = re.compile(r".* AS .*#(\d+)L?", re.DOTALL)
 _KEEPING = ("SubqueryAlias", "Sort", "Repartition", "RepartitionByExpression", "ResolvedHint")
 _PROJECT, _FILTER = "Project", "Filter"
 #: Names of columns that are taken along, which no user has.
-_TAKEN = "pystate: identity "
+_IDENTITY_NAME = "pystate: identity "
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class _Walk:
                 break
             if name == _PROJECT:
                 for i, line in enumerate(_texts(node.projectList())):
-                    defined = _DEFINED.fullmatch(line)
+                    defined = _ALIAS.fullmatch(line)
                     if defined is not None and defined[1] not in self._emitted:
                         self._defined[defined[1]] = node, i
             elif name == _FILTER:
@@ -202,8 +202,8 @@ class _Walk:
         assert jvm is not None
         plan = self._with_identity(self._plan, jvm)
         wide = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
-        taken = [f"{_TAKEN}{i}" for i in range(len(self._identity))]
-        return DataFrame(wide, session).toDF(*frame.columns, *taken)
+        names = [f"{_IDENTITY_NAME}{i}" for i in range(len(self._identity))]
+        return DataFrame(wide, session).toDF(*frame.columns, *names)
 
     def _with_identity(self, node: Any, jvm: Any) -> Any:
         if self._is_emitter(node):

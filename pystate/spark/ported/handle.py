@@ -270,7 +270,7 @@ class TaskHandle(Handle):
             # Without a call in between: these are called for every row.
             self.registerTimer = self._timers.register  # type: ignore[method-assign, assignment]
             self.deleteTimer = self._timers.delete  # type: ignore[method-assign, assignment]
-            self.listTimers = self._timers.listed  # type: ignore[method-assign]
+            self.listTimers = self._timers.times_in_order  # type: ignore[method-assign]
 
     def end(self) -> None:
         """`close` comes next: there is no key any more."""

@@ -28,7 +28,7 @@ from pystate.spark.sinks.folders import data_files, read_note, save_note
 _FILE = "_columns.json"
 _ROW_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
 #: What says of a type only whether there may be nulls, or nothing that readers look at.
-_IGNORED = ("nullable", "containsNull", "valueContainsNull", "metadata")
+_INSIGNIFICANT = ("nullable", "containsNull", "valueContainsNull", "metadata")
 
 
 def as_columns(schema: st.StructType, without: Iterable[str] = ()) -> st.StructType:
@@ -91,7 +91,7 @@ def _kind(data_type: st.DataType) -> object:
 
 def _strip(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _strip(item) for name, item in value.items() if name not in _IGNORED}
+        return {name: _strip(item) for name, item in value.items() if name not in _INSIGNIFICANT}
     return [_strip(item) for item in value] if isinstance(value, list) else value
 
 

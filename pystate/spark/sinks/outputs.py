@@ -311,7 +311,7 @@ class Outputs:
             transactions.append(self._prepare(sink, staged, epoch, evaluation_id))
         return transactions
 
-    def locked(self) -> AbstractContextManager[None]:
+    def lock_folders(self) -> AbstractContextManager[None]:
         """While the block runs, the folders of the outputs are not compacted."""
         return shared_locks(sink.path for sink in self.sinks() if isinstance(sink, ParquetSink))
 

@@ -37,7 +37,7 @@ Layout = tuple[tuple[str, str], ...]
 _FILE = "_layout.json"
 #: What Hive writes for null, and Spark also for an empty string.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-_REFUSED = re.compile(r"pystate cannot lay out '(\d+)'")
+_REFUSAL = re.compile(r"pystate cannot lay out '(\d+)'")
 #: Types whose values have the same text in every session that writes or reads them.
 _TYPES = (
     st.StringType,
@@ -117,7 +117,7 @@ class Partitioning:
 
     def refused(self, error: Exception, layout: Layout) -> InvalidArgumentError | None:
         """Return the error to raise if `checked` has made a write fail."""
-        refusal = _REFUSED.search(str(error))
+        refusal = _REFUSAL.search(str(error))
         if refusal is None:
             return None
         name = layout[int(refusal[1])][0]
