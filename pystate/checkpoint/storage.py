@@ -189,7 +189,7 @@ class LocalStorage:
                     os.fsync(out.fileno())
             os.replace(temporary, final)
             if durable:
-                _sync_folder(os.path.dirname(final))
+                sync_local_folder(os.path.dirname(final))
         except OSError as error:
             _fail("write", final, error)
         finally:
@@ -223,7 +223,7 @@ class LocalStorage:
             with suppress(OSError):
                 os.unlink(temporary)
         with _translate_errors("sync the folder of", final, passed=()):
-            _sync_folder(os.path.dirname(final))
+            sync_local_folder(os.path.dirname(final))
 
     def share(self, path: str, other: CheckpointStorage, other_path: str) -> bool:
         """See `CheckpointStorage.share`."""
@@ -241,7 +241,7 @@ class LocalStorage:
             _sync_if_taken(final, error)
             _fail("write", final, error)
         with _translate_errors("sync the folder of", final, passed=()):
-            _sync_folder(os.path.dirname(final))
+            sync_local_folder(os.path.dirname(final))
         return True
 
     def read_bytes(self, path: str) -> bytes:
@@ -294,7 +294,7 @@ class LocalStorage:
         """See `CheckpointStorage.sync_folder`."""
         folder = self.local_path(path) if path else self._root
         with suppress(FileNotFoundError), _translate_errors("sync", folder):
-            _sync_folder(folder)
+            sync_local_folder(folder)
 
     def exists(self, path: str) -> bool:
         """See `CheckpointStorage.exists`."""
@@ -359,7 +359,7 @@ class LocalStorage:
                 above = folder
                 while len(above) >= len(self._root):
                     above = os.path.dirname(above)
-                    _sync_folder(above)
+                    sync_local_folder(above)
                     if above == os.path.dirname(above):
                         break
             except OSError as error:
@@ -409,7 +409,8 @@ def _abandon(out: BinaryIO) -> None:
         out.close()
 
 
-def _sync_folder(folder: str) -> None:
+def sync_local_folder(folder: str) -> None:
+    """Make links in a folder durable, where its file system can do that."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -425,7 +426,7 @@ def _sync_if_taken(final: str, error: OSError) -> None:
     # Whoever made the file may have ended before it synced the folder.
     if error.errno == errno.EEXIST:
         with suppress(OSError):
-            _sync_folder(os.path.dirname(final))
+            sync_local_folder(os.path.dirname(final))
 
 
 @contextmanager

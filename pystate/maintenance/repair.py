@@ -41,7 +41,7 @@ from pystate.checkpoint.parts import MANIFESTS, part_epoch
 from pystate.checkpoint.run_keys import RunKeys
 from pystate.checkpoint.savepoint import entries_of
 from pystate.checkpoint.source_position import SPARK_FOLDER
-from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.storage import CheckpointStorage, sync_local_folder
 from pystate.epochs.ownership import Ownership
 from pystate.errors import (
     AlreadyPublishedError,
@@ -291,8 +291,8 @@ class _Repair:
                         "and repair again"
                     ) from error
             else:
-                _sync_folder(os.path.dirname(target))
-                _sync_folder(root)
+                sync_local_folder(os.path.dirname(target))
+                sync_local_folder(root)
                 return
 
     def _set_state_back(self) -> None:
@@ -313,11 +313,3 @@ class _Repair:
         for path in (*parts, *(entry.path for entry in self._storage.list("state"))):
             if path not in named:
                 self._aside(path)
-
-
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
