@@ -301,7 +301,7 @@ class Evaluation:
             initial = None
         seen, begun = epoch.begun.get(uid, ((), None))
         if initial is not None and begun is None:
-            seen = initial.seen()
+            seen = initial.inputs_seen()
         ranges = epoch.declare(
             uid,
             key_schema=keys,
@@ -449,7 +449,7 @@ class Evaluation:
             with described, watch, _large_batches(self.session):
                 frames = self._frames(pipeline(data), schema)
                 self.epoch.check_declared()
-                outputs = self.outputs.resolved(None if ONLY in frames else tuple(frames))
+                outputs = self.outputs.for_names(None if ONLY in frames else tuple(frames))
                 self._check_sides()
                 if outputs is not self.outputs:
                     self.outputs = outputs

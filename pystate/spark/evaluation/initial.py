@@ -76,7 +76,7 @@ IS_TIMER = "__pystate_timer"
 class Initial(Protocol):
     """What an operator begins with."""
 
-    def seen(self) -> tuple[InputState, ...]:
+    def inputs_seen(self) -> tuple[InputState, ...]:
         """What the operator has seen of its inputs."""
 
     def begin(self, plan: OperatorPlan) -> tuple[RangeState, ...]:
@@ -147,7 +147,7 @@ class InitialRows:
         self._arrivals = arrivals
         self._frames: list[DataFrame] = []
 
-    def seen(self) -> tuple[InputState, ...]:
+    def inputs_seen(self) -> tuple[InputState, ...]:
         """The largest event time of each input's rows: a query over that column alone."""
         self._frames = [given.frame() for given in self._inputs]
         latest_times = []
@@ -178,7 +178,7 @@ class InitialState:
     state: Given | None
     timers: Given | None
 
-    def seen(self) -> tuple[InputState, ...]:
+    def inputs_seen(self) -> tuple[InputState, ...]:
         """Nothing."""
         return ()
 
@@ -213,7 +213,7 @@ class InitialItems:
     given: Given
     states: Mapping[str, KeylessState[Any]]
 
-    def seen(self) -> tuple[InputState, ...]:
+    def inputs_seen(self) -> tuple[InputState, ...]:
         """Nothing."""
         return ()
 

@@ -122,7 +122,7 @@ class Outputs:
         paths = (str(each["path"]) for each in transactions if each.get("kind") == KIND)
         return {os.path.join(self.checkpoint or "", path) for path in paths}
 
-    def resolved(self, names: Sequence[str] | None) -> Outputs:
+    def for_names(self, names: Sequence[str] | None) -> Outputs:
         """The outputs of a pipeline that has returned frames of some names, or one without."""
         if self.default:
             return self if names is None else self._by_default(names)

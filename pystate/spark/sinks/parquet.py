@@ -174,11 +174,11 @@ class ParquetSink(Sink):
             self._refuse_layout(", ".join(f"{name} {ddl}" for name, ddl in stored))
         staging = self.staged_folder(epoch, evaluation_id)
         try:
-            checked = self._partitioning.checked(frame, layout)
+            checked = self._partitioning.with_checked_values(frame, layout)
             names = [name for name, _ in layout]
             written = write_parquet(checked, local_uri(staging), names)
         except Exception as error:
-            refused = self._partitioning.refused(error, layout)
+            refused = self._partitioning.refusal(error, layout)
             if refused is None:
                 raise
             raise refused from error

@@ -105,7 +105,7 @@ class Partitioning:
             )
         return tuple(layout)
 
-    def checked(self, frame: DataFrame, layout: Layout) -> DataFrame:
+    def with_checked_values(self, frame: DataFrame, layout: Layout) -> DataFrame:
         """The frame, which fails if a value's folder would be read as another value."""
         for i, (name, ddl) in enumerate(layout):
             if ddl == "string":
@@ -115,12 +115,12 @@ class Partitioning:
                 frame = frame.withColumn(name, F.when(lost, refuse).otherwise(column))
         return frame
 
-    def refused(self, error: Exception, layout: Layout) -> InvalidArgumentError | None:
-        """Return the error to raise if `checked` has made a write fail."""
-        refusal = _REFUSAL.search(str(error))
-        if refusal is None:
+    def refusal(self, error: Exception, layout: Layout) -> InvalidArgumentError | None:
+        """Return the error to raise if `with_checked_values` has made a write fail."""
+        match = _REFUSAL.search(str(error))
+        if match is None:
             return None
-        name = layout[int(refusal[1])][0]
+        name = layout[int(match[1])][0]
         return InvalidArgumentError(
             f"{self._owner}: partition_by={name!r}: a row has '' (or {_NULL!r}) there, and whoever "
             f"reads the output would find null; write null if that is meant, F.nullif('{name}', "

@@ -58,10 +58,10 @@ class _PendingOutputs(Outputs):
     real: Outputs | None = None
     pending: PendingOutput | None = None
 
-    def resolved(self, names: Sequence[str] | None) -> Outputs:
+    def for_names(self, names: Sequence[str] | None) -> Outputs:
         """The same of what was found."""
         assert self.real is not None and self.pending is not None
-        outputs = self.real.resolved(names)
+        outputs = self.real.for_names(names)
         return self if outputs is self.real else self.pending.outputs(outputs)
 
     def task_format(self, name: str, frame: DataFrame, epoch: int) -> ParquetFormat | None:
