@@ -139,8 +139,8 @@ if not TYPE_CHECKING:  # else checkers would take any name for one that is here
 
     def __getattr__(name: str) -> object:
         """Say where a name that is not here can be found."""
-        found = _ELSEWHERE.get(name)
-        hint = "" if found is None else f": write {found.format(name)}"
+        hint_format = _ELSEWHERE.get(name)
+        hint = "" if hint_format is None else f": write {hint_format.format(name)}"
         raise AttributeError(f"module 'pystate' has no attribute {name!r}{hint}", name=name)
 
     def __dir__() -> list[str]:

@@ -107,7 +107,7 @@ def redacted(text: str) -> str:
         text = _ORACLE.sub(lambda user: user["head"] + HIDDEN, text)
         text = _ITEM.sub(_pair, text)
         if HIDDEN in text:
-            text = _KEY_ITEM.sub(lambda item: item["head"] + _hidden(item["value"]), text)
+            text = _KEY_ITEM.sub(lambda item: item["head"] + _hidden_text(item["value"]), text)
     elif "'" in text or '"' in text:
         text = _ITEM.sub(_pair, text)
     if "=" in text:
@@ -150,14 +150,14 @@ def _has_user(scheme: str, rest: str) -> bool:
     return ":" in authority.strip("[]") and "@" in rest.partition("?")[0]
 
 
-def _hidden(value: str) -> str:
+def _hidden_text(value: str) -> str:
     quote = "'" if value.lstrip("\\")[:1] == "'" else '"' if '"' in value[:9] else ""
     return f"{quote}{HIDDEN}{quote}"
 
 
 def _pair(match: re.Match[str]) -> str:
     start = match[0][: match.start("value") - match.start()]
-    return start + _hidden(match["value"])
+    return start + _hidden_text(match["value"])
 
 
 def _query_item(match: re.Match[str]) -> str:
@@ -206,7 +206,7 @@ def has_credentials(location: str) -> bool:
     return redacted(options) != options
 
 
-class _Redacting(logging.Filter):
+class _RedactingFilter(logging.Filter):
     """Takes secrets out of a record before any handler sees it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -225,6 +225,6 @@ class _Redacting(logging.Filter):
 def logger(name: str) -> logging.Logger:
     """Return the logger of this name; what is logged by it shows no secrets."""
     named = logging.getLogger(name)
-    if not any(isinstance(each, _Redacting) for each in named.filters):
-        named.addFilter(_Redacting())
+    if not any(isinstance(each, _RedactingFilter) for each in named.filters):
+        named.addFilter(_RedactingFilter())
     return named

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -46,7 +47,7 @@ from pystate.checkpoint.refs import (
 )
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.merges import MergePolicy, Run, merge_range, replaced
+from pystate.epochs.merges import MergePolicy, Run, merge_range, replace_files
 from pystate.epochs.retention import delete_files, delete_retired, delete_unnamed
 from pystate.errors import (
     ClosedError,
@@ -138,7 +139,8 @@ class Store:
         self._unsynced = False
         # Invalid arguments must not leave a folder behind.
         groups = 128 if max_parallelism is None else max_parallelism
-        KeyedStateBackend(key, states=states, max_parallelism=groups, limit_bytes=limit_bytes)
+        backend = partial(KeyedStateBackend, key, limit_bytes=limit_bytes)
+        backend(states=states, max_parallelism=groups)
         if not flag(allow_pickle, f"{owner}: allow_pickle"):
             refuse_pickled(states, owner)
         by_event = [n for n, s in states.items() if s.ttl is not None and s.ttl.time == "event"]
@@ -161,9 +163,7 @@ class Store:
             head = self._history.head
             stored = None if head is None else head.operator(_UID)
             states = in_files(states, () if stored is None else stored.state_schema, owner)
-            self._backend = KeyedStateBackend(
-                key, states=states, max_parallelism=job.max_parallelism, limit_bytes=limit_bytes
-            )
+            self._backend = backend(states=states, max_parallelism=job.max_parallelism)
             self.set_current_key = self._backend.set_current_key
             self._range = empty_range(0, job.max_parallelism, 1)
             try:
@@ -227,7 +227,8 @@ class Store:
 
         Parameters
         ----------
-        keys : KeyBatch or what `keys` takes The keys to delete.
+        keys : KeyBatch or what `keys` takes
+            The keys to delete.
         """
         self._backend.delete(keys)
 
@@ -297,12 +298,12 @@ class Store:
         if not self._pending and not self._unsynced:
             self._tick()
             return self.epoch
-        deltas = tuple(self._written(delta, epoch) for delta in self._pending)
+        deltas = tuple(self._write(delta, epoch) for delta in self._pending)
         written_s = time.monotonic()
         rows = sum(delta.rows for delta in self._pending)
         newest = deltas[-1].id if deltas else self._range.id
         state = replace(self._range, id=newest, deltas=(*self._range.deltas, *deltas))
-        manifest = self._manifest(epoch, self._merged(state, epoch))
+        manifest = self._manifest(epoch, self._merge(state, epoch))
         self._publish(manifest)
         stats = self._backend.stats()
         self._chronicle.published(
@@ -311,7 +312,7 @@ class Store:
         self._tick()
         return epoch
 
-    def _written(self, delta: _Delta, epoch: int) -> FileRef:
+    def _write(self, delta: _Delta, epoch: int) -> FileRef:
         """Write a sealed epoch's file, unless an earlier call did."""
         if delta.ref is None:
             first, last = self._backend.key_group_range
@@ -325,7 +326,7 @@ class Store:
             delta.snapshot.close()
         return delta.ref
 
-    def _merged(self, state: RangeState, epoch: int) -> RangeState:
+    def _merge(self, state: RangeState, epoch: int) -> RangeState:
         """The range with its files merged into a new base, if it is time."""
         run = _POLICY.choose(state)
         if self._rebase:
@@ -344,7 +345,7 @@ class Store:
                 raise
             _LOG.warning("%s: the deltas stay unmerged for now: %s", self.path, error)
             return state
-        return replaced(state, run.sources, merged) or state
+        return replace_files(state, run.sources, merged) or state
 
     def _manifest(self, epoch: int, state: RangeState) -> Manifest:
         return Manifest(

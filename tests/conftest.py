@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hypothesis import settings
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.refs import FileRef, RangeState, state_path
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
-from pystate.epochs.coordinator import Coordinator
+from pystate.epochs.coordinator import Coordinator, CoordinatorOptions
 from pystate.epochs.epoch import Epoch
 from pystate.epochs.range_report import RangeReport
 from tests import object_server
@@ -47,6 +48,13 @@ KEY = (("k", "bigint"),)
 STATE = (("n", "bigint"),)
 
 
+def coordinator_of(storage: CheckpointStorage, **given: Any) -> Coordinator:
+    """A coordinator; what is given of its options becomes one object."""
+    names = [field.name for field in fields(CoordinatorOptions) if field.name in given]
+    options = CoordinatorOptions(**{name: given.pop(name) for name in names})
+    return Coordinator(storage, options, **given)
+
+
 class FakeWork:
     """An epoch's work without tables: each range's delta holds a line of text."""
 
@@ -59,7 +67,7 @@ class FakeWork:
         options.setdefault("parallelism", 2)
         options.setdefault("commit_sinks", self.commit)
         options.setdefault("merge_policy", None)
-        return Coordinator(self.storage, **options)
+        return coordinator_of(self.storage, **options)
 
     def commit(self, manifest: Manifest) -> None:
         self.committed.append(manifest.epoch)

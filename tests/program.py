@@ -14,6 +14,7 @@ from pystate.epochs.range_report import RangeReport
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.host import TableHome
 from pystate.types.keys import parse_key
+from tests.conftest import coordinator_of
 from tests.peer import KEY, Worker
 from tests.work import HASHES, batch
 
@@ -30,7 +31,7 @@ class Program:
         self.storage = LocalStorage(root)
 
     def coordinator(self, **options: Any) -> Coordinator:
-        return Coordinator(
+        return coordinator_of(
             self.storage,
             job="job",
             parallelism=self.width,

@@ -18,6 +18,7 @@ from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
 from pystate.epochs.range_report import RangeReport
 from pystate.tables.host import TableHome
+from tests.conftest import coordinator_of
 from tests.peer import Worker
 
 KEY = (("k", "bigint"),)
@@ -41,7 +42,7 @@ class Work:
         options.setdefault("parallelism", 2)
         options.setdefault("commit_sinks", lambda manifest: self.committed.append(manifest.epoch))
         options.setdefault("merge_policy", None)
-        return Coordinator(self.storage, job=self.name, **options)
+        return coordinator_of(self.storage, job=self.name, **options)
 
     def evaluate(self, counts: Mapping[int, int]) -> Callable[[Epoch], Sequence[Any]]:
         def evaluate(epoch: Epoch) -> Sequence[Any]:

@@ -42,10 +42,10 @@ def with_notes(error: Exception) -> Exception:
     notes = notes_of(error)
     if PRINTED or not notes:
         return error
-    made: Exception = _named_like(error, Exception)("\n".join([str(error), *notes]))
-    made.__cause__, made.__suppress_context__ = error.__cause__, True
-    made.__traceback__ = error.__traceback__
-    return made
+    copy: Exception = _named_like(error, Exception)("\n".join([str(error), *notes]))
+    copy.__cause__, copy.__suppress_context__ = error.__cause__, True
+    copy.__traceback__ = error.__traceback__
+    return copy
 
 
 def hide_in_causes(error: BaseException) -> None:
@@ -78,17 +78,17 @@ def _clean(error: BaseException) -> BaseException:
     text = redacted(text)
     try:
         kind = _named_like(error, type(error), __init__=_no_arguments, __str__=lambda _: text)
-        made: BaseException = kind.__new__(kind)
-        made.args = (text,)
+        copy: BaseException = kind.__new__(kind)
+        copy.args = (text,)
     except Exception:
         # The class cannot be derived from, or not be made without its arguments.
-        made = _named_like(error, Exception)(text)
-    made.__cause__, made.__context__ = error.__cause__, error.__context__
-    made.__suppress_context__ = error.__suppress_context__
-    made.__traceback__ = error.__traceback__
+        copy = _named_like(error, Exception)(text)
+    copy.__cause__, copy.__context__ = error.__cause__, error.__context__
+    copy.__suppress_context__ = error.__suppress_context__
+    copy.__traceback__ = error.__traceback__
     for note in notes:
-        add_note(made, redacted(note))
-    return made
+        add_note(copy, redacted(note))
+    return copy
 
 
 def _named_like(error: BaseException, base: type[BaseException], **members: Any) -> Any:

@@ -37,8 +37,8 @@ from pystate.errors import EvaluationError
 
 EVALUATIONS = "evaluations"
 _DRIVER = "driver"
-_BEGUN = ".begun"
-_REFUSED = ".refused"
+_BEGUN_SUFFIX = ".begun"
+_REFUSED_SUFFIX = ".refused"
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ class BeginMarks:
 
     def refused(self) -> list[Mark]:
         """Return the marks of the first task of each range that was refused."""
-        return [entry.mark for entry in self._read(_REFUSED)]
+        return [entry.mark for entry in self._read(_REFUSED_SUFFIX)]
 
     def begun(self) -> dict[tuple[str, int], Begun]:
         """Return the marks of the ranges that were begun, by (uid, range)."""
-        return {(entry.mark.uid, entry.mark.index): entry for entry in self._read(_BEGUN)}
+        return {(entry.mark.uid, entry.mark.index): entry for entry in self._read(_BEGUN_SUFFIX)}
 
     def last_sign_ms(self) -> int:
         """When a task last began or gave a sign of life, by the storage's clock."""
@@ -142,7 +142,7 @@ class BeginMarks:
         path = f"{self._folder}/{uid_folder(mark.uid)}.{mark.index:05d}"
         data = mark.encode()
         try:
-            content = self._storage.mark(path + _BEGUN, data)
+            content = self._storage.mark(path + _BEGUN_SUFFIX, data)
             if content is not None:
                 self._begin_again(path, mark, Mark.decode(content), where)
         except FileNotFoundError:
@@ -150,15 +150,15 @@ class BeginMarks:
                 f"{where}: this evaluation has ended; what a stateful operator returns can only be "
                 "used in the pipeline's own result, not after its epoch"
             ) from None
-        return Beginning(self._storage, path + _BEGUN, where)
+        return Beginning(self._storage, path + _BEGUN_SUFFIX, where)
 
     def _begin_again(self, path: str, mark: Mark, first: Mark, where: str) -> None:
         retried = mark.runs_again(first) and mark.attempt != first.attempt
-        if retried and not self._storage.exists(path + _REFUSED):
+        if retried and not self._storage.exists(path + _REFUSED_SUFFIX):
             other = self._storage.mark(f"{path}.{mark.attempt}.again", mark.encode())
             if other is None:
                 return
-        self._storage.mark(path + _REFUSED, mark.encode())
+        self._storage.mark(path + _REFUSED_SUFFIX, mark.encode())
         raise RefusedError(
             f"{where} was begun in {first.describe()}, and again in {mark.describe()}: nothing is "
             "published of an operator that is evaluated twice"

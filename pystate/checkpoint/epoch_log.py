@@ -48,14 +48,14 @@ KEPT_EPOCHS = 10_000
 #: version 4 the fingerprints of the operators' state.
 _VERSION = 4
 #: The values that version 3 has added, before the operators.
-_ADDED = 3
+_FLOW_VALUES = 3
 _NAME = re.compile(HISTORY + r"/(\d{8,})-[0-9a-f]{12}\.epochs")
 #: The records of a file when its driver begins the next one.
 _FULL = 64
 #: Of a large file at first so many bytes are read, from its end.
 _TAIL = 256 << 10
 #: So many neighbours that are smaller than one of these sizes are merged.
-_MERGED = 8
+_FAN_IN = 8
 _SIZES = (8 << 10, 64 << 10, 512 << 10)
 _LISTINGS = 10
 
@@ -206,9 +206,9 @@ class EpochRecord:
     def encode(self) -> bytes:
         """Return the record's line."""
         # Values in the order of the fields: names would take most of the space.
-        *values, operators = astuple(self)[:-_ADDED]
+        *values, operators = astuple(self)[:-_FLOW_VALUES]
         flow = self.rows_in, self.rows_out, self.late_rows
-        values = _rounded((_VERSION, *values, *flow, operators))
+        values = _round_times((_VERSION, *values, *flow, operators))
         data = json.dumps(values, separators=(",", ":"), ensure_ascii=True).encode("ascii")
         return b"%08x %s\n" % (zlib.crc32(data), data)
 
@@ -224,17 +224,17 @@ class EpochRecord:
                         f"{path}: format version {version} was written by a later pystate; "
                         f"this one reads up to {_VERSION}: upgrade pystate"
                     )
-                flow = values[-_ADDED:] if version > 2 else []
+                flow = values[-_FLOW_VALUES:] if version > 2 else []
                 values = values[: len(values) - len(flow)]
                 records = tuple(OperatorRecord.decode(each) for each in operators)
                 return cls(*[*values, records, *flow])
         raise CorruptFileError(f"{path}: a line is not the record of an epoch")
 
 
-def _rounded(values: Sequence[object]) -> list[object]:
+def _round_times(values: Sequence[object]) -> list[object]:
     """The same values, with times to the microsecond."""
     return [
-        _rounded(value)
+        _round_times(value)
         if isinstance(value, tuple)
         else round(value, 3)
         if isinstance(value, float)
@@ -270,13 +270,13 @@ def _read(storage: CheckpointStorage, path: str) -> _Content:
     return _Content(records, problem)
 
 
-def _listed(storage: CheckpointStorage) -> list[tuple[int, FileEntry]]:
+def _list_files(storage: CheckpointStorage) -> list[tuple[int, FileEntry]]:
     """The files and their first epochs, ascending."""
     matches = ((_NAME.fullmatch(entry.path), entry) for entry in storage.list(HISTORY))
     return sorted((int(match[1]), entry) for match, entry in matches if match)
 
 
-class Recorded(NamedTuple):
+class HistoryRecords(NamedTuple):
     """What a checkpoint's history says."""
 
     records: tuple[EpochRecord, ...]
@@ -285,19 +285,19 @@ class Recorded(NamedTuple):
     """Files with damage, or of a later version, and what is wrong with them."""
 
 
-def read_records(storage: CheckpointStorage) -> Recorded:
+def read_records(storage: CheckpointStorage) -> HistoryRecords:
     """Read the history of a checkpoint, whose job may be running."""
     before = None
     for _ in range(_LISTINGS):
         # A listing that is made while files are merged can miss the merged one and its sources,
         # but not twice in the same way.
-        paths = [entry.path for _, entry in _listed(storage)]
+        paths = [entry.path for _, entry in _list_files(storage)]
         if paths != before:
             before = paths
             continue
         with suppress(FileNotFoundError):
-            return _combined({path: _read(storage, path) for path in paths})
-    return _combined({path: _read(storage, path) for path in before or ()})
+            return _merge_contents({path: _read(storage, path) for path in paths})
+    return _merge_contents({path: _read(storage, path) for path in before or ()})
 
 
 def newest_records(storage: CheckpointStorage) -> list[EpochRecord]:
@@ -306,7 +306,7 @@ def newest_records(storage: CheckpointStorage) -> list[EpochRecord]:
     It costs the same for any number of epochs. Damage, and what later versions have written, is
     left out.
     """
-    for _, entry in reversed(_listed(storage)):
+    for _, entry in reversed(_list_files(storage)):
         intact: list[EpochRecord] = []
         size, wanted = entry.size_bytes, _TAIL
         while True:
@@ -333,7 +333,7 @@ def _intact(lines: Sequence[bytes], path: str) -> Iterator[EpochRecord]:
             yield EpochRecord.decode(line, path)
 
 
-def _combined(files: dict[str, _Content]) -> Recorded:
+def _merge_contents(files: dict[str, _Content]) -> HistoryRecords:
     newest: dict[int, EpochRecord] = {}
     for content in files.values():
         for record in content.records.values():
@@ -346,7 +346,7 @@ def _combined(files: dict[str, _Content]) -> Recorded:
     problems = [
         (path, content.problem) for path, content in files.items() if content.problem is not None
     ]
-    return Recorded(tuple(newest[epoch] for epoch in sorted(newest)), tuple(problems))
+    return HistoryRecords(tuple(newest[epoch] for epoch in sorted(newest)), tuple(problems))
 
 
 def without_epochs_after(storage: CheckpointStorage, epoch: int) -> list[str]:
@@ -355,7 +355,7 @@ def without_epochs_after(storage: CheckpointStorage, epoch: int) -> list[str]:
     Nobody else may write meanwhile.
     """
     superfluous = []
-    for _, entry in _listed(storage):
+    for _, entry in _list_files(storage):
         content = _read(storage, entry.path)
         kept = {line: r for line, r in content.records.items() if r.epoch <= epoch}
         if len(kept) < len(content.records) or content.problem is not None:
@@ -398,7 +398,7 @@ class EpochLog:
         `check_owner` raises `FencedError` if this driver is no longer the owner.
         """
         check_owner()
-        files = _listed(self._storage)
+        files = _list_files(self._storage)
         while len(files) > 1 and files[1][0] <= newest - self._kept + 1:
             self._storage.delete(files.pop(0)[1].path)
         # The file that this driver writes now stays as it is.
@@ -409,7 +409,7 @@ class EpochLog:
 
     def _merge(self, entries: Sequence[FileEntry]) -> None:
         sizes = [entry.size_bytes for entry in entries]
-        start = newest_tier(sizes, [(0, size) for size in _SIZES], _MERGED)
+        start = newest_tier(sizes, [(0, size) for size in _SIZES], _FAN_IN)
         records: dict[bytes, EpochRecord] = {}
         merged = []
         for entry in entries[start:]:

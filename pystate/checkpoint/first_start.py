@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 import uuid
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
@@ -36,7 +35,6 @@ from pystate.checkpoint.job_file import (
     RESTORED_FILE,
     SAVEPOINT_FILE,
     JobFile,
-    library,
     read_job,
 )
 from pystate.checkpoint.manifest import (
@@ -55,7 +53,7 @@ from pystate.checkpoint.savepoint import (
     Savepoint,
     entries_of,
     files_of,
-    lost,
+    lost_file_error,
     manifest_of,
     read_savepoint,
     sha256,
@@ -114,13 +112,13 @@ def begin_with(
     manifest = manifest_of(origin, savepoint)
     stored = read_job(origin)
     if stored is None:
-        raise lost(origin, JOB_FILE)
+        raise lost_file_error(origin, JOB_FILE)
     if max_parallelism not in (None, stored.max_parallelism):
         raise InvalidArgumentError(
             f"savepoint {origin.uri} has max_parallelism={stored.max_parallelism}, not "
             f"{max_parallelism}: keys are placed by it; leave the argument out to take that"
         )
-    operators = _renamed(origin, manifest.operators, uid_map or {})
+    operators = _rename_operators(origin, manifest.operators, uid_map or {})
     # A driver that begins at the same time writes restored.json first: what is there without that
     # was left by a start that is forgotten, and looked for before.
     left = begun is not None or any(checkpoint.list(folder) for folder in (RUNS, SPARK_FOLDER))
@@ -143,7 +141,7 @@ def begin_with(
         try:
             place(ref, [origin], checkpoint, copy=copy)
         except FileNotFoundError:
-            raise lost(origin, ref.path) from None
+            raise lost_file_error(origin, ref.path) from None
 
     for_all(begin, files_of(operators).values())
     query_id = _begin_runs_and_position(origin, savepoint, checkpoint)
@@ -151,14 +149,7 @@ def begin_with(
     keep(checkpoint, first.path, first.encode())
     # Each later epoch replaces it: see `pystate.checkpoint.traces`.
     checkpoint.replace(LATEST, encode_document("latest", 1, {"epoch": first.epoch}))
-    own = JobFile(
-        name=job,
-        checkpoint_id=str(uuid.uuid4()),
-        max_parallelism=stored.max_parallelism,
-        created_ms=time.time_ns() // 1_000_000,
-        library=library(),
-        operators=entries_of(operators),
-    )
+    own = JobFile.new(job, stored.max_parallelism, entries_of(operators))
     if not own.create(checkpoint):
         _check_begun(origin, checkpoint)  # another driver was faster, with the same
     return True
@@ -305,7 +296,7 @@ def _check_begun(
         )
 
 
-def _renamed(
+def _rename_operators(
     origin: CheckpointStorage, operators: tuple[OperatorState, ...], uid_map: Mapping[str, str]
 ) -> tuple[OperatorState, ...]:
     uids = {operator.uid for operator in operators}
@@ -331,7 +322,7 @@ def _begin_runs_and_position(
         try:
             data = origin.read_bytes(path)
         except FileNotFoundError:
-            raise lost(origin, path) from None
+            raise lost_file_error(origin, path) from None
         if sha256(data) != digest:
             raise CorruptFileError(
                 f"savepoint {origin.uri}: {path} is not what it was when the savepoint was taken"
@@ -352,9 +343,9 @@ def _with_query(origin: CheckpointStorage, manifest: Manifest, query_id: str | N
     if before is None or query_id is None:
         return manifest
 
-    def renamed(progress: QueryProgress) -> QueryProgress:
+    def with_new_uids(progress: QueryProgress) -> QueryProgress:
         return replace(progress, query_id=query_id) if progress == before else progress
 
-    queries = sorted(map(renamed, manifest.queries), key=lambda progress: progress.query_id)
+    queries = sorted(map(with_new_uids, manifest.queries), key=lambda progress: progress.query_id)
     own = query_id if manifest.query_id == before.query_id else manifest.query_id
     return replace(manifest, queries=tuple(queries), query_id=own)

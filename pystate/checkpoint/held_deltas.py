@@ -67,10 +67,10 @@ class HeldFiles:
         path = f"{self.folder}/{serial:08d}-{uuid.uuid4().hex}.delta"
         if self.local is not None:
             try:
-                return _written(LocalStorage(self.local), path, write)
+                return _write_file(LocalStorage(self.local), path, write)
             except NoSpaceError:
                 pass
-        return _written(self.storage, path, write)
+        return _write_file(self.storage, path, write)
 
     def find(self, ref: FileRef) -> str | None:
         """Return the path of a file in a file system; None if it is in the storage alone.
@@ -129,7 +129,7 @@ def merge_held(
         )
 
 
-def _written(
+def _write_file(
     storage: CheckpointStorage, path: str, write: Callable[[BinaryIO], FileInfo]
 ) -> FileRef:
     with storage.create(path) as out:

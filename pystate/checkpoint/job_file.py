@@ -87,6 +87,14 @@ class JobFile:
     library: str
     operators: tuple[OperatorEntry, ...] = field(default=())
 
+    @classmethod
+    def new(
+        cls, name: str, max_parallelism: int, operators: tuple[OperatorEntry, ...] = ()
+    ) -> JobFile:
+        """The identity of a checkpoint that is made now, by this library."""
+        created_ms = time.time_ns() // 1_000_000
+        return cls(name, str(uuid.uuid4()), max_parallelism, created_ms, library(), operators)
+
     def application(self, storage: CheckpointStorage) -> bytes:
         """32 bytes that distinguish the shared tables of the checkpoint at a place from others'.
 
@@ -217,8 +225,7 @@ def open_job(
     if job is None:
         refuse_spark(storage)
         check_parallelism(storage, parallelism, wanted)
-        now_ms = time.time_ns() // 1_000_000
-        job = JobFile(name, str(uuid.uuid4()), wanted, now_ms, library())
+        job = JobFile.new(name, wanted)
         if job.create(storage):
             return job
         job = JobFile.decode(storage.read_bytes(JOB_FILE), JOB_FILE)

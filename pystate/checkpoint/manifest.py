@@ -207,7 +207,7 @@ class Manifest:
             term=fields.integer("term"),
             host=fields.text("host"),
             max_parallelism=max_parallelism,
-            processing_time_ms=_signed(fields, "processing_time_ms", path),
+            processing_time_ms=_signed_integer(fields, "processing_time_ms", path),
             watermark_ms=watermark_ms,
             created_ms=fields.integer("created_ms"),
             library=fields.text("library"),
@@ -257,7 +257,7 @@ def is_published(storage: CheckpointStorage, manifest: Manifest) -> bool:
     return stored.evaluation_id == manifest.evaluation_id
 
 
-def _signed(fields: Fields, name: str, path: str) -> int:
+def _signed_integer(fields: Fields, name: str, path: str) -> int:
     value = fields.optional_integer(name)
     if value is None:
         raise CorruptFileError(f"{path}: field {name!r} is null")
@@ -270,7 +270,7 @@ def _decode_clock(fields: Fields, path: str) -> ClockReading | None:
         return None
     inner = Fields(content, path)
     clock = ClockReading(
-        read_ms=_signed(inner, "read_ms", path),
+        read_ms=_signed_integer(inner, "read_ms", path),
         pause_ms=inner.integer("pause_ms"),
         doubted_since_ms=inner.optional_integer("doubted_since_ms"),
     )

@@ -93,7 +93,9 @@ class History:
         """
         known = self._epochs[-1] if self._epochs else 0
         for _ in range(_LISTINGS):
-            epochs, _, self._leftovers = _retained(self._storage, known, compare=not self._compared)
+            epochs, _, self._leftovers = _list_retained(
+                self._storage, known, compare=not self._compared
+            )
             self._compared = True
             try:
                 if epochs:
@@ -157,7 +159,7 @@ class History:
         With `durable` it fails rather than lose the note: they cannot be committed again.
         """
         # A driver that was delayed here may resume when its successors are ahead of it.
-        if self._committed()[0] > manifest.epoch:
+        if self._read_committed()[0] > manifest.epoch:
             return
         content = {"epoch": manifest.epoch, "evaluation_id": manifest.evaluation_id}
         data = encode_document("committed", 1, content)
@@ -170,9 +172,9 @@ class History:
 
     def is_committed(self, manifest: Manifest) -> bool:
         """Whether an epoch's sink transactions are known to be committed."""
-        return self._committed() == (manifest.epoch, manifest.evaluation_id)
+        return self._read_committed() == (manifest.epoch, manifest.evaluation_id)
 
-    def _committed(self) -> tuple[int, str]:
+    def _read_committed(self) -> tuple[int, str]:
         try:
             data = self._storage.read_bytes(COMMITTED)
             fields = decode_document("committed", 1, data, COMMITTED)
@@ -196,7 +198,7 @@ class History:
         `CheckpointError` if no readable epoch is that run's, but some epochs cannot be read; or the
         keys of earlier runs are lost.
         """
-        self._check_runs(must_be_told=True)
+        self._check_runs(must_be_known=True)
         damaged = _unknown_runs(self._storage)
         for epoch in reversed(self._epochs):
             manifest = self._intact(epoch)
@@ -211,10 +213,10 @@ class History:
             return None
         return retired, None
 
-    def _check_runs(self, *, must_be_told: bool = False) -> int:
+    def _check_runs(self, *, must_be_known: bool = False) -> int:
         """Make sure that no run keys are lost; returns up to which epoch there are any."""
         if self._runs_until is None:
-            self._runs_until = check_runs(self._storage, must_be_told=must_be_told)
+            self._runs_until = check_runs(self._storage, must_be_known=must_be_known)
         return self._runs_until
 
     def _check_other(self, epoch: int, run_key: str) -> None:
@@ -323,7 +325,7 @@ def _scan(storage: CheckpointStorage) -> Listing:
     )
 
 
-def _retained(storage: CheckpointStorage, at_least: int, *, compare: bool = True) -> Listing:
+def _list_retained(storage: CheckpointStorage, at_least: int, *, compare: bool = True) -> Listing:
     """List the retained epochs, of which `at_least` is known to have been published.
 
     With `compare` all traces are read; otherwise only ``manifests/latest``, for an epoch more.
@@ -333,14 +335,14 @@ def _retained(storage: CheckpointStorage, at_least: int, *, compare: bool = True
     # next listing does not show.
     for _ in range(_LISTINGS):
         if compare:
-            listing, loss = _compared(storage)
+            listing, loss = _list_and_compare(storage)
         else:
             noted = _latest(storage)
             listing = _scan(storage)
             loss = _Loss(_first_hole(listing, max(at_least, noted)), Trace(noted, LATEST))
         if not loss.epoch:
             return listing
-    raise _lost(storage, loss)
+    raise _lost_manifest_error(storage, loss)
 
 
 class _Loss(NamedTuple):
@@ -353,7 +355,7 @@ class _Loss(NamedTuple):
     certain: bool = True
 
 
-def _compared(storage: CheckpointStorage) -> tuple[Listing, _Loss]:
+def _list_and_compare(storage: CheckpointStorage) -> tuple[Listing, _Loss]:
     """List the manifests, and find the first one that is lost."""
     traces = read_traces(storage)
     listing = _scan(storage)
@@ -372,7 +374,7 @@ def _compared(storage: CheckpointStorage) -> tuple[Listing, _Loss]:
     return listing, _Loss(lost, known)
 
 
-def _lost(storage: CheckpointStorage, loss: _Loss) -> CheckpointError:
+def _lost_manifest_error(storage: CheckpointStorage, loss: _Loss) -> CheckpointError:
     """The error of who finds that a manifest is lost."""
     path = manifest_path(loss.epoch)
     way_out = (
@@ -402,7 +404,7 @@ def retained_manifests(storage: CheckpointStorage) -> Listing:
 
     `CheckpointError` if one is lost.
     """
-    return _retained(storage, 0)
+    return _list_retained(storage, 0)
 
 
 class Survey(NamedTuple):
@@ -419,9 +421,9 @@ class Survey(NamedTuple):
 def survey(storage: CheckpointStorage) -> Survey:
     """List the manifests of a checkpoint that may be damaged."""
     lost: tuple[int, ...] = ()
-    for _ in range(_LISTINGS):  # as in `_retained`
+    for _ in range(_LISTINGS):  # as in `_list_retained`
         try:
-            listing, loss = _compared(storage)
+            listing, loss = _list_and_compare(storage)
         except NewerFormatError:  # reported with the other small files
             listing = _scan(storage)
             loss = _Loss(_first_hole(listing, 0), Trace())
@@ -464,11 +466,11 @@ def note_unknown_runs(storage: CheckpointStorage, epochs: Iterable[int]) -> None
         storage.replace(_UNKNOWN_RUNS, encode_document("unknown runs", 1, content))
 
 
-def check_runs(storage: CheckpointStorage, *, must_be_told: bool = False) -> int:
+def check_runs(storage: CheckpointStorage, *, must_be_known: bool = False) -> int:
     """Make sure that the keys of earlier runs are there; returns the newest epoch of one.
 
     `CheckpointError` if they are lost: the marks of retired epochs, or the history, tell of later
-    ones. With `must_be_told` it is one, too, that nothing tells whether there were any.
+    ones. With `must_be_known` it is one, too, that nothing tells whether there were any.
     """
     covered = newest = 0
     for _ in range(_LISTINGS):  # while files of keys are merged a listing can miss them
@@ -479,7 +481,7 @@ def check_runs(storage: CheckpointStorage, *, must_be_told: bool = False) -> int
         recorded = max((e for e in runs.difference(unknown) if e <= over), default=0)
         newest = max(_marked_runs(storage, listing.floor), recorded)
         restored = marked_epoch(storage, RESTORED_FILE, "restored") or 0
-        if must_be_told and not listing.floor and not records and over > restored:
+        if must_be_known and not listing.floor and not records and over > restored:
             newest = 1
         covered = covered_epoch(storage)
         # Earlier versions had a file per key, whose name does not say the epoch.

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pystate.errors import CorruptFileError, NewerFormatError
 
 _PREFIX = b"sha256:"
-Taken = TypeVar("Taken")
+Value = TypeVar("Value")
 _TAIL_SIZE = len(_PREFIX) + 64 + 1
 
 
@@ -99,7 +99,7 @@ class Fields:
     def _wrong(self, name: str, wanted: str, value: Any) -> CorruptFileError:
         return CorruptFileError(f"{self._path}: field {name!r} is not {wanted}: {value!r:.60}")
 
-    def _typed(self, name: str, kind: type[Taken], wanted: str) -> Taken:
+    def _take_as(self, name: str, kind: type[Value], wanted: str) -> Value:
         value = self._take(name)
         if not isinstance(value, kind):
             raise self._wrong(name, wanted, value)
@@ -122,11 +122,11 @@ class Fields:
 
     def boolean(self, name: str) -> bool:
         """Take true or false."""
-        return self._typed(name, bool, "true or false")
+        return self._take_as(name, bool, "true or false")
 
     def text(self, name: str) -> str:
         """Take a string."""
-        return self._typed(name, str, "a string")
+        return self._take_as(name, str, "a string")
 
     def optional_text(self, name: str) -> str | None:
         """Take a string or null."""
@@ -148,11 +148,11 @@ class Fields:
 
     def items(self, name: str) -> list[Any]:
         """Take a list."""
-        return self._typed(name, list, "a list")
+        return self._take_as(name, list, "a list")
 
     def mapping(self, name: str) -> dict[str, Any]:
         """Take an object."""
-        return self._typed(name, dict, "an object")
+        return self._take_as(name, dict, "an object")
 
     def anything(self, name: str) -> Any:
         """Take a field of any type, null included."""

@@ -12,10 +12,10 @@ Invariants
    writers of one name exactly one succeeds. A store that ignores the condition is refused at the
    first `publish` of a process.
 3. A request whose connection fails, before or after the store has handled it, or in the middle of
-   its answer, is sent again for up to a minute (`_repeated`). The answer may have been that it was
-   done: a second write, delete or listing does no harm, and of a conditional write it is found out
-   whether what exists is our own. Each small object names its writer; a copy is compared with its
-   origin, byte by byte, and nobody else writes the same, since state files have random ids.
+   its answer, is sent again for up to a minute (`_with_retries`). The answer may have been that it
+   was done: a second write, delete or listing does no harm, and of a conditional write it is found
+   out whether what exists is our own. Each small object names its writer; a copy is compared with
+   its origin, byte by byte, and nobody else writes the same, since state files have random ids.
 4. What is larger than `_ONE_PUT` is uploaded in pieces, which no store makes conditional, under a
    temporary name. It is then copied to its final name inside the store, which is conditional.
 5. A folder in which marks are made is an object in it. `mark` writes first and then looks for that
@@ -93,7 +93,7 @@ _FOLDER = ".folder.tmp"
 _CODE = re.compile(r"<Code>\s*(\w+)\s*</Code>", re.I)
 _QUERY = re.compile(r"\?\S*")
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
-_DENIED = (
+_DENIED_SIGNS = (
     *("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "Forbidden"),
     *("Unauthorized", "AuthenticationFailed", "InvalidToken", "InvalidClientTokenId"),
 )
@@ -103,7 +103,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 #: What errors of the network say, and codes of a store that cannot answer now.
 _NETWORK = ("HTTP error", "response body", "error decoding", "onnection", "timed out")
 _BUSY = ("SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "ServerBusy")
-_COMPARED = 8 << 20
+_COMPARE_BYTES = 8 << 20
 _proved: set[str] = set()
 _forked = False
 Result = TypeVar("Result")
@@ -138,7 +138,7 @@ def refuse_credentials(location: str, what: str) -> None:
             raise InvalidArgumentError(f"{what} {scheme}:...: that is no URL") from None
 
 
-def parsed(url: str) -> Place:
+def parse_url(url: str) -> Place:
     """Take a URL apart; `InvalidArgumentError` if it is none of a prefix in an object store."""
     refuse_credentials(url, "checkpoint")
     parts = urlsplit(url)
@@ -298,7 +298,7 @@ class ObjectStorage:
     touch_every_s = 5.0
 
     def __init__(self, url: str) -> None:
-        self._place = parsed(url)
+        self._place = parse_url(url)
         package(self._place)
 
     @property
@@ -331,7 +331,7 @@ class ObjectStorage:
     def replace(self, path: str, data: bytes, *, durable: bool = True) -> None:
         """See `CheckpointStorage.replace`."""
         key = self._key(path)
-        self._repeated(
+        self._with_retries(
             "write",
             key,
             lambda: self._obstore.put(self._client, key, data, use_multipart=False),
@@ -385,7 +385,7 @@ class ObjectStorage:
     def read_bytes(self, path: str) -> bytes:
         """See `CheckpointStorage.read_bytes`."""
         key = self._key(path)
-        return self._repeated(
+        return self._with_retries(
             "read", key, lambda: bytes(self._obstore.get(self._client, key).bytes())
         )
 
@@ -403,7 +403,7 @@ class ObjectStorage:
 
     def list(self, prefix: str, *, temporary: bool = False) -> _Entries:
         """See `CheckpointStorage.list`."""
-        entries = self._listed(prefix)
+        entries = self._list_folder(prefix)
         return [e for e in entries if is_temporary(e.path.rpartition("/")[2]) == temporary]
 
     def exists(self, path: str) -> bool:
@@ -429,10 +429,10 @@ class ObjectStorage:
         try:
             if self.exists(f"{path}/{_FOLDER}"):
                 self._delete(self._key(f"{path}/{_FOLDER}"))  # first: see the invariants
-            keys = [self._key(entry.path) for entry in self._listed(path)]
+            keys = [self._key(entry.path) for entry in self._list_folder(path)]
             if keys:
                 with suppress(FileNotFoundError):
-                    self._repeated(
+                    self._with_retries(
                         "delete", keys[0], lambda: self._obstore.delete(self._client, keys)
                     )
         except CheckpointError as error:
@@ -475,7 +475,7 @@ class ObjectStorage:
             return True
 
         try:
-            return self._repeated("touch", key, touch)
+            return self._with_retries("touch", key, touch)
         except FileNotFoundError:
             return False
 
@@ -498,12 +498,12 @@ class ObjectStorage:
     def _url(self, key: str) -> str:
         return f"{self._place.root}/{key}".rstrip("/")
 
-    def _repeated(self, action: str, key: str, request: Callable[[], Result]) -> Result:
+    def _with_retries(self, action: str, key: str, request: Callable[[], Result]) -> Result:
         """Send a request, and send it again while connections fail; errors are translated."""
         until_s, pause_s = time.monotonic() + _PATIENCE_S, _FIRST_PAUSE_S
         while True:
             try:
-                with self._translated(action, key):
+                with self._translate_errors(action, key):
                     return request()
             except _TransientError as error:
                 if time.monotonic() + pause_s >= until_s:
@@ -516,7 +516,7 @@ class ObjectStorage:
         """Write a new object in one request; return the name of its writer."""
         writer = uuid.uuid4().hex
         try:
-            self._repeated("write", key, lambda: self._put_as(writer, key, data))
+            self._with_retries("write", key, lambda: self._put_as(writer, key, data))
         except AlreadyPublishedError:
             # It may be ours: of a request that is repeated the first answer was lost.
             if self._writer_of(key) != writer:
@@ -547,7 +547,7 @@ class ObjectStorage:
             return writer
 
         with suppress(FileNotFoundError):
-            return self._repeated("look at", key, look)
+            return self._with_retries("look at", key, look)
         return None
 
     def _range(self, key: str, start: int, end: int) -> memoryview:
@@ -559,12 +559,12 @@ class ObjectStorage:
                 raise _TransientError(f"{self._url(key)}: the store returned too few bytes")
             return data
 
-        return self._repeated("read", key, fetch)
+        return self._with_retries("read", key, fetch)
 
     def _prove(self, key: str, data: bytes, writer: str) -> None:
         """Make sure that the store honours conditions, by the same write once more."""
         try:
-            self._repeated("write", key, lambda: self._put_as(writer, key, data))
+            self._with_retries("write", key, lambda: self._put_as(writer, key, data))
         except AlreadyPublishedError:
             return
         raise CheckpointError(
@@ -585,7 +585,7 @@ class ObjectStorage:
         def upload() -> None:
             source.seek(0)
             try:
-                with self._translated("write", key):
+                with self._translate_errors("write", key):
                     self._obstore.put(
                         self._client,
                         temporary,
@@ -600,7 +600,7 @@ class ObjectStorage:
                     raise _TransientError(f"{self._url(key)}: the upload was ended") from None
 
         try:
-            self._repeated("write", key, upload)
+            self._with_retries("write", key, upload)
             # The package repeats requests itself, and does not tell: what exists may be ours.
             self._copy_new(temporary, key, is_unsure=True)
         except FileNotFoundError as error:
@@ -619,7 +619,7 @@ class ObjectStorage:
         def copy() -> None:
             nonlocal is_unsure
             try:
-                with self._translated("write", key):
+                with self._translate_errors("write", key):
                     self._obstore.copy(self._client, origin, key, overwrite=False)
             except _TransientError:
                 is_unsure = True
@@ -629,19 +629,19 @@ class ObjectStorage:
                 if not is_unsure or not self._are_equal(origin, key):
                     raise
 
-        self._repeated("write", key, copy)
+        self._with_retries("write", key, copy)
 
     def _are_equal(self, origin: str, key: str) -> bool:
         size = self._size(key)
         return (size is not None and size == self._size(origin)) and all(
             self._range(origin, start, end) == self._range(key, start, end)
-            for start in range(0, size, _COMPARED)
-            for end in (min(start + _COMPARED, size),)
+            for start in range(0, size, _COMPARE_BYTES)
+            for end in (min(start + _COMPARE_BYTES, size),)
         )
 
     def _size(self, key: str) -> int | None:
         try:
-            return self._repeated(
+            return self._with_retries(
                 "look at", key, lambda: int(self._obstore.head(self._client, key)["size"])
             )
         except FileNotFoundError:
@@ -649,9 +649,9 @@ class ObjectStorage:
 
     def _delete(self, key: str) -> None:
         with suppress(FileNotFoundError):
-            self._repeated("delete", key, lambda: self._obstore.delete(self._client, key))
+            self._with_retries("delete", key, lambda: self._obstore.delete(self._client, key))
 
-    def _listed(self, folder: str) -> _Entries:
+    def _list_folder(self, folder: str) -> _Entries:
         key = self._key(folder) if folder else self._place.prefix.rstrip("/")
         skipped = len(self._place.prefix)
 
@@ -669,7 +669,7 @@ class ObjectStorage:
             ]
 
         try:
-            entries = self._repeated("list", key, listing)
+            entries = self._with_retries("list", key, listing)
         except FileNotFoundError as error:
             self._fail("list", key, error)
         entries.sort()
@@ -678,7 +678,7 @@ class ObjectStorage:
     # ---- errors --------------------------------------------------------------------------------
 
     @contextmanager
-    def _translated(self, action: str, key: str) -> Iterator[None]:
+    def _translate_errors(self, action: str, key: str) -> Iterator[None]:
         """Turn the package's errors into ours: `FileNotFoundError` if there is no such object."""
         exceptions = self._obstore.exceptions
         try:
@@ -711,7 +711,7 @@ class ObjectStorage:
                 f"{where}: the endpoint is no https address: correct it, or allow http by "
                 "AWS_ALLOW_HTTP=true in the environment of the driver and the executors"
             ) from None
-        if isinstance(error, PermissionError) or _says(text, _DENIED) or "169.254." in text:
+        if isinstance(error, PermissionError) or _says(text, _DENIED_SIGNS) or "169.254." in text:
             raise CheckpointError(
                 f"{where}: access is denied ({reason}): the driver and the executors take "
                 f"credentials from the environment ({ACCESS[extra]})"

@@ -60,7 +60,7 @@ _OPERATORS_FORM = WITH_PARTS
 _NAME = re.compile(re.escape(MANIFESTS) + r"/(\d{8,})-[0-9a-f]+\.part")
 #: Up to this many files are named in the manifest itself: a second file would cost more.
 _LEAST_FILES = 128
-_KEPT = 4
+_PARTS_CACHED = 4
 _HEX = frozenset("0123456789abcdef")
 
 #: An operator's uid, and a range's first and last key group.
@@ -152,7 +152,7 @@ class Parts:
     def keep(self, part: Part) -> None:
         """Cache a part, so that manifests read later share its objects."""
         self._kept[part.digest] = part
-        while len(self._kept) > _KEPT:
+        while len(self._kept) > _PARTS_CACHED:
             self._kept.popitem(last=False)
 
 
@@ -183,7 +183,7 @@ def _by_key(operators: Iterable[OperatorState]) -> dict[_Key, RangeState]:
     }
 
 
-def _known(part: Part | None, uid: str, state: RangeState) -> RangeState | None:
+def _range_in(part: Part | None, uid: str, state: RangeState) -> RangeState | None:
     if part is None:
         return None
     return part.ranges.get((uid, state.first_key_group, state.last_key_group))
@@ -193,7 +193,7 @@ def _files_beside(operators: Sequence[OperatorState], part: Part) -> int:
     count = 0
     for operator in operators:
         for state in operator.ranges:
-            known = _known(part, operator.uid, state)
+            known = _range_in(part, operator.uid, state)
             if known is None:
                 count += len(state.files)
             else:
@@ -230,7 +230,7 @@ def encode_operators(
             **_encode_time(op, version),
             **({"defaults": dict(op.defaults)} if version >= WITH_DEFAULTS else {}),
             "ranges": [
-                _encode_range(op.uid, state, _known(part, op.uid, state))
+                _encode_range(op.uid, state, _range_in(part, op.uid, state))
                 if version >= WITH_PARTS
                 else state.encode()
                 for state in op.ranges
@@ -269,7 +269,7 @@ def _decode_operator(
     for index, item in enumerate(items):
         empty = RangeState(index, *range_bounds(index, groups, parallelism), EMPTY_ID)
         state = (
-            _decode_range(uid, item, path, empty, _known(part, uid, empty))
+            _decode_range(uid, item, path, empty, _range_in(part, uid, empty))
             if version >= WITH_PARTS
             else RangeState.decode(item, path, version)
         )

@@ -42,7 +42,7 @@ _NAME = re.compile(RUNS + r"/(\d{8,})-(\d{8,})\.keys")
 #: The files of earlier versions: one per key.
 _SINGLE = re.compile(RUNS + r"/([0-9a-f]{64})\.run")
 _DIGITS = 32
-_MERGED = 8
+_FAN_IN = 8
 _LISTINGS = 10
 
 
@@ -230,8 +230,8 @@ class RunKeys:
         covering = listing.covering
         sizes = [len(self._keys(file)) for file in covering]
         powers = range(max(sizes, default=0).bit_length())
-        tiers = [(_MERGED**power, _MERGED ** (power + 1)) for power in powers]
-        start = newest_tier(sizes, tiers, _MERGED)
+        tiers = [(_FAN_IN**power, _FAN_IN ** (power + 1)) for power in powers]
+        start = newest_tier(sizes, tiers, _FAN_IN)
         if start < len(covering) - 1:
             merged = _File(covering[start].first, covering[-1].last)
             keys: dict[str, int] = {}

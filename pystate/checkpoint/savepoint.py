@@ -392,10 +392,10 @@ def manifest_of(storage: CheckpointStorage, savepoint: Savepoint) -> Manifest:
     try:
         return read_manifest(storage, path)
     except FileNotFoundError:
-        raise lost(storage, path) from None
+        raise lost_file_error(storage, path) from None
 
 
-def lost(storage: CheckpointStorage, path: str) -> CorruptFileError:
+def lost_file_error(storage: CheckpointStorage, path: str) -> CorruptFileError:
     """Say that a file of a savepoint is not there."""
     return CorruptFileError(
         f"savepoint {storage.uri}: its file {path} is lost: copy the whole folder once more"

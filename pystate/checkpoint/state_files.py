@@ -246,7 +246,7 @@ def check_key(
     name: str, schema: FileSchema, key: KeyColumns, namespace: StateType | None, whose: str
 ) -> None:
     """Raise `SchemaError` where a file's key, or its namespaces, are others than `whose`."""
-    ours = [_stored(t) for _, t in key]
+    ours = [_stored_type(t) for _, t in key]
     theirs = [t for _, t in schema.key]
     names, others = [n for n, _ in schema.key], [n for n, _ in key]
     reordered = names != others and sorted(names) == sorted(others)
@@ -255,16 +255,16 @@ def check_key(
             f"{name}: its key is ({describe(schema.key)}), {whose} ({describe(key)}); a key "
             "changes only by an offline rewrite, ps.read_state and ps.write_state"
         )
-    space = None if namespace is None else _stored(namespace)
+    space = None if namespace is None else _stored_type(namespace)
     if schema.namespace != space:
         raise SchemaError(
-            f"{name}: its namespaces are {_shown(schema.namespace)}, {whose} {_shown(space)}; they "
-            "are a part of the key, which changes only by an offline rewrite, ps.read_state and "
-            "ps.write_state"
+            f"{name}: its namespaces are {_type_text(schema.namespace)}, {whose} "
+            f"{_type_text(space)}; they are a part of the key, which changes only by an offline "
+            "rewrite, ps.read_state and ps.write_state"
         )
 
 
-def _shown(namespace: StateType | None) -> str:
+def _type_text(namespace: StateType | None) -> str:
     return "none" if namespace is None else namespace.ddl
 
 
@@ -352,7 +352,7 @@ def _change(old: Column, new: Column, epoch: int, since: Mapping[str, int]) -> C
     return replace(change, fill=fill_of(new.value_type, added, old.name, since))
 
 
-def _stored(type_: StateType) -> StateType:
+def _stored_type(type_: StateType) -> StateType:
     # Files do not distinguish the two kinds of timestamps.
     return StateType("timestamp") if type_.name == "timestamp_ntz" else type_
 

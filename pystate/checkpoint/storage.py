@@ -189,7 +189,7 @@ class LocalStorage:
                     os.fsync(out.fileno())
             os.replace(temporary, final)
             if durable:
-                _sync_folder(os.path.dirname(final))
+                sync_local_folder(os.path.dirname(final))
         except OSError as error:
             _fail("write", final, error)
         finally:
@@ -222,8 +222,8 @@ class LocalStorage:
         finally:
             with suppress(OSError):
                 os.unlink(temporary)
-        with _translated("sync the folder of", final, passed=()):
-            _sync_folder(os.path.dirname(final))
+        with _translate_errors("sync the folder of", final, passed=()):
+            sync_local_folder(os.path.dirname(final))
 
     def share(self, path: str, other: CheckpointStorage, other_path: str) -> bool:
         """See `CheckpointStorage.share`."""
@@ -240,19 +240,19 @@ class LocalStorage:
                 return False
             _sync_if_taken(final, error)
             _fail("write", final, error)
-        with _translated("sync the folder of", final, passed=()):
-            _sync_folder(os.path.dirname(final))
+        with _translate_errors("sync the folder of", final, passed=()):
+            sync_local_folder(os.path.dirname(final))
         return True
 
     def read_bytes(self, path: str) -> bytes:
         """See `CheckpointStorage.read_bytes`."""
-        with self.open_read(path) as source, _translated("read", source.name):
+        with self.open_read(path) as source, _translate_errors("read", source.name):
             return source.read()
 
     def open_read(self, path: str) -> BinaryIO:
         """See `CheckpointStorage.open_read`."""
         final = self.local_path(path)
-        with _translated("read", final):
+        with _translate_errors("read", final):
             return open(final, "rb")
 
     def list(self, prefix: str, *, temporary: bool = False) -> _Entries:
@@ -264,7 +264,7 @@ class LocalStorage:
             folder = folders.pop()
             with (
                 suppress(*_ABSENT),
-                _translated("list", folder, passed=_ABSENT),
+                _translate_errors("list", folder, passed=_ABSENT),
                 os.scandir(folder) as entries,
             ):
                 for entry in entries:
@@ -285,7 +285,7 @@ class LocalStorage:
     def delete(self, path: str) -> bool:
         """See `CheckpointStorage.delete`."""
         final = self.local_path(path)
-        with suppress(FileNotFoundError), _translated("delete", final):
+        with suppress(FileNotFoundError), _translate_errors("delete", final):
             os.unlink(final)
             return True
         return False
@@ -293,8 +293,8 @@ class LocalStorage:
     def sync_folder(self, path: str) -> None:
         """See `CheckpointStorage.sync_folder`."""
         folder = self.local_path(path) if path else self._root
-        with suppress(FileNotFoundError), _translated("sync", folder):
-            _sync_folder(folder)
+        with suppress(FileNotFoundError), _translate_errors("sync", folder):
+            sync_local_folder(folder)
 
     def exists(self, path: str) -> bool:
         """See `CheckpointStorage.exists`."""
@@ -303,7 +303,7 @@ class LocalStorage:
     def size_bytes(self, path: str) -> int | None:
         """See `CheckpointStorage.size_bytes`."""
         final = self.local_path(path)
-        with suppress(*_ABSENT), _translated("look at", final, passed=_ABSENT):
+        with suppress(*_ABSENT), _translate_errors("look at", final, passed=_ABSENT):
             status = os.stat(final)
             return status.st_size if stat.S_ISREG(status.st_mode) else None
         return None
@@ -311,7 +311,7 @@ class LocalStorage:
     def make_folder(self, path: str) -> None:
         """See `CheckpointStorage.make_folder`."""
         final = self.local_path(path)
-        with _translated("create", final, passed=()):
+        with _translate_errors("create", final, passed=()):
             os.makedirs(final, exist_ok=True)
 
     def remove_folder(self, path: str) -> None:
@@ -329,7 +329,7 @@ class LocalStorage:
         final = self.local_path(path)
         folder, name = os.path.split(final)
         temporary = os.path.join(folder, f".{name}.{uuid.uuid4().hex}.tmp")
-        with suppress(FileExistsError), _translated("write", final):
+        with suppress(FileExistsError), _translate_errors("write", final):
             try:
                 with open(temporary, "xb", buffering=0) as out:
                     _write_all(out, data)
@@ -343,7 +343,7 @@ class LocalStorage:
     def touch(self, path: str) -> bool:
         """See `CheckpointStorage.touch`."""
         final = self.local_path(path)
-        with suppress(FileNotFoundError), _translated("touch", final):
+        with suppress(FileNotFoundError), _translate_errors("touch", final):
             os.utime(final)
             return True
         return False
@@ -359,7 +359,7 @@ class LocalStorage:
                 above = folder
                 while len(above) >= len(self._root):
                     above = os.path.dirname(above)
-                    _sync_folder(above)
+                    sync_local_folder(above)
                     if above == os.path.dirname(above):
                         break
             except OSError as error:
@@ -409,7 +409,8 @@ def _abandon(out: BinaryIO) -> None:
         out.close()
 
 
-def _sync_folder(folder: str) -> None:
+def sync_local_folder(folder: str) -> None:
+    """Make links in a folder durable, where its file system can do that."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -425,11 +426,11 @@ def _sync_if_taken(final: str, error: OSError) -> None:
     # Whoever made the file may have ended before it synced the folder.
     if error.errno == errno.EEXIST:
         with suppress(OSError):
-            _sync_folder(os.path.dirname(final))
+            sync_local_folder(os.path.dirname(final))
 
 
 @contextmanager
-def _translated(
+def _translate_errors(
     action: str, path: str, *, passed: tuple[type[OSError], ...] = (FileNotFoundError,)
 ) -> Iterator[None]:
     """Turn errors of the file system into ours, but for those that are passed on."""

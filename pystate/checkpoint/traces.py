@@ -80,7 +80,7 @@ def read_traces(storage: CheckpointStorage) -> Traces:
         Trace(recorded, f"{HISTORY}/"),
         Trace(marked_epoch(storage, COMMITTED, "committed") or 0, COMMITTED),
         Trace(covered_epoch(storage), f"{RUNS}/"),
-        Trace(_declared(storage), JOB_FILE),
+        Trace(_first_epoch_ran(storage), JOB_FILE),
     ]
     restored = marked_epoch(storage, RESTORED_FILE, "restored") or 0
     return Traces(max(traces, key=lambda trace: trace.epoch), latest, recorded, restored)
@@ -98,7 +98,7 @@ def marked_epoch(storage: CheckpointStorage, path: str, kind: str) -> int | None
         return 0
 
 
-def _declared(storage: CheckpointStorage) -> int:
+def _first_epoch_ran(storage: CheckpointStorage) -> int:
     """1 if ``job.json`` has operators, which it gets after an epoch; else 0."""
     try:
         job = read_job(storage)

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from pystate.cli.command import AsJson, Checkpoint, OwnerIsGone
-from pystate.cli.screen import counted, number, print_json, say, size
+from pystate.cli.screen import amount, number, print_json, say, size
 from pystate.maintenance.collection import collect
 
-_MOST = 20
+_MOST_FILES = 20
 
 
 def gc(
@@ -37,11 +37,11 @@ def gc(
     if json:
         print_json(collection)
         return
-    for path in collection.files[:_MOST]:
+    for path in collection.files[:_MOST_FILES]:
         say(f"  {path}")
-    if len(collection.files) > _MOST:
-        say(f"  and {number(len(collection.files) - _MOST)} more")
-    what = f"{counted(len(collection.files), 'file')}, {size(collection.size_bytes)}"
+    if len(collection.files) > _MOST_FILES:
+        say(f"  and {number(len(collection.files) - _MOST_FILES)} more")
+    what = f"{amount(len(collection.files), 'file')}, {size(collection.size_bytes)}"
     if not collection.files:
         say("There is nothing to remove.", "green")
     elif dry_run:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pystate.cli.command import AsJson, Location
-from pystate.cli.screen import counted, facts, number, print_json, say, size, table, when
+from pystate.cli.screen import amount, facts, number, print_json, say, size, table, when
 from pystate.maintenance.description import (
     Description,
     OperatorDescription,
@@ -71,7 +71,7 @@ def _facts(description: Description) -> dict[str, object]:
         "watermark": when(description.watermark_ms),
         "output": committed[description.output_committed],
         "key groups": f"{description.max_parallelism} (max_parallelism)",
-        "state": f"{size(description.size_bytes)} in {counted(description.files, 'file')}",
+        "state": f"{size(description.size_bytes)} in {amount(description.files, 'file')}",
         "written by": f"{description.library}, manifest format {description.format_version}",
         "created": when(description.created_ms),
         "owner": None if description.owner is None else _owner(description.owner),

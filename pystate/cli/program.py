@@ -9,7 +9,7 @@ import sys
 from pystate.base.installation import extra, require_own_package
 from pystate.errors import MissingPackageError
 
-_NEEDED = ("typer", "rich")
+_PACKAGES = ("typer", "rich")
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     except MissingPackageError as error:
         print(f"pystate: {error}", file=sys.stderr)
         sys.exit(2)
-    for name in _NEEDED:
+    for name in _PACKAGES:
         try:
             importlib.import_module(name)
         except ImportError as error:

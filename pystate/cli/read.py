@@ -21,7 +21,7 @@ import typer
 
 from pystate.base.arguments import shown
 from pystate.cli.command import AsJson, Checkpoint, Location
-from pystate.cli.screen import counted, is_ascii, number, print_json, progress_bar, say, size, table
+from pystate.cli.screen import amount, is_ascii, number, print_json, progress_bar, say, size, table
 from pystate.errors import InvalidArgumentError
 from pystate.maintenance.access import open_existing
 from pystate.processor.changes import scan_changes
@@ -30,7 +30,7 @@ from pystate.processor.parquet_export import export_state
 from pystate.processor.state_reader import scan_state
 from pystate.types.keys import KeyColumns, null_marks, parse_key
 
-_SHOWN = 50
+_TABLE_ROWS = 50
 #: Rows of a table whose columns are made as wide as these need.
 _PAGE = 1000
 _TRIES = 10
@@ -51,7 +51,7 @@ Format = Annotated[
 ]
 Limit = Annotated[
     int | None,
-    typer.Option(min=0, help=f"Print at most so many rows; {_SHOWN} for a table, else all."),
+    typer.Option(min=0, help=f"Print at most so many rows; {_TABLE_ROWS} for a table, else all."),
 ]
 Keys = Annotated[
     list[str] | None,
@@ -172,8 +172,8 @@ def export(
         return
     say(
         f"Operator {exported.uid!r} as of epoch {exported.epoch} is exported to "
-        f"{exported.location}: {counted(exported.rows, 'row')}, "
-        f"{counted(exported.files, 'file')}, {size(exported.size_bytes)}."
+        f"{exported.location}: {amount(exported.rows, 'row')}, "
+        f"{amount(exported.files, 'file')}, {size(exported.size_bytes)}."
     )
 
 
@@ -248,7 +248,7 @@ def _column(values: list[Any], name: str, type_: Any) -> pa.Array[Any]:
 def print_rows(batches: Iterator[pa.RecordBatch], style: Style, limit: int | None) -> None:
     """Print rows while they are read; no more are asked for than are printed, but for one."""
     if limit is None and style is Style.table:
-        limit = _SHOWN
+        limit = _TABLE_ROWS
     rows = _rows(batches)
     wanted = rows if limit is None else islice(rows, limit)
     write = sys.stdout.write

@@ -9,7 +9,7 @@ import typer
 from pystate.checkpoint.savepoint import Savepoint
 from pystate.checkpoint.savepoint import savepoint as take_savepoint
 from pystate.cli.command import AsJson, Checkpoint, Location
-from pystate.cli.screen import counted, print_json, progress_bar, say, size
+from pystate.cli.screen import amount, print_json, progress_bar, say, size
 from pystate.epochs.split_groups import rescale as rescale_savepoint
 from pystate.maintenance.access import open_existing
 
@@ -73,5 +73,5 @@ def _report(taken: Savepoint, json: bool) -> None:
         return
     say(
         f"Epoch {taken.epoch} of job {taken.job!r} is saved in {taken.location}: "
-        f"{counted(taken.files, 'file')}, {size(taken.size_bytes)}."
+        f"{amount(taken.files, 'file')}, {size(taken.size_bytes)}."
     )

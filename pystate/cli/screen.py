@@ -164,7 +164,7 @@ def took(time_ms: float) -> str:
     return f"{time_ms / 1000:.1f} s"
 
 
-def counted(value: int, what: str) -> str:
+def amount(value: int, what: str) -> str:
     """A number of things."""
     return f"{number(value)} {what}{'' if value == 1 else 's'}"
 

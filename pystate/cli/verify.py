@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from pystate.cli.command import WRONG, AsJson, Jobs, Location
-from pystate.cli.screen import counted, print_json, progress_bar, say, size, table
+from pystate.cli.screen import amount, print_json, progress_bar, say, size, table
 from pystate.maintenance.verification import Finding, Verification
 from pystate.maintenance.verification import verify as verify_files
 
-_MOST = 50
+_MOST_FINDINGS = 50
 
 
 def verify(
@@ -41,25 +41,25 @@ def verify(
 
 
 def _show(verification: Verification, everything: bool) -> None:
-    shown = verification.findings if everything else verification.errors[:_MOST]
+    shown = verification.findings if everything else verification.errors[:_MOST_FINDINGS]
     if shown:
         show_findings(shown)
         say("")
-    hidden = len(verification.errors) - _MOST
+    hidden = len(verification.errors) - _MOST_FINDINGS
     if hidden > 0 and not everything:
         say(f"and {hidden} more: --all lists them")
     spare = [finding for finding in verification.findings if not finding.is_error]
     if spare and not everything:
         kinds = Counter(finding.kind for finding in spare)
-        harmless = " and ".join(counted(n, kind) for kind, n in kinds.items())
+        harmless = " and ".join(amount(n, kind) for kind, n in kinds.items())
         held = size(sum(finding.size_bytes for finding in spare))
         say(f"{harmless} ({held}), which do no harm: --all lists them")
-    files = f"{counted(verification.files, 'file')}, {size(verification.size_bytes)}"
-    checked = f"{counted(len(verification.epochs), 'epoch')}, {files}"
+    files = f"{amount(verification.files, 'file')}, {size(verification.size_bytes)}"
+    checked = f"{amount(len(verification.epochs), 'epoch')}, {files}"
     if verification.ok:
         say(f"Nothing is wrong: {checked} checked.", "green")
         return
-    say(f"{counted(len(verification.errors), 'finding')}: {checked} checked.", "bold red")
+    say(f"{amount(len(verification.errors), 'finding')}: {checked} checked.", "bold red")
     if verification.kind == "savepoint":
         say("Copy the savepoint once more.")
         return

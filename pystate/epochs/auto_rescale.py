@@ -106,7 +106,7 @@ class AutoRescale:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _Sample:
     """An epoch with rows."""
 
     took_ms: float
@@ -119,7 +119,7 @@ class Rescaler:
 
     def __init__(self, policy: AutoRescale) -> None:
         self.policy = policy
-        self._seen: deque[_Seen] = deque(maxlen=policy.cooldown)
+        self._seen: deque[_Sample] = deque(maxlen=policy.cooldown)
         self._parallelism: int | None = None
         self._moves = True
         #: Before the last growth: the parallelism, and rows per millisecond.
@@ -147,14 +147,14 @@ class Rescaler:
             self._moves = False
             return parallelism
         waiting = None if self.policy.backlog is None else behind()
-        self._seen.append(_Seen(took_ms, rows, waiting))
+        self._seen.append(_Sample(took_ms, rows, waiting))
         self._patience = max(0, self._patience - 1)
         if len(self._seen) < self.policy.cooldown:
             return parallelism
-        wanted = self._wanted(parallelism)
+        wanted = self._target(parallelism)
         return min(self.policy.max, max(self.policy.min, wanted))
 
-    def _wanted(self, parallelism: int) -> int:
+    def _target(self, parallelism: int) -> int:
         policy = self.policy
         took_ms = statistics.median(seen.took_ms for seen in self._seen)
         speed = statistics.median(seen.rows / max(seen.took_ms, 1e-3) for seen in self._seen)

@@ -88,14 +88,14 @@ class Chronicle:
             self._batches = self._evaluations = 0
             self._total_ms = 0.0
             self._flow = None
-        self._flow = _together(self._flow, epoch.flow)
+        self._flow = _add_flow(self._flow, epoch.flow)
         self._batches += 1
         self._evaluations += len(epoch.discarded_evaluations) + 1
         self._total_ms += took_s * 1000
         self._note_sizes(epoch)
         for record in operator_records(epoch.reports, self.sizes):
             before = self._operators.get(record.uid)
-            self._operators[record.uid] = record if before is None else _added(before, record)
+            self._operators[record.uid] = record if before is None else _add_step(before, record)
 
     def _note_sizes(self, epoch: Epoch) -> None:
         for operator in () if epoch.base is None else epoch.base.operators:
@@ -159,7 +159,7 @@ class Chronicle:
         self._log.tidy(newest, self._ownership.check)
 
 
-def _together(before: Flow | None, step: Flow | None) -> Flow | None:
+def _add_flow(before: Flow | None, step: Flow | None) -> Flow | None:
     """What went through the pipeline in an epoch, with one step more."""
     if before is None or step is None:
         return step or before
@@ -169,7 +169,7 @@ def _together(before: Flow | None, step: Flow | None) -> Flow | None:
     )
 
 
-def _added(before: OperatorRecord, step: OperatorRecord) -> OperatorRecord:
+def _add_step(before: OperatorRecord, step: OperatorRecord) -> OperatorRecord:
     """An operator in an epoch, with one step more, of which what is not added up counts."""
     added = {name: getattr(before, name) + getattr(step, name) for name in (*_ROWS, *_TIMES)}
     late = [record.late_rows for record in (before, step) if record.late_rows is not None]

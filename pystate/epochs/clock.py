@@ -72,8 +72,8 @@ def warn(base: Manifest | None, time_ms: int, now: ClockReading, *, always: bool
         _LOG.warning(
             "processing time goes back from %s to the clock's %s, because of allow_time_back: "
             "leave that option out at the next start",
-            _shown(base.processing_time_ms),
-            _shown(time_ms),
+            _instant_text(base.processing_time_ms),
+            _instant_text(time_ms),
         )
     elif now.doubted_since_ms is not None:
         if always or now.doubted_since_ms != last.doubted_since_ms:
@@ -81,9 +81,9 @@ def warn(base: Manifest | None, time_ms: int, now: ClockReading, *, always: bool
                 "the clock says %s, %s after the last epoch's processing time: the epoch has %s. "
                 "The clock is trusted once it has run for as long as max_clock_step; make that "
                 "longer than the pauses of the job",
-                _shown(now.read_ms),
+                _instant_text(now.read_ms),
                 timedelta(milliseconds=now.read_ms - base.processing_time_ms),
-                _shown(time_ms),
+                _instant_text(time_ms),
             )
     elif now.read_ms < time_ms - _TOLERANCE_MS and (
         always or last.read_ms >= base.processing_time_ms - _TOLERANCE_MS
@@ -92,12 +92,12 @@ def warn(base: Manifest | None, time_ms: int, now: ClockReading, *, always: bool
             "processing time stands still at %s until the clock, which says %s, gets there: the "
             "clock was wrong before, or is wrong now. To set processing time back to the clock at "
             "once, start the job once with allow_time_back=True",
-            _shown(time_ms),
-            _shown(now.read_ms),
+            _instant_text(time_ms),
+            _instant_text(now.read_ms),
         )
 
 
-def _shown(time_ms: int) -> str:
+def _instant_text(time_ms: int) -> str:
     try:
         return f"{_UNIX + timedelta(milliseconds=time_ms):%Y-%m-%d %H:%M:%S} UTC"
     except OverflowError:

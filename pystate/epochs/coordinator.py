@@ -23,7 +23,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
@@ -68,9 +68,42 @@ JoinSinks = Callable[[int, str, Sequence[Sequence[Any]]], Sequence[Any]]
 WriteHeld = Callable[[Manifest], Mapping[tuple[str, int], FileRef]]
 
 
-def joined(epoch: int, evaluation_id: str, steps: Sequence[Sequence[Any]]) -> Sequence[Any]:
+def join_transactions(
+    epoch: int, evaluation_id: str, steps: Sequence[Sequence[Any]]
+) -> Sequence[Any]:
     """All transactions of all steps."""
     return [transaction for step in steps for transaction in step]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorOptions:
+    """How a coordinator keeps its checkpoint."""
+
+    retained: int = 3
+    """Number of manifests to keep."""
+    allow_unclaimed_state: bool = False
+    """Let a pipeline leave out operators, whose state is kept; and let operators leave out states
+    or timers, which are dropped for good."""
+    max_evaluations: int = 4
+    """Number of times that `Coordinator.run` evaluates one epoch."""
+    max_clock_step_ms: int = MAX_STEP_MS
+    """Bound of one step of processing time after a jump of the clock."""
+    allow_time_back: bool = False
+    """Set processing time back to a clock that is behind it by more than that bound."""
+    checkpoints: CheckpointOptions = CheckpointOptions()  # noqa: RUF009
+    listeners: Sequence[CheckpointListener] = ()
+    orphan_grace_ms: int = 600_000
+    """Files that no manifest names are removed only from this age on."""
+    merge_policy: MergePolicy | None = MergePolicy()  # noqa: RUF009
+    """None if files are never merged."""
+    epoch_wait_s: float = 600.0
+    """How long `Coordinator.open_epoch` waits for another thread's epoch to end."""
+
+    def __post_init__(self) -> None:
+        if self.retained < 1 or self.max_evaluations < 1 or self.orphan_grace_ms < 0:
+            raise InvalidArgumentError(
+                "retained and max_evaluations are at least 1, orphan_grace_ms is not negative"
+            )
 
 
 class Opening(TypedDict, total=False):
@@ -103,61 +136,36 @@ class Coordinator:
     def __init__(
         self,
         storage: CheckpointStorage,
+        options: CoordinatorOptions = CoordinatorOptions(),
         *,
         job: str,
         parallelism: int,
         #: Number of key groups; the stored one, or for a new checkpoint a default.
         max_parallelism: int | None = None,
-        #: Number of manifests to keep.
-        retained: int = 3,
         #: Commits the transactions of a manifest, maybe again: then it must do nothing.
         commit_sinks: Callable[[Manifest], None] | None = None,
-        #: Let a pipeline leave out operators, whose state is kept; and let operators leave out
-        #: states or timers, which are dropped for good.
-        allow_unclaimed_state: bool = False,
-        #: Files that no manifest names are removed only from this age on.
-        orphan_grace_ms: int = 600_000,
-        #: Number of times that `run` evaluates one epoch.
-        max_evaluations: int = 4,
-        #: None if files are never merged.
-        merge_policy: MergePolicy | None = MergePolicy(),  # noqa: B008
         #: Carries out merges when there are many; else the maintenance thread does.
         merge_runner: MergeRunner | None = None,
-        #: Bound of one step of processing time after a jump of the clock.
-        max_clock_step_ms: int = MAX_STEP_MS,
-        #: Set processing time back to a clock that is behind it by more than that bound.
-        allow_time_back: bool = False,
-        #: How long `open_epoch` waits for another thread's epoch to end.
-        epoch_wait_s: float = 600.0,
-        listeners: Sequence[CheckpointListener] = (),
-        options: CheckpointOptions = CheckpointOptions(),  # noqa: B008
-        join_sinks: JoinSinks = joined,
+        join_sinks: JoinSinks = join_transactions,
     ) -> None:
-        if retained < 1 or max_evaluations < 1 or orphan_grace_ms < 0:
-            raise InvalidArgumentError(
-                "retained and max_evaluations are at least 1, orphan_grace_ms is not negative"
-            )
         self.storage = storage
+        self._options = options
         self.parallelism = parallelism
         fence = partial(fence_start, storage)
         identity = open_job(storage, job, parallelism, max_parallelism, fence)
-        self._allow_unclaimed_state = allow_unclaimed_state
-        self._max_evaluations = max_evaluations
-        self._max_clock_step_ms = max_clock_step_ms
-        self._allow_time_back = allow_time_back
-        self._epoch_wait_s = epoch_wait_s
         self._join_sinks = join_sinks
         self._ownership = Ownership(storage, uuid.uuid4().hex)
         self._history = History(storage)
         self._publisher = Publisher(storage, identity, self._ownership, self._history, commit_sinks)
         self._maintenance = Maintenance()
-        self._notifier = Notifier(listeners)
+        self._notifier = Notifier(options.listeners)
         #: The held steps of the open epoch.
-        self.interval = Interval(options)
+        self.interval = Interval(options.checkpoints)
         self._merges: FileMerges | None = None
-        if merge_policy is not None:
+        policy = options.merge_policy
+        if policy is not None:
             self._merges = FileMerges(
-                storage, self._maintenance, merge_policy, lambda: self._ownership.term, merge_runner
+                storage, self._maintenance, policy, lambda: self._ownership.term, merge_runner
             )
         self._house = Housekeeping(
             storage,
@@ -165,8 +173,8 @@ class Coordinator:
             self._ownership,
             self._maintenance,
             self._merges,
-            retained=retained,
-            grace_ms=orphan_grace_ms,
+            retained=options.retained,
+            grace_ms=options.orphan_grace_ms,
         )
         self._chronicle = Chronicle(storage, self._ownership, self._maintenance)
         self._has_opened = self._has_published = self._has_tidied = False
@@ -243,9 +251,8 @@ class Coordinator:
             self._opened_s = time.monotonic()
             now_ms = time.time_ns() // 1_000_000
             read_ms = now_ms if processing_time_ms is None else processing_time_ms
-            time_ms, clock = advance(
-                base, read_ms, self._max_clock_step_ms, allow_back=self._allow_time_back
-            )
+            step_ms, back = self._options.max_clock_step_ms, self._options.allow_time_back
+            time_ms, clock = advance(base, read_ms, step_ms, allow_back=back)
             warn(base, time_ms, clock, always=not self._has_opened)
             if not self._has_opened and base is not None:
                 self._notifier.notice = CheckpointNotice(complete=base.epoch)
@@ -258,9 +265,9 @@ class Coordinator:
                 clock=clock,
                 job=self.job,
                 parallelism=self.interval.parallelism(self.parallelism),
-                allow_unclaimed_state=self._allow_unclaimed_state,
+                allow_unclaimed_state=self._options.allow_unclaimed_state,
                 publish=self._end_step,
-                closed=self._ended,
+                closed=self._on_epoch_end,
                 drain=drain,
                 notice=self._notifier.notice,
                 head=head,
@@ -284,19 +291,19 @@ class Coordinator:
         and returns the sink transactions. `retryable` says whether one of its exceptions is worth
         another evaluation; by default each is that is not a `PystateError`.
         """
-        for _ in range(self._max_evaluations):
+        for _ in range(self._options.max_evaluations):
             opened = self.open_epoch(**opening)
             if isinstance(opened, AlreadyDone):
                 return RunOutcome(opened.epoch, opened.manifest, True, 0)
             may_be_named = False
             with opened as epoch:
                 try:
-                    sinks = _evaluated(epoch, evaluate, self._max_evaluations, retryable)
+                    sinks = _evaluate(epoch, evaluate, self._options.max_evaluations, retryable)
                     may_be_named = True
                     manifest = epoch.complete(sinks)
                 except BaseException as error:
                     try:
-                        self._failed(epoch, error)
+                        self._settle_failure(epoch, error)
                     finally:
                         if not may_be_named:
                             self._discard(epoch)
@@ -315,10 +322,10 @@ class Coordinator:
             "which has taken the checkpoint over"
         )
 
-    def _failed(self, epoch: Epoch, error: BaseException) -> None:
+    def _settle_failure(self, epoch: Epoch, error: BaseException) -> None:
         """Raise an epoch's error, unless an older driver has only published the epoch first."""
         if epoch.is_open:
-            self._notifier.aborted(epoch.number)
+            self._notifier.notify_aborted(epoch.number)
         if not isinstance(error, Exception):
             raise error
         overtaken = self._publisher.overtaken(epoch, error)
@@ -437,10 +444,9 @@ class Coordinator:
             raise CheckpointError("the coordinator is closed")
         if self._holder == threading.get_ident():
             raise CheckpointError("an epoch is open in this thread: complete or abort it first")
-        if not self._slot.acquire(timeout=self._epoch_wait_s):
-            raise CheckpointError(
-                f"another epoch of this job was still running after {self._epoch_wait_s:g} s"
-            )
+        wait_s = self._options.epoch_wait_s
+        if not self._slot.acquire(timeout=wait_s):
+            raise CheckpointError(f"another epoch of this job was still running after {wait_s:g} s")
         self._holder = threading.get_ident()
 
     def _leave(self) -> None:
@@ -448,7 +454,7 @@ class Coordinator:
         self._holder = None
         self._slot.release()
 
-    def _ended(self, epoch: Epoch) -> None:
+    def _on_epoch_end(self, epoch: Epoch) -> None:
         if epoch is self._epoch:
             self._leave()
 
@@ -461,7 +467,7 @@ class Coordinator:
         self._history.refresh()
         head = self._history.head
         if head is not None and head.term > self._ownership.term:
-            raise self._ownership.fenced(head.term)
+            raise self._ownership.fenced_error(head.term)
         if head is not None and head.max_parallelism != self.job.max_parallelism:
             # A driver that had started with other options published just after this one fenced it.
             replace(self.job, max_parallelism=head.max_parallelism).save(self.storage)
@@ -503,7 +509,7 @@ class Coordinator:
         try:
             first = self.interval.last is None
             self._chronicle.step(epoch, began_s - self._opened_s, first=first)
-            self._published(manifest, epoch.head, began_s, epoch)
+            self._on_published(manifest, epoch.head, began_s, epoch)
         finally:
             epoch.abort()  # ends the epoch; a published manifest stays
         return manifest
@@ -516,7 +522,7 @@ class Coordinator:
             replace(
                 operator,
                 ranges=tuple(
-                    _closed(state, files.get((operator.uid, state.index)))
+                    _close_range(state, files.get((operator.uid, state.index)))
                     for state in operator.ranges
                 ),
             )
@@ -524,9 +530,9 @@ class Coordinator:
         )
         sinks = self._join_sinks(last.epoch, last.evaluation_id, self.interval.waiting)
         manifest = self._publisher.publish(
-            replace(last, sinks=tuple(sinks)), head, self._adopted(operators)
+            replace(last, sinks=tuple(sinks)), head, self._adopt_merges(operators)
         )
-        self._published(manifest, head, began_s)
+        self._on_published(manifest, head, began_s)
         return manifest
 
     def _write(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
@@ -534,13 +540,13 @@ class Coordinator:
             raise CheckpointError(
                 f"epoch {epoch.number}: its state was not written: {epoch.failures()[0]}"
             )
-        operators = self._adopted(self._publisher.collect(epoch))
+        operators = self._adopt_merges(self._publisher.collect(epoch))
         steps = [*self.interval.waiting, sinks]
         transactions = self._join_sinks(epoch.number, epoch.evaluation_id, steps)
         manifest = self._publisher.manifest(epoch, operators, transactions)
         return self._publisher.publish(manifest, epoch.head, operators)
 
-    def _adopted(self, operators: tuple[OperatorState, ...]) -> tuple[OperatorState, ...]:
+    def _adopt_merges(self, operators: tuple[OperatorState, ...]) -> tuple[OperatorState, ...]:
         if self._merges is None:
             return operators
         # A driver's first epoch may be its only one. It may take up to twice as long, to wait for
@@ -555,8 +561,8 @@ class Coordinator:
         # A manifest whose last sync failed may exist, and then counts.
         if not is_tolerable(error) or self._history.find_published(epoch) is not None:
             return False
-        self.interval.failed(epoch, error)
-        self._notifier.aborted(epoch)
+        self.interval.note_failure(epoch, error)
+        self._notifier.notify_aborted(epoch)
         return True
 
     def _hold(self, epoch: Epoch, sinks: Sequence[Any]) -> Manifest:
@@ -564,11 +570,11 @@ class Coordinator:
         first = self.interval.last is None
         self._chronicle.step(epoch, time.monotonic() - self._opened_s, first=first)
         self.interval.hold(manifest, sinks)
-        self._notifier.delivered(epoch.notice)
+        self._notifier.note_delivery(epoch.notice)
         epoch.abort()  # ends the step, which is held
         return manifest
 
-    def _published(
+    def _on_published(
         self,
         manifest: Manifest,
         before: Manifest | None,
@@ -579,7 +585,7 @@ class Coordinator:
         self._has_published = True
         self.interval.published()
         if epoch is not None:
-            self._notifier.delivered(epoch.notice)
+            self._notifier.note_delivery(epoch.notice)
             self._publisher.note_operators(epoch)
         try:
             self._publisher.commit(manifest)
@@ -590,13 +596,13 @@ class Coordinator:
         self._house.published(manifest)
 
 
-def _closed(state: RangeState, file: FileRef | None) -> RangeState:
+def _close_range(state: RangeState, file: FileRef | None) -> RangeState:
     if not state.held or file is None:
         return state
     return replace(state, deltas=(*state.deltas, file), held=())
 
 
-def _evaluated(
+def _evaluate(
     epoch: Epoch,
     evaluate: Callable[[Epoch], Sequence[Any] | None],
     max_evaluations: int,

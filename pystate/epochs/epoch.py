@@ -44,10 +44,10 @@ from pystate.epochs.position import Position
 from pystate.epochs.range_report import (
     InputSeen,
     RangeReport,
-    advanced,
+    advance_range,
     check_report,
 )
-from pystate.epochs.rescale import rescaled
+from pystate.epochs.rescale import plan_rescale
 from pystate.epochs.schema_match import evolved_ranges
 from pystate.epochs.watermarks import Input, OperatorTime, Watermarks
 from pystate.errors import (
@@ -242,7 +242,7 @@ class Epoch:
             timers = stored.timers if timers is None else timers
             ranges = evolved_ranges(
                 stored,
-                rescaled(stored, width, self.max_parallelism),
+                plan_rescale(stored, width, self.max_parallelism),
                 states,
                 timers,
                 self.number,
@@ -300,12 +300,12 @@ class Epoch:
         if missing and not self._allow_unclaimed_state:
             raise UnclaimedStateError(
                 f"the checkpoint holds state of operators that the pipeline does not declare: "
-                f"{', '.join(map(repr, missing))}; {self._renaming(missing)}declare them under "
+                f"{', '.join(map(repr, missing))}; {self._rename_hint(missing)}declare them under "
                 "the same uid, or pass allow_unclaimed_state=True, which carries their state along "
                 "untouched, and lets new operators begin without state"
             )
 
-    def _renaming(self, missing: Sequence[str]) -> str:
+    def _rename_hint(self, missing: Sequence[str]) -> str:
         """How the state of these operators gets to new ones that seem to be the same."""
         assert self.base is not None
         alike: dict[tuple[Schema, Schema], deque[str]] = {}
@@ -431,7 +431,7 @@ class Epoch:
         seen: dict[str, list[InputSeen]] = {}
         for report in by_range.values():
             seen.setdefault(report.uid, []).extend(report.inputs)
-        grown = [self._advanced(operator, by_range, closed) for operator in self._declared.values()]
+        grown = [self._advance(operator, by_range, closed) for operator in self._declared.values()]
         return (
             *self._watermarks.after(grown, seen),
             *(operator for operator in carried if operator.uid not in self._declared),
@@ -454,7 +454,7 @@ class Epoch:
                 closes=self.step.closes,
             )
 
-    def _advanced(
+    def _advance(
         self,
         operator: OperatorState,
         by_range: Mapping[tuple[str, int], RangeReport],
@@ -470,7 +470,7 @@ class Epoch:
                 next_event_timer_ms=report.next_event_timer_ms,
                 next_processing_timer_ms=report.next_processing_timer_ms,
             )
-            ranges.append(advanced(state, report, closed=closed))
+            ranges.append(advance_range(state, report, closed=closed))
         return replace(
             operator,
             ranges=tuple(ranges),

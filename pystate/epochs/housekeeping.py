@@ -23,11 +23,11 @@ from pystate.epochs.merges import FileMerges, Maintenance
 from pystate.epochs.ownership import Ownership, have_ended
 from pystate.epochs.range_report import RangeReport
 from pystate.epochs.retention import (
-    collect_orphans,
     delete_files,
     delete_orphans,
     delete_retired,
     find_abandoned,
+    find_orphans,
 )
 from pystate.errors import CheckpointError, PystateError
 from pystate.redaction import logger
@@ -178,13 +178,14 @@ class Housekeeping:
         self._maintenance.submit(self._collect_orphans)
 
     def _collect_orphans(self) -> None:
-        collect_orphans(
+        orphans = find_orphans(
             self._storage,
             term=self._ownership.term,
             grace_ms=self._grace_ms,
             live=self._live,
             check_owner=self._ownership.check,
         )
+        delete_orphans(self._storage, orphans)
 
     def _live(self) -> frozenset[str]:
         merging = self._merges.live() if self._merges is not None else frozenset()

@@ -229,7 +229,7 @@ class Interval:
         self.waiting.append(sinks)
         self._steps += 1
 
-    def failed(self, epoch: int, error: Exception) -> None:
+    def note_failure(self, epoch: int, error: Exception) -> None:
         """Note that the state of an epoch could not be written; raises `error` once too often."""
         self.failures += 1
         most = self.options.tolerable_failures

@@ -81,7 +81,7 @@ class Notifier:
             except Exception:
                 _LOG.exception("epoch %d is complete, but %r failed", epoch, listener)
 
-    def aborted(self, epoch: int) -> None:
+    def notify_aborted(self, epoch: int) -> None:
         """Tell that an epoch's checkpoint was given up."""
         self.notice = self.notice._replace(aborted=epoch)
         for listener in self._listeners:
@@ -90,7 +90,7 @@ class Notifier:
             except Exception:
                 _LOG.exception("checkpoint of epoch %d given up; %r failed", epoch, listener)
 
-    def delivered(self, notice: CheckpointNotice) -> None:
+    def note_delivery(self, notice: CheckpointNotice) -> None:
         """Note what the functions of an epoch that counts were told."""
         if notice == self.notice:
             self.notice = CheckpointNotice()

@@ -56,7 +56,7 @@ from pystate.checkpoint.refs import (
 from pystate.checkpoint.size_tiers import similar_run
 from pystate.checkpoint.state_files import Lineage, Source, merge_files, open_file, verify_file
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.epochs.rescale import rescaled
+from pystate.epochs.rescale import plan_rescale
 from pystate.epochs.retention import delete_files, merged_name
 from pystate.errors import AlreadyPublishedError, CheckpointError
 from pystate.redaction import logger
@@ -135,7 +135,9 @@ def position(state: RangeState, sources: tuple[FileRef, ...]) -> int | None:
     return None
 
 
-def replaced(state: RangeState, sources: tuple[FileRef, ...], merged: FileRef) -> RangeState | None:
+def replace_files(
+    state: RangeState, sources: tuple[FileRef, ...], merged: FileRef
+) -> RangeState | None:
     """Put one file in place of those that it was made from; None if they are not there."""
     first = position(state, sources)
     if first is None or (merged.kind == "base" and first > 0):
@@ -291,7 +293,7 @@ class FileMerges:
         for operator in manifest.operators:
             ranges = operator.ranges
             if parallelism is not None:
-                ranges = rescaled(operator, parallelism, manifest.max_parallelism)
+                ranges = plan_rescale(operator, parallelism, manifest.max_parallelism)
             for state in ranges:
                 run = self._policy.choose(state)
                 key = _key(operator.uid, state)
@@ -335,7 +337,7 @@ class FileMerges:
         with self._lock:
             uids = {key[0] for key in self._ready}
             return tuple(
-                replace(op, ranges=tuple(self._rebased(op.uid, state) for state in op.ranges))
+                replace(op, ranges=tuple(self._adopt_into(op.uid, state) for state in op.ranges))
                 if op.uid in uids
                 else op
                 for op in operators
@@ -384,12 +386,12 @@ class FileMerges:
         with self._lock:
             return frozenset(merge.plan.output for merge in self._merges.values())
 
-    def _rebased(self, uid: str, state: RangeState) -> RangeState:
+    def _adopt_into(self, uid: str, state: RangeState) -> RangeState:
         key = _key(uid, state)
         merged = self._ready.get(key)
         if merged is None:
             return state
-        rebased = replaced(state, self._merges[key].plan.run.sources, merged)
+        rebased = replace_files(state, self._merges[key].plan.run.sources, merged)
         if rebased is None:
             return state
         self._offered.add(merged.path)

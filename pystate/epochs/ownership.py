@@ -54,7 +54,7 @@ from pystate.tables.janitor import closing_mark
 _LOG = logger("pystate.epochs.ownership")
 _FORMAT_VERSION = 1
 OWNERS = "owners"
-_KEPT = 16
+_OWNERS_KEPT = 16
 #: A clock that was set meanwhile moves the time at which a process seems to have begun.
 _CLOCK_STEP_MS = 60_000
 _NAME = re.compile(OWNERS + r"/(\d{8,})\.owner")
@@ -107,7 +107,7 @@ class Ownership:
                 continue
             self.term = term
             for older in terms:
-                if older <= term - _KEPT:
+                if older <= term - _OWNERS_KEPT:
                     self._storage.delete(_path(older))
                     self._storage.delete(closing_mark(older))
             return
@@ -116,7 +116,7 @@ class Ownership:
         """Raise `FencedError` if another driver took over."""
         newest = max(_terms(self._storage), default=0)
         if newest != self.term:
-            raise self.fenced(newest)
+            raise self.fenced_error(newest)
 
     def is_followed(self) -> bool:
         """Whether another driver has taken over; it has done so before anything else.
@@ -147,7 +147,7 @@ class Ownership:
                 # A mark needs a folder of its own in an object store.
                 self._storage.replace(closing_mark(self.term), b"", durable=False)
 
-    def fenced(self, newest: int) -> FencedError:
+    def fenced_error(self, newest: int) -> FencedError:
         """The error of a driver that finds another driver's term instead of its own."""
         who = "its owner files were removed"
         try:
@@ -219,7 +219,7 @@ def have_ended(storage: CheckpointStorage, after: int, before: int) -> bool:
     """
     local = storage.local_path(OWNERS) is not None
     # By name, since a listing may be out of date.
-    for term in range(max(1, after, before - _KEPT), before):
+    for term in range(max(1, after, before - _OWNERS_KEPT), before):
         try:
             owner = _read(storage, term)
         except (CorruptFileError, NewerFormatError):

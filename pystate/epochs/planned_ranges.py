@@ -23,7 +23,7 @@ from pystate._core.core import range_bounds
 from pystate.checkpoint.manifest import Manifest, read_manifest
 from pystate.checkpoint.refs import EMPTY_ID, FileRef, OperatorState, RangeSource, RangeState
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.epochs.rescale import rescaled, sources_of
+from pystate.epochs.rescale import plan_rescale, sources_of
 from pystate.errors import CheckpointError, LineageError
 
 _Times = tuple["int | None", "int | None"]
@@ -55,10 +55,10 @@ class RangeOrigin:
         Errors are those of `load`.
         """
         try:
-            operator, groups = _stored(self)
+            operator, groups = _stored_operator(self)
         except FileNotFoundError as error:
             raise self._over(0) from error
-        return rescaled(operator, 1, groups)[0]
+        return plan_rescale(operator, 1, groups)[0]
 
     def sources(self, state: RangeState) -> tuple[RangeSource, ...]:
         """Return whose key groups a range takes over; see `RangeState.sources`.
@@ -69,7 +69,7 @@ class RangeOrigin:
             return ()
         bounds = state.first_key_group, state.last_key_group
         try:
-            sources = sources_of(_stored(self)[0], *bounds)
+            sources = sources_of(_stored_operator(self)[0], *bounds)
         except FileNotFoundError as error:
             raise self._over(state.index) from error
         kept = [s for s in sources if (s.range.first_key_group, s.range.last_key_group) == bounds]
@@ -83,7 +83,7 @@ class RangeOrigin:
 
 
 @lru_cache(maxsize=4)
-def _stored(origin: RangeOrigin) -> tuple[OperatorState, int]:
+def _stored_operator(origin: RangeOrigin) -> tuple[OperatorState, int]:
     """Read the operator from the manifest, and the number of key groups."""
     manifest = read_manifest(origin.storage, origin.manifest)
     operator = manifest.operator(origin.uid)
@@ -94,8 +94,8 @@ def _stored(origin: RangeOrigin) -> tuple[OperatorState, int]:
 
 @lru_cache(maxsize=4)
 def _ranges(origin: RangeOrigin) -> tuple[RangeState, ...]:
-    operator, groups = _stored(origin)
-    return rescaled(operator, origin.parallelism, groups)
+    operator, groups = _stored_operator(origin)
+    return plan_rescale(operator, origin.parallelism, groups)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class PlannedRange(RangeState):
     """What all ranges begin with, as one, if no manifest has the operator yet."""
 
     @cached_property
-    def _loaded(self) -> RangeState:
+    def _base(self) -> RangeState:
         if self.origin is None:
             # No manifest has the operator yet, and what it begins with came with the closure.
             return RangeState(
@@ -137,7 +137,7 @@ class PlannedRange(RangeState):
         """All files to restore from, oldest first, held deltas among them."""
         if self._stored_id == EMPTY_ID:
             return self.held
-        return (*self._loaded.files, *self.held)
+        return (*self._base.files, *self.held)
 
     @property
     def rescaled(self) -> bool:
@@ -164,7 +164,7 @@ class PlannedRange(RangeState):
         for position in range(len(self.held) - 1, -1, -1):
             if self.held[position].parent == table_id:
                 return self.held[position:]
-        deltas = self._loaded.deltas_after(table_id)
+        deltas = self._base.deltas_after(table_id)
         return None if deltas is None else (*deltas, *self.held)
 
 
@@ -196,7 +196,7 @@ class PlannedRanges(Sequence[RangeState]):
         self._begun: dict[int, tuple[FileRef, ...]] = {}
         if stored is None:
             self._begun = {state.index: state.deltas for state in ranges if state.deltas}
-        self._beginning = _beginning(ranges, max_parallelism) if self._begun else None
+        self._beginning = _whole_range(ranges, max_parallelism) if self._begun else None
         self._origin = None
         if base is not None and stored is not None:
             self._origin = RangeOrigin(storage, base.path, uid, len(ranges), stored.parallelism)
@@ -231,7 +231,7 @@ class PlannedRanges(Sequence[RangeState]):
         return (self[index] for index in range(len(self)))
 
 
-def _beginning(ranges: Sequence[RangeState], max_parallelism: int) -> RangeState:
+def _whole_range(ranges: Sequence[RangeState], max_parallelism: int) -> RangeState:
     """What ranges begin with, as one range of all key groups."""
     files = tuple(ref for state in ranges for ref in state.deltas)
     return RangeState(0, 0, max_parallelism - 1, files[0].id, deltas=files, since=ranges[0].since)

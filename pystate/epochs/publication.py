@@ -173,7 +173,7 @@ class Publisher:
         self._ownership.check()
         winner = self._history.find_published(epoch.number)
         if winner is not None and winner.evaluation_id != epoch.evaluation_id:
-            raise self._lost(epoch.number, winner)
+            raise self._lost_race_error(epoch.number, winner)
 
     def _check_winner(self, manifest: Manifest, error: AlreadyPublishedError) -> None:
         """Distinguish an earlier attempt of this driver from another driver's manifest."""
@@ -181,7 +181,7 @@ class Publisher:
         if winner is None:
             raise error  # the name was reported as taken, but no manifest has it
         if winner.evaluation_id != manifest.evaluation_id:
-            raise self._lost(manifest.epoch, winner) from error
+            raise self._lost_race_error(manifest.epoch, winner) from error
 
     def overtaken(self, epoch: Epoch, error: Exception) -> FencedError | None:
         """The error to raise if another driver ended the epoch, whatever error this driver got."""
@@ -197,7 +197,7 @@ class Publisher:
             pass
         return None
 
-    def _lost(self, epoch: int, winner: Manifest) -> FencedError:
+    def _lost_race_error(self, epoch: int, winner: Manifest) -> FencedError:
         kind = OvertakenError if winner.term < self._ownership.term else FencedError
         return kind(
             f"{manifest_path(epoch)} was published by another driver (run {winner.run_id} on "

@@ -100,7 +100,7 @@ def check_report(
             raise LineageError(f"{where}: {file.path} covers other key groups")
 
 
-def advanced(state: RangeState, report: RangeReport, *, closed: bool) -> RangeState:
+def advance_range(state: RangeState, report: RangeReport, *, closed: bool) -> RangeState:
     """Return a range's state after its task.
 
     Unless the step has `closed` the epoch, the report's file is held like any other delta.

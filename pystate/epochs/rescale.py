@@ -14,7 +14,7 @@ from pystate.checkpoint.refs import EMPTY_ID, FileRef, OperatorState, RangeSourc
 from pystate.state.operator_state import INSTANCE_SCHEMA
 
 
-def rescaled(
+def plan_rescale(
     operator: OperatorState, parallelism: int, max_parallelism: int
 ) -> tuple[RangeState, ...]:
     """Plan the ranges of a new parallelism from the files of the old one.
@@ -58,7 +58,7 @@ def rescaled(
     return tuple(ranges)
 
 
-def gathered(operator: OperatorState, max_parallelism: int) -> OperatorState:
+def gather_instances(operator: OperatorState, max_parallelism: int) -> OperatorState:
     """Return an operator of instances with one range, after its rows were moved; others unchanged.
 
     Its rows may be where no instance looks for them. Whoever goes on from one range redistributes
@@ -66,7 +66,7 @@ def gathered(operator: OperatorState, max_parallelism: int) -> OperatorState:
     """
     if operator.key_schema != INSTANCE_SCHEMA:
         return operator
-    return replace(operator, parallelism=1, ranges=rescaled(operator, 1, max_parallelism))
+    return replace(operator, parallelism=1, ranges=plan_rescale(operator, 1, max_parallelism))
 
 
 def sources_of(operator: OperatorState, first: int, last: int) -> tuple[RangeSource, ...]:

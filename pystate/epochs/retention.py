@@ -1,6 +1,6 @@
 """Removes files that no epoch needs any more.
 
-Thread safety: `collect_orphans` may run beside everything else.
+Thread safety: finding and deleting orphans may run beside everything else.
 
 Which files a manifest may still come to name
 ---------------------------------------------
@@ -73,30 +73,6 @@ def merged_name(term: int, unique: str) -> str:
     return f"t{term}-{unique}"
 
 
-def collect_orphans(
-    storage: CheckpointStorage,
-    *,
-    term: int,
-    grace_ms: int,
-    live: Callable[[], Collection[str]],
-    check_owner: Callable[[], None],
-    now_ms: int | None = None,
-) -> int:
-    """Delete files that no manifest can name any more, and leftovers of unfinished work.
-
-    Such work is a write, or an evaluation whose driver ended before it could remove them. Returns
-    the number of files.
-
-    `live` returns the paths of merged files of this process that a manifest may still name;
-    `check_owner` raises if this driver is no longer the owner. Nothing is deleted after an error: a
-    manifest cannot be read, or is lost, or another driver is the owner.
-    """
-    orphans = find_orphans(
-        storage, term=term, grace_ms=grace_ms, live=live, check_owner=check_owner, now_ms=now_ms
-    )
-    return delete_orphans(storage, orphans)
-
-
 class Orphans(NamedTuple):
     """What no manifest can name any more."""
 
@@ -116,7 +92,12 @@ def find_orphans(
     now_ms: int | None = None,
     at_rest: bool = False,
 ) -> Orphans:
-    """Find what `collect_orphans` deletes; parameters and exceptions are the same.
+    """Find files that no manifest can name any more, and leftovers of unfinished work.
+
+    Such work is a write, or an evaluation whose driver ended before it could remove them. `live`
+    returns the paths of merged files of this process that a manifest may still name; `check_owner`
+    raises if this driver is no longer the owner. Nothing may be deleted after an error: a manifest
+    cannot be read, or is lost, or another driver is the owner.
 
     With `at_rest` all drivers have ended, so that no manifest comes to name a file.
     """
@@ -168,7 +149,7 @@ def find_abandoned(storage: CheckpointStorage) -> Orphans:
     return Orphans(candidates.only(is_abandoned), tuple(_evaluations(storage)))
 
 
-class _Unnamed(NamedTuple):
+class _UnnamedFiles(NamedTuple):
     """What the retained manifests do not name."""
 
     newest: Manifest | None
@@ -189,7 +170,7 @@ class _Unnamed(NamedTuple):
 
 def _find_unnamed(
     storage: CheckpointStorage, live: Callable[[], Collection[str]]
-) -> _Unnamed | None:
+) -> _UnnamedFiles | None:
     """List what no retained manifest names; None if a driver has retired one meanwhile."""
     files = storage.list(STATE) + storage.list(STATE, temporary=True)
     listed = storage.list(MANIFESTS)
@@ -207,7 +188,7 @@ def _find_unnamed(
     known = {entry.path: entry for entry in listed}
     if not known.keys() >= set(listing.leftovers):
         return None  # published and retired since the files were listed
-    return _Unnamed(
+    return _UnnamedFiles(
         newest,
         tuple(known[path] for path in listing.leftovers),
         tuple(entry for entry in files if final_name(entry.path) not in protected),

@@ -29,7 +29,7 @@ from pystate.checkpoint.savepoint import (
 )
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.merges import merge_range
-from pystate.epochs.rescale import gathered
+from pystate.epochs.rescale import gather_instances
 from pystate.errors import InvalidArgumentError
 from pystate.types.keys import MAX_PARALLELISM
 
@@ -144,7 +144,7 @@ def _with_ranges(
 ) -> OperatorState:
     parallelism = operator.parallelism * factor
     own = tuple(ranges[operator.uid, index] for index in range(parallelism))
-    return gathered(replace(operator, parallelism=parallelism, ranges=own), groups)
+    return gather_instances(replace(operator, parallelism=parallelism, ranges=own), groups)
 
 
 def _bytes_of(part: tuple[OperatorState, RangeState, int]) -> int:

@@ -164,7 +164,7 @@ class Watermarks:
             self._marks[uid] = _Mark(None, kept=states.get(KEPT))
             return
         before = None if stored is None else stored.watermark_ms
-        mark = self._combined(inputs, states, self._marks, self._before_ms)
+        mark = self._smallest_mark(inputs, states, self._marks, self._before_ms)
         watermark_ms = _latest(before, mark.watermark_ms)
         chained = any(self._fed_by(given) for given in inputs)
         late_bound_ms = before if chained else watermark_ms
@@ -187,22 +187,24 @@ class Watermarks:
         uid = operator.uid
         inputs, known = self._inputs[uid], _by_name(operator.inputs)
         states = {
-            given.name: self._seen(known[given.name], (s for s in seen if s.name == given.name))
+            given.name: self._advance_input(
+                known[given.name], (s for s in seen if s.name == given.name)
+            )
             for given in inputs
         }
-        kept = self._kept(part for part in seen if part.name == KEPT)
+        kept = self._kept_input(part for part in seen if part.name == KEPT)
         watermark_ms = None
         marks[uid] = _Mark(None, kept=kept)
         if uid in self._times:
             # The operators before it stay where they were while its rows came from them.
-            mark = self._combined(inputs, states, marks, self._now_ms)
+            mark = self._smallest_mark(inputs, states, marks, self._now_ms)
             reached_ms = self._times[uid].watermark_ms
             watermark_ms = _latest(reached_ms, mark.watermark_ms)
             marks[uid] = _Mark(reached_ms, mark.idle, reached_ms, kept)
         known_inputs = (*states.values(), *(() if kept is None else (kept,)))
         return replace(operator, inputs=known_inputs, watermark_ms=watermark_ms)
 
-    def _kept(self, seen: Iterable[InputSeen]) -> InputState | None:
+    def _kept_input(self, seen: Iterable[InputSeen]) -> InputState | None:
         """What the tasks have said of what they keep, if they were asked to."""
         seen = tuple(seen)
         if not seen:
@@ -211,7 +213,7 @@ class Watermarks:
         oldest = min((time for time in times if time is not None), default=None)
         return InputState(KEPT, oldest, self._now_ms)
 
-    def _seen(self, state: InputState, seen: Iterable[InputSeen]) -> InputState:
+    def _advance_input(self, state: InputState, seen: Iterable[InputSeen]) -> InputState:
         seen = tuple(seen)
         latest = state.max_event_time_ms
         for part in seen:
@@ -233,7 +235,7 @@ class Watermarks:
         """Whether an input has a watermark, after the operators that feed it are declared."""
         return given.event_time or (bool(self._fed_by(given)) and not self._is_source(given))
 
-    def _combined(
+    def _smallest_mark(
         self,
         inputs: Sequence[Input],
         states: Mapping[str, InputState],
@@ -256,7 +258,7 @@ class Watermarks:
             and now_ms - active_ms >= idle_after_ms
         ):
             return _IDLE
-        parts = [_held(marks[uid], given.holds.get(uid)) for uid in self._fed_by(given)]
+        parts = [_hold_back(marks[uid], given.holds.get(uid)) for uid in self._fed_by(given)]
         if self._is_source(given):
             parts.append(_Mark(state.max_event_time_ms))
         mark = _smallest(parts)
@@ -268,7 +270,7 @@ class Watermarks:
         return _Mark(min([reached, *(time for time in times if time is not None)]))
 
 
-def _held(mark: _Mark, hold: Hold | None) -> _Mark:
+def _hold_back(mark: _Mark, hold: Hold | None) -> _Mark:
     """How far an operator is for one that gets its rows."""
     if hold is None or mark.idle:
         return mark

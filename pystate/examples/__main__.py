@@ -10,7 +10,7 @@ from typing import Any
 from pystate import examples
 
 
-def listed() -> dict[str, str]:
+def summaries() -> dict[str, str]:
     """Each example and the first line of its docstring; none is imported, nor what it needs."""
     lines = {}
     for module in pkgutil.iter_modules(examples.__path__):
@@ -24,7 +24,7 @@ def listed() -> dict[str, str]:
 
 def main() -> None:
     """Print the list."""
-    examples = listed()
+    examples = summaries()
     width = max(map(len, examples))
     print("python -m pystate.examples.NAME runs one of these; --help says what it takes.\n")
     for name, line in examples.items():

@@ -56,29 +56,29 @@ _USUAL = ("epoch", "rows", "out", "aside", "late", "keys", "checkpoint", "second
 
 def parser(name: str, doc: str | None, *, epochs: int | None = 8) -> argparse.ArgumentParser:
     """Make a parser with the options that all examples have."""
-    made = argparse.ArgumentParser(
+    options = argparse.ArgumentParser(
         prog=f"python -m pystate.examples.{name}",
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if epochs is not None:
-        made.add_argument(
+        options.add_argument(
             "--epochs",
             type=positive,
             default=epochs,
             metavar="N",
             help=f"micro-batches (default: {epochs})",
         )
-    made.add_argument(
+    options.add_argument(
         "--checkpoint",
         metavar="DIR",
         type=os.path.abspath,
         help="folder for input, state and output; give it again to resume (default: temporary)",
     )
-    made.add_argument(
+    options.add_argument(
         "--cores", type=positive, default=2, metavar="N", help="tasks at a time (default: 2)"
     )
-    return made
+    return options
 
 
 def positive(text: str) -> int:
@@ -244,8 +244,8 @@ def published(sink: ParquetSink) -> list[dict[str, Any]]:
 
 def verified(*results: tuple[str, Iterable[tuple[Any, ...]], Iterable[tuple[Any, ...]]]) -> bool:
     """Compare results with recomputed ones, and report any difference."""
-    for what, found, wanted in results:
-        mine, theirs = Counter(found), Counter(wanted)
+    for what, rows, wanted in results:
+        mine, theirs = Counter(rows), Counter(wanted)
         for wrong, problem in (
             (theirs - mine, "is missing"),
             (mine - theirs, "should not be there"),

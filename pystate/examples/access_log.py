@@ -61,7 +61,7 @@ def _run(run: Run) -> int:
     path = run.options.path
     _check_readable(path)
     with run.session() as session, run.job() as job:
-        for first, piece in _pieces(path, run.options.lines, _counted(job)):
+        for first, piece in _pieces(path, run.options.lines, _line_count(job)):
             job.run_epoch(
                 session.createDataFrame([(line,) for line in piece], "line string"),
                 pipeline,
@@ -99,7 +99,7 @@ def pipeline(lines: DataFrame, job: Job) -> DataFrame:
     )
 
 
-def _counted(job: Job) -> int:
+def _line_count(job: Job) -> int:
     """How many lines were counted: an epoch counts all of its lines, or none."""
     if job.latest_epoch() is None:
         return 0

@@ -139,15 +139,15 @@ def _run(run: Run) -> int:
     with run.session() as session:
         job, alerts = run.job(), run.sink(run.options.output or "alerts")
         run.read(job, run.stream(session, epochs), pipeline, alerts)
-    found = [tuple(row.values()) for row in published(alerts)]
+    rows = [tuple(row.values()) for row in published(alerts)]
     aircraft, wanted = _aircraft(job), recompute(flights)
     if not verified(
-        ("alert", found, wanted.alerts), ("the state of", aircraft.items(), wanted.aircraft.items())
+        ("alert", rows, wanted.alerts), ("the state of", aircraft.items(), wanted.aircraft.items())
     ):
         return 1
     late = sum(values[0] == "chronically late" for values in aircraft.values())
     message(
-        f"verified: {len(found):,} alerts and the state of {len(aircraft):,} aircraft "
+        f"verified: {len(rows):,} alerts and the state of {len(aircraft):,} aircraft "
         f"equal the recomputation without pystate; {late} are chronically late at the year's end"
     )
     message(f"alerts: {alerts.path}")

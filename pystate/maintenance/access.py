@@ -90,7 +90,7 @@ def require_unused(storage: CheckpointStorage, owner_is_gone: bool) -> None:
 
 
 @contextmanager
-def unused(storage: CheckpointStorage, owner_is_gone: bool) -> Iterator[None]:
+def exclusive(storage: CheckpointStorage, owner_is_gone: bool) -> Iterator[None]:
     """Make sure that no driver is at work, and keep a store's owner out; jobs have no lock."""
     require_unused(storage, owner_is_gone)
     path, lock = storage.local_path("lock"), None

@@ -25,7 +25,7 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.ownership import current_owner, have_ended
 from pystate.epochs.retention import delete_orphans, find_orphans
 from pystate.errors import CheckpointError, InvalidArgumentError
-from pystate.maintenance.access import open_existing, require_unused, unused
+from pystate.maintenance.access import exclusive, open_existing, require_unused
 from pystate.types.durations import Duration, milliseconds
 
 
@@ -112,7 +112,7 @@ def collect(
             f"checkpoint {storage.uri}: {JOB_FILE} is lost: nothing is removed before it is back; "
             "`pystate verify` says what else is"
         )
-    with unused(storage, owner_is_gone):
+    with exclusive(storage, owner_is_gone):
         head, owner = read_head(storage), current_owner(storage)
         # If the driver of the newest epoch has ended, what it has not named stays unnamed. Of an
         # earlier driver than the last one that is not known.

@@ -56,7 +56,7 @@ from pystate.checkpoint.traces import STATE, marked_epoch
 from pystate.errors import CheckpointError, CorruptFileError, NewerFormatError
 
 #: So many of the newest epochs are tried: older ones have lost files that were merged since.
-_TRIED = 100
+_MOST_EPOCHS = 100
 #: So many choices of files are compared with a fingerprint.
 _CHOICES = 4096
 #: Earlier than any timer: the range's next task finds out which timer is its first one.
@@ -114,7 +114,7 @@ def recover_newest(storage: CheckpointStorage, newest: int) -> RecoveredEpoch | 
         return "the history, which knows what epochs were published, is lost, too"
     files = _read(storage)
     reason = ""
-    for epoch in itertools.islice(records, _TRIED):
+    for epoch in itertools.islice(records, _MOST_EPOCHS):
         try:
             recovered = _at(epoch, storage, job, records, files)
         except _ImpossibleError as error:
@@ -191,7 +191,7 @@ def _at(
     known = max(survey(storage).floor, covered_epoch(storage), restored, epoch - KEPT_EPOCHS)
     gaps = tuple(number for number in range(known + 1, epoch) if number not in records)
     if gaps:
-        unknown.append(f"of which runs the epochs {_spelled(gaps)} were")
+        unknown.append(f"of which runs the epochs {_numbers_text(gaps)} were")
     unique = hashlib.sha256(f"{job.checkpoint_id} {epoch}".encode()).hexdigest()[:32]
     manifest = Manifest(
         epoch=epoch,
@@ -325,7 +325,7 @@ def _operator(
                 parallelism=len(marks),
                 key_schema=entry.key_schema,
                 state_schema=entry.state_schema,
-                ranges=ranges if has_timers else tuple(map(_untimed, ranges)),
+                ranges=ranges if has_timers else tuple(map(_without_timers, ranges)),
                 timers=has_timers,
                 watermark_ms=record.watermark_ms,
                 defaults=entry.defaults,
@@ -337,7 +337,7 @@ def _operator(
     )
 
 
-def _untimed(state: RangeState) -> RangeState:
+def _without_timers(state: RangeState) -> RangeState:
     return replace(state, next_event_timer_ms=None, next_processing_timer_ms=None)
 
 
@@ -375,6 +375,6 @@ def _states(empty: RangeState, files: Sequence[_File]) -> Iterator[RangeState]:
         )
 
 
-def _spelled(numbers: Sequence[int]) -> str:
+def _numbers_text(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:8]))
     return f"{shown} and {len(numbers) - 8} more" if len(numbers) > 8 else shown

@@ -33,7 +33,7 @@ from dataclasses import asdict, replace
 from pystate.base.arguments import flag, shown, text
 from pystate.checkpoint.copies import keep
 from pystate.checkpoint.epoch_log import HISTORY, without_epochs_after
-from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, JobFile, library
+from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, JobFile
 from pystate.checkpoint.manifest import manifest_path
 from pystate.checkpoint.manifest_log import mark_retired, note_unknown_runs, set_back
 from pystate.checkpoint.metadata import decode_document, encode_document
@@ -41,7 +41,7 @@ from pystate.checkpoint.parts import MANIFESTS, part_epoch
 from pystate.checkpoint.run_keys import RunKeys
 from pystate.checkpoint.savepoint import entries_of
 from pystate.checkpoint.source_position import SPARK_FOLDER
-from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.storage import CheckpointStorage, sync_local_folder
 from pystate.epochs.ownership import Ownership
 from pystate.errors import (
     AlreadyPublishedError,
@@ -49,7 +49,7 @@ from pystate.errors import (
     CorruptFileError,
     InvalidArgumentError,
 )
-from pystate.maintenance.access import open_existing, require_unused, unused
+from pystate.maintenance.access import exclusive, open_existing, require_unused
 from pystate.maintenance.repair_plan import RepairPlan, Work, plan
 from pystate.maintenance.verification import examine, threads_of
 
@@ -136,7 +136,7 @@ def repair_storage(
     progress: Callable[[int, int], None] | None = None,
 ) -> RepairPlan:
     """`repair` of an open checkpoint."""
-    with unused(storage, owner_is_gone):
+    with exclusive(storage, owner_is_gone):
         work = plan(examine(storage, threads, progress), job)
         if not work.plan.is_needed or (confirm is not None and not confirm(work.plan)):
             return work.plan
@@ -222,14 +222,7 @@ class _Repair:
         if job is None or self._storage.exists(JOB_FILE):
             return
         good = self._work.good
-        job_file = JobFile(
-            name=job,
-            checkpoint_id=str(uuid.uuid4()),
-            max_parallelism=good.max_parallelism,
-            created_ms=time.time_ns() // 1_000_000,
-            library=library(),
-            operators=entries_of(good.operators),
-        )
+        job_file = JobFile.new(job, good.max_parallelism, entries_of(good.operators))
         job_file.create(self._storage)
 
     def _set_history_back(self) -> None:
@@ -298,8 +291,8 @@ class _Repair:
                         "and repair again"
                     ) from error
             else:
-                _sync_folder(os.path.dirname(target))
-                _sync_folder(root)
+                sync_local_folder(os.path.dirname(target))
+                sync_local_folder(root)
                 return
 
     def _set_state_back(self) -> None:
@@ -320,11 +313,3 @@ class _Repair:
         for path in (*parts, *(entry.path for entry in self._storage.list("state"))):
             if path not in named:
                 self._aside(path)
-
-
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -185,7 +185,7 @@ def plan(examination: Examination, job: str | None) -> Work:
     if examination.manifests:
         recovered = _recovered_newer(examination, max(usable, default=0))
     else:
-        recovered = _recovered(examination)
+        recovered = _recover_manifest(examination)
     if recovered is not None:
         usable[recovered.manifest.epoch] = recovered.manifest
         later = range(recovered.manifest.epoch + 1, max(epochs) + 1)
@@ -224,7 +224,7 @@ def plan(examination: Examination, job: str | None) -> Work:
         findings=(*errors, *hindrance),
         newest_epoch=max(epochs),
         good_epoch=good,
-        lost=tuple(_lost(examination, epoch) for epoch in lost),
+        lost=tuple(_lost_epoch(examination, epoch) for epoch in lost),
         rebuilt=tuple(manifest.epoch for manifest in rewritten),
         unreadable=tuple(epoch for epoch in epochs if epoch < first),
         stream_batches=batches,
@@ -237,7 +237,7 @@ def plan(examination: Examination, job: str | None) -> Work:
     return Work(result, usable[good], rewritten, kept, manifests, recovered)
 
 
-def _recovered(examination: Examination) -> RecoveredEpoch:
+def _recover_manifest(examination: Examination) -> RecoveredEpoch:
     """Make the manifest of the newest epoch anew for which that is possible."""
     storage, epochs = examination.storage, examination.epochs
     recovered = recover_newest(storage, max(epochs))
@@ -268,7 +268,7 @@ def _usable(examination: Examination) -> Iterator[tuple[int, Manifest]]:
         if examination.is_good(epoch):
             yield epoch, manifest
             continue
-        other = salvaged(manifest, examination.manifests, examination.bad_files)
+        other = salvage(manifest, examination.manifests, examination.bad_files)
         if other is not None:
             yield epoch, other
 
@@ -283,7 +283,7 @@ def _is_repairable(finding: Finding, marks: tuple[str, ...], *, stuck: bool) -> 
     return finding.kind == "position" and not stuck
 
 
-def _lost(examination: Examination, epoch: int) -> LostEpoch:
+def _lost_epoch(examination: Examination, epoch: int) -> LostEpoch:
     manifest = examination.manifests.get(epoch)
     if manifest is None:
         return LostEpoch(epoch, None, None, None, None)
@@ -299,7 +299,7 @@ def _lost(examination: Examination, epoch: int) -> LostEpoch:
 # ---- other files of the same state -------------------------------------------------------------
 
 
-def salvaged(
+def salvage(
     manifest: Manifest, others: Mapping[int, Manifest], bad: Collection[str]
 ) -> Manifest | None:
     """Return an epoch's manifest over intact files only; None if there are none for some range."""
@@ -309,7 +309,7 @@ def salvaged(
         for state in operator.ranges:
             intact: RangeState | None = state
             if any(ref.path in bad for ref in state.files):
-                intact = _replaced(manifest, operator, state, others, bad)
+                intact = _intact_range(manifest, operator, state, others, bad)
             if intact is None:
                 return None
             ranges.append(intact)
@@ -317,7 +317,7 @@ def salvaged(
     return replace(manifest, operators=tuple(operators), part=None)
 
 
-def _replaced(
+def _intact_range(
     manifest: Manifest,
     operator: OperatorState,
     state: RangeState,
@@ -336,13 +336,13 @@ def _replaced(
                 continue
             if epoch > manifest.epoch and other.since != state.since:
                 continue
-            combined = _combined(state, other, bad)
+            combined = _splice_chains(state, other, bad)
             if combined is not None:
                 return combined
     return None
 
 
-def _combined(state: RangeState, other: RangeState, bad: Collection[str]) -> RangeState | None:
+def _splice_chains(state: RangeState, other: RangeState, bad: Collection[str]) -> RangeState | None:
     """The first files of the other chain, and the last ones of this, which are all intact."""
     mine, theirs = state.files, other.files
     last_bad = max(i for i, ref in enumerate(mine) if ref.path in bad)

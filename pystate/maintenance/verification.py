@@ -293,11 +293,11 @@ def examine(
     """Read everything; parameters and exceptions are those of `verify`."""
     if storage.exists(SAVEPOINT_FILE):
         examination = Examination(storage, "savepoint")
-        listed = _listed(storage)
+        listed = _list_files(storage)
         _read_savepoint(examination)
     else:
         examination = Examination(storage, "checkpoint")
-        listed = _listed(storage)
+        listed = _list_files(storage)
         _read_manifests(examination)
     examination.uses = uses_of(examination.manifests.values())
     by_id = {use.ref.id: use.ref.path for use in examination.uses.values()}
@@ -319,7 +319,7 @@ def examine(
     return examination
 
 
-def _listed(storage: CheckpointStorage) -> list[FileEntry]:
+def _list_files(storage: CheckpointStorage) -> list[FileEntry]:
     files = storage.list("state") + storage.list("state", temporary=True)
     parts = [e for e in storage.list(MANIFESTS) if part_epoch(e.path) is not None]
     folders = (MANIFESTS, "owners", "runs", HISTORY)
@@ -575,7 +575,7 @@ def _check_runs(storage: CheckpointStorage, *, has_runs: bool) -> Iterator[Findi
     try:
         for path, error in RunKeys(storage).damage():
             yield failure(path, error, "a run that was applied could not be recognised")
-        check_runs(storage, must_be_told=has_runs)
+        check_runs(storage, must_be_known=has_runs)
     except NewerFormatError as error:  # of the mark of a retired epoch, which the message names
         yield failure(str(error).partition(":")[0], error)
     except CheckpointError as error:

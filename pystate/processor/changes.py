@@ -24,7 +24,7 @@ from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError, SchemaError
 from pystate.processor.epochs import epoch_of, storage_at
-from pystate.processor.scan import StateScan, load_files, opened
+from pystate.processor.scan import StateScan, load_files, open_named
 from pystate.processor.selection import Selection
 from pystate.state.declaration import file_name
 from pystate.state.defaults import fill_defaults
@@ -160,7 +160,7 @@ class _Request(NamedTuple):
         old = _older(storage, new, first)
         schema = _schema(new)
         parts = (rows for pair in _pairs(old, new) for rows in pair.rows())
-        return schema, (_labelled(new, schema, *part) for part in parts)
+        return schema, (_change_rows(new, schema, *part) for part in parts)
 
 
 def _older(storage: CheckpointStorage, new: StateScan, first: int) -> StateScan | None:
@@ -195,20 +195,20 @@ class _Pair:
             if not rest:
                 return
             if self.new.keys is None and all(ref.kind == "delta" for ref in rest):
-                yield from self._continued(tuple(ref for ref, *_ in old), rest)
+                yield from self._compare_by_deltas(tuple(ref for ref, *_ in old), rest)
                 return
-        yield from self._compared()
+        yield from self._compare_all()
 
     def _files(self, state: RangeState) -> list[tuple[FileRef, int, int]]:
         """The files of these key groups, with the first and last key group that counts."""
         low, high = self.after.first_key_group, self.after.last_key_group
-        found = []
+        files = []
         for ref in state.files:
             first, last = max(ref.first_key_group, low), min(ref.last_key_group, high)
             if first <= last:
                 plain = replace(ref, first_key_group=first, last_key_group=last)
-                found.append((plain, first, last))
-        return found
+                files.append((plain, first, last))
+        return files
 
     def _table(self) -> KeyedStateBackend:
         return self.new.backend((self.after.first_key_group, self.after.last_key_group))
@@ -223,11 +223,11 @@ class _Pair:
         epoch = self.old_epoch if state is self.before else self.new.epoch
         load_files(self.new.storage, epoch, table, state, files, groups)
 
-    def _continued(
+    def _compare_by_deltas(
         self, common: tuple[FileRef, ...], rest: tuple[FileRef, ...]
     ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
         """Compare by the deltas after the files that both epochs have."""
-        groups = frozenset(group for ref in rest for group in self._touched(ref))
+        groups = frozenset(group for ref in rest for group in self._touched_groups(ref))
         # A key that is gone is only seen where it was: a tombstone names keys, but an operator with
         # timers, or other states than the one that is read, keeps the row of a key without states.
         more = self.new.operator.timers or self.new.selection.state is not None
@@ -246,9 +246,12 @@ class _Pair:
             for names, after in pairs:
                 yield table.exported(_looked_up(table, names)), after
 
-    def _touched(self, ref: FileRef) -> Iterator[int]:
+    def _touched_groups(self, ref: FileRef) -> Iterator[int]:
         """The key groups of which a delta has any record."""
-        with opened(self.new.storage, self.new.epoch, ref) as file, open_file(file, ref) as delta:
+        with (
+            open_named(self.new.storage, self.new.epoch, ref) as file,
+            open_file(file, ref) as delta,
+        ):
             todo = [(ref.first_key_group, ref.last_key_group)]
             while todo:
                 first, last = todo.pop()
@@ -261,21 +264,21 @@ class _Pair:
                     middle = (first + last) // 2
                     todo += [(first, middle), (middle + 1, last)]
 
-    def _compared(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    def _compare_all(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
         """Compare all keys, or those that are asked for."""
         groups = self.new.key_groups
         with self._table() as old, self._table() as new:
             self._load(old, self.before, self.before.files, groups)
             self._load(new, self.after, self.after.files, groups)
-            for keys in self._wanted(new):
+            for keys in self._keys_to_compare(new):
                 before = old.exported(_looked_up(old, _names(keys)))
                 yield before, new.exported(keys)
-            for keys in self._wanted(old):
+            for keys in self._keys_to_compare(old):
                 after = new.exported(_looked_up(new, _names(keys)))
                 gone = pa.array(~_exists(after, new))
                 yield old.exported(keys).filter(gone), after.filter(gone)
 
-    def _wanted(self, table: KeyedStateBackend) -> Iterator[KeyBatch]:
+    def _keys_to_compare(self, table: KeyedStateBackend) -> Iterator[KeyBatch]:
         """The keys of a table that are to be compared."""
         if self.new.keys is None:
             return table.existing()
@@ -310,10 +313,12 @@ def _pairs(old: StateScan | None, new: StateScan) -> Iterator[_Pair]:
             if first <= last:
                 bounds = (first, last)
                 epoch = new.epoch if old is None else old.epoch
-                yield _Pair(new, epoch, _cut(before, *bounds), _cut(after, *bounds))
+                yield _Pair(
+                    new, epoch, _restrict_range(before, *bounds), _restrict_range(after, *bounds)
+                )
 
 
-def _cut(state: RangeState, first: int, last: int) -> RangeState:
+def _restrict_range(state: RangeState, first: int, last: int) -> RangeState:
     return replace(state, first_key_group=first, last_key_group=last)
 
 
@@ -356,7 +361,7 @@ def _schema(new: StateScan) -> pa.Schema:
     )
 
 
-def _labelled(
+def _change_rows(
     new: StateScan, schema: pa.Schema, before: pa.RecordBatch, after: pa.RecordBatch
 ) -> pa.RecordBatch:
     """The rows that differ, with what happened to them."""

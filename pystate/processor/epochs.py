@@ -113,9 +113,9 @@ def epoch_of(storage: CheckpointStorage, epoch: int | None = None) -> Manifest:
     if number in epochs:
         with suppress(FileNotFoundError):
             return read_manifest(storage, manifest_path(number))
-    found = f"{epochs[0]} to {epochs[-1]}" if epochs else "none"
+    retained = f"{epochs[0]} to {epochs[-1]}" if epochs else "none"
     raise CheckpointError(
-        f"checkpoint {storage.uri} does not hold epoch {number}; it has {found}: choose one of "
+        f"checkpoint {storage.uri} does not hold epoch {number}; it has {retained}: choose one of "
         "them, or let the job retain more epochs"
     )
 
@@ -124,10 +124,10 @@ def operator_of(storage: CheckpointStorage, manifest: Manifest, uid: str | None)
     """Find an operator; without a uid the only one."""
     if uid is not None:
         checked_uid(uid)
-    operators = [found for found in manifest.operators if uid in (None, found.uid)]
+    operators = [operator for operator in manifest.operators if uid in (None, operator.uid)]
     if len(operators) == 1:
         return operators[0]
-    known = ", ".join(sorted(repr(found.uid) for found in manifest.operators)) or "none"
+    known = ", ".join(sorted(repr(operator.uid) for operator in manifest.operators)) or "none"
     raise CheckpointError(
         f"checkpoint {storage.uri}, epoch {manifest.epoch}: which operator? It has {known}"
         if uid is None
@@ -216,14 +216,14 @@ def _rows(storage: CheckpointStorage, manifest: Manifest) -> list[dict[str, Any]
             "size_bytes": sum(files.values()),
         }
         for name, stored in operator.state_schema:
-            kind, type_ = _described(stored)
+            kind, type_ = _kind_and_type(stored)
             rows.append({**common, "state": name, "kind": kind, "type": type_})
         if operator.timers:
             rows.append({**common, "state": None, "kind": "timers", "type": None})
     return rows
 
 
-def _described(stored: str) -> tuple[str, str | None]:
+def _kind_and_type(stored: str) -> tuple[str, str | None]:
     try:
         declaration = declared_as(stored)
         kind = type(declaration).__name__.removesuffix("State").lower()

@@ -29,7 +29,7 @@ from pystate.types.arrays import decoded
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType
 
-_MERGED = (ValueState, ListState, MapState)
+_MERGEABLE = (ValueState, ListState, MapState)
 
 #: Rows, nulls, validity, offsets, values.
 _Part: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
@@ -40,7 +40,7 @@ def can_merge(key: KeyColumns, states: dict[str, State[Any]]) -> bool:
     return (
         bool(states)
         and not any(type_.is_nested for _, type_ in key)
-        and all(type(d) in _MERGED and d.ttl is None for d in states.values())
+        and all(type(d) in _MERGEABLE and d.ttl is None for d in states.values())
     )
 
 
@@ -79,10 +79,10 @@ def _columns(
 ) -> list[pa.Array[Any]]:
     given = iter(parts)
     # Keys are not nested, so that nothing decodes them.
-    found = [_array(next(given), type_, None) for _, type_ in key]
+    arrays = [_array(next(given), type_, None) for _, type_ in key]
     for state, column in zip(states.values(), columns, strict=True):
         if isinstance(state, ValueState):
-            found.append(_array(next(given), state.type, column.codec))
+            arrays.append(_array(next(given), state.type, column.codec))
             continue
         rows, _, _, ends, _ = next(given)
         assert ends is not None
@@ -90,10 +90,10 @@ def _columns(
         keys = _array(next(given), state.key_type, None) if isinstance(state, MapState) else None
         values = _array(next(given), state.type, column.codec)
         if keys is None:
-            found.append(pa.ListArray.from_arrays(offsets, values))
+            arrays.append(pa.ListArray.from_arrays(offsets, values))
         else:
-            found.append(pa.MapArray.from_arrays(offsets, keys, values))
-    return found
+            arrays.append(pa.MapArray.from_arrays(offsets, keys, values))
+    return arrays
 
 
 def _array(part: _Part, type: StateType, codec: Any) -> pa.Array[Any]:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pystate.base.arguments import flag, folder_path, shown
 from pystate.checkpoint.copies import for_all
 from pystate.checkpoint.locations import local_only
-from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.storage import CheckpointStorage, sync_local_folder
 from pystate.errors import CheckpointError, InvalidArgumentError, NoSpaceError
 from pystate.processor.epochs import storage_at, while_retained
 from pystate.processor.scan import StateScan
@@ -160,8 +160,8 @@ class _ExportWriter:
             for_all(self._write, parts, threads=threads, size=_size, progress=progress)
             if not parts:
                 self._write((0, self._scan))
-            export = self._finished()
-            _sync(self._folder)
+            export = self._finish()
+            sync_local_folder(self._folder)
             self._publish(overwrite)
             return export
         except OSError as error:
@@ -190,7 +190,7 @@ class _ExportWriter:
             os.fsync(out.fileno())
         self._rows[number] = rows
 
-    def _finished(self) -> Export:
+    def _finish(self) -> Export:
         sizes = [entry.stat().st_size for entry in os.scandir(self._folder)]
         export = Export(
             location=self._target,
@@ -219,17 +219,9 @@ class _ExportWriter:
             with suppress(OSError):
                 os.rename(old, self._target)
             raise
-        _sync(os.path.dirname(self._target))
+        sync_local_folder(os.path.dirname(self._target))
         shutil.rmtree(old, ignore_errors=True)
 
 
 def _size(numbered: tuple[int, StateScan]) -> int:
     return numbered[1].raw_bytes
-
-
-def _sync(folder: str) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

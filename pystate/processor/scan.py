@@ -34,7 +34,7 @@ from pystate.processor.selection import (
     EVERYTHING,
     Selection,
     WantedKeys,
-    exploded,
+    explode_rows,
     exploded_fields,
     wanted_groups,
 )
@@ -229,10 +229,10 @@ class StateScan:
         """Yield the rows of the only part."""
         [state] = self.operator.ranges
         bounds = state.first_key_group, state.last_key_group
-        batches = self._merged(state)
+        batches = self._merged_rows(state)
         if batches is not None:
             for rows in batches:
-                yield from self._shaped(rows)
+                yield from self._shape(rows)
             return
         with self.backend(bounds) as backend:
             load_files(self.storage, self.epoch, backend, state, state.files, self.key_groups)
@@ -243,9 +243,9 @@ class StateScan:
                 yield from self._timers(backend, wanted)
                 return
             for keys in backend.existing() if wanted is None else backend.found(wanted):
-                yield from self._shaped(self._exported(backend, keys))
+                yield from self._shape(self._exported(backend, keys))
 
-    def _merged(self, state: RangeState) -> list[pa.RecordBatch] | None:
+    def _merged_rows(self, state: RangeState) -> list[pa.RecordBatch] | None:
         """The rows of the only part, if a merge of its files gives them."""
         key = parse_key(list(self.operator.key_schema))
         bounds = state.first_key_group, state.last_key_group
@@ -264,13 +264,13 @@ class StateScan:
             return None
         fields = list(self.schema)[: len(key)]
         fields += [pa.field(name, d.arrow_type) for name, d in self.read.items()]
-        schema, found = pa.schema(fields), []
+        schema, batches = pa.schema(fields), []
         for first, last in runs(self.key_groups, state.first_key_group, state.last_key_group):
             with ExitStack() as stack:
                 files = []
                 for ref in state.files:
                     if first <= ref.last_key_group and ref.first_key_group <= last:
-                        file = stack.enter_context(opened(self.storage, self.epoch, ref))
+                        file = stack.enter_context(open_named(self.storage, self.epoch, ref))
                         files.append(stack.enter_context(open_file(file, ref)))
                         if first <= ref.first_key_group and ref.last_key_group <= last:
                             files[-1].check(ref)
@@ -279,15 +279,15 @@ class StateScan:
                 rows = merged_rows(
                     files, key, self.read, (first, last), self.max_parallelism, dict(state.since)
                 )
-                found += [pa.RecordBatch.from_arrays(columns, schema=schema) for columns in rows]
-        return found
+                batches += [pa.RecordBatch.from_arrays(columns, schema=schema) for columns in rows]
+        return batches
 
-    def _shaped(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def _shape(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         rows = self._within(rows)
         if self.defaults:
             rows = fill_defaults(rows, self.defaults)
         if self.selection.explode:
-            rows = exploded(rows, self.schema)
+            rows = explode_rows(rows, self.schema)
         if rows.num_rows:
             yield rows
 
@@ -344,15 +344,15 @@ def runs(groups: frozenset[int] | None, first: int, last: int) -> list[tuple[int
     if groups is None:
         return [(first, last)]
     inside = sorted(group for group in groups if first <= group <= last)
-    found = []
+    stretches = []
     for _, stretch in groupby(enumerate(inside), key=lambda pair: pair[1] - pair[0]):
         members = [group for _, group in stretch]
-        found.append((members[0], members[-1]))
+        stretches.append((members[0], members[-1]))
     most = max(4, (last - first + 1) // 4)
-    return found if len(found) <= most else [(inside[0], inside[-1])]
+    return stretches if len(stretches) <= most else [(inside[0], inside[-1])]
 
 
-def opened(storage: CheckpointStorage, epoch: int, ref: FileRef) -> BinaryIO:
+def open_named(storage: CheckpointStorage, epoch: int, ref: FileRef) -> BinaryIO:
     """Open a file that an epoch's manifest names; `MissingFileError` if it does not exist."""
     try:
         return storage.open_read(ref.path)
@@ -379,7 +379,7 @@ def load_files(
             high = min(ref.last_key_group, state.last_key_group, last)
             if low > high:
                 continue
-            with opened(storage, epoch, ref) as file:
+            with open_named(storage, epoch, ref) as file:
                 backend.load(
                     file,
                     first_key_group=low,

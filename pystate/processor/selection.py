@@ -99,7 +99,7 @@ def exploded_fields(state: str, declaration: State[Any]) -> list[pa.Field[Any]]:
     return [pa.field(f"{state}_index", pa.int64()), value]
 
 
-def exploded(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def explode_rows(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """A row per element of the last column, which is a list or map that is not a slice.
 
     The columns before it are repeated: the key, and the namespace if there are any.

@@ -35,7 +35,7 @@ from pystate.checkpoint.savepoint import (
     manifest_of,
     read_savepoint,
 )
-from pystate.epochs.rescale import gathered
+from pystate.epochs.rescale import gather_instances
 from pystate.epochs.watermarks import smallest
 from pystate.errors import DeclarationError, InvalidArgumentError, PystateError, WrongTypeError
 from pystate.operators.functions.base import StatefulFunction
@@ -255,8 +255,8 @@ def checked_operators(operators: Any) -> Mapping[str, StateRows]:
             raise InvalidArgumentError(
                 f"write_state: operator {uid!r} is a StateRows, not {shown(rows)}: write {example}"
             )
-    found: Mapping[str, StateRows] = operators
-    return found
+    checked: Mapping[str, StateRows] = operators
+    return checked
 
 
 class Destination:
@@ -326,7 +326,7 @@ class Destination:
             raise InvalidArgumentError(
                 f"write_state: remove is a list of uids, not {shown(remove)}: write {example}"
             )
-        known = ", ".join(repr(found.uid) for found in self._manifest.operators) or "none"
+        known = ", ".join(repr(operator.uid) for operator in self._manifest.operators) or "none"
         for uid in remove:
             checked_uid(uid)
             if isinstance(operators, Mapping) and uid in operators:
@@ -368,18 +368,18 @@ class Destination:
             watermark_ms=watermark_ms,
             defaults=_defaults(rows.declared(operator.uid), replaced),
         )
-        self._written[operator.uid] = gathered(written_state, self.max_parallelism)
+        self._written[operator.uid] = gather_instances(written_state, self.max_parallelism)
 
     def finish(self) -> Savepoint:
         """Take over the other operators, and make the folder a savepoint."""
         gone = self._left_out.union(self._written)
-        kept = [found for found in self._manifest.operators if found.uid not in gone]
+        kept = [operator for operator in self._manifest.operators if operator.uid not in gone]
         base = self._base
         if base is not None:
             for_all(
                 lambda ref: place(ref, [base], self.storage, copy=False), files_of(kept).values()
             )
-        operators = sorted([*kept, *self._written.values()], key=lambda found: found.uid)
+        operators = sorted([*kept, *self._written.values()], key=lambda operator: operator.uid)
         manifest = replace(
             self._manifest,
             operators=tuple(operators),
@@ -391,16 +391,8 @@ class Destination:
         for entry in self.storage.list("state"):
             if entry.path not in named:
                 self.storage.delete(entry.path)
-        return finish_savepoint(base, manifest, self.storage, job=self._job_file())
-
-    def _job_file(self) -> JobFile:
-        return JobFile(
-            name=self._job,
-            checkpoint_id=str(uuid.uuid4()),
-            max_parallelism=self.max_parallelism,
-            created_ms=time.time_ns() // 1_000_000,
-            library=library(),
-        )
+        job = JobFile.new(self._job, self.max_parallelism)
+        return finish_savepoint(base, manifest, self.storage, job=job)
 
 
 def _defaults(states: Mapping[str, State[Any]], replaced: OperatorState | None) -> Defaults:

@@ -228,7 +228,7 @@ class _Reader(DataSourceReader):
             elif isinstance(each, (EqualTo, EqualNullSafe, In)):
                 values[column] = list(value) if isinstance(each, In) else [value]
         key = parse_key(list(newest.operator.key_schema))
-        wanted = _wanted([values.get(name) for name, _ in key], key, newest.max_parallelism)
+        wanted = _wanted_keys([values.get(name) for name, _ in key], key, newest.max_parallelism)
         if wanted is not None:
             groups &= wanted.key_groups
         if len(groups) < newest.max_parallelism:
@@ -255,7 +255,9 @@ class _Reader(DataSourceReader):
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _wanted(values: list[list[Any] | None], key: Any, max_parallelism: int) -> WantedKeys | None:
+def _wanted_keys(
+    values: list[list[Any] | None], key: Any, max_parallelism: int
+) -> WantedKeys | None:
     """The keys that filters leave, if they say so of each column of the key."""
     combinations = 1
     lists = []

@@ -102,13 +102,13 @@ def _write(target: Destination, operator: OperatorSpec, given: StateRows) -> tup
         if DEFAULT in field.metadata
     }
     task = _writer(target.storage, operator, target.parallelism, target.epoch, columns, noted)
-    found = reported_ranges(routed, task)
-    if len(found) != target.parallelism:
+    ranges = reported_ranges(routed, task)
+    if len(ranges) != target.parallelism:
         raise CheckpointError(
-            f"operator {operator.uid!r}: {len(found)} of {target.parallelism} ranges were written; "
-            "this is a defect of pystate: please report it"
+            f"operator {operator.uid!r}: {len(ranges)} of {target.parallelism} ranges were written"
+            "; this is a defect of pystate: please report it"
         )
-    return tuple(found[index] for index in range(target.parallelism))
+    return tuple(ranges[index] for index in range(target.parallelism))
 
 
 def _frame(operator: OperatorSpec, given: Any, *, timers: bool = False) -> DataFrame:

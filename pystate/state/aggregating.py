@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _OPERATIONS = {"add": 1, "min": 2, "max": 3}
 _BINARY, _OBJECT = StateType("binary"), StateType("object")
 #: How a checkpoint's metadata spells an accumulator, and the aggregators that may own it.
-_STORED = re.compile(r"#(\w+)\((?:\w+=(True|False|0|[1-9][0-9]*))?\) of (.*)")
+_SPELLING = re.compile(r"#(\w+)\((?:\w+=(True|False|0|[1-9][0-9]*))?\) of (.*)")
 _AGGREGATORS: dict[str, Any] = {
     name: kind
     for name, kind in vars(aggregators).items()
@@ -156,7 +156,7 @@ class AggregatingState(State["AggregatingHandle"]):
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
         """Return the aggregate that was stored under this spelling, unless it is of the user's."""
-        parts = _STORED.fullmatch(stored)
+        parts = _SPELLING.fullmatch(stored)
         if parts is None:
             return None
         aggregator = _AGGREGATORS.get(parts[1])
@@ -481,9 +481,9 @@ class _PythonAggregate(AggregatingHandle):
     def _plus(self, accumulator: Any, value: Any) -> Any:
         if accumulator is None:
             accumulator = self._aggregate.create()
-        return self._made("add", self._aggregate.add(accumulator, value))
+        return self._checked_accumulator("add", self._aggregate.add(accumulator, value))
 
-    def _made(self, method: str, accumulator: Any) -> Any:
+    def _checked_accumulator(self, method: str, accumulator: Any) -> Any:
         if accumulator is None:
             raise WrongTypeError(
                 f"state {self.name!r}: {method} of {type(self._aggregate).__name__} returned None: "
@@ -517,17 +517,21 @@ class _PythonAggregate(AggregatingHandle):
         return self._kept.values(keys)
 
     def merge_all(self, keys: KeyBatch, accumulators: Any) -> None:
-        self._fold_all(keys, list(accumulators), self._joined)
+        self._fold_all(keys, list(accumulators), self._merged_copy)
 
-    def _joined(self, mine: Any, other: Any) -> Any:
+    def _merged_copy(self, mine: Any, other: Any) -> Any:
         # An accumulator may be changed by what merges it, and the source's may still be in use.
         other = copy.deepcopy(other)
-        return other if mine is None else self._made("merge", self._aggregate.merge(mine, other))
+        return (
+            other
+            if mine is None
+            else self._checked_accumulator("merge", self._aggregate.merge(mine, other))
+        )
 
     def _merge(self, kept: Any) -> None:
         turn = self.table.turn
         mine = self._kept.value()
         if mine is not None:
-            kept = self._made("merge", self._aggregate.merge(mine, kept))
+            kept = self._checked_accumulator("merge", self._aggregate.merge(mine, kept))
             self.table.check_turn(turn, self.name)
         self._kept.update(kept)

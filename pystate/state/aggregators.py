@@ -37,15 +37,15 @@ _Words = npt.NDArray[np.uint64]
 _INTEGERS = ("byte", "short", "int", "long")
 _FLOATS = ("float", "double")
 _NUMBERS = (*_INTEGERS, *_FLOATS, "decimal")
-_ORDERED = (*_NUMBERS, "date", "timestamp", "timestamp_ntz")
-_PLAIN = (*_ORDERED, "boolean", "string", "binary")
+_ORDERED_TYPES = (*_NUMBERS, "date", "timestamp", "timestamp_ntz")
+_PLAIN = (*_ORDERED_TYPES, "boolean", "string", "binary")
 _COMPARABLE = (*_PLAIN, "struct", "array", "map")
 
 _MOST_K = 4096
 
 #: The names of the types that an aggregate takes, and what errors call them.
 _Takes: TypeAlias = tuple[tuple[str, ...], str]
-_ORDER: _Takes = (_ORDERED, "numbers, dates and timestamps")
+_ORDER: _Takes = (_ORDERED_TYPES, "numbers, dates and timestamps")
 
 V = TypeVar("V")
 A = TypeVar("A")

@@ -108,12 +108,12 @@ class Column(NamedTuple):
 
 def _type_of(code: int, precision: int, scale: int, ddl: str) -> StateType:
     if code in (_FIXED_CODE, _NESTED_CODE):
-        return _parsed(ddl)
+        return _parse(ddl)
     return from_code(code, precision, scale)
 
 
 @lru_cache(maxsize=256)
-def _parsed(ddl: str) -> StateType:
+def _parse(ddl: str) -> StateType:
     # A column is asked for its type again and again while it is compared.
     return parse_type(ddl)
 

@@ -177,11 +177,6 @@ class State(Generic[H]):
         """
         return None
 
-    def _as_call(self) -> str:
-        """The declaration as it is written, without its time to live."""
-        listed = ", ".join("object" if a is object else repr(a) for a in self._arguments())
-        return f"{builtins.type(self).__name__}({listed})"
-
     def _arguments(self) -> tuple[Any, ...]:
         """The arguments that make an equal declaration, without its `ttl`."""
         raise NotImplementedError
@@ -241,6 +236,22 @@ class State(Generic[H]):
         return _declared, (builtins.type(self), self._arguments(), self._ttl, *rest)
 
 
+class CollectionState(State[H]):
+    """Base of the states with elements, which a checkpoint spells as they are declared."""
+
+    __slots__ = ()
+
+    def _spelled(self) -> str:
+        listed = ", ".join("object" if a is object else repr(a) for a in self._arguments())
+        return f"{builtins.type(self).__name__}({listed})"
+
+    @classmethod
+    def from_stored(cls, stored: str) -> Self | None:
+        """The declaration that a checkpoint's metadata spells so; None if it is of another kind."""
+        arguments = arguments_of(stored, cls.__name__)
+        return None if arguments is None else cls(*arguments)
+
+
 def _declared(
     kind: Callable[..., State[Any]],
     arguments: tuple[Any, ...],
@@ -281,14 +292,14 @@ def stored_parts(stored: str) -> tuple[str | None, str]:
     The name is None where it is the state's own, else what `with_file_name` took. The spelling is
     without what `stored_reference_ms` gives.
     """
-    file_name, spelling = _named(stored)
+    file_name, spelling = _split_file_name(stored)
     reference = _REFERENCE.match(spelling)
     return file_name, spelling if reference is None else spelling[reference.end() :]
 
 
 def stored_reference_ms(stored: str) -> int | None:
     """The `State.reference_ms` that a checkpoint's metadata says of a state."""
-    reference = _REFERENCE.match(_named(stored)[1])
+    reference = _REFERENCE.match(_split_file_name(stored)[1])
     return None if reference is None else int(reference[1])
 
 
@@ -301,7 +312,7 @@ def file_name(name: str, stored: str) -> str:
 _REFERENCE = re.compile(r"(\d+) ms: ")
 
 
-def _named(stored: str) -> tuple[str | None, str]:
+def _split_file_name(stored: str) -> tuple[str | None, str]:
     if not stored.startswith('"'):  # which no type and no declaration begins with
         return None, stored
     file_name, end = json.JSONDecoder().raw_decode(stored)
@@ -327,14 +338,14 @@ def arguments_of(stored: str, kind: str) -> list[Any] | None:
     called = re.fullmatch(rf"{kind}\((.*)\)", stored, re.DOTALL)
     if called is None:
         return None
-    return [object if text == "object" else _unquoted(text) for text in _LITERAL.findall(called[1])]
+    return [object if text == "object" else _unquote(text) for text in _LITERAL.findall(called[1])]
 
 
 #: What is written for an argument: no type, or a text between the quotes of a `repr`.
 _LITERAL = re.compile(r"""object|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 
 
-def _unquoted(literal: str) -> str:
+def _unquote(literal: str) -> str:
     """The string of which this is the `repr`.
 
     `ast.literal_eval` would do, but states are declared in several threads at once, and before

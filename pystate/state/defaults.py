@@ -53,7 +53,9 @@ def fill_defaults(
         column = columns[name]
         if column.null_count:
             absent = np.asarray(column.is_null())
-            columns[name] = _replaced(column, absent if exist is None else absent & exist, default)
+            columns[name] = _replace_rows(
+                column, absent if exist is None else absent & exist, default
+            )
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=rows.schema)
 
 
@@ -78,11 +80,11 @@ def without_defaults(
     rest = dict(columns)
     for name, flags in equal.items():
         nothing: pa.Array[Any] = pa.array([None], rest[name].type)
-        rest[name] = _replaced(rest[name], flags & exists, nothing)
+        rest[name] = _replace_rows(rest[name], flags & exists, nothing)
     return rest
 
 
-def _replaced(column: Any, where: Flags, value: pa.Array[Any]) -> Any:
+def _replace_rows(column: Any, where: Flags, value: pa.Array[Any]) -> Any:
     """A column with another value in some rows."""
     places = np.where(where, len(column), np.arange(len(column)))
     return pa.concat_arrays([column, value]).take(pa.array(places))

@@ -31,8 +31,13 @@ if TYPE_CHECKING:
 
 #: What a function is called that has no name.
 _CUSTOM = "custom"
-_NAMED = {builtins.max: "max", builtins.min: "min", builtins.sum: "sum", operator.add: "sum"}
-_BUILT_IN = frozenset(_NAMED.values())
+_FUNCTION_NAMES = {
+    builtins.max: "max",
+    builtins.min: "min",
+    builtins.sum: "sum",
+    operator.add: "sum",
+}
+_BUILT_IN = frozenset(_FUNCTION_NAMES.values())
 #: A state of a checkpoint that does not say whether it is a value or a fold.
 _UNKNOWN = re.compile(r"State\(.*\)", re.DOTALL)
 _AGGREGATE = re.compile(r"#(\w+)(\(.*?\)) of (.*)", re.DOTALL)
@@ -43,13 +48,13 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 def function_name(function: Any) -> str:
     """The name of a reduce function: that of a builtin, or with its module; ``custom`` if none."""
     try:
-        if function in _NAMED:
-            return _NAMED[function]
+        if function in _FUNCTION_NAMES:
+            return _FUNCTION_NAMES[function]
     except TypeError:  # it cannot be hashed
         pass
     name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None)
     if isinstance(name, str):
-        return _qualified(function, name)
+        return _qualified_name(function, name)
     return class_name(function) if type(function).__module__ != "functools" else _CUSTOM
 
 
@@ -58,10 +63,10 @@ def class_name(object: Any) -> str:
     kind = type(object)
     # Others read manifests, where this stands.
     listed = ", ".join(redacted(f"{name}={value!r}") for name, value in _parameters(object))
-    return f"{_qualified(kind, kind.__qualname__)}({listed})"
+    return f"{_qualified_name(kind, kind.__qualname__)}({listed})"
 
 
-def _qualified(named: Any, name: str) -> str:
+def _qualified_name(named: Any, name: str) -> str:
     if "<lambda>" in name:
         return _CUSTOM
     name = name.rpartition("<locals>.")[2]
@@ -192,8 +197,8 @@ def other_meaning(old: str, new: str) -> str | None:
     if before is None or after is None or _same(before, after):
         return None
     if before[0] != after[0]:
-        return f"{_described(before)} does not become {_described(after)}"
-    return f"{_described(before)} does not become that of another one, {after[1]}"
+        return f"{_meaning_text(before)} does not become {_meaning_text(after)}"
+    return f"{_meaning_text(before)} does not become that of another one, {after[1]}"
 
 
 def _meaning(spelling: str) -> tuple[str, str] | None:
@@ -226,7 +231,7 @@ def _without_module(name: str) -> str:
     return head.rpartition(".")[2] + bracket + rest
 
 
-def _described(meaning: tuple[str, str]) -> str:
+def _meaning_text(meaning: tuple[str, str]) -> str:
     kind, name = meaning
     if kind == "value":
         return "a value"

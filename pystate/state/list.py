@@ -17,7 +17,7 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.state.columns import LIST, Column, column_of
-from pystate.state.declaration import State, arguments_of, type_literal
+from pystate.state.declaration import CollectionState, type_literal
 from pystate.state.handle import LIST_NAMES, MISSING, Elements, batch_method_error
 from pystate.state.key_batch import KeyBatch
 from pystate.state.ttl import StateTtl
@@ -27,7 +27,6 @@ from pystate.types.state_type import TypeLike
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    from typing_extensions import Self
 
 #: How items lie in the core.
 _DTYPES = {
@@ -44,7 +43,7 @@ _DTYPES = {
 }
 
 
-class ListState(State["ListHandle"]):
+class ListState(CollectionState["ListHandle"]):
     """Declares a list per key.
 
     Parameters
@@ -92,15 +91,6 @@ class ListState(State["ListHandle"]):
     def arrow_type(self) -> pa.DataType:
         """A list."""
         return pa.list_(self._type.arrow)
-
-    def _spelled(self) -> str:
-        return self._as_call()
-
-    @classmethod
-    def from_stored(cls, stored: str) -> Self | None:
-        """Return the declaration that was stored as this; None if it is of another kind."""
-        arguments = arguments_of(stored, cls.__name__)
-        return None if arguments is None else cls(*arguments)
 
     def _arguments(self) -> tuple[Any, ...]:
         return (type_literal(self._type),)
@@ -323,7 +313,7 @@ class ListHandle(Elements, core.ListElements):
         """
         self._checked(keys)
         if self.type.is_bytes or self.type.name == "boolean":
-            return self._collected(keys, raw)
+            return self._collect(keys, raw)
         offsets = np.empty(len(keys) + 1, np.int64)
         width = self.type.inline_bytes or self.type.arrow.bit_width // 8
         values = self.copy_items(keys, offsets.ctypes.data, width)
@@ -335,7 +325,7 @@ class ListHandle(Elements, core.ListElements):
         lists: pa.Array[Any] = self.lists(keys, raw=True)
         return lists
 
-    def _collected(self, keys: KeyBatch, raw: bool) -> Any:
+    def _collect(self, keys: KeyBatch, raw: bool) -> Any:
         offsets = np.empty(len(keys) + 1, np.int64)
         rows, _, parts = self.collect(keys, offsets.ctypes.data)
         items = from_parts(self.type, rows, *parts)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.errors import DeclarationError, WrongTypeError
 from pystate.state.columns import MAP, Column, column_of
-from pystate.state.declaration import State, arguments_of, type_literal
+from pystate.state.declaration import CollectionState, type_literal
 from pystate.state.handle import MAP_NAMES, MISSING, Elements
 from pystate.state.key_batch import KeyBatch, read_array
 from pystate.state.objects import unpickled
@@ -26,10 +26,10 @@ from pystate.types.nested import codec_of
 from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    pass
 
 
-class MapState(State["MapHandle"]):
+class MapState(CollectionState["MapHandle"]):
     """Declares a map per key.
 
     Parameters
@@ -100,15 +100,6 @@ class MapState(State["MapHandle"]):
     def arrow_type(self) -> pa.DataType:
         """A map."""
         return pa.map_(self._key.arrow, self._type.arrow)
-
-    def _spelled(self) -> str:
-        return self._as_call()
-
-    @classmethod
-    def from_stored(cls, stored: str) -> Self | None:
-        """Return the declaration that was stored as this; None if it is of another kind."""
-        arguments = arguments_of(stored, cls.__name__)
-        return None if arguments is None else cls(*arguments)
 
     def _arguments(self) -> tuple[Any, ...]:
         return type_literal(self._key), type_literal(self._type)

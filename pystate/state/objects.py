@@ -94,17 +94,17 @@ class Versioned:
 
     def __setstate__(self, state: Any) -> None:
         # Only pickles without a version call it.
-        _set_state(self, _migrated(type(self), 0, state))
+        _set_state(self, _migrate(type(self), 0, state))
 
 
 def restored(cls: type[Versioned], version: int, state: Any, *arguments: Any) -> Versioned:
     """Return an object of the class from the attributes that a version of it had."""
     object_ = cls.__new__(cls, *arguments)
-    _set_state(object_, _migrated(cls, version, state))
+    _set_state(object_, _migrate(cls, version, state))
     return object_
 
 
-def _migrated(cls: type[Versioned], version: int, state: Any) -> Any:
+def _migrate(cls: type[Versioned], version: int, state: Any) -> Any:
     if version > cls.state_version:
         raise SchemaError(
             f"an object of {cls.__qualname__} was stored as version {version}, and the class is "

@@ -101,13 +101,13 @@ class OperatorSpec:
         state of the same name.
         """
         columns = [[name, type_.ddl] for name, type_ in self.key]
-        states = [_described(name, state) for name, state in self.states.items()]
+        states = [_fingerprint_parts(name, state) for name, state in self.states.items()]
         space = None if self.namespace is None else self.namespace.ddl
         text = json.dumps([self.max_parallelism, columns, states, space, self.timers, since])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _described(name: str, state: State[Any]) -> list[str]:
+def _fingerprint_parts(name: str, state: State[Any]) -> list[str]:
     own, reference_ms = state.file_name(name), state.reference_ms
     described = [name, repr(state)] if own == name else [name, repr(state), own]
     return described if reference_ms is None else [*described, f"{reference_ms} ms"]
@@ -191,7 +191,7 @@ def in_files(
             continued.add(name)
     for name in declared:
         if name not in file_names:
-            file_names[name] = _unused(name, taken.union(file_names.values()))
+            file_names[name] = _unused_name(name, taken.union(file_names.values()))
     states = {}
     for name, state in declared.items():
         reference_ms = references[file_names[name]] if name in continued else None
@@ -201,7 +201,7 @@ def in_files(
     return states
 
 
-def _unused(name: str, taken: Collection[str]) -> str:
+def _unused_name(name: str, taken: Collection[str]) -> str:
     number, free = 1, name
     while free in taken:
         number += 1

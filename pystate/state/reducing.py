@@ -155,12 +155,12 @@ class ReducingHandle(Fold):
         kept = self._kept
         if self._codec is not None:
             if not kept.reduce(value, self._step):
-                self._refuse_made(kept.value(), value)
+                self._refuse_none_result(kept.value(), value)
             return
         turn = self.table.turn
         old = kept.value()
         if old is not None:
-            value = self._reduced(old, value)
+            value = self._reduce(old, value)
             self.table.check_turn(turn, self.name)
         kept.update(value)
 
@@ -177,23 +177,23 @@ class ReducingHandle(Fold):
         if self._operation is not None:
             getattr(self._kept, self._operation)(keys, values)
             return
-        self._fold_all(keys, self._given(values, len(self._checked(keys))), self._reduced)
+        self._fold_all(keys, self._as_objects(values, len(self._checked(keys))), self._reduce)
 
-    def _reduced(self, old: Any, value: Any) -> Any:
+    def _reduce(self, old: Any, value: Any) -> Any:
         if old is None:
             return value
         reduced = self._step(old, value)
         if reduced is None:
-            self._refuse_made(old, value)
+            self._refuse_none_result(old, value)
         return reduced
 
-    def _refuse_made(self, old: Any, value: Any) -> NoReturn:
+    def _refuse_none_result(self, old: Any, value: Any) -> NoReturn:
         raise WrongTypeError(
             f"state {self.name!r}: the function made None of {old!r:.40} and {value!r:.40}: it "
             "returns the reduced value"
         )
 
-    def _given(self, values: Any, rows: int) -> list[Any]:
+    def _as_objects(self, values: Any, rows: int) -> list[Any]:
         """The values as Python objects of the declared type, one for each row."""
         if not (isinstance(values, dict) if self.type.is_nested else not is_many(values)):
             if self._codec is None:

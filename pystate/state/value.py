@@ -430,7 +430,7 @@ class ObjectHandle(ValueHandle):
                     value = unpickled(self.name, stored[i].as_py())
                     if drops != self._drops:
                         keys.check()
-                        raise self._disturbed("unpickled")
+                        raise self._disturbed_error("unpickled")
                     cache[name] = value
         kept = (cache.get(name, _ABSENT) for name in names)
         return [self._declaration.default if v is _ABSENT else v for v in kept]
@@ -475,12 +475,12 @@ class ObjectHandle(ValueHandle):
         if not self._dirty:
             return
         if self._flushing:
-            raise self._disturbed("pickled")
+            raise self._disturbed_error("pickled")
         drops, self._flushing = self._drops, True
         try:
             for names, data in self._pickled():
                 if drops != self._drops:
-                    raise self._disturbed("pickled")
+                    raise self._disturbed_error("pickled")
                 with closing(make_batch(names)) as keys:
                     values = pa.array(data, pa.binary())
                     keys.put(self.column, reference(values, self.type))
@@ -488,7 +488,7 @@ class ObjectHandle(ValueHandle):
         finally:
             self._flushing = False
 
-    def _disturbed(self, how: str) -> InUseError:
+    def _disturbed_error(self, how: str) -> InUseError:
         return InUseError(
             f"state {self.name!r}: while an object was {how}, its class updated the state or ended "
             "the epoch"
@@ -513,6 +513,6 @@ class ObjectHandle(ValueHandle):
 
     def _set(self, key: Any, value: Any) -> None:
         if self._flushing:
-            raise self._disturbed("pickled")
+            raise self._disturbed_error("pickled")
         self._cache[key] = _ABSENT if value is None else value
         self._dirty[key] = None

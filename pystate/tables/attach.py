@@ -249,7 +249,7 @@ class TableCache:
     def _attach_entry(
         self, entry: _Entry, spec: TableSpec, base: RangeState, reads: bool
     ) -> Attachment:
-        backend = _locked(entry, spec, base)
+        backend = _lock_table(entry, spec, base)
         if reads and _has_left(backend, base):
             Attachment(backend, "current", entry=entry).release()
             return _replica(spec, base, "the table has left the state that is to be read")
@@ -259,7 +259,7 @@ class TableCache:
                 # Unlinked while its lock is held: a process that waits for the lock then finds the
                 # new file.
                 entry.discard(unlink=True)
-                backend = _locked(entry, spec, base)
+                backend = _lock_table(entry, spec, base)
             attachment = self._fill(backend, spec, base, entry)
         return attachment
 
@@ -293,7 +293,7 @@ class TableCache:
         if entry is None:
             return None
         try:
-            old = _locked(entry, spec, source.range)
+            old = _lock_table(entry, spec, source.range)
             if old.lineage() == EMPTY_LINEAGE:  # it was removed just now, and made again
                 raise FileNotFoundError(path)
             attachment = _catch_up(old, spec, source.range, entry)
@@ -382,7 +382,7 @@ def _path_of(spec: TableSpec, base: RangeState) -> str | None:
     return spec.home.table_path(spec.operator.uid, *bounds, spec.operator.fingerprint(base.since))
 
 
-def _locked(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
+def _lock_table(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
     """Take the table's lock, opening or creating the table if it is not mapped."""
     if entry.backend is not None:
         try:

@@ -81,7 +81,7 @@ def put_rows(backend: KeyedStateBackend, rows: pa.Table, states: Sequence[str]) 
         keys, part = _keys(backend, part), _stored_rows(backend, part, states)
         for name in states:
             try:
-                _put(backend, keys, part, name)
+                _store_column(backend, keys, part, name)
             except WrongTypeError as error:
                 raise WrongTypeError(f"operator {backend.uid!r}, {error}") from error
 
@@ -171,14 +171,14 @@ def _check_unique(backend: KeyedStateBackend, rows: pa.Table) -> None:
         seen.add(name)
 
 
-def _put(backend: KeyedStateBackend, keys: KeyBatch, rows: pa.Table, name: str) -> None:
+def _store_column(backend: KeyedStateBackend, keys: KeyBatch, rows: pa.Table, name: str) -> None:
     """Store a state's column; objects are pickled bytes."""
     declaration, handle = backend.declarations[name], backend[name]
     column: Any = _column(rows, name)
     what = f"operator {backend.uid!r}, state {name!r}"
     pickled = declaration.type.is_object
     if isinstance(declaration, ListState):
-        lists = _of_kind(column, pa.list_(_stored(declaration.type)), what)
+        lists = _of_kind(column, pa.list_(_stored_type(declaration.type)), what)
         if not pickled:
             handle.extend(keys, lists)
             return
@@ -187,7 +187,7 @@ def _put(backend: KeyedStateBackend, keys: KeyBatch, rows: pa.Table, name: str) 
         items = reference(as_array(lists.flatten(), _BINARY, what), declaration.type)
         handle.append_lists(keys, offsets.ctypes.data, items)
     elif isinstance(declaration, MapState):
-        type_ = pa.map_(declaration.key_type.arrow, _stored(declaration.type))
+        type_ = pa.map_(declaration.key_type.arrow, _stored_type(declaration.type))
         maps = _of_kind(column, type_, what)
         lengths = np.where(np.asarray(maps.is_valid()), lengths_of(maps), 0)
         entries = maps.filter(maps.is_valid())
@@ -224,7 +224,7 @@ def is_kept(type_: pa.DataType) -> bool:
     return pa.types.is_binary(type_) or pa.types.is_fixed_size_binary(type_)
 
 
-def _stored(type_: StateType) -> pa.DataType:
+def _stored_type(type_: StateType) -> pa.DataType:
     return pa.binary() if type_.is_object else type_.arrow
 
 

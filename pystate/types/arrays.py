@@ -48,7 +48,7 @@ def as_array(values: Any, type: StateType, what: str) -> pa.Array[Any]:
     `InvalidArgumentError`: an Arrow array's buffers are too small, or its offsets lead outside.
     """
     if isinstance(values, pa.ChunkedArray):
-        array = _combined(values)
+        array = _combine_chunks(values)
     elif isinstance(values, pa.Array):
         array = values
     else:
@@ -56,7 +56,7 @@ def as_array(values: Any, type: StateType, what: str) -> pa.Array[Any]:
     return _cast(array, type, what)
 
 
-def _combined(values: pa.ChunkedArray[Any]) -> pa.Array[Any]:
+def _combine_chunks(values: pa.ChunkedArray[Any]) -> pa.Array[Any]:
     combined: Any = values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
     if isinstance(combined, pa.ChunkedArray):
         raise InvalidArgumentError(
@@ -74,20 +74,20 @@ def _from_python(values: Any, type: StateType, what: str) -> pa.Array[Any]:
             array = pa.array(values)
         else:
             values = values if isinstance(values, (list, tuple)) else list(values)
-            array = _inferred(values, type)
+            array = _infer_array(values, type)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise WrongTypeError(f"{what}: cannot be read as {type.ddl}: {error}") from error
     if isinstance(array, pa.ChunkedArray):
-        array = _combined(array)
+        array = _combine_chunks(array)
     return _cast(array, type, what)
 
 
-def _inferred(values: Any, type: StateType) -> pa.Array[Any]:
+def _infer_array(values: Any, type: StateType) -> pa.Array[Any]:
     if type.name in ("timestamp", "timestamp_ntz"):
         zones = {v.tzinfo is None for v in values if isinstance(v, datetime.datetime)}
         if len(zones) > 1:
             raise TypeError("some datetimes have a time zone and some have none")
-    merged = _MERGED.get(type.name)
+    merged = _STRAY_TYPES.get(type.name)
     if merged is not None and any(isinstance(value, merged) for value in values):
         # Arrow makes one type of both, so that two different values become equal.
         raise TypeError(f"a {merged.__name__} is not taken for {type.name}")
@@ -132,7 +132,7 @@ def _cast(array: pa.Array[Any], type: StateType, what: str) -> pa.Array[Any]:
         array = pc.call_function("run_end_decode", [array])
     if array.type.equals(wanted):
         return array
-    if not _allowed(array.type, type):
+    if not _is_allowed(array.type, type):
         raise WrongTypeError(
             f"{what} is {type.ddl}: a column of {source} is not cast to it{_hint(array.type, type)}"
         )
@@ -148,7 +148,7 @@ def _cast(array: pa.Array[Any], type: StateType, what: str) -> pa.Array[Any]:
 
 
 #: Per type, what else Arrow accepts as a value among values of that type.
-_MERGED: dict[str, builtins.type] = {"date": datetime.datetime, "binary": str}
+_STRAY_TYPES: dict[str, builtins.type] = {"date": datetime.datetime, "binary": str}
 
 _Test = Callable[[pa.DataType], bool]
 
@@ -173,7 +173,7 @@ _SOURCES: dict[str, tuple[_Test, ...]] = {
 }
 
 
-def _allowed(source: pa.DataType, type: StateType) -> bool:
+def _is_allowed(source: pa.DataType, type: StateType) -> bool:
     if pa.types.is_null(source):
         return True
     return any(test(source) for test in _SOURCES.get(type.name, ()))

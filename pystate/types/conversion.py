@@ -51,7 +51,7 @@ def change_of(
     ([0, -1, 1], ['c'], ['b'], [])
     """
     change = TypeChange()
-    _compare(change, old, new, 0, "", ignored)
+    _Comparison(change, ignored).types(old, new, 0, "")
     return change
 
 
@@ -82,67 +82,61 @@ def _below(type: StateType, path: str, name: str) -> str:
     return field_path(path, name)
 
 
-def _compare(
-    change: TypeChange,
-    old: StateType,
-    new: StateType,
-    number: int,
-    path: str,
-    ignored: Callable[[str], bool],
-) -> None:
-    change.sources.append(number)
-    where = f"{path}: " if path else ""
-    if not old.is_nested and not new.is_nested:
-        if not _widens(old, new):
-            change.refused.append(f"{where}{new.ddl} does not hold every {old.ddl}")
-    elif old.name != new.name:
-        change.refused.append(f"{where}{old.ddl} is no {new.ddl}")
-    elif new.name == "struct":
-        _compare_fields(change, old, new, number, path, ignored)
-    else:
-        number += 1
-        if new.name == "map" and not keeps_identity(old.children[0][1], new.children[0][1]):
-            change.refused.append(
-                f"{where}keys of maps keep their identity: {old.children[0][1].ddl} does not "
-                f"become {new.children[0][1].ddl}"
-            )
-        for (name, before), (_, after) in zip(old.children, new.children, strict=True):
-            _compare(change, before, after, number, _below(new, path, name), ignored)
-            number += _size(before)
+@dataclass(frozen=True)
+class _Comparison:
+    """Notes what a change consists of, while the types in both types are compared."""
 
+    change: TypeChange
+    ignored: Callable[[str], bool]
 
-def _compare_fields(
-    change: TypeChange,
-    old: StateType,
-    new: StateType,
-    number: int,
-    path: str,
-    ignored: Callable[[str], bool],
-) -> None:
-    stored: dict[str, tuple[int, StateType]] = {}
-    number += 1
-    for name, type_ in old.children:
-        if not ignored(_below(old, path, name)):
-            stored[name] = (number, type_)
-        number += _size(type_)
-    added: dict[str, StateType] = {}
-    for name, type_ in new.children:
-        at = _below(new, path, name)
-        if name in stored:
-            source, before = stored.pop(name)
-            _compare(change, before, type_, source, at, ignored)
+    def types(self, old: StateType, new: StateType, number: int, path: str) -> None:
+        """Compare two types, of which the stored one has that number in preorder."""
+        change = self.change
+        change.sources.append(number)
+        where = f"{path}: " if path else ""
+        if not old.is_nested and not new.is_nested:
+            if not _widens(old, new):
+                change.refused.append(f"{where}{new.ddl} does not hold every {old.ddl}")
+        elif old.name != new.name:
+            change.refused.append(f"{where}{old.ddl} is no {new.ddl}")
+        elif new.name == "struct":
+            self._fields(old, new, number, path)
         else:
-            added[at] = type_
-            change.sources += [-1] * _size(type_)
-    removed = {_below(old, path, name): type_ for name, (_, type_) in stored.items()}
-    change.added |= added
-    change.removed |= removed
-    change.renamed += [
-        (was, now)
-        for was, before in removed.items()
-        for now, after in added.items()
-        if before == after
-    ]
+            number += 1
+            if new.name == "map" and not keeps_identity(old.children[0][1], new.children[0][1]):
+                change.refused.append(
+                    f"{where}keys of maps keep their identity: {old.children[0][1].ddl} does not "
+                    f"become {new.children[0][1].ddl}"
+                )
+            for (name, before), (_, after) in zip(old.children, new.children, strict=True):
+                self.types(before, after, number, _below(new, path, name))
+                number += _size(before)
+
+    def _fields(self, old: StateType, new: StateType, number: int, path: str) -> None:
+        stored: dict[str, tuple[int, StateType]] = {}
+        number += 1
+        for name, type_ in old.children:
+            if not self.ignored(_below(old, path, name)):
+                stored[name] = (number, type_)
+            number += _size(type_)
+        added: dict[str, StateType] = {}
+        for name, type_ in new.children:
+            at = _below(new, path, name)
+            if name in stored:
+                source, before = stored.pop(name)
+                self.types(before, type_, source, at)
+            else:
+                added[at] = type_
+                self.change.sources += [-1] * _size(type_)
+        removed = {_below(old, path, name): type_ for name, (_, type_) in stored.items()}
+        self.change.added |= added
+        self.change.removed |= removed
+        self.change.renamed += [
+            (was, now)
+            for was, before in removed.items()
+            for now, after in added.items()
+            if before == after
+        ]
 
 
 def _size(type: StateType) -> int:

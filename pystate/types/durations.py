@@ -51,18 +51,18 @@ def milliseconds(value: Duration, what: str, *, least: int = 0, most: int = _MOS
     elif type(value) is int:
         exact = Fraction(value)
     elif isinstance(value, str):
-        exact = _parsed(value, _UNITS)
-    return _checked(exact, value, what, least, most)
+        exact = _parse_fraction(value, _UNITS)
+    return _checked_ms(exact, value, what, least, most)
 
 
 def delay_milliseconds(value: Duration, what: str) -> int:
     """How late rows may be; here a month has 31 days and a year 12 months, as in Spark."""
     if isinstance(value, str):
-        return _checked(_parsed(value, _UNITS | _MONTHS), value, what, 0, _MOST)
+        return _checked_ms(_parse_fraction(value, _UNITS | _MONTHS), value, what, 0, _MOST)
     return milliseconds(value, what)
 
 
-def _checked(exact: Fraction | None, value: Duration, what: str, least: int, most: int) -> int:
+def _checked_ms(exact: Fraction | None, value: Duration, what: str, least: int, most: int) -> int:
     if exact is None or exact.denominator != 1:
         raise InvalidArgumentError(
             f"{what}={value!r}: write a length of time such as '10 minutes', '1 hour 30 min' or "
@@ -83,7 +83,7 @@ def signed_milliseconds(value: Duration, what: str) -> int:
     return milliseconds(value, what, least=-_MOST)
 
 
-def _parsed(text: str, units: Mapping[str, int]) -> Fraction | None:
+def _parse_fraction(text: str, units: Mapping[str, int]) -> Fraction | None:
     rest = text.strip().lower()
     total = Fraction(0)
     if not rest:

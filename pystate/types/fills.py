@@ -70,11 +70,11 @@ def fill_of(
     paths = frozenset(added)
     if not any(value is not None for _, value in marks.values()):
         return None
-    value = _filled(type, "", paths, marks, None)
+    value = _fill(type, "", paths, marks, None)
     return None if value is None else NestedCodec(type, name).pack(value)
 
 
-def _filled(
+def _fill(
     type: StateType,
     path: str,
     added: frozenset[str],
@@ -94,7 +94,7 @@ def _filled(
         elif at in added:
             mine = own if own is not None else (0, None)
         if child.name == "struct" and (mine is None or mine[1] is not None):
-            struct[name] = _filled(child, at, added, marks, mine)
+            struct[name] = _fill(child, at, added, marks, mine)
         elif mine is not None:
             struct[name] = from_json(child, mine[1])
     if above is None and all(value is None for value in struct.values()):

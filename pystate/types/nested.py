@@ -132,7 +132,7 @@ class NestedCodec(core.NestedCodec):
             _address(buffers[-1]),
             _size(buffers[-1]),
         )
-        return _built(self.type, iter(columns))
+        return _build(self.type, iter(columns))
 
     def _stored(self, array: pa.Array[Any]) -> pa.Array[Any]:
         if array.type.equals(self.type.stored_arrow):
@@ -262,9 +262,9 @@ def _fields(array: Any, type: StateType, what: str) -> list[pa.Array[Any]]:
 # -- Arrow out
 
 
-def _built(type: StateType, parts: Iterator[Any]) -> pa.Array[Any]:
+def _build(type: StateType, parts: Iterator[Any]) -> pa.Array[Any]:
     length, nulls, validity, values, offsets = next(parts)
-    children = [_built(child, parts) for _, child in type.children]
+    children = [_build(child, parts) for _, child in type.children]
     wanted: Any = type.arrow
     buffers = [None if validity is None else pa.py_buffer(validity)]
     buffers += [pa.py_buffer(part) for part in (offsets, values) if part is not None]

@@ -258,7 +258,7 @@ def _parse_ddl(text: str, what: str) -> StateType:
             f"{what}: {text!r}: strings with a collation are refused, because equal keys would "
             "have unequal bytes; use a plain string"
         )
-    raise _unsupported(text, what)
+    raise _unsupported_error(text, what)
 
 
 def _of_word(word: ddl.Word, what: str) -> StateType:
@@ -313,7 +313,7 @@ def _parse_arrow(type: pa.DataType, what: str, depth: int = 0) -> StateType:
     for name, arrow in _ARROW.items():
         if arrow.equals(type):
             return StateType(name)
-    raise _unsupported(type, what)
+    raise _unsupported_error(type, what)
 
 
 def _is_list(type: pa.DataType) -> bool:
@@ -359,7 +359,7 @@ def _parse_spark(type: Any, what: str, depth: int = 0) -> StateType:
     return _nested(kind, children, f"{what}: {type.simpleString()!r:.200}")
 
 
-def _unsupported(type: object, what: str) -> DeclarationError:
+def _unsupported_error(type: object, what: str) -> DeclarationError:
     text = str(type)
     later = re.match(r"\s*(variant|interval|void|null)\b", text)
     known = "is not supported yet" if later else "is not supported"

@@ -16,9 +16,9 @@ import pytest
 import pystate as ps
 from pystate.checkpoint.first_start import begin_with
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.coordinator import Coordinator
 from pystate.errors import SchemaError
 from pystate.processor.state_writer import StateRows
+from tests.conftest import coordinator_of
 
 HERE = Path(__file__).parent
 GOLDEN = sorted(
@@ -81,7 +81,7 @@ def checkpoint(folder: Path) -> Path:
 
 def go_on(folder: Path, job: str) -> Path:
     for number in range(2):
-        with Coordinator(
+        with coordinator_of(
             LocalStorage(folder),
             job=job,
             parallelism=2,

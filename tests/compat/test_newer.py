@@ -244,11 +244,11 @@ def test_a_held_delta(tmp_path: Path) -> None:
 
 def test_what_parquet_sinks_keep(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
-    from pystate.spark.sinks.compaction import Compacted, read_compacted
+    from pystate.spark.sinks.compaction import CompactedEpochs, read_compacted
     from pystate.spark.sinks.partitioning import read_layout, save_layout
 
     save_layout(str(tmp_path), (("day", "date"),))
-    (tmp_path / "_compacted.json").write_text(Compacted({3: [1, 2, 3]}).encode())
+    (tmp_path / "_compacted.json").write_text(CompactedEpochs({3: [1, 2, 3]}).encode())
     for name, reads in (("_layout.json", read_layout), ("_compacted.json", read_compacted)):
         path = tmp_path / name
         fields = json.loads(path.read_text())

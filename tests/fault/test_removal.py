@@ -15,7 +15,7 @@ from pystate.checkpoint.manifest_log import History, retained_manifests
 from pystate.checkpoint.parts import MANIFESTS, part_epoch
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.epochs.housekeeping import Housekeeping
-from pystate.epochs.retention import collect_orphans, delete_files
+from pystate.epochs.retention import delete_files, delete_orphans, find_orphans
 from pystate.errors import CheckpointError, FencedError
 from tests.work import Cut, Work, cuts, read
 
@@ -37,7 +37,7 @@ def retired(root: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
 
 def collect(storage: CheckpointStorage) -> int:
     later = max(entry.modified_ms for entry in storage.list("")) + 1_000_000
-    return collect_orphans(
+    orphans = find_orphans(
         storage,
         term=2,
         grace_ms=0,
@@ -45,6 +45,7 @@ def collect(storage: CheckpointStorage) -> int:
         check_owner=lambda: None,
         now_ms=later,
     )
+    return delete_orphans(storage, orphans)
 
 
 def check(storage: CheckpointStorage) -> int:

@@ -27,6 +27,7 @@ from pystate.tables.host import TableHome, choose_home
 from pystate.tables.options import TableOptions
 from pystate.tables.recovery import TableSpec
 from pystate.types.keys import parse_key
+from tests.conftest import coordinator_of
 
 KEY = (("k", "bigint"),)
 KEYS = 24
@@ -58,7 +59,7 @@ class Operator:
     def coordinator(self, parallelism: int, **options: Any) -> Coordinator:
         policy = MergePolicy(min_deltas=3, max_deltas=5, keep_deltas=1, base_part=self.base_part)
         options = {"retained": 1, "orphan_grace_ms": 0, "merge_policy": policy, **options}
-        return Coordinator(self.storage, job="model", parallelism=parallelism, **options)
+        return coordinator_of(self.storage, job="model", parallelism=parallelism, **options)
 
     def evaluate(self, epoch: Epoch, rows: Sequence[Row]) -> tuple[()]:
         stored = tuple((name, state.stored_as()) for name, state in self.states.items())

@@ -22,6 +22,7 @@ from pystate.epochs.merges import MergePolicy
 from pystate.epochs.range_report import RangeReport
 from pystate.tables.host import TableHome, choose_home
 from pystate.types.arrays import hash_keys
+from tests.conftest import coordinator_of
 from tests.peer import Worker
 
 KEY = (("k", "bigint"),)
@@ -48,7 +49,7 @@ class Cluster:
         self.how: dict[str, int] = {}
 
     def coordinator(self, parallelism: int) -> Coordinator:
-        return Coordinator(
+        return coordinator_of(
             LocalStorage(self.root),
             job="model",
             parallelism=parallelism,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -146,9 +147,10 @@ def state_of(job: Job, uid: str) -> dict[Any, Any]:
 
 def set_lock_timeout(job: Job, timeout_ms: int) -> None:
     """Let a job's tasks wait for a table's lock for as long as that."""
-    options = job._epochs.options
-    tables = replace(options.tables, lock_timeout_ms=timeout_ms)
-    job._epochs.options = replace(options, tables=tables)
+    options = copy(job._epochs.options)
+    # What follows from other options is no argument of theirs.
+    object.__setattr__(options, "tables", replace(options.tables, lock_timeout_ms=timeout_ms))
+    job._epochs.options = options
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> None:

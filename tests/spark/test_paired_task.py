@@ -18,7 +18,7 @@ import pystate as ps
 from pystate.checkpoint.begin_marks import BeginMarks
 from pystate.checkpoint.refs import empty_range
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.range_report import RangeReport, advanced
+from pystate.epochs.range_report import RangeReport, advance_range
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
 from pystate.operators.functions.binding import broadcast_states, operator_spec
 from pystate.operators.runtime.function_spec import BroadcastInput, FunctionSpec
@@ -136,7 +136,7 @@ class World:
         out = [tuple(row.values()) for b in operator(iter(batches)) for row in b.to_pylist()]
         for report in self.found:
             state = self.ranges[report.uid][report.index]
-            self.ranges[report.uid][report.index] = advanced(state, report, closed=True)
+            self.ranges[report.uid][report.index] = advance_range(state, report, closed=True)
         return out
 
 

@@ -272,7 +272,7 @@ def test_a_listing_that_is_not_complete_is_no_epoch(
 
     write = parquet_format.write_parquet
     if counted == "rows":
-        write = parquet_format._observed
+        write = parquet_format._counted_write
 
     def write_and_damage(
         frame: DataFrame, uri: str, by: Sequence[str]

@@ -19,7 +19,7 @@ from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merges import PlannedMerge, Run
 from pystate.errors import CheckpointError
-from pystate.spark.epochs.file_jobs import SpreadMerges, _distributed, _MergeAll
+from pystate.spark.epochs.file_jobs import SpreadMerges, _distribute, _MergeAll
 
 from .conftest import ROOT, wait_for
 
@@ -144,11 +144,11 @@ def test_session_that_has_ended(tmp_path: Path) -> None:
 def test_tasks_get_about_as_many_bytes(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     plans = [planned(storage, number) for number in (0, 2000, 1, 1000, 2, 1001)]
-    lists = _distributed(plans, 2)
+    lists = _distribute(plans, 2)
     assert sorted(place for merges in lists for place, _ in merges) == list(range(6))
     assert [place for place, _ in lists[0]][:1] == [1]
     assert {3, 5} <= {place for place, _ in lists[1]}
-    assert len(_distributed(plans[:1], 4)) == 1
+    assert len(_distribute(plans[:1], 4)) == 1
 
 
 @pytest.mark.slow

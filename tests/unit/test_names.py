@@ -79,7 +79,7 @@ def test_the_examples_are_listed_without_what_they_need() -> None:
     )
     assert done.returncode == 0, done.stderr
     listed = dict(line.strip().split(maxsplit=1) for line in done.stdout.splitlines()[2:])
-    assert listed.keys() == there == examples.listed().keys()
+    assert listed.keys() == there == examples.summaries().keys()
     assert all(line.endswith(".") and len(line) > 20 for line in listed.values())
     readme = (ROOT / "README.md").read_text("utf-8")
     assert not [name for name in there if f"`{name}" not in readme]
@@ -134,3 +134,19 @@ def test_the_glossary_is_one_page_of_the_words_that_are_used() -> None:
     assert {*wanted.split(", ")} <= {*words}
     # Each is explained at once: in at most three sentences.
     assert not [entry for entry in entries if len(re.findall(r"[.](?=\s|$)", entry)) > 3]
+
+
+def test_the_words_of_the_code_are_few_and_used() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    table = text.partition("## Words")[2].partition("## House rules")[0]
+    words = [
+        word for row in re.findall(r"^\| ([a-z ,]+) \|", table, re.M) for word in row.split(", ")
+    ]
+    words.remove("word")
+    assert len(words) == len(set(words)) and 15 < len(words) <= 25
+    used: set[str] = set()
+    for path in (ROOT / "pystate").rglob("*.py"):
+        names = re.findall(r"\w+", path.read_text("utf-8"))
+        used.update(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().strip("_") for name in names)
+    names = {word: word.replace(" ", "_") for word in words}
+    assert not [word for word, name in names.items() if not {name, f"{name}s"} & used]

@@ -31,7 +31,7 @@ def count(column: str | None = None) -> Aggregate:
     >>> str(count()), str(count("delay"))
     ('count()', 'count(delay)')
     """
-    return Aggregate("count", None if column is None else _checked("count", column))
+    return Aggregate("count", None if column is None else _checked_column("count", column))
 
 
 def sum(column: str) -> Aggregate:
@@ -41,25 +41,25 @@ def sum(column: str) -> Aggregate:
     cast the column to a decimal if that may happen. The sum of floats is a double; that of decimals
     has ten more digits than they have.
     """
-    return Aggregate("sum", _checked("sum", column))
+    return Aggregate("sum", _checked_column("sum", column))
 
 
 def min(column: str) -> Aggregate:
     """The smallest value of a column, in the column's own type."""
-    return Aggregate("min", _checked("min", column))
+    return Aggregate("min", _checked_column("min", column))
 
 
 def max(column: str) -> Aggregate:
     """The largest value of a column, in the column's own type; NaN is larger than any number."""
-    return Aggregate("max", _checked("max", column))
+    return Aggregate("max", _checked_column("max", column))
 
 
 def mean(column: str) -> Aggregate:
     """The mean of a column as a double, kept as a sum and a count."""
-    return Aggregate("mean", _checked("mean", column))
+    return Aggregate("mean", _checked_column("mean", column))
 
 
-def _checked(kind: str, column: object) -> str:
+def _checked_column(kind: str, column: object) -> str:
     if not isinstance(column, str) or not column:
         raise InvalidArgumentError(
             f"{kind}() takes the name of a column, got {column!r}; to aggregate an expression, "

@@ -29,7 +29,7 @@ from pystate.types.keys import MAX_PARALLELISM
 #: How the rows of a key are to be sorted.
 OrderBy: TypeAlias = "str | Column | Sequence[str | Column] | None"
 
-_BOUNDED = ("availableNow", "once")
+_BOUNDED_TRIGGERS = ("availableNow", "once")
 _HOMES = ("shm", "local", "heap")
 _EVENT_TIMES = (st.TimestampType, st.TimestampNTZType, st.DateType, st.LongType)
 
@@ -93,7 +93,7 @@ def checked_trigger(trigger: Any) -> None:
 
 def checked_drain(drain: bool, trigger: Mapping[str, Any] | None) -> bool:
     """Refuse to drain a stream that has no end."""
-    if drain and not any((trigger or {}).get(name) for name in _BOUNDED):
+    if drain and not any((trigger or {}).get(name) for name in _BOUNDED_TRIGGERS):
         raise InvalidArgumentError(
             "drain=True takes the watermark to its end once the input has ended, and with "
             f"trigger={trigger!r:.80} it never ends: pass trigger={{'availableNow': True}}"

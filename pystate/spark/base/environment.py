@@ -147,19 +147,19 @@ def require_pandas(what: str) -> None:
     try:
         require_minimum_pandas_version()
     except ImportError as error:
-        found = getattr(sys.modules.get("pandas"), "__version__", None)
+        version = getattr(sys.modules.get("pandas"), "__version__", None)
         raise _missing(
             f"{what}: Spark's mapInArrow, which runs operators over DataFrames,",
             "pandas",
-            f"there is none ({error.__cause__})" if found is None else f"found is {found}",
+            f"there is none ({error.__cause__})" if version is None else f"found is {version}",
         ) from error
 
 
-def _missing(what: str, package: str, found: str) -> MissingPackageError:
+def _missing(what: str, package: str, instead: str) -> MissingPackageError:
     wanted = REQUIREMENTS if package == "pyspark" else {package: REQUIREMENTS[package]}
     install = " ".join(repr(requirement) for requirement in wanted.values())
     return MissingPackageError(
-        f"{what} needs {REQUIREMENTS[package]}, and {found}: pip install {install} into the "
+        f"{what} needs {REQUIREMENTS[package]}, and {instead}: pip install {install} into the "
         f"environment of {sys.executable}, with a cluster pyspark of the version that the cluster "
         f"runs; or {extra('spark')}"
     )

@@ -18,7 +18,7 @@ from pystate.errors import FunctionError, MissingPackageError, PystateError
 from pystate.spark.base import errors as spark_errors
 
 #: An error's class and message; the note that follows says in which call it happened.
-_RAISED = re.compile(
+_PYTHON_ERROR = re.compile(
     r"^pystate\.(?:spark\.base\.)?errors\.(\w+): (.*)$(?:\n(in \S+ of operator .*)$)?", re.MULTILINE
 )
 #: What pystate itself imports in a worker; other missing modules are those of users' functions.
@@ -43,8 +43,13 @@ _OURS = re.compile(
 )
 #: What py4j's text of a worker's exception has before the trace.
 _OF_JAVA = "org.apache.spark.api.python.PythonException: "
-_UNREPEATED = "Could not recover from a failed barrier ResultStage"
-_STOPPED = ("SPARK_JOB_CANCELLED", "InterruptedException", "was cancelled", "SparkContext was shut")
+_BARRIER_FAILURE = "Could not recover from a failed barrier ResultStage"
+_CANCEL_SIGNS = (
+    "SPARK_JOB_CANCELLED",
+    "InterruptedException",
+    "was cancelled",
+    "SparkContext was shut",
+)
 
 #: How Spark describes the jobs that it cancels because their query ends.
 _QUERY_STOPPED = re.compile(
@@ -75,7 +80,7 @@ def original_error(error: BaseException) -> BaseException:
     text = str(error)
     missing = _NO_MODULE.search(text)
     if missing is not None:
-        return _caused(
+        return _with_cause(
             MissingPackageError(
                 f"the Python of the executors has no {missing[1]}: install pystate-spark for the "
                 "Python that they run, on every host, or ship an environment by --archives, and "
@@ -85,7 +90,7 @@ def original_error(error: BaseException) -> BaseException:
             error,
         )
     raised = None
-    for match in _RAISED.finditer(text):
+    for match in _PYTHON_ERROR.finditer(text):
         raised = match
     if raised is None:
         return error
@@ -93,7 +98,7 @@ def original_error(error: BaseException) -> BaseException:
     if not (isinstance(kind, type) and issubclass(kind, PystateError)):
         return error
     message, note = raised[2].strip(), (raised[3] or "").strip()
-    original = _caused(kind("\n".join(filter(None, [message, "" if PRINTED else note]))), error)
+    original = _with_cause(kind("\n".join(filter(None, [message, "" if PRINTED else note]))), error)
     if note:
         add_note(original, note)
     return original
@@ -116,7 +121,7 @@ def as_function_error(error: BaseException) -> BaseException:
     text = report["kind"] + (f": {message}" if message else "") + report["notes"]
     comma = ", " if report["notes"] else "\n"
     original = FunctionError(f"{text}{comma}line {users[-1]['line']} of {users[-1]['file']}")
-    return _caused(original, _exception(report["kind"], message))
+    return _with_cause(original, _exception(report["kind"], message))
 
 
 def _of_worker(error: BaseException) -> str | None:
@@ -163,7 +168,7 @@ def called_by_user(error: Exception, what: str) -> FunctionError:
     return original
 
 
-def _caused(error: BaseException, cause: BaseException) -> BaseException:
+def _with_cause(error: BaseException, cause: BaseException) -> BaseException:
     error.__cause__ = cause
     return error
 
@@ -171,7 +176,7 @@ def _caused(error: BaseException, cause: BaseException) -> BaseException:
 def is_stop(error: BaseException) -> bool:
     """Whether an error is that of cancelled work, for example when its query ends."""
     text = str(error)
-    return any(sign in text for sign in _STOPPED)
+    return any(sign in text for sign in _CANCEL_SIGNS)
 
 
 def stopped_its_query(error: BaseException) -> bool:
@@ -190,7 +195,7 @@ def is_retryable(error: Exception) -> bool:
 
     if isinstance(error, FunctionError):
         # Raised while Spark's report of it was handled.
-        return _UNREPEATED in str(error.__context__)
+        return _BARRIER_FAILURE in str(error.__context__)
     if isinstance(error, PystateError) or is_stop(error):
         return False
     if isinstance(error, (AnalysisException, PythonException)):

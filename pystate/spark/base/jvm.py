@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 _NUMBER = re.compile(r"#(\d+)")
 
 
-def analysed(frame: DataFrame) -> Any:
+def analysed_plan(frame: DataFrame) -> Any:
     """The analysed plan of a frame."""
     return frame._jdf.queryExecution().analyzed()
 
 
 def plan_text(frame: DataFrame) -> str:
     """The text of a frame's analysed plan."""
-    return str(analysed(frame).toString())
+    return str(analysed_plan(frame).toString())
 
 
 def items(sequence: Any) -> list[Any]:

@@ -6,13 +6,14 @@ Thread safety: immutable.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pystate.base.arguments import checked_uid, flag, folder_path, integer, shown, text
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.auto_rescale import AutoRescale
+from pystate.epochs.coordinator import CoordinatorOptions
 from pystate.epochs.interval import CheckpointOptions
 from pystate.epochs.listeners import CheckpointListener
 from pystate.errors import InvalidArgumentError, WrongTypeError
@@ -32,28 +33,22 @@ class RestoreOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobOptions:
+class JobOptions(CoordinatorOptions):
     """The options of a `Job`, as its documentation names them; checked as they are made."""
 
     name: str
     max_parallelism: int | None
     parallelism: int | AutoRescale | None
-    retained: int
-    allow_unclaimed_state: bool
     memory_limit_bytes: int
     shared_tables: bool
     table_home: str | os.PathLike[str]
-    max_evaluations: int
     max_clock_step: Duration
-    allow_time_back: bool
     on_invalid: OnInvalid
     epoch_timeout: Duration | None
     allow_pickle: bool
     restore: str | os.PathLike[str] | None
     claim: bool
     uid_map: Mapping[str, str] | None
-    checkpoints: CheckpointOptions
-    listeners: Sequence[CheckpointListener]
 
     #: The options above in the form that the job works with.
     initial_parallelism: int | None = field(init=False, repr=False, compare=False)

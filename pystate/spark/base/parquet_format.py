@@ -38,7 +38,7 @@ _LIBRARY = "parquet."
 _CODEC = _SETTINGS + "compression.codec"
 _TIMESTAMPS = _SETTINGS + "outputTimestampType"
 #: Settings of Spark's writer that are only followed if they have these values.
-_KNOWN = {
+_EXPECTED_SETTINGS = {
     _SETTINGS + "writeLegacyFormat": "false",
     _SETTINGS + "datetimeRebaseModeInWrite": "CORRECTED",
     _SETTINGS + "int96RebaseModeInWrite": "CORRECTED",
@@ -86,7 +86,10 @@ def parquet_format(frame: DataFrame) -> ParquetFormat | None:
     if None in stamps or _FIELD_ID in schema.json():
         return None
     conf = session.conf
-    if any(str(conf.get(name, value)).upper() != value.upper() for name, value in _KNOWN.items()):
+    if any(
+        str(conf.get(name, value)).upper() != value.upper()
+        for name, value in _EXPECTED_SETTINGS.items()
+    ):
         return None
     codec = _CODECS.get(str(conf.get(_CODEC, "snappy")).lower())
     hadoop = session._jsparkSession.sessionState().newHadoopConf()
@@ -154,10 +157,10 @@ def write_parquet(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) 
     except Py4JError as error:
         if "does not exist" not in str(error):
             raise
-        return _observed(frame, uri, partition_by)
+        return _counted_write(frame, uri, partition_by)
     mode = jvm.org.apache.spark.sql.execution.CommandExecutionMode.ALL()
     execution = session._jsparkSession.sessionState().executePlan(command, mode)
-    plan = _writing(execution.commandExecuted().commandPhysicalPlan())
+    plan = _write_node(execution.commandExecuted().commandPhysicalPlan())
     metrics = plan.metrics()
     return WriteCounts(
         metrics.apply("numOutputRows").value(),
@@ -167,14 +170,14 @@ def write_parquet(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) 
     )
 
 
-def _observed(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> WriteCounts:
+def _counted_write(frame: DataFrame, uri: str, partition_by: Sequence[str] = ()) -> WriteCounts:
     observation = Observation()
     counted = frame.observe(observation, F.count(F.lit(1)).alias("rows"))
     counted.write.partitionBy(*partition_by).parquet(uri)
     return WriteCounts(observation.get["rows"], None, None)
 
 
-def _writing(plan: Any) -> Any:
+def _write_node(plan: Any) -> Any:
     """Find the writing node, which adaptive execution wraps."""
     while not plan.metrics().contains("numFiles"):
         [plan, *_] = below(plan, plan.nodeName())

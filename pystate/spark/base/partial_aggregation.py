@@ -165,12 +165,14 @@ class _Aggregates:
     """
 
     def __init__(self) -> None:
-        self._made: dict[tuple[str, str], str] = {}
+        self._names_by_source: dict[tuple[str, str], str] = {}
         self._names: list[tuple[str, str]] = []
 
     def add(self, name: str, function: str, source: str) -> None:
         """Add a column of the result, of one of Spark's functions."""
-        held = self._made.setdefault((function, source), f"a{len(self._made)}")
+        held = self._names_by_source.setdefault(
+            (function, source), f"a{len(self._names_by_source)}"
+        )
         self._names.append((name, held))
 
     def add_column(self, column: CombinedColumn) -> None:
@@ -187,11 +189,11 @@ class _Aggregates:
 
     def columns(self) -> list[str]:
         """What Spark computes."""
-        return [f"{f}({source}) AS {name}" for (f, source), name in self._made.items()]
+        return [f"{f}({source}) AS {name}" for (f, source), name in self._names_by_source.items()]
 
     def buffers(self) -> list[tuple[str, str]]:
         """The name of each, and what the partial aggregation calls its column."""
-        return [(name, function) for (function, _), name in self._made.items()]
+        return [(name, function) for (function, _), name in self._names_by_source.items()]
 
     def results(self, keys: Sequence[str], names: Sequence[str]) -> list[str]:
         """The columns of the result."""

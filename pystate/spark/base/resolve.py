@@ -94,7 +94,7 @@ def find(
             f"{owner}: {name!r:.80} is not the name of a column: name columns one by one, and "
             "add an expression to the DataFrame with withColumn first"
         )
-    matching = _Matching(case_sensitive)
+    matching = _FieldSearch(case_sensitive)
     paths = {path.parts: path for path in matching.walk(schema, [name])}
     paths.update((path.parts, path) for path in matching.walk(schema, path_parts(name)))
     if len(paths) == 1:
@@ -110,7 +110,7 @@ def find(
     )
 
 
-class _Matching:
+class _FieldSearch:
     def __init__(self, case_sensitive: bool) -> None:
         self._fold = str if case_sensitive else str.lower
 

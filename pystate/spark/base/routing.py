@@ -36,7 +36,7 @@ RANGE_COLUMN = "__pystate_range"
 #: Of rows without a key, the instance that they go to.
 INSTANCE_COLUMN = "__pystate_instance"
 _RDD_CHUNK = 4096
-_HASHED = (st.NumericType, st.BooleanType, st.BinaryType, st.DatetimeType)
+_HASHED_TYPES = (st.NumericType, st.BooleanType, st.BinaryType, st.DatetimeType)
 
 
 def key_group(keys: Sequence[str], max_parallelism: int) -> Column:
@@ -94,7 +94,7 @@ def _has_hash(data_type: st.DataType) -> bool:
         return all(_has_hash(field.dataType) for field in data_type)
     if isinstance(data_type, st.ArrayType):
         return _has_hash(data_type.elementType)
-    return isinstance(data_type, _HASHED) or data_type == st.StringType()
+    return isinstance(data_type, _HASHED_TYPES) or data_type == st.StringType()
 
 
 def _shuffled(frame: DataFrame, owner: str, parallelism: int) -> DataFrame:

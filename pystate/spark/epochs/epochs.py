@@ -148,7 +148,7 @@ class EpochRunner:
             line.begin(epoch.number, partial(tasks_done, session.sparkContext, evaluation.tag))
 
             def begin(resolved: Outputs) -> None:
-                shown.enter_context(resolved.locked())
+                shown.enter_context(resolved.lock_folders())
                 self._check_folders(resolved, epoch)
                 if not self._at_once:
                     begin_outputs(resolved, coordinator, epoch)
@@ -173,7 +173,7 @@ class EpochRunner:
                 raise
 
         try:
-            with shown, given.locked(), self._commits.within(given, coordinator.check_owner):
+            with shown, given.lock_folders(), self._commits.within(given, coordinator.check_owner):
                 result = coordinator.run(evaluate, retryable=is_retryable, **position)
         except PystateError as error:
             hide_in_causes(error)
@@ -254,7 +254,7 @@ class EpochRunner:
             self.options.tables.home,
             coordinator.job.application(self.storage),
         )
-        with outputs.locked(), self._commits.within(outputs, coordinator.check_owner):
+        with outputs.lock_folders(), self._commits.within(outputs, coordinator.check_owner):
             manifest = coordinator.flush(write)
         if manifest is not None:
             self._end_steps(manifest.epoch)
@@ -343,18 +343,12 @@ class EpochRunner:
         self._merges = SpreadMerges(self.storage, options.name)
         return Coordinator(
             self.storage,
+            options,
             job=options.name,
             parallelism=parallelism,
             max_parallelism=options.max_parallelism,
-            retained=options.retained,
             commit_sinks=self._commits,
             merge_runner=self._merges,
-            allow_unclaimed_state=options.allow_unclaimed_state,
-            max_evaluations=options.max_evaluations,
-            max_clock_step_ms=options.max_clock_step_ms,
-            allow_time_back=options.allow_time_back,
-            listeners=options.listeners,
-            options=options.checkpoints,
             join_sinks=self._pending.join,
         )
 

@@ -109,7 +109,7 @@ class SpreadMerges:
         try:
             if self._given_up.is_set():
                 raise CheckpointError("the merges were given up")
-            results = dict(self._run(_distributed(merges, max(1, self.tasks()))))
+            results = dict(self._run(_distribute(merges, max(1, self.tasks()))))
         except CheckpointError:
             raise
         except Exception as error:
@@ -154,7 +154,7 @@ def _slots(context: SparkContext) -> int:
     return int(scala.maxNumConcurrentTasks(scala.resourceProfileManager().defaultResourceProfile()))
 
 
-def _distributed(merges: Sequence[PlannedMerge], tasks: int) -> list[list[_Placed]]:
+def _distribute(merges: Sequence[PlannedMerge], tasks: int) -> list[list[_Placed]]:
     """Distribute merges over tasks, so that each has about as many bytes."""
     lists: list[list[_Placed]] = [[] for _ in range(min(tasks, len(merges)))]
     sizes = [0] * len(lists)

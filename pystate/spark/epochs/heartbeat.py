@@ -129,7 +129,7 @@ def drop_other_sources(storage: CheckpointStorage, wanted: bool) -> None:
 
     The caller owns the checkpoint, and no query runs on it.
     """
-    if _had(storage) not in (None, wanted) and _has_published_nothing(storage):
+    if _had_heartbeat(storage) not in (None, wanted) and _has_published_nothing(storage):
         _LOG.warning(
             "checkpoint %s: a query before this one, %s a heartbeat, has published nothing: this "
             "one begins anew, at the start of its sources",
@@ -139,7 +139,7 @@ def drop_other_sources(storage: CheckpointStorage, wanted: bool) -> None:
         storage.remove_folder(SPARK_FOLDER)
 
 
-def _had(storage: CheckpointStorage) -> bool | None:
+def _had_heartbeat(storage: CheckpointStorage) -> bool | None:
     """Whether the query that has run has a heartbeat; None if none has run."""
     sources = newest_sources(storage)
     return None if sources is None else any(_POSITION in source for source in sources)
@@ -147,7 +147,7 @@ def _had(storage: CheckpointStorage) -> bool | None:
 
 def _check_sources(storage: CheckpointStorage, wanted: bool) -> None:
     """Refuse to add or remove the heartbeat of a query that has run: it would be another query."""
-    has = _had(storage)
+    has = _had_heartbeat(storage)
     if has not in (None, wanted) and not _has_published_nothing(storage):
         raise InvalidArgumentError(
             f"checkpoint {storage.uri}: the query has run {'with' if has else 'without'} a "

@@ -177,9 +177,9 @@ class JobQuery(StreamingQuery):
         failure = self._outcome.failure
         if isinstance(failure, StreamingQueryException) or not isinstance(failure, Exception):
             return None
-        return self._raised(failure)
+        return self._callers_error(failure)
 
-    def _raised(self, failure: Exception) -> Exception:
+    def _callers_error(self, failure: Exception) -> Exception:
         """An epoch's error as a caller of `awaitTermination` sees it."""
         if not isinstance(failure, PystateError):
             error = called_by_user(failure, f"a batch of job {self._outcome.job!r}")
@@ -278,7 +278,7 @@ class EndingQuery(JobQuery):
         self._outcome.line.close()
         error = self._error
         if isinstance(error, Exception):
-            error = self._raised(error)
+            error = self._callers_error(error)
         if error is not None:
             raise error from error.__cause__
         return ended
@@ -347,14 +347,14 @@ def note_query(job: PipelineContext, query: JobQuery) -> None:
 
 def stop_query(checkpoint: str) -> None:
     """Stop the query that this process runs on a checkpoint, if there is one."""
-    running = _running(checkpoint)
+    running = _running_query(checkpoint)
     if running is not None:
         running[1].stop()
 
 
 def require_unused(job: PipelineContext, *, but_for_own: bool) -> None:
     """Raise `InUseError` if this process runs a query on a job's checkpoint, perhaps its own."""
-    running = _running(job.checkpoint)
+    running = _running_query(job.checkpoint)
     if running is None or (but_for_own and running[0] is job):
         return
     other, query = running
@@ -367,7 +367,7 @@ def require_unused(job: PipelineContext, *, but_for_own: bool) -> None:
     )
 
 
-def _running(checkpoint: str) -> tuple[PipelineContext, JobQuery] | None:
+def _running_query(checkpoint: str) -> tuple[PipelineContext, JobQuery] | None:
     entry = _queries.get(checkpoint)
     if entry is None:
         return None

@@ -23,7 +23,7 @@ from pystate.checkpoint.source_position import SPARK_FOLDER, read_query_id
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.interval import CheckpointOptions
 from pystate.errors import CheckpointError, InvalidArgumentError
-from pystate.spark.base.jvm import analysed, items
+from pystate.spark.base.jvm import analysed_plan, items
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,7 +48,7 @@ def check_rewindable(stream: DataFrame, options: CheckpointOptions) -> None:
         "CheckpointOptions: with an interval, a pause or tolerable failures, batches since the "
         "last checkpoint may have to be computed again"
     )
-    for node in _nodes(analysed(stream)):
+    for node in _nodes(analysed_plan(stream)):
         name = node.nodeName()
         streams = [child for child in items(node.children()) if child.isStreaming()]
         if (streams and _STATEFUL.fullmatch(name)) or (name == "Join" and len(streams) > 1):
@@ -122,7 +122,7 @@ def _batches(storage: CheckpointStorage, folder: str) -> set[int]:
 
 
 @contextmanager
-def retaining(session: SparkSession, options: CheckpointOptions) -> Iterator[int]:
+def retain_positions(session: SparkSession, options: CheckpointOptions) -> Iterator[int]:
     """Let a query that starts in the block keep its positions for as long as they are needed.
 
     Yields the most steps that may be held until Spark forgets the last checkpoint's position.

@@ -43,7 +43,13 @@ from pystate.spark.epochs.epochs import EpochRunner
 from pystate.spark.epochs.heartbeat import drop_other_sources
 from pystate.spark.epochs.progress import EpochProgress
 from pystate.spark.epochs.queries import EndingQuery, JobQuery, QueryOutcome
-from pystate.spark.epochs.rewind import MARK, allow_rewinds, check_rewindable, retaining, rewind
+from pystate.spark.epochs.rewind import (
+    MARK,
+    allow_rewinds,
+    check_rewindable,
+    retain_positions,
+    rewind,
+)
 from pystate.spark.epochs.runs import drain_key, no_rows
 from pystate.spark.epochs.spark_log import QuietFailures
 from pystate.spark.epochs.spark_progress import ObservedMetric
@@ -210,7 +216,7 @@ class StreamRun:
             return JobQuery(query, self._outcome, context)
 
         self._outcome.at_stop = self._stopped
-        self._outcome.explain = self._explained
+        self._outcome.explain = self._jobs_error
         try:
             # A driver that follows from now on finds the mark, and waits. One that has followed
             # before may run its stream already, and what is changed here would be its own.
@@ -227,7 +233,7 @@ class StreamRun:
                 writer = writer.queryName(name)
             if trigger is not None:
                 writer = writer.trigger(**trigger)
-            query = self._started(writer, make)
+            query = self._start_query(writer, make)
         except BaseException:
             forget_stream(storage, mark)
             quiet.end("")
@@ -238,13 +244,13 @@ class StreamRun:
         watch.start()
         return query
 
-    def _started(
+    def _start_query(
         self, writer: DataStreamWriter, make: Callable[[StreamingQuery], JobQuery]
     ) -> JobQuery:
         if not self._options.holds:
             return make(writer.start())
         coordinator = self._epochs.prepare(self._session)
-        with retaining(self._session, self._options) as coordinator.interval.most_steps:
+        with retain_positions(self._session, self._options) as coordinator.interval.most_steps:
             query = make(writer.start())
         if self._options.every_ms is not None:
             self._batches.watch(lambda: bool(query._jsq.isActive()))
@@ -284,7 +290,7 @@ class StreamRun:
             forget_stream(self._storage, mark)
             quiet.end(query.runId)
 
-    def _explained(self, error: BaseException) -> BaseException:
+    def _jobs_error(self, error: BaseException) -> BaseException:
         """The job's error for one that Spark raised outside of a batch."""
         coordinator = self._epochs.coordinator
         explained: BaseException = error

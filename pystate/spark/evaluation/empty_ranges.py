@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from pystate.epochs.epoch import Epoch, RepeatableError
 from pystate.epochs.range_report import RangeReport
 from pystate.operators.runtime.partial_rows import CAME
-from pystate.spark.base.jvm import analysed, below, is_wrapper, items
+from pystate.spark.base.jvm import analysed_plan, below, is_wrapper, items
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,7 +39,7 @@ _KEEPING = (_PROJECT, "Sort", "AQEShuffleRead", "ColumnarToRow", "InputAdapter")
 _SHUFFLE = "Exchange"
 #: What Spark puts in the place of a shuffle that has no rows: a table without rows.
 _EMPTY, _TABLE = "EmptyRelation", "LocalTableScan"
-_SENT = "shuffleRecordsWritten"
+_ROWS_SENT = "shuffleRecordsWritten"
 
 
 class CountedOperators:
@@ -93,7 +93,7 @@ class CountedOperators:
             sent |= _rows_sent(plan, numbers)
         known = {uid: sent[number] for number, uid in numbers.items() if number in sent}
         for uid in known.keys() & silent:
-            if known[uid] == sum(_came(r) for r in epoch.reports if r.uid == uid):
+            if known[uid] == sum(_rows_in(r) for r in epoch.reports if r.uid == uid):
                 silent.remove(uid)
                 for index in (i for other, i in missing if other == uid):
                     epoch.report(self._plans[uid].unchanged(index))
@@ -111,14 +111,14 @@ class CountedOperators:
         )
 
 
-def _came(report: RangeReport) -> int:
+def _rows_in(report: RangeReport) -> int:
     """The rows that a task has seen, of which each may stand for several."""
     return int(report.metrics.get(CAME, report.metrics["rows_in"]))
 
 
 def _number_of(output: DataFrame) -> int:
     """Spark's number of the node of the operator that has this output."""
-    node = analysed(output)
+    node = analysed_plan(output)
     while node.nodeName() == _PROJECT:
         node = node.child()
     return int(node.functionExpr().resultId().id())
@@ -147,7 +147,7 @@ def _into(operator: Any) -> int | None:
     while True:
         name = node.nodeName()
         if name == _SHUFFLE:
-            return int(node.metrics().apply(_SENT).value())
+            return int(node.metrics().apply(_ROWS_SENT).value())
         if name.startswith(_EMPTY) or (name.startswith(_TABLE) and node.rows().isEmpty()):
             return 0
         if not (name in _KEEPING or name.startswith("WholeStageCodegen") or is_wrapper(name)):

@@ -82,7 +82,7 @@ _SPARK_BATCH_ROWS = "10000"
 #: many rows the fixed cost of a batch, some 100 µs, does not matter.
 _OUR_BATCH_ROWS = "65536"
 #: The most hanging tasks that a message names.
-_SHOWN = 8
+_MOST_TASKS = 8
 _HOME_HINT = "give the tables a place with more room, Job(table_home=...), or use more hosts"
 
 
@@ -128,7 +128,7 @@ class Evaluation:
         self._holds: dict[str, Holds] = {}
         self._operator_outputs = OperatorOutputs(traits.materialised)
         self._updates = UpdateFrames()
-        self._flow = InputFlow(lambda frame: self._operator_outputs.feeding(frame)[2])
+        self._flow = InputFlow(lambda frame: self._operator_outputs.operators_of(frame)[2])
         self._counted = CountedOperators(traits.announced)
         self._executors: frozenset[str] = frozenset()
         self._held = self._held_plan(options.checkpoints.timeout_ms)
@@ -230,7 +230,7 @@ class Evaluation:
         """What is known of a frame of updates; None if it is none."""
         if not self._updates:
             return None
-        return self._updates.find(frame, self._operator_outputs.feeding(frame)[0])
+        return self._updates.find(frame, self._operator_outputs.operators_of(frame)[0])
 
     def combines(self, uid: str) -> bool:
         """Whether the rows of an operator should be combined before the shuffle."""
@@ -253,7 +253,7 @@ class Evaluation:
         origin = self._flow.note(frame)
         if not self.epoch.has_event_time and not self._operator_outputs.has_loops:
             return Input(origin=origin)
-        uids, loops, others = self._operator_outputs.feeding(frame)
+        uids, loops, others = self._operator_outputs.operators_of(frame)
         return Input(upstream=uids, source=others, loops=loops, origin=origin)
 
     def holds(self, given: Input, frame: DataFrame, event_time: str | None) -> Mapping[str, Hold]:
@@ -301,7 +301,7 @@ class Evaluation:
             initial = None
         seen, begun = epoch.begun.get(uid, ((), None))
         if initial is not None and begun is None:
-            seen = initial.seen()
+            seen = initial.inputs_seen()
         ranges = epoch.declare(
             uid,
             key_schema=keys,
@@ -314,7 +314,7 @@ class Evaluation:
             dropped=operator.dropped,
         )
         time = epoch.time(uid)
-        planned = self._planned(uid, ranges)
+        planned = self._planned_ranges(uid, ranges)
         stored = any(state.id != EMPTY_ID for state in ranges)
         plan = OperatorPlan(
             operator=operator,
@@ -349,7 +349,7 @@ class Evaluation:
         epoch.begin_with(uid, begun)
         return replace(
             plan,
-            ranges=self._planned(uid, begun),
+            ranges=self._planned_ranges(uid, begun),
             redistributes=operator.instances and any(state.id != EMPTY_ID for state in begun),
         )
 
@@ -377,7 +377,7 @@ class Evaluation:
             self.epoch, self._marks, lambda: Outputs.plans_of(staged), is_in_result, _HINT
         )
 
-    def _planned(self, uid: str, ranges: Sequence[RangeState]) -> PlannedRanges:
+    def _planned_ranges(self, uid: str, ranges: Sequence[RangeState]) -> PlannedRanges:
         epoch = self.epoch
         return PlannedRanges(ranges, uid, epoch.head, self._storage, epoch.max_parallelism)
 
@@ -449,7 +449,7 @@ class Evaluation:
             with described, watch, _large_batches(self.session):
                 frames = self._frames(pipeline(data), schema)
                 self.epoch.check_declared()
-                outputs = self.outputs.resolved(None if ONLY in frames else tuple(frames))
+                outputs = self.outputs.for_names(None if ONLY in frames else tuple(frames))
                 self._check_sides()
                 if outputs is not self.outputs:
                     self.outputs = outputs
@@ -458,7 +458,7 @@ class Evaluation:
                 described.operators(entry.uid for entry in self.epoch.entries())
                 # The rows are staged, so that nobody sees them unless they count.
                 with self._local_property(STAGING, self._id):
-                    staged = {name: self._staged(name, frame) for name, frame in frames.items()}
+                    staged = {name: self._stage(name, frame) for name, frame in frames.items()}
         except Exception as error:
             self._take_reports()
             unsound = self._evaluated_twice() or self._hung(watch)
@@ -500,7 +500,7 @@ class Evaluation:
             rows = rows_of(transaction) if each.rows is None else each.rows
             if rows is None:
                 # The sink does not say it. What its operators have emitted is close to it.
-                uids = self._operator_outputs.feeding(frames[name])[0]
+                uids = self._operator_outputs.operators_of(frames[name])[0]
                 rows = sum(int(r.metrics.get("rows_out", 0)) for r in reports if r.uid in uids)
             written[name] = rows
         named = {} if ONLY in written else written
@@ -523,7 +523,7 @@ class Evaluation:
                 shared, f"epoch {self.epoch.number}: several outputs are made of {names}"
             )
 
-    def _staged(self, name: str, frame: DataFrame) -> Staged:
+    def _stage(self, name: str, frame: DataFrame) -> Staged:
         """Stage a frame that the pipeline has returned.
 
         If it is an operator's output as it is, the tasks that compute it write it.
@@ -557,7 +557,7 @@ class Evaluation:
             text += f": {describe_ranges(sorted(hung))} began and did not end"
         where = [
             f"{uid!r}, range {index}: process {mark.process_id} on {mark.host}, stage {mark.stage}"
-            for (uid, index), mark in sorted(hung.items())[:_SHOWN]
+            for (uid, index), mark in sorted(hung.items())[:_MOST_TASKS]
         ]
         return RepeatableError(
             "\n".join([text, *where, *watch.stages]),

@@ -76,7 +76,7 @@ IS_TIMER = "__pystate_timer"
 class Initial(Protocol):
     """What an operator begins with."""
 
-    def seen(self) -> tuple[InputState, ...]:
+    def inputs_seen(self) -> tuple[InputState, ...]:
         """What the operator has seen of its inputs."""
 
     def begin(self, plan: OperatorPlan) -> tuple[RangeState, ...]:
@@ -147,7 +147,7 @@ class InitialRows:
         self._arrivals = arrivals
         self._frames: list[DataFrame] = []
 
-    def seen(self) -> tuple[InputState, ...]:
+    def inputs_seen(self) -> tuple[InputState, ...]:
         """The largest event time of each input's rows: a query over that column alone."""
         self._frames = [given.frame() for given in self._inputs]
         latest_times = []
@@ -178,7 +178,7 @@ class InitialState:
     state: Given | None
     timers: Given | None
 
-    def seen(self) -> tuple[InputState, ...]:
+    def inputs_seen(self) -> tuple[InputState, ...]:
         """Nothing."""
         return ()
 
@@ -189,14 +189,14 @@ class InitialState:
         states: list[str] = []
         more: list[str] = []
         if self.state is not None:
-            frame, states = _selected(plan, self.state, timers=False)
+            frame, states = _select(plan, self.state, timers=False)
             frame = frame.withColumn(IS_TIMER, F.lit(False))
         if self.timers is not None:
             if not operator.timers:
                 raise DeclarationError(
                     f"operator {operator.uid!r}: initial_timers: the function has no on_timer"
                 )
-            timers, more = _selected(plan, self.timers, timers=True)
+            timers, more = _select(plan, self.timers, timers=True)
             timers = timers.withColumn(IS_TIMER, F.lit(True))
             frame = timers if frame is None else frame.unionByName(timers, True)
         assert frame is not None, "a state or timers"
@@ -213,7 +213,7 @@ class InitialItems:
     given: Given
     states: Mapping[str, KeylessState[Any]]
 
-    def seen(self) -> tuple[InputState, ...]:
+    def inputs_seen(self) -> tuple[InputState, ...]:
         """Nothing."""
         return ()
 
@@ -251,7 +251,7 @@ def _lacks_mark(frame: DataFrame, name: str) -> bool:
     return struct is not None and path_parts(struct)[0] not in frame.columns
 
 
-def _selected(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFrame, list[str]]:
+def _select(plan: OperatorPlan, given: Given, *, timers: bool) -> tuple[DataFrame, list[str]]:
     """The columns of states or timers, and which of them are no key or namespace."""
     operator = plan.operator
     what = f"operator {operator.uid!r}: {'initial_timers' if timers else 'initial_state'}"

@@ -28,12 +28,12 @@ from pystate.spark.base.jvm import numbers_in
 _OPERATOR = re.compile(r"^[ :+-]*MapInArrow .*?\)#(\d+), \[", re.MULTILINE)
 _LINE = re.compile(r"((?::  |   )*)([:+]- )(.+)")
 #: A column that a projection takes as it is, with or without another name.
-_SELECTED = re.compile(r"\w+#(\d+)L?(?: AS \w+#(\d+)L?)?")
+_PLAIN_COLUMN = re.compile(r"\w+#(\d+)L?(?: AS \w+#(\d+)L?)?")
 #: A column that only gets another name, among the items of a node.
-_RENAMED = re.compile(r"(?:\[|, )[^#,\[\]()]+#(\d+)L? AS [^#,\[\]()]+#(\d+)")
+_ALIAS = re.compile(r"(?:\[|, )[^#,\[\]()]+#(\d+)L? AS [^#,\[\]()]+#(\d+)")
 _UNION = "Union"
 _PROJECT = re.compile(r"Project \[(.*)\]")
-_MATERIALISED = "LogicalRDD "
+_RDD_NODE = "LogicalRDD "
 _REFERENCE = "CTERelationRef "
 #: Characters that the begin of a line has for each level of the tree.
 _INDENT = 3
@@ -60,7 +60,7 @@ def columns_of(text: str) -> frozenset[str]:
     return frozenset(numbers_in(text))
 
 
-def selected(text: str, tops: Container[str]) -> tuple[str, list[str] | None] | None:
+def selection_of(text: str, tops: Container[str]) -> tuple[str, list[str] | None] | None:
     """Find what a plan only selects columns of, by the first lines of the texts of other plans.
 
     Returns the line of `tops` that is reached through projections alone, and the numbers of its
@@ -75,7 +75,7 @@ def selected(text: str, tops: Container[str]) -> tuple[str, list[str] | None] | 
         project = _PROJECT.fullmatch(node)
         if project is None:
             return None
-        items = [_SELECTED.fullmatch(item) for item in project[1].split(", ")]
+        items = [_PLAIN_COLUMN.fullmatch(item) for item in project[1].split(", ")]
         sources = {item[2] or item[1]: item[1] for item in items if item is not None}
         if columns is None:
             columns = list(sources)
@@ -97,7 +97,7 @@ def lineage(text: str, operators: Mapping[str, str]) -> Lineage:
             uids.add(uid)
         elif next_depth > depth:
             continue
-        elif node.startswith(_MATERIALISED):
+        elif node.startswith(_RDD_NODE):
             materialised.append(columns_of(node))
         elif not node.startswith(_REFERENCE):
             sources = True
@@ -116,7 +116,7 @@ def original(
     for _, node in _outer(text, operators):
         if node.startswith(_UNION):
             return None
-        renamed.update((new, old) for old, new in _RENAMED.findall(node))
+        renamed.update((new, old) for old, new in _ALIAS.findall(node))
     while column not in known and column in renamed:
         column = renamed.pop(column)
     return column if column in known else None

@@ -24,8 +24,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pystate.spark.base.jvm import analysed, items, numbers_in, plan_text
-from pystate.spark.evaluation.lineage import columns_of, lineage, node_numbers, original, selected
+from pystate.spark.base.jvm import analysed_plan, items, numbers_in, plan_text
+from pystate.spark.evaluation.lineage import (
+    columns_of,
+    lineage,
+    node_numbers,
+    original,
+    selection_of,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -73,7 +79,7 @@ class OperatorOutputs:
         self._beside.update(dict.fromkeys(beside, uid))
         if uid in self._materialised:
             frame = frame.localCheckpoint()
-            self._held[uid] = analysed(frame).rdd()
+            self._held[uid] = analysed_plan(frame).rdd()
         elif mapped is not None:
             self._maps[uid] = mapped
         self._frames[uid] = frame
@@ -141,7 +147,7 @@ class OperatorOutputs:
             if result is mapped:
                 return uid, tuple(range(len(result.columns)))
         tops = {plan_text(mapped).partition("\n")[0]: uid for uid, mapped in self._maps.items()}
-        selection = selected(plan_text(result), tops)
+        selection = selection_of(plan_text(result), tops)
         if selection is None:
             return None
         uid = tops[selection[0]]
@@ -156,12 +162,12 @@ class OperatorOutputs:
         """The output of an operator's tasks."""
         return self._maps[uid]
 
-    def feeding(self, frame: DataFrame) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    def operators_of(self, frame: DataFrame) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
         """Find the operators, in the order of their declaration, and loops that a frame is made of.
 
         The third result says whether it has rows of something else, too.
         """
-        for uid, output in self._known().items():
+        for uid, output in self._known_frames().items():
             if uid not in self._held and uid not in self._numbers.values():
                 self._numbers[node_numbers(plan_text(output))[0]] = uid
         origin = lineage(plan_text(frame), self._numbers)
@@ -178,7 +184,7 @@ class OperatorOutputs:
 
         None if the frame computes it, or it is one of another operator.
         """
-        output = self._known()[uid]
+        output = self._known_frames()[uid]
         mine, numbers = _numbers(frame), _numbers(output)
         if len(mine) != len(frame.columns) or len(numbers) != len(output.columns):
             return None
@@ -186,7 +192,7 @@ class OperatorOutputs:
         number = original(plan_text(frame), self._numbers, column, numbers)
         return None if number is None else output.columns[numbers.index(number)]
 
-    def _known(self) -> dict[str, DataFrame]:
+    def _known_frames(self) -> dict[str, DataFrame]:
         """The frames whose rows are known not to come from a source."""
         return {**self._frames, **self._loops}
 
@@ -194,7 +200,7 @@ class OperatorOutputs:
         self, frame: DataFrame, materialised: Sequence[frozenset[str]]
     ) -> tuple[set[str], bool]:
         """The operators whose output was materialised, and whether there was anything else."""
-        known = self._known()
+        known = self._known_frames()
         owners = {column: uid for uid in known for column in self._columns_of(uid)}
         fed = {owners[column] for columns in materialised for column in columns if column in owners}
         unknown = [columns for columns in materialised if not columns <= owners.keys()]
@@ -202,7 +208,7 @@ class OperatorOutputs:
             return fed, False
         # In a self-join the columns of one side have new numbers, and its RDD is the same.
         rdds: dict[int, set[str]] = {rdd.id(): {uid} for uid, rdd in self._held.items()}
-        read = _materialised(frame)
+        read = _materialised_rdds(frame)
         for columns, rdd in read.items():
             if columns and columns <= owners.keys():
                 rdds.setdefault(rdd, set()).update(owners[column] for column in columns)
@@ -216,7 +222,9 @@ class OperatorOutputs:
 
     def _columns_of(self, uid: str) -> frozenset[str]:
         if uid not in self._columns:
-            self._columns[uid] = columns_of(analysed(self._known()[uid]).output().mkString(" "))
+            self._columns[uid] = columns_of(
+                analysed_plan(self._known_frames()[uid]).output().mkString(" ")
+            )
         return self._columns[uid]
 
     def release(self) -> None:
@@ -228,7 +236,7 @@ class OperatorOutputs:
         for rdd in self._held.values():
             rdd.unpersist(False)
         self._held.clear()
-        for frame in self._known().values():
+        for frame in self._known_frames().values():
             cache = frame.sparkSession._jsparkSession.sharedState().cacheManager()
             if cache.isEmpty():
                 break
@@ -240,13 +248,13 @@ class OperatorOutputs:
 
 def _numbers(frame: DataFrame) -> list[str]:
     """The numbers of a frame's columns."""
-    return numbers_in(analysed(frame).output().mkString(" "))
+    return numbers_in(analysed_plan(frame).output().mkString(" "))
 
 
-def _materialised(frame: DataFrame) -> dict[frozenset[str], int]:
+def _materialised_rdds(frame: DataFrame) -> dict[frozenset[str], int]:
     """The RDDs of the materialised frames that a frame reads, by the numbers of their columns."""
     return {
         columns_of(leaf.toString()): leaf.rdd().id()
-        for leaf in items(analysed(frame).collectLeaves())
+        for leaf in items(analysed_plan(frame).collectLeaves())
         if leaf.nodeName() == "LogicalRDD"
     }

@@ -20,18 +20,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pystate.spark.base.jvm import analysed, items, numbers_in
+from pystate.spark.base.jvm import analysed_plan, items, numbers_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
 #: An item of a projection that only gives a column another name.
-_DEFINED = re.compile(r".* AS .*#(\d+)L?", re.DOTALL)
+_ALIAS = re.compile(r".* AS .*#(\d+)L?", re.DOTALL)
 _KEEPING = ("SubqueryAlias", "Sort", "Repartition", "RepartitionByExpression", "ResolvedHint")
 _PROJECT, _FILTER = "Project", "Filter"
 #: Names of columns that are taken along, which no user has.
-_TAKEN = "pystate: identity "
+_IDENTITY_NAME = "pystate: identity "
 
 
 @dataclass(frozen=True)
@@ -97,14 +97,14 @@ class UpdateFrames:
         problem = emitter.unstable
         if len(emitting) > 1:
             problem = f"updates of {', '.join(map(repr, emitting))} come together in it"
-        walk = _Walk(analysed(frame), emitter)
+        walk = _Walk(analysed_plan(frame), emitter)
         problem = problem or walk.problem
         if problem is not None:
             return Updates(uid, frame, emitter.identity, problem, lambda name: False)
         names = walk.identity(frame.columns)
         if names is None:
             frame = walk.with_identity(frame)
-            walk = _Walk(analysed(frame), emitter)
+            walk = _Walk(analysed_plan(frame), emitter)
             names = walk.identity(frame.columns)
             assert names is not None
         columns = frame.columns
@@ -120,7 +120,7 @@ class _Walk:
 
     def __init__(self, plan: Any, emitter: _Emitter) -> None:
         self._plan = plan
-        self._top = top = analysed(emitter.frame)
+        self._top = top = analysed_plan(emitter.frame)
         numbers = _numbers(top.output())
         columns = emitter.frame.columns
         self._identity = [numbers[columns.index(name)] for name in emitter.identity]
@@ -139,13 +139,13 @@ class _Walk:
                 break
             if name == _PROJECT:
                 for i, line in enumerate(_texts(node.projectList())):
-                    defined = _DEFINED.fullmatch(line)
+                    defined = _ALIAS.fullmatch(line)
                     if defined is not None and defined[1] not in self._emitted:
                         self._defined[defined[1]] = node, i
             elif name == _FILTER:
                 self._filters.append(node)
             elif name not in _KEEPING:
-                return f"{_said(name)} stands between them"
+                return f"{_node_text(name)} stands between them"
             node = node.children().head()
         for each in self._filters:
             condition = each.condition()
@@ -200,15 +200,15 @@ class _Walk:
         session = frame.sparkSession
         jvm = session._jvm
         assert jvm is not None
-        plan = self._taking(self._plan, jvm)
+        plan = self._with_identity(self._plan, jvm)
         wide = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan)
-        taken = [f"{_TAKEN}{i}" for i in range(len(self._identity))]
-        return DataFrame(wide, session).toDF(*frame.columns, *taken)
+        names = [f"{_IDENTITY_NAME}{i}" for i in range(len(self._identity))]
+        return DataFrame(wide, session).toDF(*frame.columns, *names)
 
-    def _taking(self, node: Any, jvm: Any) -> Any:
+    def _with_identity(self, node: Any, jvm: Any) -> Any:
         if self._is_emitter(node):
             return node
-        child = self._taking(node.children().head(), jvm)
+        child = self._with_identity(node.children().head(), jvm)
         if node.nodeName() != _PROJECT:
             return node.withNewChildren(jvm.PythonUtils.toSeq([child]))
         items = node.projectList()
@@ -231,7 +231,7 @@ def _numbers(attributes: Any) -> list[str]:
     return [numbers_in(text)[-1] for text in _texts(attributes)]
 
 
-def _said(node: str) -> str:
+def _node_text(node: str) -> str:
     return {
         "Union": "a union",
         "Join": "a join of Spark's",

@@ -65,7 +65,7 @@ class EvaluationWatch:
         since_s = time.monotonic()
         while not self._ended.wait(min(self._timeout_s / _LOOKS, _MOST_S)):
             try:
-                running = self._running()
+                running = self._active_stages()
                 sign = (self._marks.last_sign_ms(), [numbers for numbers, _ in running])
             except Exception as error:
                 # Spark may be shutting down, or the storage be slow: check again soon.
@@ -80,7 +80,7 @@ class EvaluationWatch:
                 # Repeated at every check, since the pipeline may start another job.
                 self._context.cancelJobsWithTag(self._tag)
 
-    def _running(self) -> list[tuple[tuple[int, int], str]]:
+    def _active_stages(self) -> list[tuple[tuple[int, int], str]]:
         """The active stages: (number, tasks that have ended), and a name for messages."""
         tracker = self._context._jsc.sc().statusTracker()
         active = set(tracker.getActiveStageIds())

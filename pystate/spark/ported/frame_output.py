@@ -128,14 +128,14 @@ class FrameOutput(OutputColumns):
         rounded to floats because another frame has these.
         """
         arrays = [
-            self._of_series(index, _joined(list(alike)))
+            self._of_series(index, _concatenate(list(alike)))
             for _, alike in groupby(values, key=attrgetter("dtype"))
         ]
         return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
     def _of_series(self, index: int, series: pd.Series) -> pa.Array[Any]:
         try:
-            return self._converted(series, self.schema.field(index).type)
+            return self._convert(series, self.schema.field(index).type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             reason = " ".join(str(error).split())
             raise WrongTypeError(
@@ -143,7 +143,7 @@ class FrameOutput(OutputColumns):
                 f"got values of type {series.dtype}: {reason}"
             ) from None
 
-    def _converted(self, series: pd.Series, kind: Any) -> pa.Array[Any]:
+    def _convert(self, series: pd.Series, kind: Any) -> pa.Array[Any]:
         array: pa.Array[Any]
         if at.is_nested(kind):
             array = pa.array([_out_of_frame(value) for value in series], type=kind)
@@ -177,7 +177,7 @@ def _out_of_frame(value: Any) -> Any:
     return as_dicts(value)
 
 
-def _joined(parts: list[Any]) -> pd.Series:
+def _concatenate(parts: list[Any]) -> pd.Series:
     """Arrays of one type as one series."""
     first = parts[0]
     if len(parts) > 1:

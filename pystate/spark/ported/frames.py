@@ -52,7 +52,7 @@ class FrameForm:
 
     def keys(self, rows: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
         """The keys of some rows, of which these are the key columns."""
-        frame = self._made(rows)
+        frame = self._to_frame(rows)
         keys: Iterator[tuple[Any, ...]] = frame.itertuples(index=False, name=None)
         return keys
 
@@ -62,7 +62,7 @@ class FrameForm:
         """An iterator of frames for each key."""
         begin = covered = 0
         most = self._rows_of_a_frame(rows)
-        piece = CutFrames(self._made(rows.slice(0, 0)))
+        piece = CutFrames(self._to_frame(rows.slice(0, 0)))
         for end in ends:
             if end > covered and end - begin <= _PIECE:
                 # The keys of the next rows, as many as are a piece together.
@@ -70,13 +70,13 @@ class FrameForm:
                 first = begin
                 piece = CutFrames(self._frame(rows, order[begin:covered]))
             if end <= covered:
-                frames = self._cut(piece, begin - first, end - first, most)
+                frames = self._slices(piece, begin - first, end - first, most)
             else:
                 frames = self._frames(rows, order[begin:end], most)
             yield _Frames(frames, end - begin)
             begin = end
 
-    def _made(self, rows: pa.RecordBatch) -> pd.DataFrame:
+    def _to_frame(self, rows: pa.RecordBatch) -> pd.DataFrame:
         return to_frame(rows, self._zone, extension_ints=self._extension_ints)
 
     def _rows_of_a_frame(self, rows: pa.RecordBatch) -> int:
@@ -95,9 +95,9 @@ class FrameForm:
             yield self._frame(rows, order[first : first + most])
 
     def _frame(self, rows: pa.RecordBatch, order: np.ndarray[Any, Any]) -> pd.DataFrame:
-        return self._made(rows.take(pa.array(order)))
+        return self._to_frame(rows.take(pa.array(order)))
 
-    def _cut(self, piece: CutFrames, begin: int, end: int, most: int) -> Iterator[pd.DataFrame]:
+    def _slices(self, piece: CutFrames, begin: int, end: int, most: int) -> Iterator[pd.DataFrame]:
         for first in range(begin, end, most):
             yield piece.cut(first, min(first + most, end))
 

@@ -82,7 +82,7 @@ class PortedFunction(KeyedProcessFunction):
         self._stored = stored
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self._processor, self._requested, self._options)
+        return _function_of, (self._processor, self._requested, self._options)
 
     def open(self, ctx: RuntimeContext) -> None:
         """Run `init`."""
@@ -133,7 +133,7 @@ class PortedFunction(KeyedProcessFunction):
     def for_initial(self) -> PortedFunction:
         """The same for the rows of the initial state."""
         options = replace(self._options, initial=True)
-        return _made(self._processor, self._requested, options)
+        return _function_of(self._processor, self._requested, options)
 
     # -- for the calls
 
@@ -172,12 +172,12 @@ class TimedFunction(PortedFunction):
         )
 
 
-def _copied(processor: Any) -> Any:
+def _copy_for_tasks(processor: Any) -> Any:
     return for_tasks(processor, copy.deepcopy, "init(self, handle)")
 
 
 def ported(
-    processor: Any, options: Options, copied: Callable[[Any], Any] = _copied
+    processor: Any, options: Options, copied: Callable[[Any], Any] = _copy_for_tasks
 ) -> PortedFunction:
     """Return a function that runs a processor."""
     if not isinstance(processor, StatefulProcessor):
@@ -191,10 +191,10 @@ def ported(
     trial.init(handle)
     handle.in_init = False
     trial.close()
-    return _made(processor, handle.requested, options)
+    return _function_of(processor, handle.requested, options)
 
 
-def _made(
+def _function_of(
     processor: StatefulProcessor, requested: RequestedStates, options: Options
 ) -> PortedFunction:
     base = PortedFunction if options.time_mode == "None" else TimedFunction
@@ -213,5 +213,5 @@ def _made(
         states[_UNUSED] = ValueState("boolean")
     kind: Any = type(base)
     members = {"__module__": __name__, **states}
-    made: type[PortedFunction] = kind(type(processor).__name__, (base,), members)
-    return made(processor, requested, options, stored)
+    function: type[PortedFunction] = kind(type(processor).__name__, (base,), members)
+    return function(processor, requested, options, stored)

@@ -223,7 +223,7 @@ class _NoKey:
         raise StatefulProcessorError(f"{prefix}{self._text}: {name} {self.why}")
 
 
-class _Gone(_NoKey):
+class _DeletedState(_NoKey):
     """A state that init has deleted again."""
 
     why = "cannot be called: init has deleted the state, deleteIfExists"
@@ -251,7 +251,7 @@ class TaskHandle(Handle):
         if self._known.states.get(request.name) == request:
             return self._make(request)
         if request in self._known.all:
-            return _Gone(self._owner, request)
+            return _DeletedState(self._owner, request)
         names = list(self._known.states)
         raise StatefulProcessorError(
             f"{self._owner}: {request.what}: init asks for another state in a task than on the "
@@ -270,7 +270,7 @@ class TaskHandle(Handle):
             # Without a call in between: these are called for every row.
             self.registerTimer = self._timers.register  # type: ignore[method-assign, assignment]
             self.deleteTimer = self._timers.delete  # type: ignore[method-assign, assignment]
-            self.listTimers = self._timers.listed  # type: ignore[method-assign]
+            self.listTimers = self._timers.times_in_order  # type: ignore[method-assign]
 
     def end(self) -> None:
         """`close` comes next: there is no key any more."""

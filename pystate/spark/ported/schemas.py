@@ -22,6 +22,7 @@ from pystate.spark.ported.rows import row_class
 from pystate.types.state_type import StateType, parse_type
 
 _Convert: TypeAlias = "Callable[[Any], Any]"
+_ForStruct: TypeAlias = "Callable[[list[str], list[_Convert | None]], _Convert]"
 
 
 class Struct:
@@ -35,8 +36,8 @@ class Struct:
         self.what = what
         self.names = tuple(name for name, _ in type.children)
         self._size = len(self.names)
-        self._ins = [_taken(child) for _, child in type.children]
-        self._outs = [_given(child) for _, child in type.children]
+        self._ins = [_conversion(child, _as_instant, _to_dict) for _, child in type.children]
+        self._outs = [_conversion(child, _as_local, _to_row) for _, child in type.children]
         self.plain = not any(self._ins) and not any(self._outs)
 
     def pack(self, value: Any) -> tuple[Any, ...]:
@@ -53,11 +54,11 @@ class Struct:
             raise self.misfit(value)
         if len(fields) != self._size:
             raise self.misfit(value)
-        return fields if self.plain else tuple(map(_converted, self._ins, fields))
+        return fields if self.plain else tuple(map(_convert, self._ins, fields))
 
     def unpack(self, value: tuple[Any, ...]) -> tuple[Any, ...]:
         """Turn the tuple that a state of this type gives into what Spark gives."""
-        return value if self.plain else tuple(map(_converted, self._outs, value))
+        return value if self.plain else tuple(map(_convert, self._outs, value))
 
     def misfit(self, value: Any) -> StatefulProcessorError:
         """The error for a value that is no tuple of these fields."""
@@ -68,7 +69,7 @@ class Struct:
         )
 
 
-def _converted(convert: _Convert | None, value: Any) -> Any:
+def _convert(convert: _Convert | None, value: Any) -> Any:
     return value if convert is None or value is None else convert(value)
 
 
@@ -106,36 +107,32 @@ def read_struct(schema: Any, what: str, *, nullable: bool = False) -> Struct:
 # -- inside a value
 
 
-def _taken(type: StateType) -> _Convert | None:
-    """Turns what Spark takes for a value that is not None into what a state takes."""
+def _conversion(type: StateType, timestamp: _Convert, struct: _ForStruct) -> _Convert | None:
+    """Converts values that are not None between Spark and a state; None: they stay as they are.
+
+    The directions differ in timestamps and structs: `struct` takes the names of the fields and
+    their conversions.
+    """
     if type.name == "timestamp":
-        return _as_instant
+        return timestamp
+    children = [_conversion(child, timestamp, struct) for _, child in type.children]
     if type.name == "struct":
-        inner = [(name, _taken(child)) for name, child in type.children]
-        return partial(_as_dict, inner)
+        return struct([name for name, _ in type.children], children)
     if type.name == "array":
-        each = _taken(type.children[0][1])
+        [each] = children
         return None if each is None else partial(_each, each)
     if type.name == "map":
-        key, item = (_taken(child) for _, child in type.children)
+        key, item = children
         return None if key is None and item is None else partial(_entries, key, item)
     return None
 
 
-def _given(type: StateType) -> _Convert | None:
-    """Turns a state's value that is not None into what Spark gives."""
-    if type.name == "timestamp":
-        return _as_local
-    if type.name == "struct":
-        inner = [_given(child) for _, child in type.children]
-        return partial(_as_row, row_class(tuple(name for name, _ in type.children)), inner)
-    if type.name == "array":
-        each = _given(type.children[0][1])
-        return None if each is None else partial(_each, each)
-    if type.name == "map":
-        key, item = (_given(child) for _, child in type.children)
-        return None if key is None and item is None else partial(_entries, key, item)
-    return None
+def _to_dict(names: list[str], children: list[_Convert | None]) -> _Convert:
+    return partial(_as_dict, list(zip(names, children, strict=True)))
+
+
+def _to_row(names: list[str], children: list[_Convert | None]) -> _Convert:
+    return partial(_as_row, row_class(tuple(names)), children)
 
 
 def _as_instant(value: Any) -> Any:

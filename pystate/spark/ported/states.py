@@ -205,7 +205,7 @@ class PortedList(ListState):
 
     def put(self, newState: Iterable[Any]) -> None:
         """Replace the items."""
-        self._handle.update(self._packed(newState))
+        self._handle.update(self._pack_items(newState))
 
     def appendValue(self, newState: Any) -> None:
         """Append an item."""
@@ -213,9 +213,9 @@ class PortedList(ListState):
 
     def appendList(self, newState: Iterable[Any]) -> None:
         """Append items."""
-        self._handle.add_all(self._packed(newState))
+        self._handle.add_all(self._pack_items(newState))
 
-    def _packed(self, items: Iterable[Any]) -> list[Any]:
+    def _pack_items(self, items: Iterable[Any]) -> list[Any]:
         packed = list(map(self._pack, items))
         if not packed:
             raise StatefulProcessorError(

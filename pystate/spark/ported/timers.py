@@ -21,7 +21,7 @@ from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import DueTimers, TimeDomain
 
 #: Timers that are read at once for the list of a key's.
-_LISTED = 65_536
+_READ_AHEAD = 65_536
 
 
 class _ByKey:
@@ -96,7 +96,7 @@ class KeyTimers:
         if self._snapshot is not None:
             self._of(self._backend.current_key).discard(timestamp)
 
-    def listed(self) -> Iterator[int]:
+    def times_in_order(self) -> Iterator[int]:
         """The times of the key's timers, in order."""
         if self._snapshot is None:
             self._snapshot = self._all()
@@ -118,7 +118,7 @@ class KeyTimers:
         return times
 
     def _all(self) -> _ByKey:
-        most = _LISTED
+        most = _READ_AHEAD
         while True:
             due = self._backend.due_timers(self._domain, MAX_WATERMARK, most)
             if due is None or len(due) < most:

@@ -28,7 +28,7 @@ from pystate.spark.sinks.folders import data_files, read_note, save_note
 _FILE = "_columns.json"
 _ROW_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
 #: What says of a type only whether there may be nulls, or nothing that readers look at.
-_IGNORED = ("nullable", "containsNull", "valueContainsNull", "metadata")
+_INSIGNIFICANT = ("nullable", "containsNull", "valueContainsNull", "metadata")
 
 
 def as_columns(schema: st.StructType, without: Iterable[str] = ()) -> st.StructType:
@@ -58,7 +58,7 @@ def save_columns(root: str, content: Any) -> None:
         save_note(os.path.join(root, _FILE), "columns", content)
 
 
-def fitted(stored: st.StructType | None, given: st.StructType, owner: str) -> st.StructType:
+def fit_columns(stored: st.StructType | None, given: st.StructType, owner: str) -> st.StructType:
     """The columns of a folder that has the `stored` ones, after an epoch with those `given`."""
     if stored is None:
         return given
@@ -86,13 +86,13 @@ def fitted(stored: st.StructType | None, given: st.StructType, owner: str) -> st
 
 def _kind(data_type: st.DataType) -> object:
     """A type but for its nullability."""
-    return _stripped(data_type.jsonValue())
+    return _strip(data_type.jsonValue())
 
 
-def _stripped(value: Any) -> Any:
+def _strip(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _stripped(item) for name, item in value.items() if name not in _IGNORED}
-    return [_stripped(item) for item in value] if isinstance(value, list) else value
+        return {name: _strip(item) for name, item in value.items() if name not in _INSIGNIFICANT}
+    return [_strip(item) for item in value] if isinstance(value, list) else value
 
 
 def columns_of_file(path: str) -> st.StructType:
@@ -116,7 +116,7 @@ def columns_of_files(folders: Sequence[str], levels: int) -> st.StructType | Non
             continue
         columns = columns_of_file(os.path.join(folder, files[0][0]))
         try:
-            together = fitted(together, columns, folder)
+            together = fit_columns(together, columns, folder)
         except InvalidArgumentError:
             # They do not fit already; what comes next is to fit the newest ones.
             together = columns

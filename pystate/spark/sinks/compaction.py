@@ -73,7 +73,7 @@ class Compaction(NamedTuple):
     """Number of files that hold them now."""
 
 
-class Compacted:
+class CompactedEpochs:
     """Which epochs lie in the folders of other epochs.
 
     `groups` has for the epoch of each merged folder all epochs in it, ascending, with its own.
@@ -104,13 +104,13 @@ class Compacted:
         return encode_note("epochs", spans)
 
 
-def read_compacted(root: str) -> Compacted:
+def read_compacted(root: str) -> CompactedEpochs:
     """Read which epochs of an output lie in the folders of others."""
     try:
         spans = read_note(os.path.join(root, _COMPACTED), "epochs")
     except FileNotFoundError:
-        return Compacted({})
-    return Compacted(
+        return CompactedEpochs({})
+    return CompactedEpochs(
         {
             int(into): [epoch for first, last in mine for epoch in range(first, last + 1)]
             for into, mine in spans.items()
@@ -325,7 +325,7 @@ def _complete(root: str, new: str, groups: Sequence[_Group], layout: Layout) -> 
                 link(entry.path, target)
     path = os.path.join(new, _COMPACTED)
     with open(path, "x", encoding="utf-8") as file:
-        file.write(Compacted(known).encode())
+        file.write(CompactedEpochs(known).encode())
     sync_file(path)
     sync_tree(new)
     copy_owner(root, new)

@@ -30,7 +30,12 @@ from pyspark.sql.types import StructType
 from pystate.base.arguments import flag, shown, text
 from pystate.errors import InvalidArgumentError, SinkError
 from pystate.spark.sinks.folders import data_files, sync_file, sync_folder
-from pystate.spark.sinks.parquet import ParquetSink, numbered, read_numbered, sweep_staging
+from pystate.spark.sinks.parquet import (
+    ParquetSink,
+    read_numbered,
+    sweep_staging,
+    with_numbered_columns,
+)
 from pystate.spark.sinks.sink import Sink
 
 if TYPE_CHECKING:
@@ -108,7 +113,7 @@ class ForeachEpoch(Sink):
         return f"foreach_epoch({called}{name})"
 
     def _bound(self, checkpoint: str | None, session: SparkSession | None) -> Sink:
-        return _Bound(self, checkpoint, session)
+        return _JobSink(self, checkpoint, session)
 
     def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Sequence[Any]:
         """Refuse: rows wait in a job's checkpoint."""
@@ -119,7 +124,7 @@ class ForeachEpoch(Sink):
         raise SinkError("a foreach_epoch works in a job alone")
 
 
-class _Bound(Sink):
+class _JobSink(Sink):
     """The sink of one job, which knows where the job's rows wait."""
 
     def __init__(
@@ -136,7 +141,7 @@ class _Bound(Sink):
         self._store = ParquetSink(self._root)
 
     def stage_frame(self, frame: DataFrame, epoch: int, evaluation_id: str) -> Sequence[Any]:
-        [staged] = self._store.stage_frame(numbered(frame), epoch, evaluation_id)
+        [staged] = self._store.stage_frame(with_numbered_columns(frame), epoch, evaluation_id)
         return [{**staged, "schema": json.loads(frame.schema.json())}]
 
     def prepare(self, epoch: int, evaluation_id: str, receipts: list[Any]) -> Any:

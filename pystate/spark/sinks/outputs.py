@@ -122,7 +122,7 @@ class Outputs:
         paths = (str(each["path"]) for each in transactions if each.get("kind") == KIND)
         return {os.path.join(self.checkpoint or "", path) for path in paths}
 
-    def resolved(self, names: Sequence[str] | None) -> Outputs:
+    def for_names(self, names: Sequence[str] | None) -> Outputs:
         """The outputs of a pipeline that has returned frames of some names, or one without."""
         if self.default:
             return self if names is None else self._by_default(names)
@@ -311,7 +311,7 @@ class Outputs:
             transactions.append(self._prepare(sink, staged, epoch, evaluation_id))
         return transactions
 
-    def locked(self) -> AbstractContextManager[None]:
+    def lock_folders(self) -> AbstractContextManager[None]:
         """While the block runs, the folders of the outputs are not compacted."""
         return shared_locks(sink.path for sink in self.sinks() if isinstance(sink, ParquetSink))
 
@@ -328,15 +328,15 @@ class Outputs:
     def require(self, transactions: Sequence[Transaction], what: str) -> None:
         """Make sure that a run's transactions were made by the sinks that this call is given."""
         named = {str(each[OUTPUT]): each for each in transactions if OUTPUT in each}
-        made = named or {ONLY: transactions[0]}
-        if made.keys() != self.mains.keys():
+        by_output = named or {ONLY: transactions[0]}
+        if by_output.keys() != self.mains.keys():
             have = f"the outputs {', '.join(map(repr, named))}" if named else "one output"
             raise InvalidArgumentError(
                 f"{what} has {have}: pass sink= as when it was computed, "
                 + ("a dict with a sink for each" if named else "one sink")
             )
         for name, sink in self.mains.items():
-            _require(sink, made[name], what)
+            _require(sink, by_output[name], what)
 
     def _side_store(self, tag: str) -> ParquetSink:
         """The sink itself if tasks can write its files; else a store where they wait for it."""

@@ -35,7 +35,7 @@ from pystate.spark.sinks.columns import (
     as_columns,
     columns_of_file,
     columns_of_files,
-    fitted,
+    fit_columns,
     read_columns,
     save_columns,
 )
@@ -152,7 +152,7 @@ class ParquetSink(Sink):
         """
         given = as_columns(schema, self.partition_by)
         try:
-            return fitted(self._columns(), given, repr(self))
+            return fit_columns(self._columns(), given, repr(self))
         except InvalidArgumentError:
             if self.epochs():
                 raise
@@ -174,11 +174,11 @@ class ParquetSink(Sink):
             self._refuse_layout(", ".join(f"{name} {ddl}" for name, ddl in stored))
         staging = self.staged_folder(epoch, evaluation_id)
         try:
-            checked = self._partitioning.checked(frame, layout)
+            checked = self._partitioning.with_checked_values(frame, layout)
             names = [name for name, _ in layout]
             written = write_parquet(checked, local_uri(staging), names)
         except Exception as error:
-            refused = self._partitioning.refused(error, layout)
+            refused = self._partitioning.refusal(error, layout)
             if refused is None:
                 raise
             raise refused from error
@@ -438,20 +438,20 @@ class ParquetSink(Sink):
         return os.path.join(self.path, _STAGING, f".{epoch}-{evaluation_id}")
 
 
-def numbered(frame: DataFrame) -> DataFrame:
+def with_numbered_columns(frame: DataFrame) -> DataFrame:
     """A frame under generated names: a file cannot have columns of every name, nor two of one."""
-    return frame.toDF(*_generated(len(frame.columns)))
+    return frame.toDF(*_generated_names(len(frame.columns)))
 
 
 def read_numbered(session: SparkSession, folder: str, schema: StructType) -> DataFrame:
-    """Read a folder of what was written of a `numbered` frame, whose schema was this."""
-    fields = zip(_generated(len(schema)), schema.fields, strict=True)
+    """Read what was written of a frame of this schema, after `with_numbered_columns`."""
+    fields = zip(_generated_names(len(schema)), schema.fields, strict=True)
     numbered = StructType([StructField(name, field.dataType) for name, field in fields])
     reader = session.read.schema(numbered)
     return reader.parquet(local_uri(folder, to_read=True)).toDF(*schema.names)
 
 
-def _generated(count: int) -> list[str]:
+def _generated_names(count: int) -> list[str]:
     return [f"c{i}" for i in range(count)]
 
 

@@ -37,7 +37,7 @@ Layout = tuple[tuple[str, str], ...]
 _FILE = "_layout.json"
 #: What Hive writes for null, and Spark also for an empty string.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-_REFUSED = re.compile(r"pystate cannot lay out '(\d+)'")
+_REFUSAL = re.compile(r"pystate cannot lay out '(\d+)'")
 #: Types whose values have the same text in every session that writes or reads them.
 _TYPES = (
     st.StringType,
@@ -105,7 +105,7 @@ class Partitioning:
             )
         return tuple(layout)
 
-    def checked(self, frame: DataFrame, layout: Layout) -> DataFrame:
+    def with_checked_values(self, frame: DataFrame, layout: Layout) -> DataFrame:
         """The frame, which fails if a value's folder would be read as another value."""
         for i, (name, ddl) in enumerate(layout):
             if ddl == "string":
@@ -115,12 +115,12 @@ class Partitioning:
                 frame = frame.withColumn(name, F.when(lost, refuse).otherwise(column))
         return frame
 
-    def refused(self, error: Exception, layout: Layout) -> InvalidArgumentError | None:
-        """Return the error to raise if `checked` has made a write fail."""
-        refusal = _REFUSED.search(str(error))
-        if refusal is None:
+    def refusal(self, error: Exception, layout: Layout) -> InvalidArgumentError | None:
+        """Return the error to raise if `with_checked_values` has made a write fail."""
+        match = _REFUSAL.search(str(error))
+        if match is None:
             return None
-        name = layout[int(refusal[1])][0]
+        name = layout[int(match[1])][0]
         return InvalidArgumentError(
             f"{self._owner}: partition_by={name!r}: a row has '' (or {_NULL!r}) there, and whoever "
             f"reads the output would find null; write null if that is meant, F.nullif('{name}', "
@@ -148,13 +148,15 @@ def with_types(schema: st.StructType, layout: Layout) -> st.StructType:
     types = dict(layout)
     return st.StructType(
         [
-            st.StructField(field.name, _parsed(types[field.name])) if field.name in types else field
+            st.StructField(field.name, _parse_type(types[field.name]))
+            if field.name in types
+            else field
             for field in schema.fields
         ]
     )
 
 
-def _parsed(ddl: str) -> st.DataType:
+def _parse_type(ddl: str) -> st.DataType:
     struct = st.StructType.fromDDL(f"x {ddl}")
     assert isinstance(struct, st.StructType)
     return struct.fields[0].dataType

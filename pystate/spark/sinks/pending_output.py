@@ -29,16 +29,16 @@ from pyspark.sql.types import StructType
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.base.environment import local_uri
 from pystate.spark.base.parquet_format import ParquetFormat
-from pystate.spark.sinks.columns import as_columns, fitted, save_columns
+from pystate.spark.sinks.columns import as_columns, fit_columns, save_columns
 from pystate.spark.sinks.folders import data_files, sync_tree
 from pystate.spark.sinks.outputs import ONLY, OUTPUT, Outputs, Staged, is_own
 from pystate.spark.sinks.parquet import (
     KIND,
     ParquetSink,
     forget_schema,
-    numbered,
     read_numbered,
     sweep_staging,
+    with_numbered_columns,
 )
 from pystate.spark.sinks.partitioning import save_layout
 from pystate.spark.sinks.sink import Sink, Transaction
@@ -58,10 +58,10 @@ class _PendingOutputs(Outputs):
     real: Outputs | None = None
     pending: PendingOutput | None = None
 
-    def resolved(self, names: Sequence[str] | None) -> Outputs:
+    def for_names(self, names: Sequence[str] | None) -> Outputs:
         """The same of what was found."""
         assert self.real is not None and self.pending is not None
-        outputs = self.real.resolved(names)
+        outputs = self.real.for_names(names)
         return self if outputs is self.real else self.pending.outputs(outputs)
 
     def task_format(self, name: str, frame: DataFrame, epoch: int) -> ParquetFormat | None:
@@ -77,7 +77,7 @@ class _PendingOutputs(Outputs):
             return super().stage_main(name, frame, epoch, evaluation_id)
         self.real._check_columns(sink, frame.schema, epoch)
         self.pending.note_schema(sink, frame.schema)
-        return self._stage(self.mains[name], numbered(frame), epoch, evaluation_id)
+        return self._stage(self.mains[name], with_numbered_columns(frame), epoch, evaluation_id)
 
     def _check_columns(self, sink: Sink, schema: StructType, epoch: int) -> None:
         super()._check_columns(sink, schema, epoch)
@@ -120,7 +120,7 @@ class PendingOutput:
     def note_columns(self, sink: ParquetSink, schema: StructType) -> None:
         """Remember the columns of a folder, which those of the next step must fit."""
         given = as_columns(schema, sink.partition_by)
-        self._columns[sink.path] = fitted(self._columns.get(sink.path), given, repr(sink))
+        self._columns[sink.path] = fit_columns(self._columns.get(sink.path), given, repr(sink))
 
     def _store(self, outputs: Outputs, sink: Sink) -> Sink:
         if not is_own(sink):
@@ -148,22 +148,24 @@ class PendingOutput:
             if path not in groups:
                 ordered.append(groups.setdefault(path, []))
             groups[path].append(transaction)
-        return [self._joined(group, epoch, evaluation_id) for group in ordered]
+        return [self._join_transactions(group, epoch, evaluation_id) for group in ordered]
 
-    def _joined(self, group: Sequence[Transaction], epoch: int, evaluation_id: str) -> Transaction:
+    def _join_transactions(
+        self, group: Sequence[Transaction], epoch: int, evaluation_id: str
+    ) -> Transaction:
         """Make one transaction of those of one output."""
         if group[0].get("kind") != KIND:
             return group[0]
         path = str(group[0]["path"])
         root = os.path.join(self._checkpoint or "", path)
-        whole = group[0] if len(group) == 1 else _gathered(root, group)
+        whole = group[0] if len(group) == 1 else _gather_files(root, group)
         if path not in self._real:
             return whole
         folder = os.path.join(root, str(whole["staging"]))
         named = {OUTPUT: whole[OUTPUT]} if OUTPUT in whole else {}
-        return {**self._staged(path, folder, epoch, evaluation_id), **named}
+        return {**self._stage_rows(path, folder, epoch, evaluation_id), **named}
 
-    def _staged(self, path: str, folder: str, epoch: int, evaluation_id: str) -> Transaction:
+    def _stage_rows(self, path: str, folder: str, epoch: int, evaluation_id: str) -> Transaction:
         """Stage the rows of a store in the sink that they are for."""
         outputs, sink = self._real[path]
         assert self.session is not None
@@ -194,7 +196,7 @@ class PendingOutput:
                     shutil.rmtree(_evaluation(root, transaction), ignore_errors=True)
 
 
-def _gathered(root: str, group: Sequence[Transaction]) -> Transaction:
+def _gather_files(root: str, group: Sequence[Transaction]) -> Transaction:
     """Put the files of several steps into the folder of the last one."""
     last = group[-1]
     target = os.path.join(root, str(last["staging"]))
@@ -224,7 +226,7 @@ def _gathered(root: str, group: Sequence[Transaction]) -> Transaction:
         if each.get("partition_by"):
             whole["partition_by"] = each["partition_by"]
         if each.get("columns"):
-            columns = fitted(columns, StructType.fromJson(each["columns"]), root)
+            columns = fit_columns(columns, StructType.fromJson(each["columns"]), root)
     if columns is not None:
         whole["columns"] = columns.jsonValue()
     return whole

@@ -12,7 +12,7 @@ import pytest
 
 from pystate.checkpoint.begin_marks import BeginMarks, Mark, RefusedError
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.retention import collect_orphans
+from pystate.epochs.retention import delete_orphans, find_orphans
 from pystate.errors import EvaluationError
 
 
@@ -130,7 +130,7 @@ def test_marks_of_a_driver_that_died_are_collected(tmp_path: Path) -> None:
         marks.begin(mark())
 
     def collect(now_ms: int) -> None:
-        collect_orphans(
+        orphans = find_orphans(
             storage,
             term=1,
             grace_ms=0,
@@ -138,6 +138,7 @@ def test_marks_of_a_driver_that_died_are_collected(tmp_path: Path) -> None:
             check_owner=lambda: None,
             now_ms=now_ms,
         )
+        delete_orphans(storage, orphans)
 
     collect(published.last_sign_ms())
     assert len(os.listdir(tmp_path / "evaluations")) == 2

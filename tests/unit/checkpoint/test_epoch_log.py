@@ -12,7 +12,7 @@ import pytest
 
 from pystate.checkpoint import epoch_log
 from pystate.checkpoint.epoch_log import (
-    _MERGED,
+    _FAN_IN,
     HISTORY,
     EpochLog,
     EpochRecord,
@@ -86,7 +86,7 @@ def test_many_epochs_in_few_files(each: int, monkeypatch: pytest.MonkeyPatch) ->
         write(EpochLog(memory(world), kept), first, min(first + each - 1, 1500))
         most = max(most, len(world.files))
     found = epochs(world)
-    largest = (sizes[-1] + _MERGED * sizes[-1]) // len(record(1000).encode())
+    largest = (sizes[-1] + _FAN_IN * sizes[-1]) // len(record(1000).encode())
     assert found == list(range(found[0], 1501)) and kept <= len(found) <= kept + largest
     assert len(found) < 1500 and most < 32
 
@@ -152,7 +152,7 @@ def test_another_driver_between_any_two_steps(before: int) -> None:
 
 @pytest.mark.parametrize("merged", [2, 8])
 def test_a_reader_beside_a_driver_that_merges(merged: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epoch_log, "_MERGED", merged)
+    monkeypatch.setattr(epoch_log, "_FAN_IN", merged)
     # Whether a listing misses what is merged beside it depends on names that are drawn.
     for left in [*range(40), *[1] * 60]:
         world = begun(14)

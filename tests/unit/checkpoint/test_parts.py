@@ -26,7 +26,7 @@ from pystate.checkpoint.refs import (
 )
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.planned_ranges import PlannedRange, PlannedRanges
-from pystate.epochs.rescale import rescaled
+from pystate.epochs.rescale import plan_rescale
 from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentError, LineageError
 from tests.conftest import KEY, STATE, FakeWork
 
@@ -102,7 +102,7 @@ def drawn_operator(rng: random.Random, old: OperatorState, epoch: int) -> Operat
     ranges = old.ranges
     if rng.random() < 0.05:
         width = rng.choice((1, 3, 8, 40))
-        ranges = rescaled(old, width, GROUPS)
+        ranges = plan_rescale(old, width, GROUPS)
     share_changed = rng.choice((0, 0.1, 1))
     changed = []
     for found in ranges:
@@ -302,7 +302,7 @@ def test_tasks_read_the_ranges_that_the_driver_planned(tmp_path: Path, paralleli
     written.publish(base)
     planned = tuple(
         dataclasses.replace(state, since=(("n", 30),))
-        for state in rescaled(operator, parallelism, GROUPS)
+        for state in plan_rescale(operator, parallelism, GROUPS)
     )
     data = pickle.dumps(PlannedRanges(planned, "op", base, storage, GROUPS))
     assert len(data) < 1500 + 30 * parallelism < len(pickle.dumps(planned)) / 20

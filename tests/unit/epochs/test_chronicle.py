@@ -55,7 +55,7 @@ def metered(tmp_path: Path) -> Metered:
 
 
 def test_a_record_says_what_an_epoch_was(metered: Metered) -> None:
-    with metered.coordinator(options=CheckpointOptions()) as coordinator:
+    with metered.coordinator(checkpoints=CheckpointOptions()) as coordinator:
         coordinator.run(metered.step("a"), **batch(0))
         manifest = coordinator.run(metered.step("b"), run_key="r").manifest
         last = coordinator.run(metered.step("c"), **batch(1)).manifest
@@ -107,7 +107,7 @@ def test_the_steps_of_an_epoch_are_added_up(metered: Metered) -> None:
 
 
 def test_keys_of_ranges_that_did_not_report_stay_known(metered: Metered) -> None:
-    with metered.coordinator(options=CheckpointOptions()) as coordinator:
+    with metered.coordinator(checkpoints=CheckpointOptions()) as coordinator:
         coordinator.run(metered.step("a"), run_key="1")
 
         def one(epoch: Epoch) -> Sequence[Any]:

@@ -46,7 +46,7 @@ class StepWork(FakeWork):
         super().commit(manifest)
 
     def coordinator(self, **options: Any) -> Coordinator:
-        options.setdefault("options", CheckpointOptions(interval=3))
+        options.setdefault("checkpoints", CheckpointOptions(interval=3))
         return super().coordinator(**options)
 
     def _ref(self, path: str, state: RangeState, epoch: int, id: str, parent: str) -> FileRef:
@@ -187,7 +187,7 @@ def test_failures_are_tolerated_in_a_row(steps: StepWork) -> None:
     fails = [False, True, True, False, True, False, True, True, True]
     steps.fails = lambda epoch: fails[epoch.position.batch_id or 0]
     options = CheckpointOptions(tolerable_failures=2)
-    with steps.coordinator(options=options) as coordinator:
+    with steps.coordinator(checkpoints=options) as coordinator:
         found = [coordinator.run(steps.step(f"b{n}"), **batch(n)).held for n in range(6)]
         assert found == [False, True, True, False, True, False]
         assert steps.content() == [f"b{n}" for n in range(6)]
@@ -201,7 +201,7 @@ def test_failures_are_tolerated_in_a_row(steps: StepWork) -> None:
 def test_a_failed_checkpoint_is_tried_after_the_next_batch(steps: StepWork) -> None:
     steps.fails = lambda epoch: epoch.position.batch_id == 5
     options = CheckpointOptions(interval=5, tolerable_failures=1)
-    with steps.coordinator(options=options) as coordinator:
+    with steps.coordinator(checkpoints=options) as coordinator:
         found = [coordinator.run(steps.step(f"b{n}"), **batch(n)).held for n in range(9)]
         assert found == [False, True, True, True, True, True, False, True, True]
         # A change of the parallelism, too, ends the epoch with the next batch.
@@ -233,7 +233,7 @@ def test_a_manifest_that_cannot_be_published(
 
     monkeypatch.setattr(steps.storage, "publish", fails)
     options = CheckpointOptions(interval=2, tolerable_failures=1)
-    with steps.coordinator(options=options) as coordinator:
+    with steps.coordinator(checkpoints=options) as coordinator:
         for number in range(2):
             coordinator.run(steps.step(f"b{number}"), **batch(number))
         full[0] = True
@@ -354,7 +354,7 @@ def test_any_order_of_steps_and_losses(
     """State and output are those of the batches and runs up to the newest manifest, each once."""
     steps = StepWork(LocalStorage(tmp_path_factory.mktemp("model") / "checkpoint"))
     options = CheckpointOptions(interval=every, tolerable_failures=tolerable)
-    coordinator = steps.coordinator(options=options)
+    coordinator = steps.coordinator(checkpoints=options)
     failing = [False]
     steps.fails = lambda epoch: failing[0]
     done: list[str] = []  # since the beginning, as far as it is not lost
@@ -380,7 +380,7 @@ def test_any_order_of_steps_and_losses(
             done.append(f"r{runs}")
         if action == "crash":
             coordinator.close()
-            coordinator = steps.coordinator(options=options)
+            coordinator = steps.coordinator(checkpoints=options)
         if action in ("crash", "lose"):
             coordinator.interval.drop()
             head = coordinator.take_over()

@@ -14,7 +14,7 @@ import pystate as ps
 import pystate.epochs.merges
 from pystate.checkpoint.refs import FileRef, RangeState
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
-from pystate.epochs.merges import Maintenance, MergePolicy, replaced
+from pystate.epochs.merges import Maintenance, MergePolicy, replace_files
 from pystate.errors import CheckpointError, CorruptFileError
 from tests.conftest import FakeWork
 
@@ -358,7 +358,7 @@ def test_merging_is_bounded(base: int, epochs: int, most: float, seed: int | Non
             merged += size
             first, last = run.sources[0], run.sources[-1]
             new = dataclasses.replace(last, kind=run.kind, parent=first.parent, file_bytes=size)
-            found = replaced(state, run.sources, dataclasses.replace(new, path=f"m{number}"))
+            found = replace_files(state, run.sources, dataclasses.replace(new, path=f"m{number}"))
             assert found is not None
             state = found
         assert len(state.deltas) < 64

@@ -11,7 +11,7 @@ from pystate.checkpoint.object_storage import ObjectStorage
 from pystate.checkpoint.parts import MANIFESTS
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.ownership import current_owner, is_running
-from pystate.epochs.retention import collect_orphans
+from pystate.epochs.retention import delete_orphans, find_orphans
 from pystate.errors import EvaluationError, FencedError
 from tests.conftest import FakeWork
 from tests.unit.checkpoint.test_begin_marks import mark
@@ -65,7 +65,7 @@ def test_what_nothing_names_is_collected(stored: FakeWork) -> None:
     storage.replace("state/op/.x.1.tmp", b"killed")
     driver.run(stored.evaluate("c"), run_key="c")
     before = len(paths(storage, "state"))
-    collected = collect_orphans(
+    orphans = find_orphans(
         storage,
         term=1,
         grace_ms=0,
@@ -73,6 +73,7 @@ def test_what_nothing_names_is_collected(stored: FakeWork) -> None:
         check_owner=lambda: None,
         now_ms=time.time_ns() // 1_000_000 + 3_600_000,
     )
+    collected = delete_orphans(storage, orphans)
     assert collected >= 1 and len(paths(storage, "state")) == before - collected
     assert paths(storage, EVALUATIONS) == []
     assert len(storage.list(MANIFESTS)) >= 2

@@ -14,7 +14,7 @@ from pystate.checkpoint.manifest_log import History, retained_epochs
 from pystate.checkpoint.parts import MANIFESTS
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage, final_name
 from pystate.epochs.merges import MergePolicy
-from pystate.epochs.retention import collect_orphans, delete_files, merged_name
+from pystate.epochs.retention import delete_files, delete_orphans, find_orphans, merged_name
 from pystate.errors import CheckpointError, CorruptFileError, FencedError
 from tests.conftest import FakeWork
 
@@ -31,7 +31,8 @@ def orphan(storage: CheckpointStorage, epoch: int, kind: str = "delta") -> str:
 
 def collect(storage: CheckpointStorage, **options: Any) -> int:
     options = {"term": 1, "grace_ms": 0, "live": frozenset, "check_owner": lambda: None, **options}
-    return collect_orphans(storage, **options)
+    orphans = find_orphans(storage, **options)
+    return delete_orphans(storage, orphans)
 
 
 def test_orphans_and_only_orphans(work: FakeWork) -> None:

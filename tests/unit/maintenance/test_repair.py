@@ -26,7 +26,7 @@ from pystate.errors import (
     TableBusyError,
 )
 from pystate.maintenance.repair import repair_storage
-from pystate.maintenance.repair_plan import salvaged
+from pystate.maintenance.repair_plan import salvage
 from tests.drawn import THOROUGH
 from tests.work import Cut, CutError, Work, batch, content, read, spark_files
 
@@ -203,14 +203,14 @@ def test_a_base_and_what_it_was_made_from_do_not_replace_each_other_across_a_dro
     }
     head = manifests[6]
     [base] = [r.base for o in head.operators for r in o.ranges if r.base is not None][:1]
-    assert salvaged(head, manifests, {base.path}) is not None
+    assert salvage(head, manifests, {base.path}) is not None
     other = {
         epoch: replace(
             m, operators=tuple(replace(o, state_schema=(("n", "bigint"),)) for o in m.operators)
         )
         for epoch, m in manifests.items()
     }
-    assert salvaged(head, other, {base.path}) is None
+    assert salvage(head, other, {base.path}) is None
 
 
 def test_marks_are_made_anew(streaming: Streaming) -> None:

@@ -21,7 +21,7 @@ from pystate.checkpoint.refs import (
     empty_range,
 )
 from pystate.epochs.merges import merge_range
-from pystate.epochs.rescale import rescaled, sources_of
+from pystate.epochs.rescale import plan_rescale, sources_of
 from pystate.errors import (
     CheckpointError,
     CorruptFileError,
@@ -335,7 +335,7 @@ def test_rescaled_there_and_back(worker: MakeWorker, merged: bool) -> None:
     for epoch, parallelism in enumerate((2, 3, 2, 5, 1, 2), 1):
         operator = OperatorState("op", len(ranges), (), (), ranges)
         advanced = []
-        for state in rescaled(operator, parallelism, 128):
+        for state in plan_rescale(operator, parallelism, 128):
             if merged and len(state.files) > 1:
                 path = f"state/op/x/{epoch:08d}-{uuid.uuid4().hex}.base"
                 bounds = (state.first_key_group, state.last_key_group)
@@ -371,7 +371,7 @@ class Rescaled(RangeState):
 def rescale(ranges: tuple[RangeState, ...], parallelism: int) -> list[Rescaled]:
     operator = OperatorState("op", len(ranges), (), (), ranges)
     found = []
-    for state in rescaled(operator, parallelism, 128):
+    for state in plan_rescale(operator, parallelism, 128):
         taken = sources_of(operator, state.first_key_group, state.last_key_group)
         fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(RangeState)}
         found.append(Rescaled(**fields, taken=taken))

@@ -25,7 +25,7 @@ def test_a_driver_that_is_followed_before_its_mark_changes_nothing(
     for name in ("drop_other_sources", "rewind"):
         monkeypatch.setattr(streaming, name, lambda *_, name=name: changed.append(name))
     monkeypatch.setattr(streaming, "spark_folder", lambda *_: "spark")
-    monkeypatch.setattr(StreamRun, "_started", lambda *_: changed.append("started"))
+    monkeypatch.setattr(StreamRun, "_start_query", lambda *_: changed.append("started"))
     with job.coordinator() as slow, job.coordinator() as quick:
 
         def follow(*_: Any) -> None:

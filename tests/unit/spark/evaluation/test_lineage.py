@@ -10,7 +10,7 @@ from pystate.spark.evaluation.lineage import (
     lineage,
     node_numbers,
     original,
-    selected,
+    selection_of,
 )
 
 OPERATORS = {"10": "a", "34": "b"}
@@ -125,7 +125,7 @@ TOP = A.splitlines()[0]
     ],
 )  # fmt: skip
 def test_a_plan_that_only_selects(nodes: list[str], columns: list[str] | None) -> None:
-    assert selected(chain(nodes), {TOP, "Range (0, 1)"}) == (TOP, columns)
+    assert selection_of(chain(nodes), {TOP, "Range (0, 1)"}) == (TOP, columns)
 
 
 @pytest.mark.parametrize(
@@ -144,14 +144,14 @@ def test_a_plan_that_only_selects(nodes: list[str], columns: list[str] | None) -
     ],
 )
 def test_a_plan_that_does_more(nodes: list[str]) -> None:
-    found = selected(chain(nodes), {TOP})
+    found = selection_of(chain(nodes), {TOP})
     # A number that the operator does not have is found by who knows them.
     assert found is None or found == (TOP, ["99"])
 
 
 def test_a_plan_over_something_else() -> None:
-    assert selected(chain(["Project [k#13]"]), {"Range (0, 1)"}) is None
-    assert selected("", {TOP}) is None
+    assert selection_of(chain(["Project [k#13]"]), {"Range (0, 1)"}) is None
+    assert selection_of("", {TOP}) is None
 
 
 def chain(nodes: list[str]) -> str:

@@ -19,7 +19,12 @@ import pytest
 
 from pystate.errors import CheckpointError, InUseError
 from pystate.spark.sinks import compaction, folders
-from pystate.spark.sinks.compaction import Compacted, Compaction, compact_folder, read_compacted
+from pystate.spark.sinks.compaction import (
+    CompactedEpochs,
+    Compaction,
+    compact_folder,
+    read_compacted,
+)
 from pystate.spark.sinks.parquet import ParquetSink, commit_parquet
 
 #: What changes names: every state of the folders is between two of these.
@@ -328,11 +333,11 @@ def test_two_folders_change_places(tmp_path: Path) -> None:
 
 def test_spans(tmp_path: Path) -> None:
     groups = {9: [1, 2, 3, 7, 9], 12: [11, 12]}
-    assert json.loads(Compacted(groups).encode()) == {
+    assert json.loads(CompactedEpochs(groups).encode()) == {
         "format_version": 1,
         "epochs": {"9": [[1, 3], [7, 7], [9, 9]], "12": [[11, 12]]},
     }
-    (tmp_path / "_compacted.json").write_text(Compacted(groups).encode())
+    (tmp_path / "_compacted.json").write_text(CompactedEpochs(groups).encode())
     read = read_compacted(str(tmp_path))
     assert read.groups == groups and read.into(7) == 9 and read.into(8) is None
     assert read.members(12) == [11, 12] and read.members(8) == [8]

@@ -11,7 +11,7 @@ from pystate.spark.sinks.parquet import ParquetSink
 def test_each_name_has_a_folder_of_its_own_in_the_checkpoint(tmp_path: Path) -> None:
     given = Outputs(ParquetSink(str(tmp_path / "results")), {}, str(tmp_path), default=True)
     names = [".", "..", "...", ".a", "a/b", "a b", "%2E", "users"]
-    found = given.resolved(names)
+    found = given.for_names(names)
     folders = found.folders()
     assert len(set(folders)) == len(names)
     assert {str(Path(folder).parent) for folder in folders} == {str(tmp_path / RESULTS)}

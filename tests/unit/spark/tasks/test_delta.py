@@ -16,7 +16,7 @@ from pystate.checkpoint.held_deltas import HeldFiles
 from pystate.checkpoint.refs import EMPTY_ID, RangeState
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.range_report import RangeReport, advanced, check_report
+from pystate.epochs.range_report import RangeReport, advance_range, check_report
 from pystate.errors import CheckpointError, NoSpaceError, StateLostError
 from pystate.spark.tasks.delta import DeltaWriter, HeldPlan, Target, Written
 from pystate.state.operator_spec import OperatorSpec
@@ -91,7 +91,7 @@ class Range:
             failure=written.failure,
         )
         check_report(report, self.state, "here", 1, (0, 127), closes=closes)
-        self.state = advanced(self.state, report, closed=closes and not written.failure)
+        self.state = advance_range(self.state, report, closed=closes and not written.failure)
         self.files.remove_older(self.serial, {ref.path for ref in self.state.held})
         return written
 
