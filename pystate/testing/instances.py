@@ -20,7 +20,6 @@ from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import instance_states
 from pystate.operators.runtime.event_time import milliseconds
-from pystate.operators.runtime.function_spec import PROCESS_LATE, checked_late
 from pystate.operators.runtime.instance_runtime import InstanceOperator
 from pystate.operators.runtime.instance_state import (
     InstanceState,
@@ -29,6 +28,7 @@ from pystate.operators.runtime.instance_state import (
     instance_spec,
 )
 from pystate.operators.runtime.invalid_rows import harness_rule
+from pystate.operators.runtime.late_rows import PROCESS_LATE, checked_late
 from pystate.operators.runtime.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.operator_state import Instance, KeylessState

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from pystate._core.core import range_bounds
 from pystate.epochs.watermarks import OperatorTime
-from pystate.operators.joins.inputs import JoinInput, SideName, result_names
+from pystate.operators.joins.inputs import JoinInput, result_names
+from pystate.operators.runtime.late_rows import SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator, Side, TaskContext
 from pystate.state.operator_spec import OperatorSpec

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pystate.operators.joins import asof, interval, operator, result, stored
 from pystate.operators.joins.asof import AsofJoin, AsofJoinSpec
-from pystate.operators.joins.inputs import SideName
 from pystate.operators.joins.interval import IntervalJoin, IntervalJoinSpec
 from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.late_rows import SideName
 from tests.drawn import drawn
 from tests.model.joined import Driver, Row, batch, inputs
 

@@ -12,9 +12,9 @@ from hypothesis import given
 
 from pystate.errors import InvalidArgumentError
 from pystate.operators.joins import windowed
-from pystate.operators.joins.late import LateInputs
 from pystate.operators.joins.windowed import WindowJoin, WindowJoinSpec, join_window, window_names
 from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.late_rows import LateInputs
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.windows import operator, row_lists, tumbling
 from pystate.operators.windows.assigners import (

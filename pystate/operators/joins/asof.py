@@ -29,16 +29,14 @@ import pyarrow as pa
 from pystate.epochs.watermarks import Holds, Lag
 from pystate.errors import InvalidArgumentError
 from pystate.operators.joins.grouping import group, taken
-from pystate.operators.joins.inputs import JoinInput, Rows, SideName, time_column
-from pystate.operators.joins.late import LateInputs
+from pystate.operators.joins.inputs import JoinInput, Rows, time_column
 from pystate.operators.joins.operator import JoinOperator
 from pystate.operators.joins.stored import Loaded, StoredRows, declared_rows
+from pystate.operators.runtime.late_rows import LateInputs, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
 from pystate.types.key_codes import Ints, key_codes, longs
-
-__all__ = ["AsofJoin", "AsofJoinSpec"]
 
 #: Rows wait in buckets of 2 to this power milliseconds, about a minute. It is part of the state.
 _SHIFT = 16

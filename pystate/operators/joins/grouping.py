@@ -13,8 +13,6 @@ import pyarrow as pa
 
 from pystate.types.key_codes import MOST_CODES, Ints, longs, numbered
 
-__all__ = ["Groups", "expanded", "group", "taken"]
-
 
 class Groups(NamedTuple):
     """The groups of some rows, numbered in the order of their first rows."""

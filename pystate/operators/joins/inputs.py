@@ -12,35 +12,18 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pystate.base.arguments import repeated
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.joins.grouping import taken
 from pystate.operators.runtime.event_time import event_times
-from pystate.operators.runtime.invalid_rows import InvalidRows
 from pystate.operators.runtime.output import OutputColumns
 from pystate.types.arrays import as_array
 from pystate.types.key_codes import Ints, longs
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType, parse_type
 
-__all__ = [
-    "Arrived",
-    "JoinInput",
-    "Rows",
-    "SideName",
-    "arrived",
-    "check_keys",
-    "other_side",
-    "result_names",
-    "time_column",
-]
-
 SideName: TypeAlias = Literal["left", "right"]
-
-#: Rows of event times further from 1970 are invalid: sums with an interval must not overflow.
-_MOST_TIME = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -118,24 +101,17 @@ class JoinInput:
         """The names of the columns that are not the key's."""
         return tuple(name for name, _ in self.columns)
 
-    def usable(self, batch: pa.RecordBatch, invalid: InvalidRows) -> pa.RecordBatch:
-        """The rows with which a join can compute."""
-        return invalid.timely(batch, self.event_time, -_MOST_TIME, _MOST_TIME)
+    def times(self, batch: pa.RecordBatch) -> pa.Array[Any]:
+        """The event times of a batch."""
+        what = f"{self.owner}: event-time column {self.event_time!r}"
+        return event_times(batch.column(self.event_time), what)
 
-    def ready(self, batch: pa.RecordBatch) -> Rows:
-        """Make a batch ready for the join.
-
-        Raises
-        ------
-        WrongTypeError
-            A column is of another type.
-        """
+    def ready(self, batch: pa.RecordBatch, times: pa.Array[Any]) -> Rows:
+        """Make a batch with its event times ready for the join."""
 
         def column(name: str, type_: StateType) -> pa.Array[Any]:
             return as_array(batch.column(name), type_, f"{self.owner}: column {name!r}")
 
-        what = f"{self.owner}: event-time column {self.event_time!r}"
-        times = event_times(batch.column(self.event_time), what)
         keys = [column(*pair) for pair in self.key]
         values = [column(*pair) for pair in self.columns]
         unusable = None
@@ -191,74 +167,6 @@ class Rows:
             self.known[part],
             None if self.unusable is None else self.unusable[part],
         )
-
-    def late(self, bound: int | None) -> np.ndarray[Any, Any] | None:
-        """Which rows are below the late bound; None if none is."""
-        if bound is None:
-            return None
-        late = self.known < bound
-        if self.times.null_count:
-            late &= self.times.is_valid().to_numpy(zero_copy_only=False)
-        return late if late.any() else None
-
-    def latest(self) -> int | None:
-        """The largest event time."""
-        found: int | None = pc.max(self.times).as_py()
-        return found
-
-
-@dataclass(frozen=True)
-class Arrived:
-    """A batch of an input.
-
-    Attributes
-    ----------
-    every : Rows
-        All rows.
-    rows : Rows
-        Those that other rows may match: they have a time and a key, and are not late.
-    alone : numpy.ndarray of int64
-        Those of all rows that nothing can match, and that are not late.
-    late : numpy.ndarray of bool, optional
-        Which of all rows are late; None if none is.
-    latest : int or None
-        The largest event time.
-    """
-
-    every: Rows
-    rows: Rows
-    alone: Ints
-    late: np.ndarray[Any, Any] | None
-    latest: int | None
-
-    @property
-    def late_rows(self) -> int:
-        """How many rows are late."""
-        return 0 if self.late is None else int(self.late.sum())
-
-
-def arrived(spec: JoinInput, batch: pa.RecordBatch, bound: int | None) -> Arrived:
-    """Make a batch ready for the join, and sort out rows that are late or that nothing can match.
-
-    Parameters
-    ----------
-    spec : JoinInput
-        Its input.
-    batch : RecordBatch
-        The rows.
-    bound : int or None
-        Rows below are late.
-    """
-    every = spec.ready(batch)
-    late, unusable = every.late(bound), every.unusable
-    rows, alone = every, np.empty(0, np.int64)
-    if late is not None or unusable is not None:
-        none = np.zeros(len(every), bool)
-        late_or_none = none if late is None else late
-        unusable = none if unusable is None else unusable & ~late_or_none
-        alone = np.flatnonzero(unusable)
-        rows = every.take(np.flatnonzero(~(unusable | late_or_none)))
-    return Arrived(every, rows, alone, late, every.latest())
 
 
 def other_side(side: SideName) -> SideName:

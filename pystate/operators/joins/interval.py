@@ -34,20 +34,17 @@ from pystate.operators.joins.grouping import expanded, group, taken
 from pystate.operators.joins.inputs import (
     JoinInput,
     Rows,
-    SideName,
     other_side,
     time_column,
 )
-from pystate.operators.joins.late import LateInputs
-from pystate.operators.joins.operator import SIDES, JoinOperator
+from pystate.operators.joins.operator import JoinOperator
 from pystate.operators.joins.stored import Loaded, StoredRows, declared_rows
+from pystate.operators.runtime.late_rows import SIDES, LateInputs, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.types.key_codes import Ints, key_codes, longs
-
-__all__ = ["How", "IntervalJoin", "IntervalJoinSpec"]
 
 How: TypeAlias = Literal["inner", "left", "right", "full"]
 

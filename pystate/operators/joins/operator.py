@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
-from pystate.operators.joins.inputs import JoinInput, Rows, SideName, arrived
-from pystate.operators.joins.late import LateInputs
+from pystate.operators.joins.inputs import JoinInput, Rows
 from pystate.operators.joins.result import JoinResult
+from pystate.operators.runtime.late_rows import DROP_LATE, SIDES, LateInputs, LateRows, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator, TaskContext
 
-__all__ = ["SIDES", "JoinOperator", "JoinSpec"]
-
-SIDES: tuple[SideName, SideName] = ("left", "right")
 #: Rows of a batch that meet the table at once.
 _ROWS = 1 << 16
+#: Rows of event times further from 1970 are invalid: sums with an interval must not overflow.
+_MOST_TIME = 1 << 60
 
 
 class JoinSpec(Protocol):
@@ -57,11 +57,11 @@ class JoinOperator(Operator):
     _spec: JoinSpec
 
     def __init__(self, late: LateInputs | None = None) -> None:
-        self._late = late
+        self._late_inputs = late
 
     def open(self, task: TaskContext) -> None:
         """Begin; the joins register their states."""
-        spec = self._spec
+        spec, late_inputs = self._spec, self._late_inputs
         self._task = task
         self._backend = task.backend
         self._inputs: dict[SideName, JoinInput] = {"left": spec.left, "right": spec.right}
@@ -70,32 +70,29 @@ class JoinOperator(Operator):
             for side, given in self._inputs.items()
         }
         self._result = JoinResult(spec.output, spec.left, spec.right)
+        self._late: dict[SideName, LateRows] = {}
         for side in SIDES:
             task.saw(None, input=side)
+            write = late_inputs.writer(side, task.side) if late_inputs else None
+            self._late[side] = task.late(DROP_LATE, write, side)
 
     def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Handle rows of an input; yield what they complete."""
         side: SideName = "left" if input == "left" else "right"
-        given = self._inputs[side]
-        batch = given.usable(rows, self._invalid[side])
-        found = arrived(given, batch, self._task.late_bound)
-        self._task.saw(found.latest, found.late_rows, side)
-        if found.late is not None:
-            self.write_late(side, batch.filter(pa.array(found.late)))
-        if self._spec.outer(side) and len(found.alone):
-            every = found.every
-            yield from self._result.alone(side, every.keys, every.values, found.alone)
-        for begin in range(0, len(found.rows), _ROWS):
-            yield from self.meet(side, found.rows.slice(begin, _ROWS))
+        given, late = self._inputs[side], self._late[side]
+        rows, times = self._invalid[side].timed(rows, given.times(rows), -_MOST_TIME, _MOST_TIME)
+        ready = given.ready(*late.without(rows, times))
+        if ready.unusable is not None:
+            if self._spec.outer(side):
+                alone = np.flatnonzero(ready.unusable)
+                yield from self._result.alone(side, ready.keys, ready.values, alone)
+            ready = ready.take(np.flatnonzero(~ready.unusable))
+        for begin in range(0, len(ready), _ROWS):
+            yield from self.meet(side, ready.slice(begin, _ROWS))
 
     def meet(self, side: SideName, rows: Rows) -> Iterator[pa.RecordBatch]:
         """Handle rows of an input that others may match; yield what they complete."""
         raise NotImplementedError
-
-    def write_late(self, side: SideName, rows: pa.RecordBatch) -> None:
-        """Write late rows of an input, if they are to be."""
-        if self._late is not None and self._late.takes(side) and self._task.side is not None:
-            self._task.side(*self._late.piece(side, rows))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Handle the watermark, below which rows are late from the next epoch on."""

@@ -11,11 +11,10 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from pystate.operators.joins.grouping import taken
-from pystate.operators.joins.inputs import JoinInput, SideName, other_side
+from pystate.operators.joins.inputs import JoinInput, other_side
+from pystate.operators.runtime.late_rows import SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.types.key_codes import Ints, longs
-
-__all__ = ["OUTPUT_ROWS", "JoinResult"]
 
 #: The most rows of an output batch.
 OUTPUT_ROWS = 1 << 16

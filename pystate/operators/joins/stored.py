@@ -28,8 +28,6 @@ from pystate.state.list import ListHandle, ListState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.key_codes import Ints, longs
 
-__all__ = ["Loaded", "StoredRows", "declared_rows"]
-
 #: Fields of a stored row that are not the input's.
 _TIME, _MATCHED = "__pystate_time", "__pystate_matched"
 #: About as many stored rows are loaded at once, but at least the rows of one key and bucket.

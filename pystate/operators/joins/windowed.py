@@ -21,16 +21,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
 from pystate.epochs.watermarks import Holds
 from pystate.errors import InvalidArgumentError
 from pystate.operators.joins.grouping import expanded, taken
-from pystate.operators.joins.inputs import JoinInput, SideName
+from pystate.operators.joins.inputs import JoinInput
 from pystate.operators.joins.interval import How
-from pystate.operators.joins.late import LateInputs
-from pystate.operators.joins.operator import SIDES, JoinOperator
-from pystate.operators.runtime.event_time import event_times
+from pystate.operators.joins.operator import JoinOperator
+from pystate.operators.runtime.late_rows import SIDES, LateInputs, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Aligned, Session
@@ -49,8 +49,6 @@ from pystate.operators.windows.specification import (
 from pystate.state.declaration import State
 from pystate.types.key_codes import Ints, longs
 from pystate.types.state_type import parse_type
-
-__all__ = ["WindowJoin", "WindowJoinSpec", "join_window", "window_names", "window_time_type"]
 
 #: Columns beside the input's: its time in milliseconds, and the row's place in its batch.
 _TIME, _PLACE = "__pystate_time", "__pystate_place"
@@ -208,11 +206,10 @@ class WindowJoin(JoinOperator):
         """Put rows of an input into their windows."""
         side: SideName = "left" if input == "left" else "right"
         spec = self._spec.input(side)
-        times = event_times(rows.column(spec.event_time), f"{spec.owner}: its event time")
         first, last = self._rows.reach()
-        batch, _ = self._invalid[side].timed(rows, times, first, last, known=True)
-        ready = spec.ready(batch)
-        self._task.saw(ready.latest(), input=side)
+        batch, times = self._invalid[side].timed(rows, spec.times(rows), first, last, known=True)
+        ready = spec.ready(batch, times)
+        self._task.saw(pc.max(times).as_py(), input=side)
         arrays = [*ready.keys, *ready.values, ready.times, longs(np.arange(len(ready)))]
         names = [*self._key, *spec.names, _TIME, _PLACE]
         self._now = side, batch
@@ -224,8 +221,7 @@ class WindowJoin(JoinOperator):
         assert self._now is not None
         side, batch = self._now
         self._task.late_rows += rows.num_rows
-        if self._late is not None:
-            self.write_late(side, batch.take(rows.column(_PLACE)))
+        self._late[side].write(batch.take(rows.column(_PLACE)))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Join the windows that are over."""

@@ -27,8 +27,6 @@ from pystate.state.value import ValueState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.state_type import StateType
 
-__all__ = ["AggregateOperator", "Aggregates", "Operation", "StateUpdate", "UpdatesOperator"]
-
 _STEPS = {"add": ADD, "min": MIN, "max": MAX}
 #: Keys of an aggregate's output batch.
 _OUTPUT_KEYS = 65_536
@@ -105,6 +103,7 @@ class AggregateOperator(Operator):
         """Begin to take event times."""
         self._task = task
         self._backend = task.backend
+        self._late = task.late()
         self._invalid = task.invalid(self._spec.key, event_time=self._spec.event_time)
         if self._combined:
             self._invalid.weight = total_weight
@@ -242,13 +241,10 @@ class AggregateOperator(Operator):
         if name is None or name not in rows.schema.names:
             return
         times = event_times(rows.column(name), f"event-time column {name!r}")
-        bound, late = self._task.late_bound, 0
         if self._combined:
-            late = total_weight(rows, LATE)
-        elif bound is not None:
-            below = pc.call_function("less", [times, pa.scalar(bound, pa.int64())])
-            late = pc.sum(below).as_py() or 0
-        self._task.saw(pc.max(times).as_py(), late)
+            self._task.saw(pc.max(times).as_py(), total_weight(rows, LATE))
+        else:
+            self._late.among(times)
 
     def _result(self, keys: KeyBatch, state: str, divisor: str | None) -> pa.Array[Any]:
         values: pa.Array[Any] = self._handles[state].values(keys)

@@ -34,8 +34,6 @@ from pystate.operators.runtime.rows import RowFactory
 from pystate.state.aggregating import AggregatingHandle
 from pystate.state.key_batch import KeyBatch
 
-__all__ = ["BroadcastCalls", "BroadcastStates"]
-
 #: Keys that `apply_to_keyed_state` holds at once.
 _VISITED = 8_192
 #: The same if values of any size have to be copied to see which keys have one.

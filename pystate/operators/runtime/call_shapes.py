@@ -32,22 +32,6 @@ from pystate.types.arrays import reference
 from pystate.types.keys import leaf
 from pystate.types.state_type import StateType
 
-__all__ = [
-    "OUTPUT_ROWS",
-    "Call",
-    "Calls",
-    "KeyRowsCalls",
-    "KeyedCalls",
-    "RowCalls",
-    "RowsOut",
-    "VectorCalls",
-    "are_batches",
-    "are_rows",
-    "is_arrow_batch",
-    "is_batch",
-    "one_batch",
-]
-
 #: Rows that are emitted one by one are collected up to this number, and then output as a batch.
 OUTPUT_ROWS = 16_384
 #: Timers that are read from the table at once.

@@ -6,7 +6,7 @@ Thread safety: an object belongs to its task.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 
@@ -20,22 +20,16 @@ from pystate.operators.runtime.call_shapes import (
     Run,
     VectorCalls,
 )
+from pystate.operators.runtime.late_rows import SIDES, SideName
 from pystate.tables.timers import DueTimers, TimeDomain
-
-__all__ = ["SIDES", "CoCalls", "CoVectorCalls", "InputName", "TwoInputs"]
-
-InputName: TypeAlias = Literal["left", "right"]
-
-#: The inputs, in the order in which their rows are handled if they were held back.
-SIDES: tuple[InputName, InputName] = ("left", "right")
 
 
 class TwoInputs(Calls):
     """Base of the shapes of two inputs."""
 
-    _inputs: dict[InputName, Calls]
+    _inputs: dict[SideName, Calls]
 
-    def input(self, name: InputName) -> Calls:
+    def input(self, name: SideName) -> Calls:
         """How the function is called for rows of an input."""
         return self._inputs[name]
 
@@ -48,7 +42,7 @@ class TwoInputs(Calls):
         for name in SIDES:
             yield from self._inputs[name].finish()
 
-    def _of(self, run: Run, name: InputName) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _of(self, run: Run, name: SideName) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The key columns and all columns of an input."""
         right = run.spec.right
         assert right is not None, "a function of two inputs"

@@ -12,8 +12,6 @@ from typing import Any, NoReturn
 from pystate.base.arguments import repeated, shortened
 from pystate.errors import WrongTypeError
 
-__all__ = ["BY_PLACE", "in_order", "names_of", "shown"]
-
 #: Rows of exactly these types have no names.
 BY_PLACE = frozenset([tuple, list])
 

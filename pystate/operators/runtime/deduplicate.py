@@ -28,15 +28,13 @@ import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.event_rows import RowOperator, Times, columns_of
-from pystate.operators.runtime.function_spec import PROCESS_LATE
+from pystate.operators.runtime.late_rows import PROCESS_LATE
 from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListState
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ValueState
-
-__all__ = ["DeduplicateSpec", "Deduplicator"]
 
 #: The newest time at which a row was passed on, and in event time the other ones that still count.
 KEPT, EARLIER = "kept", "earlier"

@@ -16,7 +16,5 @@ Thread safety: a constant.
 
 from __future__ import annotations
 
-__all__ = ["MAX_WATERMARK"]
-
 #: The end of event time, which is the watermark for a function while a drain fires its timers.
 MAX_WATERMARK = (1 << 63) - 1

@@ -6,19 +6,17 @@ Thread safety: as `pystate.operators.runtime.task`.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pystate.operators.runtime.event_time import event_times
-from pystate.operators.runtime.function_spec import PROCESS_LATE, late_tag
+from pystate.operators.runtime.late_rows import late_tag
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.types.keys import leaf
-
-__all__ = ["RowOperator", "RowSpec", "Times", "columns_of"]
 
 #: Times are within these bounds, so that the difference of two of them does not overflow.
 _MOST = (1 << 61) - 1
@@ -65,28 +63,19 @@ class RowOperator(Operator):
         self._task = task
         self._backend = task.backend
         self._invalid = task.invalid(spec.key)
-        self._tag = late_tag(spec.late)
+        tag = late_tag(spec.late)
+        write = None if tag is None or task.side is None else partial(task.side, tag)
+        self._late = task.late(spec.late, write)
         self._what = f"{task.owner}: event-time column {spec.event_time!r}"
 
     def on_time(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows that the operator is to handle."""
-        spec, task = self._spec, self._task
-        if spec.event_time is None or not rows.num_rows:
+        column = self._spec.event_time
+        if column is None or not rows.num_rows:
             return rows
-        times = event_times(rows.column(spec.event_time), self._what)
+        times = event_times(rows.column(column), self._what)
         rows, times = self._invalid.timed(rows, times, -_MOST, _MOST)
-        latest = pc.max(times).as_py()
-        if task.late_bound is None:
-            task.saw(latest)
-            return rows
-        bound = pa.scalar(task.late_bound, pa.int64())
-        late: Any = pc.call_function("less", [times, bound]).fill_null(False)
-        task.saw(latest, late.true_count)
-        if not late.true_count or spec.late == PROCESS_LATE:
-            return rows
-        if self._tag is not None and task.side is not None:
-            task.side(self._tag, rows.filter(late))
-        return rows.filter(pc.call_function("invert", [late]))
+        return self._late.without(rows, times)[0]
 
     def times(self, rows: pa.RecordBatch | pa.Table) -> Times:
         """The event times of rows; none is known without a column."""

@@ -17,8 +17,6 @@ import pyarrow.types as at
 from pystate.base.arguments import NO_INSTANT
 from pystate.errors import WrongTypeError
 
-__all__ = ["event_times", "instants", "milliseconds"]
-
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _DAY_MS = 86_400_000

@@ -5,30 +5,17 @@ Thread safety: a `FunctionSpec` is immutable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from pystate.base.arguments import text
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import has_broadcast, namespace_type, shape
+from pystate.operators.runtime.late_rows import PROCESS_LATE, late_tag
 from pystate.operators.runtime.output import Output
 from pystate.operators.runtime.rows import RowFactory
 from pystate.types.state_type import StateType
-
-__all__ = [
-    "DROP_LATE",
-    "PROCESS_LATE",
-    "BroadcastInput",
-    "FunctionSpec",
-    "RightInput",
-    "checked_late",
-    "late_tag",
-]
-
-#: What happens to late rows, if it is not the tag of a side output.
-PROCESS_LATE, DROP_LATE = "process", "drop"
 
 
 @dataclass(frozen=True)
@@ -150,25 +137,3 @@ class FunctionSpec:
     def late_tag(self) -> str | None:
         """The side output that takes late rows, if one does."""
         return late_tag(self.late)
-
-
-def late_tag(late: str) -> str | None:
-    """The side output that takes late rows, if one does."""
-    return None if late in (PROCESS_LATE, DROP_LATE) else late
-
-
-def checked_late(late: object, sides: Iterable[str], owner: str) -> str:
-    """Return a valid `late`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is not a string; or a side output has the name ``"process"`` or ``"drop"``.
-    """
-    found = text(late, f"{owner}: late", ", but 'process', 'drop' or the tag of a side output")
-    for word in (PROCESS_LATE, DROP_LATE):
-        if word in sides:
-            raise InvalidArgumentError(
-                f"{owner}: side_outputs: {word!r} is a choice of late=, and cannot be a tag"
-            )
-    return found

@@ -17,8 +17,6 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.state.key_batch import KeyBatch
 
-__all__ = ["grouped_columns", "grouped_rows"]
-
 
 def grouped_rows(keys: KeyBatch) -> tuple[np.ndarray[Any, Any], list[int], list[int]]:
     """The rows in the order of their keys, each key's first row, and where in the order it ends."""

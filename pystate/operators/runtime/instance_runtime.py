@@ -35,8 +35,6 @@ from pystate.operators.runtime.rows import RowFactory
 from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.state.operator_state import KeylessState
 
-__all__ = ["InstanceOperator", "works_in_every_epoch"]
-
 
 def works_in_every_epoch(function: ProcessFunction) -> bool:
     """Whether the function is called in epochs that bring it no rows, too."""

@@ -42,8 +42,6 @@ from pystate.state.operator_state import (
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.range_rows import put_rows
 
-__all__ = ["InstanceState", "begin_with_items", "checked_items", "instance_spec"]
-
 
 def instance_spec(
     uid: str, states: Mapping[str, KeylessState[Any]], max_parallelism: int = 128

@@ -26,18 +26,9 @@ import pyarrow.compute as pc
 from pystate.base.arguments import choice, text
 from pystate.errors import InvalidArgumentError, InvalidRowError
 from pystate.operators.runtime.event_time import event_times
-from pystate.operators.runtime.function_spec import DROP_LATE, PROCESS_LATE
+from pystate.operators.runtime.late_rows import DROP_LATE, PROCESS_LATE
 from pystate.types.durations import Duration, milliseconds
 from pystate.types.keys import leaf, marked_struct
-
-__all__ = [
-    "InvalidRows",
-    "InvalidRule",
-    "OnInvalid",
-    "checked_on_invalid",
-    "harness_rule",
-    "invalid_rule",
-]
 
 #: What a job does with rows that cannot be processed, where no side output takes them.
 OnInvalid: TypeAlias = Literal["drop", "fail"]

@@ -32,8 +32,6 @@ from pystate.types.state_type import StateType
 if TYPE_CHECKING:
     from pystate.tables.backend import KeyedStateBackend
 
-__all__ = ["LATEST", "LatestRows", "Merged", "latest_state"]
-
 #: The state with the rows of a key.
 LATEST = "latest"
 #: Held rows are reduced to the last ones once there are so many.

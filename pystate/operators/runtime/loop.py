@@ -37,8 +37,6 @@ from pystate.types.key_codes import longs
 from pystate.types.keys import KeyColumns, parse_key
 from pystate.types.state_type import parse_type
 
-__all__ = ["IN_FLIGHT", "LoopOperator", "LoopSpec", "LoopTable", "buckets"]
-
 #: The metric that counts the rows which a range keeps for the next epoch.
 IN_FLIGHT = "in_flight"
 #: The state with the rows; another one counts them.

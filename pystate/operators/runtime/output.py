@@ -30,17 +30,6 @@ from pystate.operators.runtime.rows import READABLE
 from pystate.types.arrays import as_floats
 from pystate.types.state_type import TypeLike, is_spark_type, parse_type
 
-__all__ = [
-    "Output",
-    "OutputColumns",
-    "RowsAsYielded",
-    "SchemaLike",
-    "castable",
-    "parse_columns",
-    "parse_sides",
-    "place_of",
-]
-
 #: Columns: ``"tailnum string, legs long not null"``, types by name, or an Arrow schema.
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

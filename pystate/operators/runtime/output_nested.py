@@ -18,8 +18,6 @@ import pyarrow.types as at
 from pystate.errors import DeclarationError, PystateError, WrongTypeError
 from pystate.types.nested import NestedCodec
 
-__all__ = ["NestedColumn"]
-
 
 class NestedColumn:
     """Makes arrays of one nested type.

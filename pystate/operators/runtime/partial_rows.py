@@ -17,19 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = [
-    "CAME",
-    "COUNT",
-    "FIRST",
-    "LATE",
-    "LOW",
-    "TIME",
-    "WEIGHT",
-    "mean_accumulators",
-    "total_weight",
-    "whole_sums",
-]
-
 #: How many rows a combined row stands for.
 WEIGHT = "__pystate_value_rows"
 #: How many of them are below the late bound.

@@ -22,18 +22,6 @@ from pystate.types.arrays import datetimes, reference
 from pystate.types.keys import has_null_marks
 from pystate.types.state_type import StateType
 
-__all__ = [
-    "READABLE",
-    "Row",
-    "RowFactory",
-    "key_maker",
-    "key_parts",
-    "part_maker",
-    "python_values",
-    "readable",
-    "unreadable",
-]
-
 #: Columns whose values the core makes one at a time, when they are asked for.
 READABLE: dict[pa.DataType, StateType] = {
     StateType(name).arrow: StateType(name)

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -59,12 +59,14 @@ from pystate.operators.runtime.call_shapes import (
     is_arrow_batch,
     is_batch,
 )
-from pystate.operators.runtime.co_shapes import SIDES, CoCalls, CoVectorCalls, InputName, TwoInputs
+from pystate.operators.runtime.co_shapes import CoCalls, CoVectorCalls, TwoInputs
 from pystate.operators.runtime.column_order import shown
+from pystate.operators.runtime.drain import MAX_WATERMARK
 from pystate.operators.runtime.event_time import event_times, instants
-from pystate.operators.runtime.function_spec import PROCESS_LATE, FunctionSpec
+from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.instance_state import InstanceState
 from pystate.operators.runtime.invalid_rows import InvalidRows
+from pystate.operators.runtime.late_rows import SIDES, LateInputs, LateRows
 from pystate.operators.runtime.output import place_of
 from pystate.operators.runtime.rows import unreadable
 from pystate.operators.runtime.task import Operator, Side, TaskContext
@@ -74,8 +76,6 @@ from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_state import KeylessState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import TimeDomain
-
-__all__ = ["BROADCAST", "Elements", "FunctionOperator"]
 
 _LOG = logger("pystate.operators.runtime.runtime")
 
@@ -102,16 +102,6 @@ _NO_EVENT_TIME = (
 BROADCAST = "broadcast"
 
 
-class LateInputs(Protocol):
-    """Where the late rows of two inputs go (`pystate.operators.joins.late`)."""
-
-    def takes(self, side: InputName) -> bool:
-        """Whether late rows of an input are written."""
-
-    def piece(self, side: InputName, rows: pa.RecordBatch) -> tuple[str, pa.RecordBatch]:
-        """The tag for late rows of an input, and the rows as they are written."""
-
-
 class Elements(NamedTuple):
     """Rows of any class, as `KeyedProcessFunction.process` gets them one by one."""
 
@@ -125,15 +115,11 @@ class Elements(NamedTuple):
 class _Input:
     """How a function is called for the rows of one input."""
 
-    name: str
     calls: Calls
     invalid: InvalidRows
+    late: LateRows
     event_time: str | None
     """The column with the time at which a row happened."""
-    late: str
-    """What happens to late rows: a word, or a tag."""
-    write_late: Callable[[pa.RecordBatch], None] | None
-    """Takes late rows that are not for the function; None if they are dropped."""
 
 
 class FunctionOperator(Operator):
@@ -246,25 +232,28 @@ class FunctionOperator(Operator):
         column = spec.event_time if isinstance(spec.event_time, str) else None
         if spec.right is None:
             tag = spec.late_tag
-            to = None if tag is None else partial(self._sides.late, tag)
-            invalid = task.invalid(spec.key)
-            return {INPUT: _Input(INPUT, calls, invalid, column, spec.late, to)}
+            write = None if tag is None else partial(self._sides.late, tag)
+            late = task.late(spec.late, write, bound=self._late_from())
+            return {INPUT: _Input(calls, task.invalid(spec.key), late, column)}
         assert isinstance(calls, TwoInputs), "a function of two inputs"
-        right = spec.right
-        found: dict[str, _Input] = {}
-        for side, key, time, late in (
+        right, late_inputs = spec.right, self._late_inputs
+        inputs: dict[str, _Input] = {}
+        for side, key, time, word in (
             (SIDES[0], spec.key, column, spec.late),
             (SIDES[1], right.key, right.event_time, right.late),
         ):
             task.saw(None, input=side)
-            invalid, to = task.invalid(key, side), partial(self._write_late, side)
-            found[side] = _Input(side, calls.input(side), invalid, time, late, to)
-        return found
+            to = late_inputs.writer(side, task.side) if late_inputs else None
+            late = task.late(word, to, side, self._late_from())
+            inputs[side] = _Input(calls.input(side), task.invalid(key, side), late, time)
+        return inputs
 
-    def _write_late(self, side: InputName, rows: pa.RecordBatch) -> None:
-        late, to = self._late_inputs, self.task.side
-        if late is not None and to is not None and late.takes(side):
-            to(*late.piece(side, rows))
+    def _late_from(self) -> int | None:
+        """The bound below which a row is late, if it is not simply the epoch's."""
+        bound = self._at_least(self._late_bound)
+        if bound is not None and self.spec.function._late_at_watermark:
+            bound = min(bound, MAX_WATERMARK - 1) + 1
+        return bound
 
     def _no_timers(self) -> Timers:
         return _NoTimers(self.spec.function)
@@ -369,7 +358,7 @@ class FunctionOperator(Operator):
         what = f"operator {self.context.uid!r}: the event time of an element"
         columns, keys, rows = given
         times = instants(map(self.spec.event_time, rows), what)
-        late = self._late(times, self._inputs[INPUT])
+        late = self._inputs[INPUT].late.among(times)
         if late is not None:
             tag = self.spec.late_tag
             if tag is not None:
@@ -462,31 +451,12 @@ class FunctionOperator(Operator):
 
     def _on_time(
         self, rows: pa.RecordBatch, column: str, given: _Input
-    ) -> tuple[pa.RecordBatch, pa.Array[Any] | None]:
+    ) -> tuple[pa.RecordBatch, pa.Array[Any]]:
         """The rows for the function, and their event times."""
         what = f"operator {self.context.uid!r}: event-time column {column!r}"
         times = event_times(rows.column(column), what)
         rows, times = given.invalid.timed(rows, times)
-        late = self._late(times, given)
-        if late is None:
-            return rows, times
-        if given.write_late is not None:
-            given.write_late(rows.filter(late))
-        on_time = pc.call_function("invert", [late])
-        return rows.filter(on_time), times.filter(on_time)
-
-    def _late(self, times: pa.Array[Any], given: _Input) -> pa.BooleanArray | None:
-        """Note event times, count late rows, and return which rows the function must not see."""
-        latest = pc.max(times).as_py()
-        late_bound = self._at_least(self._late_bound)
-        if late_bound is None:
-            self.task.saw(latest, input=given.name)
-            return None
-        bound = pa.scalar(late_bound, pa.int64())
-        below = "less_equal" if self.spec.function._late_at_watermark else "less"
-        late: pa.BooleanArray = pc.call_function(below, [times, bound]).fill_null(False)
-        self.task.saw(latest, late.true_count, given.name)
-        return late if late.true_count and given.late != PROCESS_LATE else None
+        return given.late.without(rows, times)
 
 
 class _SideOutputs:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
@@ -30,11 +31,10 @@ from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.watermarks import OperatorTime
 from pystate.operators.runtime.drain import MAX_WATERMARK
 from pystate.operators.runtime.invalid_rows import InvalidRows, InvalidRule
+from pystate.operators.runtime.late_rows import PROCESS_LATE, LateRows, Writer
 from pystate.operators.runtime.partial_rows import CAME
 from pystate.state.operator_state import Instance
 from pystate.tables.backend import KeyedStateBackend
-
-__all__ = ["Operator", "Side", "TaskContext"]
 
 #: A function that takes a tag and a piece of that side output.
 Side: TypeAlias = "Callable[[str, Any], None]"
@@ -168,6 +168,20 @@ class TaskContext:
         found = InvalidRows(self.owner, key, rule, self.processing_time, self.side)
         self._invalid.append(found)
         return found
+
+    def late(
+        self,
+        word: str = PROCESS_LATE,
+        write: Writer | None = None,
+        input: str = INPUT,
+        bound: int | None = None,
+    ) -> LateRows:
+        """What tells the late rows of an input; see there.
+
+        `bound` is the late bound, if it is not that of the epoch.
+        """
+        note = partial(self.saw, input=input)
+        return LateRows(self.late_bound if bound is None else bound, note, word, write)
 
     @property
     def invalid_rows(self) -> int:

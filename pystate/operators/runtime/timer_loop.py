@@ -20,8 +20,6 @@ from pystate.errors import EvaluationError
 from pystate.tables.timers import DueTimers, TimeDomain
 from pystate.types.arrays import hash_keys
 
-__all__ = ["FiringLimit"]
-
 #: The most due timers that callbacks may register for a key in an epoch: this many in any case, and
 #: this many for each of its timers that was there before.
 _MOST, _MOST_EACH = 1_000_000, 1_000

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.event_rows import RowOperator, columns_of
-from pystate.operators.runtime.function_spec import PROCESS_LATE
+from pystate.operators.runtime.late_rows import PROCESS_LATE
 from pystate.operators.runtime.latest_rows import LATEST, LatestRows, Merged, latest_state
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
@@ -37,8 +37,6 @@ from pystate.state.key_batch import KeyBatch
 from pystate.state.value import ValueState
 from pystate.types.ddl import quoted
 from pystate.types.state_type import StateType
-
-__all__ = ["By", "TopLatest", "TopRows", "TopSpec", "has_order"]
 
 TOP = "top"
 #: Rows of an output batch, about.

@@ -16,19 +16,6 @@ from pystate.base.arguments import integer, shown
 from pystate.errors import InvalidArgumentError
 from pystate.types.durations import Duration, milliseconds
 
-__all__ = [
-    "DAY_MS",
-    "Aligned",
-    "Assigner",
-    "CountWindow",
-    "Cumulating",
-    "Global",
-    "Session",
-    "Sliding",
-    "Tumbling",
-    "checked_assigner",
-]
-
 DAY_MS = 86_400_000
 #: Longer windows would make sums of times overflow.
 _LONGEST = 1 << 59

@@ -38,18 +38,6 @@ from pystate.tables.backend import KeyedStateBackend
 from pystate.types.key_codes import key_codes
 from pystate.types.state_type import parse_type
 
-__all__ = [
-    "ROWS",
-    "AggregateLike",
-    "Columns",
-    "MoreSteps",
-    "Refused",
-    "Some",
-    "WindowColumn",
-    "aggregated",
-    "picked",
-]
-
 #: By row 0, or 1 + the column of the state that the row would make overflow.
 Refused: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
 #: The numbers of some rows; None for all of them.

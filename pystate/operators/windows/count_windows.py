@@ -19,8 +19,6 @@ from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator, take
 from pystate.state.key_batch import KeyBatch
 from pystate.types.key_codes import key_codes, ranks
 
-__all__ = ["CountOperator"]
-
 
 class CountOperator(WindowOperator):
     """See `WindowOperator`."""

@@ -19,8 +19,6 @@ from pystate.operators.windows.operator import take
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import DueTimers
 
-__all__ = ["HeldTimers", "first_timers"]
-
 #: Timers that are kept back, at most.
 _MOST = 262_144
 #: Fewer are registered one and all: of few keys, windows are put together in another way.

@@ -15,8 +15,6 @@ from pystate.operators.windows.slices import SlicedOperator
 from pystate.operators.windows.specification import WindowSpec
 from pystate.operators.windows.tumbling import GlobalOperator, TumblingOperator
 
-__all__ = ["make_operator"]
-
 
 def make_operator(
     spec: WindowSpec, late_tag: str | None = None, *, combined: bool = False

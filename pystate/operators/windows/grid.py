@@ -14,8 +14,6 @@ import numpy.typing as npt
 from pystate.operators.windows.assigners import Aligned
 from pystate.operators.windows.zones import ZoneBoundaries
 
-__all__ = ["Grid", "Mask", "Times", "grid_of", "unfolded"]
-
 Times: TypeAlias = "npt.NDArray[np.int64]"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 

@@ -36,8 +36,6 @@ from pystate.operators.windows.zones import instants
 from pystate.state.key_batch import KeyBatch
 from pystate.types.keys import leaf
 
-__all__ = ["FIRED_ROWS", "WindowOperator", "take"]
-
 #: Windows that fire at once.
 FIRED_ROWS = 32_768
 
@@ -75,6 +73,7 @@ class WindowOperator(Operator):
         self.backend = task.backend
         self.owner = task.owner
         self.invalid = task.invalid(self.spec.key, event_time=TIME if self._combined else None)
+        self.late = task.late()
         if self._combined:
             self.invalid.weight = total_weight
         self.columns = self.spec.kept(task.backend, task.owner)
@@ -124,14 +123,11 @@ class WindowOperator(Operator):
         rows, array = self.invalid.timed(rows, array, first, last, known=True)
         times: Times = array.to_numpy()
         self._latest_before = self.task.latest.get(INPUT)
-        if len(times):
-            late, bound = 0, self.task.late_bound
-            if bound is not None and self._combined:
-                # Of the rows that one stands for, some may be late.
-                late = total_weight(rows, LATE)
-            elif bound is not None and int(times.min()) < bound:
-                late = int(np.count_nonzero(times < bound))
-            self.task.saw(int(times.max()), late)
+        if len(times) and self._combined:
+            # Of the rows that one stands for, some may be late.
+            self.task.saw(int(times.max()), total_weight(rows, LATE))
+        elif len(times):
+            self.late.among(array)
         return rows, times
 
     def _weight(self, rows: pa.RecordBatch) -> int:
@@ -178,10 +174,10 @@ class WindowOperator(Operator):
             task.latest[INPUT] = self._latest_before
         if len(rest):
             task.saw(int(rest.max()))
-        if task.late_bound is not None and self._combined:
+        if self._combined:
             task.late_rows -= total_weight(rows.filter(pa.array(bad)), LATE)
-        elif task.late_bound is not None:
-            task.late_rows -= int(np.count_nonzero(times[bad] < task.late_bound))
+        else:
+            task.late_rows -= self.late.count(pa.array(times[bad]))
 
     def in_time(self, rows: pa.RecordBatch, last_ends: Times) -> tuple[pa.RecordBatch, Mask | None]:
         """The rows that are not too late for the last of their windows, and which these are.

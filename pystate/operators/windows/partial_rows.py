@@ -22,8 +22,6 @@ from pystate.operators.windows.grid import Mask, grid_of
 from pystate.operators.windows.specification import WindowSpec
 from pystate.state.aggregators import Count, Max, Mean, Min, Sum
 
-__all__ = ["Part", "SliceRule", "accumulators", "parts", "refusal", "slice_rule"]
-
 #: How the columns of aggregates are called, in front of a number.
 _PART = "__pystate_value_"
 #: Sums of decimals of more digits might overflow.

@@ -41,8 +41,6 @@ from pystate.operators.windows.operator import take
 from pystate.operators.windows.row_lists import Loaded, RowColumns
 from pystate.operators.windows.row_windows import WindowRowsSpec
 
-__all__ = ["WindowProcess", "WindowProcessSpec"]
-
 #: The key and the window that a function was called for; None for many of them.
 _Owner: TypeAlias = "tuple[Any, TimeWindow] | None"
 

@@ -30,8 +30,6 @@ from pystate.types.key_codes import longs
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import parse_type
 
-__all__ = ["KeptRows", "Loaded", "RowColumns"]
-
 #: About as many rows are read at once, but at least those of one window.
 LOADED_ROWS = 1 << 17
 

@@ -30,8 +30,6 @@ from pystate.state.declaration import State
 from pystate.state.value import ValueState
 from pystate.tables.backend import KeyedStateBackend
 
-__all__ = ["INPUT", "WindowRowsSpec"]
-
 #: The state of the rows of an operator with one input.
 INPUT = "window.input"
 

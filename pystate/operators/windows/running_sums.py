@@ -23,8 +23,6 @@ from pystate.state.key_batch import ADD, MAX, KeyBatch, Step
 from pystate.state.value import ValueHandle
 from pystate.tables.backend import KeyedStateBackend
 
-__all__ = ["Ahead", "RunningSums"]
-
 #: Slices that are looked up at once.
 _LOOKED_UP = 262_144
 #: No sum of numbers below it overflows.

@@ -37,8 +37,6 @@ from pystate.state.key_batch import KeyBatch
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.key_codes import key_codes
 
-__all__ = ["SessionOperator", "earliest_start"]
-
 _INT64 = np.iinfo(np.int64)
 _LONGEST = 1 << 59
 #: Sessions are over at this time after their end, which is the last time at which rows join them.

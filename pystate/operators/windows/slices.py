@@ -42,8 +42,6 @@ from pystate.state.key_batch import ADD, KeyBatch, Step
 from pystate.tables.timers import DueTimers
 from pystate.types.key_codes import key_codes
 
-__all__ = ["SlicedOperator"]
-
 #: Slices that are looked up at once.
 _LOOKED_UP = 262_144
 #: Slices of one time's windows up to which windows of many times are put together at once: looking

@@ -38,23 +38,6 @@ from pystate.types.durations import Duration, milliseconds
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType
 
-__all__ = [
-    "END",
-    "MOST_US_MS",
-    "NEXT",
-    "OPEN",
-    "OPEN_TYPE",
-    "START",
-    "Emit",
-    "WindowOptions",
-    "WindowSpec",
-    "WindowStart",
-    "in_local_times",
-    "is_local",
-    "time_type_of",
-    "window_options",
-]
-
 Emit = Literal["final", "update"]
 
 #: The result columns that say which window it is.

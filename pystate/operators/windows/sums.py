@@ -18,8 +18,6 @@ import pyarrow as pa
 from pystate.state.aggregating import AggregatingState
 from pystate.state.aggregators import Mean, Sum
 
-__all__ = ["Range", "range_of", "sizes", "too_large", "wholes"]
-
 #: Means of decimals of more digits may leave 128 bits.
 _MOST_DIGITS = 28
 

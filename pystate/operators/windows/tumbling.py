@@ -18,8 +18,6 @@ from pystate.operators.windows.grid import Grid, Mask, Times, grid_of
 from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator
 from pystate.state.key_batch import KeyBatch
 
-__all__ = ["GlobalOperator", "TumblingOperator"]
-
 
 class TumblingOperator(WindowOperator):
     """See `WindowOperator`."""

@@ -11,8 +11,6 @@ import zoneinfo
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["CALENDAR_MS", "ZoneBoundaries", "instants"]
-
 _DAY_MS = 86_400_000
 _EPOCH = datetime.date(1970, 1, 1)
 _UTC = datetime.timezone.utc

@@ -20,8 +20,6 @@ from pystate.errors import InvalidArgumentError
 from pystate.operators.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.operators.joins.inputs import JoinInput, check_keys, result_names
 from pystate.operators.joins.interval import How, IntervalJoin, IntervalJoinSpec
-from pystate.operators.joins.late import LateInputs, LateLike
-from pystate.operators.joins.operator import SIDES
 from pystate.operators.joins.windowed import (
     WindowJoin,
     WindowJoinSpec,
@@ -30,6 +28,7 @@ from pystate.operators.joins.windowed import (
     window_time_type,
 )
 from pystate.operators.runtime.invalid_rows import InvalidRule
+from pystate.operators.runtime.late_rows import SIDES, LateInputs, LateLike
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator
 from pystate.spark.base.resolve import column_named

@@ -20,14 +20,14 @@ from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import for_tasks, operator_spec, require_state
 from pystate.operators.runtime.aggregate import AggregateOperator
 from pystate.operators.runtime.deduplicate import DeduplicateSpec
-from pystate.operators.runtime.function_spec import (
+from pystate.operators.runtime.function_spec import FunctionSpec
+from pystate.operators.runtime.invalid_rows import InvalidRule
+from pystate.operators.runtime.late_rows import (
     DROP_LATE,
     PROCESS_LATE,
-    FunctionSpec,
     checked_late,
     late_tag,
 )
-from pystate.operators.runtime.invalid_rows import InvalidRule
 from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.operators.runtime.task import Operator
 from pystate.operators.runtime.top import TopSpec

@@ -19,8 +19,8 @@ from pystate.epochs.watermarks import Holds, Input
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.binding import for_tasks
 from pystate.operators.functions.windows import WindowFunctionLike
-from pystate.operators.runtime.function_spec import checked_late, late_tag
 from pystate.operators.runtime.invalid_rows import InvalidRule
+from pystate.operators.runtime.late_rows import checked_late, late_tag
 from pystate.operators.windows.assigners import Session
 from pystate.operators.windows.columns import AggregateLike
 from pystate.operators.windows.factory import make_operator

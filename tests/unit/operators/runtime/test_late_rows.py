@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from pystate.errors import InvalidArgumentError
-from pystate.operators.joins.late import LateInputs
+from pystate.operators.runtime.late_rows import LateInputs, SideName
 
 LEFT = pa.schema([("k", pa.string()), ("v", pa.int64()), ("same", pa.int32())])
 RIGHT = pa.schema([("key", pa.string()), ("same", pa.int32())])
@@ -18,16 +18,25 @@ BOTH: Any = {"left": LEFT, "right": RIGHT}
 def test_rows_have_the_columns_of_their_tag() -> None:
     rows = pa.record_batch({"key": ["a"], "same": [1]})
     both = LateInputs.of("late", BOTH, "test")
-    tag, piece = both.piece("right", rows)
-    assert tag == "late" and piece.schema.names == ["k", "v", "same", "key"]
+    written: list[tuple[str, pa.RecordBatch]] = []
+
+    def write(late: LateInputs, side: SideName, rows: pa.RecordBatch) -> pa.RecordBatch:
+        writer = late.writer(side, lambda *piece: written.append(piece))
+        assert writer is not None
+        writer(rows)
+        return written[-1][1]
+
+    piece = write(both, "right", rows)
+    assert written[-1][0] == "late" and piece.schema.names == ["k", "v", "same", "key"]
     assert piece.to_pylist() == [{"k": None, "v": None, "same": 1, "key": "a"}]
     assert (
         piece.schema
-        == both.piece("left", pa.record_batch({"k": ["x"], "v": [1], "same": [2]}))[1].schema
+        == write(both, "left", pa.record_batch({"k": ["x"], "v": [1], "same": [2]})).schema
     )
     one = LateInputs.of({"right": "r"}, BOTH, "test")
-    assert one.schemas == {"r": RIGHT} and one.takes("right") and not one.takes("left")
-    assert one.piece("right", rows)[1].schema == RIGHT
+    assert one.schemas == {"r": RIGHT} and one.writer("left", lambda *_: None) is None
+    assert one.writer("right", None) is None
+    assert write(one, "right", rows).schema == RIGHT
     assert dict(LateInputs.of({"left": "drop"}, BOTH, "test", processes=True).words) == {
         "left": "drop",
         "right": "process",
