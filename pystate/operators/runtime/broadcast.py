@@ -23,13 +23,13 @@ from pystate._core import core
 from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeError
 from pystate.operators.runtime.call_shapes import (
-    OUTPUT_ROWS,
     Calls,
     Run,
     are_batches,
     are_rows,
     is_batch,
 )
+from pystate.operators.runtime.output import OUTPUT_ROWS
 from pystate.operators.runtime.rows import RowFactory
 from pystate.state.aggregating import AggregatingHandle
 from pystate.state.key_batch import KeyBatch

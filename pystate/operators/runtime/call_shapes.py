@@ -24,6 +24,7 @@ from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeErr
 from pystate.operators.functions.context import RuntimeContext
 from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.grouping import grouped_columns, grouped_rows
+from pystate.operators.runtime.output import OUTPUT_ROWS
 from pystate.operators.runtime.rows import RowFactory, key_maker, python_values
 from pystate.operators.runtime.timer_loop import FiringLimit
 from pystate.tables.backend import KeyedStateBackend
@@ -32,8 +33,6 @@ from pystate.types.arrays import reference
 from pystate.types.keys import leaf
 from pystate.types.state_type import StateType
 
-#: Rows that are emitted one by one are collected up to this number, and then output as a batch.
-OUTPUT_ROWS = 16_384
 #: Timers that are read from the table at once.
 _TIMERS = 8_192
 #: The same if callbacks keep registering timers that are due, too.

@@ -22,7 +22,6 @@ from pystate.operators.functions.base import ProcessFunction
 from pystate.operators.functions.binding import Registry, shape
 from pystate.operators.functions.context import InstanceContext, RuntimeContext, Timers
 from pystate.operators.runtime.call_shapes import (
-    OUTPUT_ROWS,
     Calls,
     RowsOut,
     Run,
@@ -31,6 +30,7 @@ from pystate.operators.runtime.call_shapes import (
 )
 from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.instance_state import InstanceState
+from pystate.operators.runtime.output import OUTPUT_ROWS
 from pystate.operators.runtime.rows import RowFactory
 from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.state.operator_state import KeylessState

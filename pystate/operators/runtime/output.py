@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +22,17 @@ import pyarrow.compute as pc
 import pyarrow.types as at
 
 from pystate._core import core
-from pystate.base.arguments import NO_INSTANT, repeated, text
+from pystate.base.arguments import NO_INSTANT, repeated, shortened, text
 from pystate.base.arguments import shown as described
-from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.operators.runtime.column_order import BY_PLACE, in_order, shown
-from pystate.operators.runtime.output_nested import NestedColumn
+from pystate.errors import (
+    DeclarationError,
+    InvalidArgumentError,
+    PystateError,
+    WrongTypeError,
+)
 from pystate.operators.runtime.rows import READABLE
 from pystate.types.arrays import as_floats
+from pystate.types.nested import NestedCodec
 from pystate.types.state_type import TypeLike, is_spark_type, parse_type
 
 #: Columns: ``"tailnum string, legs long not null"``, types by name, or an Arrow schema.
@@ -431,6 +436,102 @@ class RowsAsYielded:
         return [value]
 
 
+#: Rows that are emitted one by one are collected up to this number, and then output as a batch.
+OUTPUT_ROWS = 16_384
+
+#: Takes a tag and a piece of that side output.
+Side: TypeAlias = Callable[[str, Any], None]
+
+
+class SideOutputs:
+    """Collects rows for side outputs until they fill a batch.
+
+    `is_batch` tells which values are batches. `describe` says of a row's emitter, which is handed
+    in with it, who has emitted it; see `emitted_by`. `late_tag` is that of late rows, if they are
+    written aside.
+    """
+
+    def __init__(
+        self,
+        outputs: Mapping[str, Output],
+        side: Side | None,
+        owner: str,
+        is_batch: Callable[[Any], bool],
+        describe: Callable[[Any, bool], str | None],
+        late_tag: str | None = None,
+    ) -> None:
+        if side is None and (outputs or late_tag is not None):
+            raise InvalidArgumentError(f"{owner} has side outputs and nowhere to go")
+        self._outputs = outputs
+        self._side = side or _nowhere
+        self._owner = owner
+        self._is_batch = is_batch
+        self._describe = describe
+        self._rows: dict[str, list[Any]] = {tag: [] for tag in outputs}
+        self._emitters: dict[str, list[Any]] = {tag: [] for tag in outputs}
+
+    def output(self, tag: str, row: Any, emitter: Any = None) -> None:
+        """Take a row or a batch."""
+        rows = self._rows.get(tag)
+        if rows is None:
+            known = ", ".join(map(repr, self._rows)) or "none"
+            raise InvalidArgumentError(
+                f"{self._owner}: no side output {tag!r:.80} is declared; declared: {known}"
+            )
+        if self._is_batch(row):
+            with emitted_by([emitter], self._describe):
+                pieces = self._outputs[tag].from_value(row)
+            for piece in pieces:
+                self._side(tag, piece)
+            return
+        rows.append(row)
+        self._emitters[tag].append(emitter)
+        if len(rows) >= OUTPUT_ROWS:
+            self._flush(tag)
+
+    def late(self, tag: str, rows: pa.RecordBatch) -> None:
+        """Output late rows, with the columns that are declared for the tag, if there are any."""
+        declared = self._outputs.get(tag)
+        for piece in [rows] if declared is None else declared.from_value(rows):
+            self._side(tag, piece)
+
+    def flush(self) -> None:
+        """Output all that is left."""
+        for tag in self._rows:
+            self._flush(tag)
+
+    def _flush(self, tag: str) -> None:
+        rows, emitters = self._rows[tag], self._emitters[tag]
+        if rows:
+            self._rows[tag], self._emitters[tag] = [], []
+            with emitted_by(emitters, self._describe):
+                piece = self._outputs[tag].from_rows(rows)
+            self._side(tag, piece)
+
+
+@contextmanager
+def emitted_by(
+    emitters: Sequence[Any], describe: Callable[[Any, bool], str | None]
+) -> Iterator[None]:
+    """Let an error about one of some rows say who has emitted it.
+
+    `describe` takes the row's emitter, and whether it is known to be that row's; it returns what
+    follows on "emitted", or None to add nothing.
+    """
+    try:
+        yield
+    except WrongTypeError as error:
+        place = 0 if len(emitters) == 1 else place_of(error)
+        by = describe(emitters[-1 if place is None else place], place is not None)
+        if by is None:
+            raise
+        raise WrongTypeError(f"{error}; emitted{by}") from None
+
+
+def _nowhere(tag: str, piece: Any) -> None:
+    raise AssertionError(f"nothing is declared for {tag!r}")
+
+
 def castable(source: pa.DataType, target: pa.DataType) -> bool:
     """Whether a cast keeps the meaning; a safe cast then checks whether it keeps each value.
 
@@ -574,3 +675,187 @@ def _table(value: object, owner: str) -> pa.Table:
             f"{owner} got {shown(value)}: a dict is a batch, with an array of the same length for "
             f"each column; a row is a tuple ({error})"
         ) from None
+
+
+# -- rows with names
+
+#: Rows of exactly these types have no names.
+BY_PLACE = frozenset([tuple, list])
+
+
+def names_of(row: object) -> tuple[Any, ...] | None:
+    """The names of a row's values; None if they only have positions.
+
+    Parameters
+    ----------
+    row : object
+        A mapping, a named tuple, and a `Row` of Spark or of pystate have names.
+    """
+    if isinstance(row, Mapping):
+        return tuple(row)
+    if isinstance(row, tuple):
+        # Spark stores the names on the row; a row without names is a tuple to Spark, too.
+        names = getattr(type(row), "_fields", None) or getattr(row, "__fields__", None)
+        return None if names is None else tuple(names)
+    return None
+
+
+def in_order(rows: Iterable[Any], names: tuple[str, ...], owner: str) -> Iterator[Any]:
+    """Rows with a value for each of `names`: reordered by name if they have names, else unchanged.
+
+    Parameters
+    ----------
+    rows : iterable
+        Rows; those other than mappings and tuples with names are not changed.
+    names : tuple of str
+        The columns.
+    owner : str
+        What the errors name.
+
+    Raises
+    ------
+    WrongTypeError
+        A row has names, but not exactly those of the columns.
+    """
+    for row in rows:
+        given = None if type(row) in BY_PLACE else names_of(row)
+        if given is None:
+            yield row
+            continue
+        places = _places(given, names)
+        if places is None:
+            _refuse(row, given, names, owner)
+        values = tuple(row.values()) if isinstance(row, Mapping) else row
+        yield values if places == _AS_IT_IS else tuple([values[i] for i in places])
+
+
+_AS_IT_IS = (-1,)
+
+
+@lru_cache(maxsize=256)
+def _places(given: tuple[Any, ...], names: tuple[str, ...]) -> tuple[int, ...] | None:
+    """The position of each name's value; None if the names are not the same."""
+    if given == names:
+        return _AS_IT_IS
+    if len(given) != len(names) or set(given) != set(names):
+        return None
+    places = {name: place for place, name in enumerate(given)}
+    return tuple(places[name] for name in names)
+
+
+def _refuse(row: Any, given: Sequence[Any], names: Sequence[str], owner: str) -> NoReturn:
+    twice, mine, theirs = repeated(given), set(given), set(names)
+    unknown = [name for name in given if name not in theirs]
+    missing = [name for name in names if name not in mine]
+    wrong = [
+        f"{what} {', '.join(map(repr, found))}"
+        for what, found in (("has no", missing), ("has an unknown", unknown), ("has twice", twice))
+        if found
+    ]
+    raise WrongTypeError(
+        f"{owner} yielded {shown(row)}, which {' and '.join(wrong)}: a row with names has exactly "
+        f"those of the schema, {', '.join(names)}; a tuple goes by position"
+    )
+
+
+def shown(value: object) -> str:
+    """A value in one line of a message."""
+    return shortened(repr(value).replace("\n", " "))
+
+
+# -- nested columns
+
+
+class NestedColumn:
+    """Makes arrays of one nested type.
+
+    Parameters
+    ----------
+    name : str
+        The column.
+    arrow_type : pyarrow.DataType
+        Its declared type; a field inside it that is not nullable refuses nulls.
+    codec : NestedCodec
+        The codec of that type.
+
+    Notes
+    -----
+    Each value is converted to the bytes that a state would keep, and back: a map's entries come out
+    in the order of its keys. That takes 1.2 to 2 times as long as `pyarrow.array` for dicts and
+    lists, and up to 8 times for structs as tuples.
+    """
+
+    def __init__(self, name: str, arrow_type: pa.DataType, codec: NestedCodec) -> None:
+        self._arrow_type = arrow_type
+        self._codec = codec
+        self._label = f"state {name!r}"
+
+    @classmethod
+    def of(cls, name: str, arrow_type: pa.DataType) -> NestedColumn | None:
+        """Make it for a column; None if the type is not nested, or unknown to states."""
+        if not at.is_nested(arrow_type):
+            return None
+        try:
+            return cls(name, arrow_type, NestedCodec(arrow_type, name))
+        except DeclarationError:
+            return None
+
+    def array(self, values: Sequence[Any]) -> pa.Array[Any]:
+        """An array of the values.
+
+        Raises
+        ------
+        WrongTypeError
+            A value is not of the type; the message begins with the field's path.
+        """
+        try:
+            encoded = self._codec.encode_array(values)
+        except PystateError as error:
+            raise WrongTypeError(self._reason(str(error))) from None
+        return _as_declared(self._codec.decode_array(encoded), self._arrow_type, "")
+
+    def _reason(self, message: str) -> str:
+        """The part of a state's error after the state's name and type."""
+        message = message.removeprefix(self._label).removeprefix(f" is {self._codec.type.ddl}")
+        return message.removeprefix(": ").removesuffix("; nothing was written")
+
+
+def _as_declared(array: Any, wanted: Any, path: str) -> pa.Array[Any]:
+    """The array with the declared names and nullability of its fields."""
+    kind = array.type
+    if kind.equals(wanted):
+        return array  # type: ignore[no-any-return]
+    if at.is_struct(kind) and at.is_struct(wanted):
+        fields = [wanted.field(i) for i in range(wanted.num_fields)]
+        children = [
+            _child(array.field(i), field, f"{path}.{field.name}", array.is_valid())
+            for i, field in enumerate(fields)
+        ]
+    elif at.is_map(kind) and at.is_map(wanted):
+        pairs = [
+            _child(array.keys, wanted.key_field, f"{path}.key"),
+            _child(array.items, wanted.item_field, f"{path}.value"),
+        ]
+        entries = pa.struct([wanted.key_field, wanted.item_field])
+        children = [pa.Array.from_buffers(entries, len(pairs[0]), [None], 0, children=pairs)]
+    elif at.is_list(kind) and at.is_list(wanted):
+        children = [_child(array.values, wanted.value_field, f"{path}[]")]
+    else:
+        # Large strings and large lists, and lists of a fixed size.
+        cast: pa.Array[Any] = pc.cast(array, wanted)
+        return cast
+    own = array.buffers()[: 1 if at.is_struct(kind) else 2]
+    return pa.Array.from_buffers(wanted, len(array), own, array.null_count, children=children)
+
+
+def _child(
+    array: pa.Array[Any], field: Any, path: str, parents: pa.Array[Any] | None = None
+) -> pa.Array[Any]:
+    if not field.nullable and array.null_count:
+        nulls: Any = array.is_null()
+        # The fields of a null struct are null, too.
+        if parents is None or pc.any(pc.call_function("and", [nulls, parents])).as_py():
+            raise WrongTypeError(
+                f"field {path.removeprefix('.')} is declared not null and got a null"
+            )
+    return _as_declared(array, field.type, path)

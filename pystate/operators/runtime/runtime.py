@@ -16,7 +16,6 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
@@ -33,7 +32,6 @@ from pystate.errors import (
     InvalidArgumentError,
     NoCurrentKeyError,
     NoEventTimeError,
-    WrongTypeError,
 )
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import (
@@ -50,7 +48,6 @@ from pystate.operators.functions.binding import (
 from pystate.operators.functions.context import RuntimeContext, Timers
 from pystate.operators.runtime.broadcast import BroadcastCalls, BroadcastStates
 from pystate.operators.runtime.call_shapes import (
-    OUTPUT_ROWS,
     Call,
     Calls,
     KeyRowsCalls,
@@ -60,16 +57,15 @@ from pystate.operators.runtime.call_shapes import (
     is_batch,
 )
 from pystate.operators.runtime.co_shapes import CoCalls, CoVectorCalls, TwoInputs
-from pystate.operators.runtime.column_order import shown
 from pystate.operators.runtime.drain import MAX_WATERMARK
 from pystate.operators.runtime.event_time import event_times, instants
 from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.instance_state import InstanceState
 from pystate.operators.runtime.invalid_rows import InvalidRows
 from pystate.operators.runtime.late_rows import SIDES, LateInputs, LateRows
-from pystate.operators.runtime.output import place_of
+from pystate.operators.runtime.output import SideOutputs, shown
 from pystate.operators.runtime.rows import unreadable
-from pystate.operators.runtime.task import Operator, Side, TaskContext
+from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.operators.runtime.timer_loop import FiringLimit
 from pystate.redaction import logger
 from pystate.state.key_batch import KeyBatch
@@ -161,7 +157,15 @@ class FunctionOperator(Operator):
         self.task, self.backend, self.drain = task, task.backend, task.drain
         #: Makes sure that timers come to an end.
         self.firing = FiringLimit(task.uid)
-        self._sides = _SideOutputs(self.spec, task.side, task.uid)
+        batches = in_batches(function) or shape(function) == "instance_rows"
+        self._sides = SideOutputs(
+            self.spec.side_outputs,
+            task.side,
+            task.owner,
+            is_batch if batches else is_arrow_batch,
+            _emitter,
+            self.spec.late_tag,
+        )
         self.context = context = self._make_context()
         context.watermark = self._late_bound = task.late_bound
         #: Sets the backend's event time before each row or timer, if a state needs it.
@@ -363,7 +367,7 @@ class FunctionOperator(Operator):
             tag = self.spec.late_tag
             if tag is not None:
                 for row in compress(rows, late.to_pylist()):
-                    self._sides.output(tag, row)
+                    self._sides.output(tag, row, (None, None))
             on_time = pc.call_function("invert", [late])
             columns, times = [c.filter(on_time) for c in columns], times.filter(on_time)
             kept = on_time.to_pylist()
@@ -390,7 +394,9 @@ class FunctionOperator(Operator):
 
     def output(self, tag: str, row: Any) -> None:
         """See `RuntimeContext.output`."""
-        self._sides.output(tag, row, self.call)
+        call = self.call
+        keyed = None if call is None else call.keyed
+        self._sides.output(tag, row, (call, None if keyed is None else keyed.key))
 
     def set_namespace(self, value: Any) -> None:
         """See `RuntimeContext.set_namespace`."""
@@ -459,77 +465,13 @@ class FunctionOperator(Operator):
         return given.late.without(rows, times)
 
 
-class _SideOutputs:
-    """Collects rows for side outputs until they fill a batch."""
-
-    def __init__(self, spec: FunctionSpec, side: Side | None, uid: str) -> None:
-        self._outputs = spec.side_outputs
-        self._uid = uid
-        batches = in_batches(spec.function) or shape(spec.function) == "instance_rows"
-        self._is_batch = is_batch if batches else is_arrow_batch
-        self._rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
-        #: For each of these rows the call that has emitted it, and its key.
-        self._calls: dict[str, list[tuple[Call | None, Any]]] = {tag: [] for tag in self._rows}
-        if side is None:
-            if spec.side_outputs or spec.late_tag is not None:
-                raise InvalidArgumentError(f"operator {uid!r} has side outputs and nowhere to go")
-            side = _nowhere
-        self._side = side
-
-    def output(self, tag: str, row: Any, call: Call | None = None) -> None:
-        rows = self._rows.get(tag)
-        if rows is None:
-            known = ", ".join(map(repr, self._rows)) or "none"
-            raise InvalidArgumentError(
-                f"operator {self._uid!r}: no side output {tag!r:.80} is declared; declared: {known}"
-            )
-        keyed = None if call is None else call.keyed
-        if self._is_batch(row):
-            with _named([(call, None if keyed is None else keyed.key)]):
-                pieces = self._outputs[tag].from_value(row)
-            for piece in pieces:
-                self._side(tag, piece)
-            return
-        rows.append(row)
-        self._calls[tag].append((call, None if keyed is None else keyed.key))
-        if len(rows) >= OUTPUT_ROWS:
-            self._flush(tag)
-
-    def late(self, tag: str, rows: pa.RecordBatch) -> None:
-        declared = self._outputs.get(tag)
-        for piece in [rows] if declared is None else declared.from_value(rows):
-            self._side(tag, piece)
-
-    def flush(self) -> None:
-        for tag in self._rows:
-            self._flush(tag)
-
-    def _flush(self, tag: str) -> None:
-        rows, calls = self._rows[tag], self._calls[tag]
-        if rows:
-            self._rows[tag], self._calls[tag] = [], []
-            with _named(calls):
-                piece = self._outputs[tag].from_rows(rows)
-            self._side(tag, piece)
-
-
-@contextmanager
-def _named(calls: Sequence[tuple[Call | None, Any]]) -> Iterator[None]:
-    """Let an error about a row say for which key and in which method it was emitted."""
-    try:
-        yield
-    except WrongTypeError as error:
-        place = place_of(error)
-        call, key = calls[-1 if place is None else place]
-        if call is None:
-            raise
-        one = call.keyed is not None and (place is not None or len(calls) == 1)
-        whose = f" for key {shown(key)}" if one else ""
-        raise WrongTypeError(f"{error}; emitted{whose} by {call.place()}") from None
-
-
-def _nowhere(tag: str, piece: Any) -> None:
-    raise AssertionError(f"nothing is declared for {tag!r}")
+def _emitter(given: tuple[Call | None, Any], one: bool) -> str | None:
+    """Who has emitted a row: the method, and the key that was current, if it was `one`."""
+    call, key = given
+    if call is None:
+        return None
+    whose = f" for key {shown(key)}" if one and call.keyed is not None else ""
+    return f"{whose} by {call.place()}"
 
 
 class _ProcessingTimers:

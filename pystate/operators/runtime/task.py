@@ -24,7 +24,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from pystate.checkpoint.refs import INPUT
 from pystate.epochs.listeners import CheckpointNotice
@@ -32,12 +32,10 @@ from pystate.epochs.watermarks import OperatorTime
 from pystate.operators.runtime.drain import MAX_WATERMARK
 from pystate.operators.runtime.invalid_rows import InvalidRows, InvalidRule
 from pystate.operators.runtime.late_rows import PROCESS_LATE, LateRows, Writer
+from pystate.operators.runtime.output import Side
 from pystate.operators.runtime.partial_rows import CAME
 from pystate.state.operator_state import Instance
 from pystate.tables.backend import KeyedStateBackend
-
-#: A function that takes a tag and a piece of that side output.
-Side: TypeAlias = "Callable[[str, Any], None]"
 
 
 class Operator:

@@ -5,8 +5,7 @@ Thread safety: as `pystate.operators.runtime.task`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -17,7 +16,7 @@ import pyarrow.types as at
 
 from pystate.base.notes import add_note
 from pystate.checkpoint.refs import INPUT
-from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.errors import WrongTypeError
 from pystate.operators.functions.windows import (
     TimeWindow,
     WindowContext,
@@ -26,14 +25,12 @@ from pystate.operators.functions.windows import (
     window_shape,
 )
 from pystate.operators.runtime.call_shapes import (
-    OUTPUT_ROWS,
     are_batches,
     are_rows,
     is_arrow_batch,
     is_batch,
 )
-from pystate.operators.runtime.column_order import shown
-from pystate.operators.runtime.output import Output, place_of
+from pystate.operators.runtime.output import OUTPUT_ROWS, Output, SideOutputs, emitted_by, shown
 from pystate.operators.runtime.rows import python_values
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.operators.windows.factory import make_operator
@@ -90,18 +87,18 @@ class WindowProcess(Operator):
     def __init__(self, spec: WindowProcessSpec, late_tag: str | None = None) -> None:
         self._spec = spec
         self._shape = window_shape(spec.function, spec.owner)
-        self._side_rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
         self._rows: list[Any] = []
-        #: The key and the window of each row, of those of side outputs, and of the call.
+        #: The key and the window of each row, and of the call.
         self._owners: list[_Owner] = []
-        self._side_owners: dict[str, list[_Owner]] = {tag: [] for tag in spec.side_outputs}
         self._owner: _Owner = None
         self.operator = make_operator(spec.rows, late_tag)
 
     def open(self, task: TaskContext) -> None:
         """Register the states, and call the function's `open`."""
         self._task = task
-        self._side = task.side
+        self._sides = SideOutputs(
+            self._spec.side_outputs, task.side, self._spec.owner, is_arrow_batch, self._emitter
+        )
         self.operator.open(task)
         columns = self.operator.columns
         assert isinstance(columns, RowColumns)
@@ -125,8 +122,7 @@ class WindowProcess(Operator):
         for windows in self.operator.finish():
             yield from self._called(windows)
         yield from self._flushed(0)
-        for tag in self._side_rows:
-            self._flush_aside(tag)
+        self._sides.flush()
 
     def close(self) -> None:
         """Call the function's `close`."""
@@ -135,6 +131,9 @@ class WindowProcess(Operator):
             self._spec.function.close()
 
     # -- calls
+
+    def _emit_aside(self, tag: str, row: Any) -> None:
+        self._sides.output(tag, row, self._owner)
 
     def _called(self, windows: pa.RecordBatch) -> Iterator[Any]:
         call = self._many if self._shape == "windows" else self._one_by_one
@@ -202,31 +201,25 @@ class WindowProcess(Operator):
         for i, each in enumerate(emitted):
             if is_arrow_batch(each):
                 if begin < i:
-                    with self._named(owners[begin:i]):
+                    with emitted_by(owners[begin:i], self._emitter):
                         piece = output.from_rows(emitted[begin:i])
                     yield piece
-                with self._named(owners[i : i + 1]):
+                with emitted_by(owners[i : i + 1], self._emitter):
                     pieces = output.from_value(each)
                 yield from pieces
                 begin = i + 1
         if begin < len(emitted):
-            with self._named(owners[begin:]):
+            with emitted_by(owners[begin:], self._emitter):
                 piece = output.from_rows(emitted[begin:])
             yield piece
 
-    @contextmanager
-    def _named(self, owners: Sequence[_Owner]) -> Iterator[None]:
-        """Let an error about a row name its key and window, and where the function is written."""
-        try:
-            yield
-        except WrongTypeError as error:
-            place = 0 if len(owners) == 1 else place_of(error)
-            owner = None if place is None else owners[place]
-            whose = ""
-            if owner is not None:
-                key, window = owner
-                whose = f" for key {shown(key)}, window {window.start} to {window.end}"
-            raise WrongTypeError(f"{error}; emitted{whose} by {self._place()}") from None
+    def _emitter(self, owner: _Owner, one: bool) -> str:
+        """Who has emitted a row: the function, and the key and window, if they are `one`."""
+        whose = ""
+        if one and owner is not None:
+            key, window = owner
+            whose = f" for key {shown(key)}, window {window.start} to {window.end}"
+        return f"{whose} by {self._place()}"
 
     def _place(self) -> str:
         """The function, and where it is written."""
@@ -254,7 +247,7 @@ class WindowProcess(Operator):
                     "arrays by column"
                 )
             for each in [returned] if is_batch(returned) else returned:
-                with self._named([None]):
+                with emitted_by([None], self._emitter):
                     pieces = self._spec.output.from_value(each)
                 yield from pieces
         except Exception as error:
@@ -265,35 +258,6 @@ class WindowProcess(Operator):
         function = self._spec.function
         name = getattr(function, "__name__", type(function).__name__)
         add_note(error, f"in {name} of {self._spec.owner}: {what}")
-
-    # -- side outputs
-
-    def _emit_aside(self, tag: str, row: Any) -> None:
-        rows = self._side_rows.get(tag)
-        if rows is None or self._side is None:
-            known = ", ".join(map(repr, self._side_rows)) or "none"
-            raise InvalidArgumentError(
-                f"{self._spec.owner}: no side output {tag!r:.80} is declared; declared: {known}"
-            )
-        if is_arrow_batch(row):
-            with self._named([self._owner]):
-                pieces = self._spec.side_outputs[tag].from_value(row)
-            for piece in pieces:
-                self._side(tag, piece)
-            return
-        rows.append(row)
-        self._side_owners[tag].append(self._owner)
-        if len(rows) >= OUTPUT_ROWS:
-            self._flush_aside(tag)
-
-    def _flush_aside(self, tag: str) -> None:
-        rows = self._side_rows[tag]
-        if rows and self._side is not None:
-            self._side_rows[tag] = []
-            owners, self._side_owners[tag] = self._side_owners[tag], []
-            with self._named(owners):
-                piece = self._spec.side_outputs[tag].from_rows(rows)
-            self._side(tag, piece)
 
 
 def _ms(times: pa.Array[Any]) -> list[int | None]:
