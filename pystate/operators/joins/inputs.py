@@ -15,9 +15,8 @@ import pyarrow as pa
 
 from pystate.base.arguments import repeated
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.operators.joins.grouping import taken
 from pystate.operators.runtime.event_time import event_times
-from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.grouping import taken
 from pystate.types.arrays import as_array
 from pystate.types.key_codes import Ints, longs
 from pystate.types.keys import KeyColumns
@@ -191,18 +190,6 @@ def check_keys(left: JoinInput, right: JoinInput, owner: str) -> None:
             f"{owner}: the left input has the key {shown[0]}, the right one {shown[1]}: rows meet "
             "by keys of the same types; cast one of them"
         )
-
-
-def time_column(left: JoinInput, right: JoinInput, output: OutputColumns, side: SideName) -> str:
-    """The result's column with the event time of an input; the result ends with their columns."""
-    names = output.names[len(output.names) - len(left.names) - len(right.names) :]
-    if side == "right":
-        names, given = names[len(left.names) :], right
-    else:
-        given = left
-    if given.event_time in given.names:
-        return names[given.names.index(given.event_time)]
-    return output.names[[name for name, _ in given.key].index(given.event_time)]
 
 
 def result_names(left: JoinInput, right: JoinInput, suffixes: Any, owner: str) -> tuple[str, ...]:

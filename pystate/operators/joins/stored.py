@@ -14,25 +14,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from pystate.operators.joins.grouping import expanded, taken
 from pystate.operators.joins.inputs import JoinInput, Rows
 from pystate.operators.runtime.event_time import event_times
+from pystate.operators.runtime.grouping import expanded, group, taken
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState
 from pystate.tables.backend import KeyedStateBackend
-from pystate.types.key_codes import Ints, longs
+from pystate.types.key_codes import Ints, key_codes, longs
 
 #: Fields of a stored row that are not the input's.
 _TIME, _MATCHED = "__pystate_time", "__pystate_matched"
 #: About as many stored rows are loaded at once, but at least the rows of one key and bucket.
 _LOADED_ROWS = 1 << 18
 _FIRST_LISTS, _MOST_LISTS = 4096, 1 << 17
+_TIMERS = 1 << 13
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -87,6 +88,20 @@ class Loaded:
     times: Ints
     matched: Flags | None
 
+    def lists(self) -> Ints:
+        """The list of each row, by number."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+
+class Put(NamedTuple):
+    """Where rows were appended: to the lists of these keys and buckets, in this order."""
+
+    keys: KeyBatch
+    buckets: Ints
+    order: Ints
+    starts: Ints
+    """Where the rows of each list begin in that order; then the end."""
+
 
 class StoredRows:
     """An input's rows in the table.
@@ -116,6 +131,16 @@ class StoredRows:
             matched = f"{name}_matched"
             self._marks = backend.register(matched, declared[matched])
         self._lists = _FIRST_LISTS
+
+    def put(self, rows: Rows, codes: Ints, buckets: Ints, matched: Flags | None = None) -> Put:
+        """Append rows, of which `codes` are the `key_codes`, to the lists of their buckets."""
+        groups = group(codes, buckets)
+        order, starts = groups.order()
+        buckets = buckets[groups.first]
+        keys = self._backend.keys(taken(rows.keys, groups.first), longs(buckets))
+        noted = None if matched is None else matched[order]
+        self.append(keys, starts, rows.take(order), noted)
+        return Put(keys, buckets, order, starts)
 
     def append(
         self, keys: KeyBatch, starts: Ints, rows: Rows, matched: Flags | None = None
@@ -243,3 +268,18 @@ def _lists(starts: Ints, items: pa.Array[Any]) -> pa.Array[Any]:
     offsets: Any = pa.array(starts.astype(np.int32))
     lists: pa.Array[Any] = pa.ListArray.from_arrays(offsets, items)
     return lists
+
+
+def due_lists(
+    backend: KeyedStateBackend, watermark: int
+) -> Iterator[tuple[list[pa.Array[Any]], Ints, Ints]]:
+    """The keys, buckets and times of timers that are due, some at a time, each bucket once.
+
+    A bucket may have several: one for each input, or those of runs with another interval.
+    """
+    while (due := backend.due_timers("event", watermark, _TIMERS)) is not None:
+        columns, buckets = due.keys.key_arrays(), due.keys.namespaces().to_numpy()
+        times = due.timestamps
+        due.fire_all()
+        once = group(key_codes(columns), buckets).first
+        yield taken(columns, once), buckets[once], times[once]

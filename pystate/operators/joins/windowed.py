@@ -26,10 +26,9 @@ import pyarrow.compute as pc
 from pystate.checkpoint.refs import INPUT
 from pystate.epochs.watermarks import Holds
 from pystate.errors import InvalidArgumentError
-from pystate.operators.joins.grouping import expanded, taken
 from pystate.operators.joins.inputs import JoinInput
-from pystate.operators.joins.interval import How
-from pystate.operators.joins.operator import JoinOperator
+from pystate.operators.joins.operator import How, JoinOperator, JoinSpec
+from pystate.operators.runtime.grouping import expanded
 from pystate.operators.runtime.late_rows import SIDES, LateInputs, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
@@ -96,20 +95,10 @@ def _time_type(given: JoinInput) -> pa.DataType:
 
 
 @dataclass(frozen=True)
-class WindowJoinSpec:
-    """A windowed join; pickled for the workers.
+class WindowJoinSpec(JoinSpec):
+    """A windowed join, over windows that `join_window` has checked.
 
-    Attributes
-    ----------
-    left, right : JoinInput
-        The inputs.
-    options : WindowOptions
-        The windows, checked by `join_window`.
-    how : {"inner", "left", "right", "full"}
-        The inputs whose rows are emitted even if they match none.
-    output : OutputColumns
-        The key columns, ``window_start`` and ``window_end``, then the other columns of the left
-        input, then those of the right one.
+    In the result ``window_start`` and ``window_end`` follow on the key columns.
     """
 
     left: JoinInput
@@ -148,14 +137,6 @@ class WindowJoinSpec:
         """Whether that depends on what is kept."""
         return self.options.keeps
 
-    def input(self, side: SideName) -> JoinInput:
-        """One of the inputs."""
-        return self.left if side == "left" else self.right
-
-    def outer(self, side: SideName) -> bool:
-        """Whether rows of an input are emitted even if they match none."""
-        return self.how in (side, "full")
-
     @property
     def rows(self) -> WindowRowsSpec:
         """The windows and what is kept in them."""
@@ -181,16 +162,11 @@ class WindowJoin(JoinOperator):
     _spec: WindowJoinSpec
 
     def __init__(self, spec: WindowJoinSpec, late: LateInputs | None = None) -> None:
-        super().__init__(late)
-        self._spec = spec
+        super().__init__(spec, late)
         self._rows = spec.rows
         self._key = self._rows.key
         self._windows = make_operator(self._rows, _LATE)
         self._now: tuple[SideName, pa.RecordBatch] | None = None
-        self._nulls: dict[SideName, list[Any]] = {
-            side: [pa.scalar(None, type_.arrow) for _, type_ in spec.input(side).columns]
-            for side in SIDES
-        }
 
     def open(self, task: TaskContext) -> None:
         """Register the states."""
@@ -264,8 +240,8 @@ class WindowJoin(JoinOperator):
             per_left: Ints = rights[window]
             left: Ints = one[window] + nth // per_left
             right: Ints = two[window] + nth % per_left
-            mine, others = self._values(0, loaded, left), self._values(1, loaded, right)
-            yield from self._batch([*taken(heads, window), *mine, *others])
+            mine, others = (self._values(loaded, number) for number in (0, 1))
+            yield from self._result.pairs("left", heads, mine, left, others, right, window)
 
     def _alone(
         self, number: int, heads: list[pa.Array[Any]], loaded: Loaded, which: Any
@@ -273,21 +249,11 @@ class WindowJoin(JoinOperator):
         """The rows of an input in some windows, in which they have no partner."""
         offsets, windows = loaded.offsets[number], np.flatnonzero(which)
         of, rows = expanded(offsets[windows], np.diff(offsets)[windows])
-        for begin in range(0, len(rows), _ROWS):
-            some = slice(begin, begin + _ROWS)
-            mine = self._values(number, loaded, rows[some])
-            nulls = self._nulls[SIDES[1 - number]]
-            none: list[Any] = [pa.repeat(each, len(rows[some])) for each in nulls]
-            both = [*mine, *none] if number == 0 else [*none, *mine]
-            yield from self._batch([*taken(heads, windows[of[some]]), *both])
+        mine = self._values(loaded, number)
+        yield from self._result.alone(SIDES[number], heads, mine, rows, windows[of])
 
-    def _values(self, number: int, loaded: Loaded, rows: Ints) -> list[pa.Array[Any]]:
-        columns = self._spec.input(SIDES[number]).columns
-        return taken(loaded.values[number][: len(columns)], rows)
-
-    def _batch(self, arrays: list[pa.Array[Any]]) -> list[pa.RecordBatch]:
-        output = self._spec.output
-        return output.from_value(pa.RecordBatch.from_arrays(arrays, names=list(output.names)))
+    def _values(self, loaded: Loaded, number: int) -> list[pa.Array[Any]]:
+        return loaded.values[number][: len(self._spec.input(SIDES[number]).columns)]
 
 
 def window_names(names: tuple[str, ...], keys: int, owner: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from pystate.operators.runtime.grouping import expanded
 from pystate.operators.windows.assigners import Aligned
 from pystate.operators.windows.zones import ZoneBoundaries
 
@@ -102,7 +103,7 @@ class Grid:
             counts = np.where(self.ends_period(ends), self.size // self.slice, 0)
         else:
             counts = np.full(len(ends), self.slide // self.slice)
-        return unfolded(starts, counts, self.slice)
+        return expanded(starts, counts, self.slice)
 
 
 class _ZoneGrid(Grid):
@@ -157,13 +158,6 @@ def grid_of(windows: Aligned, room_ms: int = 0) -> Grid:
     kind: Any = Grid if windows.zone is None else _ZoneGrid
     grid: Grid = kind(windows, room_ms)
     return grid
-
-
-def unfolded(first: Times, counts: Times, step: int) -> tuple[Times, Times]:
-    """So many times from each first one on, a step apart: of which one they are, and the times."""
-    of = np.repeat(np.arange(len(first)), counts)
-    nth = np.arange(len(of)) - (np.cumsum(counts) - counts)[of]
-    return of, first[of] + nth * step
 
 
 def _floor(times: Times, step: int, offset: int) -> Times:

@@ -17,6 +17,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
+from pystate.operators.runtime.grouping import pieces
 from pystate.operators.windows.columns import ROWS, Columns, MoreSteps, Refused
 from pystate.operators.windows.grid import Mask, Times
 from pystate.state.aggregating import AggregatingState, ColumnAggregate
@@ -164,7 +165,7 @@ class RowColumns(Columns):
         numbers = accumulators[0].to_numpy()
         source = _chosen(self._backend, self._asked, numbers)
         sizes = self._sizes(source)
-        for begin, end in _pieces(sizes, LOADED_ROWS):
+        for begin, end in pieces(sizes, LOADED_ROWS):
             part = _part(self._backend, source, begin, end)
             to = _part(self._backend, keys, begin, end)
             self.rows.merge_all(to, self.rows.accumulators(part))
@@ -206,7 +207,7 @@ class RowColumns(Columns):
         (keys, parts), self._parts = self._parts, None
         sizes = self._sizes(keys)
         ends = np.concatenate([[0], np.cumsum(sizes)])
-        for begin, end in _pieces(np.diff(ends[parts]), LOADED_ROWS):
+        for begin, end in pieces(np.diff(ends[parts]), LOADED_ROWS):
             mine = parts[begin : end + 1]
             read = _part(self._backend, keys, int(mine[0]), int(mine[-1]))
             offsets: list[Times] = []
@@ -221,16 +222,6 @@ class RowColumns(Columns):
                 offsets.append(places[mine - mine[0]])
                 values.append(list(lists.values.flatten()[: len(kept.columns)]))
             yield Loaded(begin, end, offsets, values)
-
-
-def _pieces(sizes: Times, most: int) -> Iterator[tuple[int, int]]:
-    """Split what has sizes into pieces of at most so many, but of one thing at least."""
-    ends = np.cumsum(sizes)
-    begin, before = 0, 0
-    while begin < len(sizes):
-        end = max(int(np.searchsorted(ends, before + most, "right")), begin + 1)
-        yield begin, end
-        begin, before = end, int(ends[end - 1])
 
 
 def _part(backend: KeyedStateBackend, keys: KeyBatch, begin: int, end: int) -> KeyBatch:

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
+from pystate.operators.runtime.grouping import firsts
 from pystate.operators.runtime.partial_rows import FIRST
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Session
@@ -124,7 +125,7 @@ class SessionOperator(WindowOperator):
         """The rows of keys of which some sum may leave its range; None if there are none."""
         columns = self.key_columns(rows)
         codes = key_codes(columns, dense=True)
-        keys = [take(column, _firsts(codes)) for column in columns]
+        keys = [take(column, firsts(codes)) for column in columns]
         stored = self._sessions(self.backend.keys(keys))
         given, beyond = self._adds(rows)
         near = self.columns.near_end(codes, given, stored.codes, self._sums_of(keys, stored))
@@ -188,7 +189,7 @@ class SessionOperator(WindowOperator):
 
     def _place(self, columns: Sequence[pa.Array[Any]], given: _Stretches) -> Times:
         """Make room in the sessions; return the start of each row's session."""
-        keys = [take(column, _firsts(given.codes)) for column in columns]
+        keys = [take(column, firsts(given.codes)) for column in columns]
         default = self.backend.keys(keys)
         stored = self._sessions(default)
         rows = len(given)
@@ -249,7 +250,7 @@ class SessionOperator(WindowOperator):
         """Look sessions up among those of their keys."""
         columns = sessions.key_arrays()
         codes = key_codes(columns, dense=True)
-        keys = [take(column, _firsts(codes)) for column in columns]
+        keys = [take(column, firsts(codes)) for column in columns]
         stored = self._sessions(self.backend.keys(keys))
         if not len(stored):
             none = np.zeros(len(codes), np.int64)
@@ -351,13 +352,6 @@ def earliest_start(backend: KeyedStateBackend) -> int | None:
         if len(starts):
             found.append(int(starts.min()))
     return min(found, default=None)
-
-
-def _firsts(codes: Times) -> Times:
-    """The first row of each of some dense codes."""
-    first = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
-    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
-    return first
 
 
 def _marked(length: int, places: Times) -> Mask:

@@ -30,11 +30,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
+from pystate.operators.runtime.grouping import expanded
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Aligned
 from pystate.operators.windows.columns import Refused, Some, picked
 from pystate.operators.windows.deferred_timers import HeldTimers, first_timers
-from pystate.operators.windows.grid import Mask, Times, grid_of, unfolded
+from pystate.operators.windows.grid import Mask, Times, grid_of
 from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator, take
 from pystate.operators.windows.running_sums import Ahead, RunningSums
 from pystate.operators.windows.specification import NEXT
@@ -232,7 +233,7 @@ class SlicedOperator(WindowOperator):
             self.backend.delete(due.keys)
         furthest = grid.last_end_of(first)
         steps = (np.minimum(furthest, last) - first) // grid.slide + 1
-        rows, ends = unfolded(first, steps, grid.slide)
+        rows, ends = expanded(first, steps, grid.slide)
         order = _each_once(key_codes(columns)[rows], ends)
         rows, ends = rows[order], ends[order]
         for begin in range(0, len(rows), self._folds):
@@ -396,7 +397,7 @@ class SlicedOperator(WindowOperator):
         self, columns: Sequence[pa.Array[Any]], ends: Times
     ) -> tuple[list[Any], Times, list[pa.Array[Any]]]:
         starts = self._grid.start_of(ends)
-        windows, spaces = unfolded(starts, (ends - starts) // self._grid.slice, self._grid.slice)
+        windows, spaces = expanded(starts, (ends - starts) // self._grid.slice, self._grid.slice)
         keys = self.backend.keys([take(c, windows) for c in columns], pa.array(spaces))
         there = np.flatnonzero(self.columns.exist(keys))
         groups = windows[there]
@@ -441,7 +442,7 @@ class SlicedOperator(WindowOperator):
         if after is not None:
             first = np.maximum(first, self._grid.end_after(after))
         counts = np.maximum((last - first) // self._grid.slide + 1, 0)
-        rows, ends = unfolded(first, counts, self._grid.slide)
+        rows, ends = expanded(first, counts, self._grid.slide)
         columns = slices.key_arrays()
         # Slices of one key share windows.
         order = _each_once(key_codes(columns)[rows], ends)

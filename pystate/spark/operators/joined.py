@@ -19,7 +19,8 @@ from pystate.epochs.watermarks import Input
 from pystate.errors import InvalidArgumentError
 from pystate.operators.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.operators.joins.inputs import JoinInput, check_keys, result_names
-from pystate.operators.joins.interval import How, IntervalJoin, IntervalJoinSpec
+from pystate.operators.joins.interval import IntervalJoin, IntervalJoinSpec
+from pystate.operators.joins.operator import How
 from pystate.operators.joins.windowed import (
     WindowJoin,
     WindowJoinSpec,
