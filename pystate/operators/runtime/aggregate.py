@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.event_time import event_times
-from pystate.operators.runtime.latest_rows import LatestRows
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.partial_rows import LATE, LOW, WEIGHT, total_weight, whole_sums
+from pystate.operators.runtime.row_operator import LatestRows
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import ADD, MAX, MIN, KeyBatch

@@ -21,9 +21,9 @@ from pystate.operators.runtime.aggregate import (
     StateUpdate,
     UpdatesOperator,
 )
-from pystate.operators.runtime.latest_rows import LATEST, latest_state
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.partial_rows import LOW, TIME
+from pystate.operators.runtime.row_operator import LATEST, RowLists
 from pystate.operators.runtime.task import Operator
 from pystate.spark.base.partial_aggregation import (
     ORDERED,
@@ -148,7 +148,7 @@ class AggregatePlan:
             if field.name not in spec.key and field.name != TIMES
         )
         make = partial(UpdatesOperator, spec, tuple(identity), columns)
-        return {LATEST: latest_state(columns)}, make
+        return {LATEST: RowLists.declared(columns)}, make
 
     def combines(self, combine: Combine, event_time: str | None, *, ordered: bool) -> bool:
         """Whether rows may be combined before the shuffle.
