@@ -19,11 +19,11 @@ from pystate.errors import InvalidArgumentError, NoEventTimeError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import declarations, operator_spec
 from pystate.operators.runtime.event_time import milliseconds
+from pystate.operators.runtime.function_operator import FunctionOperator
 from pystate.operators.runtime.invalid_rows import harness_rule
 from pystate.operators.runtime.late_rows import PROCESS_LATE, checked_late
 from pystate.operators.runtime.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.operators.runtime.rows import key_maker, key_parts
-from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.tables.options import checked_parallelism
 from pystate.tables.registry import unknown_state_error

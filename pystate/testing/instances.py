@@ -20,7 +20,7 @@ from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import instance_states
 from pystate.operators.runtime.event_time import milliseconds
-from pystate.operators.runtime.instance_runtime import InstanceOperator
+from pystate.operators.runtime.instance_operator import InstanceOperator
 from pystate.operators.runtime.instance_state import (
     InstanceState,
     begin_with_items,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pystate.operators.joins import interval, operator, stored
 from pystate.operators.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.operators.joins.interval import IntervalJoin, IntervalJoinSpec
-from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.event_time import MAX_WATERMARK
 from pystate.operators.runtime.late_rows import SideName
 from tests.drawn import drawn
 from tests.model.joined import Driver, Row, batch, inputs

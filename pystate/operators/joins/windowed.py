@@ -33,9 +33,8 @@ from pystate.operators.runtime.late_rows import SIDES, LateInputs, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Aligned, Session
-from pystate.operators.windows.factory import make_operator
-from pystate.operators.windows.row_lists import KeptRows, Loaded, RowColumns
-from pystate.operators.windows.row_windows import WindowRowsSpec
+from pystate.operators.windows.kinds import make_operator
+from pystate.operators.windows.row_windows import KeptRows, Loaded, RowColumns, WindowRowsSpec
 from pystate.operators.windows.specification import (
     END,
     START,

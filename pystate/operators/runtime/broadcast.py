@@ -13,7 +13,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ from pystate.operators.runtime.call_shapes import (
     are_rows,
     is_batch,
 )
+from pystate.operators.runtime.instance_state import InstanceState
 from pystate.operators.runtime.output import OUTPUT_ROWS
 from pystate.operators.runtime.rows import RowFactory
 from pystate.state.aggregating import AggregatingHandle
@@ -45,18 +46,6 @@ _NO_KEY = (
 )
 
 
-class BroadcastStates(Protocol):
-    """An instance's broadcast states, as `pystate.operators.runtime.instance_state` has them."""
-
-    @property
-    def read_only(self) -> bool: ...  # noqa: D102
-    @read_only.setter
-    def read_only(self, value: bool) -> None: ...
-
-    def register(self, name: str, declaration: Any) -> Any:
-        """Return a state's handle."""
-
-
 class BroadcastCalls:
     """Calls a function for rows of its broadcast input.
 
@@ -66,11 +55,11 @@ class BroadcastCalls:
         The function's run in a task.
     calls : Calls
         How it is called for keyed rows.
-    states : BroadcastStates
+    states : InstanceState
         The instance's copy of the broadcast states.
     """
 
-    def __init__(self, run: Run, calls: Calls, states: BroadcastStates) -> None:
+    def __init__(self, run: Run, calls: Calls, states: InstanceState) -> None:
         given = run.spec.broadcast
         assert given is not None, "a function with a broadcast input"
         self._run = run

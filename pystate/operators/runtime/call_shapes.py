@@ -1,11 +1,14 @@
 """The shapes of a stateful function, and how each is called for rows and for timers.
 
+A function of two inputs is called for each of them as one of the other shapes is.
+
 Thread safety: an object belongs to its task.
 """
 
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,16 +23,17 @@ import pyarrow.types as at
 
 from pystate._core import core
 from pystate.base.notes import add_note
-from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeError
+from pystate.errors import EvaluationError, InvalidArgumentError, NoCurrentKeyError, WrongTypeError
+from pystate.operators.functions.binding import takes_rows
 from pystate.operators.functions.context import RuntimeContext
 from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.grouping import grouped_columns, grouped_rows
+from pystate.operators.runtime.late_rows import SIDES, SideName
 from pystate.operators.runtime.output import OUTPUT_ROWS
 from pystate.operators.runtime.rows import RowFactory, key_maker, python_values
-from pystate.operators.runtime.timer_loop import FiringLimit
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import DueTimers, TimeDomain
-from pystate.types.arrays import reference
+from pystate.types.arrays import hash_keys, reference
 from pystate.types.keys import leaf
 from pystate.types.state_type import StateType
 
@@ -560,3 +564,171 @@ def _as_declared(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             f"in one column: write process, which takes them one by one ({error})"
         ) from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class TwoInputs(Calls):
+    """Base of the shapes of two inputs."""
+
+    _inputs: dict[SideName, Calls]
+
+    def input(self, name: SideName) -> Calls:
+        """How the function is called for rows of an input."""
+        return self._inputs[name]
+
+    def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        """Not of this shape: rows are those of an input."""
+        raise NotImplementedError
+
+    def finish(self) -> Iterator[Any]:
+        """Handle the end of both inputs: rows that were held back, first those of the left one."""
+        for name in SIDES:
+            yield from self._inputs[name].finish()
+
+    def _of(self, run: Run, name: SideName) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The key columns and all columns of an input."""
+        right = run.spec.right
+        assert right is not None, "a function of two inputs"
+        if name == "left":
+            return run.spec.key, run.spec.columns
+        return right.key, right.columns
+
+
+class CoCalls(TwoInputs, KeyedCalls):
+    """`KeyedCoProcessFunction`: a call per row, or one per key and input with all of its rows."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._inputs = {}
+        for name in SIDES:
+            kind: type[Calls] = RowCalls
+            method = f"process_{name}"
+            if takes_rows(run.spec.function, name):
+                kind, method = KeyRowsCalls, f"process_{name}_rows"
+            self._inputs[name] = kind(run, method, *self._of(run, name))
+
+
+class CoVectorCalls(TwoInputs):
+    """`VectorizedCoFunction`: one call per batch of an input."""
+
+    one_key = False
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._inputs = {
+            name: VectorCalls(run, f"process_{name}", *self._of(run, name)) for name in SIDES
+        }
+
+    def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
+        """Call the function for some timers."""
+        return self._inputs["left"].on_due(due, domain)
+
+
+#: The most due timers that callbacks may register for a key in an epoch: this many in any case, and
+#: this many for each of its timers that was there before.
+_MOST, _MOST_EACH = 1_000_000, 1_000
+#: The most that callbacks may register for keys in one place, while none of their timers fires at a
+#: later time than those before.
+_MOST_STILL = 100_000
+#: Keys are counted by their hashes modulo this, so that the room does not grow with the keys: the
+#: counts of keys that are in one place add up.
+_PLACES = 1 << 16
+#: Of batches with less than this many timers one in `_SAMPLED` is looked at, on average, and stands
+#: for those since the last one: timers that are due again come one at a time.
+_SMALL, _SAMPLED = 256, 16
+
+
+_Times: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+_Counts: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class FiringLimit:
+    """Makes sure that an epoch's timers come to an end.
+
+    Parameters
+    ----------
+    uid : str
+        The operator.
+    """
+
+    def __init__(self, uid: str) -> None:
+        self._uid = uid
+        #: Of the keys in each place, how many timers have fired since the first one registered
+        #: another, and how many due ones they have registered; empty before.
+        self._fired = self._registered = np.zeros(0)
+        #: The same of the batches that were not looked at.
+        self._unseen_fired = self._unseen_registered = 0
+        #: By domain, for the keys in each place: the latest time of a timer that has fired, and how
+        #: many were registered since the first one of that time.
+        self._latest: dict[TimeDomain, _Times] = {}
+        self._still: dict[TimeDomain, _Counts] = {}
+        self._random = random.Random(0)
+
+    def check(self, due: DueTimers, fired: int, domain: TimeDomain) -> None:
+        """After some of the timers that were due have fired, count what they have registered.
+
+        Parameters
+        ----------
+        due : DueTimers
+            The timers.
+        fired : int
+            How many of them, from the first one on, have fired or were deleted.
+        domain : {"event", "processing"}
+            Their clock.
+
+        Raises
+        ------
+        EvaluationError
+            A key keeps registering timers.
+        """
+        registered = due.missed
+        if not fired or not (registered or len(self._fired)):
+            return
+        self._unseen_fired += fired
+        self._unseen_registered += registered
+        if fired < _SMALL and self._random.random() * _SAMPLED >= 1:
+            return
+        if not len(self._fired):
+            self._fired, self._registered = np.zeros(_PLACES), np.zeros(_PLACES)
+        columns = [column.slice(0, fired) for column in due.keys.key_arrays()]
+        places = (hash_keys(columns) % _PLACES).astype(np.int64)
+        # Which of them has registered is not known; over many calls it is those that go on.
+        np.add.at(self._fired, places, self._unseen_fired / fired)
+        each = self._unseen_registered / fired
+        np.add.at(self._registered, places, each)
+        self._unseen_fired = self._unseen_registered = 0
+        self._compare(due, places, self._count_still(due.timestamps, places, each, domain))
+
+    def _count_still(
+        self, times: _Times, places: _Times, registered: float, domain: TimeDomain
+    ) -> _Counts:
+        """How many each place's keys have registered without getting on."""
+        if domain not in self._latest:
+            self._latest[domain] = np.full(_PLACES, np.iinfo(np.int64).min)
+            self._still[domain] = np.zeros(_PLACES)
+        latest, still, times = self._latest[domain], self._still[domain], times[: len(places)]
+        still[places[times > latest[places]]] = 0
+        np.add.at(still, places, registered)
+        np.maximum.at(latest, places, times)
+        return still[places]
+
+    def _compare(self, due: DueTimers, places: _Times, still: _Counts) -> None:
+        registered = self._registered[places]
+        before = np.maximum(self._fired[places] - registered, 1)
+        endless = np.flatnonzero(
+            (registered > np.maximum(_MOST, _MOST_EACH * before))
+            | (still > np.maximum(_MOST_STILL, _MOST_EACH * before))
+        )
+        if len(endless):
+            self._refuse(due, int(endless[0]), int(registered[endless[0]]))
+
+    def _refuse(self, due: DueTimers, i: int, registered: int) -> None:
+        key = f"key {due.keys.key_at(i)!r:.80}"
+        if due.keys.table.has_namespaces and due.keys.namespace_at(i) is not None:
+            key += f", namespace {due.keys.namespace_at(i)!r:.80}"
+        raise EvaluationError(
+            f"operator {self._uid!r}: the timers of {key} have no end: when they fired they "
+            f"registered about {registered} others in this epoch that were due at once, the last "
+            f"at {int(due.timestamps[i])}: in the method for timers, do not each time register one "
+            "at or below ctx.watermark or ctx.processing_time, and no next timer where "
+            "ctx.watermark == ps.MAX_WATERMARK, which is a drain"
+        )

@@ -29,7 +29,7 @@ from typing import Any, ClassVar
 from pystate.checkpoint.refs import INPUT
 from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.watermarks import OperatorTime
-from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.event_time import MAX_WATERMARK
 from pystate.operators.runtime.invalid_rows import InvalidRows, InvalidRule
 from pystate.operators.runtime.late_rows import PROCESS_LATE, LateRows, Writer
 from pystate.operators.runtime.output import Side
@@ -80,7 +80,7 @@ class TaskContext:
     time : OperatorTime, optional
         The epoch's event time; None if the operator has none.
     drain : bool
-        Whether event time ends after the rows; see `pystate.operators.runtime.drain`.
+        Whether event time ends after the rows; see `pystate.operators.runtime.event_time`.
     side : callable, optional
         Takes a tag and a piece of that side output; without it there are none.
     rules : mapping of str to InvalidRule

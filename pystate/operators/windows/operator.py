@@ -29,10 +29,9 @@ from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.partial_rows import LATE, TIME, total_weight
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.operators.windows.columns import Refused
-from pystate.operators.windows.grid import Mask, Times
+from pystate.operators.windows.grid import Mask, Times, instants
 from pystate.operators.windows.partial_rows import accumulators
 from pystate.operators.windows.specification import END, MOST_US_MS, START, WindowSpec
-from pystate.operators.windows.zones import instants
 from pystate.state.key_batch import KeyBatch
 from pystate.types.keys import leaf
 

@@ -33,10 +33,9 @@ from pystate.operators.runtime.call_shapes import (
 from pystate.operators.runtime.output import OUTPUT_ROWS, Output, SideOutputs, emitted_by, shown
 from pystate.operators.runtime.rows import python_values
 from pystate.operators.runtime.task import Operator, TaskContext
-from pystate.operators.windows.factory import make_operator
+from pystate.operators.windows.kinds import make_operator
 from pystate.operators.windows.operator import take
-from pystate.operators.windows.row_lists import Loaded, RowColumns
-from pystate.operators.windows.row_windows import WindowRowsSpec
+from pystate.operators.windows.row_windows import Loaded, RowColumns, WindowRowsSpec
 
 #: The key and the window that a function was called for; None for many of them.
 _Owner: TypeAlias = "tuple[Any, TimeWindow] | None"

@@ -26,8 +26,7 @@ from pystate.operators.windows.assigners import (
     checked_assigner,
 )
 from pystate.operators.windows.columns import ROWS, AggregateLike, Columns, WindowColumn, aggregated
-from pystate.operators.windows.grid import grid_of, reach
-from pystate.operators.windows.zones import CALENDAR_MS, instants
+from pystate.operators.windows.grid import CALENDAR_MS, grid_of, instants, reach
 from pystate.state.aggregating import AggregatingState
 from pystate.state.aggregators import Count
 from pystate.state.declaration import State

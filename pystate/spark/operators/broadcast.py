@@ -30,10 +30,10 @@ from pystate.epochs.watermarks import Input
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.base import BroadcastFunction
 from pystate.operators.functions.binding import broadcast_states, shape
+from pystate.operators.runtime.function_operator import BROADCAST
 from pystate.operators.runtime.function_spec import BroadcastInput, FunctionSpec
 from pystate.operators.runtime.instance_state import instance_spec
 from pystate.operators.runtime.late_rows import PROCESS_LATE
-from pystate.operators.runtime.runtime import BROADCAST
 from pystate.spark.base.arguments import OrderBy
 from pystate.spark.base.resolve import FrameColumns, column_named
 from pystate.spark.base.routing import RANGE_COLUMN, marker_rows, range_of

@@ -17,9 +17,9 @@ from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
 from pystate.operators.functions.binding import for_tasks, operator_spec, require_state
+from pystate.operators.runtime.function_operator import FunctionOperator
 from pystate.operators.runtime.function_spec import FunctionSpec, RightInput
 from pystate.operators.runtime.late_rows import DROP_LATE, PROCESS_LATE, LateLike
-from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.operators.windows.assigners import Assigner
 from pystate.spark.base.arguments import side_columns
 from pystate.spark.base.schemas import key_leaves, key_schema, output_columns, parse_schema

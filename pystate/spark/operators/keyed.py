@@ -20,6 +20,7 @@ from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import for_tasks, operator_spec, require_state
 from pystate.operators.runtime.aggregate import AggregateOperator
 from pystate.operators.runtime.deduplicate import DeduplicateSpec
+from pystate.operators.runtime.function_operator import FunctionOperator
 from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.invalid_rows import InvalidRule
 from pystate.operators.runtime.late_rows import (
@@ -28,7 +29,6 @@ from pystate.operators.runtime.late_rows import (
     checked_late,
     late_tag,
 )
-from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.operators.runtime.task import Operator
 from pystate.operators.runtime.top import TopSpec
 from pystate.operators.windows.assigners import Assigner

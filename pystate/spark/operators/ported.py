@@ -20,11 +20,11 @@ from pystate.checkpoint.refs import INPUT
 from pystate.epochs.watermarks import Input
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.functions.binding import for_tasks, operator_spec, require_state
+from pystate.operators.runtime.function_operator import FunctionOperator
 from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.invalid_rows import InvalidRule
 from pystate.operators.runtime.late_rows import DROP_LATE, PROCESS_LATE
 from pystate.operators.runtime.output import OutputColumns
-from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.base.resolve import FrameColumns

@@ -17,7 +17,7 @@ from pystate.errors import WrongTypeError
 from pystate.operators.functions.base import ProcessFunction, StatefulFunction
 from pystate.operators.functions.binding import for_tasks, instance_states, way_to_function
 from pystate.operators.runtime.function_spec import FunctionSpec
-from pystate.operators.runtime.instance_runtime import InstanceOperator, works_in_every_epoch
+from pystate.operators.runtime.instance_operator import InstanceOperator, works_in_every_epoch
 from pystate.operators.runtime.instance_state import instance_spec
 from pystate.operators.runtime.late_rows import PROCESS_LATE, checked_late, late_tag
 from pystate.spark.base.arguments import late_schema, side_columns

@@ -23,7 +23,7 @@ from pystate.operators.runtime.invalid_rows import InvalidRule
 from pystate.operators.runtime.late_rows import checked_late, late_tag
 from pystate.operators.windows.assigners import Session
 from pystate.operators.windows.columns import AggregateLike
-from pystate.operators.windows.factory import make_operator
+from pystate.operators.windows.kinds import make_operator
 from pystate.operators.windows.partial_rows import parts, refusal, slice_rule
 from pystate.operators.windows.process import WindowProcess, WindowProcessSpec
 from pystate.operators.windows.row_windows import WindowRowsSpec

@@ -28,11 +28,11 @@ from pystate.operators.runtime.call_shapes import (
     are_batches,
     is_batch,
 )
+from pystate.operators.runtime.function_operator import FunctionOperator
 from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.instance_state import InstanceState
 from pystate.operators.runtime.output import OUTPUT_ROWS
 from pystate.operators.runtime.rows import RowFactory
-from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.state.operator_state import KeylessState
 
 

@@ -46,19 +46,21 @@ from pystate.operators.functions.binding import (
     unbind,
 )
 from pystate.operators.functions.context import RuntimeContext, Timers
-from pystate.operators.runtime.broadcast import BroadcastCalls, BroadcastStates
+from pystate.operators.runtime.broadcast import BroadcastCalls
 from pystate.operators.runtime.call_shapes import (
     Call,
     Calls,
+    CoCalls,
+    CoVectorCalls,
+    FiringLimit,
     KeyRowsCalls,
     RowCalls,
+    TwoInputs,
     VectorCalls,
     is_arrow_batch,
     is_batch,
 )
-from pystate.operators.runtime.co_shapes import CoCalls, CoVectorCalls, TwoInputs
-from pystate.operators.runtime.drain import MAX_WATERMARK
-from pystate.operators.runtime.event_time import event_times, instants
+from pystate.operators.runtime.event_time import MAX_WATERMARK, event_times, instants
 from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.instance_state import InstanceState
 from pystate.operators.runtime.invalid_rows import InvalidRows
@@ -66,14 +68,13 @@ from pystate.operators.runtime.late_rows import SIDES, LateInputs, LateRows
 from pystate.operators.runtime.output import SideOutputs, shown
 from pystate.operators.runtime.rows import unreadable
 from pystate.operators.runtime.task import Operator, TaskContext
-from pystate.operators.runtime.timer_loop import FiringLimit
 from pystate.redaction import logger
 from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_state import KeylessState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import TimeDomain
 
-_LOG = logger("pystate.operators.runtime.runtime")
+_LOG = logger("pystate.operators.runtime.function_operator")
 
 _SHAPES: dict[Shape, type[Calls]] = {
     "process": RowCalls,
@@ -147,7 +148,7 @@ class FunctionOperator(Operator):
         self._domains = {
             d.ttl.time for d in declarations(spec.function).values() if d.ttl is not None
         }
-        self._states: BroadcastStates | None = None
+        self._states: InstanceState | None = None
         self._broadcast: BroadcastCalls | None = None
         self._is_bound = False
 

@@ -21,6 +21,7 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.operators.functions.binding import has_timers
+from pystate.operators.runtime.function_operator import FunctionOperator
 from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.output import (
     OUTPUT_ROWS,
@@ -28,7 +29,6 @@ from pystate.operators.runtime.output import (
     RowsAsYielded,
     parse_columns,
 )
-from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.operators.runtime.task import TaskContext
 from pystate.testing import Harness
 
