@@ -27,27 +27,17 @@ SideName: TypeAlias = Literal["left", "right"]
 
 @dataclass(frozen=True)
 class JoinInput:
-    """One input of a join; pickled for the workers.
-
-    Attributes
-    ----------
-    side : {"left", "right"}
-        Which input it is.
-    key : tuple of (name, StateType)
-        Its key columns, under its own names.
-    columns : tuple of (name, StateType)
-        Its other columns, in order.
-    event_time : str
-        The column with the rows' times, one of both.
-    owner : str
-        What errors name: ``"operator 'a', input left"``.
-    """
+    """One input of a join; pickled for the workers."""
 
     side: SideName
     key: KeyColumns
+    """Its key columns, under its own names."""
     columns: KeyColumns
+    """Its other columns, in order."""
     event_time: str
+    """The column with the rows' times, one of both."""
     owner: str
+    """What errors name: ``"operator 'a', input left"``."""
 
     @classmethod
     def of(
@@ -58,17 +48,7 @@ class JoinInput:
         event_time: str | None,
         owner: str,
     ) -> JoinInput:
-        """Make an input of columns by name, with types as `parse_type` takes them.
-
-        Raises
-        ------
-        InvalidArgumentError
-            A key column or the event time is not among the columns, or not given.
-        WrongTypeError
-            A key is a struct, or the event time no time.
-        DeclarationError
-            A column's type cannot be kept in a state.
-        """
+        """Make an input of columns by name, with types as `parse_type` takes them."""
         owner = f"{owner}, input {side!r}"
         types = {name: parse_type(type_, f"{owner}: column {name!r}") for name, type_ in columns}
         if event_time is None:
@@ -124,24 +104,17 @@ class JoinInput:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of an input: columns in the types of states.
-
-    Attributes
-    ----------
-    keys, values : list of pyarrow.Array
-        The key columns and the other ones.
-    known : numpy.ndarray of int64
-        Event times in milliseconds; 0 where there is none.
-    unusable : numpy.ndarray of bool, optional
-        Which rows have no time, or a null in the key, so that nothing can match them; None if no
-        row has.
-    """
+    """Rows of an input: columns in the types of states."""
 
     keys: list[pa.Array[Any]]
     values: list[pa.Array[Any]]
     times: pa.Array[Any]
     known: Ints
+    """Event times in milliseconds; 0 where there is none."""
     unusable: np.ndarray[Any, Any] | None
+    """Which rows have no time, or a null in the key, so that nothing can match them; None if no row
+    has.
+    """
 
     def __len__(self) -> int:
         return len(self.times)
@@ -174,13 +147,7 @@ def other_side(side: SideName) -> SideName:
 
 
 def check_keys(left: JoinInput, right: JoinInput, owner: str) -> None:
-    """Refuse inputs whose keys are of different types.
-
-    Raises
-    ------
-    WrongTypeError
-        They are; the message names both.
-    """
+    """Refuse inputs whose keys are of different types."""
     types = [[type_.ddl for _, type_ in each.key] for each in (left, right)]
     if types[0] != types[1]:
         shown = [
@@ -193,13 +160,7 @@ def check_keys(left: JoinInput, right: JoinInput, owner: str) -> None:
 
 
 def result_names(left: JoinInput, right: JoinInput, suffixes: Any, owner: str) -> tuple[str, ...]:
-    """The columns of the result: the key under its left names, then left's others, then right's.
-
-    Raises
-    ------
-    InvalidArgumentError
-        Two of them would have the same name; the message names them.
-    """
+    """The columns of the result: the key under its left names, then left's others, then right's."""
     key = [name for name, _ in left.key]
     names = [*left.names], [*right.names]
     folded = [{name.lower() for name in each} for each in names]

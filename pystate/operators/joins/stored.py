@@ -39,17 +39,7 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def declared_rows(spec: JoinInput, name: str, *, marked: bool) -> dict[str, State[Any]]:
-    """The states of an input's rows.
-
-    Parameters
-    ----------
-    spec : JoinInput
-        The input.
-    name : str
-        The states' name, or what it begins with.
-    marked : bool
-        Whether it is kept which rows were matched.
-    """
+    """The states of an input's rows; `marked`: it is kept which rows were matched."""
     fields = [(column, type_.arrow) for column, type_ in spec.columns]
     if not _keeps_time(spec):
         fields.append((_TIME, pa.int64()))
@@ -66,27 +56,16 @@ def _keeps_time(spec: JoinInput) -> bool:
 
 @dataclass
 class Loaded:
-    """The lists of some keys and buckets.
-
-    Attributes
-    ----------
-    keys : KeyBatch
-        Whose lists they are.
-    offsets : numpy.ndarray of int64
-        Where each list begins among the rows; then the end.
-    values : list of pyarrow.Array
-        The rows' columns, without those of the key.
-    times : numpy.ndarray of int64
-        Their event times.
-    matched : numpy.ndarray of bool, optional
-        Which of them are marked, if that is kept.
-    """
+    """The lists of some keys and buckets."""
 
     keys: KeyBatch
     offsets: Ints
+    """Where each list begins among the rows; then the end."""
     values: list[pa.Array[Any]]
+    """The rows' columns, without those of the key."""
     times: Ints
     matched: Flags | None
+    """Which of them are marked, if that is kept."""
 
     def lists(self) -> Ints:
         """The list of each row, by number."""
@@ -104,19 +83,7 @@ class Put(NamedTuple):
 
 
 class StoredRows:
-    """An input's rows in the table.
-
-    Parameters
-    ----------
-    spec : JoinInput
-        The input.
-    name : str
-        As given to `declared_rows`.
-    marked : bool
-        As given to `declared_rows`.
-    backend : KeyedStateBackend
-        The task's state, with namespaces, which are the buckets.
-    """
+    """An input's rows in the table, whose namespaces are buckets; see `declared_rows`."""
 
     def __init__(
         self, spec: JoinInput, name: str, backend: KeyedStateBackend, *, marked: bool
@@ -145,18 +112,9 @@ class StoredRows:
     def append(
         self, keys: KeyBatch, starts: Ints, rows: Rows, matched: Flags | None = None
     ) -> None:
-        """Append rows to the lists of some keys.
+        """Append rows, in the order of the keys, to the lists of these, each key and bucket once.
 
-        Parameters
-        ----------
-        keys : KeyBatch
-            Each key and bucket once.
-        starts : numpy.ndarray of int64
-            Where the rows of each begin; then the end.
-        rows : Rows
-            In the order of the keys.
-        matched : numpy.ndarray of bool, optional
-            Which of them have been matched.
+        `starts` says where the rows of each begin, and then the end; `matched`, which have been.
         """
         columns = list(rows.values)
         if not _keeps_time(self._spec):
@@ -171,22 +129,7 @@ class StoredRows:
     def load(
         self, columns: Sequence[pa.Array[Any]], buckets: Ints
     ) -> Iterator[tuple[int, int, Loaded]]:
-        """Load the lists of some keys and buckets, some at a time.
-
-        Parameters
-        ----------
-        columns : sequence of pyarrow.Array
-            The key columns.
-        buckets : numpy.ndarray of int64
-            The bucket of each key.
-
-        Yields
-        ------
-        begin, end : int
-            Of which keys.
-        loaded : Loaded
-            Their rows.
-        """
+        """Load the lists of some keys and buckets, those of some keys at a time."""
         begin = 0
         while begin < len(buckets):
             end = min(begin + self._lists, len(buckets))
@@ -216,12 +159,7 @@ class StoredRows:
     def mark(self, loaded: Loaded, places: Ints) -> None:
         """Mark rows as matched that were not, each of them once.
 
-        Parameters
-        ----------
-        loaded : Loaded
-            The lists.
-        places : numpy.ndarray of int64
-            Their places among all rows of the lists, in order.
+        Places are those among all rows of the lists, in order.
         """
         if self._marks is None or not len(places):
             return
@@ -231,16 +169,10 @@ class StoredRows:
         self._marks.extend(loaded.keys, _lists(starts, items))
 
     def replace(self, loaded: Loaded, kept: Ints, which: Ints | None = None) -> None:
-        """Keep only some rows of the lists; without marks, which name places.
+        """Keep only the rows at some places of the lists; without marks, which name places.
 
-        Parameters
-        ----------
-        loaded : Loaded
-            The lists.
-        kept : numpy.ndarray of int64
-            Places among all rows of the lists, in order.
-        which : numpy.ndarray of int64, optional
-            Numbers of the lists that are written anew, in order; the others stay as they are.
+        Places are those among all rows of the lists, in order. `which` are the numbers of the lists
+        that are written anew; the others stay as they are.
         """
         assert self._marks is None, "marks name places"
         keys, starts = loaded.keys, np.searchsorted(kept, loaded.offsets)

@@ -58,13 +58,7 @@ _ROWS = 1 << 16
 
 
 def join_window(windows: Any, owner: str) -> WindowOptions:
-    """Check the windows of a join.
-
-    Raises
-    ------
-    InvalidArgumentError
-        They are no windows, or not of two inputs.
-    """
+    """Check the windows of a join."""
     options = window_options(windows, owner, event_time=_TIME)
     kind = options.windows
     if isinstance(kind, Session) and kind.gap_column is not None:
@@ -107,13 +101,7 @@ class WindowJoinSpec(JoinSpec):
     output: OutputColumns
 
     def __post_init__(self) -> None:
-        """Have windows of a zone in local times, if both inputs have these.
-
-        Raises
-        ------
-        InvalidArgumentError
-            One input has local times and the other one instants, in windows of a zone.
-        """
+        """Have windows of a zone in local times, if both inputs have these."""
         windows = self.options.windows
         if not isinstance(windows, Aligned) or windows.zone is None:
             return
@@ -256,13 +244,7 @@ class WindowJoin(JoinOperator):
 
 
 def window_names(names: tuple[str, ...], keys: int, owner: str) -> tuple[str, ...]:
-    """The columns of the result, those of the window after the key.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column of an input has the name of one of them.
-    """
+    """The columns of the result, those of the window after the key."""
     for name in names:
         if name.lower() in (START, END):
             raise InvalidArgumentError(

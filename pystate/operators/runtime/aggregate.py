@@ -48,41 +48,23 @@ class StateUpdate(NamedTuple):
 
 @dataclass(frozen=True)
 class Aggregates:
-    """What is aggregated; pickled for the workers.
-
-    Attributes
-    ----------
-    key : tuple of str
-        The key columns.
-    states : mapping of str to State
-        The states.
-    updates : tuple of StateUpdate
-        What each batch does to them.
-    results : tuple of (state, divisor state or None)
-        The result columns: a state, or the quotient of two.
-    output : OutputColumns
-        The key columns, then the results.
-    event_time : str, optional
-        The column of the rows' event time.
-    """
+    """What is aggregated; pickled for the workers."""
 
     key: tuple[str, ...]
     states: Mapping[str, State[Any]]
     updates: tuple[StateUpdate, ...]
+    """What each batch does to the states."""
     results: tuple[tuple[str, str | None], ...]
+    """The result columns: a state, or the quotient of two."""
     output: OutputColumns
+    """The key columns, then the results."""
     event_time: str | None = None
 
 
 class AggregateOperator(Operator):
     """`aggregate(...)`: each key with rows is emitted once, with its current results.
 
-    Parameters
-    ----------
-    spec : Aggregates
-        What is aggregated.
-    combined : bool
-        Whether rows were combined before the shuffle (`pystate.operators.runtime.partial_rows`).
+    Rows may have been `combined` before the shuffle (`partial_rows`).
     """
 
     def __init__(self, spec: Aggregates, *, combined: bool = False) -> None:
@@ -262,14 +244,8 @@ class UpdatesOperator(Operator):
     kept, and the aggregates of a key that changes are computed from its rows anew, by an
     `AggregateOperator` over a table of its own.
 
-    Parameters
-    ----------
-    spec : Aggregates
-        What is aggregated.
-    identity : sequence of str
-        The columns that say which row replaces which, beside the key.
-    columns : sequence of (name, StateType)
-        All columns that arrive, but those of the key and the event time.
+    `identity` are the columns that say which row replaces which, beside the key; `columns` are all
+    that arrive, but those of the key and the event time.
     """
 
     def __init__(

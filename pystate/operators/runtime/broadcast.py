@@ -47,17 +47,7 @@ _NO_KEY = (
 
 
 class BroadcastCalls:
-    """Calls a function for rows of its broadcast input.
-
-    Parameters
-    ----------
-    run : Run
-        The function's run in a task.
-    calls : Calls
-        How it is called for keyed rows.
-    states : InstanceState
-        The instance's copy of the broadcast states.
-    """
+    """Calls a function for rows of its broadcast input; `calls` does it for keyed rows."""
 
     def __init__(self, run: Run, calls: Calls, states: InstanceState) -> None:
         given = run.spec.broadcast

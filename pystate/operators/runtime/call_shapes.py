@@ -54,18 +54,12 @@ Firing: TypeAlias = "Generator[Any, None, int]"
 
 @dataclass(slots=True)
 class Call:
-    """A method of a function that is called for rows, keys or timers.
-
-    Attributes
-    ----------
-    keyed : object
-        Its `key` is that of the call; None for calls of many keys or of none.
-    place : callable
-        Says where the method is written.
-    """
+    """A method of a function that is called for rows, keys or timers."""
 
     keyed: Any
+    """Its `key` is that of the call; None for calls of many keys or of none."""
     place: Callable[[], str]
+    """Says where the method is written."""
 
 
 class Run(Protocol):
@@ -96,14 +90,8 @@ class Run(Protocol):
 class Calls:
     """How a function of one shape is called for an input; the shapes below fill it in.
 
-    Parameters
-    ----------
-    run : Run
-        The function's run.
-    method : str, optional
-        The method that is called for rows, if it is not the shape's own.
-    key, columns : tuple of str, optional
-        The input's key columns and all of its columns, if they are not those of the specification.
+    Method, key columns and columns are given if they are not the shape's own and those of the
+    specification.
     """
 
     #: Whether a call handles one key, which is the current one.
@@ -644,10 +632,11 @@ _Counts: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 class FiringLimit:
     """Makes sure that an epoch's timers come to an end.
 
-    Parameters
-    ----------
-    uid : str
-        The operator.
+    A callback that always registers a timer which is due already would never end. What is
+    legitimate are chains: one timer each second through the hours for which a stream stood still,
+    or to the end of event time in a drain. So each key has a bound of its own, which no chain of
+    use reaches. A chain gets on: of timers that register others at the same time or before, the
+    bound is lower, so that one does not wait long for the error.
     """
 
     def __init__(self, uid: str) -> None:
@@ -664,21 +653,9 @@ class FiringLimit:
         self._random = random.Random(0)
 
     def check(self, due: DueTimers, fired: int, domain: TimeDomain) -> None:
-        """After some of the timers that were due have fired, count what they have registered.
+        """After the first `fired` of some due timers have fired, count what they have registered.
 
-        Parameters
-        ----------
-        due : DueTimers
-            The timers.
-        fired : int
-            How many of them, from the first one on, have fired or were deleted.
-        domain : {"event", "processing"}
-            Their clock.
-
-        Raises
-        ------
-        EvaluationError
-            A key keeps registering timers.
+        A key that keeps registering timers is an EvaluationError.
         """
         registered = due.missed
         if not fired or not (registered or len(self._fired)):

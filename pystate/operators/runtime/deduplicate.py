@@ -53,31 +53,19 @@ _ROUNDS = 16
 
 @dataclass(frozen=True)
 class DeduplicateSpec:
-    """What counts as a duplicate; pickled for the workers.
-
-    Attributes
-    ----------
-    key : tuple of str
-        The key columns.
-    within_ms : int or None
-        How far apart rows of a key must be to be no duplicates; None if they always are.
-    keep : {"first", "last"}
-        Which row of a key is passed on. ``"last"``: that of each epoch, at its end.
-    event_time : str, optional
-        The column with the rows' event time.
-    ordered : bool
-        Whether a key's rows come in the order that counts. Otherwise that of their event times
-        counts, and among equal ones that in which they come; with ``keep="first"`` the batches of
-        an epoch must then come in that order.
-    late : str
-        What happens to rows below the watermark, as in `FunctionSpec`.
-    """
+    """What counts as a duplicate; pickled for the workers."""
 
     key: tuple[str, ...]
     within_ms: int | None = None
+    """How far apart rows of a key must be to be no duplicates; None if they always are."""
     keep: Literal["first", "last"] = "first"
+    """Which row of a key is passed on. ``"last"``: that of each epoch, at its end."""
     event_time: str | None = None
     ordered: bool = False
+    """Whether a key's rows come in the order that counts. Otherwise that of their event times
+    counts, and among equal ones that in which they come; with ``keep="first"`` the batches of an
+    epoch must then come in that order.
+    """
     late: str = PROCESS_LATE
 
     def states(self) -> Mapping[str, State[Any]]:
@@ -102,26 +90,7 @@ class DeduplicateSpec:
 
 
 class Deduplicator(RowOperator):
-    """Passes on one row of each key.
-
-    Examples
-    --------
-    >>> import pyarrow as pa, pystate as ps
-    >>> from pystate.operators.runtime.deduplicate import Deduplicator, DeduplicateSpec
-    >>> from pystate.operators.runtime.task import TaskContext
-    >>> spec = DeduplicateSpec(key=("id",))
-    >>> backend = ps.KeyedStateBackend({"id": "long"}, states=spec.states())
-    >>> for epoch in ([1, 2, 1], [2, 3]):
-    ...     operator = Deduplicator(spec)
-    ...     operator.open(TaskContext(backend))
-    ...     rows = pa.record_batch({"id": pa.array(epoch)})
-    ...     out = [*operator.process(rows), *operator.finish()]
-    ...     print([piece["id"].to_pylist() for piece in out])
-    ...     backend.seal().close()
-    [[1, 2]]
-    [[3]]
-    >>> backend.close()
-    """
+    """Passes on one row of each key."""
 
     _spec: DeduplicateSpec
 

@@ -122,14 +122,8 @@ class _Input:
 class FunctionOperator(Operator):
     """A user's function over rows by key.
 
-    Parameters
-    ----------
-    spec : FunctionSpec
-        The function.
-    late : LateInputs, optional
-        Where late rows go, of a function of two inputs.
-    broadcast : mapping of str to KeylessState, optional
-        The broadcast states, of a function that has such an input; `TaskContext.beside` has them.
+    `late` is given for a function of two inputs. `broadcast` are the states of one that has a
+    broadcast input; `TaskContext.beside` has them.
     """
 
     def __init__(

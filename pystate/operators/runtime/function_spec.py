@@ -46,51 +46,29 @@ class BroadcastInput:
 class FunctionSpec:
     """A function and how it is called for an operator's rows; pickled for the workers.
 
-    Attributes
-    ----------
-    function : KeyedProcessFunction or VectorizedFunction
-        An instance of the function's class.
-    key : tuple of str
-        The key columns.
-    columns : tuple of str
-        All columns of the input, in order.
-    output : Output
-        The declared output.
-    event_time : str or callable, optional
-        The column with the time at which a row happened; see `event_times` for its types. For
-        elements that are not rows, a function from an element to a datetime, a date or milliseconds
-        since 1970.
-    side_outputs : mapping of str to Output
-        By tag, the rows that `RuntimeContext.output` takes.
-    late : str
-        What happens to rows below the watermark: ``"process"``, ``"drop"``, or the tag of the side
-        output to which they go instead. If `side_outputs` has the tag, too, they are cast to its
-        columns; otherwise they have those of the input.
-    key_types : tuple of StateType
-        The types of the key's columns, if one of them is a struct; `key` then names the struct's
-        fields.
-    right : RightInput, optional
-        The right input of a function of two; all else is about the left one.
-    broadcast : BroadcastInput, optional
-        The broadcast input of a `KeyedBroadcastProcessFunction`; all else is about the keyed one.
-
-    Raises
-    ------
-    DeclarationError
-        The function has none or several of the methods.
-    InvalidArgumentError
-        Two columns have the same name, the event-time column does not exist, or `late` needs event
-        time and there is none.
+    Of a function with a right or a broadcast input, all else is about the left or the keyed one.
     """
 
     function: StatefulFunction
     key: tuple[str, ...]
     columns: tuple[str, ...]
+    """All columns of the input, in order."""
     output: Output
     event_time: str | Callable[[Any], object] | None = None
+    """The column with the time at which a row happened. For elements that are not rows, a function
+    from an element to a datetime, a date or milliseconds since 1970.
+    """
     side_outputs: Mapping[str, Output] = field(default_factory=dict)
+    """By tag, the rows that `RuntimeContext.output` takes."""
     late: str = PROCESS_LATE
+    """What happens to late rows: a word, or the tag of the side output to which they go instead. If
+    `side_outputs` has the tag, too, they are cast to its columns; otherwise they have those of
+    the input.
+    """
     key_types: tuple[StateType, ...] = ()
+    """The types of the key's columns, if one of them is a struct; `key` then names the struct's
+    fields.
+    """
     right: RightInput | None = None
     broadcast: BroadcastInput | None = None
 

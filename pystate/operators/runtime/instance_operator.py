@@ -42,15 +42,7 @@ def works_in_every_epoch(function: ProcessFunction) -> bool:
 
 
 class InstanceOperator(FunctionOperator):
-    """A `ProcessFunction` over the rows of an instance.
-
-    Parameters
-    ----------
-    spec : FunctionSpec
-        The function.
-    states : mapping of str to KeylessState
-        Its states.
-    """
+    """A `ProcessFunction` over the rows of an instance."""
 
     def __init__(self, spec: FunctionSpec, states: Mapping[str, KeylessState[Any]]) -> None:
         super().__init__(spec)

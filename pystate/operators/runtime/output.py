@@ -61,14 +61,8 @@ class Output(Protocol):
 class OutputColumns:
     """The declared result of an operator, and the conversion of values to its types.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The declared columns; nulls are refused in a column that is not nullable.
-    owner : str
-        What error messages name, e.g. ``"operator 'aircraft'"``.
-    ddl : sequence of str, optional
-        The names of the columns' types in error messages; Arrow's names by default.
+    Nulls are refused in a column that is not nullable. Messages name the owner, e.g. ``"operator
+    'aircraft'"``, and types by `ddl` or else as Arrow does.
     """
 
     def __init__(self, schema: pa.Schema, owner: str, ddl: Sequence[str] | None = None) -> None:
@@ -116,17 +110,10 @@ class OutputColumns:
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
         """Turn rows that a function yielded into a batch.
 
-        Parameters
-        ----------
-        rows : sequence
-            The values of a `Row`, a mapping or a named tuple are taken by name, those of a tuple or
-            list by position.
-
-        Raises
-        ------
-        WrongTypeError
-            A row is none of these, has other names or another number of values, or has a value that
-            its column cannot hold; the message names the column, the value and both types.
+        The values of a `Row`, a mapping or a named tuple are taken by name, those of a tuple or
+        list by position. A row that is none of these, has other names or another number of values,
+        or a value that its column cannot hold, is a WrongTypeError that names the column, the value
+        and both types.
         """
         kinds = set(map(type, rows))
         if kinds - BY_PLACE:
@@ -178,10 +165,7 @@ class OutputColumns:
     def from_value(self, value: object) -> list[pa.RecordBatch]:
         """Turn a value that a vectorised function yielded into batches of the declared types.
 
-        Parameters
-        ----------
-        value : RecordBatch, Table, or mapping from column name to array
-            Columns are matched by name.
+        It is a batch, a table, or a mapping from column name to array; columns are matched by name.
         """
         if isinstance(value, pa.RecordBatch):
             return [self._cast_batch(value)]
@@ -284,25 +268,8 @@ def _named_key(emitted: core.Emitted, taken: int) -> Iterator[None]:
 def parse_columns(schema: SchemaLike, owner: str) -> OutputColumns:
     """Read declared columns without Spark.
 
-    Parameters
-    ----------
-    schema : str, mapping of str to type, pyarrow.Schema or pyspark StructType
-        DDL such as ``"tailnum string, legs long not null"``; types by column name; an Arrow schema,
-        whose columns may have any type; or a Spark schema.
-    owner : str
-        What the errors name.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The schema is none of these, does not parse, or names a column twice.
-    DeclarationError
-        A type is not known.
-
-    Examples
-    --------
-    >>> parse_columns("tailnum string, legs long", "operator 'one'").names
-    ('tailnum', 'legs')
+    They are DDL such as ``"tailnum string, legs long not null"``; types by column name; an Arrow
+    schema, whose columns may have any type; or a Spark schema.
     """
     ddl: list[str] | None = None
     if isinstance(schema, str):
@@ -393,15 +360,7 @@ def _split(text: str) -> list[str]:
 
 
 class RowsAsYielded:
-    """Passes on the Python objects that a function yields.
-
-    Parameters
-    ----------
-    check : OutputColumns, optional
-        If given, rows that do not match these columns are refused.
-    owner : str
-        What the errors name.
-    """
+    """Passes on the Python objects that a function yields, if they match the columns of `check`."""
 
     def __init__(self, check: OutputColumns | None = None, owner: str = "the function") -> None:
         self._check = check
@@ -686,10 +645,7 @@ BY_PLACE = frozenset([tuple, list])
 def names_of(row: object) -> tuple[Any, ...] | None:
     """The names of a row's values; None if they only have positions.
 
-    Parameters
-    ----------
-    row : object
-        A mapping, a named tuple, and a `Row` of Spark or of pystate have names.
+    A mapping, a named tuple, and a `Row` of Spark or of pystate have names.
     """
     if isinstance(row, Mapping):
         return tuple(row)
@@ -703,19 +659,7 @@ def names_of(row: object) -> tuple[Any, ...] | None:
 def in_order(rows: Iterable[Any], names: tuple[str, ...], owner: str) -> Iterator[Any]:
     """Rows with a value for each of `names`: reordered by name if they have names, else unchanged.
 
-    Parameters
-    ----------
-    rows : iterable
-        Rows; those other than mappings and tuples with names are not changed.
-    names : tuple of str
-        The columns.
-    owner : str
-        What the errors name.
-
-    Raises
-    ------
-    WrongTypeError
-        A row has names, but not exactly those of the columns.
+    A row that has names, but not exactly these, is a WrongTypeError.
     """
     for row in rows:
         given = None if type(row) in BY_PLACE else names_of(row)
@@ -767,22 +711,13 @@ def shown(value: object) -> str:
 
 
 class NestedColumn:
-    """Makes arrays of one nested type.
+    """Makes arrays of one nested type, under the same rules as states.
 
-    Parameters
-    ----------
-    name : str
-        The column.
-    arrow_type : pyarrow.DataType
-        Its declared type; a field inside it that is not nullable refuses nulls.
-    codec : NestedCodec
-        The codec of that type.
-
-    Notes
-    -----
-    Each value is converted to the bytes that a state would keep, and back: a map's entries come out
-    in the order of its keys. That takes 1.2 to 2 times as long as `pyarrow.array` for dicts and
-    lists, and up to 8 times for structs as tuples.
+    Arrow itself would take a named tuple by position, truncate floats inside to integers, and
+    accept a datetime without a time zone as UTC and a number as an instant. So each value is
+    converted to the bytes that a state would keep, and back: a map's entries come out in the order
+    of its keys. That takes 1.2 to 2 times as long as `pyarrow.array` for dicts and lists, and up to
+    8 times for structs as tuples. A field of the type that is not nullable refuses nulls.
     """
 
     def __init__(self, name: str, arrow_type: pa.DataType, codec: NestedCodec) -> None:
@@ -801,13 +736,7 @@ class NestedColumn:
             return None
 
     def array(self, values: Sequence[Any]) -> pa.Array[Any]:
-        """An array of the values.
-
-        Raises
-        ------
-        WrongTypeError
-            A value is not of the type; the message begins with the field's path.
-        """
+        """An array of the values; the error about one begins with the field's path."""
         try:
             encoded = self._codec.encode_array(values)
         except PystateError as error:

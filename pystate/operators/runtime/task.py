@@ -65,64 +65,41 @@ class Operator:
 
 @dataclass
 class TaskContext:
-    """A task: what it gives to its operator, and what the operator says of its rows.
-
-    Attributes
-    ----------
-    backend : KeyedStateBackend
-        The table of the range, at the state with which the epoch begins.
-    epoch : int
-        The epoch being computed.
-    index, parallelism : int
-        The number of the range, and of all ranges.
-    processing_time : int
-        The epoch's processing time, in milliseconds since 1970.
-    time : OperatorTime, optional
-        The epoch's event time; None if the operator has none.
-    drain : bool
-        Whether event time ends after the rows; see `pystate.operators.runtime.event_time`.
-    side : callable, optional
-        Takes a tag and a piece of that side output; without it there are none.
-    rules : mapping of str to InvalidRule
-        What becomes of the invalid rows of each input.
-    notice : CheckpointNotice
-        Which checkpoints a function is to learn of.
-    tells_kept : bool
-        Whether the operator is to say how old what it keeps is.
-    beside : TaskContext, optional
-        The task of the operator that has the broadcast states.
-    old : callable, optional
-        Opens a table of the rows of all instances, if their states are to be divided anew.
-    late_rows : int
-        Rows below the late bound.
-    latest : dict of str to int or None
-        By input the largest event time that was seen.
-    kept : tuple of int or None
-        The time of the oldest that is kept and may still be emitted, None without any; empty if
-        the operator does not say it.
-    rows_combined : int
-        How many more rows those that came stand for, if they were combined before.
-    metrics : dict
-        What else there is to report.
-    """
+    """A task: what it gives to its operator, and what the operator says of its rows."""
 
     backend: KeyedStateBackend
+    """The table of the range, at the state with which the epoch begins."""
     epoch: int = 1
     index: int = 0
+    """The number of the range, of `parallelism`."""
     parallelism: int = 1
     processing_time: int = 0
+    """The epoch's, in milliseconds since 1970."""
     time: OperatorTime | None = None
+    """The epoch's event time; None if the operator has none."""
     drain: bool = False
+    """Whether event time ends after the rows; see `MAX_WATERMARK`."""
     side: Side | None = None
+    """Without it there are no side outputs."""
     rules: Mapping[str, InvalidRule] = field(default_factory=dict)
+    """What becomes of the invalid rows of each input."""
     notice: CheckpointNotice = CheckpointNotice()  # noqa: RUF009
+    """Which checkpoints a function is to learn of."""
     tells_kept: bool = False
+    """Whether the operator is to say how old what it keeps is."""
     beside: TaskContext | None = None
+    """The task of the operator that has the broadcast states."""
     old: Callable[[], AbstractContextManager[KeyedStateBackend]] | None = None
+    """Opens a table of the rows of all instances, if their states are to be divided anew."""
     late_rows: int = 0
     latest: dict[str, int | None] = field(default_factory=dict)
+    """By input the largest event time that was seen."""
     kept: tuple[int | None, ...] = ()
+    """The time of the oldest that is kept and may still be emitted, None without any; empty if the
+    operator does not say it.
+    """
     rows_combined: int = 0
+    """How many more rows those that came stand for, if they were combined before."""
     metrics: dict[str, float | int | str] = field(default_factory=dict)
     _invalid: list[InvalidRows] = field(default_factory=list)
 

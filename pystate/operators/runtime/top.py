@@ -71,37 +71,23 @@ class By(NamedTuple):
 
 @dataclass(frozen=True)
 class TopSpec:
-    """Which rows are the best; pickled for the workers.
-
-    Attributes
-    ----------
-    key : tuple of str
-        The key columns.
-    k : int
-        The most rows of a key.
-    by : tuple of By
-        The order; a null comes after all values.
-    columns : tuple of (name, StateType)
-        The other columns of a row, among them those of the order.
-    rank : str
-        The column of the output that numbers a key's rows from 1.
-    event_time : str, optional
-        The column with the rows' event time.
-    late : str
-        What happens to rows below the watermark, as in `FunctionSpec`.
-    by_key : tuple of str, optional
-        The columns, beside the key, that say which thing a row tells of: a later row of the same
-        thing replaces the earlier one. None if each row is a thing of its own.
-    """
+    """Which rows are the best; pickled for the workers."""
 
     key: tuple[str, ...]
     k: int
+    """The most rows of a key."""
     by: tuple[By, ...]
+    """The order; a null comes after all values."""
     columns: tuple[tuple[str, StateType], ...]
+    """The other columns of a row, among them those of the order."""
     rank: str = "rank"
+    """The column of the output that numbers a key's rows from 1."""
     event_time: str | None = None
     late: str = PROCESS_LATE
     by_key: tuple[str, ...] | None = None
+    """The columns, beside the key, that say which thing a row tells of: a later row of the same
+    thing replaces the earlier one. None if each row is a thing of its own.
+    """
 
     def states(self) -> Mapping[str, State[Any]]:
         """The operator's states."""
@@ -126,28 +112,7 @@ class TopSpec:
 
 
 class TopRows(RowOperator):
-    """Keeps the best rows of each key, and emits those of keys where they changed.
-
-    Examples
-    --------
-    >>> import pyarrow as pa, pystate as ps
-    >>> from pystate.operators.runtime.task import TaskContext
-    >>> from pystate.operators.runtime.top import By, TopRows, TopSpec
-    >>> from pystate.types.state_type import parse_type
-    >>> spec = TopSpec(("id",), 2, (By("v", True),), (("v", parse_type("long")),))
-    >>> backend = ps.KeyedStateBackend({"id": "long"}, states=spec.states())
-    >>> for values in ([5, 7, 6], [4], [8]):
-    ...     operator = TopRows(spec)
-    ...     operator.open(TaskContext(backend))
-    ...     rows = pa.record_batch({"id": pa.array([1] * len(values)), "v": pa.array(values)})
-    ...     out = [*operator.process(rows), *operator.finish()]
-    ...     print([row for piece in out for row in piece.to_pylist()])
-    ...     backend.seal().close()
-    [{'id': 1, 'v': 7, 'rank': 1}, {'id': 1, 'v': 6, 'rank': 2}]
-    []
-    [{'id': 1, 'v': 8, 'rank': 1}, {'id': 1, 'v': 7, 'rank': 2}]
-    >>> backend.close()
-    """
+    """Keeps the best rows of each key, and emits those of keys where they changed."""
 
     _spec: TopSpec
 
@@ -239,29 +204,7 @@ class TopRows(RowOperator):
 
 
 class TopLatest(RowOperator):
-    """The same where a later row of a thing replaces the earlier one; see `TopRows`.
-
-    Examples
-    --------
-    >>> import pyarrow as pa, pystate as ps
-    >>> from pystate.operators.runtime.task import TaskContext
-    >>> from pystate.operators.runtime.top import By, TopLatest, TopSpec
-    >>> from pystate.types.state_type import parse_type
-    >>> columns = (("url", parse_type("string")), ("n", parse_type("long")))
-    >>> spec = TopSpec(("hour",), 2, (By("n", True),), columns, by_key=("url",))
-    >>> backend = ps.KeyedStateBackend({"hour": "long"}, states=spec.states())
-    >>> for urls, ns in ((["a", "b"], [2, 1]), (["b", "b"], [2, 3])):
-    ...     operator = TopLatest(spec)
-    ...     operator.open(TaskContext(backend))
-    ...     hours = pa.array([10] * len(urls))
-    ...     rows = pa.record_batch({"hour": hours, "url": pa.array(urls), "n": pa.array(ns)})
-    ...     out = [*operator.process(rows), *operator.finish()]
-    ...     print([(row["url"], row["n"], row["rank"]) for p in out for row in p.to_pylist()])
-    ...     backend.seal().close()
-    [('a', 2, 1), ('b', 1, 2)]
-    [('b', 3, 1), ('a', 2, 2)]
-    >>> backend.close()
-    """
+    """The same where a later row of a thing replaces the earlier one."""
 
     _spec: TopSpec
 

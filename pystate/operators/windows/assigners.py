@@ -32,19 +32,16 @@ class Assigner:
 
 @dataclass(frozen=True)
 class Aligned(Assigner):
-    """Windows that are the same for all keys; the base of those that are made of slices.
-
-    Attributes
-    ----------
-    size_ms, slide_ms, slice_ms, offset_ms : int
-        The longest window; the distance of two windows' ends; the pieces whose aggregates the
-        windows share; and where the ends lie.
-    """
+    """Windows that are the same for all keys; the base of those that are made of slices."""
 
     size_ms: int
+    """The length of the longest window."""
     slide_ms: int
+    """The distance of two windows' ends."""
     slice_ms: int
+    """The length of the pieces whose aggregates the windows share."""
     offset_ms: int
+    """Where the ends lie."""
     zone: str | None = None
 
     #: Whether all windows of a period start together, and grow.
@@ -246,13 +243,7 @@ class Global(Assigner):
 
 
 def checked_assigner(value: object, owner: str) -> Assigner:
-    """Return the windows, or say what windows are.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The value is no kind of windows.
-    """
+    """Return the windows, or say what windows are."""
     if isinstance(value, Assigner):
         return value
     hint = ", called with its lengths" if isinstance(value, type) else ""

@@ -70,24 +70,15 @@ _HOW = (
 
 @dataclass(frozen=True)
 class WindowColumn:
-    """One result column of windows.
-
-    Attributes
-    ----------
-    name : str
-        The result's and the state's name.
-    state : AggregatingState
-        What is kept.
-    source : str or None
-        The input column; None to count rows.
-    result : pyarrow.DataType
-        The result's type.
-    """
+    """One result column of windows."""
 
     name: str
+    """The result's and the state's name."""
     state: AggregatingState
     source: str | None
+    """The input column; None to count rows."""
     result: pa.DataType
+    """The result's type."""
 
     @property
     def counts_rows(self) -> bool:
@@ -109,24 +100,7 @@ class WindowColumn:
 def aggregated(
     aggregates: Mapping[str, AggregateLike], schema: pa.Schema, owner: str
 ) -> tuple[WindowColumn, ...]:
-    """Turn what a user asked for into columns.
-
-    Parameters
-    ----------
-    aggregates : mapping of str to aggregate
-        By result column.
-    schema : pyarrow.Schema
-        The input's columns.
-    owner : str
-        What errors name.
-
-    Raises
-    ------
-    InvalidArgumentError
-        An aggregate is none, or its column does not exist.
-    WrongTypeError
-        A column's type has no such aggregate.
-    """
+    """Turn what a user asked for, by result column, into columns; `schema` is the input's."""
     if not aggregates:
         raise InvalidArgumentError(f"{owner}: name at least one aggregate, e.g. n=ps.count()")
     return tuple(_column(n, given, schema, owner) for n, given in aggregates.items())
@@ -170,16 +144,7 @@ def _column(name: str, given: Any, schema: pa.Schema, owner: str) -> WindowColum
 class Columns:
     """The aggregates of one operator in one backend.
 
-    Parameters
-    ----------
-    columns : sequence of WindowColumn
-        The result columns; one of them counts rows.
-    results : int
-        How many of them, from the first, are results.
-    backend : KeyedStateBackend
-        Where they are kept.
-    owner : str
-        What errors name.
+    One of the columns counts rows; so many, from the first, are `results`.
     """
 
     #: Whether the keys are numbers of windows that are folded.
@@ -212,22 +177,11 @@ class Columns:
         self._scratch: KeyedStateBackend | None = None
 
     def add(self, keys: KeyBatch, rows: pa.RecordBatch, refused: Refused | None = None) -> Mask:
-        """Add rows to the aggregates of their keys.
+        """Add rows to the aggregates of their keys; return where a row began a window or slice.
 
-        Parameters
-        ----------
-        keys : KeyBatch
-            The key of each row.
-        rows : RecordBatch
-            The rows.
-        refused : numpy.ndarray of uint8, optional
-            Not 0 where a row is to be left out. It becomes 1 + the column of a sum's state where a
-            row would make it overflow: such a row is left out as a whole.
-
-        Returns
-        -------
-        numpy.ndarray of bool
-            Where a row began a window or slice: the first one of its key.
+        That is the first one of its key. `refused` is not 0 where a row is to be left out. It
+        becomes 1 + the column of a sum's state where a row would make it overflow: such a row is
+        left out as a whole.
         """
         given = [1 if c.source is None else rows.column(c.source) for c in self._columns]
         return self._take(keys, given, refused, adds=True)
@@ -392,14 +346,8 @@ class Columns:
     ) -> Mask | None:
         """The rows whose keys have sums of which some may overflow; None if there is none.
 
-        Parameters
-        ----------
-        codes : numpy.ndarray of int64
-            Dense numbers of the rows' keys.
-        given : sequence of pyarrow.Array
-            What the rows add, by aggregate.
-        stored_codes, stored
-            The same of what is kept of these keys.
+        The codes are dense numbers of the keys: of the rows, and of what is stored of these. By
+        aggregate, `given` is what the rows add, and `stored` what is kept.
         """
         many = int(codes.max(initial=-1)) + 1
         near = np.zeros(many, np.bool_)
@@ -492,22 +440,9 @@ class Columns:
         accumulators: Sequence[Any],
         refused: Refused | None = None,
     ) -> tuple[list[Any], list[pa.Array[Any]]]:
-        """Merge accumulators by group, in order.
+        """Merge accumulators by group, in order; return those of all groups, and their results.
 
-        Parameters
-        ----------
-        groups : numpy.ndarray of int64
-            The group of each accumulator, from 0 on.
-        accumulators : sequence
-            As `accumulators` gives them.
-
-        refused : numpy.ndarray of uint8, optional
-            As for `add`: of accumulators that would make a sum overflow.
-
-        Returns
-        -------
-        tuple of list
-            The accumulators and the results of the groups 0 to the last one.
+        `refused` is, as for `add`, of accumulators that would make a sum overflow.
         """
         if self._scratch is None:
             self._scratch = KeyedStateBackend("long", uid="windows that fire", max_parallelism=1)
@@ -601,14 +536,7 @@ def too_large(
 ) -> npt.NDArray[np.bool_] | None:
     """The rows that make their keys' sums leave a range, in order; None if none does.
 
-    Parameters
-    ----------
-    codes : numpy.ndarray of int64
-        The key of each row.
-    stored : pyarrow.Array
-        Its key's sum before.
-    given : pyarrow.Array
-        What the row adds.
+    `stored` is the sum of each row's key before, `given` what the row adds.
     """
     if not len(codes) or sizes(stored).max() + sizes(given).sum() < within.most / 2:
         return None

@@ -29,15 +29,8 @@ class Grid:
     """The slices and windows of aligned windows.
 
     A slice is what all windows that overlap it contain whole. It is named by its start, and a
-    window by its end.
-
-    Parameters
-    ----------
-    windows : Aligned
-        The windows.
-    room_ms : int
-        How much is ever added to a window's end; times so near the ends of 64 bits that this would
-        overflow count as the last time that does not.
+    window by its end. `room_ms` is how much is ever added to a window's end; times so near the ends
+    of 64 bits that this would overflow count as the last time that does not.
     """
 
     def __init__(self, windows: Aligned, room_ms: int = 0) -> None:
@@ -187,17 +180,9 @@ _BLOCK = 64
 class ZoneBoundaries:
     """The instants at which windows of a zone begin.
 
-    Parameters
-    ----------
-    zone : str
-        The zone's name.
-    size_ms : int
-        The windows' local length: a divisor of a day, or whole days.
-    offset_ms : int
-        How far they begin from local midnight, or from the midnight of 1970-01-01.
+    Their local length is a divisor of a day, or whole days; they begin `offset_ms` from local
+    midnight, or from the midnight of 1970-01-01.
 
-    Notes
-    -----
     A local time that clocks skip stands for the instant at which they do, and one that they show
     twice for the first of the two. So the windows of a day that has 23 or 25 hours lie side by
     side, and two boundaries that fall together are one.

@@ -42,18 +42,9 @@ FIRED_ROWS = 32_768
 class WindowOperator(Operator):
     """Base of the operators for the kinds of windows.
 
-    Parameters
-    ----------
-    spec : WindowSpec
-        The operator.
-    late_tag : str, optional
-        The side output of rows that were too late for all of their windows.
-    combined : bool
-        Whether rows were combined before they come (`pystate.operators.windows.partial_rows`).
-
-    Notes
-    -----
-    Its metric ``dropped_rows`` counts the rows that were too late.
+    Rows that are too late for all of their windows go to the side output `late_tag`, and are
+    counted by the metric ``dropped_rows``. Rows may have been `combined` before they come
+    (`partial_rows`).
     """
 
     def __init__(
@@ -88,13 +79,7 @@ class WindowOperator(Operator):
             task.kept = (self.oldest(),)
 
     def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
-        """See `finish`.
-
-        Parameters
-        ----------
-        watermark : int or None
-            The watermark after the epoch's rows; of windows in processing time it does not matter.
-        """
+        """See `finish`; of windows in processing time the watermark does not matter."""
         raise NotImplementedError
 
     def oldest(self) -> int | None:
@@ -136,10 +121,7 @@ class WindowOperator(Operator):
     def add(self, keys: KeyBatch, rows: pa.RecordBatch, times: Times) -> tuple[Mask, Mask]:
         """Add rows to the aggregates of their keys.
 
-        Returns
-        -------
-        tuple
-            Where a row began a window or slice, see `Columns.add`, and which rows were taken.
+        Return where a row began a window or slice, see `Columns.add`, and which rows were taken.
         """
         if not self._combined:
             refused = np.zeros(len(keys), np.uint8)

@@ -83,15 +83,7 @@ def _refused(column: WindowColumn) -> str | None:
 
 
 def slice_rule(spec: WindowSpec, late_bound: int | None = None) -> SliceRule | None:
-    """How slices lie; None if all rows of a key are in one.
-
-    Parameters
-    ----------
-    spec : WindowSpec
-        The windows.
-    late_bound : int or None
-        Rows below it are late.
-    """
+    """How slices lie, if rows below a bound are late; None if all rows of a key are in one."""
     windows, options = spec.options.windows, spec.options
     if options.event_time is None:
         return None
@@ -139,10 +131,7 @@ def accumulators(
 ) -> tuple[list[pa.Array[Any]], dict[int, Mask]]:
     """The accumulators of combined rows, one array per aggregate.
 
-    Returns
-    -------
-    tuple
-        The accumulators, and by aggregate which sums are beyond their range, if there are such.
+    Also, by aggregate, which sums are beyond their range, if there are such.
     """
     found, beyond = [], {}
     for number, column in enumerate(spec.columns):

@@ -43,29 +43,15 @@ _Owner: TypeAlias = "tuple[Any, TimeWindow] | None"
 
 @dataclass(frozen=True)
 class WindowProcessSpec:
-    """A function over windows and how it is called; pickled for the workers.
-
-    Attributes
-    ----------
-    function : WindowFunction or callable
-        The function.
-    rows : WindowRowsSpec
-        The windows and their rows.
-    schema : pyarrow.Schema
-        The input's columns.
-    output : Output
-        The declared output.
-    side_outputs : mapping of str to Output
-        By tag, the rows that `WindowContext.output` takes.
-    owner : str
-        What errors name.
-    """
+    """A function over windows and how it is called; pickled for the workers."""
 
     function: WindowFunctionLike
     rows: WindowRowsSpec
     schema: pa.Schema
+    """The input's columns."""
     output: Output
     side_outputs: Mapping[str, Output] = field(default_factory=dict)
+    """By tag, the rows that `WindowContext.output` takes."""
     owner: str = "windows"
 
     def __post_init__(self) -> None:
@@ -73,15 +59,7 @@ class WindowProcessSpec:
 
 
 class WindowProcess(Operator):
-    """One task's run of a function over windows.
-
-    Parameters
-    ----------
-    spec : WindowProcessSpec
-        The function.
-    late_tag : str, optional
-        The side output of rows that are too late.
-    """
+    """One task's run of a function over windows."""
 
     def __init__(self, spec: WindowProcessSpec, late_tag: str | None = None) -> None:
         self._spec = spec

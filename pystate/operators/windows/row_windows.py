@@ -48,28 +48,14 @@ LOADED_ROWS = 1 << 17
 
 @dataclass(frozen=True)
 class KeptRows:
-    """The rows of one input, as they are kept; pickled for the workers.
-
-    Attributes
-    ----------
-    name : str
-        The state's name.
-    columns : tuple of (name, StateType)
-        The columns that are kept.
-    """
+    """The rows of one input, as they are kept in the state of a name; pickled for the workers."""
 
     name: str
     columns: KeyColumns
 
     @classmethod
     def of(cls, name: str, columns: Iterable[tuple[str, Any]], owner: str) -> KeptRows:
-        """Keep columns with types as `parse_type` takes them.
-
-        Raises
-        ------
-        DeclarationError
-            A column's type cannot be kept in a state.
-        """
+        """Keep columns with types as `parse_type` takes them."""
         return cls(name, tuple((n, parse_type(t, f"{owner}: column {n!r}")) for n, t in columns))
 
     @cached_property
@@ -84,44 +70,22 @@ class KeptRows:
 
 @dataclass
 class Loaded:
-    """The rows of some windows that follow each other.
-
-    Attributes
-    ----------
-    begin, end : int
-        Which windows of those that were emitted together.
-    offsets : list of numpy.ndarray of int64
-        For each input, where the rows of each window begin; then the end.
-    values : list of list of pyarrow.Array
-        For each input its columns.
-    """
+    """The rows of some windows that follow each other."""
 
     begin: int
     end: int
+    """Which windows these are of those that were emitted together."""
     offsets: list[Times]
+    """For each input, where the rows of each window begin; then the end."""
     values: list[list[pa.Array[Any]]]
+    """For each input its columns."""
 
 
 class RowColumns(Columns):
     """The rows of an operator's windows in one backend; in place of `Columns`.
 
-    Parameters
-    ----------
-    inputs : sequence of KeptRows
-        The inputs.
-    backend : KeyedStateBackend
-        Where they are kept.
-    owner : str
-        What errors name.
-
-    Attributes
-    ----------
-    input : int
-        The number of the input whose rows are added.
-
-    Notes
-    -----
-    What `accumulators` returns are numbers of the keys that it was given last.
+    `input` is the number of the input whose rows are added. What `accumulators` returns are numbers
+    of the keys that it was given last.
     """
 
     def __init__(self, inputs: Sequence[KeptRows], backend: KeyedStateBackend, owner: str) -> None:
@@ -256,13 +220,7 @@ INPUT = "window.input"
 
 @dataclass(frozen=True)
 class WindowRowsSpec(WindowSpec):
-    """Windows with their rows; it is pickled and sent to the workers.
-
-    Attributes
-    ----------
-    inputs : tuple of KeptRows
-        The rows of each input.
-    """
+    """Windows with their rows, those of each input; it is pickled and sent to the workers."""
 
     inputs: tuple[KeptRows, ...] = ()
 
@@ -270,24 +228,7 @@ class WindowRowsSpec(WindowSpec):
     def of_rows(
         cls, options: WindowOptions, key: Sequence[str], schema: pa.Schema, owner: str
     ) -> WindowRowsSpec:
-        """Windows over rows of one input.
-
-        Parameters
-        ----------
-        options : WindowOptions
-            The windows.
-        key : sequence of str
-            The key columns.
-        schema : pyarrow.Schema
-            The input's columns.
-        owner : str
-            What errors name.
-
-        Raises
-        ------
-        InvalidArgumentError, WrongTypeError, DeclarationError
-            A column does not exist, or is of a type that cannot be used so, or be kept.
-        """
+        """Windows over rows of one input."""
         time_type = time_type_of(options, schema, owner)
         if options.event_time is not None:
             options = in_local_times(options, schema.field(options.event_time).type)

@@ -33,21 +33,13 @@ _Sums = dict[str, Times]
 
 @dataclass
 class Ahead:
-    """Windows of some keys up to a time.
-
-    Attributes
-    ----------
-    rows : numpy.ndarray of int64
-        Of each window that is not empty its key, by place. Windows are in the order of their ends.
-    ends : numpy.ndarray of int64
-        Their ends.
-    kept : dict
-        What their columns are to the core, by name.
-    """
+    """Windows of some keys up to a time, in the order of their ends."""
 
     rows: Times
+    """Of each window that is not empty its key, by place."""
     ends: Times
     kept: dict[str, pa.Array[Any]]
+    """What their columns are to the core, by name."""
     keys: KeyBatch
     stored: _Sums
     after: _Sums
@@ -56,20 +48,10 @@ class Ahead:
 
 
 class RunningSums:
-    """The running sums of one operator whose windows slide.
+    """The running sums of one operator whose windows slide, in the default namespace of their keys.
 
-    Parameters
-    ----------
-    backend : KeyedStateBackend
-        Where they are kept, in the default namespace of their keys.
-    columns : Columns
-        The aggregates, all of which subtract.
-    grid : Grid
-        Where windows lie.
-    next_ : ValueHandle
-        The end of the last window that fired; see `pystate.operators.windows.slices`.
-    filled : mapping of int to ValueHandle
-        By column, how many slices have a value.
+    The columns are aggregates that all subtract. `next_` has the end of the last window that fired,
+    see `slices`, and `filled`, by column, how many slices have a value.
     """
 
     def __init__(
@@ -95,17 +77,9 @@ class RunningSums:
     ) -> Ahead | None:
         """Put windows together, and change nothing; None where sums might overflow.
 
-        Parameters
-        ----------
-        columns : sequence of pyarrow.Array
-            The key columns; keys are distinct.
-        firsts : numpy.ndarray of int64
-            The end of each key's first window.
-        ends : numpy.ndarray of int64
-            The ends of windows up to the last, the earliest of `firsts` being the first of them.
-        fresh : numpy.ndarray of bool
-            Keys that have no slice before those that enter their first window, if nothing is kept
-            of them.
+        Keys are distinct. `firsts` has the end of each key's first window; `ends` those of all
+        windows up to the last, the earliest of `firsts` being the first of them. `fresh` are keys
+        that have no slice before those that enter their first window, if nothing is kept of them.
         """
         grid, n = self._grid, len(firsts)
         self._reach = 0
@@ -142,10 +116,7 @@ class RunningSums:
     def move(self, ahead: Ahead, sweeps: bool) -> Times:
         """Keep what belongs to the next windows, and remove slices that no window needs.
 
-        Returns
-        -------
-        numpy.ndarray of int64
-            The keys, by place, whose next windows are not empty.
+        Return the keys, by place, whose next windows are not empty.
         """
         keys, more = ahead.keys, ahead.after[self._columns.rows.name] > 0
         on = np.flatnonzero(more)

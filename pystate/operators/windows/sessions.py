@@ -374,12 +374,9 @@ def _pairs(*given: tuple[Times, Times]) -> list[Times]:
 
 
 def _joined(given: _Stretches) -> tuple[Times, _Stretches]:
-    """Join stretches of one key that overlap or touch.
+    """Join stretches of one key that overlap or touch, in the order of keys and starts.
 
-    Returns
-    -------
-    tuple
-        Which of the joined ones each is part of, and these, in the order of keys and starts.
+    Also say which of these each given one is part of.
     """
     starts, ends = _pairs((given.codes, given.starts), (given.codes, given.ends))
     order = np.argsort(starts)

@@ -417,16 +417,7 @@ class SlicedOperator(WindowOperator):
     ) -> None:
         """Count the rows of slices with which a window's sums would leave their range.
 
-        Parameters
-        ----------
-        refused : numpy.ndarray of uint8
-            Which slices.
-        slices : sequence
-            Their accumulators.
-        columns : sequence of pyarrow.Array
-            Key columns.
-        keys : numpy.ndarray of int64
-            By slice, which of these keys is its own.
+        `slices` are their accumulators; `keys` says, by slice, which of the keys is its own.
         """
         if not refused.any():
             return
@@ -539,12 +530,8 @@ _LEAST_HELD = 1_024
 class HeldTimers:
     """Timers in the default namespace, some of which may never be registered.
 
-    Parameters
-    ----------
-    backend : KeyedStateBackend
-        Where they are registered.
-    domain : {"event", "processing"}
-        Their clock.
+    Where all windows of a key up to the watermark are put together at once, the key needs one
+    timer, at the end of the first of them. Which these are is known when the epoch finishes.
     """
 
     def __init__(self, backend: KeyedStateBackend, domain: Any) -> None:

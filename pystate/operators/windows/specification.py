@@ -53,30 +53,19 @@ MOST_US_MS = ((1 << 63) - 1) // 1000
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """The windows and when they are emitted, without what is computed over them.
-
-    Attributes
-    ----------
-    windows : Assigner
-        The windows.
-    event_time : str or None
-        The column of the rows' times; None for windows in processing time.
-    emit : {"final", "update"}
-        Once, when a window is over; or after each epoch that changed it.
-    early_ms : int or None
-        The interval of processing time at which changed windows are also emitted before they end.
-    lateness_ms : int
-        For how long after its end a window is kept, and emitted again if a late row changes it.
-    dates_zone : str or None
-        The zone in which dates are days: the results' times are instants of it.
-    """
+    """The windows and when they are emitted, without what is computed over them."""
 
     windows: Assigner
     event_time: str | None
+    """The column of the rows' times; None for windows in processing time."""
     emit: Emit
+    """Once, when a window is over; or after each epoch that changed it."""
     early_ms: int | None
+    """The interval of processing time at which changed windows are also emitted before they end."""
     lateness_ms: int
+    """For how long after its end a window is kept, and emitted again if a late row changes it."""
     dates_zone: str | None = None
+    """The zone in which dates are days: the results' times are instants of it."""
 
     def holds(self) -> Holds:
         """How the result's watermark is behind that of the windows.
@@ -174,13 +163,7 @@ def window_options(
     early: Duration | None = None,
     allowed_lateness: Duration = 0,
 ) -> WindowOptions:
-    """Check the arguments of ``window(...)``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        An argument is not valid, or two contradict each other.
-    """
+    """Check the arguments of ``window(...)``."""
     assigner = checked_assigner(windows, owner)
     choice(emit, f"{owner}: emit", ("final", "update"))
     early_ms = None if early is None else milliseconds(early, f"{owner}: early", least=1)
@@ -223,15 +206,7 @@ def window_options(
 
 
 def time_type_of(options: WindowOptions, schema: pa.Schema, owner: str) -> pa.DataType:
-    """The type of ``window_start`` and ``window_end``, of windows over rows with some columns.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column that the windows need does not exist.
-    WrongTypeError
-        It is of another type.
-    """
+    """The type of ``window_start`` and ``window_end``, of windows over rows with some columns."""
     time_type: pa.DataType = pa.timestamp("us", "UTC")
     if options.event_time is not None:
         if options.event_time not in schema.names:
@@ -259,28 +234,18 @@ def time_type_of(options: WindowOptions, schema: pa.Schema, owner: str) -> pa.Da
 
 @dataclass(frozen=True)
 class WindowSpec:
-    """A windowed aggregation; it is pickled and sent to the workers.
-
-    Attributes
-    ----------
-    options : WindowOptions
-        The windows.
-    key : tuple of str
-        The key columns.
-    columns : tuple of WindowColumn
-        The aggregates; after the result columns possibly one that counts rows.
-    results : int
-        How many of `columns` are results.
-    time_type : pyarrow.DataType
-        The type of ``window_start`` and ``window_end``: that of the event time, or UTC timestamps
-        if it is a date, or in processing time.
-    """
+    """A windowed aggregation; it is pickled and sent to the workers."""
 
     options: WindowOptions
     key: tuple[str, ...]
     columns: tuple[WindowColumn, ...]
+    """The aggregates; after the result columns possibly one that counts rows."""
     results: int
+    """How many of `columns` are results."""
     time_type: pa.DataType
+    """The type of ``window_start`` and ``window_end``: that of the event time, or UTC timestamps if
+    it is a date, or in processing time.
+    """
 
     @classmethod
     def of(
@@ -291,26 +256,7 @@ class WindowSpec:
         schema: pa.Schema,
         owner: str,
     ) -> WindowSpec:
-        """Check the aggregates and make the specification.
-
-        Parameters
-        ----------
-        options : WindowOptions
-            The windows.
-        key : sequence of str
-            The key columns.
-        aggregates : mapping of str to aggregate
-            By result column.
-        schema : pyarrow.Schema
-            The input's columns.
-        owner : str
-            What errors name.
-
-        Raises
-        ------
-        InvalidArgumentError, WrongTypeError
-            As for `window_options` and `aggregated`.
-        """
+        """Check the aggregates, by result column, and make the specification."""
         columns = aggregated(aggregates, schema, owner)
         reserved = {*key, START, END}
         for column in columns:
