@@ -156,12 +156,12 @@ class AsofJoin(JoinOperator):
         for begin, end, versions in self._versions.load(keys, spaces):
             mine = order[int(starts[begin]) : int(starts[end])]
             lists, times = groups.of_row[mine] - begin, loaded.times[at[mine]]
-            found = _newest(versions, lists, times, self._spec.tolerance_ms)
+            newest = _newest(versions, lists, times, self._spec.tolerance_ms)
             if self._spec.how == "inner":
-                some = np.flatnonzero(found >= 0)
-                mine, lists, found = mine[some], lists[some], found[some]
+                some = np.flatnonzero(newest >= 0)
+                mine, lists, newest = mine[some], lists[some], newest[some]
             yield from self._result.pairs(
-                "left", keys, loaded.values, at[mine], versions.values, found, lists + begin
+                "left", keys, loaded.values, at[mine], versions.values, newest, lists + begin
             )
 
     def _prune(self, columns: list[pa.Array[Any]], buckets: Ints, watermark: int) -> None:
@@ -218,10 +218,10 @@ def _newest(versions: Loaded, lists: Ints, times: Ints, tolerance: int | None) -
     is_version = both < len(order)
     before = np.cumsum(is_version) - 1
     asked = ~is_version
-    found = np.empty(len(times), np.int64)
-    found[both[asked] - len(order)] = before[asked]
-    known = found >= 0
-    known[known] = owner[found[known]] == lists[known]
+    places = np.empty(len(times), np.int64)
+    places[both[asked] - len(order)] = before[asked]
+    known = places >= 0
+    known[known] = owner[places[known]] == lists[known]
     if tolerance is not None:
-        known[known] = times[known] - sorted_times[found[known]] <= tolerance
-    return np.where(known, order[found], -1)
+        known[known] = times[known] - sorted_times[places[known]] <= tolerance
+    return np.where(known, order[places], -1)

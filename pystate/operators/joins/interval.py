@@ -125,10 +125,10 @@ class IntervalJoinSpec(JoinSpec):
 
     def states(self) -> dict[str, State[Any]]:
         """The states of the join."""
-        found: dict[str, State[Any]] = {}
+        states: dict[str, State[Any]] = {}
         for side in SIDES:
-            found |= declared_rows(self.input(side), self.state(side), marked=self.outer(side))
-        return found
+            states |= declared_rows(self.input(side), self.state(side), marked=self.outer(side))
+        return states
 
 
 class IntervalJoin(JoinOperator):
@@ -195,8 +195,8 @@ class IntervalJoin(JoinOperator):
                 ranges, at = expanded(loaded.offsets[lists[a:b]], counts[a:b])
                 at_rows = mine[a:b][ranges]
                 ahead = loaded.times[at] - rows.known[at_rows]
-                found = np.flatnonzero((ahead >= lower) & (ahead <= upper))
-                at, at_rows = at[found], at_rows[found]
+                near = np.flatnonzero((ahead >= lower) & (ahead <= upper))
+                at, at_rows = at[near], at_rows[near]
                 if not len(at):
                     continue
                 matched[at_rows] = True
@@ -222,8 +222,8 @@ class IntervalJoin(JoinOperator):
         """The watermark at which rows without a partner are emitted."""
         _, upper = self._spec.reach(side)
         step = self._spec.shift - _LOOKS
-        found: Ints = ((times + upper) >> step) + 1 << step
-        return found
+        watermarks: Ints = ((times + upper) >> step) + 1 << step
+        return watermarks
 
     def _look(self, keys: KeyBatch, due: Ints, leaves: Ints) -> None:
         """Have rows without a partner emitted before their buckets leave."""

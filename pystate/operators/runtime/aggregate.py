@@ -123,13 +123,13 @@ class AggregateOperator(Operator):
 
     def _given(self, rows: pa.RecordBatch) -> tuple[list[Any], Any]:
         """What rows give to each state, and 1 + a state's column where that is too much already."""
-        found, codes = [], np.zeros(rows.num_rows, np.uint8)
+        given, codes = [], np.zeros(rows.num_rows, np.uint8)
         for update in self._spec.updates:
             values, beyond = self._values(update.source, rows)
-            found.append(values)
+            given.append(values)
             if beyond is not None:
                 codes[beyond & (codes == 0)] = 1 + self._handles[update.state].column
-        return found, codes
+        return given, codes
 
     def _without(self, rows: pa.RecordBatch, codes: Any) -> pa.RecordBatch:
         """The rows that do not take a sum beyond its range."""
@@ -139,8 +139,8 @@ class AggregateOperator(Operator):
         def why(i: int) -> str:
             return self._beyond(of[int(codes[i])])
 
-        found: pa.RecordBatch = self._invalid.without(rows, codes != 0, why)
-        return found
+        rest: pa.RecordBatch = self._invalid.without(rows, codes != 0, why)
+        return rest
 
     def timely(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Take the event times of some rows; return those that can be processed."""

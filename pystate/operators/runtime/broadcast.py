@@ -164,8 +164,8 @@ class BroadcastCalls:
     ) -> None:
         counted = isinstance(state, core.CollectionHandle)
         names = self._calls.key_values(keys.key_arrays())
-        for i, (key, found) in enumerate(zip(names, having.tolist(), strict=True)):
-            if not found:
+        for i, (key, has) in enumerate(zip(names, having.tolist(), strict=True)):
+            if not has:
                 continue
             keys.select(i)
             if counted and not state.count():
@@ -211,10 +211,10 @@ def _having(state: Any, keys: KeyBatch) -> np.ndarray[Any, Any]:
     if isinstance(state, core.CollectionHandle):
         return np.ones(len(keys), bool)
     # A result is there without a value, too: 0 for a count.
-    found = (
+    values = (
         state.accumulators(keys) if isinstance(state, AggregatingHandle) else state._exported(keys)
     )
-    if isinstance(found, list):
-        return np.array([value is not None for value in found], bool)
-    valid: Any = pc.is_valid(found)
+    if isinstance(values, list):
+        return np.array([value is not None for value in values], bool)
+    valid: Any = pc.is_valid(values)
     return np.array(valid.to_numpy(zero_copy_only=False), bool)

@@ -192,9 +192,9 @@ class Calls:
 
     def keyless(self, error: NoCurrentKeyError, advice: str) -> None:
         """Add advice to the error for a missing current key."""
-        found, missing, _ = str(error).partition("no key is current")
+        where, missing, _ = str(error).partition("no key is current")
         if missing:
-            error.args = (f"{found}{missing}: {advice}",)
+            error.args = (f"{where}{missing}: {advice}",)
 
     def key_values(self, columns: Sequence[pa.Array[Any]]) -> Iterable[Any]:
         """The keys as a function sees them: values, or tuples if there are several columns."""
@@ -387,10 +387,10 @@ class KeyRowsCalls(KeyedCalls):
         narrow, columns = rows.schema.equals(schema), self.key_columns(rows)
         if narrow:
             keys = self.backend.keys(columns)
-            order, found, ends = grouped_rows(keys)
+            order, first_rows, ends = grouped_rows(keys)
             rows = rows.take(pa.array(order))
-            firsts = [column.take(pa.array(found)) for column in columns]
-            starts, places = [0, *ends[:-1]], found
+            firsts = [column.take(pa.array(first_rows)) for column in columns]
+            starts, places = [0, *ends[:-1]], first_rows
         else:
             # A key column may be too large for the type that keys have.
             order, starts = grouped_columns(columns)

@@ -201,8 +201,8 @@ class Deduplicator(RowOperator):
         near: Flags = np.abs(at[owners] - earlier) < self._spec.within_ms
         if self._horizon is not None:
             near &= earlier > self._horizon
-        found: Longs = owners[near]
-        return found
+        rows_near: Longs = owners[near]
+        return rows_near
 
     def _remember_earlier(
         self,

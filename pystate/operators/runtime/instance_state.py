@@ -164,11 +164,11 @@ class InstanceState:
         keys = old.keys([pa.array(column, pa.int32()) for column in columns])
         kept = all(count == self.instance.parallelism for _, count, _ in rows)
         self.redistributed = not kept
-        found, start = OldRows(keys, kept), 0
+        old_rows, start = OldRows(keys, kept), 0
         shares = {}
         for name, declaration in self._states.items():
             handle = old.register(name, declaration.stored())
-            shares[name], start = declaration.share(handle, found, self.instance, start)
+            shares[name], start = declaration.share(handle, old_rows, self.instance, start)
         return shares
 
     @property
@@ -192,7 +192,7 @@ class InstanceState:
 
 def _rows(backend: KeyedStateBackend) -> list[tuple[int, int, int]]:
     """The keys of all rows of a table."""
-    found: list[tuple[int, int, int]] = []
+    rows: list[tuple[int, int, int]] = []
     for keys in backend.existing():
-        found += keys.to_pylist()
-    return found
+        rows += keys.to_pylist()
+    return rows

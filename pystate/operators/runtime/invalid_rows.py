@@ -192,8 +192,8 @@ def _shown(value: pa.Scalar[Any]) -> Any:
 def checked_on_invalid(word: Any, owner: str) -> OnInvalid:
     """Check a job's option."""
     choice(word, f"{owner}: on_invalid", ("drop", "fail"))
-    found: OnInvalid = word
-    return found
+    checked: OnInvalid = word
+    return checked
 
 
 def invalid_rule(

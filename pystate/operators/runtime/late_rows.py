@@ -95,13 +95,13 @@ def late_tag(late: str) -> str | None:
 
 def checked_late(late: object, sides: Iterable[str], owner: str) -> str:
     """Return a valid `late`; no side output can have the name ``"process"`` or ``"drop"``."""
-    found = text(late, f"{owner}: late", ", but 'process', 'drop' or the tag of a side output")
+    checked = text(late, f"{owner}: late", ", but 'process', 'drop' or the tag of a side output")
     for word in (PROCESS_LATE, DROP_LATE):
         if word in sides:
             raise InvalidArgumentError(
                 f"{owner}: side_outputs: {word!r} is a choice of late=, and cannot be a tag"
             )
-    return found
+    return checked
 
 
 @dataclass(frozen=True)

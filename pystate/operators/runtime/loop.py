@@ -62,14 +62,14 @@ class LoopSpec:
     @classmethod
     def of(cls, columns: Iterable[tuple[str, Any]], owner: str) -> LoopSpec:
         """Make it of columns by name, with types as `parse_type` takes them."""
-        found = [(name, parse_type(type_, f"{owner}: column {name!r}")) for name, type_ in columns]
-        names = [name for name, _ in found]
+        parsed = [(name, parse_type(type_, f"{owner}: column {name!r}")) for name, type_ in columns]
+        names = [name for name, _ in parsed]
         if not names or len(set(names)) < len(names):
             raise DeclarationError(
                 f"{owner}: its rows have the columns {', '.join(names) or 'none'}: name at least "
                 "one, and each once"
             )
-        return cls(tuple(found), owner)
+        return cls(tuple(parsed), owner)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -176,8 +176,8 @@ class OutputColumns:
         try:
             array = self._made(index, values)
         except _MISFITS as error:
-            found = self._misfit(index, values)
-            got, reason, place = found or ("values of several types", error, None)
+            misfit = self._misfit(index, values)
+            got, reason, place = misfit or ("values of several types", error, None)
             raise _of_row(
                 f"{self.owner}: column {self.names[index]!r} is declared {self.ddl[index]} and "
                 f"got {got}: {reason}",
@@ -692,9 +692,13 @@ def _refuse(row: Any, given: Sequence[Any], names: Sequence[str], owner: str) ->
     unknown = [name for name in given if name not in theirs]
     missing = [name for name in names if name not in mine]
     wrong = [
-        f"{what} {', '.join(map(repr, found))}"
-        for what, found in (("has no", missing), ("has an unknown", unknown), ("has twice", twice))
-        if found
+        f"{what} {', '.join(map(repr, bad))}"
+        for what, bad in (
+            ("has no", missing),
+            ("has an unknown", unknown),
+            ("has twice", twice),
+        )
+        if bad
     ]
     raise WrongTypeError(
         f"{owner} yielded {shown(row)}, which {' and '.join(wrong)}: a row with names has exactly "

@@ -26,7 +26,7 @@ TIME = "__pystate_value_time"
 #: The smallest of them.
 FIRST = "__pystate_value_first"
 #: The metric that counts the rows which came, if these were combined before the shuffle.
-CAME = "rows_came"
+COMBINED_ROWS = "rows_came"
 #: What is added to a column's name: of a sum in two halves, the sum of the lower ones.
 LOW = "_low"
 #: Of a mean, the number of values.

@@ -278,8 +278,8 @@ def _last(owners: Longs, identity: Sequence[pa.Array[Any]]) -> Flags:
     codes = np.unique(codes, return_inverse=True)[1]
     last = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
     last[codes] = np.arange(len(codes))
-    found: Flags = last[codes] == np.arange(len(codes))
-    return found
+    is_last: Flags = last[codes] == np.arange(len(codes))
+    return is_last
 
 
 def _compressed(one: Longs, other: Longs) -> Longs:
@@ -299,8 +299,8 @@ def _codes(array: pa.Array[Any]) -> Longs:
 
 
 def _nulls(array: pa.Array[Any]) -> Flags:
-    found: Flags = array.is_null().to_numpy(zero_copy_only=False)
-    return found
+    nulls: Flags = array.is_null().to_numpy(zero_copy_only=False)
+    return nulls
 
 
 def _whole(column: Any) -> pa.Array[Any]:

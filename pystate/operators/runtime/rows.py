@@ -138,8 +138,8 @@ def part_maker(
     makers = [part_maker(child, row_class, marked=marked) for _, child in type.children]
 
     def make(rest: Iterator[Any]) -> Any:
-        found = tuple.__new__(row, [maker(rest) for maker in makers])
-        return None if marked and next(rest) else found
+        value = tuple.__new__(row, [maker(rest) for maker in makers])
+        return None if marked and next(rest) else value
 
     return make
 
@@ -196,9 +196,9 @@ class RowFactory:
 
     def source(self, batch: pa.RecordBatch) -> core.RowSource:
         """The rows of a batch, which are made when they are asked for."""
-        made = core.RowSource(self._row, batch.num_columns)
-        made.fill(0, list(map(readable, batch.columns, batch.schema.names)))
-        return made
+        source = core.RowSource(self._row, batch.num_columns)
+        source.fill(0, list(map(readable, batch.columns, batch.schema.names)))
+        return source
 
     def rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
         """The rows of a batch, in order."""

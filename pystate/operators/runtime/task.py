@@ -33,7 +33,7 @@ from pystate.operators.runtime.event_time import MAX_WATERMARK
 from pystate.operators.runtime.invalid_rows import InvalidRows, InvalidRule
 from pystate.operators.runtime.late_rows import PROCESS_LATE, LateRows, Writer
 from pystate.operators.runtime.output import Side
-from pystate.operators.runtime.partial_rows import CAME
+from pystate.operators.runtime.partial_rows import COMBINED_ROWS
 from pystate.state.operator_state import Instance
 from pystate.tables.backend import KeyedStateBackend
 
@@ -140,9 +140,9 @@ class TaskContext:
         rule = self.rules.get(input, InvalidRule())
         if event_time is not None:
             rule = replace(rule, event_time=event_time)
-        found = InvalidRows(self.owner, key, rule, self.processing_time, self.side)
-        self._invalid.append(found)
-        return found
+        invalid = InvalidRows(self.owner, key, rule, self.processing_time, self.side)
+        self._invalid.append(invalid)
+        return invalid
 
     def late(
         self,
@@ -166,7 +166,7 @@ class TaskContext:
     def combined(self, came: int, rows: int) -> None:
         """Note that rows which came stand for others, and for how many."""
         self.rows_combined += rows - came
-        self.metrics[CAME] = int(self.metrics.get(CAME, 0)) + came
+        self.metrics[COMBINED_ROWS] = int(self.metrics.get(COMBINED_ROWS, 0)) + came
 
     def saw(self, latest_ms: int | None, late_rows: int = 0, input: str = INPUT) -> None:
         """Note the largest event time of some rows, and how many of them are late."""

@@ -253,8 +253,8 @@ class TopLatest(RowOperator):
         score = _score(merged.rows[first.column].take(at), first.descending)
         more = [(merged.rows[name].take(at), down) for name, down in more_by]
         owners = merged.owners[among]
-        found = _best(owners, len(merged.keys), score, more, self._spec.k)
-        return found._replace(rows=among[found.rows])
+        best = _best(owners, len(merged.keys), score, more, self._spec.k)
+        return best._replace(rows=among[best.rows])
 
 
 def _differ(one: _Best, other: _Best) -> Flags:

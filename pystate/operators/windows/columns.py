@@ -212,13 +212,13 @@ class Columns:
         adds: bool = False,
     ) -> Mask:
         """Add values, or merge accumulators, row by row; see `add`."""
-        found = np.zeros(len(keys), np.uint8) if refused is None else refused
+        codes = np.zeros(len(keys), np.uint8) if refused is None else refused
         fails = refused is None and self._wide
         for i in self._wide:
-            self._note_too_large(keys, i, given[i], found, adds=adds)
-        if fails and found.any():
-            raise self._overflowed(self._beyond(found), keys)
-        some, own = self._some(keys, found)
+            self._note_too_large(keys, i, given[i], codes, adds=adds)
+        if fails and codes.any():
+            raise self._overflowed(self._beyond(codes), keys)
+        some, own = self._some(keys, codes)
         steps, others = [], []
         counter = self.counter
         for i in [counter, *(i for i in range(len(given)) if i != counter)]:
@@ -247,10 +247,10 @@ class Columns:
                 raise self._overflowed(error, last, self._columns[i].name) from None
         if some is None:
             if now is not None:
-                found[:] = now
+                codes[:] = now
             return fresh
         if now is not None:
-            found[some] = now
+            codes[some] = now
         whole = np.zeros(len(keys), np.bool_)
         whole[some] = fresh
         return whole
@@ -324,7 +324,7 @@ class Columns:
 
     def given(self, rows: pa.RecordBatch) -> list[Any]:
         """What rows add to each sum that may overflow, and None for other aggregates."""
-        found: list[Any] = []
+        given: list[Any] = []
         for column, within in zip(self._columns, self._ranges, strict=True):
             values = None
             if within is not None and column.source is not None:
@@ -333,8 +333,8 @@ class Columns:
                 values = rows.column(column.source).cast(bound.input.arrow)
                 if pa.types.is_integer(values.type):
                     values = values.cast(pa.int64())
-            found.append(values)
-        return found
+            given.append(values)
+        return given
 
     @property
     def may_overflow(self) -> bool:
@@ -380,14 +380,14 @@ class Columns:
 
     def exist(self, keys: KeyBatch) -> Mask:
         """Which keys have a window or slice."""
-        found: Mask = np.asarray(self.rows.accumulators(keys).is_valid())
-        return found
+        exist: Mask = np.asarray(self.rows.accumulators(keys).is_valid())
+        return exist
 
     def accumulators(self, keys: KeyBatch) -> list[Any]:
         """The accumulators of some keys, one entry per column."""
-        found = self.kept(keys)
+        kept = self.kept(keys)
         return [
-            found[handle.name] if handle.name in found else handle.accumulators(keys)
+            kept[handle.name] if handle.name in kept else handle.accumulators(keys)
             for handle in self._handles
         ]
 
@@ -403,8 +403,8 @@ class Columns:
     ) -> dict[str, tuple[Times, Mask]]:
         """As `kept`, where all are longs: the values, 0 for none, and where there are values."""
         handles = [h.kept for h in self._handles if isinstance(h, ColumnAggregate)] + list(more)
-        found = read_longs(keys, [(h.column, h.type) for h in handles])
-        return dict(zip((h.name for h in handles), found, strict=True))
+        pairs = read_longs(keys, [(h.column, h.type) for h in handles])
+        return dict(zip((h.name for h in handles), pairs, strict=True))
 
     def results(self, keys: KeyBatch) -> list[pa.Array[Any]]:
         """The results of some keys, one array per result column."""
@@ -414,7 +414,7 @@ class Columns:
         self, keys: KeyBatch | None, kept: Mapping[str, pa.Array[Any]]
     ) -> list[pa.Array[Any]]:
         """The results of some keys, of which `kept` was read; without them, that is all."""
-        found = []
+        results = []
         pairs = list(zip(self._columns, self._handles, strict=True))[: self._results]
         for column, handle in pairs:
             values: Any
@@ -431,8 +431,8 @@ class Columns:
                         f"{self._owner}: {column.name}: result() of "
                         f"{type(column.state.aggregate).__name__} is no {column.result}: {error}"
                     ) from None
-            found.append(values if values.type == column.result else values.cast(column.result))
-        return found
+            results.append(values if values.type == column.result else values.cast(column.result))
+        return results
 
     def folded(
         self,

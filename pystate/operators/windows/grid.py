@@ -122,12 +122,12 @@ class _ZoneGrid(Grid):
         low, high = int(times.min()), int(times.max())
         if high - low > _FAR:
             # What lies between times that are far apart is not computed.
-            found = np.empty(len(times), np.int64)
+            boundaries_of = np.empty(len(times), np.int64)
             parts = times // _FAR
             for part in np.unique(parts).tolist():
                 mine = parts == part
-                found[mine] = self._look_up(times[mine], further)
-            return found
+                boundaries_of[mine] = self._look_up(times[mine], further)
+            return boundaries_of
         boundaries = self._boundaries.around(low, high)
         at = np.searchsorted(boundaries, times, "right") - 1
         return boundaries[np.clip(at, 0, len(boundaries) - 2) + further]
@@ -255,12 +255,12 @@ def instants(zone: str, locals_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int6
 
     Times outside of the years 2 to 9998 stay as they are.
     """
-    found, of = np.unique(locals_ms, return_inverse=True)
+    times, of = np.unique(locals_ms, return_inverse=True)
     boundaries = ZoneBoundaries(zone, _DAY_MS, 0)
-    known = (found >= _FIRST_DAY * _DAY_MS) & (found < _LAST_DAY * _DAY_MS)
+    known = (times >= _FIRST_DAY * _DAY_MS) & (times < _LAST_DAY * _DAY_MS)
     for place in np.flatnonzero(known).tolist():
-        found[place] = boundaries.instant(int(found[place]))
-    return found[of]
+        times[place] = boundaries.instant(int(times[place]))
+    return times[of]
 
 
 def _bounded(day: int) -> int:

@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
+from pystate.operators.runtime.grouping import taken
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Aligned, CountWindow, Global, Session, Tumbling
 from pystate.operators.windows.grid import Grid, Mask, Times, grid_of
-from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator, take
+from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator
 from pystate.operators.windows.sessions import SessionOperator
 from pystate.operators.windows.slices import SlicedOperator
 from pystate.operators.windows.specification import WindowSpec
@@ -52,12 +53,12 @@ class TumblingOperator(WindowOperator):
             self._register(keys, ends, *self.add(keys, rows, times))
         return iter(())
 
-    def _register(self, keys: KeyBatch, ends: Times, new: Mask, taken: Mask) -> None:
+    def _register(self, keys: KeyBatch, ends: Times, new: Mask, entered: Mask) -> None:
         """Register timers of new windows, and of those that were over and have changed."""
         bound = self.task.late_bound
         if self._final:
             if bound is not None and self.domain == "event":
-                new = new | (taken & (ends <= bound))
+                new = new | (entered & (ends <= bound))
         else:
             ends = ends + self.lateness
         if new.any():
@@ -128,8 +129,8 @@ class GlobalOperator(WindowOperator):
 
 def _spaces(keys: KeyBatch) -> Times:
     """The namespaces of windows."""
-    found: Times = keys.namespaces().to_numpy()
-    return found
+    spaces: Times = keys.namespaces().to_numpy()
+    return spaces
 
 
 class CountOperator(WindowOperator):
@@ -155,7 +156,7 @@ class CountOperator(WindowOperator):
         columns = self.key_columns(rows)
         codes = key_codes(columns, dense=True)
         firsts = np.unique(codes, return_index=True)[1]
-        keys = [take(column, firsts) for column in columns]
+        keys = taken(columns, firsts)
         open_ = self.backend.keys(keys, pa.array(np.zeros(len(firsts), np.int64)))
         stored = self.columns.accumulators(open_)
         return self.columns.near_end(
@@ -176,10 +177,10 @@ class CountOperator(WindowOperator):
         full = np.flatnonzero(places % windows.n == windows.n - 1)
         keys = open_ if not numbers.any() else self.backend.keys(columns, pa.array(numbers))
         times = np.full(rows.num_rows, self.task.processing_time, np.int64)
-        _, taken = self.add(keys, rows, times)
-        if not len(full) or not taken.all():
+        _, entered = self.add(keys, rows, times)
+        if not len(full) or not entered.all():
             return
-        chosen = [take(column, full) for column in columns]
+        chosen = taken(columns, full)
         done = self.backend.keys(chosen, pa.array(numbers[full]))
         yield self.result(chosen, None, None, self.columns.results(done))
         self.backend.delete(done)
@@ -190,17 +191,17 @@ class CountOperator(WindowOperator):
         later = np.flatnonzero(numbers > 0)
         if not len(later):
             return
-        chosen = [take(column, later) for column in columns]
+        chosen = taken(columns, later)
         source = self.backend.keys(chosen, pa.array(numbers[later]))
         there = np.flatnonzero(self.columns.exist(source))
         if not len(there):
             return
-        chosen = [take(column, there) for column in chosen]
+        chosen = taken(chosen, there)
         spaces = numbers[later][there]
         source = self.backend.keys(chosen, pa.array(spaces))
         # A key's open window is met once per row: it moves once.
         first = np.unique(key_codes(chosen), return_index=True)[1]
-        chosen = [take(column, first) for column in chosen]
+        chosen = taken(chosen, first)
         source = self.backend.keys(chosen, pa.array(spaces[first]))
         target = self.backend.keys(chosen, pa.array(np.zeros(len(first), np.int64)))
         self.columns.merge(target, self.columns.accumulators(source))

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.event_time import event_times
@@ -207,8 +206,8 @@ class WindowOperator(Operator):
             times = instants(self.spec.options.dates_zone, times)
         # A window of processing time may end after the last microsecond of 64 bits.
         micros = np.clip(times, -MOST_US_MS, MOST_US_MS) * 1000
-        found: pa.Array[Any] = pa.array(micros, pa.int64()).cast(type_)
-        return found
+        column: pa.Array[Any] = pa.array(micros, pa.int64()).cast(type_)
+        return column
 
     @property
     def names(self) -> tuple[str, str]:
@@ -259,10 +258,3 @@ class WindowOperator(Operator):
             there = self.columns.exist(due.keys)
             if there.any():
                 yield self.chosen(due.keys, there)
-
-
-def take(values: Any, rows: np.ndarray[Any, Any]) -> Any:
-    """Some of an Arrow array's or a list's values."""
-    if isinstance(values, list):
-        return [values[i] for i in rows.tolist()]
-    return pc.take(values, pa.array(rows))

@@ -102,12 +102,12 @@ def slice_rule(spec: WindowSpec, late_bound: int | None = None) -> SliceRule | N
 
 def parts(spec: WindowSpec) -> list[Part]:
     """The columns that combined rows have for the aggregates."""
-    found = []
+    columns = []
     for number, column in enumerate(spec.columns):
         name, source = f"{_PART}{number}", column.source
         if source is not None:
-            found += [Part(name + suffix, f, source) for suffix, f in _functions(column).items()]
-    return found
+            columns += [Part(name + suffix, f, source) for suffix, f in _functions(column).items()]
+    return columns
 
 
 def _functions(column: WindowColumn) -> dict[str, Function]:
@@ -133,13 +133,13 @@ def accumulators(
 
     Also, by aggregate, which sums are beyond their range, if there are such.
     """
-    found, beyond = [], {}
+    arrays, beyond = [], {}
     for number, column in enumerate(spec.columns):
         each, bad = _accumulators(column, f"{_PART}{number}", rows)
-        found.append(each)
+        arrays.append(each)
         if bad is not None:
             beyond[number] = bad
-    return found, beyond
+    return arrays, beyond
 
 
 def _accumulators(

@@ -34,8 +34,8 @@ from pystate.operators.runtime.output import OUTPUT_ROWS, Output, SideOutputs, e
 from pystate.operators.runtime.rows import python_values
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.operators.windows.kinds import make_operator
-from pystate.operators.windows.operator import take
 from pystate.operators.windows.row_windows import Loaded, RowColumns, WindowRowsSpec
+from pystate.types.key_codes import longs
 
 #: The key and the window that a function was called for; None for many of them.
 _Owner: TypeAlias = "tuple[Any, TimeWindow] | None"
@@ -123,12 +123,12 @@ class WindowProcess(Operator):
         spec = self._spec
         [offsets], [values] = loaded.offsets, loaded.values
         owners = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-        found = dict(zip((name for name, _ in spec.rows.inputs[0].columns), values, strict=True))
+        columns = dict(zip((name for name, _ in spec.rows.inputs[0].columns), values, strict=True))
         for name in spec.rows.key:
-            found[name] = take(windows.column(name), owners)
+            columns[name] = windows.column(name).take(longs(owners))
         arrays = []
         for each in spec.schema:
-            array = found[each.name]
+            array = columns[each.name]
             arrays.append(array if array.type == each.type else array.cast(each.type))
         return pa.RecordBatch.from_arrays(arrays, schema=spec.schema)
 
@@ -139,10 +139,10 @@ class WindowProcess(Operator):
         call = function.process if isinstance(function, WindowFunction) else function
         more = () if self._shape == "plain" else (self._context,)
         keys = [python_values(windows.column(name), name) for name in self._spec.rows.key]
-        found: Iterable[Any] = keys[0] if len(keys) == 1 else zip(*keys, strict=True)
+        key_of: Iterable[Any] = keys[0] if len(keys) == 1 else zip(*keys, strict=True)
         start, end = (_ms(windows.column(name)) for name in self.operator.names)
         begins, ends = offsets[:-1].tolist(), offsets[1:].tolist()
-        for i, (key, at_, to) in enumerate(zip(found, begins, ends, strict=True)):
+        for i, (key, at_, to) in enumerate(zip(key_of, begins, ends, strict=True)):
             window = TimeWindow(start[i], end[i])
             rows = batch.slice(at_, to - at_)
             self._owner = key, window
@@ -242,5 +242,5 @@ def _ms(times: pa.Array[Any]) -> list[int | None]:
     if at.is_timestamp(times.type):
         micros = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
         times = pc.divide(micros, pa.scalar(1000, pa.int64()))
-    found: list[int | None] = times.to_pylist()
-    return found
+    values: list[int | None] = times.to_pylist()
+    return values

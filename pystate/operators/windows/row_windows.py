@@ -120,8 +120,8 @@ class RowColumns(Columns):
             as_array(rows.column(name), type_, f"{self._owner}: column {name!r}")
             for name, type_ in kept.columns
         ]
-        found: pa.Array[Any] = pa.StructArray.from_arrays(arrays, fields=kept.fields)
-        return found
+        items: pa.Array[Any] = pa.StructArray.from_arrays(arrays, fields=kept.fields)
+        return items
 
     def accumulators(self, keys: KeyBatch) -> list[Any]:
         """Numbers that stand for the rows of the keys, until this is called again."""

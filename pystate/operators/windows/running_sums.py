@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pystate.operators.runtime.grouping import taken
 from pystate.operators.windows.columns import Columns, Some
 from pystate.operators.windows.grid import Grid, Mask, Times
-from pystate.operators.windows.operator import take
 from pystate.state.key_batch import ADD, MAX, KeyBatch, Step
 from pystate.state.value import ValueHandle
 from pystate.tables.backend import KeyedStateBackend
@@ -90,7 +90,7 @@ class RunningSums:
         if int(firsts.max()) > int(ends[0]):
             later = when >= firsts[rows]
             rows, when = rows[later], when[later]
-        looked_up = [take(column, rows) for column in columns]
+        looked_up = taken(columns, rows)
         _, entering = self._slices(looked_up, when - grid.slide, self._moving, len(ends))
         leaving, left = self._slices(looked_up, grid.start_of(when), self._moving, len(ends))
         if self._reach >= _SAFE:
@@ -146,9 +146,9 @@ class RunningSums:
     ) -> tuple[_Sums, _Sums]:
         """What is stored of each key, and what its first window has before slices enter it."""
         grid = self._grid
-        found = self._columns.numbers(keys, [self._next, *self._filled.values()])
-        last, fired = found.pop(self._next.name)
-        stored = {name: values for name, (values, _) in found.items()}
+        numbers = self._columns.numbers(keys, [self._next, *self._filled.values()])
+        last, fired = numbers.pop(self._next.name)
+        stored = {name: values for name, (values, _) in numbers.items()}
         self._note(stored, 1)
         goes_on = fired & (last == firsts - grid.slide)
         sums = stored
@@ -159,7 +159,7 @@ class RunningSums:
             step = max(1, _LOOKED_UP // max(count, 1))
             for begin in range(0, len(anew) if count else 0, step):
                 some = anew[begin : begin + step]
-                chosen = [take(column, some) for column in columns]
+                chosen = taken(columns, some)
                 _, slices = self._slices(chosen, firsts[some] - grid.size, count, 1)
                 for name, values in slices.items():
                     sums[name][some] = values
@@ -174,13 +174,13 @@ class RunningSums:
         """
         if count > 1:
             of = np.repeat(np.arange(len(starts)), count)
-            columns = [take(column, of) for column in columns]
+            columns = taken(columns, of)
             starts = (starts[:, None] + np.arange(count) * self._grid.slice).ravel()
         slices = self._backend.keys(columns, pa.array(starts))
-        found = self._columns.numbers(slices)
-        sums = {name: values for name, (values, _) in found.items()}
+        numbers = self._columns.numbers(slices)
+        sums = {name: values for name, (values, _) in numbers.items()}
         for i, handle in self._filled.items():
-            sums[handle.name] = found[self._columns.names[i]][1].astype(np.int64)
+            sums[handle.name] = numbers[self._columns.names[i]][1].astype(np.int64)
         self._note(sums, count * times)
         if count > 1:
             sums = {name: each.reshape(-1, count).sum(axis=1) for name, each in sums.items()}
@@ -197,6 +197,6 @@ def _spread(values: Times, later: Mask | None, n: int) -> Times:
     """Values by time and key, with 0 for windows before a key's first one."""
     if later is None:
         return values.reshape(-1, n)
-    found = np.zeros(len(later), np.int64)
-    found[later] = values
-    return found.reshape(-1, n)
+    spread = np.zeros(len(later), np.int64)
+    spread[later] = values
+    return spread.reshape(-1, n)

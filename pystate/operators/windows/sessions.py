@@ -26,12 +26,12 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
-from pystate.operators.runtime.grouping import firsts
+from pystate.operators.runtime.grouping import firsts, taken
 from pystate.operators.runtime.partial_rows import FIRST
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Session
 from pystate.operators.windows.grid import Mask, Times
-from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator, take
+from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator
 from pystate.operators.windows.partial_rows import accumulators
 from pystate.operators.windows.specification import OPEN
 from pystate.state.key_batch import KeyBatch
@@ -125,7 +125,7 @@ class SessionOperator(WindowOperator):
         """The rows of keys of which some sum may leave its range; None if there are none."""
         columns = self.key_columns(rows)
         codes = key_codes(columns, dense=True)
-        keys = [take(column, firsts(codes)) for column in columns]
+        keys = taken(columns, firsts(codes))
         stored = self._sessions(self.backend.keys(keys))
         given, beyond = self._adds(rows)
         near = self.columns.near_end(codes, given, stored.codes, self._sums_of(keys, stored))
@@ -138,7 +138,7 @@ class SessionOperator(WindowOperator):
         return accumulators(self.spec, rows) if self._combined else (self.columns.given(rows), {})
 
     def _sums_of(self, keys: Sequence[pa.Array[Any]], sessions: _Stretches) -> list[Any]:
-        columns = [take(key, sessions.codes) for key in keys]
+        columns = taken(keys, sessions.codes)
         return self.columns.accumulators(self.backend.keys(columns, pa.array(sessions.starts)))
 
     def _excess(self, row: pa.RecordBatch, stretch: _Stretches) -> int:
@@ -182,14 +182,14 @@ class SessionOperator(WindowOperator):
             )
 
         if bad.any():
-            taken = self.invalid.without(rows, bad, why)
+            rest = self.invalid.without(rows, bad, why)
             self.untime(rows, times, bad)
-            rows, times, gaps = taken, times[~bad], gaps[~bad]
+            rows, times, gaps = rest, times[~bad], gaps[~bad]
         return rows, times, gaps
 
     def _place(self, columns: Sequence[pa.Array[Any]], given: _Stretches) -> Times:
         """Make room in the sessions; return the start of each row's session."""
-        keys = [take(column, firsts(given.codes)) for column in columns]
+        keys = taken(columns, firsts(given.codes))
         default = self.backend.keys(keys)
         stored = self._sessions(default)
         rows = len(given)
@@ -217,7 +217,7 @@ class SessionOperator(WindowOperator):
         timed = ~_marked(len(joined), mine[lasts]) & _marked(len(joined), groups[:rows])
         if timed.any():
             new = joined.at(timed)
-            spaces = [take(key, new.codes) for key in keys]
+            spaces = taken(keys, new.codes)
             self.backend.register_timers(
                 self.backend.keys(spaces, pa.array(new.starts)), self.domain, new.ends + _PAST
             )
@@ -227,7 +227,7 @@ class SessionOperator(WindowOperator):
 
     def _move(self, keys: Sequence[pa.Array[Any]], stored: _Stretches, to: Times) -> None:
         """Merge sessions into those that begin earlier; they vanish."""
-        columns = [take(key, stored.codes) for key in keys]
+        columns = taken(keys, stored.codes)
         source = self.backend.keys(columns, pa.array(stored.starts))
         target = self.backend.keys(columns, pa.array(to))
         self.columns.merge(target, self.columns.accumulators(source))
@@ -250,7 +250,7 @@ class SessionOperator(WindowOperator):
         """Look sessions up among those of their keys."""
         columns = sessions.key_arrays()
         codes = key_codes(columns, dense=True)
-        keys = [take(column, firsts(codes)) for column in columns]
+        keys = taken(columns, firsts(codes))
         stored = self._sessions(self.backend.keys(keys))
         if not len(stored):
             none = np.zeros(len(codes), np.int64)
@@ -276,7 +276,7 @@ class SessionOperator(WindowOperator):
         lists = pa.ListArray.from_arrays(
             given, values, mask=pa.array(empty) if empty.any() else None
         )
-        self._open.update_all(self.backend.keys([take(key, which) for key in keys]), lists)
+        self._open.update_all(self.backend.keys(taken(keys, which)), lists)
 
     # -- firing
 
@@ -301,8 +301,8 @@ class SessionOperator(WindowOperator):
             yield self._results(keys, self._find(keys).ends)
 
     def _fire(self, keys: KeyBatch, times: Times, until: int) -> Iterator[pa.RecordBatch]:
-        found = self._find(keys)
-        there, past = found.there, found.ends + _PAST
+        sessions = self._find(keys)
+        there, past = sessions.there, sessions.ends + _PAST
         longer = there & (past > until)
         if longer.any():
             self.backend.register_timers(keys, self.domain, pa.array(past, mask=~longer))
@@ -311,14 +311,14 @@ class SessionOperator(WindowOperator):
             # A session may have a timer when it is over and an earlier one; it is emitted once.
             rows = np.flatnonzero(over)
             over[:] = False
-            over[rows[np.unique(found.places[rows], return_index=True)[1]]] = True
+            over[rows[np.unique(sessions.places[rows], return_index=True)[1]]] = True
             self.backend.delete_timers(keys, self.domain, pa.array(past, mask=~over))
         if over.any():
             fired = self.chosen(keys, over)
             if self._final:
-                yield self._results(fired, found.ends[over])
+                yield self._results(fired, sessions.ends[over])
             if not self.lateness:
-                self._remove(fired, found, over)
+                self._remove(fired, sessions, over)
         if self.lateness:
             # The timer may be from before a row that prolonged the session.
             kept = there & ~longer & (times < past + self.lateness)
@@ -327,14 +327,14 @@ class SessionOperator(WindowOperator):
                 self.backend.register_timers(keys, self.domain, removal)
             done = there & (times >= past + self.lateness)
             if done.any():
-                self._remove(self.chosen(keys, done), found, done)
+                self._remove(self.chosen(keys, done), sessions, done)
 
-    def _remove(self, sessions: KeyBatch, found: _Found, which: Mask) -> None:
+    def _remove(self, sessions: KeyBatch, among: _Found, which: Mask) -> None:
         """Remove some of the sessions that were found; `sessions` are these."""
         self.backend.delete(sessions)
-        kept = ~_marked(len(found.stored), found.places[which])
-        touched = _marked(len(found.keys[0]), found.codes[which])
-        self._store(found.keys, found.stored.at(kept), touched)
+        kept = ~_marked(len(among.stored), among.places[which])
+        touched = _marked(len(among.keys[0]), among.codes[which])
+        self._store(among.keys, among.stored.at(kept), touched)
 
     def _results(self, keys: KeyBatch, ends: Times) -> pa.RecordBatch:
         starts = keys.namespaces().to_numpy()
@@ -346,12 +346,12 @@ def earliest_start(backend: KeyedStateBackend) -> int | None:
 
     O(rows of the table). The rows of the default namespace are no sessions.
     """
-    found: list[int] = []
+    earliest: list[int] = []
     for keys in backend.existing():
         starts = keys.namespaces().drop_null().to_numpy()
         if len(starts):
-            found.append(int(starts.min()))
-    return min(found, default=None)
+            earliest.append(int(starts.min()))
+    return min(earliest, default=None)
 
 
 def _marked(length: int, places: Times) -> Mask:

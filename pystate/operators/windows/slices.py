@@ -30,12 +30,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
-from pystate.operators.runtime.grouping import expanded
+from pystate.operators.runtime.grouping import expanded, taken
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Aligned
 from pystate.operators.windows.columns import Refused, Some, picked
 from pystate.operators.windows.grid import Mask, Times, grid_of
-from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator, take
+from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator
 from pystate.operators.windows.running_sums import Ahead, RunningSums
 from pystate.operators.windows.specification import NEXT
 from pystate.state.key_batch import ADD, KeyBatch, Step
@@ -110,15 +110,15 @@ class SlicedOperator(WindowOperator):
         columns = self.key_columns(rows)
         keys = self.backend.keys(columns, pa.array(slices))
         columns = keys.key_arrays()
-        fresh, taken = self.add(keys, rows, times)
+        fresh, entered = self.add(keys, rows, times)
         new = np.flatnonzero(fresh)
         if len(new):
-            self._note_new([take(column, new) for column in columns], slices[new])
+            self._note_new(taken(columns, new), slices[new])
         bound = self.task.late_bound
         if self._final and bound is not None and self.domain == "event":
-            late = np.flatnonzero(taken & (self._grid.first_end(slices) <= bound))
+            late = np.flatnonzero(entered & (self._grid.first_end(slices) <= bound))
             if len(late):
-                self._note_late([take(column, late) for column in columns], slices[late], bound)
+                self._note_late(taken(columns, late), slices[late], bound)
 
     def _catch_up(self) -> Iterator[pa.RecordBatch]:
         """Emit the windows up to the late bound that have not fired.
@@ -157,7 +157,7 @@ class SlicedOperator(WindowOperator):
         while True:
             again = np.flatnonzero((end <= last) & (end > bound - self.lateness))
             if len(again):
-                keys = self.backend.keys([take(column, again) for column in columns])
+                keys = self.backend.keys(taken(columns, again))
                 self.backend.register_timers(keys, self.domain, end[again])
             end = end + self._grid.slide
             if not (end <= last).any():
@@ -238,18 +238,18 @@ class SlicedOperator(WindowOperator):
         rows, ends = rows[order], ends[order]
         for begin in range(0, len(rows), self._folds):
             part = slice(begin, begin + self._folds)
-            chosen, at = [take(column, rows[part]) for column in columns], ends[part]
+            chosen, at = taken(columns, rows[part]), ends[part]
             there, results = self._folded(chosen, at)
             if len(there):
-                fired, when = [take(column, there) for column in chosen], at[there]
+                fired, when = taken(chosen, there), at[there]
                 yield self.result(fired, grid.start_of(when), when, results)
                 on = np.flatnonzero((when + grid.slide > last) & ~grid.ends_period(when))
                 if len(on):
-                    keys = self.backend.keys([take(column, on) for column in fired])
+                    keys = self.backend.keys(taken(fired, on))
                     self.backend.register_timers(keys, self.domain, when[on] + grid.slide)
             windows, slices = grid.leaving(at)
             if len(windows):
-                gone = [take(column, windows) for column in chosen]
+                gone = taken(chosen, windows)
                 self.backend.delete(self.backend.keys(gone, pa.array(slices)))
 
     def _fire_ahead(self, time: int, until: int) -> Iterator[pa.RecordBatch] | None:
@@ -306,11 +306,11 @@ class SlicedOperator(WindowOperator):
         assert self._running is not None
         on = self._running.move(ahead, self._sweeps)
         if len(on):
-            keys = self.backend.keys([take(column, on) for column in columns])
+            keys = self.backend.keys(taken(columns, on))
             self.backend.register_timers(keys, self.domain, ahead.last + self._grid.slide)
         for begin in range(0, len(ahead.rows), FIRED_ROWS):
             part = slice(begin, begin + FIRED_ROWS)
-            fired = [take(column, ahead.rows[part]) for column in columns]
+            fired = taken(columns, ahead.rows[part])
             kept = {name: array[part] for name, array in ahead.kept.items()}
             results = self._unfilled(kept, self.columns.results_of(None, kept))
             ends = ahead.ends[part]
@@ -361,7 +361,7 @@ class SlicedOperator(WindowOperator):
         if len(there):
             now = keys
             if len(there) < len(keys):
-                columns_there = [take(column, there) for column in columns]
+                columns_there = taken(columns, there)
                 now, ends = self.backend.keys(columns_there), ends[: len(there)]
             else:
                 columns_there = list(columns)
@@ -398,15 +398,15 @@ class SlicedOperator(WindowOperator):
     ) -> tuple[list[Any], Times, list[pa.Array[Any]]]:
         starts = self._grid.start_of(ends)
         windows, spaces = expanded(starts, (ends - starts) // self._grid.slice, self._grid.slice)
-        keys = self.backend.keys([take(c, windows) for c in columns], pa.array(spaces))
+        keys = self.backend.keys(taken(columns, windows), pa.array(spaces))
         there = np.flatnonzero(self.columns.exist(keys))
         groups = windows[there]
-        found, dense = np.unique(groups, return_inverse=True)
-        accumulators = [take(each, there) for each in self.columns.accumulators(keys)]
+        windows_there, dense = np.unique(groups, return_inverse=True)
+        accumulators = [picked(each, there) for each in self.columns.accumulators(keys)]
         refused = np.zeros(len(there), np.uint8)
         folded, results = self.columns.folded(dense.astype(np.int64), accumulators, refused)
         self._leave_out(refused, accumulators, columns, groups)
-        return folded, found, results
+        return folded, windows_there, results
 
     def _leave_out(
         self,
@@ -439,11 +439,11 @@ class SlicedOperator(WindowOperator):
         order = _each_once(key_codes(columns)[rows], ends)
         for begin in range(0, len(order), self._folds):
             part = order[begin : begin + self._folds]
-            chosen = [take(column, rows[part]) for column in columns]
+            chosen = taken(columns, rows[part])
             there, results = self._folded(chosen, ends[part])
             if len(there):
                 at = ends[part][there]
-                fired = [take(column, there) for column in chosen]
+                fired = taken(chosen, there)
                 yield self.result(fired, self._grid.start_of(at), at, results)
 
     # -- windows kept summed up
@@ -460,22 +460,22 @@ class SlicedOperator(WindowOperator):
             goes_on[:] = True  # nothing is kept of another period
         anew = np.flatnonzero(~goes_on)
         if len(anew):
-            again = self.backend.keys([take(column, anew) for column in columns])
+            again = self.backend.keys(taken(columns, anew))
             self.backend.delete(again)
             # Of a window that starts anew all slices enter, of others the last ones.
             for at in range(start, end - grid.slide, grid.slice):
-                self._enter([take(column, anew) for column in columns], again, at)
+                self._enter(taken(columns, anew), again, at)
         for at in range(end - grid.slide, end, grid.slice):
             self._enter(columns, keys, at)
         filled = list(self._filled.values())
-        found = kept.kept(keys, filled)
-        rows = found[kept.rows.name].fill_null(0).to_numpy()
+        sums = kept.kept(keys, filled)
+        rows = sums[kept.rows.name].fill_null(0).to_numpy()
         there = np.flatnonzero(rows > 0)
         fired = keys
         if len(there) < len(keys):
-            fired = self.backend.keys([take(column, there) for column in columns])
-            found = kept.kept(fired, filled)
-        results = self._unfilled(found, kept.results_of(fired, found))
+            fired = self.backend.keys(taken(columns, there))
+            sums = kept.kept(fired, filled)
+        results = self._unfilled(sums, kept.results_of(fired, sums))
         if self._ends_period(end):
             self.backend.delete(keys)
             return there, results
@@ -485,7 +485,7 @@ class SlicedOperator(WindowOperator):
 
     def _forget(self, columns: Sequence[pa.Array[Any]], rows: Times) -> None:
         if len(rows):
-            self.backend.delete(self.backend.keys([take(column, rows) for column in columns]))
+            self.backend.delete(self.backend.keys(taken(columns, rows)))
 
     def _enter(self, columns: Sequence[pa.Array[Any]], keys: KeyBatch, start: int) -> None:
         """Add the slices that begin at `start` to what is kept of their keys."""
@@ -502,12 +502,12 @@ class SlicedOperator(WindowOperator):
         self._leave_out(refused, accumulators, columns, np.arange(len(keys)))
 
     def _unfilled(
-        self, found: Mapping[str, pa.Array[Any]], results: list[pa.Array[Any]]
+        self, sums: Mapping[str, pa.Array[Any]], results: list[pa.Array[Any]]
     ) -> list[pa.Array[Any]]:
         """The results, with null for sums of no values."""
         for i, handle in self._filled.items():
             if i < len(results):
-                some = pc.greater(found[handle.name].fill_null(0), pa.scalar(0, pa.int64()))
+                some = pc.greater(sums[handle.name].fill_null(0), pa.scalar(0, pa.int64()))
                 results[i] = pc.if_else(some, results[i], pa.scalar(None, results[i].type))
         return results
 
@@ -517,8 +517,8 @@ def _each_once(codes: Times, ends: Times) -> Times:
     order = np.lexsort((codes, ends))
     fresh = np.ones(len(order), np.bool_)
     fresh[1:] = (np.diff(ends[order]) != 0) | (np.diff(codes[order]) != 0)
-    found: Times = order[fresh]
-    return found
+    places: Times = order[fresh]
+    return places
 
 
 #: Timers that are kept back, at most.
@@ -576,7 +576,7 @@ class HeldTimers:
             return
         if (np.diff(times) < 0).any():
             order = np.argsort(times, kind="stable")
-            columns, times = [take(c, order) for c in columns], times[order]
+            columns, times = taken(columns, order), times[order]
         first = self._backend.keys(columns).first_rows()
         once = first == np.arange(len(first))
         self._register(*_some(columns, times, once))

@@ -122,11 +122,11 @@ class _InZone:
 
     def after(self, watermark_ms: int) -> int:
         """See `Hold`."""
-        found = self.local.after(watermark_ms)
-        return min(found, int(instants(self.zone, np.array([found], np.int64))[0]))
+        local = self.local.after(watermark_ms)
+        return min(local, int(instants(self.zone, np.array([local], np.int64))[0]))
 
 
-def in_local_times(options: WindowOptions, found: pa.DataType) -> WindowOptions:
+def in_local_times(options: WindowOptions, time_type: pa.DataType) -> WindowOptions:
     """Windows of a zone over times that are local ones already, dates or ``timestamp_ntz``.
 
     Their days begin at midnight as these have it, so that no zone is needed to find them.
@@ -135,7 +135,7 @@ def in_local_times(options: WindowOptions, found: pa.DataType) -> WindowOptions:
         options.event_time is not None
         and isinstance(options.windows, Tumbling)
         and options.windows.zone is not None
-        and is_local(found)
+        and is_local(time_type)
     ):
         return options
     zone, size, offset = (
@@ -143,14 +143,14 @@ def in_local_times(options: WindowOptions, found: pa.DataType) -> WindowOptions:
         options.windows.size_ms,
         options.windows.offset_ms,
     )
-    dates_zone = None if at.is_timestamp(found) else zone
+    dates_zone = None if at.is_timestamp(time_type) else zone
     return replace(options, windows=Tumbling(size, offset), dates_zone=dates_zone)
 
 
 def is_local(type_: pa.DataType) -> bool:
     """Whether a type of event times is one of local times: without a zone, and no instants."""
-    found: bool = at.is_date(type_) or (at.is_timestamp(type_) and type_.tz is None)
-    return found
+    local: bool = at.is_date(type_) or (at.is_timestamp(type_) and type_.tz is None)
+    return local
 
 
 def window_options(
@@ -214,11 +214,11 @@ def time_type_of(options: WindowOptions, schema: pa.Schema, owner: str) -> pa.Da
                 f"{owner}: event_time={options.event_time!r} is not a column; columns: "
                 f"{', '.join(schema.names)}"
             )
-        found = schema.field(options.event_time).type
-        event_times(pa.array([], found), f"{owner}: event-time column {options.event_time!r}")
-        if at.is_timestamp(found):
-            time_type = pa.timestamp("us", found.tz)
-        elif at.is_integer(found):
+        given = schema.field(options.event_time).type
+        event_times(pa.array([], given), f"{owner}: event-time column {options.event_time!r}")
+        if at.is_timestamp(given):
+            time_type = pa.timestamp("us", given.tz)
+        elif at.is_integer(given):
             time_type = pa.int64()
     gap = options.windows.gap_column if isinstance(options.windows, Session) else None
     if gap is not None:
