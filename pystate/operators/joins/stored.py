@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from pystate.operators.joins.inputs import JoinInput, Rows
 from pystate.operators.runtime.event_time import event_times
-from pystate.operators.runtime.grouping import expanded, group, taken
+from pystate.operators.runtime.grouping import expanded, group, keys_at, taken
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState
@@ -177,8 +177,7 @@ class StoredRows:
         assert self._marks is None, "marks name places"
         keys, starts = loaded.keys, np.searchsorted(kept, loaded.offsets)
         if which is not None and len(which) < len(keys):
-            spaces = keys.namespaces().take(longs(which))
-            keys = self._backend.keys(taken(keys.key_arrays(), which), spaces)
+            keys = keys_at(self._backend, keys, which)
             counts = np.diff(starts)[which]
             _, places = expanded(starts[which], counts)
             kept, starts = kept[places], np.concatenate([[0], np.cumsum(counts)])

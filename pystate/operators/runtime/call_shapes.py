@@ -27,7 +27,7 @@ from pystate.errors import EvaluationError, InvalidArgumentError, NoCurrentKeyEr
 from pystate.operators.functions.binding import takes_rows
 from pystate.operators.functions.context import RuntimeContext
 from pystate.operators.runtime.function_spec import FunctionSpec
-from pystate.operators.runtime.grouping import grouped_columns, grouped_rows
+from pystate.operators.runtime.grouping import grouped_columns, grouped_rows, taken
 from pystate.operators.runtime.late_rows import SIDES, SideName
 from pystate.operators.runtime.output import OUTPUT_ROWS
 from pystate.operators.runtime.rows import RowFactory, key_maker, python_values
@@ -394,7 +394,7 @@ class KeyRowsCalls(KeyedCalls):
         else:
             # A key column may be too large for the type that keys have.
             order, starts = grouped_columns(columns)
-            firsts = [column.take(pa.array(order[starts])) for column in columns]
+            firsts = taken(columns, order[starts])
             keys = self.backend.keys(firsts)
             ends, places = [*starts[1:], len(order)], list(range(len(starts)))
         clock, named, method = self.run.row_clock, self.run.named, self.method

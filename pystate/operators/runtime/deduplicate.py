@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
-from pystate.operators.runtime.grouping import taken
+from pystate.operators.runtime.grouping import keys_at
 from pystate.operators.runtime.late_rows import PROCESS_LATE
 from pystate.operators.runtime.row_operator import (
     Flags,
@@ -194,7 +194,7 @@ class Deduplicator(RowOperator):
 
     def _near_earlier(self, keys: KeyBatch, rows: Longs, at: Longs) -> Longs:
         """Those of the rows that are near to one that came before their key's newest."""
-        lists = self._earlier.lists(self._keys_at(keys, rows))
+        lists = self._earlier.lists(keys_at(self._backend, keys, rows))
         sizes = lists.value_lengths().to_numpy()
         earlier = lists.flatten().to_numpy()
         owners = np.repeat(rows, sizes)
@@ -220,7 +220,7 @@ class Deduplicator(RowOperator):
         groups, at = groups[order], at[order]
         older = np.flatnonzero(groups[:-1] == groups[1:])
         if len(older):
-            self._earlier.append(self._keys_at(keys, groups[older]), pa.array(at[older]))
+            self._earlier.append(keys_at(self._backend, keys, groups[older]), pa.array(at[older]))
 
     # -- the last of an epoch
 
@@ -239,9 +239,6 @@ class Deduplicator(RowOperator):
 
     def _keys(self, rows: Any) -> KeyBatch:
         return self._backend.keys(columns_of(rows, self._spec.key))
-
-    def _keys_at(self, keys: KeyBatch, rows: Longs) -> KeyBatch:
-        return self._backend.keys(taken(keys.key_arrays(), rows))
 
     def _stored(self, keys: KeyBatch) -> tuple[Longs, Flags]:
         """The time of each key's newest row that was passed on, and whether it still counts."""

@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from pystate._core import core
 from pystate.state.key_batch import KeyBatch
-from pystate.types.key_codes import MOST_CODES, Ints, longs, numbered
+from pystate.tables.backend import KeyedStateBackend
+from pystate.types.key_codes import MOST_CODES, Ints, key_codes, longs, numbered
 
 
 def grouped_rows(keys: KeyBatch) -> tuple[np.ndarray[Any, Any], list[int], list[int]]:
@@ -24,36 +25,6 @@ def grouped_rows(keys: KeyBatch) -> tuple[np.ndarray[Any, Any], list[int], list[
     first, order = keys.first_rows(), np.empty(len(keys), np.int64)
     firsts, ends = core.grouped(first.ctypes.data, len(keys), order.ctypes.data)
     return order, firsts, ends
-
-
-def grouped_columns(columns: Sequence[pa.Array[Any]]) -> tuple[np.ndarray[Any, Any], list[int]]:
-    """Sort rows by key, stably; return the order, and where in it each key starts.
-
-    Equal keys get equal codes; as in SQL, -0.0 and 0.0 are one key, and so are all NaNs.
-    """
-    codes = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        if pa.types.is_floating(column.type):
-            column = _canonical(column)
-        encoded = column.dictionary_encode(null_encoding="encode")
-        _, codes = np.unique(
-            codes * len(encoded.dictionary) + encoded.indices.to_numpy(), return_inverse=True
-        )
-    _, first_rows = np.unique(codes, return_index=True)
-    rank = np.empty(len(first_rows), np.int64)
-    rank[np.argsort(first_rows)] = np.arange(len(first_rows))
-    ranked = rank[codes]
-    order = np.argsort(ranked, kind="stable")
-    starts = np.flatnonzero(np.diff(ranked[order], prepend=-1))
-    return order, starts.tolist()
-
-
-def _canonical(column: pa.Array[Any]) -> pa.Array[Any]:
-    values = column.to_numpy(zero_copy_only=False) + 0.0  # -0.0 becomes 0.0
-    values[np.isnan(values)] = np.nan
-    nulls = column.is_null().to_numpy(zero_copy_only=False)
-    canonical: pa.Array[Any] = pa.array(values, column.type, mask=nulls)
-    return canonical
 
 
 class Groups(NamedTuple):
@@ -85,6 +56,13 @@ def group(codes: Ints, buckets: Ints) -> Groups:
     return Groups(of_row, firsts(of_row, count))
 
 
+def grouped_columns(columns: Sequence[pa.Array[Any]]) -> tuple[Ints, list[int]]:
+    """The rows in the order of their keys, and where in it each key starts, by values alone."""
+    codes = key_codes(columns)
+    order, starts = group(codes, np.zeros(len(codes), np.int64)).order()
+    return order, starts[:-1].tolist()
+
+
 def firsts(codes: Ints, count: int | None = None) -> Ints:
     """The first row of each of some dense codes, of which there are `count`."""
     first = np.empty(int(codes.max(initial=-1)) + 1 if count is None else count, np.int64)
@@ -96,6 +74,14 @@ def taken(columns: Sequence[pa.Array[Any]], rows: Ints) -> list[pa.Array[Any]]:
     """Some rows of some columns."""
     index = longs(rows)
     return [column.take(index) for column in columns]
+
+
+def keys_at(backend: KeyedStateBackend, keys: KeyBatch, rows: Ints) -> KeyBatch:
+    """The keys of some rows of a batch, in their namespaces."""
+    columns = taken(keys.key_arrays(), rows)
+    if not keys.table.has_namespaces:
+        return backend.keys(columns)
+    return backend.keys(columns, keys.namespaces().take(longs(rows)))
 
 
 def expanded(starts: Ints, counts: Ints, step: int = 1) -> tuple[Ints, Ints]:

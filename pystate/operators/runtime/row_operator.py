@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.types as at
 
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.grouping import taken
@@ -27,6 +26,7 @@ from pystate.state.key_batch import KeyBatch
 from pystate.state.value import ValueState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.ddl import quoted
+from pystate.types.key_codes import key_codes, longs
 from pystate.types.keys import leaf
 from pystate.types.state_type import StateType
 
@@ -272,35 +272,11 @@ class LatestRows:
 
 def _last(owners: Longs, identity: Sequence[pa.Array[Any]]) -> Flags:
     """Which rows are the last ones of their owner and identity."""
-    codes = owners
-    for array in identity:
-        codes = _compressed(codes, _codes(array))
-    codes = np.unique(codes, return_inverse=True)[1]
-    last = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
-    last[codes] = np.arange(len(codes))
-    is_last: Flags = last[codes] == np.arange(len(codes))
+    codes = key_codes([longs(owners), *identity], dense=True)
+    rows, last = np.arange(len(codes)), np.empty(int(codes.max(initial=-1)) + 1, np.int64)
+    last[codes] = rows
+    is_last: Flags = last[codes] == rows
     return is_last
-
-
-def _compressed(one: Longs, other: Longs) -> Longs:
-    """A number for each pair of numbers."""
-    first = np.unique(one, return_inverse=True)[1].astype(np.int64)
-    pairs: Longs = first * (int(other.max(initial=0)) + 1) + other
-    return pairs
-
-
-def _codes(array: pa.Array[Any]) -> Longs:
-    """Numbers that are equal where values are; null is a value."""
-    if at.is_floating(array.type):
-        array = pa.array(array.to_numpy(zero_copy_only=False) + 0.0, mask=_nulls(array))
-    encoded = array.dictionary_encode(null_encoding="encode")
-    codes: Longs = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes
-
-
-def _nulls(array: pa.Array[Any]) -> Flags:
-    nulls: Flags = array.is_null().to_numpy(zero_copy_only=False)
-    return nulls
 
 
 def _whole(column: Any) -> pa.Array[Any]:

@@ -26,6 +26,7 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.operators.functions.aggregates import Aggregate
+from pystate.operators.runtime.grouping import keys_at
 from pystate.operators.windows.grid import Mask, Times
 from pystate.state.aggregating import AggregatingHandle, AggregatingState, ColumnAggregate
 from pystate.state.aggregators import AggregateFunction, Aggregator, Count, Max, Mean, Min, Sum
@@ -269,9 +270,7 @@ class Columns:
         if not refused.any():
             return None, keys
         some = np.flatnonzero(refused == 0)
-        chosen = [picked(array, some) for array in keys.key_arrays()]
-        spaces = picked(keys.namespaces(), some) if keys.table.has_namespaces else None
-        return some, self._backend.keys(chosen, spaces)
+        return some, keys_at(self._backend, keys, some)
 
     def _note_too_large(
         self, keys: KeyBatch, i: int, given: Any, refused: Refused, *, adds: bool

@@ -38,7 +38,6 @@ class TumblingOperator(WindowOperator):
         windows = self.spec.options.windows
         assert isinstance(windows, Aligned) and isinstance(windows, Tumbling)
         self._grid: Grid = grid_of(windows, self.lateness)
-        self._final = self.spec.options.emit == "final"
 
     def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Add rows to their windows."""
@@ -56,7 +55,7 @@ class TumblingOperator(WindowOperator):
     def _register(self, keys: KeyBatch, ends: Times, new: Mask, entered: Mask) -> None:
         """Register timers of new windows, and of those that were over and have changed."""
         bound = self.task.late_bound
-        if self._final:
+        if self.final:
             if bound is not None and self.domain == "event":
                 new = new | (entered & (ends <= bound))
         else:
@@ -64,39 +63,29 @@ class TumblingOperator(WindowOperator):
         if new.any():
             self.backend.register_timers(keys, self.domain, pa.array(ends, mask=~new))
 
-    def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+    def fire_until(self, until: int | None) -> Iterator[pa.RecordBatch]:
         """Emit the windows that are over, and remove those that are done."""
-        if not self._final:
-            for keys in self.changed():
-                yield self._results(keys)
-        self.note_early()
-        until = watermark if self.domain == "event" else self.task.processing_time
-        while until is not None:
-            due = self.backend.due_timers(self.domain, until, FIRED_ROWS)
-            if due is None:
-                break
-            due.fire_all()
+        for due in self.due(until):
             yield from self._fire(due.keys, due.timestamps)
-        for keys in self.due_early():
-            yield self._results(keys)
 
     def _fire(self, keys: KeyBatch, times: Times) -> Iterator[pa.RecordBatch]:
-        if not self._final:
+        if not self.final:
             self.backend.delete(keys)
             return
         if not self.lateness:
-            yield self._results(keys)
+            yield self.emitted(keys)
             self.backend.delete(keys)
             return
         over = times == self._grid.first_end(_spaces(keys))
         if over.any():
             fired = self.chosen(keys, over)
-            yield self._results(fired)
+            yield self.emitted(fired)
             self.backend.register_timers(fired, self.domain, times[over] + self.lateness)
         if not over.all():
             self.backend.delete(self.chosen(keys, ~over))
 
-    def _results(self, keys: KeyBatch) -> pa.RecordBatch:
+    def emitted(self, keys: KeyBatch) -> pa.RecordBatch:
+        """The results of some windows."""
         starts = _spaces(keys)
         ends = self._grid.first_end(starts)
         return self.result(keys.key_arrays(), starts, ends, self.columns.results(keys))
@@ -113,18 +102,6 @@ class GlobalOperator(WindowOperator):
             spaces = pa.array(np.zeros(rows.num_rows, np.int64))
             self.add(self.backend.keys(self.key_columns(rows), spaces), rows, times)
         return iter(())
-
-    def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
-        """Emit the windows that have changed, in this epoch or since their interval began."""
-        if self.spec.options.emit == "update":
-            for keys in self.changed():
-                yield self._results(keys)
-        self.note_early()
-        for keys in self.due_early():
-            yield self._results(keys)
-
-    def _results(self, keys: KeyBatch) -> pa.RecordBatch:
-        return self.result(keys.key_arrays(), None, None, self.columns.results(keys))
 
 
 def _spaces(keys: KeyBatch) -> Times:
@@ -206,18 +183,6 @@ class CountOperator(WindowOperator):
         target = self.backend.keys(chosen, pa.array(np.zeros(len(first), np.int64)))
         self.columns.merge(target, self.columns.accumulators(source))
         self.backend.delete(source)
-
-    def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
-        """Emit changed windows that are not complete, where that is asked for."""
-        if self.spec.options.emit == "update":
-            for keys in self.changed():
-                yield self._results(keys)
-        self.note_early()
-        for keys in self.due_early():
-            yield self._results(keys)
-
-    def _results(self, keys: KeyBatch) -> pa.RecordBatch:
-        return self.result(keys.key_arrays(), None, None, self.columns.results(keys))
 
 
 def make_operator(

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.event_time import event_times
+from pystate.operators.runtime.grouping import keys_at
 from pystate.operators.runtime.partial_rows import LATE, TIME, total_weight
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.operators.windows.columns import Refused
@@ -32,6 +33,7 @@ from pystate.operators.windows.grid import Mask, Times, instants
 from pystate.operators.windows.partial_rows import accumulators
 from pystate.operators.windows.specification import END, MOST_US_MS, START, WindowSpec
 from pystate.state.key_batch import KeyBatch
+from pystate.tables.timers import DueTimers
 from pystate.types.keys import leaf
 
 #: Windows that fire at once.
@@ -53,6 +55,7 @@ class WindowOperator(Operator):
         self._latest_before: int | None = None
         self.domain: Any = "processing" if spec.options.event_time is None else "event"
         self.lateness = spec.options.lateness_ms
+        self.final = spec.options.emit == "final"
         self._late_tag = late_tag
         self._combined = combined
 
@@ -79,7 +82,34 @@ class WindowOperator(Operator):
 
     def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
         """See `finish`; of windows in processing time the watermark does not matter."""
-        raise NotImplementedError
+        if not self.final:
+            for keys in self.changed():
+                yield self.emitted(keys)
+        self.note_early()
+        yield from self.fire_until(self.time_reached(watermark))
+        for keys in self.due_early():
+            yield self.emitted(keys)
+
+    def fire_until(self, until: int | None) -> Iterator[pa.RecordBatch]:
+        """Emit the windows that are over at a time, and remove those that are done, if any are."""
+        return iter(())
+
+    def emitted(self, keys: KeyBatch) -> pa.RecordBatch:
+        """The results of some windows; those of this base have neither a start nor an end."""
+        return self.result(keys.key_arrays(), None, None, self.columns.results(keys))
+
+    def time_reached(self, watermark: int | None) -> int | None:
+        """Up to where time has come by the windows' clock."""
+        return watermark if self.domain == "event" else self.task.processing_time
+
+    def due(self, until: int | None) -> Iterator[DueTimers]:
+        """The timers of the windows' clock that are due, some at a time; they have fired."""
+        while until is not None:
+            due = self.backend.due_timers(self.domain, until, FIRED_ROWS)
+            if due is None:
+                return
+            due.fire_all()
+            yield due
 
     def oldest(self) -> int | None:
         """The start of the earliest window that is kept, if `WindowOptions.keeps`."""
@@ -226,11 +256,7 @@ class WindowOperator(Operator):
 
     def chosen(self, keys: KeyBatch, which: Mask) -> KeyBatch:
         """Some keys of a batch."""
-        if which.all():
-            return keys
-        mask = pa.array(which)
-        spaces = keys.namespaces().filter(mask)
-        return self.backend.keys([a.filter(mask) for a in keys.key_arrays()], spaces)
+        return keys if which.all() else keys_at(self.backend, keys, np.flatnonzero(which))
 
     def next_early(self) -> int:
         """When windows that change now are emitted early."""

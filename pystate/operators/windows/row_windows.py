@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from pystate.operators.runtime.grouping import pieces
+from pystate.operators.runtime.grouping import keys_at, pieces
 from pystate.operators.windows.assigners import Session
 from pystate.operators.windows.columns import ROWS, Columns, MoreSteps, Refused
 from pystate.operators.windows.grid import Mask, Times
@@ -209,9 +209,7 @@ def _part(backend: KeyedStateBackend, keys: KeyBatch, begin: int, end: int) -> K
 def _chosen(backend: KeyedStateBackend, keys: KeyBatch, numbers: Times) -> KeyBatch:
     if len(numbers) == len(keys) and (numbers == np.arange(len(keys))).all():
         return keys
-    index = longs(numbers)
-    columns = [array.take(index) for array in keys.key_arrays()]
-    return backend.keys(columns, keys.namespaces().take(index))
+    return keys_at(backend, keys, numbers)
 
 
 #: The state of the rows of an operator with one input.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pystate.operators.runtime.grouping import taken
+from pystate.operators.runtime.grouping import keys_at, taken
 from pystate.operators.windows.columns import Columns, Some
 from pystate.operators.windows.grid import Grid, Mask, Times
 from pystate.state.key_batch import ADD, MAX, KeyBatch, Step
@@ -122,9 +122,9 @@ class RunningSums:
         on = np.flatnonzero(more)
         changes = {name: ahead.after[name] - ahead.stored[name] for name in ahead.after}
         if len(on) < len(keys):
-            self._backend.delete(self._some(keys, ~more))
+            self._backend.delete(keys_at(self._backend, keys, np.flatnonzero(~more)))
             changes = {name: change[on] for name, change in changes.items()}
-            keys = self._some(keys, more)
+            keys = keys_at(self._backend, keys, on)
         if len(on):
             sums = [pa.array(changes[name]) for name in self._columns.names]
 
@@ -136,10 +136,6 @@ class RunningSums:
         if sweeps:
             self._backend.delete(ahead.leaving)
         return on
-
-    def _some(self, keys: KeyBatch, which: Mask) -> KeyBatch:
-        mask = pa.array(which)
-        return self._backend.keys([column.filter(mask) for column in keys.key_arrays()])
 
     def _kept(
         self, columns: Sequence[pa.Array[Any]], keys: KeyBatch, firsts: Times, fresh: Mask

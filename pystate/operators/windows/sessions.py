@@ -31,7 +31,7 @@ from pystate.operators.runtime.partial_rows import FIRST
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Session
 from pystate.operators.windows.grid import Mask, Times
-from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator
+from pystate.operators.windows.operator import WindowOperator
 from pystate.operators.windows.partial_rows import accumulators
 from pystate.operators.windows.specification import OPEN
 from pystate.state.key_batch import KeyBatch
@@ -84,7 +84,6 @@ class SessionOperator(WindowOperator):
         """Register the states."""
         super().open(task)
         self._open = self.backend.register(OPEN, self.spec.states()[OPEN])
-        self._final = self.spec.options.emit == "final"
 
     # -- rows
 
@@ -284,21 +283,15 @@ class SessionOperator(WindowOperator):
         """The start of the earliest session that is kept."""
         return earliest_start(self.backend)
 
-    def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+    def fire_until(self, until: int | None) -> Iterator[pa.RecordBatch]:
         """Emit the sessions that are over, and remove those that are done."""
-        if not self._final:
-            for keys in self.changed():
-                yield self._results(keys, self._find(keys).ends)
-        self.note_early()
-        until = watermark if self.domain == "event" else self.task.processing_time
-        while until is not None:
-            due = self.backend.due_timers(self.domain, until, FIRED_ROWS)
-            if due is None:
-                break
-            due.fire_all()
+        for due in self.due(until):
+            assert until is not None
             yield from self._fire(due.keys, due.timestamps, until)
-        for keys in self.due_early():
-            yield self._results(keys, self._find(keys).ends)
+
+    def emitted(self, keys: KeyBatch) -> pa.RecordBatch:
+        """The results of some sessions."""
+        return self._results(keys, self._find(keys).ends)
 
     def _fire(self, keys: KeyBatch, times: Times, until: int) -> Iterator[pa.RecordBatch]:
         sessions = self._find(keys)
@@ -315,7 +308,7 @@ class SessionOperator(WindowOperator):
             self.backend.delete_timers(keys, self.domain, pa.array(past, mask=~over))
         if over.any():
             fired = self.chosen(keys, over)
-            if self._final:
+            if self.final:
                 yield self._results(fired, sessions.ends[over])
             if not self.lateness:
                 self._remove(fired, sessions, over)

@@ -69,10 +69,9 @@ class SlicedOperator(WindowOperator):
         # one time, any may come first.
         self._kept = max(self.lateness, 1)
         self._grid = grid_of(windows, self._kept)
-        self._final = self.spec.options.emit == "final"
         #: Whether the last window that needs a slice also removes it.
-        self._sweeps = self._final and not self.lateness
-        timed = self._final and self.domain == "event"
+        self._sweeps = self.final and not self.lateness
+        timed = self.final and self.domain == "event"
         self._unfired = self.task.late_bound if timed else None
         #: Windows that are put together from their slices at once.
         self._folds = max(1, min(FIRED_ROWS, _LOOKED_UP // windows.slices))
@@ -115,7 +114,7 @@ class SlicedOperator(WindowOperator):
         if len(new):
             self._note_new(taken(columns, new), slices[new])
         bound = self.task.late_bound
-        if self._final and bound is not None and self.domain == "event":
+        if self.final and bound is not None and self.domain == "event":
             late = np.flatnonzero(entered & (self._grid.first_end(slices) <= bound))
             if len(late):
                 self._note_late(taken(columns, late), slices[late], bound)
@@ -135,7 +134,7 @@ class SlicedOperator(WindowOperator):
             keys = self.backend.keys(columns, pa.array(slices))
             ends = self._grid.last_end(slices) + self._kept
             self.backend.register_timers(keys, self.domain, ends)
-        if self._final:
+        if self.final:
             ends, bound = self._grid.first_end(slices), self.task.late_bound
             if bound is not None and self.domain == "event":
                 ends = np.maximum(ends, self._grid.end_after(bound))
@@ -168,13 +167,13 @@ class SlicedOperator(WindowOperator):
     def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
         """Emit the windows that are over, and remove the slices that no window needs."""
         yield from self._catch_up()
-        if not self._final:
+        if not self.final:
             bound = self.task.late_bound if self.domain == "event" else None
             done = None if bound is None else bound - self.lateness
             for slices in self.changed():
                 yield from self._windows_of(slices, done)
         self.note_early()
-        until = watermark if self.domain == "event" else self.task.processing_time
+        until = self.time_reached(watermark)
         if until is None:
             self._held.register()
         else:

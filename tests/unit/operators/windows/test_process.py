@@ -17,7 +17,7 @@ import pystate as ps
 from pystate.base.notes import notes_of
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.operators.functions.windows import window_shape
-from pystate.operators.windows import kinds, operator, row_windows, sessions, slices
+from pystate.operators.windows import kinds, operator, row_windows, slices
 from pystate.operators.windows.assigners import (
     Assigner,
     CountWindow,
@@ -50,7 +50,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ty
     if request.param == "whole":
         return RowsWorld
     monkeypatch.setattr(row_windows, "LOADED_ROWS", 3)
-    for module in (kinds, operator, sessions, slices):
+    for module in (kinds, operator, slices):
         monkeypatch.setattr(module, "FIRED_ROWS", 2)
     return ManyWorld
 
