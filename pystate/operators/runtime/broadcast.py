@@ -25,9 +25,7 @@ from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeErr
 from pystate.operators.runtime.call_shapes import (
     Calls,
     Run,
-    are_batches,
     are_rows,
-    is_batch,
 )
 from pystate.operators.runtime.instance_state import InstanceState
 from pystate.operators.runtime.output import OUTPUT_ROWS
@@ -110,9 +108,7 @@ class BroadcastCalls:
                 )
             self._emitted.extend(result)
             return
-        if not are_batches(result):
-            calls.refuse(method, result, "yield or return RecordBatches, Tables or dicts of arrays")
-        for value in [result] if is_batch(result) else result:
+        for value in calls.batches(method, result):
             pieces.extend(calls.output.from_value(value))
 
     def _drained(self) -> Iterator[Any]:

@@ -163,6 +163,17 @@ class Calls:
             f"{type(returned).__qualname__}: {wanted}"
         )
 
+    def batches(self, method: str, returned: Any) -> Iterable[Any]:
+        """The batches that a method of a vectorised function has returned or will yield."""
+        if returned is None:
+            return ()
+        if not are_batches(returned):
+            self.refuse(
+                method, returned, "yield or return RecordBatches, Tables or dicts of arrays"
+            )
+        batches: Iterable[Any] = [returned] if is_batch(returned) else returned
+        return batches
+
     def note(self, error: Exception, method: str, what: str) -> None:
         """Add a note to a user's error that says where it happened."""
         name = type(self.run.spec.function).__name__
@@ -474,13 +485,7 @@ class VectorCalls(Calls):
         try:
             with self.noted(method, f"a batch of {len(rows)} {what}"):
                 result = getattr(self.function, method)(keys, rows, self.context)
-                if result is None:
-                    return
-                if not are_batches(result):
-                    self.refuse(
-                        method, result, "yield or return RecordBatches, Tables or dicts of arrays"
-                    )
-                for value in [result] if is_batch(result) else result:
+                for value in self.batches(method, result):
                     yield from self._output(method, value)
         except NoCurrentKeyError as error:
             self.keyless(error, _ROWS_KEYS)

@@ -25,8 +25,6 @@ from pystate.operators.runtime.call_shapes import (
     Calls,
     RowsOut,
     Run,
-    are_batches,
-    is_batch,
 )
 from pystate.operators.runtime.function_operator import FunctionOperator
 from pystate.operators.runtime.function_spec import FunctionSpec
@@ -148,13 +146,7 @@ class _InstanceBatchCalls(Calls):
         self.calls(method)
         with self.noted(method, what):
             result = getattr(self.function, method)(*rows, self.context)
-            if result is None:
-                return
-            if not are_batches(result):
-                self.refuse(
-                    method, result, "yield or return RecordBatches, Tables or dicts of arrays"
-                )
-            for value in [result] if is_batch(result) else result:
+            for value in self.batches(method, result):
                 yield from self.output.from_value(value)
 
 

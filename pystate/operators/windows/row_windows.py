@@ -213,7 +213,7 @@ def _chosen(backend: KeyedStateBackend, keys: KeyBatch, numbers: Times) -> KeyBa
 
 
 #: The state of the rows of an operator with one input.
-INPUT = "window.input"
+_INPUT_ROWS = "window.input"
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ class WindowRowsSpec(WindowSpec):
         if options.event_time is not None:
             options = in_local_times(options, schema.field(options.event_time).type)
         kept = [(field.name, field.type) for field in schema if field.name not in key]
-        return cls(options, tuple(key), (), 0, time_type, (KeptRows.of(INPUT, kept, owner),))
+        return cls(options, tuple(key), (), 0, time_type, (KeptRows.of(_INPUT_ROWS, kept, owner),))
 
     @property
     def runs(self) -> bool:

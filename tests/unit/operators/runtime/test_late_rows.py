@@ -1,4 +1,4 @@
-"""Where late rows of two inputs go."""
+"""Which rows are late, and where those of two inputs go."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from pystate.errors import InvalidArgumentError
-from pystate.operators.runtime.late_rows import LateInputs, SideName
+from pystate.operators.runtime.late_rows import LateInputs, LateRows, SideName
 
 LEFT = pa.schema([("k", pa.string()), ("v", pa.int64()), ("same", pa.int32())])
 RIGHT = pa.schema([("key", pa.string()), ("same", pa.int32())])
@@ -65,3 +65,23 @@ def test_columns_that_one_tag_cannot_have(field: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="a tag of its own"):
         LateInputs.of("late", inputs, "test")
     assert len(LateInputs.of({"left": "a", "right": "b"}, inputs, "test").schemas) == 2
+
+
+@pytest.mark.parametrize(("word", "passed"), [("process", [5, 10, None]), ("tag", [10, None])])
+def test_late_rows_are_counted_and_taken_out(word: str, passed: list[int | None]) -> None:
+    noted: list[tuple[int | None, int]] = []
+    written: list[pa.RecordBatch] = []
+    times = pa.array([5, 10, None], pa.int64())
+    rows = pa.record_batch({"at": times})
+    late = LateRows(10, lambda *each: noted.append(each), word, written.append)
+    rest, left = late.without(rows, times)
+    assert rest.column("at").to_pylist() == left.to_pylist() == passed
+    assert noted == [(10, 1)] and late.count(times) == 1
+    assert [batch.to_pylist() for batch in written] == ([] if word == "process" else [[{"at": 5}]])
+
+
+def test_without_a_bound_nothing_is_late() -> None:
+    noted: list[tuple[int | None, int]] = []
+    late = LateRows(None, lambda *each: noted.append(each), "drop")
+    times = pa.array([5, None], pa.int64())
+    assert late.among(times) is None and noted == [(5, 0)] and late.count(times) == 0
