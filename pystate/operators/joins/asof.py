@@ -31,7 +31,7 @@ from pystate.errors import InvalidArgumentError
 from pystate.operators.joins.inputs import JoinInput, Rows
 from pystate.operators.joins.operator import JoinOperator, JoinSpec
 from pystate.operators.joins.stored import Loaded, StoredRows, declared_rows, due_lists
-from pystate.operators.runtime.grouping import group, taken
+from pystate.operators.runtime.grouping import group, take_rows
 from pystate.operators.runtime.late_rows import SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
@@ -119,9 +119,9 @@ class AsofJoin(JoinOperator):
         for columns, buckets, _ in due_lists(self._backend, watermark):
             versions = np.flatnonzero(buckets == _VERSIONS)
             if len(versions):
-                outdated.append((taken(columns, versions), buckets[versions]))
+                outdated.append((take_rows(columns, versions), buckets[versions]))
             rows = np.flatnonzero(buckets != _VERSIONS)
-            yield from self._emit(taken(columns, rows), buckets[rows], watermark)
+            yield from self._emit(take_rows(columns, rows), buckets[rows], watermark)
         for columns, buckets in outdated:
             self._prune(columns, buckets, watermark)
 
@@ -139,7 +139,7 @@ class AsofJoin(JoinOperator):
                 np.minimum.at(first, lists[later], loaded.times[later])
                 some = np.flatnonzero(np.diff(np.searchsorted(later, loaded.offsets)))
                 part = [column.slice(begin, end - begin) for column in columns]
-                keys = self._backend.keys(taken(part, some), longs(buckets[begin + some]))
+                keys = self._backend.keys(take_rows(part, some), longs(buckets[begin + some]))
                 self._backend.register_timers(keys, "event", longs(first[some] + 1))
             yield from self._matched(columns, lists[at] + begin, loaded, at)
 
@@ -149,9 +149,9 @@ class AsofJoin(JoinOperator):
         """Emit rows with their versions; `owners` are the rows of `columns` with their keys."""
         if not len(at):
             return
-        groups = group(key_codes(taken(columns, owners)), np.zeros(len(at), np.int64))
+        groups = group(key_codes(take_rows(columns, owners)), np.zeros(len(at), np.int64))
         order, starts = groups.order()
-        keys = taken(columns, owners[groups.first])
+        keys = take_rows(columns, owners[groups.first])
         spaces = np.full(len(groups.first), _VERSIONS)
         for begin, end, versions in self._versions.load(keys, spaces):
             mine = order[int(starts[begin]) : int(starts[end])]
@@ -181,9 +181,11 @@ class AsofJoin(JoinOperator):
             some = half[counts[half] > 0]
             if len(some):
                 self._versions.replace(loaded, stay, some)
-            self._again(loaded, lists, stay, newest, watermark)
+            self._register_next(loaded, lists, stay, newest, watermark)
 
-    def _again(self, loaded: Loaded, lists: Ints, stay: Ints, newest: Ints, watermark: int) -> None:
+    def _register_next(
+        self, loaded: Loaded, lists: Ints, stay: Ints, newest: Ints, watermark: int
+    ) -> None:
         """Register when versions leave next: at the next one, or when the newest is too old."""
         due = np.full(len(newest), np.iinfo(np.int64).max)
         ahead = stay[loaded.times[stay] > watermark]
@@ -194,7 +196,7 @@ class AsofJoin(JoinOperator):
             np.minimum.at(due, lists[current], ends)
         some = np.flatnonzero(due != np.iinfo(np.int64).max)
         if len(some):
-            columns = taken(loaded.keys.key_arrays(), some)
+            columns = take_rows(loaded.keys.key_arrays(), some)
             keys = self._backend.keys(columns, longs(np.full(len(some), _VERSIONS)))
             self._backend.register_timers(keys, "event", longs(due[some]))
 

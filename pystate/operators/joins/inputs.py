@@ -16,7 +16,7 @@ import pyarrow as pa
 from pystate.base.arguments import repeated
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.event_time import event_times
-from pystate.operators.runtime.grouping import taken
+from pystate.operators.runtime.grouping import take_rows
 from pystate.types.arrays import as_array
 from pystate.types.key_codes import Ints, longs
 from pystate.types.keys import KeyColumns
@@ -122,8 +122,8 @@ class Rows:
     def take(self, rows: Any) -> Rows:
         """Some of the rows, all of which have a key and a time."""
         return Rows(
-            taken(self.keys, rows),
-            taken(self.values, rows),
+            take_rows(self.keys, rows),
+            take_rows(self.values, rows),
             self.times.take(longs(rows)),
             self.known[rows],
             None,

@@ -37,7 +37,7 @@ from pystate.operators.joins.inputs import (
 )
 from pystate.operators.joins.operator import How, JoinOperator, JoinSpec
 from pystate.operators.joins.stored import Loaded, StoredRows, declared_rows, due_lists
-from pystate.operators.runtime.grouping import expanded, group, pieces, taken
+from pystate.operators.runtime.grouping import expand, group, pieces, take_rows
 from pystate.operators.runtime.late_rows import SIDES, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
@@ -180,7 +180,7 @@ class IntervalJoin(JoinOperator):
         buckets = np.concatenate([first, last[more]])
         groups = group(codes[who], buckets)
         order, starts = groups.order()
-        keys = taken(rows.keys, who[groups.first])
+        keys = take_rows(rows.keys, who[groups.first])
         who, of_row = who[order], groups.of_row[order]
         for begin, end, loaded in stored.load(keys, buckets[groups.first]):
             if not len(loaded.times):
@@ -192,7 +192,7 @@ class IntervalJoin(JoinOperator):
             lists, counts, mine = lists[some], counts[some], who[part][some]
             new = [] if loaded.matched is None else [np.empty(0, np.int64)]
             for a, b in pieces(counts, _CANDIDATES):
-                ranges, at = expanded(loaded.offsets[lists[a:b]], counts[a:b])
+                ranges, at = expand(loaded.offsets[lists[a:b]], counts[a:b])
                 at_rows = mine[a:b][ranges]
                 ahead = loaded.times[at] - rows.known[at_rows]
                 near = np.flatnonzero((ahead >= lower) & (ahead <= upper))
@@ -215,17 +215,17 @@ class IntervalJoin(JoinOperator):
         leaves = self._leaves(side, put.buckets)
         self._backend.register_timers(put.keys, "event", longs(leaves))
         if self._spec.outer(side):
-            due = np.where(matched, _NEVER, self._over(side, rows.known))[put.order]
-            self._look(put.keys, np.minimum.reduceat(due, put.starts[:-1]), leaves)
+            due = np.where(matched, _NEVER, self._alone_from(side, rows.known))[put.order]
+            self._register_look(put.keys, np.minimum.reduceat(due, put.starts[:-1]), leaves)
 
-    def _over(self, side: SideName, times: Ints) -> Ints:
+    def _alone_from(self, side: SideName, times: Ints) -> Ints:
         """The watermark at which rows without a partner are emitted."""
         _, upper = self._spec.reach(side)
         step = self._spec.shift - _LOOKS
         watermarks: Ints = ((times + upper) >> step) + 1 << step
         return watermarks
 
-    def _look(self, keys: KeyBatch, due: Ints, leaves: Ints) -> None:
+    def _register_look(self, keys: KeyBatch, due: Ints, leaves: Ints) -> None:
         """Have rows without a partner emitted before their buckets leave."""
         if (due < leaves).any():
             self._backend.register_timers(keys, "event", pa.array(due, mask=due >= leaves))
@@ -244,18 +244,18 @@ class IntervalJoin(JoinOperator):
             known = [self._leaves(side, buckets) for side in SIDES]
             old = (times != known[0]) & (times != known[1])
             for side, leaves in zip(SIDES, known, strict=True):
-                yield from self._leave(side, columns, buckets, leaves <= watermark)
+                yield from self._remove(side, columns, buckets, leaves <= watermark)
                 if self._spec.outer(side):
                     stays = np.flatnonzero(leaves > watermark)
-                    part = taken(columns, stays), buckets[stays], leaves[stays]
-                    yield from self._emit_over(side, *part, watermark)
+                    part = take_rows(columns, stays), buckets[stays], leaves[stays]
+                    yield from self._emit_alone(side, *part, watermark)
                 later = np.flatnonzero(old & (leaves > watermark))
                 if len(later):
                     # The timer is of a run with another interval; this one's is still to come.
-                    keys = self._backend.keys(taken(columns, later), longs(buckets[later]))
+                    keys = self._backend.keys(take_rows(columns, later), longs(buckets[later]))
                     self._backend.register_timers(keys, "event", longs(leaves[later]))
 
-    def _leave(
+    def _remove(
         self,
         side: SideName,
         columns: list[pa.Array[Any]],
@@ -265,7 +265,7 @@ class IntervalJoin(JoinOperator):
         if not gone.any():
             return
         if not gone.all():
-            columns, buckets = taken(columns, np.flatnonzero(gone)), buckets[gone]
+            columns, buckets = take_rows(columns, np.flatnonzero(gone)), buckets[gone]
         stored = self._stored[side]
         if not self._spec.outer(side):
             stored.clear(self._backend.keys(columns, longs(buckets)))
@@ -277,7 +277,7 @@ class IntervalJoin(JoinOperator):
             owners = loaded.lists()[alone] + begin
             yield from self._result.alone(side, columns, loaded.values, alone, owners)
 
-    def _emit_over(
+    def _emit_alone(
         self,
         side: SideName,
         columns: list[pa.Array[Any]],
@@ -289,14 +289,14 @@ class IntervalJoin(JoinOperator):
         stored = self._stored[side]
         for begin, end, loaded in stored.load(columns, buckets):
             assert loaded.matched is not None
-            due = np.where(loaded.matched, _NEVER, self._over(side, loaded.times))
+            due = np.where(loaded.matched, _NEVER, self._alone_from(side, loaded.times))
             alone, later = np.flatnonzero(due <= watermark), np.flatnonzero(due != _NEVER)
             lists = loaded.lists()
             stored.mark(loaded, alone)
             later = later[due[later] > watermark]
             first = np.full(end - begin, _NEVER)
             np.minimum.at(first, lists[later], due[later])
-            self._look(loaded.keys, first, leaves[begin:end])
+            self._register_look(loaded.keys, first, leaves[begin:end])
             owners = lists[alone] + begin
             yield from self._result.alone(side, columns, loaded.values, alone, owners)
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
 from pystate.operators.joins.inputs import JoinInput, Rows, other_side
-from pystate.operators.runtime.grouping import taken
+from pystate.operators.runtime.grouping import take_rows
 from pystate.operators.runtime.late_rows import DROP_LATE, SIDES, LateInputs, LateRows, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator, TaskContext
@@ -91,9 +91,9 @@ class JoinResult:
             part = slice(begin, begin + OUTPUT_ROWS)
             there = at[part]
             index = pa.array(there, pa.int64(), mask=there < 0) if missing else longs(there)
-            head = taken(keys, (rows if owners is None else owners)[part])
+            head = take_rows(keys, (rows if owners is None else owners)[part])
             theirs = [column.take(index) for column in others]
-            yield from self._batch(side, head, taken(values, rows[part]), theirs)
+            yield from self._batch(side, head, take_rows(values, rows[part]), theirs)
 
     def alone(
         self,
@@ -107,8 +107,8 @@ class JoinResult:
         nulls = self._nulls[other_side(side)]
         for begin in range(0, len(rows), OUTPUT_ROWS):
             part = slice(begin, begin + OUTPUT_ROWS)
-            head = taken(keys, (rows if owners is None else owners)[part])
-            mine = taken(values, rows[part])
+            head = take_rows(keys, (rows if owners is None else owners)[part])
+            mine = take_rows(values, rows[part])
             theirs: list[Any] = [pa.repeat(each, len(rows[part])) for each in nulls]
             yield from self._batch(side, head, mine, theirs)
 

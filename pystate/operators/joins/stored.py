@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from pystate.operators.joins.inputs import JoinInput, Rows
 from pystate.operators.runtime.event_time import event_times
-from pystate.operators.runtime.grouping import expanded, group, keys_at, taken
+from pystate.operators.runtime.grouping import expand, group, keys_at, take_rows
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState
@@ -104,7 +104,7 @@ class StoredRows:
         groups = group(codes, buckets)
         order, starts = groups.order()
         buckets = buckets[groups.first]
-        keys = self._backend.keys(taken(rows.keys, groups.first), longs(buckets))
+        keys = self._backend.keys(take_rows(rows.keys, groups.first), longs(buckets))
         noted = None if matched is None else matched[order]
         self.append(keys, starts, rows.take(order), noted)
         return Put(keys, buckets, order, starts)
@@ -179,12 +179,12 @@ class StoredRows:
         if which is not None and len(which) < len(keys):
             keys = keys_at(self._backend, keys, which)
             counts = np.diff(starts)[which]
-            _, places = expanded(starts[which], counts)
+            _, places = expand(starts[which], counts)
             kept, starts = kept[places], np.concatenate([[0], np.cumsum(counts)])
         self._rows.clear_all(keys)
         if not len(kept):
             return
-        values = taken(loaded.values, kept)
+        values = take_rows(loaded.values, kept)
         rows = Rows([], values, longs(kept), loaded.times[kept], None)
         self.append(keys, starts, rows)
 
@@ -213,4 +213,4 @@ def due_lists(
         times = due.timestamps
         due.fire_all()
         once = group(key_codes(columns), buckets).first
-        yield taken(columns, once), buckets[once], times[once]
+        yield take_rows(columns, once), buckets[once], times[once]

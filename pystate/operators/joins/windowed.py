@@ -28,7 +28,7 @@ from pystate.epochs.watermarks import Holds
 from pystate.errors import InvalidArgumentError
 from pystate.operators.joins.inputs import JoinInput
 from pystate.operators.joins.operator import How, JoinOperator, JoinSpec
-from pystate.operators.runtime.grouping import expanded
+from pystate.operators.runtime.grouping import expand
 from pystate.operators.runtime.late_rows import SIDES, LateInputs, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
@@ -235,7 +235,7 @@ class WindowJoin(JoinOperator):
     ) -> Iterator[pa.RecordBatch]:
         """The rows of an input in some windows, in which they have no partner."""
         offsets, windows = loaded.offsets[number], np.flatnonzero(which)
-        of, rows = expanded(offsets[windows], np.diff(offsets)[windows])
+        of, rows = expand(offsets[windows], np.diff(offsets)[windows])
         mine = self._values(loaded, number)
         yield from self._result.alone(SIDES[number], heads, mine, rows, windows[of])
 

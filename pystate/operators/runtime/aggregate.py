@@ -94,10 +94,10 @@ class AggregateOperator(Operator):
     def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Update the states; nothing is emitted yet."""
         rows = self._timely(rows)
-        given, codes = self._given(rows)
+        given, codes = self._updates(rows)
         if codes.any():
             rows = self._without(rows, codes)
-            given, codes = self._given(rows)
+            given, codes = self._updates(rows)
         columns = [rows.column(name) for name in self._spec.key]
         keys = self._backend.keys(columns)
         steps = [
@@ -121,7 +121,7 @@ class AggregateOperator(Operator):
             self._note_nulls([column.filter(nulls) for column in columns])
         return iter(())
 
-    def _given(self, rows: pa.RecordBatch) -> tuple[list[Any], Any]:
+    def _updates(self, rows: pa.RecordBatch) -> tuple[list[Any], Any]:
         """What rows give to each state, and 1 + a state's column where that is too much already."""
         given, codes = [], np.zeros(rows.num_rows, np.uint8)
         for update in self._spec.updates:

@@ -77,7 +77,7 @@ class BroadcastCalls:
         run, calls, states = self._run, self._calls, self._states
         run.backend.clear_current_key()
         pieces: list[Any] = []
-        calls.calls("process_broadcast")
+        calls.remember_call("process_broadcast")
         self._handles_row, states.read_only = True, False
         try:
             result = calls.function.process_broadcast(row, run.context)

@@ -27,7 +27,7 @@ from pystate.errors import EvaluationError, InvalidArgumentError, NoCurrentKeyEr
 from pystate.operators.functions.binding import takes_rows
 from pystate.operators.functions.context import RuntimeContext
 from pystate.operators.runtime.function_spec import FunctionSpec
-from pystate.operators.runtime.grouping import grouped_columns, grouped_rows, taken
+from pystate.operators.runtime.grouping import grouped_columns, grouped_rows, take_rows
 from pystate.operators.runtime.late_rows import SIDES, SideName
 from pystate.operators.runtime.output import OUTPUT_ROWS
 from pystate.operators.runtime.rows import RowFactory, key_maker, python_values
@@ -179,12 +179,12 @@ class Calls:
         name = type(self.run.spec.function).__name__
         add_note(error, f"in {name}.{method} of operator {self.context.uid!r}: {what}")
 
-    def calls(self, method: str, keyed: Any = None) -> None:
+    def remember_call(self, method: str, keyed: Any = None) -> None:
         """Remember which method is called from now on, and what has the key."""
         self.run.call = Call(keyed, partial(self._place, method))
 
     @contextmanager
-    def noted(self, method: str, what: str) -> Iterator[None]:
+    def noting_errors(self, method: str, what: str) -> Iterator[None]:
         """Note where it happened on an error of a call for many keys, or for none."""
         try:
             yield
@@ -284,7 +284,7 @@ class KeyedCalls(RowsOut):
             run.row_clock,
             run.leave_namespace if run.named else None,
         )
-        self.calls("on_timer", loop)
+        self.remember_call("on_timer", loop)
         while self.fired(loop, "on_timer"):
             yield from self.drain("on_timer")
         return loop.fired
@@ -311,7 +311,7 @@ class RowCalls(KeyedCalls):
         columns, names = self.key_columns(rows), rows.schema.names
         # A key that is a column is the same object as in the row.
         own = len(self.key) == 1 and self.key[0] in names and not self.run.spec.key_types
-        return self._each(
+        return self._call_each(
             columns,
             names.index(self.key[0]) if own else list(self.key_values(columns)),
             self._factory.source(rows),
@@ -326,9 +326,11 @@ class RowCalls(KeyedCalls):
         times: Sequence[int | None] | None = None,
     ) -> Iterator[Any]:
         """Call the function for each row with its key."""
-        return self._each(columns, list(keys), list(rows), None if times is None else list(times))
+        return self._call_each(
+            columns, list(keys), list(rows), None if times is None else list(times)
+        )
 
-    def _each(
+    def _call_each(
         self,
         columns: Sequence[pa.Array[Any]],
         key_of: int | list[Any],
@@ -348,7 +350,7 @@ class RowCalls(KeyedCalls):
             run.row_clock,
             run.leave_namespace if run.named else None,
         )
-        self.calls(method, loop)
+        self.remember_call(method, loop)
         more = True
         while more:
             try:
@@ -405,13 +407,13 @@ class KeyRowsCalls(KeyedCalls):
         else:
             # A key column may be too large for the type that keys have.
             order, starts = grouped_columns(columns)
-            firsts = taken(columns, order[starts])
+            firsts = take_rows(columns, order[starts])
             keys = self.backend.keys(firsts)
             ends, places = [*starts[1:], len(order)], list(range(len(starts)))
         clock, named, method = self.run.row_clock, self.run.named, self.method
         process_rows = getattr(self.function, method)
         latest = None if clock is None else self._latest(order, starts)
-        self.calls(method, self.emitted)
+        self.remember_call(method, self.emitted)
         for i, key in enumerate(self.key_values(firsts)):
             keys.select(places[i])
             if clock is not None:
@@ -481,9 +483,9 @@ class VectorCalls(Calls):
     def _emit(self, method: str, keys: Any, rows: Any) -> Iterator[Any]:
         self.backend.clear_current_key()
         what = "timers" if method == "on_timers" else "rows"
-        self.calls(method)
+        self.remember_call(method)
         try:
-            with self.noted(method, f"a batch of {len(rows)} {what}"):
+            with self.noting_errors(method, f"a batch of {len(rows)} {what}"):
                 result = getattr(self.function, method)(keys, rows, self.context)
                 for value in self.batches(method, result):
                     yield from self._output(method, value)
@@ -577,7 +579,7 @@ class TwoInputs(Calls):
         for name in SIDES:
             yield from self._inputs[name].finish()
 
-    def _of(self, run: Run, name: SideName) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _columns_of(self, run: Run, name: SideName) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The key columns and all columns of an input."""
         right = run.spec.right
         assert right is not None, "a function of two inputs"
@@ -597,7 +599,7 @@ class CoCalls(TwoInputs, KeyedCalls):
             method = f"process_{name}"
             if takes_rows(run.spec.function, name):
                 kind, method = KeyRowsCalls, f"process_{name}_rows"
-            self._inputs[name] = kind(run, method, *self._of(run, name))
+            self._inputs[name] = kind(run, method, *self._columns_of(run, name))
 
 
 class CoVectorCalls(TwoInputs):
@@ -608,7 +610,8 @@ class CoVectorCalls(TwoInputs):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._inputs = {
-            name: VectorCalls(run, f"process_{name}", *self._of(run, name)) for name in SIDES
+            name: VectorCalls(run, f"process_{name}", *self._columns_of(run, name))
+            for name in SIDES
         }
 
     def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:

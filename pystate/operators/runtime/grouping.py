@@ -53,7 +53,7 @@ def group(codes: Ints, buckets: Ints) -> Groups:
     else:
         places, size = buckets - low, high - low + 1
     of_row, count = numbered(codes * size + places)
-    return Groups(of_row, firsts(of_row, count))
+    return Groups(of_row, first_of_each(of_row, count))
 
 
 def grouped_columns(columns: Sequence[pa.Array[Any]]) -> tuple[Ints, list[int]]:
@@ -63,14 +63,14 @@ def grouped_columns(columns: Sequence[pa.Array[Any]]) -> tuple[Ints, list[int]]:
     return order, starts[:-1].tolist()
 
 
-def firsts(codes: Ints, count: int | None = None) -> Ints:
+def first_of_each(codes: Ints, count: int | None = None) -> Ints:
     """The first row of each of some dense codes, of which there are `count`."""
     first = np.empty(int(codes.max(initial=-1)) + 1 if count is None else count, np.int64)
     first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
     return first
 
 
-def taken(columns: Sequence[pa.Array[Any]], rows: Ints) -> list[pa.Array[Any]]:
+def take_rows(columns: Sequence[pa.Array[Any]], rows: Ints) -> list[pa.Array[Any]]:
     """Some rows of some columns."""
     index = longs(rows)
     return [column.take(index) for column in columns]
@@ -78,16 +78,16 @@ def taken(columns: Sequence[pa.Array[Any]], rows: Ints) -> list[pa.Array[Any]]:
 
 def keys_at(backend: KeyedStateBackend, keys: KeyBatch, rows: Ints) -> KeyBatch:
     """The keys of some rows of a batch, in their namespaces."""
-    columns = taken(keys.key_arrays(), rows)
+    columns = take_rows(keys.key_arrays(), rows)
     if not keys.table.has_namespaces:
         return backend.keys(columns)
     return backend.keys(columns, keys.namespaces().take(longs(rows)))
 
 
-def expanded(starts: Ints, counts: Ints, step: int = 1) -> tuple[Ints, Ints]:
+def expand(starts: Ints, counts: Ints, step: int = 1) -> tuple[Ints, Ints]:
     """So many numbers from each start on, a step apart: of which start they are, and they.
 
-    >>> expanded(np.array([5, 9]), np.array([2, 3]))
+    >>> expand(np.array([5, 9]), np.array([2, 3]))
     (array([0, 0, 1, 1, 1]), array([ 5,  6,  9, 10, 11]))
     """
     of = np.repeat(np.arange(len(starts)), counts)

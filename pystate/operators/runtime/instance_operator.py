@@ -98,12 +98,12 @@ class _InstanceCalls(RowsOut):
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
         moments = [None] * rows.num_rows if times is None else times.to_pylist()
         # Values are read now, so that the caller learns of those that Python cannot hold.
-        return self._each(self._factory.rows(rows), moments)
+        return self._call_each(self._factory.rows(rows), moments)
 
-    def _each(self, rows: Iterator[Any], moments: Sequence[int | None]) -> Iterator[Any]:
+    def _call_each(self, rows: Iterator[Any], moments: Sequence[int | None]) -> Iterator[Any]:
         context, process = self.context, self.function.process
         emitted, returns, iterables = self.emitted, self.returns("process"), self.iterables
-        self.calls("process")
+        self.remember_call("process")
         for row, moment in zip(rows, moments, strict=True):
             context.timestamp = moment
             try:
@@ -121,8 +121,8 @@ class _InstanceCalls(RowsOut):
         yield from self.drain()
 
     def finish(self) -> Iterator[Any]:
-        self.calls("on_epoch_end")
-        with self.noted("on_epoch_end", "the end of an epoch"):
+        self.remember_call("on_epoch_end")
+        with self.noting_errors("on_epoch_end", "the end of an epoch"):
             result = self.function.on_epoch_end(self.context)
             if result is not None:
                 self.check("on_epoch_end", result)
@@ -143,8 +143,8 @@ class _InstanceBatchCalls(Calls):
         yield from self._emit("on_epoch_end", "the end of an epoch")
 
     def _emit(self, method: str, what: str, *rows: pa.RecordBatch) -> Iterator[Any]:
-        self.calls(method)
-        with self.noted(method, what):
+        self.remember_call(method)
+        with self.noting_errors(method, what):
             result = getattr(self.function, method)(*rows, self.context)
             for value in self.batches(method, result):
                 yield from self.output.from_value(value)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pystate.operators.runtime.event_time import event_times
-from pystate.operators.runtime.grouping import taken
+from pystate.operators.runtime.grouping import take_rows
 from pystate.operators.runtime.late_rows import late_tag
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator, TaskContext
@@ -244,7 +244,7 @@ class LatestRows:
             return None
         keys = self._keys(rows)
         heads, numbers = distinct(keys.first_rows(), len(keys))
-        touched = self._backend.keys(taken(keys.key_arrays(), heads))
+        touched = self._backend.keys(take_rows(keys.key_arrays(), heads))
         before, sizes = self._lists.read(touched)
         owners = np.concatenate([np.repeat(np.arange(len(heads)), sizes), numbers])
         whole = {
@@ -254,7 +254,7 @@ class LatestRows:
         counts = _last(owners, [whole[name] for name in self._identity])
         kept = np.flatnonzero(counts)
         kept = kept[np.argsort(owners[kept], kind="stable")]
-        now = dict(zip(whole, taken(list(whole.values()), kept), strict=True))
+        now = dict(zip(whole, take_rows(list(whole.values()), kept), strict=True))
         self._lists.write(touched, now, np.bincount(owners[kept], minlength=len(heads)))
         return Merged(touched, whole, owners, int(sizes.sum()), counts)
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
-from pystate.operators.runtime.grouping import expanded, taken
+from pystate.operators.runtime.grouping import expand, take_rows
 from pystate.operators.runtime.late_rows import PROCESS_LATE
 from pystate.operators.runtime.row_operator import (
     LATEST,
@@ -135,9 +135,9 @@ class TopRows(RowOperator):
         names = [*self._spec.key, *(name for name, _ in self._spec.columns), self._spec.rank]
         for keys in self._backend.changed(max(1, _OUTPUT_ROWS // self._spec.k)):
             rows, sizes = self._top.read(keys)
-            owners, ranks = expanded(np.ones(len(sizes), np.int64), sizes)
+            owners, ranks = expand(np.ones(len(sizes), np.int64), sizes)
             arrays = [
-                *taken(keys.key_arrays(), owners),
+                *take_rows(keys.key_arrays(), owners),
                 *rows.values(),
                 pa.array(ranks, pa.int32()),
             ]
@@ -155,7 +155,7 @@ class TopRows(RowOperator):
         # The keys that they have, numbered from 0.
         heads, numbers = distinct(keys.first_rows()[entering], len(keys))
         columns = keys.key_arrays()
-        touched = self._backend.keys(taken(columns, heads))
+        touched = self._backend.keys(take_rows(columns, heads))
         stored, sizes = self._top.read(touched)
         # Stored rows come before those of the batch, which is their order where they are equal.
         owners = np.concatenate([np.repeat(np.arange(len(heads)), sizes), numbers])
@@ -175,8 +175,8 @@ class TopRows(RowOperator):
         sizes = best.sizes[changed]
         to = touched
         if not changed.all():
-            to = self._backend.keys(taken(columns, heads[changed]))
-        now = zip(rows_of, taken(list(rows_of.values()), place), strict=True)
+            to = self._backend.keys(take_rows(columns, heads[changed]))
+        now = zip(rows_of, take_rows(list(rows_of.values()), place), strict=True)
         self._top.write(to, dict(now), sizes)
         if self._bar is not None:
             lowest = place[np.cumsum(sizes) - 1]

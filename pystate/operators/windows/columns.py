@@ -98,7 +98,7 @@ class WindowColumn:
         )
 
 
-def aggregated(
+def parse_aggregates(
     aggregates: Mapping[str, AggregateLike], schema: pa.Schema, owner: str
 ) -> tuple[WindowColumn, ...]:
     """Turn what a user asked for, by result column, into columns; `schema` is the input's."""
@@ -219,11 +219,11 @@ class Columns:
             self._note_too_large(keys, i, given[i], codes, adds=adds)
         if fails and codes.any():
             raise self._overflowed(self._beyond(codes), keys)
-        some, own = self._some(keys, codes)
+        some, own = self._accepted(keys, codes)
         steps, others = [], []
         counter = self.counter
         for i in [counter, *(i for i in range(len(given)) if i != counter)]:
-            handle, values = self._handles[i], picked(given[i], some)
+            handle, values = self._handles[i], pick(given[i], some)
             if not isinstance(handle, ColumnAggregate):
                 others.append((i, handle, values))
             elif adds:
@@ -239,11 +239,11 @@ class Columns:
             raise self._overflowed(error, own) from None
         left, last = None, own
         if now is not None and now.any():
-            left, last = self._some(own, now)
+            left, last = self._accepted(own, now)
         for i, handle, values in others:
             try:
                 take = handle.add_all if adds else handle.merge_all
-                take(last, picked(values, left))
+                take(last, pick(values, left))
             except StateOverflowError as error:
                 raise self._overflowed(error, last, self._columns[i].name) from None
         if some is None:
@@ -265,7 +265,7 @@ class Columns:
         keys.apply_all(list(steps), 0, 0 if refused is None else refused.ctypes.data)
         return np.zeros(len(keys), np.bool_)
 
-    def _some(self, keys: KeyBatch, refused: Refused) -> tuple[Some, KeyBatch]:
+    def _accepted(self, keys: KeyBatch, refused: Refused) -> tuple[Some, KeyBatch]:
         """The rows that are not refused, and their keys; None for all of them."""
         if not refused.any():
             return None, keys
@@ -462,7 +462,7 @@ class Columns:
             self._scratch = None
 
 
-def picked(values: Any, some: Some) -> Any:
+def pick(values: Any, some: Some) -> Any:
     """Some of an Arrow array's or a list's values; a value for all rows stays one."""
     if some is None or not isinstance(values, (list, pa.Array)):
         return values

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from pystate.operators.runtime.grouping import expanded
+from pystate.operators.runtime.grouping import expand
 from pystate.operators.windows.assigners import Aligned
 
 Times: TypeAlias = "npt.NDArray[np.int64]"
@@ -98,7 +98,7 @@ class Grid:
             counts = np.where(self.ends_period(ends), self.size // self.slice, 0)
         else:
             counts = np.full(len(ends), self.slide // self.slice)
-        return expanded(starts, counts, self.slice)
+        return expand(starts, counts, self.slice)
 
 
 class _ZoneGrid(Grid):

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
-from pystate.operators.runtime.grouping import taken
+from pystate.operators.runtime.grouping import take_rows
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Aligned, CountWindow, Global, Session, Tumbling
 from pystate.operators.windows.grid import Grid, Mask, Times, grid_of
@@ -133,7 +133,7 @@ class CountOperator(WindowOperator):
         columns = self.key_columns(rows)
         codes = key_codes(columns, dense=True)
         firsts = np.unique(codes, return_index=True)[1]
-        keys = taken(columns, firsts)
+        keys = take_rows(columns, firsts)
         open_ = self.backend.keys(keys, pa.array(np.zeros(len(firsts), np.int64)))
         stored = self.columns.accumulators(open_)
         return self.columns.near_end(
@@ -157,7 +157,7 @@ class CountOperator(WindowOperator):
         _, entered = self.add(keys, rows, times)
         if not len(full) or not entered.all():
             return
-        chosen = taken(columns, full)
+        chosen = take_rows(columns, full)
         done = self.backend.keys(chosen, pa.array(numbers[full]))
         yield self.result(chosen, None, None, self.columns.results(done))
         self.backend.delete(done)
@@ -168,17 +168,17 @@ class CountOperator(WindowOperator):
         later = np.flatnonzero(numbers > 0)
         if not len(later):
             return
-        chosen = taken(columns, later)
+        chosen = take_rows(columns, later)
         source = self.backend.keys(chosen, pa.array(numbers[later]))
         there = np.flatnonzero(self.columns.exist(source))
         if not len(there):
             return
-        chosen = taken(chosen, there)
+        chosen = take_rows(chosen, there)
         spaces = numbers[later][there]
         source = self.backend.keys(chosen, pa.array(spaces))
         # A key's open window is met once per row: it moves once.
         first = np.unique(key_codes(chosen), return_index=True)[1]
-        chosen = taken(chosen, first)
+        chosen = take_rows(chosen, first)
         source = self.backend.keys(chosen, pa.array(spaces[first]))
         target = self.backend.keys(chosen, pa.array(np.zeros(len(first), np.int64)))
         self.columns.merge(target, self.columns.accumulators(source))

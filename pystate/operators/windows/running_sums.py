@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pystate.operators.runtime.grouping import keys_at, taken
+from pystate.operators.runtime.grouping import keys_at, take_rows
 from pystate.operators.windows.columns import Columns, Some
 from pystate.operators.windows.grid import Grid, Mask, Times
 from pystate.state.key_batch import ADD, MAX, KeyBatch, Step
@@ -90,7 +90,7 @@ class RunningSums:
         if int(firsts.max()) > int(ends[0]):
             later = when >= firsts[rows]
             rows, when = rows[later], when[later]
-        looked_up = taken(columns, rows)
+        looked_up = take_rows(columns, rows)
         _, entering = self._slices(looked_up, when - grid.slide, self._moving, len(ends))
         leaving, left = self._slices(looked_up, grid.start_of(when), self._moving, len(ends))
         if self._reach >= _SAFE:
@@ -155,7 +155,7 @@ class RunningSums:
             step = max(1, _LOOKED_UP // max(count, 1))
             for begin in range(0, len(anew) if count else 0, step):
                 some = anew[begin : begin + step]
-                chosen = taken(columns, some)
+                chosen = take_rows(columns, some)
                 _, slices = self._slices(chosen, firsts[some] - grid.size, count, 1)
                 for name, values in slices.items():
                     sums[name][some] = values
@@ -170,7 +170,7 @@ class RunningSums:
         """
         if count > 1:
             of = np.repeat(np.arange(len(starts)), count)
-            columns = taken(columns, of)
+            columns = take_rows(columns, of)
             starts = (starts[:, None] + np.arange(count) * self._grid.slice).ravel()
         slices = self._backend.keys(columns, pa.array(starts))
         numbers = self._columns.numbers(slices)

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
-from pystate.operators.runtime.grouping import firsts, taken
+from pystate.operators.runtime.grouping import first_of_each, take_rows
 from pystate.operators.runtime.partial_rows import FIRST
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Session
@@ -62,7 +62,7 @@ class _Stretches:
 
 
 @dataclass
-class _Found:
+class _Lookup:
     """Sessions that were looked up, in the order that was asked for.
 
     `keys` has each of their keys once, and `stored` all sessions of these. `codes` says whose each
@@ -124,7 +124,7 @@ class SessionOperator(WindowOperator):
         """The rows of keys of which some sum may leave its range; None if there are none."""
         columns = self.key_columns(rows)
         codes = key_codes(columns, dense=True)
-        keys = taken(columns, firsts(codes))
+        keys = take_rows(columns, first_of_each(codes))
         stored = self._sessions(self.backend.keys(keys))
         given, beyond = self._adds(rows)
         near = self.columns.near_end(codes, given, stored.codes, self._sums_of(keys, stored))
@@ -137,7 +137,7 @@ class SessionOperator(WindowOperator):
         return accumulators(self.spec, rows) if self._combined else (self.columns.given(rows), {})
 
     def _sums_of(self, keys: Sequence[pa.Array[Any]], sessions: _Stretches) -> list[Any]:
-        columns = taken(keys, sessions.codes)
+        columns = take_rows(keys, sessions.codes)
         return self.columns.accumulators(self.backend.keys(columns, pa.array(sessions.starts)))
 
     def _excess(self, row: pa.RecordBatch, stretch: _Stretches) -> int:
@@ -188,7 +188,7 @@ class SessionOperator(WindowOperator):
 
     def _place(self, columns: Sequence[pa.Array[Any]], given: _Stretches) -> Times:
         """Make room in the sessions; return the start of each row's session."""
-        keys = taken(columns, firsts(given.codes))
+        keys = take_rows(columns, first_of_each(given.codes))
         default = self.backend.keys(keys)
         stored = self._sessions(default)
         rows = len(given)
@@ -197,7 +197,7 @@ class SessionOperator(WindowOperator):
             np.concatenate([given.starts, stored.starts]),
             np.concatenate([given.ends, stored.ends]),
         )
-        groups, joined = _joined(both)
+        groups, joined = _join(both)
         starts = joined.starts[groups]
         # Each stored session is in one of the joined ones, which may begin earlier.
         mine = groups[rows:]
@@ -216,7 +216,7 @@ class SessionOperator(WindowOperator):
         timed = ~_marked(len(joined), mine[lasts]) & _marked(len(joined), groups[:rows])
         if timed.any():
             new = joined.at(timed)
-            spaces = taken(keys, new.codes)
+            spaces = take_rows(keys, new.codes)
             self.backend.register_timers(
                 self.backend.keys(spaces, pa.array(new.starts)), self.domain, new.ends + _PAST
             )
@@ -226,7 +226,7 @@ class SessionOperator(WindowOperator):
 
     def _move(self, keys: Sequence[pa.Array[Any]], stored: _Stretches, to: Times) -> None:
         """Merge sessions into those that begin earlier; they vanish."""
-        columns = taken(keys, stored.codes)
+        columns = take_rows(keys, stored.codes)
         source = self.backend.keys(columns, pa.array(stored.starts))
         target = self.backend.keys(columns, pa.array(to))
         self.columns.merge(target, self.columns.accumulators(source))
@@ -245,20 +245,20 @@ class SessionOperator(WindowOperator):
             flat.field(1).to_numpy(),
         )
 
-    def _find(self, sessions: KeyBatch) -> _Found:
+    def _find(self, sessions: KeyBatch) -> _Lookup:
         """Look sessions up among those of their keys."""
         columns = sessions.key_arrays()
         codes = key_codes(columns, dense=True)
-        keys = taken(columns, firsts(codes))
+        keys = take_rows(columns, first_of_each(codes))
         stored = self._sessions(self.backend.keys(keys))
         if not len(stored):
             none = np.zeros(len(codes), np.int64)
-            return _Found(keys, stored, codes, none, none.astype(np.bool_), none)
+            return _Lookup(keys, stored, codes, none, none.astype(np.bool_), none)
         starts = sessions.namespaces().to_numpy()
         own, wanted = _pairs((stored.codes, stored.starts), (codes, starts))
         places = np.minimum(np.searchsorted(own, wanted), len(own) - 1)
         there = own[places] == wanted
-        return _Found(keys, stored, codes, places, there, stored.ends[places])
+        return _Lookup(keys, stored, codes, places, there, stored.ends[places])
 
     def _store(self, keys: Sequence[pa.Array[Any]], sessions: _Stretches, chosen: Mask) -> None:
         """Store the sessions of the chosen keys; `sessions` are in order, and all of theirs."""
@@ -275,7 +275,7 @@ class SessionOperator(WindowOperator):
         lists = pa.ListArray.from_arrays(
             given, values, mask=pa.array(empty) if empty.any() else None
         )
-        self._open.update_all(self.backend.keys(taken(keys, which)), lists)
+        self._open.update_all(self.backend.keys(take_rows(keys, which)), lists)
 
     # -- firing
 
@@ -322,7 +322,7 @@ class SessionOperator(WindowOperator):
             if done.any():
                 self._remove(self.chosen(keys, done), sessions, done)
 
-    def _remove(self, sessions: KeyBatch, among: _Found, which: Mask) -> None:
+    def _remove(self, sessions: KeyBatch, among: _Lookup, which: Mask) -> None:
         """Remove some of the sessions that were found; `sessions` are these."""
         self.backend.delete(sessions)
         kept = ~_marked(len(among.stored), among.places[which])
@@ -366,7 +366,7 @@ def _pairs(*given: tuple[Times, Times]) -> list[Times]:
     return [codes * span + np.searchsorted(ordered, times) for codes, times in given]
 
 
-def _joined(given: _Stretches) -> tuple[Times, _Stretches]:
+def _join(given: _Stretches) -> tuple[Times, _Stretches]:
     """Join stretches of one key that overlap or touch, in the order of keys and starts.
 
     Also say which of these each given one is part of.

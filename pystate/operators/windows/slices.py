@@ -30,10 +30,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
-from pystate.operators.runtime.grouping import expanded, taken
+from pystate.operators.runtime.grouping import expand, take_rows
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Aligned
-from pystate.operators.windows.columns import Refused, Some, picked
+from pystate.operators.windows.columns import Refused, Some, pick
 from pystate.operators.windows.grid import Mask, Times, grid_of
 from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator
 from pystate.operators.windows.running_sums import Ahead, RunningSums
@@ -90,7 +90,7 @@ class SlicedOperator(WindowOperator):
             self._running = RunningSums(
                 self.backend, self.columns, self._grid, self._next, self._filled
             )
-        self._held = HeldTimers(self.backend, self.domain)
+        self._held = DeferredTimers(self.backend, self.domain)
         #: Up to where windows fired of which nothing was kept.
         self._unkept = self.task.late_bound
 
@@ -112,12 +112,12 @@ class SlicedOperator(WindowOperator):
         fresh, entered = self.add(keys, rows, times)
         new = np.flatnonzero(fresh)
         if len(new):
-            self._note_new(taken(columns, new), slices[new])
+            self._note_new(take_rows(columns, new), slices[new])
         bound = self.task.late_bound
         if self.final and bound is not None and self.domain == "event":
             late = np.flatnonzero(entered & (self._grid.first_end(slices) <= bound))
             if len(late):
-                self._note_late(taken(columns, late), slices[late], bound)
+                self._note_late(take_rows(columns, late), slices[late], bound)
 
     def _catch_up(self) -> Iterator[pa.RecordBatch]:
         """Emit the windows up to the late bound that have not fired.
@@ -156,7 +156,7 @@ class SlicedOperator(WindowOperator):
         while True:
             again = np.flatnonzero((end <= last) & (end > bound - self.lateness))
             if len(again):
-                keys = self.backend.keys(taken(columns, again))
+                keys = self.backend.keys(take_rows(columns, again))
                 self.backend.register_timers(keys, self.domain, end[again])
             end = end + self._grid.slide
             if not (end <= last).any():
@@ -232,23 +232,23 @@ class SlicedOperator(WindowOperator):
             self.backend.delete(due.keys)
         furthest = grid.last_end_of(first)
         steps = (np.minimum(furthest, last) - first) // grid.slide + 1
-        rows, ends = expanded(first, steps, grid.slide)
+        rows, ends = expand(first, steps, grid.slide)
         order = _each_once(key_codes(columns)[rows], ends)
         rows, ends = rows[order], ends[order]
         for begin in range(0, len(rows), self._folds):
             part = slice(begin, begin + self._folds)
-            chosen, at = taken(columns, rows[part]), ends[part]
+            chosen, at = take_rows(columns, rows[part]), ends[part]
             there, results = self._folded(chosen, at)
             if len(there):
-                fired, when = taken(chosen, there), at[there]
+                fired, when = take_rows(chosen, there), at[there]
                 yield self.result(fired, grid.start_of(when), when, results)
                 on = np.flatnonzero((when + grid.slide > last) & ~grid.ends_period(when))
                 if len(on):
-                    keys = self.backend.keys(taken(fired, on))
+                    keys = self.backend.keys(take_rows(fired, on))
                     self.backend.register_timers(keys, self.domain, when[on] + grid.slide)
             windows, slices = grid.leaving(at)
             if len(windows):
-                gone = taken(chosen, windows)
+                gone = take_rows(chosen, windows)
                 self.backend.delete(self.backend.keys(gone, pa.array(slices)))
 
     def _fire_ahead(self, time: int, until: int) -> Iterator[pa.RecordBatch] | None:
@@ -305,11 +305,11 @@ class SlicedOperator(WindowOperator):
         assert self._running is not None
         on = self._running.move(ahead, self._sweeps)
         if len(on):
-            keys = self.backend.keys(taken(columns, on))
+            keys = self.backend.keys(take_rows(columns, on))
             self.backend.register_timers(keys, self.domain, ahead.last + self._grid.slide)
         for begin in range(0, len(ahead.rows), FIRED_ROWS):
             part = slice(begin, begin + FIRED_ROWS)
-            fired = taken(columns, ahead.rows[part])
+            fired = take_rows(columns, ahead.rows[part])
             kept = {name: array[part] for name, array in ahead.kept.items()}
             results = self._unfilled(kept, self.columns.results_of(None, kept))
             ends = ahead.ends[part]
@@ -360,7 +360,7 @@ class SlicedOperator(WindowOperator):
         if len(there):
             now = keys
             if len(there) < len(keys):
-                columns_there = taken(columns, there)
+                columns_there = take_rows(columns, there)
                 now, ends = self.backend.keys(columns_there), ends[: len(there)]
             else:
                 columns_there = list(columns)
@@ -396,12 +396,12 @@ class SlicedOperator(WindowOperator):
         self, columns: Sequence[pa.Array[Any]], ends: Times
     ) -> tuple[list[Any], Times, list[pa.Array[Any]]]:
         starts = self._grid.start_of(ends)
-        windows, spaces = expanded(starts, (ends - starts) // self._grid.slice, self._grid.slice)
-        keys = self.backend.keys(taken(columns, windows), pa.array(spaces))
+        windows, spaces = expand(starts, (ends - starts) // self._grid.slice, self._grid.slice)
+        keys = self.backend.keys(take_rows(columns, windows), pa.array(spaces))
         there = np.flatnonzero(self.columns.exist(keys))
         groups = windows[there]
         windows_there, dense = np.unique(groups, return_inverse=True)
-        accumulators = [picked(each, there) for each in self.columns.accumulators(keys)]
+        accumulators = [pick(each, there) for each in self.columns.accumulators(keys)]
         refused = np.zeros(len(there), np.uint8)
         folded, results = self.columns.folded(dense.astype(np.int64), accumulators, refused)
         self._leave_out(refused, accumulators, columns, groups)
@@ -432,17 +432,17 @@ class SlicedOperator(WindowOperator):
         if after is not None:
             first = np.maximum(first, self._grid.end_after(after))
         counts = np.maximum((last - first) // self._grid.slide + 1, 0)
-        rows, ends = expanded(first, counts, self._grid.slide)
+        rows, ends = expand(first, counts, self._grid.slide)
         columns = slices.key_arrays()
         # Slices of one key share windows.
         order = _each_once(key_codes(columns)[rows], ends)
         for begin in range(0, len(order), self._folds):
             part = order[begin : begin + self._folds]
-            chosen = taken(columns, rows[part])
+            chosen = take_rows(columns, rows[part])
             there, results = self._folded(chosen, ends[part])
             if len(there):
                 at = ends[part][there]
-                fired = taken(chosen, there)
+                fired = take_rows(chosen, there)
                 yield self.result(fired, self._grid.start_of(at), at, results)
 
     # -- windows kept summed up
@@ -459,11 +459,11 @@ class SlicedOperator(WindowOperator):
             goes_on[:] = True  # nothing is kept of another period
         anew = np.flatnonzero(~goes_on)
         if len(anew):
-            again = self.backend.keys(taken(columns, anew))
+            again = self.backend.keys(take_rows(columns, anew))
             self.backend.delete(again)
             # Of a window that starts anew all slices enter, of others the last ones.
             for at in range(start, end - grid.slide, grid.slice):
-                self._enter(taken(columns, anew), again, at)
+                self._enter(take_rows(columns, anew), again, at)
         for at in range(end - grid.slide, end, grid.slice):
             self._enter(columns, keys, at)
         filled = list(self._filled.values())
@@ -472,7 +472,7 @@ class SlicedOperator(WindowOperator):
         there = np.flatnonzero(rows > 0)
         fired = keys
         if len(there) < len(keys):
-            fired = self.backend.keys(taken(columns, there))
+            fired = self.backend.keys(take_rows(columns, there))
             sums = kept.kept(fired, filled)
         results = self._unfilled(sums, kept.results_of(fired, sums))
         if self._ends_period(end):
@@ -484,7 +484,7 @@ class SlicedOperator(WindowOperator):
 
     def _forget(self, columns: Sequence[pa.Array[Any]], rows: Times) -> None:
         if len(rows):
-            self.backend.delete(self.backend.keys(taken(columns, rows)))
+            self.backend.delete(self.backend.keys(take_rows(columns, rows)))
 
     def _enter(self, columns: Sequence[pa.Array[Any]], keys: KeyBatch, start: int) -> None:
         """Add the slices that begin at `start` to what is kept of their keys."""
@@ -492,7 +492,7 @@ class SlicedOperator(WindowOperator):
 
         def more(own: KeyBatch, some: Some) -> list[Step]:
             return [
-                handle.step(own, ADD, picked(accumulators[i].is_valid().cast(pa.int64()), some))
+                handle.step(own, ADD, pick(accumulators[i].is_valid().cast(pa.int64()), some))
                 for i, handle in self._filled.items()
             ]
 
@@ -526,7 +526,7 @@ _MOST_HELD = 262_144
 _LEAST_HELD = 1_024
 
 
-class HeldTimers:
+class DeferredTimers:
     """Timers in the default namespace, some of which may never be registered.
 
     Where all windows of a key up to the watermark are put together at once, the key needs one
@@ -556,7 +556,7 @@ class HeldTimers:
         if self._rows:
             columns, times = self._take()
             if after is not None:
-                columns, times = _some(columns, times, times > after)
+                columns, times = _filtered(columns, times, times > after)
             self._register(columns, times)
 
     def settle(self, until: int) -> None:
@@ -569,19 +569,19 @@ class HeldTimers:
             return
         columns, times = self._take()
         due = times <= until
-        self._register(*_some(columns, times, ~due))
-        columns, times = _some(columns, times, due)
+        self._register(*_filtered(columns, times, ~due))
+        columns, times = _filtered(columns, times, due)
         if not len(times):
             return
         if (np.diff(times) < 0).any():
             order = np.argsort(times, kind="stable")
-            columns, times = taken(columns, order), times[order]
+            columns, times = take_rows(columns, order), times[order]
         first = self._backend.keys(columns).first_rows()
         once = first == np.arange(len(first))
-        self._register(*_some(columns, times, once))
+        self._register(*_filtered(columns, times, once))
         rest = times > times[first]
         if rest.any():
-            self.add(*_some(columns, times, rest))
+            self.add(*_filtered(columns, times, rest))
 
     def _take(self) -> tuple[Sequence[pa.Array[Any]], Times]:
         parts = zip(*self._columns, strict=True)
@@ -603,7 +603,7 @@ def first_timers(
     columns: Sequence[pa.Array[Any]] = keys.key_arrays()
     times = due.timestamps
     if spaces.null_count < len(keys):
-        columns, times = _some(columns, times, np.asarray(spaces.is_null()))
+        columns, times = _filtered(columns, times, np.asarray(spaces.is_null()))
         keys = backend.keys(columns)
     first = keys.first_rows()
     once = first == np.arange(len(first))
@@ -611,10 +611,10 @@ def first_timers(
         return columns, times
     earliest = times.copy()
     np.minimum.at(earliest, first, times)
-    return _some(columns, earliest, once)
+    return _filtered(columns, earliest, once)
 
 
-def _some(
+def _filtered(
     columns: Sequence[pa.Array[Any]], times: Times, which: Mask
 ) -> tuple[Sequence[pa.Array[Any]], Times]:
     if which.all():

@@ -25,7 +25,13 @@ from pystate.operators.windows.assigners import (
     Tumbling,
     checked_assigner,
 )
-from pystate.operators.windows.columns import ROWS, AggregateLike, Columns, WindowColumn, aggregated
+from pystate.operators.windows.columns import (
+    ROWS,
+    AggregateLike,
+    Columns,
+    WindowColumn,
+    parse_aggregates,
+)
 from pystate.operators.windows.grid import CALENDAR_MS, grid_of, instants, reach
 from pystate.state.aggregating import AggregatingState
 from pystate.state.aggregators import Count
@@ -257,7 +263,7 @@ class WindowSpec:
         owner: str,
     ) -> WindowSpec:
         """Check the aggregates, by result column, and make the specification."""
-        columns = aggregated(aggregates, schema, owner)
+        columns = parse_aggregates(aggregates, schema, owner)
         reserved = {*key, START, END}
         for column in columns:
             if column.name in reserved or column.name.startswith("window."):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.operators.runtime import grouping
-from pystate.operators.runtime.grouping import expanded, group, grouped_columns, grouped_rows
+from pystate.operators.runtime.grouping import expand, group, grouped_columns, grouped_rows
 from tests.drawn import drawn
 
 FLOATS = st.sampled_from([0.0, -0.0, 1.5, math.nan, -math.nan, math.inf, None])
@@ -60,9 +60,9 @@ def test_groups(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
 def test_nothing_is_no_group() -> None:
     none = np.empty(0, np.int64)
     assert group(none, none).order()[1].tolist() == [0]
-    assert [part.tolist() for part in expanded(none, none)] == [[], []]
+    assert [part.tolist() for part in expand(none, none)] == [[], []]
 
 
 def test_ranges_without_places() -> None:
-    numbers, places = expanded(np.array([3, 9, 5]), np.array([2, 0, 1]))
+    numbers, places = expand(np.array([3, 9, 5]), np.array([2, 0, 1]))
     assert numbers.tolist() == [0, 0, 2] and places.tolist() == [3, 4, 5]
