@@ -197,9 +197,9 @@ class FunctionOperator(Operator):
             raise
         self._notify(task.notice)
 
-    def _make_context(self) -> RuntimeContext:
+    def _make_context(self, kind: type[RuntimeContext] = RuntimeContext) -> RuntimeContext:
         task, backend = self.task, self.backend
-        return RuntimeContext(
+        return kind(
             uid=task.uid,
             epoch=task.epoch,
             key_group_range=backend.key_group_range,
@@ -213,12 +213,7 @@ class FunctionOperator(Operator):
         if self._broadcast_states is not None:
             beside = self.task.beside
             assert beside is not None, "the task of the broadcast states"
-            states = InstanceState(beside.backend, beside.instance, self._broadcast_states)
-            if beside.old is not None:
-                with beside.old() as old:
-                    states.redistribute(old)
-            states.open()
-            self._states = states
+            self._states = InstanceState.of_task(beside, self._broadcast_states)
         return self.backend
 
     def _make_calls(self) -> Calls:

@@ -46,26 +46,15 @@ class InstanceOperator(FunctionOperator):
         super().__init__(spec)
         self._own_states = states
 
-    def _make_context(self) -> RuntimeContext:
-        task, backend = self.task, self.backend
-        return InstanceContext(
-            uid=task.uid,
-            epoch=task.epoch,
-            key_group_range=backend.key_group_range,
-            parallelism=task.parallelism,
-            max_parallelism=backend.max_parallelism,
-            processing_time=task.processing_time,
-            instance=task.index,
-        )
+    def _make_context(self, kind: type[RuntimeContext] = InstanceContext) -> RuntimeContext:
+        context = super()._make_context(kind)
+        assert isinstance(context, InstanceContext)
+        context.instance = self.task.index
+        return context
 
     def _open_states(self) -> Registry:
         """The instance's state: redistributed, if the number of instances has changed."""
-        task = self.task
-        state = InstanceState(task.backend, task.instance, self._own_states)
-        if task.old is not None:
-            with task.old() as old:
-                state.redistribute(old)
-        state.open()
+        state = InstanceState.of_task(self.task, self._own_states)
         assert isinstance(self.context, InstanceContext)
         self.context.redistributed = state.redistributed
         return state

@@ -28,6 +28,7 @@ from pystate.errors import (
     InvalidArgumentError,
     WrongTypeError,
 )
+from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.operator_state import (
@@ -125,6 +126,16 @@ class InstanceState:
         )
         self._stored = {n: backend.register(n, d.stored()) for n, d in states.items()}
         self._handles = {n: d.opened(self._stored[n], self._own) for n, d in states.items()}
+
+    @classmethod
+    def of_task(cls, task: TaskContext, states: Mapping[str, KeylessState[Any]]) -> InstanceState:
+        """The state of a task's instance, open; redistributed, if it is to be."""
+        state = cls(task.backend, task.instance, states)
+        if task.old is not None:
+            with task.old() as old:
+                state.redistribute(old)
+        state.open()
+        return state
 
     def open(self) -> None:
         """Make the instance's row current, so that the handles can be used.
