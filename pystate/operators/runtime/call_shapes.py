@@ -50,6 +50,20 @@ _ROWS_KEYS = (
 
 #: Yields the function's output, and returns how many timers have fired.
 Firing: TypeAlias = "Generator[Any, None, int]"
+#: The most due timers that callbacks may register for a key in an epoch: this many in any case, and
+#: this many for each of its timers that was there before.
+_MOST, _MOST_EACH = 1_000_000, 1_000
+#: The most that callbacks may register for keys in one place, while none of their timers fires at a
+#: later time than those before.
+_MOST_STILL = 100_000
+#: Keys are counted by their hashes modulo this, so that the room does not grow with the keys: the
+#: counts of keys that are in one place add up.
+_PLACES = 1 << 16
+#: Of batches with less than this many timers one in `_SAMPLED` is looked at, on average, and stands
+#: for those since the last one: timers that are due again come one at a time.
+_SMALL, _SAMPLED = 256, 16
+_Times: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+_Counts: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(slots=True)
@@ -617,24 +631,6 @@ class CoVectorCalls(TwoInputs):
     def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
         """Call the function for some timers."""
         return self._inputs["left"].on_due(due, domain)
-
-
-#: The most due timers that callbacks may register for a key in an epoch: this many in any case, and
-#: this many for each of its timers that was there before.
-_MOST, _MOST_EACH = 1_000_000, 1_000
-#: The most that callbacks may register for keys in one place, while none of their timers fires at a
-#: later time than those before.
-_MOST_STILL = 100_000
-#: Keys are counted by their hashes modulo this, so that the room does not grow with the keys: the
-#: counts of keys that are in one place add up.
-_PLACES = 1 << 16
-#: Of batches with less than this many timers one in `_SAMPLED` is looked at, on average, and stands
-#: for those since the last one: timers that are due again come one at a time.
-_SMALL, _SAMPLED = 256, 16
-
-
-_Times: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
-_Counts: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class FiringLimit:

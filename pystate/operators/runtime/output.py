@@ -40,6 +40,22 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 SchemaLike: TypeAlias = "str | Mapping[str, TypeLike] | pa.Schema | StructType"
+#: In an error, the place of the row that it is about.
+_PLACE = "_row"
+_COLUMN = re.compile(
+    r"\s*(?:`((?:[^`]|``)+)`|(\w+))(?:\s*:\s*|\s+)(.+?)(\s+not\s+null)?\s*", re.I | re.S
+)
+#: Rows that are emitted one by one are collected up to this number, and then output as a batch.
+OUTPUT_ROWS = 16_384
+#: Takes a tag and a piece of that side output.
+Side: TypeAlias = Callable[[str, Any], None]
+#: The exceptions that a value may raise that does not fit its column.
+_MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_NUMBERS = (int, float, np.number)
+_FRACTIONS = (float, np.floating, Decimal)
+#: Rows of exactly these types have no names.
+BY_PLACE = frozenset([tuple, list])
+_AS_IT_IS = (-1,)
 
 
 class Output(Protocol):
@@ -313,13 +329,6 @@ def parse_sides(
     }
 
 
-#: In an error, the place of the row that it is about.
-_PLACE = "_row"
-_COLUMN = re.compile(
-    r"\s*(?:`((?:[^`]|``)+)`|(\w+))(?:\s*:\s*|\s+)(.+?)(\s+not\s+null)?\s*", re.I | re.S
-)
-
-
 def _parse_ddl(text: str, owner: str) -> tuple[pa.Schema, list[str]]:
     fields, ddl = [], []
     for part in _split(text):
@@ -393,13 +402,6 @@ class RowsAsYielded:
         if not isinstance(value, pa.RecordBatch):
             _table(value, self._owner)
         return [value]
-
-
-#: Rows that are emitted one by one are collected up to this number, and then output as a batch.
-OUTPUT_ROWS = 16_384
-
-#: Takes a tag and a piece of that side output.
-Side: TypeAlias = Callable[[str, Any], None]
 
 
 class SideOutputs:
@@ -543,10 +545,6 @@ def _is_day_or_instant(arrow_type: pa.DataType) -> bool:
     return bool(at.is_date(arrow_type) or at.is_timestamp(arrow_type))
 
 
-#: The exceptions that a value may raise that does not fit its column.
-_MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
-_NUMBERS = (int, float, np.number)
-_FRACTIONS = (float, np.floating, Decimal)
 #: Python types that Arrow would accept for these columns, although a batch of them is refused.
 _REFUSED: dict[type, Callable[[pa.DataType], bool]] = {
     bool: lambda t: bool(at.is_floating(t) or at.is_decimal(t)),
@@ -638,9 +636,6 @@ def _table(value: object, owner: str) -> pa.Table:
 
 # -- rows with names
 
-#: Rows of exactly these types have no names.
-BY_PLACE = frozenset([tuple, list])
-
 
 def names_of(row: object) -> tuple[Any, ...] | None:
     """The names of a row's values; None if they only have positions.
@@ -671,9 +666,6 @@ def in_order(rows: Iterable[Any], names: tuple[str, ...], owner: str) -> Iterato
             _refuse(row, given, names, owner)
         values = tuple(row.values()) if isinstance(row, Mapping) else row
         yield values if places == _AS_IT_IS else tuple([values[i] for i in places])
-
-
-_AS_IT_IS = (-1,)
 
 
 @lru_cache(maxsize=256)

@@ -18,7 +18,7 @@ from pystate.types.durations import Duration, milliseconds
 
 DAY_MS = 86_400_000
 #: Longer windows would make sums of times overflow.
-_LONGEST = 1 << 59
+LONGEST_MS = 1 << 59
 #: A window of more slices than this would fire too slowly to be of use.
 _MOST_SLICES = 100_000
 
@@ -54,7 +54,7 @@ class Aligned(Assigner):
         self, size_ms: int, slide_ms: int, slice_ms: int, offset: Any, zone: str | None = None
     ) -> None:
         kind = type(self).__name__
-        if size_ms > _LONGEST:
+        if size_ms > LONGEST_MS:
             raise InvalidArgumentError(f"{kind}: a window of {size_ms} ms is too long")
         if size_ms // slice_ms > _MOST_SLICES:
             raise InvalidArgumentError(
@@ -209,7 +209,7 @@ class Session(Assigner):
         if column is not None and (type(column) is not str or not column):
             raise InvalidArgumentError(f"Session: column is a column's name, not {shown(column)}")
         length = None if gap is None else milliseconds(gap, "Session: gap", least=1)
-        if length is not None and length > _LONGEST:
+        if length is not None and length > LONGEST_MS:
             raise InvalidArgumentError(f"Session: a gap of {length} ms is too long")
         object.__setattr__(self, "gap_ms", length)
         object.__setattr__(self, "gap_column", column)

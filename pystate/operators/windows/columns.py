@@ -67,6 +67,8 @@ _HOW = (
     "write ps.count(), ps.sum('x'), or a pair of an aggregator and a column, (ps.TopK(3), 'x'); "
     "of an AggregateFunction also the result's type, (Own(), 'x', 'long')"
 )
+#: Sums of decimals of more digits may overflow, those of means leave 128 bits.
+MOST_DIGITS = 28
 
 
 @dataclass(frozen=True)
@@ -472,10 +474,6 @@ def pick(values: Any, some: Some) -> Any:
     return values.take(numbers)
 
 
-#: Means of decimals of more digits may leave 128 bits.
-_MOST_DIGITS = 28
-
-
 class Range(NamedTuple):
     """What a sum may be."""
 
@@ -495,7 +493,7 @@ def range_of(state: AggregatingState) -> Range | None:
             most = 10**kept.precision - 1
             return Range(-most, most, kept.ddl)
         return Range(-(1 << 63), (1 << 63) - 1, "long") if kept.name == "long" else None
-    wide = bound.input.name == "decimal" and bound.input.precision > _MOST_DIGITS
+    wide = bound.input.name == "decimal" and bound.input.precision > MOST_DIGITS
     if isinstance(aggregate, Mean) and wide:
         return Range(-(1 << 127), (1 << 127) - 1, "a sum of 128 bits")
     return None

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pystate.operators.runtime.grouping import expand
-from pystate.operators.windows.assigners import Aligned
+from pystate.operators.windows.assigners import DAY_MS, Aligned
 
 Times: TypeAlias = "npt.NDArray[np.int64]"
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
@@ -23,6 +23,16 @@ Mask: TypeAlias = "npt.NDArray[np.bool_]"
 _INT64 = np.iinfo(np.int64)
 #: Times of a zone that are further apart, five years, are looked up separately.
 _FAR = 1826 * 86_400_000
+_EPOCH = datetime.date(1970, 1, 1)
+_UTC = datetime.timezone.utc
+_START = datetime.datetime(1970, 1, 1, tzinfo=_UTC)
+#: Local days that Python's calendar has, with room for windows of several days and for offsets.
+_FIRST_DAY = (datetime.date(2, 1, 1) - _EPOCH).days
+_LAST_DAY = (datetime.date(9998, 12, 31) - _EPOCH).days
+#: The same as instants: with two windows of room there are boundaries on both sides of each.
+CALENDAR_MS = ((_FIRST_DAY + 2) * DAY_MS, (_LAST_DAY - 2) * DAY_MS)
+#: Days that are computed at once, at least.
+_BLOCK = 64
 
 
 class Grid:
@@ -164,19 +174,6 @@ def _floor_one(time: int, step: int, offset: int) -> int:
     return time - (time - offset) % step
 
 
-_DAY_MS = 86_400_000
-_EPOCH = datetime.date(1970, 1, 1)
-_UTC = datetime.timezone.utc
-_START = datetime.datetime(1970, 1, 1, tzinfo=_UTC)
-#: Local days that Python's calendar has, with room for windows of several days and for offsets.
-_FIRST_DAY = (datetime.date(2, 1, 1) - _EPOCH).days
-_LAST_DAY = (datetime.date(9998, 12, 31) - _EPOCH).days
-#: The same as instants: with two windows of room there are boundaries on both sides of each.
-CALENDAR_MS = ((_FIRST_DAY + 2) * _DAY_MS, (_LAST_DAY - 2) * _DAY_MS)
-#: Days that are computed at once, at least.
-_BLOCK = 64
-
-
 class ZoneBoundaries:
     """The instants at which windows of a zone begin.
 
@@ -202,9 +199,9 @@ class ZoneBoundaries:
         known = self._known
         if len(known) and known[0] <= first_ms and last_ms < known[-1]:
             return known
-        days = max(1, -(-self._size // _DAY_MS)) + 2
-        first = _bounded(first_ms // _DAY_MS - days)
-        last = _bounded(last_ms // _DAY_MS + days)
+        days = max(1, -(-self._size // DAY_MS)) + 2
+        first = _bounded(first_ms // DAY_MS - days)
+        last = _bounded(last_ms // DAY_MS + days)
         if len(known):
             if first >= self._first and last <= self._last:
                 return known  # at the end of the calendar
@@ -218,8 +215,8 @@ class ZoneBoundaries:
         return self._known
 
     def _between(self, first_day: int, last_day: int) -> npt.NDArray[np.int64]:
-        first = (first_day * _DAY_MS - self._offset) // self._size
-        last = (last_day * _DAY_MS - self._offset) // self._size + 1
+        first = (first_day * DAY_MS - self._offset) // self._size
+        last = (last_day * DAY_MS - self._offset) // self._size + 1
         locals_ = [n * self._size + self._offset for n in range(first, last + 1)]
         return np.unique(np.array([self.instant(local) for local in locals_], np.int64))
 
@@ -256,8 +253,8 @@ def instants(zone: str, locals_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int6
     Times outside of the years 2 to 9998 stay as they are.
     """
     times, of = np.unique(locals_ms, return_inverse=True)
-    boundaries = ZoneBoundaries(zone, _DAY_MS, 0)
-    known = (times >= _FIRST_DAY * _DAY_MS) & (times < _LAST_DAY * _DAY_MS)
+    boundaries = ZoneBoundaries(zone, DAY_MS, 0)
+    known = (times >= _FIRST_DAY * DAY_MS) & (times < _LAST_DAY * DAY_MS)
     for place in np.flatnonzero(known).tolist():
         times[place] = boundaries.instant(int(times[place]))
     return times[of]

@@ -17,15 +17,13 @@ import pyarrow.compute as pc
 
 from pystate.operators.runtime.partial_rows import COUNT, LOW, WEIGHT, mean_accumulators, whole_sums
 from pystate.operators.windows.assigners import Aligned, Global, Session
-from pystate.operators.windows.columns import WindowColumn
+from pystate.operators.windows.columns import MOST_DIGITS, WindowColumn
 from pystate.operators.windows.grid import Mask, grid_of
 from pystate.operators.windows.specification import WindowSpec
 from pystate.state.aggregators import Count, Max, Mean, Min, Sum
 
 #: How the columns of aggregates are called, in front of a number.
 _PART = "__pystate_value_"
-#: Sums of decimals of more digits might overflow.
-_MOST_DIGITS = 28
 
 #: What is computed of an input column: the last two are the halves of a sum of longs.
 Function = Literal["count", "sum", "min", "max", "high", "low"]
@@ -77,8 +75,8 @@ def _refused(column: WindowColumn) -> str | None:
     if bound is None or not isinstance(aggregate, (Count, Sum, Min, Max, Mean)):
         return "only count, sum, min, max and mean can be combined"
     digits = bound.input.precision if bound.input.name == "decimal" else 0
-    if digits > _MOST_DIGITS and isinstance(aggregate, (Sum, Mean)):
-        return f"sums of decimals of more than {_MOST_DIGITS} digits may overflow"
+    if digits > MOST_DIGITS and isinstance(aggregate, (Sum, Mean)):
+        return f"sums of decimals of more than {MOST_DIGITS} digits may overflow"
     return None
 
 

@@ -44,6 +44,8 @@ from pystate.types.state_type import parse_type
 
 #: About as many rows are read at once, but at least those of one window.
 LOADED_ROWS = 1 << 17
+#: The state of the rows of an operator with one input.
+_INPUT_ROWS = "window.input"
 
 
 @dataclass(frozen=True)
@@ -210,10 +212,6 @@ def _chosen(backend: KeyedStateBackend, keys: KeyBatch, numbers: Times) -> KeyBa
     if len(numbers) == len(keys) and (numbers == np.arange(len(keys))).all():
         return keys
     return keys_at(backend, keys, numbers)
-
-
-#: The state of the rows of an operator with one input.
-_INPUT_ROWS = "window.input"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pystate.state.value import ValueHandle
 from pystate.tables.backend import KeyedStateBackend
 
 #: Slices that are looked up at once.
-_LOOKED_UP = 262_144
+SLICES_AT_ONCE = 262_144
 #: No sum of numbers below it overflows.
 _SAFE = 1 << 62
 
@@ -152,7 +152,7 @@ class RunningSums:
             sums = {name: np.where(goes_on, values, 0) for name, values in stored.items()}
             anew = np.flatnonzero(~goes_on & ~(fresh & ~fired))
             count = (grid.size - grid.slide) // grid.slice
-            step = max(1, _LOOKED_UP // max(count, 1))
+            step = max(1, SLICES_AT_ONCE // max(count, 1))
             for begin in range(0, len(anew) if count else 0, step):
                 some = anew[begin : begin + step]
                 chosen = take_rows(columns, some)

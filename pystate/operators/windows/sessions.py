@@ -29,7 +29,7 @@ from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.grouping import first_of_each, take_rows
 from pystate.operators.runtime.partial_rows import FIRST
 from pystate.operators.runtime.task import TaskContext
-from pystate.operators.windows.assigners import Session
+from pystate.operators.windows.assigners import LONGEST_MS, Session
 from pystate.operators.windows.grid import Mask, Times
 from pystate.operators.windows.operator import WindowOperator
 from pystate.operators.windows.partial_rows import accumulators
@@ -39,7 +39,6 @@ from pystate.tables.backend import KeyedStateBackend
 from pystate.types.key_codes import key_codes
 
 _INT64 = np.iinfo(np.int64)
-_LONGEST = 1 << 59
 #: Sessions are over at this time after their end, which is the last time at which rows join them.
 _PAST = 1
 _STRUCT = pa.struct([("start", pa.int64()), ("end", pa.int64())])
@@ -166,18 +165,18 @@ class SessionOperator(WindowOperator):
         column = rows.column(windows.gap_column).cast(pa.int64())
         gaps = column.fill_null(0).to_numpy()
         # A session's end, and the time until which it is kept, are numbers of 64 bits.
-        long = np.clip(gaps, 1, _LONGEST)
+        long = np.clip(gaps, 1, LONGEST_MS)
         first, last = self.spec.reach()
         far = (times > last - 4 * long) | (times < first + 4 * long)
-        bad = (gaps < 1) | (gaps > _LONGEST) | far
+        bad = (gaps < 1) | (gaps > LONGEST_MS) | far
 
         def why(i: int) -> str:
             gap: Any = column[i].as_py()
-            if gap is not None and 1 <= gap <= _LONGEST:
+            if gap is not None and 1 <= gap <= LONGEST_MS:
                 return f"is of {times[i]} ms since 1970, too far away for a session of {gap} ms"
             return (
                 f"has a gap of {'null' if gap is None else gap} in column "
-                f"{windows.gap_column!r}: a session's gap is 1 to {_LONGEST} ms"
+                f"{windows.gap_column!r}: a session's gap is 1 to {LONGEST_MS} ms"
             )
 
         if bad.any():

@@ -36,15 +36,13 @@ from pystate.operators.windows.assigners import Aligned
 from pystate.operators.windows.columns import Refused, Some, pick
 from pystate.operators.windows.grid import Mask, Times, grid_of
 from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator
-from pystate.operators.windows.running_sums import Ahead, RunningSums
+from pystate.operators.windows.running_sums import SLICES_AT_ONCE, Ahead, RunningSums
 from pystate.operators.windows.specification import NEXT
 from pystate.state.key_batch import ADD, KeyBatch, Step
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import DueTimers
 from pystate.types.key_codes import key_codes
 
-#: Slices that are looked up at once.
-_LOOKED_UP = 262_144
 #: Slices of one time's windows up to which windows of many times are put together at once: looking
 #: these up takes about as long as what each time costs however few keys it has.
 _FEW = 16_384
@@ -54,6 +52,10 @@ _MOST_TIMES = 4_096
 _AHEAD = 131_072
 #: Times up to which that is tried however few windows a slice has.
 _LEAST_TIMES = 4
+#: Timers that are kept back, at most.
+_MOST_HELD = 262_144
+#: Fewer are registered one and all: of few keys, windows are put together in another way.
+_LEAST_HELD = 1_024
 
 
 class SlicedOperator(WindowOperator):
@@ -74,7 +76,7 @@ class SlicedOperator(WindowOperator):
         timed = self.final and self.domain == "event"
         self._unfired = self.task.late_bound if timed else None
         #: Windows that are put together from their slices at once.
-        self._folds = max(1, min(FIRED_ROWS, _LOOKED_UP // windows.slices))
+        self._folds = max(1, min(FIRED_ROWS, SLICES_AT_ONCE // windows.slices))
         states = self.spec.states()
         self._next = self.backend.register(NEXT, states[NEXT]) if self.spec.runs else None
         counters = [i for i, c in enumerate(self.spec.columns) if c.counts_rows]
@@ -518,12 +520,6 @@ def _each_once(codes: Times, ends: Times) -> Times:
     fresh[1:] = (np.diff(ends[order]) != 0) | (np.diff(codes[order]) != 0)
     places: Times = order[fresh]
     return places
-
-
-#: Timers that are kept back, at most.
-_MOST_HELD = 262_144
-#: Fewer are registered one and all: of few keys, windows are put together in another way.
-_LEAST_HELD = 1_024
 
 
 class DeferredTimers:

@@ -18,6 +18,7 @@ from pystate.epochs.watermarks import Hold, Holds, Lag
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.windows.assigners import (
+    LONGEST_MS,
     Aligned,
     Assigner,
     Global,
@@ -174,7 +175,7 @@ def window_options(
     choice(emit, f"{owner}: emit", ("final", "update"))
     early_ms = None if early is None else milliseconds(early, f"{owner}: early", least=1)
     lateness = milliseconds(allowed_lateness, f"{owner}: allowed_lateness")
-    if lateness > 1 << 59:
+    if lateness > LONGEST_MS:
         raise InvalidArgumentError(f"{owner}: allowed_lateness of {lateness} ms is too long")
     if not processing_time and assigner.timed and event_time is None:
         raise InvalidArgumentError(
