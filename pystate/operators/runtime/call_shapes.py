@@ -29,7 +29,7 @@ from pystate.operators.functions.context import RuntimeContext
 from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.grouping import grouped_columns, grouped_rows, take_rows
 from pystate.operators.runtime.late_rows import SIDES, SideName
-from pystate.operators.runtime.output import OUTPUT_ROWS
+from pystate.operators.runtime.output import OUTPUT_ROWS, written_at
 from pystate.operators.runtime.rows import RowFactory, key_maker, python_values
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import DueTimers, TimeDomain
@@ -211,9 +211,7 @@ class Calls:
     def _place(self, method: str) -> str:
         """Where a method of the function is written."""
         kind, name = type(self.run.spec.function), method or self.method
-        code = getattr(getattr(kind, name, None), "__code__", None)
-        where = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
-        return f"{kind.__name__}.{name}{where}"
+        return f"{kind.__name__}.{name}{written_at(getattr(kind, name, None))}"
 
     def keyless(self, error: NoCurrentKeyError, advice: str) -> None:
         """Add advice to the error for a missing current key."""

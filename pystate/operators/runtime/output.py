@@ -489,6 +489,12 @@ def emitted_by(
         raise WrongTypeError(f"{error}; emitted{by}") from None
 
 
+def written_at(called: object) -> str:
+    """Where a function is written, in brackets; nothing if that is not known."""
+    code = getattr(called, "__code__", None)
+    return "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
+
+
 def _nowhere(tag: str, piece: Any) -> None:
     raise AssertionError(f"nothing is declared for {tag!r}")
 

@@ -30,7 +30,14 @@ from pystate.operators.runtime.call_shapes import (
     is_arrow_batch,
     is_batch,
 )
-from pystate.operators.runtime.output import OUTPUT_ROWS, Output, SideOutputs, emitted_by, shown
+from pystate.operators.runtime.output import (
+    OUTPUT_ROWS,
+    Output,
+    SideOutputs,
+    emitted_by,
+    shown,
+    written_at,
+)
 from pystate.operators.runtime.rows import python_values
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.operators.windows.kinds import make_operator
@@ -207,8 +214,7 @@ class WindowProcess(Operator):
             name, called = f"{kind.__name__}.{method}", getattr(kind, method)
         else:
             name = getattr(called, "__name__", type(called).__name__)
-        code = getattr(called, "__code__", None)
-        return name if code is None else f"{name} ({code.co_filename}, line {code.co_firstlineno})"
+        return f"{name}{written_at(called)}"
 
     def _many(self, windows: pa.RecordBatch, offsets: Any, batch: pa.RecordBatch) -> Iterator[Any]:
         function: Any = self._spec.function
