@@ -34,6 +34,7 @@ from pystate.operators.runtime.row_operator import (
     HeldRows,
     Longs,
     RowOperator,
+    RowSpec,
     Times,
     columns_of,
 )
@@ -52,7 +53,7 @@ _ROUNDS = 16
 
 
 @dataclass(frozen=True)
-class DeduplicateSpec:
+class DeduplicateSpec(RowSpec):
     """What counts as a duplicate; pickled for the workers."""
 
     key: tuple[str, ...]

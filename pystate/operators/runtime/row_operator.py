@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,20 +50,15 @@ class Times(NamedTuple):
     known: Flags
 
 
-class RowSpec(Protocol):
-    """What such an operator is made from."""
+class RowSpec:
+    """What such an operator is made from: the base of what is pickled for the workers."""
 
-    @property
-    def key(self) -> tuple[str, ...]:
-        """The key columns."""
-
-    @property
-    def event_time(self) -> str | None:
-        """The column with the time at which a row happened."""
-
-    @property
-    def late(self) -> str:
-        """What happens to rows below the late bound: a word, or the tag of a side output."""
+    key: tuple[str, ...]
+    """The key columns."""
+    event_time: str | None
+    """The column with the time at which a row happened."""
+    late: str
+    """What happens to rows below the late bound: a word, or the tag of a side output."""
 
 
 class RowOperator(Operator):

@@ -36,6 +36,7 @@ from pystate.operators.runtime.row_operator import (
     Merged,
     RowLists,
     RowOperator,
+    RowSpec,
     columns_of,
     distinct,
 )
@@ -70,7 +71,7 @@ class By(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TopSpec:
+class TopSpec(RowSpec):
     """Which rows are the best; pickled for the workers."""
 
     key: tuple[str, ...]

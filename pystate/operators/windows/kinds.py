@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
-from pystate.operators.runtime.grouping import take_rows
+from pystate.operators.runtime.grouping import first_of_each, take_rows
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Aligned, CountWindow, Global, Session, Tumbling
 from pystate.operators.windows.grid import Grid, Mask, Times, grid_of
@@ -132,7 +132,7 @@ class CountOperator(WindowOperator):
         """The rows of keys of which some sum may leave its range; None if there are none."""
         columns = self.key_columns(rows)
         codes = key_codes(columns, dense=True)
-        firsts = np.unique(codes, return_index=True)[1]
+        firsts = first_of_each(codes)
         keys = take_rows(columns, firsts)
         open_ = self.backend.keys(keys, pa.array(np.zeros(len(firsts), np.int64)))
         stored = self.columns.accumulators(open_)
