@@ -27,6 +27,7 @@ from pystate.operators.runtime.call_shapes import (
     Run,
     are_rows,
 )
+from pystate.operators.runtime.grouping import keys_at
 from pystate.operators.runtime.instance_state import InstanceState
 from pystate.operators.runtime.output import OUTPUT_ROWS
 from pystate.operators.runtime.rows import RowFactory
@@ -181,8 +182,7 @@ class BroadcastCalls:
                 having[i] = state.count() > 0
             self._run.backend.clear_current_key()
         if not having.all():
-            arrays = [array.filter(pa.array(having)) for array in keys._columns()]
-            keys = KeyBatch(keys.table, arrays, keys._types)
+            keys = keys_at(self._run.backend, keys, np.flatnonzero(having))
         if len(keys):
             self._returned(function(keys, state))
 
