@@ -22,7 +22,7 @@ from pystate.epochs.watermarks import OperatorTime
 from pystate.operators.runtime.deduplicate import DeduplicateSpec
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.runtime.top import By, TopSpec
-from pystate.operators.windows.factory import make_operator
+from pystate.operators.windows.kinds import make_operator
 from pystate.operators.windows.specification import WindowSpec, window_options
 from pystate.types.keys import parse_key
 from pystate.types.state_type import parse_type

@@ -71,7 +71,7 @@ from pystate.operators.functions.base import (
 )
 from pystate.operators.functions.context import InstanceContext, RuntimeContext
 from pystate.operators.functions.windows import TimeWindow, WindowContext, WindowFunction
-from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.event_time import MAX_WATERMARK
 from pystate.operators.windows.assigners import (
     CountWindow,
     Cumulating,

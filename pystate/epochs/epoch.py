@@ -127,7 +127,7 @@ class Epoch:
         self.processing_time_ms = processing_time_ms
         #: The reading that determined the processing time.
         self.clock = clock
-        #: Whether event time ends after the epoch's rows; see `pystate.operators.runtime.drain`.
+        #: Whether event time ends after the epoch's rows; see `MAX_WATERMARK`.
         self.drain = drain
         #: Which checkpoints its functions are to learn of.
         self.notice = notice

@@ -20,10 +20,10 @@ from pystate.errors import InvalidArgumentError, ReplayError
 from pystate.operators.functions.base import BroadcastFunction, StatefulFunction
 from pystate.operators.functions.binding import broadcast_states, keyed_states, operator_spec, shape
 from pystate.operators.runtime.event_time import event_times
+from pystate.operators.runtime.function_operator import BROADCAST, FunctionOperator
 from pystate.operators.runtime.function_spec import BroadcastInput
 from pystate.operators.runtime.instance_state import InstanceState, instance_spec
 from pystate.operators.runtime.output import SchemaLike
-from pystate.operators.runtime.runtime import BROADCAST, FunctionOperator
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.operator_state import Instance, KeylessState

@@ -15,7 +15,7 @@ from pystate.errors import ReplayError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import in_batches, shape, takes_rows
 from pystate.operators.runtime.call_shapes import are_batches, are_rows, is_batch
-from pystate.operators.runtime.co_shapes import SIDES
+from pystate.operators.runtime.late_rows import SIDES
 from pystate.operators.runtime.rows import RowFactory, unreadable
 
 

@@ -19,10 +19,10 @@ from pystate.errors import InvalidArgumentError, NoEventTimeError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import declarations, operator_spec
 from pystate.operators.runtime.event_time import milliseconds
-from pystate.operators.runtime.function_spec import PROCESS_LATE
+from pystate.operators.runtime.function_operator import FunctionOperator
+from pystate.operators.runtime.late_rows import PROCESS_LATE
 from pystate.operators.runtime.output import SchemaLike
 from pystate.operators.runtime.rows import key_maker, key_parts
-from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.tables.registry import unknown_state_error
 from pystate.tables.timers import TimeDomain

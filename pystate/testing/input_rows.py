@@ -13,8 +13,7 @@ import pyarrow.types as at
 
 from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.operators.runtime.column_order import names_of
-from pystate.operators.runtime.output import OutputColumns, SchemaLike, parse_columns
+from pystate.operators.runtime.output import OutputColumns, SchemaLike, names_of, parse_columns
 from pystate.types.keys import KeyColumns, leaves, parse_key
 from pystate.types.state_type import parse_type
 

@@ -19,14 +19,14 @@ from pystate.base.arguments import integer, text
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import instance_states
-from pystate.operators.runtime.function_spec import PROCESS_LATE
-from pystate.operators.runtime.instance_runtime import InstanceOperator
+from pystate.operators.runtime.instance_operator import InstanceOperator
 from pystate.operators.runtime.instance_state import (
     InstanceState,
     begin_with_items,
     checked_items,
     instance_spec,
 )
+from pystate.operators.runtime.late_rows import PROCESS_LATE
 from pystate.operators.runtime.output import SchemaLike
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.operator_state import Instance, KeylessState

@@ -15,9 +15,9 @@ from pystate.base.arguments import choice
 from pystate.operators.joins.asof import AsofJoin as AsofRun
 from pystate.operators.joins.asof import AsofJoinSpec
 from pystate.operators.joins.inputs import JoinInput, result_names
-from pystate.operators.joins.interval import How, IntervalJoinSpec
 from pystate.operators.joins.interval import IntervalJoin as IntervalRun
-from pystate.operators.joins.operator import JoinOperator
+from pystate.operators.joins.interval import IntervalJoinSpec
+from pystate.operators.joins.operator import How, JoinOperator
 from pystate.operators.joins.windowed import WindowJoin as WindowRun
 from pystate.operators.joins.windowed import (
     WindowJoinSpec,

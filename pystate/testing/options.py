@@ -17,14 +17,9 @@ from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import declarations, require_state
 from pystate.operators.runtime.event_time import event_times
-from pystate.operators.runtime.function_spec import (
-    PROCESS_LATE,
-    BroadcastInput,
-    FunctionSpec,
-    checked_late,
-    late_tag,
-)
+from pystate.operators.runtime.function_spec import BroadcastInput, FunctionSpec
 from pystate.operators.runtime.invalid_rows import InvalidRule, harness_rule
+from pystate.operators.runtime.late_rows import PROCESS_LATE, checked_late, late_tag
 from pystate.operators.runtime.output import (
     Output,
     RowsAsYielded,

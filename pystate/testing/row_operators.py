@@ -16,8 +16,8 @@ from pystate.base.arguments import choice, integer, text
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError
 from pystate.operators.runtime.deduplicate import DeduplicateSpec
-from pystate.operators.runtime.function_spec import PROCESS_LATE, checked_late, late_tag
 from pystate.operators.runtime.invalid_rows import harness_rule
+from pystate.operators.runtime.late_rows import PROCESS_LATE, checked_late, late_tag
 from pystate.operators.runtime.output import SchemaLike
 from pystate.operators.runtime.task import Operator
 from pystate.operators.runtime.top import By, TopSpec, has_order

@@ -14,22 +14,11 @@ from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
 from pystate.operators.functions.binding import declarations, operator_spec, require_state
 from pystate.operators.joins.inputs import JoinInput, check_keys
-from pystate.operators.runtime.co_shapes import SIDES
-from pystate.operators.runtime.function_spec import (
-    DROP_LATE,
-    PROCESS_LATE,
-    FunctionSpec,
-    RightInput,
-    checked_late,
-)
+from pystate.operators.runtime.function_operator import FunctionOperator
+from pystate.operators.runtime.function_spec import FunctionSpec, RightInput
 from pystate.operators.runtime.invalid_rows import harness_rule
-from pystate.operators.runtime.output import (
-    RowsAsYielded,
-    SchemaLike,
-    parse_columns,
-    parse_sides,
-)
-from pystate.operators.runtime.runtime import FunctionOperator
+from pystate.operators.runtime.late_rows import DROP_LATE, PROCESS_LATE, SIDES, checked_late
+from pystate.operators.runtime.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
 from pystate.operators.runtime.task import Operator
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.options import checked_parallelism

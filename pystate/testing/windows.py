@@ -21,7 +21,7 @@ from pystate.operators.runtime.output import SchemaLike, parse_columns, parse_si
 from pystate.operators.runtime.task import Operator
 from pystate.operators.windows.assigners import Assigner
 from pystate.operators.windows.columns import AggregateLike
-from pystate.operators.windows.factory import make_operator
+from pystate.operators.windows.kinds import make_operator
 from pystate.operators.windows.process import WindowProcess, WindowProcessSpec
 from pystate.operators.windows.row_windows import WindowRowsSpec
 from pystate.operators.windows.specification import WindowSpec, window_options

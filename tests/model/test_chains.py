@@ -27,11 +27,11 @@ from pystate.operators.joins.interval import IntervalJoin, IntervalJoinSpec
 from pystate.operators.joins.operator import JoinOperator
 from pystate.operators.joins.windowed import WindowJoin, WindowJoinSpec, join_window
 from pystate.operators.runtime.deduplicate import DeduplicateSpec
-from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.event_time import MAX_WATERMARK
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.operators.runtime.top import By, TopSpec
-from pystate.operators.windows.factory import make_operator
+from pystate.operators.windows.kinds import make_operator
 from pystate.operators.windows.sessions import earliest_start
 from pystate.operators.windows.specification import WindowSpec, window_options
 from pystate.state.operator_spec import OperatorSpec

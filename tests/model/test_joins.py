@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pystate.operators.joins import asof, interval, operator, result, stored
+from pystate.operators.joins import interval, operator, stored
 from pystate.operators.joins.asof import AsofJoin, AsofJoinSpec
-from pystate.operators.joins.inputs import SideName
 from pystate.operators.joins.interval import IntervalJoin, IntervalJoinSpec
-from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.event_time import MAX_WATERMARK
+from pystate.operators.runtime.late_rows import SideName
 from tests.drawn import drawn
 from tests.model.joined import Driver, Row, batch, inputs
 
@@ -110,12 +110,9 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Everything at once, or a few rows at a time."""
     if request.param == "pieces":
         monkeypatch.setattr(operator, "_ROWS", 5)
-        monkeypatch.setattr(interval, "_ROWS", 5)
         monkeypatch.setattr(interval, "_CANDIDATES", 3)
-        monkeypatch.setattr(interval, "_TIMERS", 2)
-        monkeypatch.setattr(asof, "_ROWS", 5)
-        monkeypatch.setattr(asof, "_TIMERS", 2)
-        monkeypatch.setattr(result, "OUTPUT_ROWS", 2)
+        monkeypatch.setattr(stored, "_TIMERS", 2)
+        monkeypatch.setattr(operator, "OUTPUT_ROWS", 2)
         monkeypatch.setattr(stored, "_LOADED_ROWS", 2)
         monkeypatch.setattr(stored, "_FIRST_LISTS", 2)
 

@@ -12,11 +12,11 @@ from hypothesis import given
 
 from pystate.errors import InvalidArgumentError
 from pystate.operators.joins import windowed
-from pystate.operators.joins.late import LateInputs
 from pystate.operators.joins.windowed import WindowJoin, WindowJoinSpec, join_window, window_names
-from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.event_time import MAX_WATERMARK
+from pystate.operators.runtime.late_rows import LateInputs
 from pystate.operators.runtime.output import OutputColumns
-from pystate.operators.windows import operator, row_lists, tumbling
+from pystate.operators.windows import kinds, operator, row_windows
 from pystate.operators.windows.assigners import (
     CountWindow,
     Cumulating,
@@ -51,8 +51,8 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Everything at once, or a few rows at a time."""
     if request.param == "pieces":
         monkeypatch.setattr(windowed, "_ROWS", 2)
-        monkeypatch.setattr(row_lists, "LOADED_ROWS", 2)
-        for module in (tumbling, operator):
+        monkeypatch.setattr(row_windows, "LOADED_ROWS", 2)
+        for module in (kinds, operator):
             monkeypatch.setattr(module, "FIRED_ROWS", 3)
 
 

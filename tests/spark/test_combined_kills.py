@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pystate.operators.runtime.partial_rows import CAME
+from pystate.operators.runtime.partial_rows import COMBINED_ROWS
 from pystate.spark import ParquetSink
 from pystate.spark.evaluation import operator_traits
 
@@ -87,7 +87,7 @@ def test_equals_a_recomputation(
     note = operator_traits.CombinePolicy.note
 
     def noted(self: Any, reports: Any) -> None:
-        came.append(any(CAME in report.metrics for report in reports))
+        came.append(any(COMBINED_ROWS in report.metrics for report in reports))
         note(self, reports)
 
     monkeypatch.setattr(operator_traits.CombinePolicy, "note", noted)

@@ -11,7 +11,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import InvalidArgumentError, InvalidRowError
-from pystate.operators.runtime.partial_rows import CAME
+from pystate.operators.runtime.partial_rows import COMBINED_ROWS
 from pystate.spark.base import partial_aggregation as combining
 from pystate.spark.evaluation.operator_traits import CombinePolicy
 
@@ -157,7 +157,7 @@ def test_an_epoch_that_failed_is_repeated_on_the_other_road(
         return taken[-1]
 
     def noted(self: CombinePolicy, reports: Any) -> None:
-        came.append(CAME in reports[0].metrics)
+        came.append(COMBINED_ROWS in reports[0].metrics)
         note(self, reports)
 
     monkeypatch.setattr(CombinePolicy, "combines", combines)

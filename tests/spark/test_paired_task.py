@@ -21,10 +21,10 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.range_report import RangeReport, advance_range
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
 from pystate.operators.functions.binding import broadcast_states, operator_spec
+from pystate.operators.runtime.function_operator import FunctionOperator
 from pystate.operators.runtime.function_spec import BroadcastInput, FunctionSpec
 from pystate.operators.runtime.instance_state import instance_spec
 from pystate.operators.runtime.output import OutputColumns
-from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.spark.tasks.arrivals import BroadcastRows
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.spark.tasks.worker import ArrowOperator

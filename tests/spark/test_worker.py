@@ -20,9 +20,9 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.range_report import InputSeen, RangeReport
 from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import EvaluationError, WrongKeyGroupError
+from pystate.operators.runtime.function_operator import FunctionOperator
 from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.output import OutputColumns
-from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
 from pystate.spark.tasks.worker import ArrowOperator
 from pystate.state.operator_spec import OperatorSpec

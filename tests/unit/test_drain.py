@@ -12,7 +12,7 @@ from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
 from pystate.epochs.watermarks import Input
 from pystate.errors import EvaluationError, NoEventTimeError
-from pystate.operators.runtime import timer_loop
+from pystate.operators.runtime import call_shapes
 from pystate.testing import Harness
 from tests.conftest import KEY, STATE, FakeWork
 
@@ -123,8 +123,8 @@ def test_follow_ups_fire_time_to_live_and_processing_time_stand_still() -> None:
 
 
 def test_a_drain_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer_loop, "_MOST", 100)
-    monkeypatch.setattr(timer_loop, "_MOST_EACH", 20)
+    monkeypatch.setattr(call_shapes, "_MOST", 100)
+    monkeypatch.setattr(call_shapes, "_MOST_EACH", 20)
     with Harness(Rechecking(1_000), key="k", event_time="at") as harness:
         harness.process([row(key, 0) for key in "abc"])
         with pytest.raises(EvaluationError, match=r"^operator 'harness': .* have no end.* a drain"):

@@ -28,17 +28,15 @@ import pyarrow as pa
 
 from pystate.epochs.watermarks import Holds, Lag
 from pystate.errors import InvalidArgumentError
-from pystate.operators.joins.grouping import group, taken
-from pystate.operators.joins.inputs import JoinInput, Rows, SideName, time_column
-from pystate.operators.joins.late import LateInputs
-from pystate.operators.joins.operator import JoinOperator
-from pystate.operators.joins.stored import Loaded, StoredRows, declared_rows
+from pystate.operators.joins.inputs import JoinInput, Rows
+from pystate.operators.joins.operator import JoinOperator, JoinSpec
+from pystate.operators.joins.stored import Loaded, StoredRows, declared_rows, due_lists
+from pystate.operators.runtime.grouping import group, take_rows
+from pystate.operators.runtime.late_rows import SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
 from pystate.types.key_codes import Ints, key_codes, longs
-
-__all__ = ["AsofJoin", "AsofJoinSpec"]
 
 #: Rows wait in buckets of 2 to this power milliseconds, about a minute. It is part of the state.
 _SHIFT = 16
@@ -47,39 +45,22 @@ _VERSIONS = -(1 << 62)
 #: No event time and no timer is so late; a difference to any of them fits 64 bits.
 _MOST_TIME = 1 << 61
 _MOST_TOLERANCE_MS = 1 << 45
-_TIMERS = 1 << 13
-_ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
-class AsofJoinSpec:
-    """An as-of join; pickled for the workers.
-
-    Attributes
-    ----------
-    left, right : JoinInput
-        The inputs; right's rows are versions.
-    how : {"inner", "left"}
-        Whether left rows without a version are emitted.
-    tolerance_ms : int or None
-        How much older than the left row a version may be; None for any age.
-    output : OutputColumns
-        The key columns, then the other columns of the left input, then those of the right one.
-    """
+class AsofJoinSpec(JoinSpec):
+    """An as-of join; the rows of the right input are versions."""
 
     left: JoinInput
     right: JoinInput
     how: Literal["inner", "left"]
     tolerance_ms: int | None
+    """How much older than the left row a version may be; None for any age."""
     output: OutputColumns
 
     def __post_init__(self) -> None:
         if self.tolerance_ms is not None and self.tolerance_ms > _MOST_TOLERANCE_MS:
             raise InvalidArgumentError("asof_join: tolerance is at most a thousand years")
-
-    def outer(self, side: SideName) -> bool:
-        """Whether rows of an input are emitted even if they match none."""
-        return side == "left" and self.how == "left"
 
     def holds(self) -> Holds:
         """How the result's watermark is behind that of the join.
@@ -88,10 +69,8 @@ class AsofJoinSpec:
         allows; without one there is no bound, and nothing could be waited for.
         """
         versions = None if not self.tolerance_ms else Lag(self.tolerance_ms)
-        left, right = (
-            time_column(self.left, self.right, self.output, side) for side in ("left", "right")
-        )
-        return Holds({left: None, right: versions}, versions)
+        times = {self.time_column("left"): None, self.time_column("right"): versions}
+        return Holds(times, versions)
 
     def states(self) -> dict[str, State[Any]]:
         """The states of the join."""
@@ -109,10 +88,6 @@ class AsofJoin(JoinOperator):
 
     _spec: AsofJoinSpec
 
-    def __init__(self, spec: AsofJoinSpec, late: LateInputs | None = None) -> None:
-        super().__init__(late)
-        self._spec = spec
-
     def open(self, task: TaskContext) -> None:
         """Register the states."""
         super().open(task)
@@ -126,37 +101,27 @@ class AsofJoin(JoinOperator):
         return iter(())
 
     def _store(self, side: SideName, rows: Rows) -> None:
-        buckets = rows.known >> _SHIFT
-        if side == "right":
-            buckets = np.full(len(rows), _VERSIONS)
-        groups = group(key_codes(rows.keys), buckets)
-        order, starts = groups.order()
-        keys = self._backend.keys(taken(rows.keys, groups.first), longs(buckets[groups.first]))
-        ordered = rows.take(order)
+        codes = key_codes(rows.keys)
         if side == "left":
-            self._waiting.append(keys, starts, ordered)
-            due = np.minimum.reduceat(ordered.known, starts[:-1]) + 1
+            put = self._waiting.put(rows, codes, rows.known >> _SHIFT)
+            due = np.minimum.reduceat(rows.known[put.order], put.starts[:-1]) + 1
         else:
-            self._versions.append(keys, starts, ordered)
+            put = self._versions.put(rows, codes, np.full(len(rows), _VERSIONS))
             # When the newest of them is reached, all older ones can leave.
-            due = np.maximum.reduceat(ordered.known, starts[:-1])
-        self._backend.register_timers(keys, "event", longs(due))
+            due = np.maximum.reduceat(rows.known[put.order], put.starts[:-1])
+        self._backend.register_timers(put.keys, "event", longs(due))
 
     def advance(self, watermark: int) -> Iterator[pa.RecordBatch]:
         """Emit left rows below the watermark, and remove versions that no row needs any more."""
         watermark = min(watermark, _MOST_TIME)
         # Versions leave after all left rows were emitted: a timer of either may come first.
         outdated: list[tuple[list[pa.Array[Any]], Ints]] = []
-        while (due := self._backend.due_timers("event", watermark, _TIMERS)) is not None:
-            columns, buckets = due.keys.key_arrays(), due.keys.namespaces().to_numpy()
-            due.fire_all()
-            once = group(key_codes(columns), buckets).first
-            columns, buckets = taken(columns, once), buckets[once]
+        for columns, buckets, _ in due_lists(self._backend, watermark):
             versions = np.flatnonzero(buckets == _VERSIONS)
             if len(versions):
-                outdated.append((taken(columns, versions), buckets[versions]))
+                outdated.append((take_rows(columns, versions), buckets[versions]))
             rows = np.flatnonzero(buckets != _VERSIONS)
-            yield from self._emit(taken(columns, rows), buckets[rows], watermark)
+            yield from self._emit(take_rows(columns, rows), buckets[rows], watermark)
         for columns, buckets in outdated:
             self._prune(columns, buckets, watermark)
 
@@ -165,7 +130,7 @@ class AsofJoin(JoinOperator):
     ) -> Iterator[pa.RecordBatch]:
         """Emit the waiting rows of some buckets that are below the watermark."""
         for begin, end, loaded in self._waiting.load(columns, buckets):
-            lists = np.repeat(np.arange(end - begin), np.diff(loaded.offsets))
+            lists = loaded.lists()
             due = loaded.times < watermark
             at, later = np.flatnonzero(due), np.flatnonzero(~due)
             self._waiting.replace(loaded, later)
@@ -174,7 +139,7 @@ class AsofJoin(JoinOperator):
                 np.minimum.at(first, lists[later], loaded.times[later])
                 some = np.flatnonzero(np.diff(np.searchsorted(later, loaded.offsets)))
                 part = [column.slice(begin, end - begin) for column in columns]
-                keys = self._backend.keys(taken(part, some), longs(buckets[begin + some]))
+                keys = self._backend.keys(take_rows(part, some), longs(buckets[begin + some]))
                 self._backend.register_timers(keys, "event", longs(first[some] + 1))
             yield from self._matched(columns, lists[at] + begin, loaded, at)
 
@@ -184,33 +149,26 @@ class AsofJoin(JoinOperator):
         """Emit rows with their versions; `owners` are the rows of `columns` with their keys."""
         if not len(at):
             return
-        groups = group(key_codes(taken(columns, owners)), np.zeros(len(at), np.int64))
+        groups = group(key_codes(take_rows(columns, owners)), np.zeros(len(at), np.int64))
         order, starts = groups.order()
-        keys = taken(columns, owners[groups.first])
+        keys = take_rows(columns, owners[groups.first])
         spaces = np.full(len(groups.first), _VERSIONS)
         for begin, end, versions in self._versions.load(keys, spaces):
             mine = order[int(starts[begin]) : int(starts[end])]
             lists, times = groups.of_row[mine] - begin, loaded.times[at[mine]]
-            found = _newest(versions, lists, times, self._spec.tolerance_ms)
+            newest = _newest(versions, lists, times, self._spec.tolerance_ms)
             if self._spec.how == "inner":
-                some = np.flatnonzero(found >= 0)
-                mine, lists, found = mine[some], lists[some], found[some]
-            for i in range(0, len(mine), _ROWS):
-                part = slice(i, i + _ROWS)
-                yield from self._result.pairs(
-                    "left",
-                    taken(keys, lists[part] + begin),
-                    taken(loaded.values, at[mine[part]]),
-                    np.arange(len(mine[part])),
-                    versions.values,
-                    found[part],
-                )
+                some = np.flatnonzero(newest >= 0)
+                mine, lists, newest = mine[some], lists[some], newest[some]
+            yield from self._result.pairs(
+                "left", keys, loaded.values, at[mine], versions.values, newest, lists + begin
+            )
 
     def _prune(self, columns: list[pa.Array[Any]], buckets: Ints, watermark: int) -> None:
         tolerance = self._spec.tolerance_ms
         for begin, end, loaded in self._versions.load(columns, buckets):
             count = end - begin
-            lists = np.repeat(np.arange(count), np.diff(loaded.offsets))
+            lists = loaded.lists()
             # A left row that comes from now on is at the watermark or after it.
             newest = _newest(loaded, np.arange(count), np.full(count, watermark), tolerance)
             kept = loaded.times > watermark
@@ -223,9 +181,11 @@ class AsofJoin(JoinOperator):
             some = half[counts[half] > 0]
             if len(some):
                 self._versions.replace(loaded, stay, some)
-            self._again(loaded, lists, stay, newest, watermark)
+            self._register_next(loaded, lists, stay, newest, watermark)
 
-    def _again(self, loaded: Loaded, lists: Ints, stay: Ints, newest: Ints, watermark: int) -> None:
+    def _register_next(
+        self, loaded: Loaded, lists: Ints, stay: Ints, newest: Ints, watermark: int
+    ) -> None:
         """Register when versions leave next: at the next one, or when the newest is too old."""
         due = np.full(len(newest), np.iinfo(np.int64).max)
         ahead = stay[loaded.times[stay] > watermark]
@@ -236,7 +196,7 @@ class AsofJoin(JoinOperator):
             np.minimum.at(due, lists[current], ends)
         some = np.flatnonzero(due != np.iinfo(np.int64).max)
         if len(some):
-            columns = taken(loaded.keys.key_arrays(), some)
+            columns = take_rows(loaded.keys.key_arrays(), some)
             keys = self._backend.keys(columns, longs(np.full(len(some), _VERSIONS)))
             self._backend.register_timers(keys, "event", longs(due[some]))
 
@@ -245,7 +205,7 @@ def _newest(versions: Loaded, lists: Ints, times: Ints, tolerance: int | None) -
     """The place of the newest version up to a time, in a list, for each of some; or -1."""
     if not len(versions.times):
         return np.full(len(times), -1)
-    owner = np.repeat(np.arange(len(versions.offsets) - 1), np.diff(versions.offsets))
+    owner = versions.lists()
     # Sorted by list and time; where both are equal, in the order in which they came.
     order = np.lexsort((versions.times, owner))
     owner, sorted_times = owner[order], versions.times[order]
@@ -260,10 +220,10 @@ def _newest(versions: Loaded, lists: Ints, times: Ints, tolerance: int | None) -
     is_version = both < len(order)
     before = np.cumsum(is_version) - 1
     asked = ~is_version
-    found = np.empty(len(times), np.int64)
-    found[both[asked] - len(order)] = before[asked]
-    known = found >= 0
-    known[known] = owner[found[known]] == lists[known]
+    places = np.empty(len(times), np.int64)
+    places[both[asked] - len(order)] = before[asked]
+    known = places >= 0
+    known[known] = owner[places[known]] == lists[known]
     if tolerance is not None:
-        known[known] = times[known] - sorted_times[found[known]] <= tolerance
-    return np.where(known, order[found], -1)
+        known[known] = times[known] - sorted_times[places[known]] <= tolerance
+    return np.where(known, order[places], -1)

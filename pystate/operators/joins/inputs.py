@@ -12,60 +12,32 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pystate.base.arguments import repeated
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.operators.joins.grouping import taken
 from pystate.operators.runtime.event_time import event_times
-from pystate.operators.runtime.invalid_rows import InvalidRows
-from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.grouping import take_rows
 from pystate.types.arrays import as_array
 from pystate.types.key_codes import Ints, longs
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType, parse_type
 
-__all__ = [
-    "Arrived",
-    "JoinInput",
-    "Rows",
-    "SideName",
-    "arrived",
-    "check_keys",
-    "other_side",
-    "result_names",
-    "time_column",
-]
-
 SideName: TypeAlias = Literal["left", "right"]
-
-#: Rows of event times further from 1970 are invalid: sums with an interval must not overflow.
-_MOST_TIME = 1 << 60
 
 
 @dataclass(frozen=True)
 class JoinInput:
-    """One input of a join; pickled for the workers.
-
-    Attributes
-    ----------
-    side : {"left", "right"}
-        Which input it is.
-    key : tuple of (name, StateType)
-        Its key columns, under its own names.
-    columns : tuple of (name, StateType)
-        Its other columns, in order.
-    event_time : str
-        The column with the rows' times, one of both.
-    owner : str
-        What errors name: ``"operator 'a', input left"``.
-    """
+    """One input of a join; pickled for the workers."""
 
     side: SideName
     key: KeyColumns
+    """Its key columns, under its own names."""
     columns: KeyColumns
+    """Its other columns, in order."""
     event_time: str
+    """The column with the rows' times, one of both."""
     owner: str
+    """What errors name: ``"operator 'a', input left"``."""
 
     @classmethod
     def of(
@@ -76,17 +48,7 @@ class JoinInput:
         event_time: str | None,
         owner: str,
     ) -> JoinInput:
-        """Make an input of columns by name, with types as `parse_type` takes them.
-
-        Raises
-        ------
-        InvalidArgumentError
-            A key column or the event time is not among the columns, or not given.
-        WrongTypeError
-            A key is a struct, or the event time no time.
-        DeclarationError
-            A column's type cannot be kept in a state.
-        """
+        """Make an input of columns by name, with types as `parse_type` takes them."""
         owner = f"{owner}, input {side!r}"
         types = {name: parse_type(type_, f"{owner}: column {name!r}") for name, type_ in columns}
         if event_time is None:
@@ -118,24 +80,17 @@ class JoinInput:
         """The names of the columns that are not the key's."""
         return tuple(name for name, _ in self.columns)
 
-    def usable(self, batch: pa.RecordBatch, invalid: InvalidRows) -> pa.RecordBatch:
-        """The rows with which a join can compute."""
-        return invalid.timely(batch, self.event_time, -_MOST_TIME, _MOST_TIME)
+    def times(self, batch: pa.RecordBatch) -> pa.Array[Any]:
+        """The event times of a batch."""
+        what = f"{self.owner}: event-time column {self.event_time!r}"
+        return event_times(batch.column(self.event_time), what)
 
-    def ready(self, batch: pa.RecordBatch) -> Rows:
-        """Make a batch ready for the join.
-
-        Raises
-        ------
-        WrongTypeError
-            A column is of another type.
-        """
+    def ready(self, batch: pa.RecordBatch, times: pa.Array[Any]) -> Rows:
+        """Make a batch with its event times ready for the join."""
 
         def column(name: str, type_: StateType) -> pa.Array[Any]:
             return as_array(batch.column(name), type_, f"{self.owner}: column {name!r}")
 
-        what = f"{self.owner}: event-time column {self.event_time!r}"
-        times = event_times(batch.column(self.event_time), what)
         keys = [column(*pair) for pair in self.key]
         values = [column(*pair) for pair in self.columns]
         unusable = None
@@ -149,24 +104,17 @@ class JoinInput:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of an input: columns in the types of states.
-
-    Attributes
-    ----------
-    keys, values : list of pyarrow.Array
-        The key columns and the other ones.
-    known : numpy.ndarray of int64
-        Event times in milliseconds; 0 where there is none.
-    unusable : numpy.ndarray of bool, optional
-        Which rows have no time, or a null in the key, so that nothing can match them; None if no
-        row has.
-    """
+    """Rows of an input: columns in the types of states."""
 
     keys: list[pa.Array[Any]]
     values: list[pa.Array[Any]]
     times: pa.Array[Any]
     known: Ints
+    """Event times in milliseconds; 0 where there is none."""
     unusable: np.ndarray[Any, Any] | None
+    """Which rows have no time, or a null in the key, so that nothing can match them; None if no row
+    has.
+    """
 
     def __len__(self) -> int:
         return len(self.times)
@@ -174,8 +122,8 @@ class Rows:
     def take(self, rows: Any) -> Rows:
         """Some of the rows, all of which have a key and a time."""
         return Rows(
-            taken(self.keys, rows),
-            taken(self.values, rows),
+            take_rows(self.keys, rows),
+            take_rows(self.values, rows),
             self.times.take(longs(rows)),
             self.known[rows],
             None,
@@ -192,74 +140,6 @@ class Rows:
             None if self.unusable is None else self.unusable[part],
         )
 
-    def late(self, bound: int | None) -> np.ndarray[Any, Any] | None:
-        """Which rows are below the late bound; None if none is."""
-        if bound is None:
-            return None
-        late = self.known < bound
-        if self.times.null_count:
-            late &= self.times.is_valid().to_numpy(zero_copy_only=False)
-        return late if late.any() else None
-
-    def latest(self) -> int | None:
-        """The largest event time."""
-        found: int | None = pc.max(self.times).as_py()
-        return found
-
-
-@dataclass(frozen=True)
-class Arrived:
-    """A batch of an input.
-
-    Attributes
-    ----------
-    every : Rows
-        All rows.
-    rows : Rows
-        Those that other rows may match: they have a time and a key, and are not late.
-    alone : numpy.ndarray of int64
-        Those of all rows that nothing can match, and that are not late.
-    late : numpy.ndarray of bool, optional
-        Which of all rows are late; None if none is.
-    latest : int or None
-        The largest event time.
-    """
-
-    every: Rows
-    rows: Rows
-    alone: Ints
-    late: np.ndarray[Any, Any] | None
-    latest: int | None
-
-    @property
-    def late_rows(self) -> int:
-        """How many rows are late."""
-        return 0 if self.late is None else int(self.late.sum())
-
-
-def arrived(spec: JoinInput, batch: pa.RecordBatch, bound: int | None) -> Arrived:
-    """Make a batch ready for the join, and sort out rows that are late or that nothing can match.
-
-    Parameters
-    ----------
-    spec : JoinInput
-        Its input.
-    batch : RecordBatch
-        The rows.
-    bound : int or None
-        Rows below are late.
-    """
-    every = spec.ready(batch)
-    late, unusable = every.late(bound), every.unusable
-    rows, alone = every, np.empty(0, np.int64)
-    if late is not None or unusable is not None:
-        none = np.zeros(len(every), bool)
-        late_or_none = none if late is None else late
-        unusable = none if unusable is None else unusable & ~late_or_none
-        alone = np.flatnonzero(unusable)
-        rows = every.take(np.flatnonzero(~(unusable | late_or_none)))
-    return Arrived(every, rows, alone, late, every.latest())
-
 
 def other_side(side: SideName) -> SideName:
     """The other input."""
@@ -267,13 +147,7 @@ def other_side(side: SideName) -> SideName:
 
 
 def check_keys(left: JoinInput, right: JoinInput, owner: str) -> None:
-    """Refuse inputs whose keys are of different types.
-
-    Raises
-    ------
-    WrongTypeError
-        They are; the message names both.
-    """
+    """Refuse inputs whose keys are of different types."""
     types = [[type_.ddl for _, type_ in each.key] for each in (left, right)]
     if types[0] != types[1]:
         shown = [
@@ -285,26 +159,8 @@ def check_keys(left: JoinInput, right: JoinInput, owner: str) -> None:
         )
 
 
-def time_column(left: JoinInput, right: JoinInput, output: OutputColumns, side: SideName) -> str:
-    """The result's column with the event time of an input; the result ends with their columns."""
-    names = output.names[len(output.names) - len(left.names) - len(right.names) :]
-    if side == "right":
-        names, given = names[len(left.names) :], right
-    else:
-        given = left
-    if given.event_time in given.names:
-        return names[given.names.index(given.event_time)]
-    return output.names[[name for name, _ in given.key].index(given.event_time)]
-
-
 def result_names(left: JoinInput, right: JoinInput, suffixes: Any, owner: str) -> tuple[str, ...]:
-    """The columns of the result: the key under its left names, then left's others, then right's.
-
-    Raises
-    ------
-    InvalidArgumentError
-        Two of them would have the same name; the message names them.
-    """
+    """The columns of the result: the key under its left names, then left's others, then right's."""
     key = [name for name, _ in left.key]
     names = [*left.names], [*right.names]
     folded = [{name.lower() for name in each} for each in names]

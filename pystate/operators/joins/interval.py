@@ -23,39 +23,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pystate.epochs.watermarks import Holds, Lag
 from pystate.errors import InvalidArgumentError
-from pystate.operators.joins.grouping import expanded, group, taken
 from pystate.operators.joins.inputs import (
     JoinInput,
     Rows,
-    SideName,
     other_side,
-    time_column,
 )
-from pystate.operators.joins.late import LateInputs
-from pystate.operators.joins.operator import SIDES, JoinOperator
-from pystate.operators.joins.stored import Loaded, StoredRows, declared_rows
+from pystate.operators.joins.operator import How, JoinOperator, JoinSpec
+from pystate.operators.joins.stored import Loaded, StoredRows, declared_rows, due_lists
+from pystate.operators.runtime.grouping import expand, group, pieces, take_rows
+from pystate.operators.runtime.late_rows import SIDES, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.types.key_codes import Ints, key_codes, longs
 
-__all__ = ["How", "IntervalJoin", "IntervalJoinSpec"]
-
-How: TypeAlias = Literal["inner", "left", "right", "full"]
-
-#: Rows without a partner that are emitted at once.
-_ROWS = 1 << 16
 #: Pairs of rows with equal keys whose times are compared at once.
 _CANDIDATES = 1 << 18
-_TIMERS = 1 << 13
 #: Buckets have 2 to this power milliseconds at least, and at most.
 _LEAST_SHIFT, _MOST_SHIFT = 10, 45
 #: Rows without a partner are looked for this often, as a power of two, while their bucket passes:
@@ -65,19 +56,10 @@ _NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
-class IntervalJoinSpec:
-    """An interval join; pickled for the workers.
+class IntervalJoinSpec(JoinSpec):
+    """An interval join.
 
-    Attributes
-    ----------
-    left, right : JoinInput
-        The inputs.
-    lower_ms, upper_ms : int
-        Rows match if right's time minus left's is between these, both included.
-    how : {"inner", "left", "right", "full"}
-        The inputs whose rows are emitted even if they match none.
-    output : OutputColumns
-        The key columns, then the other columns of the left input, then those of the right one.
+    Rows match if right's time minus left's is between the two bounds, both included.
     """
 
     left: JoinInput
@@ -100,14 +82,6 @@ class IntervalJoinSpec:
                 "interval_join: bounds are at most a thousand years; join by key alone with "
                 "connect(...).process(...)"
             )
-
-    def input(self, side: SideName) -> JoinInput:
-        """One of the inputs."""
-        return self.left if side == "left" else self.right
-
-    def outer(self, side: SideName) -> bool:
-        """Whether rows of an input are emitted even if they match none."""
-        return self.how in (side, "full")
 
     def reach(self, side: SideName) -> tuple[int, int]:
         """From where to where the times of matching rows are, after the time of a row."""
@@ -136,10 +110,6 @@ class IntervalJoinSpec:
             Lag(furthest) if furthest > 0 else None,
         )
 
-    def time_column(self, side: SideName) -> str:
-        """The result's column with the event time of an input."""
-        return time_column(self.left, self.right, self.output, side)
-
     @property
     def _look_ms(self) -> int:
         """How long a row without a partner waits at most, after the last that it could match."""
@@ -155,10 +125,10 @@ class IntervalJoinSpec:
 
     def states(self) -> dict[str, State[Any]]:
         """The states of the join."""
-        found: dict[str, State[Any]] = {}
+        states: dict[str, State[Any]] = {}
         for side in SIDES:
-            found |= declared_rows(self.input(side), self.state(side), marked=self.outer(side))
-        return found
+            states |= declared_rows(self.input(side), self.state(side), marked=self.outer(side))
+        return states
 
 
 class IntervalJoin(JoinOperator):
@@ -168,10 +138,6 @@ class IntervalJoin(JoinOperator):
     """
 
     _spec: IntervalJoinSpec
-
-    def __init__(self, spec: IntervalJoinSpec, late: LateInputs | None = None) -> None:
-        super().__init__(late)
-        self._spec = spec
 
     def open(self, task: TaskContext) -> None:
         """Register the states."""
@@ -214,7 +180,7 @@ class IntervalJoin(JoinOperator):
         buckets = np.concatenate([first, last[more]])
         groups = group(codes[who], buckets)
         order, starts = groups.order()
-        keys = taken(rows.keys, who[groups.first])
+        keys = take_rows(rows.keys, who[groups.first])
         who, of_row = who[order], groups.of_row[order]
         for begin, end, loaded in stored.load(keys, buckets[groups.first]):
             if not len(loaded.times):
@@ -225,12 +191,12 @@ class IntervalJoin(JoinOperator):
             some = np.flatnonzero(counts)
             lists, counts, mine = lists[some], counts[some], who[part][some]
             new = [] if loaded.matched is None else [np.empty(0, np.int64)]
-            for a, b in _pieces(counts):
-                ranges, at = expanded(loaded.offsets[lists[a:b]], counts[a:b])
+            for a, b in pieces(counts, _CANDIDATES):
+                ranges, at = expand(loaded.offsets[lists[a:b]], counts[a:b])
                 at_rows = mine[a:b][ranges]
                 ahead = loaded.times[at] - rows.known[at_rows]
-                found = np.flatnonzero((ahead >= lower) & (ahead <= upper))
-                at, at_rows = at[found], at_rows[found]
+                near = np.flatnonzero((ahead >= lower) & (ahead <= upper))
+                at, at_rows = at[near], at_rows[near]
                 if not len(at):
                     continue
                 matched[at_rows] = True
@@ -245,26 +211,21 @@ class IntervalJoin(JoinOperator):
     def _store(
         self, side: SideName, rows: Rows, codes: Ints, matched: np.ndarray[Any, Any]
     ) -> None:
-        buckets = rows.known >> self._spec.shift
-        groups = group(codes, buckets)
-        order, starts = groups.order()
-        buckets = buckets[groups.first]
-        keys = self._backend.keys(taken(rows.keys, groups.first), longs(buckets))
-        self._stored[side].append(keys, starts, rows.take(order), matched[order])
-        leaves = self._leaves(side, buckets)
-        self._backend.register_timers(keys, "event", longs(leaves))
+        put = self._stored[side].put(rows, codes, rows.known >> self._spec.shift, matched)
+        leaves = self._leaves(side, put.buckets)
+        self._backend.register_timers(put.keys, "event", longs(leaves))
         if self._spec.outer(side):
-            due = np.where(matched[order], _NEVER, self._over(side, rows.known[order]))
-            self._look(keys, np.minimum.reduceat(due, starts[:-1]), leaves)
+            due = np.where(matched, _NEVER, self._alone_from(side, rows.known))[put.order]
+            self._register_look(put.keys, np.minimum.reduceat(due, put.starts[:-1]), leaves)
 
-    def _over(self, side: SideName, times: Ints) -> Ints:
+    def _alone_from(self, side: SideName, times: Ints) -> Ints:
         """The watermark at which rows without a partner are emitted."""
         _, upper = self._spec.reach(side)
         step = self._spec.shift - _LOOKS
-        found: Ints = ((times + upper) >> step) + 1 << step
-        return found
+        watermarks: Ints = ((times + upper) >> step) + 1 << step
+        return watermarks
 
-    def _look(self, keys: KeyBatch, due: Ints, leaves: Ints) -> None:
+    def _register_look(self, keys: KeyBatch, due: Ints, leaves: Ints) -> None:
         """Have rows without a partner emitted before their buckets leave."""
         if (due < leaves).any():
             self._backend.register_timers(keys, "event", pa.array(due, mask=due >= leaves))
@@ -279,28 +240,22 @@ class IntervalJoin(JoinOperator):
 
     def advance(self, watermark: int) -> Iterator[pa.RecordBatch]:
         """Remove what can match nothing any more; yield rows without a partner."""
-        while (due := self._backend.due_timers("event", watermark, _TIMERS)) is not None:
-            columns, buckets = due.keys.key_arrays(), due.keys.namespaces().to_numpy()
-            times = due.timestamps
-            due.fire_all()
-            # A bucket may have a timer for each of its inputs.
-            once = group(key_codes(columns), buckets).first
-            columns, buckets = taken(columns, once), buckets[once]
+        for columns, buckets, times in due_lists(self._backend, watermark):
             known = [self._leaves(side, buckets) for side in SIDES]
-            old = (times[once] != known[0]) & (times[once] != known[1])
+            old = (times != known[0]) & (times != known[1])
             for side, leaves in zip(SIDES, known, strict=True):
-                yield from self._leave(side, columns, buckets, leaves <= watermark)
+                yield from self._remove(side, columns, buckets, leaves <= watermark)
                 if self._spec.outer(side):
                     stays = np.flatnonzero(leaves > watermark)
-                    part = taken(columns, stays), buckets[stays], leaves[stays]
-                    yield from self._emit_over(side, *part, watermark)
+                    part = take_rows(columns, stays), buckets[stays], leaves[stays]
+                    yield from self._emit_alone(side, *part, watermark)
                 later = np.flatnonzero(old & (leaves > watermark))
                 if len(later):
                     # The timer is of a run with another interval; this one's is still to come.
-                    keys = self._backend.keys(taken(columns, later), longs(buckets[later]))
+                    keys = self._backend.keys(take_rows(columns, later), longs(buckets[later]))
                     self._backend.register_timers(keys, "event", longs(leaves[later]))
 
-    def _leave(
+    def _remove(
         self,
         side: SideName,
         columns: list[pa.Array[Any]],
@@ -310,7 +265,7 @@ class IntervalJoin(JoinOperator):
         if not gone.any():
             return
         if not gone.all():
-            columns, buckets = taken(columns, np.flatnonzero(gone)), buckets[gone]
+            columns, buckets = take_rows(columns, np.flatnonzero(gone)), buckets[gone]
         stored = self._stored[side]
         if not self._spec.outer(side):
             stored.clear(self._backend.keys(columns, longs(buckets)))
@@ -318,14 +273,11 @@ class IntervalJoin(JoinOperator):
         for begin, _, loaded in stored.load(columns, buckets):
             assert loaded.matched is not None
             alone = np.flatnonzero(~loaded.matched)
-            lists = np.searchsorted(loaded.offsets, alone, side="right") - 1
             stored.clear(loaded.keys)
-            for at in range(0, len(alone), _ROWS):
-                rows, of = alone[at : at + _ROWS], lists[at : at + _ROWS] + begin
-                keys, values = taken(columns, of), taken(loaded.values, rows)
-                yield from self._result.alone(side, keys, values, np.arange(len(rows)))
+            owners = loaded.lists()[alone] + begin
+            yield from self._result.alone(side, columns, loaded.values, alone, owners)
 
-    def _emit_over(
+    def _emit_alone(
         self,
         side: SideName,
         columns: list[pa.Array[Any]],
@@ -337,26 +289,16 @@ class IntervalJoin(JoinOperator):
         stored = self._stored[side]
         for begin, end, loaded in stored.load(columns, buckets):
             assert loaded.matched is not None
-            due = np.where(loaded.matched, _NEVER, self._over(side, loaded.times))
+            due = np.where(loaded.matched, _NEVER, self._alone_from(side, loaded.times))
             alone, later = np.flatnonzero(due <= watermark), np.flatnonzero(due != _NEVER)
-            lists = np.repeat(np.arange(end - begin), np.diff(loaded.offsets))
+            lists = loaded.lists()
             stored.mark(loaded, alone)
             later = later[due[later] > watermark]
             first = np.full(end - begin, _NEVER)
             np.minimum.at(first, lists[later], due[later])
-            self._look(loaded.keys, first, leaves[begin:end])
-            keys, values = taken(columns, lists[alone] + begin), taken(loaded.values, alone)
-            yield from self._result.alone(side, keys, values, np.arange(len(alone)))
-
-
-def _pieces(counts: Ints) -> Iterator[tuple[int, int]]:
-    """Split ranges into pieces of about as many places as are compared at once."""
-    ends = np.cumsum(counts)
-    a, before = 0, 0
-    while a < len(counts):
-        b = max(int(np.searchsorted(ends, before + _CANDIDATES, side="right")), a + 1)
-        yield a, b
-        a, before = b, int(ends[b - 1])
+            self._register_look(loaded.keys, first, leaves[begin:end])
+            owners = lists[alone] + begin
+            yield from self._result.alone(side, columns, loaded.values, alone, owners)
 
 
 def _newly(loaded: Loaded, places: Ints) -> Ints:

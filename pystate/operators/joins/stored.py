@@ -14,43 +14,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from pystate.operators.joins.grouping import expanded, taken
 from pystate.operators.joins.inputs import JoinInput, Rows
 from pystate.operators.runtime.event_time import event_times
+from pystate.operators.runtime.grouping import expand, group, keys_at, take_rows
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState
 from pystate.tables.backend import KeyedStateBackend
-from pystate.types.key_codes import Ints, longs
-
-__all__ = ["Loaded", "StoredRows", "declared_rows"]
+from pystate.types.key_codes import Ints, key_codes, longs
 
 #: Fields of a stored row that are not the input's.
 _TIME, _MATCHED = "__pystate_time", "__pystate_matched"
 #: About as many stored rows are loaded at once, but at least the rows of one key and bucket.
 _LOADED_ROWS = 1 << 18
 _FIRST_LISTS, _MOST_LISTS = 4096, 1 << 17
+_TIMERS = 1 << 13
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def declared_rows(spec: JoinInput, name: str, *, marked: bool) -> dict[str, State[Any]]:
-    """The states of an input's rows.
-
-    Parameters
-    ----------
-    spec : JoinInput
-        The input.
-    name : str
-        The states' name, or what it begins with.
-    marked : bool
-        Whether it is kept which rows were matched.
-    """
+    """The states of an input's rows; `marked`: it is kept which rows were matched."""
     fields = [(column, type_.arrow) for column, type_ in spec.columns]
     if not _keeps_time(spec):
         fields.append((_TIME, pa.int64()))
@@ -67,43 +56,34 @@ def _keeps_time(spec: JoinInput) -> bool:
 
 @dataclass
 class Loaded:
-    """The lists of some keys and buckets.
-
-    Attributes
-    ----------
-    keys : KeyBatch
-        Whose lists they are.
-    offsets : numpy.ndarray of int64
-        Where each list begins among the rows; then the end.
-    values : list of pyarrow.Array
-        The rows' columns, without those of the key.
-    times : numpy.ndarray of int64
-        Their event times.
-    matched : numpy.ndarray of bool, optional
-        Which of them are marked, if that is kept.
-    """
+    """The lists of some keys and buckets."""
 
     keys: KeyBatch
     offsets: Ints
+    """Where each list begins among the rows; then the end."""
     values: list[pa.Array[Any]]
+    """The rows' columns, without those of the key."""
     times: Ints
     matched: Flags | None
+    """Which of them are marked, if that is kept."""
+
+    def lists(self) -> Ints:
+        """The list of each row, by number."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+
+class Put(NamedTuple):
+    """Where rows were appended: to the lists of these keys and buckets, in this order."""
+
+    keys: KeyBatch
+    buckets: Ints
+    order: Ints
+    starts: Ints
+    """Where the rows of each list begin in that order; then the end."""
 
 
 class StoredRows:
-    """An input's rows in the table.
-
-    Parameters
-    ----------
-    spec : JoinInput
-        The input.
-    name : str
-        As given to `declared_rows`.
-    marked : bool
-        As given to `declared_rows`.
-    backend : KeyedStateBackend
-        The task's state, with namespaces, which are the buckets.
-    """
+    """An input's rows in the table, whose namespaces are buckets; see `declared_rows`."""
 
     def __init__(
         self, spec: JoinInput, name: str, backend: KeyedStateBackend, *, marked: bool
@@ -119,21 +99,22 @@ class StoredRows:
             self._marks = backend.register(matched, declared[matched])
         self._lists = _FIRST_LISTS
 
+    def put(self, rows: Rows, codes: Ints, buckets: Ints, matched: Flags | None = None) -> Put:
+        """Append rows, of which `codes` are the `key_codes`, to the lists of their buckets."""
+        groups = group(codes, buckets)
+        order, starts = groups.order()
+        buckets = buckets[groups.first]
+        keys = self._backend.keys(take_rows(rows.keys, groups.first), longs(buckets))
+        noted = None if matched is None else matched[order]
+        self.append(keys, starts, rows.take(order), noted)
+        return Put(keys, buckets, order, starts)
+
     def append(
         self, keys: KeyBatch, starts: Ints, rows: Rows, matched: Flags | None = None
     ) -> None:
-        """Append rows to the lists of some keys.
+        """Append rows, in the order of the keys, to the lists of these, each key and bucket once.
 
-        Parameters
-        ----------
-        keys : KeyBatch
-            Each key and bucket once.
-        starts : numpy.ndarray of int64
-            Where the rows of each begin; then the end.
-        rows : Rows
-            In the order of the keys.
-        matched : numpy.ndarray of bool, optional
-            Which of them have been matched.
+        `starts` says where the rows of each begin, and then the end; `matched`, which have been.
         """
         columns = list(rows.values)
         if not _keeps_time(self._spec):
@@ -148,22 +129,7 @@ class StoredRows:
     def load(
         self, columns: Sequence[pa.Array[Any]], buckets: Ints
     ) -> Iterator[tuple[int, int, Loaded]]:
-        """Load the lists of some keys and buckets, some at a time.
-
-        Parameters
-        ----------
-        columns : sequence of pyarrow.Array
-            The key columns.
-        buckets : numpy.ndarray of int64
-            The bucket of each key.
-
-        Yields
-        ------
-        begin, end : int
-            Of which keys.
-        loaded : Loaded
-            Their rows.
-        """
+        """Load the lists of some keys and buckets, those of some keys at a time."""
         begin = 0
         while begin < len(buckets):
             end = min(begin + self._lists, len(buckets))
@@ -193,12 +159,7 @@ class StoredRows:
     def mark(self, loaded: Loaded, places: Ints) -> None:
         """Mark rows as matched that were not, each of them once.
 
-        Parameters
-        ----------
-        loaded : Loaded
-            The lists.
-        places : numpy.ndarray of int64
-            Their places among all rows of the lists, in order.
+        Places are those among all rows of the lists, in order.
         """
         if self._marks is None or not len(places):
             return
@@ -208,29 +169,22 @@ class StoredRows:
         self._marks.extend(loaded.keys, _lists(starts, items))
 
     def replace(self, loaded: Loaded, kept: Ints, which: Ints | None = None) -> None:
-        """Keep only some rows of the lists; without marks, which name places.
+        """Keep only the rows at some places of the lists; without marks, which name places.
 
-        Parameters
-        ----------
-        loaded : Loaded
-            The lists.
-        kept : numpy.ndarray of int64
-            Places among all rows of the lists, in order.
-        which : numpy.ndarray of int64, optional
-            Numbers of the lists that are written anew, in order; the others stay as they are.
+        Places are those among all rows of the lists, in order. `which` are the numbers of the lists
+        that are written anew; the others stay as they are.
         """
         assert self._marks is None, "marks name places"
         keys, starts = loaded.keys, np.searchsorted(kept, loaded.offsets)
         if which is not None and len(which) < len(keys):
-            spaces = keys.namespaces().take(longs(which))
-            keys = self._backend.keys(taken(keys.key_arrays(), which), spaces)
+            keys = keys_at(self._backend, keys, which)
             counts = np.diff(starts)[which]
-            _, places = expanded(starts[which], counts)
+            _, places = expand(starts[which], counts)
             kept, starts = kept[places], np.concatenate([[0], np.cumsum(counts)])
         self._rows.clear_all(keys)
         if not len(kept):
             return
-        values = taken(loaded.values, kept)
+        values = take_rows(loaded.values, kept)
         rows = Rows([], values, longs(kept), loaded.times[kept], None)
         self.append(keys, starts, rows)
 
@@ -245,3 +199,18 @@ def _lists(starts: Ints, items: pa.Array[Any]) -> pa.Array[Any]:
     offsets: Any = pa.array(starts.astype(np.int32))
     lists: pa.Array[Any] = pa.ListArray.from_arrays(offsets, items)
     return lists
+
+
+def due_lists(
+    backend: KeyedStateBackend, watermark: int
+) -> Iterator[tuple[list[pa.Array[Any]], Ints, Ints]]:
+    """The keys, buckets and times of timers that are due, some at a time, each bucket once.
+
+    A bucket may have several: one for each input, or those of runs with another interval.
+    """
+    while (due := backend.due_timers("event", watermark, _TIMERS)) is not None:
+        columns, buckets = due.keys.key_arrays(), due.keys.namespaces().to_numpy()
+        times = due.timestamps
+        due.fire_all()
+        once = group(key_codes(columns), buckets).first
+        yield take_rows(columns, once), buckets[once], times[once]

@@ -21,22 +21,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
 from pystate.epochs.watermarks import Holds
 from pystate.errors import InvalidArgumentError
-from pystate.operators.joins.grouping import expanded, taken
-from pystate.operators.joins.inputs import JoinInput, SideName
-from pystate.operators.joins.interval import How
-from pystate.operators.joins.late import LateInputs
-from pystate.operators.joins.operator import SIDES, JoinOperator
-from pystate.operators.runtime.event_time import event_times
+from pystate.operators.joins.inputs import JoinInput
+from pystate.operators.joins.operator import How, JoinOperator, JoinSpec
+from pystate.operators.runtime.grouping import expand
+from pystate.operators.runtime.late_rows import SIDES, LateInputs, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Aligned, Session
-from pystate.operators.windows.factory import make_operator
-from pystate.operators.windows.row_lists import KeptRows, Loaded, RowColumns
-from pystate.operators.windows.row_windows import WindowRowsSpec
+from pystate.operators.windows.kinds import make_operator
+from pystate.operators.windows.row_windows import KeptRows, Loaded, RowColumns, WindowRowsSpec
 from pystate.operators.windows.specification import (
     END,
     START,
@@ -50,8 +48,6 @@ from pystate.state.declaration import State
 from pystate.types.key_codes import Ints, longs
 from pystate.types.state_type import parse_type
 
-__all__ = ["WindowJoin", "WindowJoinSpec", "join_window", "window_names", "window_time_type"]
-
 #: Columns beside the input's: its time in milliseconds, and the row's place in its batch.
 _TIME, _PLACE = "__pystate_time", "__pystate_place"
 _KEY = "__pystate_key_"
@@ -62,13 +58,7 @@ _ROWS = 1 << 16
 
 
 def join_window(windows: Any, owner: str) -> WindowOptions:
-    """Check the windows of a join.
-
-    Raises
-    ------
-    InvalidArgumentError
-        They are no windows, or not of two inputs.
-    """
+    """Check the windows of a join."""
     options = window_options(windows, owner, event_time=_TIME)
     kind = options.windows
     if isinstance(kind, Session) and kind.gap_column is not None:
@@ -98,20 +88,10 @@ def _time_type(given: JoinInput) -> pa.DataType:
 
 
 @dataclass(frozen=True)
-class WindowJoinSpec:
-    """A windowed join; pickled for the workers.
+class WindowJoinSpec(JoinSpec):
+    """A windowed join, over windows that `join_window` has checked.
 
-    Attributes
-    ----------
-    left, right : JoinInput
-        The inputs.
-    options : WindowOptions
-        The windows, checked by `join_window`.
-    how : {"inner", "left", "right", "full"}
-        The inputs whose rows are emitted even if they match none.
-    output : OutputColumns
-        The key columns, ``window_start`` and ``window_end``, then the other columns of the left
-        input, then those of the right one.
+    In the result ``window_start`` and ``window_end`` follow on the key columns.
     """
 
     left: JoinInput
@@ -121,13 +101,7 @@ class WindowJoinSpec:
     output: OutputColumns
 
     def __post_init__(self) -> None:
-        """Have windows of a zone in local times, if both inputs have these.
-
-        Raises
-        ------
-        InvalidArgumentError
-            One input has local times and the other one instants, in windows of a zone.
-        """
+        """Have windows of a zone in local times, if both inputs have these."""
         windows = self.options.windows
         if not isinstance(windows, Aligned) or windows.zone is None:
             return
@@ -149,14 +123,6 @@ class WindowJoinSpec:
     def keeps(self) -> bool:
         """Whether that depends on what is kept."""
         return self.options.keeps
-
-    def input(self, side: SideName) -> JoinInput:
-        """One of the inputs."""
-        return self.left if side == "left" else self.right
-
-    def outer(self, side: SideName) -> bool:
-        """Whether rows of an input are emitted even if they match none."""
-        return self.how in (side, "full")
 
     @property
     def rows(self) -> WindowRowsSpec:
@@ -183,16 +149,11 @@ class WindowJoin(JoinOperator):
     _spec: WindowJoinSpec
 
     def __init__(self, spec: WindowJoinSpec, late: LateInputs | None = None) -> None:
-        super().__init__(late)
-        self._spec = spec
+        super().__init__(spec, late)
         self._rows = spec.rows
         self._key = self._rows.key
         self._windows = make_operator(self._rows, _LATE)
         self._now: tuple[SideName, pa.RecordBatch] | None = None
-        self._nulls: dict[SideName, list[Any]] = {
-            side: [pa.scalar(None, type_.arrow) for _, type_ in spec.input(side).columns]
-            for side in SIDES
-        }
 
     def open(self, task: TaskContext) -> None:
         """Register the states."""
@@ -208,11 +169,10 @@ class WindowJoin(JoinOperator):
         """Put rows of an input into their windows."""
         side: SideName = "left" if input == "left" else "right"
         spec = self._spec.input(side)
-        times = event_times(rows.column(spec.event_time), f"{spec.owner}: its event time")
         first, last = self._rows.reach()
-        batch, _ = self._invalid[side].timed(rows, times, first, last, known=True)
-        ready = spec.ready(batch)
-        self._task.saw(ready.latest(), input=side)
+        batch, times = self._invalid[side].timed(rows, spec.times(rows), first, last, known=True)
+        ready = spec.ready(batch, times)
+        self._task.saw(pc.max(times).as_py(), input=side)
         arrays = [*ready.keys, *ready.values, ready.times, longs(np.arange(len(ready)))]
         names = [*self._key, *spec.names, _TIME, _PLACE]
         self._now = side, batch
@@ -224,8 +184,7 @@ class WindowJoin(JoinOperator):
         assert self._now is not None
         side, batch = self._now
         self._task.late_rows += rows.num_rows
-        if self._late is not None:
-            self.write_late(side, batch.take(rows.column(_PLACE)))
+        self._late[side].write(batch.take(rows.column(_PLACE)))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Join the windows that are over."""
@@ -268,40 +227,24 @@ class WindowJoin(JoinOperator):
             per_left: Ints = rights[window]
             left: Ints = one[window] + nth // per_left
             right: Ints = two[window] + nth % per_left
-            mine, others = self._values(0, loaded, left), self._values(1, loaded, right)
-            yield from self._batch([*taken(heads, window), *mine, *others])
+            mine, others = (self._values(loaded, number) for number in (0, 1))
+            yield from self._result.pairs("left", heads, mine, left, others, right, window)
 
     def _alone(
         self, number: int, heads: list[pa.Array[Any]], loaded: Loaded, which: Any
     ) -> Iterator[pa.RecordBatch]:
         """The rows of an input in some windows, in which they have no partner."""
         offsets, windows = loaded.offsets[number], np.flatnonzero(which)
-        of, rows = expanded(offsets[windows], np.diff(offsets)[windows])
-        for begin in range(0, len(rows), _ROWS):
-            some = slice(begin, begin + _ROWS)
-            mine = self._values(number, loaded, rows[some])
-            nulls = self._nulls[SIDES[1 - number]]
-            none: list[Any] = [pa.repeat(each, len(rows[some])) for each in nulls]
-            both = [*mine, *none] if number == 0 else [*none, *mine]
-            yield from self._batch([*taken(heads, windows[of[some]]), *both])
+        of, rows = expand(offsets[windows], np.diff(offsets)[windows])
+        mine = self._values(loaded, number)
+        yield from self._result.alone(SIDES[number], heads, mine, rows, windows[of])
 
-    def _values(self, number: int, loaded: Loaded, rows: Ints) -> list[pa.Array[Any]]:
-        columns = self._spec.input(SIDES[number]).columns
-        return taken(loaded.values[number][: len(columns)], rows)
-
-    def _batch(self, arrays: list[pa.Array[Any]]) -> list[pa.RecordBatch]:
-        output = self._spec.output
-        return output.from_value(pa.RecordBatch.from_arrays(arrays, names=list(output.names)))
+    def _values(self, loaded: Loaded, number: int) -> list[pa.Array[Any]]:
+        return loaded.values[number][: len(self._spec.input(SIDES[number]).columns)]
 
 
 def window_names(names: tuple[str, ...], keys: int, owner: str) -> tuple[str, ...]:
-    """The columns of the result, those of the window after the key.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column of an input has the name of one of them.
-    """
+    """The columns of the result, those of the window after the key."""
     for name in names:
         if name.lower() in (START, END):
             raise InvalidArgumentError(

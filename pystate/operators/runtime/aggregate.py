@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.event_time import event_times
-from pystate.operators.runtime.latest_rows import LatestRows
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.partial_rows import LATE, LOW, WEIGHT, total_weight, whole_sums
+from pystate.operators.runtime.row_operator import LatestRows
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import ADD, MAX, MIN, KeyBatch
@@ -26,8 +26,6 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.state.value import ValueState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.state_type import StateType
-
-__all__ = ["AggregateOperator", "Aggregates", "Operation", "StateUpdate", "UpdatesOperator"]
 
 _STEPS = {"add": ADD, "min": MIN, "max": MAX}
 #: Keys of an aggregate's output batch.
@@ -50,41 +48,23 @@ class StateUpdate(NamedTuple):
 
 @dataclass(frozen=True)
 class Aggregates:
-    """What is aggregated; pickled for the workers.
-
-    Attributes
-    ----------
-    key : tuple of str
-        The key columns.
-    states : mapping of str to State
-        The states.
-    updates : tuple of StateUpdate
-        What each batch does to them.
-    results : tuple of (state, divisor state or None)
-        The result columns: a state, or the quotient of two.
-    output : OutputColumns
-        The key columns, then the results.
-    event_time : str, optional
-        The column of the rows' event time.
-    """
+    """What is aggregated; pickled for the workers."""
 
     key: tuple[str, ...]
     states: Mapping[str, State[Any]]
     updates: tuple[StateUpdate, ...]
+    """What each batch does to the states."""
     results: tuple[tuple[str, str | None], ...]
+    """The result columns: a state, or the quotient of two."""
     output: OutputColumns
+    """The key columns, then the results."""
     event_time: str | None = None
 
 
 class AggregateOperator(Operator):
     """`aggregate(...)`: each key with rows is emitted once, with its current results.
 
-    Parameters
-    ----------
-    spec : Aggregates
-        What is aggregated.
-    combined : bool
-        Whether rows were combined before the shuffle (`pystate.operators.runtime.partial_rows`).
+    Rows may have been `combined` before the shuffle (`partial_rows`).
     """
 
     def __init__(self, spec: Aggregates, *, combined: bool = False) -> None:
@@ -105,6 +85,7 @@ class AggregateOperator(Operator):
         """Begin to take event times."""
         self._task = task
         self._backend = task.backend
+        self._late = task.late()
         self._invalid = task.invalid(self._spec.key, event_time=self._spec.event_time)
         if self._combined:
             self._invalid.weight = total_weight
@@ -113,10 +94,10 @@ class AggregateOperator(Operator):
     def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Update the states; nothing is emitted yet."""
         rows = self._timely(rows)
-        given, codes = self._given(rows)
+        given, codes = self._updates(rows)
         if codes.any():
             rows = self._without(rows, codes)
-            given, codes = self._given(rows)
+            given, codes = self._updates(rows)
         columns = [rows.column(name) for name in self._spec.key]
         keys = self._backend.keys(columns)
         steps = [
@@ -140,15 +121,15 @@ class AggregateOperator(Operator):
             self._note_nulls([column.filter(nulls) for column in columns])
         return iter(())
 
-    def _given(self, rows: pa.RecordBatch) -> tuple[list[Any], Any]:
+    def _updates(self, rows: pa.RecordBatch) -> tuple[list[Any], Any]:
         """What rows give to each state, and 1 + a state's column where that is too much already."""
-        found, codes = [], np.zeros(rows.num_rows, np.uint8)
+        given, codes = [], np.zeros(rows.num_rows, np.uint8)
         for update in self._spec.updates:
             values, beyond = self._values(update.source, rows)
-            found.append(values)
+            given.append(values)
             if beyond is not None:
                 codes[beyond & (codes == 0)] = 1 + self._handles[update.state].column
-        return found, codes
+        return given, codes
 
     def _without(self, rows: pa.RecordBatch, codes: Any) -> pa.RecordBatch:
         """The rows that do not take a sum beyond its range."""
@@ -158,8 +139,8 @@ class AggregateOperator(Operator):
         def why(i: int) -> str:
             return self._beyond(of[int(codes[i])])
 
-        found: pa.RecordBatch = self._invalid.without(rows, codes != 0, why)
-        return found
+        rest: pa.RecordBatch = self._invalid.without(rows, codes != 0, why)
+        return rest
 
     def timely(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Take the event times of some rows; return those that can be processed."""
@@ -242,13 +223,10 @@ class AggregateOperator(Operator):
         if name is None or name not in rows.schema.names:
             return
         times = event_times(rows.column(name), f"event-time column {name!r}")
-        bound, late = self._task.late_bound, 0
         if self._combined:
-            late = total_weight(rows, LATE)
-        elif bound is not None:
-            below = pc.call_function("less", [times, pa.scalar(bound, pa.int64())])
-            late = pc.sum(below).as_py() or 0
-        self._task.saw(pc.max(times).as_py(), late)
+            self._task.saw(pc.max(times).as_py(), total_weight(rows, LATE))
+        else:
+            self._late.among(times)
 
     def _result(self, keys: KeyBatch, state: str, divisor: str | None) -> pa.Array[Any]:
         values: pa.Array[Any] = self._handles[state].values(keys)
@@ -266,14 +244,8 @@ class UpdatesOperator(Operator):
     kept, and the aggregates of a key that changes are computed from its rows anew, by an
     `AggregateOperator` over a table of its own.
 
-    Parameters
-    ----------
-    spec : Aggregates
-        What is aggregated.
-    identity : sequence of str
-        The columns that say which row replaces which, beside the key.
-    columns : sequence of (name, StateType)
-        All columns that arrive, but those of the key and the event time.
+    `identity` are the columns that say which row replaces which, beside the key; `columns` are all
+    that arrive, but those of the key and the event time.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,18 +23,16 @@ from pystate._core import core
 from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeError
 from pystate.operators.runtime.call_shapes import (
-    OUTPUT_ROWS,
     Calls,
     Run,
-    are_batches,
     are_rows,
-    is_batch,
 )
+from pystate.operators.runtime.grouping import keys_at
+from pystate.operators.runtime.instance_state import InstanceState
+from pystate.operators.runtime.output import OUTPUT_ROWS
 from pystate.operators.runtime.rows import RowFactory
 from pystate.state.aggregating import AggregatingHandle
 from pystate.state.key_batch import KeyBatch
-
-__all__ = ["BroadcastCalls", "BroadcastStates"]
 
 #: Keys that `apply_to_keyed_state` holds at once.
 _VISITED = 8_192
@@ -47,32 +45,10 @@ _NO_KEY = (
 )
 
 
-class BroadcastStates(Protocol):
-    """An instance's broadcast states, as `pystate.operators.runtime.instance_state` has them."""
-
-    @property
-    def read_only(self) -> bool: ...  # noqa: D102
-    @read_only.setter
-    def read_only(self, value: bool) -> None: ...
-
-    def register(self, name: str, declaration: Any) -> Any:
-        """Return a state's handle."""
-
-
 class BroadcastCalls:
-    """Calls a function for rows of its broadcast input.
+    """Calls a function for rows of its broadcast input; `calls` does it for keyed rows."""
 
-    Parameters
-    ----------
-    run : Run
-        The function's run in a task.
-    calls : Calls
-        How it is called for keyed rows.
-    states : BroadcastStates
-        The instance's copy of the broadcast states.
-    """
-
-    def __init__(self, run: Run, calls: Calls, states: BroadcastStates) -> None:
+    def __init__(self, run: Run, calls: Calls, states: InstanceState) -> None:
         given = run.spec.broadcast
         assert given is not None, "a function with a broadcast input"
         self._run = run
@@ -102,7 +78,7 @@ class BroadcastCalls:
         run, calls, states = self._run, self._calls, self._states
         run.backend.clear_current_key()
         pieces: list[Any] = []
-        calls.calls("process_broadcast")
+        calls.remember_call("process_broadcast")
         self._handles_row, states.read_only = True, False
         try:
             result = calls.function.process_broadcast(row, run.context)
@@ -133,9 +109,7 @@ class BroadcastCalls:
                 )
             self._emitted.extend(result)
             return
-        if not are_batches(result):
-            calls.refuse(method, result, "yield or return RecordBatches, Tables or dicts of arrays")
-        for value in [result] if is_batch(result) else result:
+        for value in calls.batches(method, result):
             pieces.extend(calls.output.from_value(value))
 
     def _drained(self) -> Iterator[Any]:
@@ -187,8 +161,8 @@ class BroadcastCalls:
     ) -> None:
         counted = isinstance(state, core.CollectionHandle)
         names = self._calls.key_values(keys.key_arrays())
-        for i, (key, found) in enumerate(zip(names, having.tolist(), strict=True)):
-            if not found:
+        for i, (key, has) in enumerate(zip(names, having.tolist(), strict=True)):
+            if not has:
                 continue
             keys.select(i)
             if counted and not state.count():
@@ -208,8 +182,7 @@ class BroadcastCalls:
                 having[i] = state.count() > 0
             self._run.backend.clear_current_key()
         if not having.all():
-            arrays = [array.filter(pa.array(having)) for array in keys._columns()]
-            keys = KeyBatch(keys.table, arrays, keys._types)
+            keys = keys_at(self._run.backend, keys, np.flatnonzero(having))
         if len(keys):
             self._returned(function(keys, state))
 
@@ -234,10 +207,10 @@ def _having(state: Any, keys: KeyBatch) -> np.ndarray[Any, Any]:
     if isinstance(state, core.CollectionHandle):
         return np.ones(len(keys), bool)
     # A result is there without a value, too: 0 for a count.
-    found = (
+    values = (
         state.accumulators(keys) if isinstance(state, AggregatingHandle) else state._exported(keys)
     )
-    if isinstance(found, list):
-        return np.array([value is not None for value in found], bool)
-    valid: Any = pc.is_valid(found)
+    if isinstance(values, list):
+        return np.array([value is not None for value in values], bool)
+    valid: Any = pc.is_valid(values)
     return np.array(valid.to_numpy(zero_copy_only=False), bool)

@@ -1,11 +1,14 @@
 """The shapes of a stateful function, and how each is called for rows and for timers.
 
+A function of two inputs is called for each of them as one of the other shapes is.
+
 Thread safety: an object belongs to its task.
 """
 
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,36 +23,20 @@ import pyarrow.types as at
 
 from pystate._core import core
 from pystate.base.notes import add_note
-from pystate.errors import InvalidArgumentError, NoCurrentKeyError, WrongTypeError
+from pystate.errors import EvaluationError, InvalidArgumentError, NoCurrentKeyError, WrongTypeError
+from pystate.operators.functions.binding import takes_rows
 from pystate.operators.functions.context import RuntimeContext
 from pystate.operators.runtime.function_spec import FunctionSpec
-from pystate.operators.runtime.grouping import grouped_columns, grouped_rows
+from pystate.operators.runtime.grouping import grouped_columns, grouped_rows, take_rows
+from pystate.operators.runtime.late_rows import SIDES, SideName
+from pystate.operators.runtime.output import OUTPUT_ROWS, written_at
 from pystate.operators.runtime.rows import RowFactory, key_maker, python_values
-from pystate.operators.runtime.timer_loop import FiringLimit
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import DueTimers, TimeDomain
-from pystate.types.arrays import reference
+from pystate.types.arrays import hash_keys, reference
 from pystate.types.keys import leaf
 from pystate.types.state_type import StateType
 
-__all__ = [
-    "OUTPUT_ROWS",
-    "Call",
-    "Calls",
-    "KeyRowsCalls",
-    "KeyedCalls",
-    "RowCalls",
-    "RowsOut",
-    "VectorCalls",
-    "are_batches",
-    "are_rows",
-    "is_arrow_batch",
-    "is_batch",
-    "one_batch",
-]
-
-#: Rows that are emitted one by one are collected up to this number, and then output as a batch.
-OUTPUT_ROWS = 16_384
 #: Timers that are read from the table at once.
 _TIMERS = 8_192
 #: The same if callbacks keep registering timers that are due, too.
@@ -63,22 +50,30 @@ _ROWS_KEYS = (
 
 #: Yields the function's output, and returns how many timers have fired.
 Firing: TypeAlias = "Generator[Any, None, int]"
+#: The most due timers that callbacks may register for a key in an epoch: this many in any case, and
+#: this many for each of its timers that was there before.
+_MOST, _MOST_EACH = 1_000_000, 1_000
+#: The most that callbacks may register for keys in one place, while none of their timers fires at a
+#: later time than those before.
+_MOST_STILL = 100_000
+#: Keys are counted by their hashes modulo this, so that the room does not grow with the keys: the
+#: counts of keys that are in one place add up.
+_PLACES = 1 << 16
+#: Of batches with less than this many timers one in `_SAMPLED` is looked at, on average, and stands
+#: for those since the last one: timers that are due again come one at a time.
+_SMALL, _SAMPLED = 256, 16
+_Times: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+_Counts: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(slots=True)
 class Call:
-    """A method of a function that is called for rows, keys or timers.
-
-    Attributes
-    ----------
-    keyed : object
-        Its `key` is that of the call; None for calls of many keys or of none.
-    place : callable
-        Says where the method is written.
-    """
+    """A method of a function that is called for rows, keys or timers."""
 
     keyed: Any
+    """Its `key` is that of the call; None for calls of many keys or of none."""
     place: Callable[[], str]
+    """Says where the method is written."""
 
 
 class Run(Protocol):
@@ -109,14 +104,8 @@ class Run(Protocol):
 class Calls:
     """How a function of one shape is called for an input; the shapes below fill it in.
 
-    Parameters
-    ----------
-    run : Run
-        The function's run.
-    method : str, optional
-        The method that is called for rows, if it is not the shape's own.
-    key, columns : tuple of str, optional
-        The input's key columns and all of its columns, if they are not those of the specification.
+    Method, key columns and columns are given if they are not the shape's own and those of the
+    specification.
     """
 
     #: Whether a call handles one key, which is the current one.
@@ -188,17 +177,28 @@ class Calls:
             f"{type(returned).__qualname__}: {wanted}"
         )
 
+    def batches(self, method: str, returned: Any) -> Iterable[Any]:
+        """The batches that a method of a vectorised function has returned or will yield."""
+        if returned is None:
+            return ()
+        if not are_batches(returned):
+            self.refuse(
+                method, returned, "yield or return RecordBatches, Tables or dicts of arrays"
+            )
+        batches: Iterable[Any] = [returned] if is_batch(returned) else returned
+        return batches
+
     def note(self, error: Exception, method: str, what: str) -> None:
         """Add a note to a user's error that says where it happened."""
         name = type(self.run.spec.function).__name__
         add_note(error, f"in {name}.{method} of operator {self.context.uid!r}: {what}")
 
-    def calls(self, method: str, keyed: Any = None) -> None:
+    def remember_call(self, method: str, keyed: Any = None) -> None:
         """Remember which method is called from now on, and what has the key."""
         self.run.call = Call(keyed, partial(self._place, method))
 
     @contextmanager
-    def noted(self, method: str, what: str) -> Iterator[None]:
+    def noting_errors(self, method: str, what: str) -> Iterator[None]:
         """Note where it happened on an error of a call for many keys, or for none."""
         try:
             yield
@@ -211,15 +211,13 @@ class Calls:
     def _place(self, method: str) -> str:
         """Where a method of the function is written."""
         kind, name = type(self.run.spec.function), method or self.method
-        code = getattr(getattr(kind, name, None), "__code__", None)
-        where = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
-        return f"{kind.__name__}.{name}{where}"
+        return f"{kind.__name__}.{name}{written_at(getattr(kind, name, None))}"
 
     def keyless(self, error: NoCurrentKeyError, advice: str) -> None:
         """Add advice to the error for a missing current key."""
-        found, missing, _ = str(error).partition("no key is current")
+        where, missing, _ = str(error).partition("no key is current")
         if missing:
-            error.args = (f"{found}{missing}: {advice}",)
+            error.args = (f"{where}{missing}: {advice}",)
 
     def key_values(self, columns: Sequence[pa.Array[Any]]) -> Iterable[Any]:
         """The keys as a function sees them: values, or tuples if there are several columns."""
@@ -298,7 +296,7 @@ class KeyedCalls(RowsOut):
             run.row_clock,
             run.leave_namespace if run.named else None,
         )
-        self.calls("on_timer", loop)
+        self.remember_call("on_timer", loop)
         while self.fired(loop, "on_timer"):
             yield from self.drain("on_timer")
         return loop.fired
@@ -325,7 +323,7 @@ class RowCalls(KeyedCalls):
         columns, names = self.key_columns(rows), rows.schema.names
         # A key that is a column is the same object as in the row.
         own = len(self.key) == 1 and self.key[0] in names and not self.run.spec.key_types
-        return self._each(
+        return self._call_each(
             columns,
             names.index(self.key[0]) if own else list(self.key_values(columns)),
             self._factory.source(rows),
@@ -340,9 +338,11 @@ class RowCalls(KeyedCalls):
         times: Sequence[int | None] | None = None,
     ) -> Iterator[Any]:
         """Call the function for each row with its key."""
-        return self._each(columns, list(keys), list(rows), None if times is None else list(times))
+        return self._call_each(
+            columns, list(keys), list(rows), None if times is None else list(times)
+        )
 
-    def _each(
+    def _call_each(
         self,
         columns: Sequence[pa.Array[Any]],
         key_of: int | list[Any],
@@ -362,7 +362,7 @@ class RowCalls(KeyedCalls):
             run.row_clock,
             run.leave_namespace if run.named else None,
         )
-        self.calls(method, loop)
+        self.remember_call(method, loop)
         more = True
         while more:
             try:
@@ -412,20 +412,20 @@ class KeyRowsCalls(KeyedCalls):
         narrow, columns = rows.schema.equals(schema), self.key_columns(rows)
         if narrow:
             keys = self.backend.keys(columns)
-            order, found, ends = grouped_rows(keys)
+            order, first_rows, ends = grouped_rows(keys)
             rows = rows.take(pa.array(order))
-            firsts = [column.take(pa.array(found)) for column in columns]
-            starts, places = [0, *ends[:-1]], found
+            firsts = [column.take(pa.array(first_rows)) for column in columns]
+            starts, places = [0, *ends[:-1]], first_rows
         else:
             # A key column may be too large for the type that keys have.
             order, starts = grouped_columns(columns)
-            firsts = [column.take(pa.array(order[starts])) for column in columns]
+            firsts = take_rows(columns, order[starts])
             keys = self.backend.keys(firsts)
             ends, places = [*starts[1:], len(order)], list(range(len(starts)))
         clock, named, method = self.run.row_clock, self.run.named, self.method
         process_rows = getattr(self.function, method)
         latest = None if clock is None else self._latest(order, starts)
-        self.calls(method, self.emitted)
+        self.remember_call(method, self.emitted)
         for i, key in enumerate(self.key_values(firsts)):
             keys.select(places[i])
             if clock is not None:
@@ -495,17 +495,11 @@ class VectorCalls(Calls):
     def _emit(self, method: str, keys: Any, rows: Any) -> Iterator[Any]:
         self.backend.clear_current_key()
         what = "timers" if method == "on_timers" else "rows"
-        self.calls(method)
+        self.remember_call(method)
         try:
-            with self.noted(method, f"a batch of {len(rows)} {what}"):
+            with self.noting_errors(method, f"a batch of {len(rows)} {what}"):
                 result = getattr(self.function, method)(keys, rows, self.context)
-                if result is None:
-                    return
-                if not are_batches(result):
-                    self.refuse(
-                        method, result, "yield or return RecordBatches, Tables or dicts of arrays"
-                    )
-                for value in [result] if is_batch(result) else result:
+                for value in self.batches(method, result):
                     yield from self._output(method, value)
         except NoCurrentKeyError as error:
             self.keyless(error, _ROWS_KEYS)
@@ -577,3 +571,143 @@ def _as_declared(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             f"in one column: write process, which takes them one by one ({error})"
         ) from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class TwoInputs(Calls):
+    """Base of the shapes of two inputs."""
+
+    _inputs: dict[SideName, Calls]
+
+    def input(self, name: SideName) -> Calls:
+        """How the function is called for rows of an input."""
+        return self._inputs[name]
+
+    def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
+        """Not of this shape: rows are those of an input."""
+        raise NotImplementedError
+
+    def finish(self) -> Iterator[Any]:
+        """Handle the end of both inputs: rows that were held back, first those of the left one."""
+        for name in SIDES:
+            yield from self._inputs[name].finish()
+
+    def _columns_of(self, run: Run, name: SideName) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The key columns and all columns of an input."""
+        right = run.spec.right
+        assert right is not None, "a function of two inputs"
+        if name == "left":
+            return run.spec.key, run.spec.columns
+        return right.key, right.columns
+
+
+class CoCalls(TwoInputs, KeyedCalls):
+    """`KeyedCoProcessFunction`: a call per row, or one per key and input with all of its rows."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._inputs = {}
+        for name in SIDES:
+            kind: type[Calls] = RowCalls
+            method = f"process_{name}"
+            if takes_rows(run.spec.function, name):
+                kind, method = KeyRowsCalls, f"process_{name}_rows"
+            self._inputs[name] = kind(run, method, *self._columns_of(run, name))
+
+
+class CoVectorCalls(TwoInputs):
+    """`VectorizedCoFunction`: one call per batch of an input."""
+
+    one_key = False
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._inputs = {
+            name: VectorCalls(run, f"process_{name}", *self._columns_of(run, name))
+            for name in SIDES
+        }
+
+    def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
+        """Call the function for some timers."""
+        return self._inputs["left"].on_due(due, domain)
+
+
+class FiringLimit:
+    """Makes sure that an epoch's timers come to an end.
+
+    A callback that always registers a timer which is due already would never end. What is
+    legitimate are chains: one timer each second through the hours for which a stream stood still,
+    or to the end of event time in a drain. So each key has a bound of its own, which no chain of
+    use reaches. A chain gets on: of timers that register others at the same time or before, the
+    bound is lower, so that one does not wait long for the error.
+    """
+
+    def __init__(self, uid: str) -> None:
+        self._uid = uid
+        #: Of the keys in each place, how many timers have fired since the first one registered
+        #: another, and how many due ones they have registered; empty before.
+        self._fired = self._registered = np.zeros(0)
+        #: The same of the batches that were not looked at.
+        self._unseen_fired = self._unseen_registered = 0
+        #: By domain, for the keys in each place: the latest time of a timer that has fired, and how
+        #: many were registered since the first one of that time.
+        self._latest: dict[TimeDomain, _Times] = {}
+        self._still: dict[TimeDomain, _Counts] = {}
+        self._random = random.Random(0)
+
+    def check(self, due: DueTimers, fired: int, domain: TimeDomain) -> None:
+        """After the first `fired` of some due timers have fired, count what they have registered.
+
+        A key that keeps registering timers is an EvaluationError.
+        """
+        registered = due.missed
+        if not fired or not (registered or len(self._fired)):
+            return
+        self._unseen_fired += fired
+        self._unseen_registered += registered
+        if fired < _SMALL and self._random.random() * _SAMPLED >= 1:
+            return
+        if not len(self._fired):
+            self._fired, self._registered = np.zeros(_PLACES), np.zeros(_PLACES)
+        columns = [column.slice(0, fired) for column in due.keys.key_arrays()]
+        places = (hash_keys(columns) % _PLACES).astype(np.int64)
+        # Which of them has registered is not known; over many calls it is those that go on.
+        np.add.at(self._fired, places, self._unseen_fired / fired)
+        each = self._unseen_registered / fired
+        np.add.at(self._registered, places, each)
+        self._unseen_fired = self._unseen_registered = 0
+        self._compare(due, places, self._count_still(due.timestamps, places, each, domain))
+
+    def _count_still(
+        self, times: _Times, places: _Times, registered: float, domain: TimeDomain
+    ) -> _Counts:
+        """How many each place's keys have registered without getting on."""
+        if domain not in self._latest:
+            self._latest[domain] = np.full(_PLACES, np.iinfo(np.int64).min)
+            self._still[domain] = np.zeros(_PLACES)
+        latest, still, times = self._latest[domain], self._still[domain], times[: len(places)]
+        still[places[times > latest[places]]] = 0
+        np.add.at(still, places, registered)
+        np.maximum.at(latest, places, times)
+        return still[places]
+
+    def _compare(self, due: DueTimers, places: _Times, still: _Counts) -> None:
+        registered = self._registered[places]
+        before = np.maximum(self._fired[places] - registered, 1)
+        endless = np.flatnonzero(
+            (registered > np.maximum(_MOST, _MOST_EACH * before))
+            | (still > np.maximum(_MOST_STILL, _MOST_EACH * before))
+        )
+        if len(endless):
+            self._refuse(due, int(endless[0]), int(registered[endless[0]]))
+
+    def _refuse(self, due: DueTimers, i: int, registered: int) -> None:
+        key = f"key {due.keys.key_at(i)!r:.80}"
+        if due.keys.table.has_namespaces and due.keys.namespace_at(i) is not None:
+            key += f", namespace {due.keys.namespace_at(i)!r:.80}"
+        raise EvaluationError(
+            f"operator {self._uid!r}: the timers of {key} have no end: when they fired they "
+            f"registered about {registered} others in this epoch that were due at once, the last "
+            f"at {int(due.timestamps[i])}: in the method for timers, do not each time register one "
+            "at or below ctx.watermark or ctx.processing_time, and no next timer where "
+            "ctx.watermark == ps.MAX_WATERMARK, which is a drain"
+        )

@@ -27,8 +27,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
-from pystate.operators.runtime.event_rows import RowOperator, Times, columns_of
-from pystate.operators.runtime.function_spec import PROCESS_LATE
+from pystate.operators.runtime.grouping import keys_at
+from pystate.operators.runtime.late_rows import PROCESS_LATE
+from pystate.operators.runtime.row_operator import (
+    Flags,
+    HeldRows,
+    Longs,
+    RowOperator,
+    RowSpec,
+    Times,
+    columns_of,
+)
 from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
@@ -36,47 +45,28 @@ from pystate.state.list import ListState
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ValueState
 
-__all__ = ["DeduplicateSpec", "Deduplicator"]
-
 #: The newest time at which a row was passed on, and in event time the other ones that still count.
 KEPT, EARLIER = "kept", "earlier"
 
 #: So many rows of each key are found for all keys at once; what is left belongs to few keys.
 _ROUNDS = 16
-#: Held rows are reduced to one per key once there are so many.
-_HELD_ROWS = 65_536
-
-_Longs = npt.NDArray[np.int64]
-_Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class DeduplicateSpec:
-    """What counts as a duplicate; pickled for the workers.
-
-    Attributes
-    ----------
-    key : tuple of str
-        The key columns.
-    within_ms : int or None
-        How far apart rows of a key must be to be no duplicates; None if they always are.
-    keep : {"first", "last"}
-        Which row of a key is passed on. ``"last"``: that of each epoch, at its end.
-    event_time : str, optional
-        The column with the rows' event time.
-    ordered : bool
-        Whether a key's rows come in the order that counts. Otherwise that of their event times
-        counts, and among equal ones that in which they come; with ``keep="first"`` the batches of
-        an epoch must then come in that order.
-    late : str
-        What happens to rows below the watermark, as in `FunctionSpec`.
-    """
+class DeduplicateSpec(RowSpec):
+    """What counts as a duplicate; pickled for the workers."""
 
     key: tuple[str, ...]
     within_ms: int | None = None
+    """How far apart rows of a key must be to be no duplicates; None if they always are."""
     keep: Literal["first", "last"] = "first"
+    """Which row of a key is passed on. ``"last"``: that of each epoch, at its end."""
     event_time: str | None = None
     ordered: bool = False
+    """Whether a key's rows come in the order that counts. Otherwise that of their event times
+    counts, and among equal ones that in which they come; with ``keep="first"`` the batches of an
+    epoch must then come in that order.
+    """
     late: str = PROCESS_LATE
 
     def states(self) -> Mapping[str, State[Any]]:
@@ -101,34 +91,13 @@ class DeduplicateSpec:
 
 
 class Deduplicator(RowOperator):
-    """Passes on one row of each key.
-
-    Examples
-    --------
-    >>> import pyarrow as pa, pystate as ps
-    >>> from pystate.operators.runtime.deduplicate import Deduplicator, DeduplicateSpec
-    >>> from pystate.operators.runtime.task import TaskContext
-    >>> spec = DeduplicateSpec(key=("id",))
-    >>> backend = ps.KeyedStateBackend({"id": "long"}, states=spec.states())
-    >>> for epoch in ([1, 2, 1], [2, 3]):
-    ...     operator = Deduplicator(spec)
-    ...     operator.open(TaskContext(backend))
-    ...     rows = pa.record_batch({"id": pa.array(epoch)})
-    ...     out = [*operator.process(rows), *operator.finish()]
-    ...     print([piece["id"].to_pylist() for piece in out])
-    ...     backend.seal().close()
-    [[1, 2]]
-    [[3]]
-    >>> backend.close()
-    """
+    """Passes on one row of each key."""
 
     _spec: DeduplicateSpec
 
     def __init__(self, spec: DeduplicateSpec) -> None:
-        self._spec = spec
-        self._held: list[pa.RecordBatch | pa.Table] = []
-        self._held_rows = 0
-        self._held_most = _HELD_ROWS
+        super().__init__(spec)
+        self._held = HeldRows(self._last_of_each)
 
     def open(self, task: TaskContext) -> None:
         """Register the states and set the clock of their times to live."""
@@ -150,7 +119,7 @@ class Deduplicator(RowOperator):
         if not rows.num_rows:
             return
         if self._spec.keep == "last":
-            self._hold(rows)
+            self._held.add(self._last_of_each(pa.Table.from_batches([rows])))
             return
         keys = self._keys(rows)
         times = self.times(rows)
@@ -162,10 +131,9 @@ class Deduplicator(RowOperator):
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """End the epoch's rows; with ``keep="last"`` yield each key's last one."""
-        if not self._held:
+        rows = self._held.take(reduced=True)
+        if rows is None:
             return
-        rows = self._one_per_key()
-        self._held = []
         if self._spec.event_time is not None:
             keys = self._keys(rows)
             at, known = self.times(rows)
@@ -179,10 +147,10 @@ class Deduplicator(RowOperator):
 
     # -- once in all, or once in a while of processing time
 
-    def _unseen(self, keys: KeyBatch, times: Times) -> _Flags:
+    def _unseen(self, keys: KeyBatch, times: Times) -> Flags:
         _, seen = self._stored(keys)
         first = keys.first_rows()
-        new: _Flags
+        new: Flags
         order = self._order(times, unknown_last=True)
         if order is None:
             new = first == np.arange(len(first), dtype=np.int32)
@@ -196,7 +164,7 @@ class Deduplicator(RowOperator):
 
     # -- with a distance in event time
 
-    def _spaced(self, keys: KeyBatch, times: Times) -> _Flags:
+    def _spaced(self, keys: KeyBatch, times: Times) -> Flags:
         at, open_ = times
         within = self._spec.within_ms
         assert within is not None
@@ -222,28 +190,28 @@ class Deduplicator(RowOperator):
                 keys, first[kept].astype(np.int64), at[kept], seen[kept], stored[kept]
             )
         # Nothing is known to be near to a row without a time, or to one that is so late.
-        new: _Flags = remembered | ~open_
+        new: Flags = remembered | ~open_
         return new
 
-    def _near_earlier(self, keys: KeyBatch, rows: _Longs, at: _Longs) -> _Longs:
+    def _near_earlier(self, keys: KeyBatch, rows: Longs, at: Longs) -> Longs:
         """Those of the rows that are near to one that came before their key's newest."""
-        lists = self._earlier.lists(self._keys_at(keys, rows))
+        lists = self._earlier.lists(keys_at(self._backend, keys, rows))
         sizes = lists.value_lengths().to_numpy()
         earlier = lists.flatten().to_numpy()
         owners = np.repeat(rows, sizes)
-        near: _Flags = np.abs(at[owners] - earlier) < self._spec.within_ms
+        near: Flags = np.abs(at[owners] - earlier) < self._spec.within_ms
         if self._horizon is not None:
             near &= earlier > self._horizon
-        found: _Longs = owners[near]
-        return found
+        rows_near: Longs = owners[near]
+        return rows_near
 
     def _remember_earlier(
         self,
         keys: KeyBatch,
-        groups: _Longs,
-        at: _Longs,
-        seen: _Flags,
-        stored: _Longs,
+        groups: Longs,
+        at: Longs,
+        seen: Flags,
+        stored: Longs,
     ) -> None:
         """Keep all times of a key that are not its newest one, which `_remember` keeps."""
         _, places = np.unique(groups[seen], return_index=True)
@@ -253,26 +221,11 @@ class Deduplicator(RowOperator):
         groups, at = groups[order], at[order]
         older = np.flatnonzero(groups[:-1] == groups[1:])
         if len(older):
-            self._earlier.append(self._keys_at(keys, groups[older]), pa.array(at[older]))
+            self._earlier.append(keys_at(self._backend, keys, groups[older]), pa.array(at[older]))
 
     # -- the last of an epoch
 
-    def _hold(self, rows: pa.RecordBatch) -> None:
-        self._held.append(self._last_of_each(rows))
-        self._held_rows += self._held[-1].num_rows
-        if self._held_rows > self._held_most:
-            rest = self._one_per_key()
-            self._held, self._held_rows = [rest], rest.num_rows
-            self._held_most = _HELD_ROWS + 2 * rest.num_rows
-
-    def _one_per_key(self) -> pa.Table:
-        tables = [r if isinstance(r, pa.Table) else pa.Table.from_batches([r]) for r in self._held]
-        if len(tables) == 1:
-            return tables[0]
-        rows: pa.Table = self._last_of_each(pa.concat_tables(tables))
-        return rows
-
-    def _last_of_each(self, rows: Any) -> Any:
+    def _last_of_each(self, rows: pa.Table) -> pa.Table:
         keys = self._keys(rows)
         first = keys.first_rows()
         order = self._order(self.times(rows), unknown_last=False)
@@ -288,18 +241,14 @@ class Deduplicator(RowOperator):
     def _keys(self, rows: Any) -> KeyBatch:
         return self._backend.keys(columns_of(rows, self._spec.key))
 
-    def _keys_at(self, keys: KeyBatch, rows: _Longs) -> KeyBatch:
-        at: Any = pa.array(rows)
-        return self._backend.keys([column.take(at) for column in keys.key_arrays()])
-
-    def _stored(self, keys: KeyBatch) -> tuple[_Longs, _Flags]:
+    def _stored(self, keys: KeyBatch) -> tuple[Longs, Flags]:
         """The time of each key's newest row that was passed on, and whether it still counts."""
         values = self._kept.values(keys)
         seen = values.is_valid().to_numpy(zero_copy_only=False)
         stored = values.fill_null(0).to_numpy() if values.null_count else values.to_numpy()
         return stored, seen if self._horizon is None else seen & (stored > self._horizon)
 
-    def _remember(self, keys: KeyBatch, rows: _Flags, at: _Longs) -> None:
+    def _remember(self, keys: KeyBatch, rows: Flags, at: Longs) -> None:
         if not rows.any():
             return
         if self._spec.event_time is not None:
@@ -313,7 +262,7 @@ class Deduplicator(RowOperator):
             event_time=event_time,
         )
 
-    def _order(self, times: Times, *, unknown_last: bool) -> _Longs | None:
+    def _order(self, times: Times, *, unknown_last: bool) -> Longs | None:
         """The rows in the order that counts; None if it is that in which they are."""
         if self._spec.ordered or self._spec.event_time is None:
             return None
@@ -327,7 +276,7 @@ class Deduplicator(RowOperator):
 
 
 def _far_apart(
-    rows: _Longs, groups: npt.NDArray[np.int32], at: _Longs, within: int
+    rows: Longs, groups: npt.NDArray[np.int32], at: Longs, within: int
 ) -> npt.NDArray[np.int64]:
     """Of each group the rows that are no less than `within` from all that were chosen before."""
     chosen = []
@@ -346,7 +295,7 @@ def _far_apart(
 
 
 def _far_apart_in_turn(
-    rows: _Longs, groups: npt.NDArray[np.int32], at: _Longs, within: int
+    rows: Longs, groups: npt.NDArray[np.int32], at: Longs, within: int
 ) -> npt.NDArray[np.int64]:
     """The same, row by row: for keys of which one batch passes on very many rows."""
     times: dict[int, list[int]] = {}

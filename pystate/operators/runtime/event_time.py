@@ -1,4 +1,15 @@
-"""Event time: instants of all kinds as milliseconds since 1970, in UTC.
+"""Event time: instants of all kinds as milliseconds since 1970, in UTC, and its end.
+
+When a bounded input ends, some timers would wait for the watermark for ever: those of the last
+windows, and all others for which no later row comes. An epoch that drains first handles its rows
+like any other. Then, operator by operator, it advances the watermark to the end of event time, so
+that all event-time timers fire. Their output reaches later operators as rows of the same epoch, and
+event time ends there after these rows. All of it is one epoch: it is published as a whole, or not
+at all.
+
+The next epoch's watermark is computed from the rows, as if there had been no drain, so that the
+checkpoint can continue with more input. A drain expires no time to live, and fires no
+processing-time timers.
 
 Pure functions, safe from any thread.
 """
@@ -17,7 +28,8 @@ import pyarrow.types as at
 from pystate.base.arguments import NO_INSTANT
 from pystate.errors import WrongTypeError
 
-__all__ = ["event_times", "instants", "milliseconds"]
+#: The end of event time, which is the watermark for a function while a drain fires its timers.
+MAX_WATERMARK = (1 << 63) - 1
 
 _PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -25,25 +37,11 @@ _DAY_MS = 86_400_000
 
 
 def event_times(column: pa.Array[Any], what: str) -> pa.Array[Any]:
-    """The instants of a column.
+    """The instants of a column as 64-bit integers, null where it is null.
 
-    Parameters
-    ----------
-    column : pyarrow.Array
-        Timestamps, dates (their midnight), or integers that are milliseconds since 1970. A column
-        of timestamps without a time zone is in UTC, as Spark takes it.
-    what : str
-        Names the column in the error.
-
-    Returns
-    -------
-    pyarrow.Array
-        64-bit integers, null where the column is null. Fractions of a millisecond are rounded down.
-
-    Raises
-    ------
-    WrongTypeError
-        The column is none of these.
+    A column has timestamps, dates (their midnight), or integers that are milliseconds since 1970;
+    one of another type, which `what` names, is a WrongTypeError. Timestamps without a time zone are
+    in UTC, as Spark takes them. Fractions of a millisecond are rounded down.
     """
     kind = column.type
     if at.is_null(kind) or (at.is_integer(kind) and not at.is_uint64(kind)):
@@ -74,13 +72,7 @@ def _multiplied(values: pa.Array[Any], factor: int) -> pa.Array[Any]:
 
 
 def instants(values: Iterable[object], what: str) -> pa.Array[Any]:
-    """Python objects as instants in the form of `event_times`; None is null.
-
-    Raises
-    ------
-    WrongTypeError
-        An object is not an instant, or exceeds 64 bits of milliseconds.
-    """
+    """Python objects as instants in the form of `event_times`; None is null."""
     times = [None if value is None else milliseconds(value, what) for value in values]
     try:
         return pa.array(times, pa.int64())
@@ -89,15 +81,7 @@ def instants(values: Iterable[object], what: str) -> pa.Array[Any]:
 
 
 def milliseconds(instant: object, what: str) -> int:
-    """An instant as milliseconds since 1970.
-
-    A date is its midnight in UTC.
-
-    Raises
-    ------
-    WrongTypeError
-        The object is not an int, datetime or date, or is a datetime without a time zone.
-    """
+    """An instant, which `what` names, as milliseconds since 1970; a date is its midnight in UTC."""
     if isinstance(instant, date) and not isinstance(instant, datetime):
         instant = datetime.combine(instant, time(), timezone.utc)
     if isinstance(instant, datetime):

@@ -5,30 +5,17 @@ Thread safety: a `FunctionSpec` is immutable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from pystate.base.arguments import text
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import has_broadcast, namespace_type, shape
+from pystate.operators.runtime.late_rows import PROCESS_LATE, late_tag
 from pystate.operators.runtime.output import Output
 from pystate.operators.runtime.rows import RowFactory
 from pystate.types.state_type import StateType
-
-__all__ = [
-    "DROP_LATE",
-    "PROCESS_LATE",
-    "BroadcastInput",
-    "FunctionSpec",
-    "RightInput",
-    "checked_late",
-    "late_tag",
-]
-
-#: What happens to late rows, if it is not the tag of a side output.
-PROCESS_LATE, DROP_LATE = "process", "drop"
 
 
 @dataclass(frozen=True)
@@ -59,51 +46,29 @@ class BroadcastInput:
 class FunctionSpec:
     """A function and how it is called for an operator's rows; pickled for the workers.
 
-    Attributes
-    ----------
-    function : KeyedProcessFunction or VectorizedFunction
-        An instance of the function's class.
-    key : tuple of str
-        The key columns.
-    columns : tuple of str
-        All columns of the input, in order.
-    output : Output
-        The declared output.
-    event_time : str or callable, optional
-        The column with the time at which a row happened; see `event_times` for its types. For
-        elements that are not rows, a function from an element to a datetime, a date or milliseconds
-        since 1970.
-    side_outputs : mapping of str to Output
-        By tag, the rows that `RuntimeContext.output` takes.
-    late : str
-        What happens to rows below the watermark: ``"process"``, ``"drop"``, or the tag of the side
-        output to which they go instead. If `side_outputs` has the tag, too, they are cast to its
-        columns; otherwise they have those of the input.
-    key_types : tuple of StateType
-        The types of the key's columns, if one of them is a struct; `key` then names the struct's
-        fields.
-    right : RightInput, optional
-        The right input of a function of two; all else is about the left one.
-    broadcast : BroadcastInput, optional
-        The broadcast input of a `KeyedBroadcastProcessFunction`; all else is about the keyed one.
-
-    Raises
-    ------
-    DeclarationError
-        The function has none or several of the methods.
-    InvalidArgumentError
-        Two columns have the same name, the event-time column does not exist, or `late` needs event
-        time and there is none.
+    Of a function with a right or a broadcast input, all else is about the left or the keyed one.
     """
 
     function: StatefulFunction
     key: tuple[str, ...]
     columns: tuple[str, ...]
+    """All columns of the input, in order."""
     output: Output
     event_time: str | Callable[[Any], object] | None = None
+    """The column with the time at which a row happened. For elements that are not rows, a function
+    from an element to a datetime, a date or milliseconds since 1970.
+    """
     side_outputs: Mapping[str, Output] = field(default_factory=dict)
+    """By tag, the rows that `RuntimeContext.output` takes."""
     late: str = PROCESS_LATE
+    """What happens to late rows: a word, or the tag of the side output to which they go instead. If
+    `side_outputs` has the tag, too, they are cast to its columns; otherwise they have those of
+    the input.
+    """
     key_types: tuple[StateType, ...] = ()
+    """The types of the key's columns, if one of them is a struct; `key` then names the struct's
+    fields.
+    """
     right: RightInput | None = None
     broadcast: BroadcastInput | None = None
 
@@ -150,25 +115,3 @@ class FunctionSpec:
     def late_tag(self) -> str | None:
         """The side output that takes late rows, if one does."""
         return late_tag(self.late)
-
-
-def late_tag(late: str) -> str | None:
-    """The side output that takes late rows, if one does."""
-    return None if late in (PROCESS_LATE, DROP_LATE) else late
-
-
-def checked_late(late: object, sides: Iterable[str], owner: str) -> str:
-    """Return a valid `late`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is not a string; or a side output has the name ``"process"`` or ``"drop"``.
-    """
-    found = text(late, f"{owner}: late", ", but 'process', 'drop' or the tag of a side output")
-    for word in (PROCESS_LATE, DROP_LATE):
-        if word in sides:
-            raise InvalidArgumentError(
-                f"{owner}: side_outputs: {word!r} is a choice of late=, and cannot be a tag"
-            )
-    return found

@@ -28,6 +28,7 @@ from pystate.errors import (
     InvalidArgumentError,
     WrongTypeError,
 )
+from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.operator_state import (
@@ -41,8 +42,6 @@ from pystate.state.operator_state import (
 )
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.range_rows import put_rows
-
-__all__ = ["InstanceState", "begin_with_items", "checked_items", "instance_spec"]
 
 
 def instance_spec(
@@ -61,27 +60,7 @@ def instance_spec(
 def checked_items(
     names: Sequence[str], states: Mapping[str, KeylessState[Any]], what: str
 ) -> list[str]:
-    """Check which states the columns of a beginning are items of.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The columns.
-    states : mapping of str to KeylessState
-        All states of the operator.
-    what : str
-        Names the beginning in errors.
-
-    Returns
-    -------
-    list of str
-        The columns.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column is no list of the operator, or there is none.
-    """
+    """Check which states the columns of a beginning, which `what` names, are items of."""
     lists = [name for name, state in states.items() if isinstance(state, OperatorListState)]
     twice = repeated(names)
     for name in names:
@@ -105,21 +84,9 @@ def begin_with_items(
 ) -> None:
     """Append items to the lists that a range begins with; the first epoch divides them.
 
-    Parameters
-    ----------
-    backend : KeyedStateBackend
-        A table made from `instance_spec`, with all key groups of the instance.
-    instance : Instance
-        The instance whose range it is.
-    rows : RecordBatch
-        A column of items for each of some lists; null is no item. Objects are pickled.
-    what : str
-        Names the beginning in errors.
-
-    Raises
-    ------
-    WrongTypeError
-        Items have another type than their list.
+    The table, made from `instance_spec`, has all key groups of the instance. The rows have a column
+    of items for each of some lists; null is no item, and objects are pickled. `what` names them in
+    errors.
     """
     key = [pa.array([part], pa.int32()) for part in instance.beginning]
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
@@ -138,35 +105,10 @@ def begin_with_items(
 
 
 class InstanceState:
-    """The states of an instance in one epoch.
+    """The states of an instance in one epoch, in a table made from `instance_spec`.
 
-    Parameters
-    ----------
-    backend : KeyedStateBackend
-        The table of the instance's range, made from `instance_spec`.
-    instance : Instance
-        The instance.
-    states : mapping of str to KeylessState
-        All its states.
-
-    Attributes
-    ----------
-    redistributed : bool
-        Whether the states were divided anew, because the number of instances has changed.
-
-    Examples
-    --------
-    >>> import pystate as ps
-    >>> from pystate.operators.runtime.instance_state import InstanceState, instance_spec
-    >>> from pystate.state.operator_state import Instance
-    >>> states = {"seen": ps.OperatorListState("long")}
-    >>> backend = ps.KeyedStateBackend.of(instance_spec("seen", states), (0, 127))
-    >>> state = InstanceState(backend, Instance(0, 1, 128), states)
-    >>> state.open()
-    >>> state["seen"].add(7)
-    >>> state["seen"].get()
-    [7]
-    >>> backend.close()
+    `redistributed` says whether they were divided anew, because the number of instances has
+    changed.
     """
 
     def __init__(
@@ -185,13 +127,20 @@ class InstanceState:
         self._stored = {n: backend.register(n, d.stored()) for n, d in states.items()}
         self._handles = {n: d.opened(self._stored[n], self._own) for n, d in states.items()}
 
+    @classmethod
+    def of_task(cls, task: TaskContext, states: Mapping[str, KeylessState[Any]]) -> InstanceState:
+        """The state of a task's instance, open; redistributed, if it is to be."""
+        state = cls(task.backend, task.instance, states)
+        if task.old is not None:
+            with task.old() as old:
+                state.redistribute(old)
+        state.open()
+        return state
+
     def open(self) -> None:
         """Make the instance's row current, so that the handles can be used.
 
-        Raises
-        ------
-        CheckpointError
-            The table has rows of other instances, which were not redistributed.
+        Rows of other instances, which were not redistributed, are a CheckpointError.
         """
         rows = _rows(self._backend)
         if any(row != self.instance.key for row in rows):
@@ -209,11 +158,7 @@ class InstanceState:
     def redistribute(self, old: KeyedStateBackend) -> None:
         """Replace what the table has by the instance's share of all old rows.
 
-        Parameters
-        ----------
-        old : KeyedStateBackend
-            A table of the same operator that has the rows of all old instances. It may be the
-            instance's own.
+        `old` has the rows of all old instances; it may be the instance's own table.
         """
         shares = self._shares(old)
         for keys in list(self._backend.existing()):
@@ -230,11 +175,11 @@ class InstanceState:
         keys = old.keys([pa.array(column, pa.int32()) for column in columns])
         kept = all(count == self.instance.parallelism for _, count, _ in rows)
         self.redistributed = not kept
-        found, start = OldRows(keys, kept), 0
+        old_rows, start = OldRows(keys, kept), 0
         shares = {}
         for name, declaration in self._states.items():
             handle = old.register(name, declaration.stored())
-            shares[name], start = declaration.share(handle, found, self.instance, start)
+            shares[name], start = declaration.share(handle, old_rows, self.instance, start)
         return shares
 
     @property
@@ -258,7 +203,7 @@ class InstanceState:
 
 def _rows(backend: KeyedStateBackend) -> list[tuple[int, int, int]]:
     """The keys of all rows of a table."""
-    found: list[tuple[int, int, int]] = []
+    rows: list[tuple[int, int, int]] = []
     for keys in backend.existing():
-        found += keys.to_pylist()
-    return found
+        rows += keys.to_pylist()
+    return rows

@@ -26,18 +26,9 @@ import pyarrow.compute as pc
 from pystate.base.arguments import choice, text
 from pystate.errors import InvalidArgumentError, InvalidRowError
 from pystate.operators.runtime.event_time import event_times
-from pystate.operators.runtime.function_spec import DROP_LATE, PROCESS_LATE
+from pystate.operators.runtime.late_rows import DROP_LATE, PROCESS_LATE
 from pystate.types.durations import Duration, milliseconds
 from pystate.types.keys import leaf, marked_struct
-
-__all__ = [
-    "InvalidRows",
-    "InvalidRule",
-    "OnInvalid",
-    "checked_on_invalid",
-    "harness_rule",
-    "invalid_rule",
-]
 
 #: What a job does with rows that cannot be processed, where no side output takes them.
 OnInvalid: TypeAlias = Literal["drop", "fail"]
@@ -49,27 +40,17 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 @dataclass(frozen=True)
 class InvalidRule:
-    """What becomes of an input's invalid rows; pickled for the workers.
-
-    Attributes
-    ----------
-    event_time : str or None
-        The column of the rows' event time.
-    max_ahead_ms : int or None
-        How far a row's event time may be ahead of the epoch's processing time.
-    tag : str or None
-        The side output that takes the rows.
-    columns : tuple of str
-        The columns of the side output.
-    on_invalid : {"drop", "fail"}
-        What the job does without a side output.
-    """
+    """What becomes of an input's invalid rows; pickled for the workers."""
 
     event_time: str | None = None
+    """The column of the rows' event time."""
     max_ahead_ms: int | None = None
+    """How far a row's event time may be ahead of the epoch's processing time."""
     tag: str | None = None
+    """The side output that takes the rows, with these columns."""
     columns: tuple[str, ...] = ()
     on_invalid: OnInvalid = "drop"
+    """What the job does without a side output."""
 
     @property
     def of_each(self) -> bool:
@@ -81,27 +62,10 @@ _NO_RULE = InvalidRule()
 
 
 class InvalidRows:
-    """Takes the invalid rows out of an input, in one task.
+    """Takes the invalid rows out of an input, in one task, and counts them in `rows`.
 
-    Parameters
-    ----------
-    owner : str
-        Names the operator in errors.
-    key : sequence of str
-        The key columns.
-    rule : InvalidRule
-        What becomes of them.
-    now_ms : int
-        The epoch's processing time.
-    side : callable, optional
-        Takes a tag and rows.
-
-    Attributes
-    ----------
-    rows : int
-        How many there were.
-    weight : callable, optional
-        How many rows of the input some rows stand for, if these were combined before they came.
+    `weight`, if it is set, says how many rows of the input some rows stand for that were combined
+    before they came.
     """
 
     def __init__(
@@ -124,17 +88,7 @@ class InvalidRows:
     def timely(
         self, rows: pa.RecordBatch, column: str | None, first: int = _LEAST, last: int = _MOST
     ) -> pa.RecordBatch:
-        """The rows whose event times are within bounds, which are part of them, or are not known.
-
-        Parameters
-        ----------
-        rows : RecordBatch
-            Some rows.
-        column : str or None
-            The column of their event times.
-        first, last : int
-            What the operator computes with.
-        """
+        """The rows whose event times are within bounds, both included, or are not known."""
         if column is None or (first == _LEAST and min(last, self._newest) == _MOST):
             return rows
         times = event_times(rows.column(column), f"{self._owner}: event-time column {column!r}")
@@ -183,19 +137,8 @@ class InvalidRows:
     def without(self, rows: pa.RecordBatch, bad: _Mask, why: Callable[[int], str]) -> Any:
         """The rows that are not bad.
 
-        Parameters
-        ----------
-        rows : RecordBatch
-            Some rows.
-        bad : numpy.ndarray of bool
-            Which of them cannot be processed.
-        why : callable
-            What the row of a number "is" or "has", for the error.
-
-        Raises
-        ------
-        InvalidRowError
-            There is one, no side output takes it, and the job says that it fails.
+        `why` says what the row of a number "is" or "has", for the InvalidRowError of a job that
+        fails where no side output takes it.
         """
         if not bad.any():
             return rows
@@ -208,23 +151,10 @@ class InvalidRows:
         return rows.filter(pa.array(~bad))
 
     def left_out(self, key: Sequence[pa.Array[Any]], i: int, rows: int, why: str) -> None:
-        """Count rows that were taken before, and that a result has to do without.
+        """Count rows of key `i` that were taken before, and that a result has to do without.
 
-        Parameters
-        ----------
-        key : sequence of pyarrow.Array
-            Key columns, as `InvalidRows` knows them.
-        i : int
-            Whose rows they are.
-        rows : int
-            How many.
-        why : str
-            What a row of that key "has" or "would" do, for the error.
-
-        Raises
-        ------
-        InvalidRowError
-            The job says that it fails.
+        The key columns are as `InvalidRows` knows them. `why` says what a row of that key "has" or
+        "would" do, for the InvalidRowError of a job that fails.
         """
         if self.rule.on_invalid == "fail":
             alone = pa.RecordBatch.from_arrays(
@@ -260,16 +190,10 @@ def _shown(value: pa.Scalar[Any]) -> Any:
 
 
 def checked_on_invalid(word: Any, owner: str) -> OnInvalid:
-    """Check a job's option.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is no choice.
-    """
+    """Check a job's option."""
     choice(word, f"{owner}: on_invalid", ("drop", "fail"))
-    found: OnInvalid = word
-    return found
+    checked: OnInvalid = word
+    return checked
 
 
 def invalid_rule(
@@ -280,13 +204,7 @@ def invalid_rule(
     columns: Iterable[str] = (),
     on_invalid: OnInvalid = "drop",
 ) -> InvalidRule:
-    """Check what is said of an input's invalid rows.
-
-    Raises
-    ------
-    InvalidArgumentError
-        There is no event time that could be ahead, or the tag is none.
-    """
+    """Check what is said of an input's invalid rows."""
     ahead = None if max_ahead is None else milliseconds(max_ahead, f"{owner}: max_ahead")
     if ahead is not None and event_time is None:
         raise InvalidArgumentError(

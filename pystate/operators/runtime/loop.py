@@ -37,8 +37,6 @@ from pystate.types.key_codes import longs
 from pystate.types.keys import KeyColumns, parse_key
 from pystate.types.state_type import parse_type
 
-__all__ = ["IN_FLIGHT", "LoopOperator", "LoopSpec", "LoopTable", "buckets"]
-
 #: The metric that counts the rows which a range keeps for the next epoch.
 IN_FLIGHT = "in_flight"
 #: The state with the rows; another one counts them.
@@ -55,36 +53,23 @@ def buckets(parallelism: int) -> int:
 
 @dataclass(frozen=True)
 class LoopSpec:
-    """What a loop's rows are; pickled for the workers.
-
-    Attributes
-    ----------
-    columns : tuple of (name, StateType)
-        Their columns.
-    owner : str
-        What errors begin with.
-    """
+    """What a loop's rows are; pickled for the workers."""
 
     columns: KeyColumns
     owner: str = "the loop"
+    """What errors begin with."""
 
     @classmethod
     def of(cls, columns: Iterable[tuple[str, Any]], owner: str) -> LoopSpec:
-        """Make it of columns by name, with types as `parse_type` takes them.
-
-        Raises
-        ------
-        DeclarationError
-            There is no column, two have the same name, or a type cannot be kept in a state.
-        """
-        found = [(name, parse_type(type_, f"{owner}: column {name!r}")) for name, type_ in columns]
-        names = [name for name, _ in found]
+        """Make it of columns by name, with types as `parse_type` takes them."""
+        parsed = [(name, parse_type(type_, f"{owner}: column {name!r}")) for name, type_ in columns]
+        names = [name for name, _ in parsed]
         if not names or len(set(names)) < len(names):
             raise DeclarationError(
                 f"{owner}: its rows have the columns {', '.join(names) or 'none'}: name at least "
                 "one, and each once"
             )
-        return cls(tuple(found), owner)
+        return cls(tuple(parsed), owner)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,14 +91,8 @@ class LoopSpec:
 class LoopOperator(Operator):
     """Replaces the rows of a loop in one range.
 
-    Its metric `IN_FLIGHT` counts the rows that it keeps for the next epoch.
-
-    Parameters
-    ----------
-    spec : LoopSpec
-        The rows; those that come have the column `BUCKET`, too.
-    event_time : str or None
-        The column for whose oldest time watermarks wait.
+    Its metric `IN_FLIGHT` counts those that it keeps for the next epoch. Rows that come have the
+    column `BUCKET`, too. For the oldest `event_time` watermarks wait, if it is given.
     """
 
     idle_metrics = MappingProxyType({IN_FLIGHT: 0})
@@ -151,31 +130,7 @@ class LoopOperator(Operator):
 
 
 class LoopTable:
-    """The rows of a loop that are in one table.
-
-    Parameters
-    ----------
-    spec : LoopSpec
-        The rows.
-    backend : KeyedStateBackend
-        The table, made for `LoopSpec.operator`.
-
-    Examples
-    --------
-    >>> import pyarrow as pa, pystate as ps
-    >>> from pystate.operators.runtime.loop import LoopSpec, LoopTable
-    >>> spec = LoopSpec.of([("node", "long")], "the loop")
-    >>> backend = ps.KeyedStateBackend.of(spec.operator("loop"))
-    >>> for fed in ([1, 2], [3]):
-    ...     table = LoopTable(spec, backend)
-    ...     print([batch["node"].to_pylist() for batch in table.rows()])
-    ...     table.clear()
-    ...     table.feed(pa.array([0] * len(fed)), pa.record_batch({"node": pa.array(fed)}))
-    ...     backend.seal().close()
-    []
-    [[1, 2]]
-    >>> backend.close()
-    """
+    """The rows of a loop that are in one table, which is made for `LoopSpec.operator`."""
 
     def __init__(self, spec: LoopSpec, backend: KeyedStateBackend) -> None:
         self._spec = spec
@@ -192,20 +147,7 @@ class LoopTable:
             self._backend.delete(keys)
 
     def feed(self, numbers: pa.Array[Any], batch: pa.RecordBatch) -> None:
-        """Add rows.
-
-        Parameters
-        ----------
-        numbers : pyarrow.Array of int64
-            The bucket of each row.
-        batch : RecordBatch
-            The rows; columns are found by name.
-
-        Raises
-        ------
-        WrongTypeError
-            A column is not of the declared type.
-        """
+        """Add rows, each to the bucket of its number; columns are found by name."""
         if not batch.num_rows:
             return
         owner = self._spec.owner

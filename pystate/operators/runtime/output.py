@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -21,31 +22,40 @@ import pyarrow.compute as pc
 import pyarrow.types as at
 
 from pystate._core import core
-from pystate.base.arguments import NO_INSTANT, repeated, text
+from pystate.base.arguments import NO_INSTANT, repeated, shortened, text
 from pystate.base.arguments import shown as described
-from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.operators.runtime.column_order import BY_PLACE, in_order, shown
-from pystate.operators.runtime.output_nested import NestedColumn
+from pystate.errors import (
+    DeclarationError,
+    InvalidArgumentError,
+    PystateError,
+    WrongTypeError,
+)
 from pystate.operators.runtime.rows import READABLE
 from pystate.types.arrays import as_floats
+from pystate.types.nested import NestedCodec
 from pystate.types.state_type import TypeLike, is_spark_type, parse_type
-
-__all__ = [
-    "Output",
-    "OutputColumns",
-    "RowsAsYielded",
-    "SchemaLike",
-    "castable",
-    "parse_columns",
-    "parse_sides",
-    "place_of",
-]
 
 #: Columns: ``"tailnum string, legs long not null"``, types by name, or an Arrow schema.
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 SchemaLike: TypeAlias = "str | Mapping[str, TypeLike] | pa.Schema | StructType"
+#: In an error, the place of the row that it is about.
+_PLACE = "_row"
+_COLUMN = re.compile(
+    r"\s*(?:`((?:[^`]|``)+)`|(\w+))(?:\s*:\s*|\s+)(.+?)(\s+not\s+null)?\s*", re.I | re.S
+)
+#: Rows that are emitted one by one are collected up to this number, and then output as a batch.
+OUTPUT_ROWS = 16_384
+#: Takes a tag and a piece of that side output.
+Side: TypeAlias = Callable[[str, Any], None]
+#: The exceptions that a value may raise that does not fit its column.
+_MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_NUMBERS = (int, float, np.number)
+_FRACTIONS = (float, np.floating, Decimal)
+#: Rows of exactly these types have no names.
+BY_PLACE = frozenset([tuple, list])
+_AS_IT_IS = (-1,)
 
 
 class Output(Protocol):
@@ -67,14 +77,8 @@ class Output(Protocol):
 class OutputColumns:
     """The declared result of an operator, and the conversion of values to its types.
 
-    Parameters
-    ----------
-    schema : pyarrow.Schema
-        The declared columns; nulls are refused in a column that is not nullable.
-    owner : str
-        What error messages name, e.g. ``"operator 'aircraft'"``.
-    ddl : sequence of str, optional
-        The names of the columns' types in error messages; Arrow's names by default.
+    Nulls are refused in a column that is not nullable. Messages name the owner, e.g. ``"operator
+    'aircraft'"``, and types by `ddl` or else as Arrow does.
     """
 
     def __init__(self, schema: pa.Schema, owner: str, ddl: Sequence[str] | None = None) -> None:
@@ -122,17 +126,10 @@ class OutputColumns:
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
         """Turn rows that a function yielded into a batch.
 
-        Parameters
-        ----------
-        rows : sequence
-            The values of a `Row`, a mapping or a named tuple are taken by name, those of a tuple or
-            list by position.
-
-        Raises
-        ------
-        WrongTypeError
-            A row is none of these, has other names or another number of values, or has a value that
-            its column cannot hold; the message names the column, the value and both types.
+        The values of a `Row`, a mapping or a named tuple are taken by name, those of a tuple or
+        list by position. A row that is none of these, has other names or another number of values,
+        or a value that its column cannot hold, is a WrongTypeError that names the column, the value
+        and both types.
         """
         kinds = set(map(type, rows))
         if kinds - BY_PLACE:
@@ -184,10 +181,7 @@ class OutputColumns:
     def from_value(self, value: object) -> list[pa.RecordBatch]:
         """Turn a value that a vectorised function yielded into batches of the declared types.
 
-        Parameters
-        ----------
-        value : RecordBatch, Table, or mapping from column name to array
-            Columns are matched by name.
+        It is a batch, a table, or a mapping from column name to array; columns are matched by name.
         """
         if isinstance(value, pa.RecordBatch):
             return [self._cast_batch(value)]
@@ -198,8 +192,8 @@ class OutputColumns:
         try:
             array = self._made(index, values)
         except _MISFITS as error:
-            found = self._misfit(index, values)
-            got, reason, place = found or ("values of several types", error, None)
+            misfit = self._misfit(index, values)
+            got, reason, place = misfit or ("values of several types", error, None)
             raise _of_row(
                 f"{self.owner}: column {self.names[index]!r} is declared {self.ddl[index]} and "
                 f"got {got}: {reason}",
@@ -290,25 +284,8 @@ def _named_key(emitted: core.Emitted, taken: int) -> Iterator[None]:
 def parse_columns(schema: SchemaLike, owner: str) -> OutputColumns:
     """Read declared columns without Spark.
 
-    Parameters
-    ----------
-    schema : str, mapping of str to type, pyarrow.Schema or pyspark StructType
-        DDL such as ``"tailnum string, legs long not null"``; types by column name; an Arrow schema,
-        whose columns may have any type; or a Spark schema.
-    owner : str
-        What the errors name.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The schema is none of these, does not parse, or names a column twice.
-    DeclarationError
-        A type is not known.
-
-    Examples
-    --------
-    >>> parse_columns("tailnum string, legs long", "operator 'one'").names
-    ('tailnum', 'legs')
+    They are DDL such as ``"tailnum string, legs long not null"``; types by column name; an Arrow
+    schema, whose columns may have any type; or a Spark schema.
     """
     ddl: list[str] | None = None
     if isinstance(schema, str):
@@ -352,13 +329,6 @@ def parse_sides(
     }
 
 
-#: In an error, the place of the row that it is about.
-_PLACE = "_row"
-_COLUMN = re.compile(
-    r"\s*(?:`((?:[^`]|``)+)`|(\w+))(?:\s*:\s*|\s+)(.+?)(\s+not\s+null)?\s*", re.I | re.S
-)
-
-
 def _parse_ddl(text: str, owner: str) -> tuple[pa.Schema, list[str]]:
     fields, ddl = [], []
     for part in _split(text):
@@ -399,15 +369,7 @@ def _split(text: str) -> list[str]:
 
 
 class RowsAsYielded:
-    """Passes on the Python objects that a function yields.
-
-    Parameters
-    ----------
-    check : OutputColumns, optional
-        If given, rows that do not match these columns are refused.
-    owner : str
-        What the errors name.
-    """
+    """Passes on the Python objects that a function yields, if they match the columns of `check`."""
 
     def __init__(self, check: OutputColumns | None = None, owner: str = "the function") -> None:
         self._check = check
@@ -440,6 +402,101 @@ class RowsAsYielded:
         if not isinstance(value, pa.RecordBatch):
             _table(value, self._owner)
         return [value]
+
+
+class SideOutputs:
+    """Collects rows for side outputs until they fill a batch.
+
+    `is_batch` tells which values are batches. `describe` says of a row's emitter, which is handed
+    in with it, who has emitted it; see `emitted_by`. `late_tag` is that of late rows, if they are
+    written aside.
+    """
+
+    def __init__(
+        self,
+        outputs: Mapping[str, Output],
+        side: Side | None,
+        owner: str,
+        is_batch: Callable[[Any], bool],
+        describe: Callable[[Any, bool], str | None],
+        late_tag: str | None = None,
+    ) -> None:
+        if side is None and (outputs or late_tag is not None):
+            raise InvalidArgumentError(f"{owner} has side outputs and nowhere to go")
+        self._outputs = outputs
+        self._side = side or _nowhere
+        self._owner = owner
+        self._is_batch = is_batch
+        self._describe = describe
+        self._rows: dict[str, list[Any]] = {tag: [] for tag in outputs}
+        self._emitters: dict[str, list[Any]] = {tag: [] for tag in outputs}
+
+    def output(self, tag: str, row: Any, emitter: Any = None) -> None:
+        """Take a row or a batch."""
+        rows = self._rows.get(tag)
+        if rows is None:
+            known = ", ".join(map(repr, self._rows)) or "none"
+            raise InvalidArgumentError(
+                f"{self._owner}: no side output {tag!r:.80} is declared; declared: {known}"
+            )
+        if self._is_batch(row):
+            with emitted_by([emitter], self._describe):
+                pieces = self._outputs[tag].from_value(row)
+            for piece in pieces:
+                self._side(tag, piece)
+            return
+        rows.append(row)
+        self._emitters[tag].append(emitter)
+        if len(rows) >= OUTPUT_ROWS:
+            self._flush(tag)
+
+    def late(self, tag: str, rows: pa.RecordBatch) -> None:
+        """Output late rows, with the columns that are declared for the tag, if there are any."""
+        declared = self._outputs.get(tag)
+        for piece in [rows] if declared is None else declared.from_value(rows):
+            self._side(tag, piece)
+
+    def flush(self) -> None:
+        """Output all that is left."""
+        for tag in self._rows:
+            self._flush(tag)
+
+    def _flush(self, tag: str) -> None:
+        rows, emitters = self._rows[tag], self._emitters[tag]
+        if rows:
+            self._rows[tag], self._emitters[tag] = [], []
+            with emitted_by(emitters, self._describe):
+                piece = self._outputs[tag].from_rows(rows)
+            self._side(tag, piece)
+
+
+@contextmanager
+def emitted_by(
+    emitters: Sequence[Any], describe: Callable[[Any, bool], str | None]
+) -> Iterator[None]:
+    """Let an error about one of some rows say who has emitted it.
+
+    `describe` takes the row's emitter, and whether it is known to be that row's; it returns what
+    follows on "emitted", or None to add nothing.
+    """
+    try:
+        yield
+    except WrongTypeError as error:
+        place = 0 if len(emitters) == 1 else place_of(error)
+        by = describe(emitters[-1 if place is None else place], place is not None)
+        if by is None:
+            raise
+        raise WrongTypeError(f"{error}; emitted{by}") from None
+
+
+def written_at(called: object) -> str:
+    """Where a function is written, in brackets; nothing if that is not known."""
+    code = getattr(called, "__code__", None)
+    return "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
+
+
+def _nowhere(tag: str, piece: Any) -> None:
+    raise AssertionError(f"nothing is declared for {tag!r}")
 
 
 def castable(source: pa.DataType, target: pa.DataType) -> bool:
@@ -494,10 +551,6 @@ def _is_day_or_instant(arrow_type: pa.DataType) -> bool:
     return bool(at.is_date(arrow_type) or at.is_timestamp(arrow_type))
 
 
-#: The exceptions that a value may raise that does not fit its column.
-_MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
-_NUMBERS = (int, float, np.number)
-_FRACTIONS = (float, np.floating, Decimal)
 #: Python types that Arrow would accept for these columns, although a batch of them is refused.
 _REFUSED: dict[type, Callable[[pa.DataType], bool]] = {
     bool: lambda t: bool(at.is_floating(t) or at.is_decimal(t)),
@@ -585,3 +638,155 @@ def _table(value: object, owner: str) -> pa.Table:
             f"{owner} got {shown(value)}: a dict is a batch, with an array of the same length for "
             f"each column; a row is a tuple ({error})"
         ) from None
+
+
+# -- rows with names
+
+
+def names_of(row: object) -> tuple[Any, ...] | None:
+    """The names of a row's values; None if they only have positions.
+
+    A mapping, a named tuple, and a `Row` of Spark or of pystate have names.
+    """
+    if isinstance(row, Mapping):
+        return tuple(row)
+    if isinstance(row, tuple):
+        # Spark stores the names on the row; a row without names is a tuple to Spark, too.
+        names = getattr(type(row), "_fields", None) or getattr(row, "__fields__", None)
+        return None if names is None else tuple(names)
+    return None
+
+
+def in_order(rows: Iterable[Any], names: tuple[str, ...], owner: str) -> Iterator[Any]:
+    """Rows with a value for each of `names`: reordered by name if they have names, else unchanged.
+
+    A row that has names, but not exactly these, is a WrongTypeError.
+    """
+    for row in rows:
+        given = None if type(row) in BY_PLACE else names_of(row)
+        if given is None:
+            yield row
+            continue
+        places = _places(given, names)
+        if places is None:
+            _refuse(row, given, names, owner)
+        values = tuple(row.values()) if isinstance(row, Mapping) else row
+        yield values if places == _AS_IT_IS else tuple([values[i] for i in places])
+
+
+@lru_cache(maxsize=256)
+def _places(given: tuple[Any, ...], names: tuple[str, ...]) -> tuple[int, ...] | None:
+    """The position of each name's value; None if the names are not the same."""
+    if given == names:
+        return _AS_IT_IS
+    if len(given) != len(names) or set(given) != set(names):
+        return None
+    places = {name: place for place, name in enumerate(given)}
+    return tuple(places[name] for name in names)
+
+
+def _refuse(row: Any, given: Sequence[Any], names: Sequence[str], owner: str) -> NoReturn:
+    twice, mine, theirs = repeated(given), set(given), set(names)
+    unknown = [name for name in given if name not in theirs]
+    missing = [name for name in names if name not in mine]
+    wrong = [
+        f"{what} {', '.join(map(repr, bad))}"
+        for what, bad in (
+            ("has no", missing),
+            ("has an unknown", unknown),
+            ("has twice", twice),
+        )
+        if bad
+    ]
+    raise WrongTypeError(
+        f"{owner} yielded {shown(row)}, which {' and '.join(wrong)}: a row with names has exactly "
+        f"those of the schema, {', '.join(names)}; a tuple goes by position"
+    )
+
+
+def shown(value: object) -> str:
+    """A value in one line of a message."""
+    return shortened(repr(value).replace("\n", " "))
+
+
+# -- nested columns
+
+
+class NestedColumn:
+    """Makes arrays of one nested type, under the same rules as states.
+
+    Arrow itself would take a named tuple by position, truncate floats inside to integers, and
+    accept a datetime without a time zone as UTC and a number as an instant. So each value is
+    converted to the bytes that a state would keep, and back: a map's entries come out in the order
+    of its keys. That takes 1.2 to 2 times as long as `pyarrow.array` for dicts and lists, and up to
+    8 times for structs as tuples. A field of the type that is not nullable refuses nulls.
+    """
+
+    def __init__(self, name: str, arrow_type: pa.DataType, codec: NestedCodec) -> None:
+        self._arrow_type = arrow_type
+        self._codec = codec
+        self._label = f"state {name!r}"
+
+    @classmethod
+    def of(cls, name: str, arrow_type: pa.DataType) -> NestedColumn | None:
+        """Make it for a column; None if the type is not nested, or unknown to states."""
+        if not at.is_nested(arrow_type):
+            return None
+        try:
+            return cls(name, arrow_type, NestedCodec(arrow_type, name))
+        except DeclarationError:
+            return None
+
+    def array(self, values: Sequence[Any]) -> pa.Array[Any]:
+        """An array of the values; the error about one begins with the field's path."""
+        try:
+            encoded = self._codec.encode_array(values)
+        except PystateError as error:
+            raise WrongTypeError(self._reason(str(error))) from None
+        return _as_declared(self._codec.decode_array(encoded), self._arrow_type, "")
+
+    def _reason(self, message: str) -> str:
+        """The part of a state's error after the state's name and type."""
+        message = message.removeprefix(self._label).removeprefix(f" is {self._codec.type.ddl}")
+        return message.removeprefix(": ").removesuffix("; nothing was written")
+
+
+def _as_declared(array: Any, wanted: Any, path: str) -> pa.Array[Any]:
+    """The array with the declared names and nullability of its fields."""
+    kind = array.type
+    if kind.equals(wanted):
+        return array  # type: ignore[no-any-return]
+    if at.is_struct(kind) and at.is_struct(wanted):
+        fields = [wanted.field(i) for i in range(wanted.num_fields)]
+        children = [
+            _child(array.field(i), field, f"{path}.{field.name}", array.is_valid())
+            for i, field in enumerate(fields)
+        ]
+    elif at.is_map(kind) and at.is_map(wanted):
+        pairs = [
+            _child(array.keys, wanted.key_field, f"{path}.key"),
+            _child(array.items, wanted.item_field, f"{path}.value"),
+        ]
+        entries = pa.struct([wanted.key_field, wanted.item_field])
+        children = [pa.Array.from_buffers(entries, len(pairs[0]), [None], 0, children=pairs)]
+    elif at.is_list(kind) and at.is_list(wanted):
+        children = [_child(array.values, wanted.value_field, f"{path}[]")]
+    else:
+        # Large strings and large lists, and lists of a fixed size.
+        cast: pa.Array[Any] = pc.cast(array, wanted)
+        return cast
+    own = array.buffers()[: 1 if at.is_struct(kind) else 2]
+    return pa.Array.from_buffers(wanted, len(array), own, array.null_count, children=children)
+
+
+def _child(
+    array: pa.Array[Any], field: Any, path: str, parents: pa.Array[Any] | None = None
+) -> pa.Array[Any]:
+    if not field.nullable and array.null_count:
+        nulls: Any = array.is_null()
+        # The fields of a null struct are null, too.
+        if parents is None or pc.any(pc.call_function("and", [nulls, parents])).as_py():
+            raise WrongTypeError(
+                f"field {path.removeprefix('.')} is declared not null and got a null"
+            )
+    return _as_declared(array, field.type, path)

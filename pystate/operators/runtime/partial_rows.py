@@ -17,19 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = [
-    "CAME",
-    "COUNT",
-    "FIRST",
-    "LATE",
-    "LOW",
-    "TIME",
-    "WEIGHT",
-    "mean_accumulators",
-    "total_weight",
-    "whole_sums",
-]
-
 #: How many rows a combined row stands for.
 WEIGHT = "__pystate_value_rows"
 #: How many of them are below the late bound.
@@ -39,7 +26,7 @@ TIME = "__pystate_value_time"
 #: The smallest of them.
 FIRST = "__pystate_value_first"
 #: The metric that counts the rows which came, if these were combined before the shuffle.
-CAME = "rows_came"
+COMBINED_ROWS = "rows_came"
 #: What is added to a column's name: of a sum in two halves, the sum of the lower ones.
 LOW = "_low"
 #: Of a mean, the number of values.
@@ -57,17 +44,9 @@ def total_weight(rows: pa.RecordBatch, name: str = WEIGHT) -> int:
 def whole_sums(
     high: pa.Array[Any], low: pa.Array[Any]
 ) -> tuple[pa.Array[Any], npt.NDArray[np.bool_] | None]:
-    """Sums of longs from those of their halves; null where there was no value.
+    """Sums of longs from those of their halves; and which are beyond the range of a long, if any.
 
-    Parameters
-    ----------
-    high, low : pyarrow.Array
-        The sums of the upper 32 bits, with their sign, and of the lower ones.
-
-    Returns
-    -------
-    tuple
-        The sums, and which of them are beyond the range of a long, if there are such.
+    The upper 32 bits have the sign. A sum is null where there was no value.
     """
     upper, lower = _numbers(high), _numbers(low)
     top = upper + (lower >> _HALF)
@@ -81,14 +60,8 @@ def mean_accumulators(
 ) -> pa.Array[Any]:
     """Accumulators of means in the layout of csrc/FORMAT.md; null where there was no value.
 
-    Parameters
-    ----------
-    counts : pyarrow.Array
-        How many values there were.
-    sums : pyarrow.Array
-        Their sums: doubles, decimals, or longs; with `low` the sums of the upper 32 bits.
-    low : pyarrow.Array, optional
-        The sums of the lower 32 bits.
+    The sums are doubles, decimals, or longs; with `low`, the sums of the lower 32 bits, they are
+    those of the upper ones.
     """
     number = _numbers(counts).view(np.uint64)
     if pa.types.is_floating(sums.type):

@@ -22,18 +22,6 @@ from pystate.types.arrays import datetimes, reference
 from pystate.types.keys import has_null_marks
 from pystate.types.state_type import StateType
 
-__all__ = [
-    "READABLE",
-    "Row",
-    "RowFactory",
-    "key_maker",
-    "key_parts",
-    "part_maker",
-    "python_values",
-    "readable",
-    "unreadable",
-]
-
 #: Columns whose values the core makes one at a time, when they are asked for.
 READABLE: dict[pa.DataType, StateType] = {
     StateType(name).arrow: StateType(name)
@@ -54,19 +42,8 @@ class Row(_Named):
     columns of these names, ``row.count`` and ``row.asDict`` are the columns; ``row["count"]``
     always is the column.
 
-    Notes
-    -----
     There is no ``get``, ``keys``, ``values`` or ``items``, since columns may have these names:
     ``row.asDict()`` has them. `_fields` of the class holds the column names.
-
-    Examples
-    --------
-    >>> batch = pa.record_batch({"user": ["ada"], "clicks": [3]})
-    >>> [row] = RowFactory(batch.schema.names).rows(batch)
-    >>> row["user"], row.clicks, row[0], "clicks" in row
-    ('ada', 3, 'ada', True)
-    >>> row.asDict()
-    {'user': 'ada', 'clicks': 3}
     """
 
     __slots__ = ()
@@ -85,13 +62,7 @@ class Row(_Named):
         return item in self.__positions__ if type(item) is str else tuple.__contains__(self, item)
 
     def asDict(self, recursive: bool = False) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """The columns by name.
-
-        Parameters
-        ----------
-        recursive : bool
-            Whether structs inside the row become dicts, too, also in lists and maps.
-        """
+        """The columns by name; `recursive`: structs inside the row become dicts, too."""
         values = map(_as_dicts, self) if recursive else self
         return dict(zip(self._fields, values, strict=True))
 
@@ -140,12 +111,7 @@ def _row_class(names: tuple[str, ...]) -> type[Row]:
 def key_maker(types: Sequence[StateType], names: Sequence[str]) -> Callable[[Iterable[Any]], Any]:
     """Return a function that makes a key of its parts: rows of structs, a tuple of several.
 
-    Parameters
-    ----------
-    types : sequence of StateType
-        The types of the key's columns.
-    names : sequence of str
-        The parts: those of `pystate.types.keys.leaves`, or these without the marks of null structs.
+    The names are those of `pystate.types.keys.leaves`, or these without the marks of null structs.
     """
     marked = has_null_marks(names, types)
     makers = [part_maker(type_, _row_class, marked=marked) for type_ in types]
@@ -163,14 +129,8 @@ def part_maker(
 ) -> Callable[[Iterator[Any]], Any]:
     """Return a function that makes the value of one column of a key from its parts.
 
-    Parameters
-    ----------
-    type : StateType
-        The column's type.
-    row_class : callable
-        Gives the class of rows of some names.
-    marked : bool
-        Whether the parts have the marks of null structs.
+    `row_class` gives the class of rows of some names; parts that are `marked` have the marks of
+    null structs.
     """
     if type.name != "struct":
         return next
@@ -178,27 +138,14 @@ def part_maker(
     makers = [part_maker(child, row_class, marked=marked) for _, child in type.children]
 
     def make(rest: Iterator[Any]) -> Any:
-        found = tuple.__new__(row, [maker(rest) for maker in makers])
-        return None if marked and next(rest) else found
+        value = tuple.__new__(row, [maker(rest) for maker in makers])
+        return None if marked and next(rest) else value
 
     return make
 
 
 def key_parts(key: Any, types: Sequence[StateType], names: Sequence[str]) -> tuple[Any, ...]:
-    """The parts of a key that is given as a function sees it; structs may be tuples or mappings.
-
-    Parameters
-    ----------
-    key : object
-        The key; a tuple of several columns.
-    types, names : sequence
-        As for `key_maker`.
-
-    Raises
-    ------
-    InvalidArgumentError
-        It is no such key.
-    """
+    """The parts of a key that is given as a function sees it; structs may be tuples or mappings."""
     marked = has_null_marks(names, types)
     parts: list[Any] = []
 
@@ -235,10 +182,7 @@ def key_parts(key: Any, types: Sequence[StateType], names: Sequence[str]) -> tup
 class RowFactory:
     """Makes the rows of batches with the given columns.
 
-    Raises
-    ------
-    InvalidArgumentError
-        Two columns have the same name: ``row["x"]`` could mean either.
+    Two columns of one name are refused: ``row["x"]`` could mean either.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -252,9 +196,9 @@ class RowFactory:
 
     def source(self, batch: pa.RecordBatch) -> core.RowSource:
         """The rows of a batch, which are made when they are asked for."""
-        made = core.RowSource(self._row, batch.num_columns)
-        made.fill(0, list(map(readable, batch.columns, batch.schema.names)))
-        return made
+        source = core.RowSource(self._row, batch.num_columns)
+        source.fill(0, list(map(readable, batch.columns, batch.schema.names)))
+        return source
 
     def rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
         """The rows of a batch, in order."""
@@ -262,22 +206,12 @@ class RowFactory:
 
 
 def python_values(array: pa.Array[Any], name: str) -> list[Any]:
-    """The values of an array as Python objects, None for null.
+    """The values of an array, a column of that name, as Python objects, None for null.
 
-    Parameters
-    ----------
-    array : pyarrow.Array
-        A timestamp becomes an aware `datetime` in UTC, whatever the session's time zone; a struct
-        becomes a `Row` and a map a dict, also inside other values. If a map has a key twice, the
-        last value is kept, as in PySpark. Only a map whose keys are structs, arrays or maps becomes
-        a list of pairs.
-    name : str
-        The column, for the error.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A timestamp is outside Python's years 1 to 9999.
+    A timestamp becomes an aware `datetime` in UTC, whatever the session's time zone, and is an
+    InvalidArgumentError outside Python's years 1 to 9999. A struct becomes a `Row` and a map a
+    dict, also inside other values. If a map has a key twice, the last value is kept, as in PySpark.
+    Only a map whose keys are structs, arrays or maps becomes a list of pairs.
     """
     plain = READABLE.get(array.type)
     if plain is not None:

@@ -22,22 +22,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from pystate.checkpoint.refs import INPUT
 from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.watermarks import OperatorTime
-from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.event_time import MAX_WATERMARK
 from pystate.operators.runtime.invalid_rows import InvalidRows, InvalidRule
-from pystate.operators.runtime.partial_rows import CAME
+from pystate.operators.runtime.late_rows import PROCESS_LATE, LateRows, Writer
+from pystate.operators.runtime.output import Side
+from pystate.operators.runtime.partial_rows import COMBINED_ROWS
 from pystate.state.operator_state import Instance
 from pystate.tables.backend import KeyedStateBackend
-
-__all__ = ["Operator", "Side", "TaskContext"]
-
-#: A function that takes a tag and a piece of that side output.
-Side: TypeAlias = "Callable[[str, Any], None]"
 
 
 class Operator:
@@ -67,64 +65,41 @@ class Operator:
 
 @dataclass
 class TaskContext:
-    """A task: what it gives to its operator, and what the operator says of its rows.
-
-    Attributes
-    ----------
-    backend : KeyedStateBackend
-        The table of the range, at the state with which the epoch begins.
-    epoch : int
-        The epoch being computed.
-    index, parallelism : int
-        The number of the range, and of all ranges.
-    processing_time : int
-        The epoch's processing time, in milliseconds since 1970.
-    time : OperatorTime, optional
-        The epoch's event time; None if the operator has none.
-    drain : bool
-        Whether event time ends after the rows; see `pystate.operators.runtime.drain`.
-    side : callable, optional
-        Takes a tag and a piece of that side output; without it there are none.
-    rules : mapping of str to InvalidRule
-        What becomes of the invalid rows of each input.
-    notice : CheckpointNotice
-        Which checkpoints a function is to learn of.
-    tells_kept : bool
-        Whether the operator is to say how old what it keeps is.
-    beside : TaskContext, optional
-        The task of the operator that has the broadcast states.
-    old : callable, optional
-        Opens a table of the rows of all instances, if their states are to be divided anew.
-    late_rows : int
-        Rows below the late bound.
-    latest : dict of str to int or None
-        By input the largest event time that was seen.
-    kept : tuple of int or None
-        The time of the oldest that is kept and may still be emitted, None without any; empty if
-        the operator does not say it.
-    rows_combined : int
-        How many more rows those that came stand for, if they were combined before.
-    metrics : dict
-        What else there is to report.
-    """
+    """A task: what it gives to its operator, and what the operator says of its rows."""
 
     backend: KeyedStateBackend
+    """The table of the range, at the state with which the epoch begins."""
     epoch: int = 1
     index: int = 0
+    """The number of the range, of `parallelism`."""
     parallelism: int = 1
     processing_time: int = 0
+    """The epoch's, in milliseconds since 1970."""
     time: OperatorTime | None = None
+    """The epoch's event time; None if the operator has none."""
     drain: bool = False
+    """Whether event time ends after the rows; see `MAX_WATERMARK`."""
     side: Side | None = None
+    """Without it there are no side outputs."""
     rules: Mapping[str, InvalidRule] = field(default_factory=dict)
+    """What becomes of the invalid rows of each input."""
     notice: CheckpointNotice = CheckpointNotice()  # noqa: RUF009
+    """Which checkpoints a function is to learn of."""
     tells_kept: bool = False
+    """Whether the operator is to say how old what it keeps is."""
     beside: TaskContext | None = None
+    """The task of the operator that has the broadcast states."""
     old: Callable[[], AbstractContextManager[KeyedStateBackend]] | None = None
+    """Opens a table of the rows of all instances, if their states are to be divided anew."""
     late_rows: int = 0
     latest: dict[str, int | None] = field(default_factory=dict)
+    """By input the largest event time that was seen."""
     kept: tuple[int | None, ...] = ()
+    """The time of the oldest that is kept and may still be emitted, None without any; empty if the
+    operator does not say it.
+    """
     rows_combined: int = 0
+    """How many more rows those that came stand for, if they were combined before."""
     metrics: dict[str, float | int | str] = field(default_factory=dict)
     _invalid: list[InvalidRows] = field(default_factory=list)
 
@@ -165,9 +140,23 @@ class TaskContext:
         rule = self.rules.get(input, InvalidRule())
         if event_time is not None:
             rule = replace(rule, event_time=event_time)
-        found = InvalidRows(self.owner, key, rule, self.processing_time, self.side)
-        self._invalid.append(found)
-        return found
+        invalid = InvalidRows(self.owner, key, rule, self.processing_time, self.side)
+        self._invalid.append(invalid)
+        return invalid
+
+    def late(
+        self,
+        word: str = PROCESS_LATE,
+        write: Writer | None = None,
+        input: str = INPUT,
+        bound: int | None = None,
+    ) -> LateRows:
+        """What tells the late rows of an input; see there.
+
+        `bound` is the late bound, if it is not that of the epoch.
+        """
+        note = partial(self.saw, input=input)
+        return LateRows(self.late_bound if bound is None else bound, note, word, write)
 
     @property
     def invalid_rows(self) -> int:
@@ -177,7 +166,7 @@ class TaskContext:
     def combined(self, came: int, rows: int) -> None:
         """Note that rows which came stand for others, and for how many."""
         self.rows_combined += rows - came
-        self.metrics[CAME] = int(self.metrics.get(CAME, 0)) + came
+        self.metrics[COMBINED_ROWS] = int(self.metrics.get(COMBINED_ROWS, 0)) + came
 
     def saw(self, latest_ms: int | None, late_rows: int = 0, input: str = INPUT) -> None:
         """Note the largest event time of some rows, and how many of them are late."""

@@ -11,7 +11,7 @@ Invariants
 3. The bar's name says what it belongs to: under another order or another `k` there is none yet.
 4. Only keys whose rows change are written, and these are the ones that are emitted.
 5. Where a later row replaces an earlier one (`TopSpec.by_key`), a row that is among the best may
-   become worse, and the next one takes its place. So all rows of a key are kept (`.latest`), and
+   become worse, and the next one takes its place. So all rows of a key are kept (`LatestRows`), and
    there is no bar.
 """
 
@@ -22,30 +22,33 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
-from pystate.operators.runtime.event_rows import RowOperator, columns_of
-from pystate.operators.runtime.function_spec import PROCESS_LATE
-from pystate.operators.runtime.latest_rows import LATEST, LatestRows, Merged, latest_state
-from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.grouping import expand, take_rows
+from pystate.operators.runtime.late_rows import PROCESS_LATE
+from pystate.operators.runtime.row_operator import (
+    LATEST,
+    Flags,
+    LatestRows,
+    Longs,
+    Merged,
+    RowLists,
+    RowOperator,
+    RowSpec,
+    columns_of,
+    distinct,
+)
 from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.value import ValueState
-from pystate.types.ddl import quoted
 from pystate.types.state_type import StateType
-
-__all__ = ["By", "TopLatest", "TopRows", "TopSpec", "has_order"]
 
 TOP = "top"
 #: Rows of an output batch, about.
 _OUTPUT_ROWS = 65_536
-
-_Longs = npt.NDArray[np.int64]
-_Flags = npt.NDArray[np.bool_]
 
 #: Types that a 64-bit integer represents in their order.
 _NUMBERS = (
@@ -68,45 +71,30 @@ class By(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TopSpec:
-    """Which rows are the best; pickled for the workers.
-
-    Attributes
-    ----------
-    key : tuple of str
-        The key columns.
-    k : int
-        The most rows of a key.
-    by : tuple of By
-        The order; a null comes after all values.
-    columns : tuple of (name, StateType)
-        The other columns of a row, among them those of the order.
-    rank : str
-        The column of the output that numbers a key's rows from 1.
-    event_time : str, optional
-        The column with the rows' event time.
-    late : str
-        What happens to rows below the watermark, as in `FunctionSpec`.
-    by_key : tuple of str, optional
-        The columns, beside the key, that say which thing a row tells of: a later row of the same
-        thing replaces the earlier one. None if each row is a thing of its own.
-    """
+class TopSpec(RowSpec):
+    """Which rows are the best; pickled for the workers."""
 
     key: tuple[str, ...]
     k: int
+    """The most rows of a key."""
     by: tuple[By, ...]
+    """The order; a null comes after all values."""
     columns: tuple[tuple[str, StateType], ...]
+    """The other columns of a row, among them those of the order."""
     rank: str = "rank"
+    """The column of the output that numbers a key's rows from 1."""
     event_time: str | None = None
     late: str = PROCESS_LATE
     by_key: tuple[str, ...] | None = None
+    """The columns, beside the key, that say which thing a row tells of: a later row of the same
+    thing replaces the earlier one. None if each row is a thing of its own.
+    """
 
     def states(self) -> Mapping[str, State[Any]]:
         """The operator's states."""
         if self.by_key is not None:
-            return {LATEST: latest_state(self.columns)}
-        fields = ",".join(f"{quoted(name)}:{type_.ddl}" for name, type_ in self.columns)
-        states: dict[str, State[Any]] = {TOP: ValueState(f"array<struct<{fields}>>")}
+            return {LATEST: RowLists.declared(self.columns)}
+        states: dict[str, State[Any]] = {TOP: RowLists.declared(self.columns)}
         if self.bar is not None:
             states[self.bar] = ValueState("long")
         return states
@@ -125,42 +113,15 @@ class TopSpec:
 
 
 class TopRows(RowOperator):
-    """Keeps the best rows of each key, and emits those of keys where they changed.
-
-    Examples
-    --------
-    >>> import pyarrow as pa, pystate as ps
-    >>> from pystate.operators.runtime.task import TaskContext
-    >>> from pystate.operators.runtime.top import By, TopRows, TopSpec
-    >>> from pystate.types.state_type import parse_type
-    >>> spec = TopSpec(("id",), 2, (By("v", True),), (("v", parse_type("long")),))
-    >>> backend = ps.KeyedStateBackend({"id": "long"}, states=spec.states())
-    >>> for values in ([5, 7, 6], [4], [8]):
-    ...     operator = TopRows(spec)
-    ...     operator.open(TaskContext(backend))
-    ...     rows = pa.record_batch({"id": pa.array([1] * len(values)), "v": pa.array(values)})
-    ...     out = [*operator.process(rows), *operator.finish()]
-    ...     print([row for piece in out for row in piece.to_pylist()])
-    ...     backend.seal().close()
-    [{'id': 1, 'v': 7, 'rank': 1}, {'id': 1, 'v': 6, 'rank': 2}]
-    []
-    [{'id': 1, 'v': 8, 'rank': 1}, {'id': 1, 'v': 7, 'rank': 2}]
-    >>> backend.close()
-    """
+    """Keeps the best rows of each key, and emits those of keys where they changed."""
 
     _spec: TopSpec
-
-    def __init__(self, spec: TopSpec) -> None:
-        self._spec = spec
-        self._fields = [pa.field(name, type_.arrow) for name, type_ in spec.columns]
 
     def open(self, task: TaskContext) -> None:
         """Register the states."""
         super().open(task)
-        ddl = [type_.ddl for _, type_ in self._spec.columns]
-        self._columns = OutputColumns(pa.schema(self._fields), task.owner, ddl)
         states, bar = self._spec.states(), self._spec.bar
-        self._top = self._backend.register(TOP, states[TOP])
+        self._top = RowLists(self._backend, TOP, self._spec.columns, task.owner)
         self._bar = None if bar is None else self._backend.register(bar, states[bar])
 
     def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
@@ -174,12 +135,11 @@ class TopRows(RowOperator):
         """Emit the rows of each key where they changed, in order, with their ranks."""
         names = [*self._spec.key, *(name for name, _ in self._spec.columns), self._spec.rank]
         for keys in self._backend.changed(max(1, _OUTPUT_ROWS // self._spec.k)):
-            rows, sizes = _flat(self._top.values(keys))
-            owners: Any = pa.array(np.repeat(np.arange(len(sizes)), sizes))
-            ranks = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes) + 1
+            rows, sizes = self._top.read(keys)
+            owners, ranks = expand(np.ones(len(sizes), np.int64), sizes)
             arrays = [
-                *(column.take(owners) for column in keys.key_arrays()),
-                *(rows.field(i) for i in range(len(self._fields))),
+                *take_rows(keys.key_arrays(), owners),
+                *rows.values(),
                 pa.array(ranks, pa.int32()),
             ]
             yield pa.RecordBatch.from_arrays(arrays, names=names)
@@ -188,29 +148,21 @@ class TopRows(RowOperator):
 
     def _enter(self, rows: pa.RecordBatch) -> None:
         spec = self._spec
-        names = [name for name, _ in spec.columns]
-        # Spark's arrays may be without nulls, for example, where the state's may have them.
-        [cast] = self._columns.from_value(rows.select(names))
-        own = dict(zip(names, cast.columns, strict=True))
+        own = self._top.cast(rows)
         keys = self._backend.keys(columns_of(rows, spec.key))
         entering = self._above_bar(keys, own[spec.by[0].column])
         if not len(entering):
             return
         # The keys that they have, numbered from 0.
-        first = keys.first_rows()[entering]
-        numbers = np.zeros(len(keys), np.int64)
-        numbers[first] = 1
-        heads = np.flatnonzero(numbers)
-        numbers[heads] = np.arange(len(heads))
+        heads, numbers = distinct(keys.first_rows()[entering], len(keys))
         columns = keys.key_arrays()
-        touched = self._keys_at(columns, heads)
-        stored, sizes = _flat(self._top.values(touched))
+        touched = self._backend.keys(take_rows(columns, heads))
+        stored, sizes = self._top.read(touched)
         # Stored rows come before those of the batch, which is their order where they are equal.
-        owners = np.concatenate([np.repeat(np.arange(len(heads)), sizes), numbers[first]])
+        owners = np.concatenate([np.repeat(np.arange(len(heads)), sizes), numbers])
         at: Any = pa.array(entering)
         rows_of = {
-            name: pa.concat_arrays([stored.field(i), own[name].take(at)])
-            for i, name in enumerate(own)
+            name: pa.concat_arrays([array, own[name].take(at)]) for name, array in stored.items()
         }
         first_by, *more_by = spec.by
         score = _score(rows_of[first_by.column], first_by.descending)
@@ -220,23 +172,21 @@ class TopRows(RowOperator):
         if not changed.any():
             return
         written = changed[owners[best.rows]]
-        place: Any = pa.array(best.rows[written])
-        items = pa.StructArray.from_arrays(
-            [rows_of[name].take(place) for name in own], fields=self._fields
-        )
+        place = best.rows[written]
         sizes = best.sizes[changed]
-        ends = np.cumsum(sizes)
-        offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
-        to = touched if changed.all() else self._keys_at(columns, heads[changed])
-        self._top.update_all(to, pa.ListArray.from_arrays(offsets, items))
+        to = touched
+        if not changed.all():
+            to = self._backend.keys(take_rows(columns, heads[changed]))
+        now = zip(rows_of, take_rows(list(rows_of.values()), place), strict=True)
+        self._top.write(to, dict(now), sizes)
         if self._bar is not None:
-            lowest = best.rows[written][ends - 1]
+            lowest = place[np.cumsum(sizes) - 1]
             none = sizes < spec.k
             if score.unknown is not None:
                 none = none | score.unknown[lowest]
             self._bar.update_all(to, pa.array(score.values[lowest], mask=none))
 
-    def _above_bar(self, keys: KeyBatch, column: pa.Array[Any]) -> _Longs:
+    def _above_bar(self, keys: KeyBatch, column: pa.Array[Any]) -> Longs:
         """The rows that may enter."""
         if self._bar is None:
             return np.arange(len(keys))
@@ -253,40 +203,11 @@ class TopRows(RowOperator):
             above |= bars.is_null().to_numpy(zero_copy_only=False)
         return np.flatnonzero(above)
 
-    def _keys_at(self, columns: Sequence[pa.Array[Any]], rows: _Longs) -> KeyBatch:
-        at: Any = pa.array(rows)
-        return self._backend.keys([column.take(at) for column in columns])
-
 
 class TopLatest(RowOperator):
-    """The same where a later row of a thing replaces the earlier one; see `TopRows`.
-
-    Examples
-    --------
-    >>> import pyarrow as pa, pystate as ps
-    >>> from pystate.operators.runtime.task import TaskContext
-    >>> from pystate.operators.runtime.top import By, TopLatest, TopSpec
-    >>> from pystate.types.state_type import parse_type
-    >>> columns = (("url", parse_type("string")), ("n", parse_type("long")))
-    >>> spec = TopSpec(("hour",), 2, (By("n", True),), columns, by_key=("url",))
-    >>> backend = ps.KeyedStateBackend({"hour": "long"}, states=spec.states())
-    >>> for urls, ns in ((["a", "b"], [2, 1]), (["b", "b"], [2, 3])):
-    ...     operator = TopLatest(spec)
-    ...     operator.open(TaskContext(backend))
-    ...     hours = pa.array([10] * len(urls))
-    ...     rows = pa.record_batch({"hour": hours, "url": pa.array(urls), "n": pa.array(ns)})
-    ...     out = [*operator.process(rows), *operator.finish()]
-    ...     print([(row["url"], row["n"], row["rank"]) for p in out for row in p.to_pylist()])
-    ...     backend.seal().close()
-    [('a', 2, 1), ('b', 1, 2)]
-    [('b', 3, 1), ('a', 2, 2)]
-    >>> backend.close()
-    """
+    """The same where a later row of a thing replaces the earlier one."""
 
     _spec: TopSpec
-
-    def __init__(self, spec: TopSpec) -> None:
-        self._spec = spec
 
     def open(self, task: TaskContext) -> None:
         """Register the state."""
@@ -326,20 +247,20 @@ class TopLatest(RowOperator):
             ]
             yield pa.RecordBatch.from_arrays(arrays, names=names)
 
-    def _best(self, merged: Merged, among: _Longs) -> _Best:
+    def _best(self, merged: Merged, among: Longs) -> _Best:
         """The best of some rows, by their places among all."""
         at: Any = pa.array(among)
         first, *more_by = self._spec.by
         score = _score(merged.rows[first.column].take(at), first.descending)
         more = [(merged.rows[name].take(at), down) for name, down in more_by]
         owners = merged.owners[among]
-        found = _best(owners, len(merged.keys), score, more, self._spec.k)
-        return found._replace(rows=among[found.rows])
+        best = _best(owners, len(merged.keys), score, more, self._spec.k)
+        return best._replace(rows=among[best.rows])
 
 
-def _differ(one: _Best, other: _Best) -> _Flags:
+def _differ(one: _Best, other: _Best) -> Flags:
     """The keys whose best rows are others."""
-    changed: _Flags = one.sizes != other.sizes
+    changed: Flags = one.sizes != other.sizes
     mine = ~changed[one.owners], ~changed[other.owners]
     left, right = one.rows[mine[0]], other.rows[mine[1]]
     changed[one.owners[mine[0]][left != right]] = True
@@ -349,8 +270,8 @@ def _differ(one: _Best, other: _Best) -> _Flags:
 class _Score(NamedTuple):
     """How good rows are by one column: the larger the better."""
 
-    values: _Longs
-    unknown: _Flags | None
+    values: Longs
+    unknown: Flags | None
     """The rows where it is null, if there are any."""
 
 
@@ -373,26 +294,26 @@ def _score(column: pa.Array[Any], descending: bool) -> _Score:
     return _Score(values if descending else ~values, unknown)
 
 
-def _of_floats(column: pa.Array[Any]) -> _Longs:
+def _of_floats(column: pa.Array[Any]) -> Longs:
     """Integers in the order of floats; NaN is larger than any number, as in Spark."""
     floats = column.fill_null(0.0).to_numpy() + 0.0  # -0.0 becomes 0.0
     floats[np.isnan(floats)] = np.nan
     signed = np.ascontiguousarray(floats).view(np.int64)
-    values: _Longs = signed ^ ((signed >> 63) & np.int64((1 << 63) - 1))
+    values: Longs = signed ^ ((signed >> 63) & np.int64((1 << 63) - 1))
     return values
 
 
 class _Best(NamedTuple):
     """The best rows of some keys, key by key, best first."""
 
-    rows: _Longs
-    ranks: _Longs
-    sizes: _Longs
-    owners: _Longs
+    rows: Longs
+    ranks: Longs
+    sizes: Longs
+    owners: Longs
 
 
 def _best(
-    owners: _Longs,
+    owners: Longs,
     keys: int,
     first: _Score,
     more: Sequence[tuple[pa.Array[Any], bool]],
@@ -416,7 +337,7 @@ def _best(
     return _Best(order, ranks, sizes, owners[order])
 
 
-def _break_ties(order: _Longs, tied: _Flags, more: Sequence[tuple[pa.Array[Any], bool]]) -> None:
+def _break_ties(order: Longs, tied: Flags, more: Sequence[tuple[pa.Array[Any], bool]]) -> None:
     """Order the rows that are tied with the one before by further columns, in place.
 
     Most rows differ in the first column; the others, which may be long texts, are not looked at.
@@ -440,16 +361,16 @@ def _break_ties(order: _Longs, tied: _Flags, more: Sequence[tuple[pa.Array[Any],
         tied[places] = still
 
 
-def _equal(score: _Score, one: _Longs, other: _Longs) -> _Flags:
+def _equal(score: _Score, one: Longs, other: Longs) -> Flags:
     """Whether rows are as good as others."""
-    same: _Flags = score.values[one] == score.values[other]
+    same: Flags = score.values[one] == score.values[other]
     if score.unknown is not None:
         a, b = score.unknown[one], score.unknown[other]
         same = (same & ~a & ~b) | (a & b)
     return same
 
 
-def _grouped(order: _Longs, owners: _Longs, keys: int) -> _Longs:
+def _grouped(order: Longs, owners: Longs, keys: int) -> Longs:
     """The rows by their keys, in their order within a key."""
     # numpy sorts 16 bits in linear time.
     for shift in range(0, max(1, (keys - 1).bit_length()), 16):
@@ -458,7 +379,7 @@ def _grouped(order: _Longs, owners: _Longs, keys: int) -> _Longs:
     return order
 
 
-def _changed(best: _Best, stored: _Longs) -> _Flags:
+def _changed(best: _Best, stored: Longs) -> Flags:
     """For each key, whether its best rows are others than those at the beginning of the stored."""
     begins = np.cumsum(stored) - stored
     same = best.rows == begins[best.owners] + best.ranks
@@ -466,10 +387,3 @@ def _changed(best: _Best, stored: _Longs) -> _Flags:
     changed = np.zeros(len(stored), np.bool_)
     changed[best.owners[~same]] = True
     return changed
-
-
-def _flat(lists: pa.ListArray[Any]) -> tuple[pa.StructArray, _Longs]:
-    """The rows of all lists, and how many each has."""
-    sizes = lists.value_lengths().fill_null(0).to_numpy().astype(np.int64)
-    rows: Any = lists.flatten()
-    return rows, sizes

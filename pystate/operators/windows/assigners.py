@@ -16,22 +16,9 @@ from pystate.base.arguments import integer, shown
 from pystate.errors import InvalidArgumentError
 from pystate.types.durations import Duration, milliseconds
 
-__all__ = [
-    "DAY_MS",
-    "Aligned",
-    "Assigner",
-    "CountWindow",
-    "Cumulating",
-    "Global",
-    "Session",
-    "Sliding",
-    "Tumbling",
-    "checked_assigner",
-]
-
 DAY_MS = 86_400_000
 #: Longer windows would make sums of times overflow.
-_LONGEST = 1 << 59
+LONGEST_MS = 1 << 59
 #: A window of more slices than this would fire too slowly to be of use.
 _MOST_SLICES = 100_000
 
@@ -45,19 +32,16 @@ class Assigner:
 
 @dataclass(frozen=True)
 class Aligned(Assigner):
-    """Windows that are the same for all keys; the base of those that are made of slices.
-
-    Attributes
-    ----------
-    size_ms, slide_ms, slice_ms, offset_ms : int
-        The longest window; the distance of two windows' ends; the pieces whose aggregates the
-        windows share; and where the ends lie.
-    """
+    """Windows that are the same for all keys; the base of those that are made of slices."""
 
     size_ms: int
+    """The length of the longest window."""
     slide_ms: int
+    """The distance of two windows' ends."""
     slice_ms: int
+    """The length of the pieces whose aggregates the windows share."""
     offset_ms: int
+    """Where the ends lie."""
     zone: str | None = None
 
     #: Whether all windows of a period start together, and grow.
@@ -70,7 +54,7 @@ class Aligned(Assigner):
         self, size_ms: int, slide_ms: int, slice_ms: int, offset: Any, zone: str | None = None
     ) -> None:
         kind = type(self).__name__
-        if size_ms > _LONGEST:
+        if size_ms > LONGEST_MS:
             raise InvalidArgumentError(f"{kind}: a window of {size_ms} ms is too long")
         if size_ms // slice_ms > _MOST_SLICES:
             raise InvalidArgumentError(
@@ -225,7 +209,7 @@ class Session(Assigner):
         if column is not None and (type(column) is not str or not column):
             raise InvalidArgumentError(f"Session: column is a column's name, not {shown(column)}")
         length = None if gap is None else milliseconds(gap, "Session: gap", least=1)
-        if length is not None and length > _LONGEST:
+        if length is not None and length > LONGEST_MS:
             raise InvalidArgumentError(f"Session: a gap of {length} ms is too long")
         object.__setattr__(self, "gap_ms", length)
         object.__setattr__(self, "gap_column", column)
@@ -259,13 +243,7 @@ class Global(Assigner):
 
 
 def checked_assigner(value: object, owner: str) -> Assigner:
-    """Return the windows, or say what windows are.
-
-    Raises
-    ------
-    InvalidArgumentError
-        The value is no kind of windows.
-    """
+    """Return the windows, or say what windows are."""
     if isinstance(value, Assigner):
         return value
     hint = ", called with its lengths" if isinstance(value, type) else ""

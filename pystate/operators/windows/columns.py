@@ -1,5 +1,9 @@
 """The aggregates of windows: declared by users, kept as states, given as result columns.
 
+Sums of integers and decimals may leave their range; floats become infinite. The core finds the rows
+that would make them do so while it adds to columns. What it cannot try is tried here: means of long
+decimals, and rows whose place depends on whether they are taken, as those of sessions.
+
 Declarations are immutable; `Columns` belongs to its operator.
 """
 
@@ -8,9 +12,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from pystate.base.arguments import nearest, shown
@@ -21,8 +26,8 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.operators.functions.aggregates import Aggregate
+from pystate.operators.runtime.grouping import keys_at
 from pystate.operators.windows.grid import Mask, Times
-from pystate.operators.windows.sums import range_of, sizes, too_large, wholes
 from pystate.state.aggregating import AggregatingHandle, AggregatingState, ColumnAggregate
 from pystate.state.aggregators import AggregateFunction, Aggregator, Count, Max, Mean, Min, Sum
 from pystate.state.key_batch import (
@@ -37,18 +42,6 @@ from pystate.state.value import ValueHandle
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.key_codes import key_codes
 from pystate.types.state_type import parse_type
-
-__all__ = [
-    "ROWS",
-    "AggregateLike",
-    "Columns",
-    "MoreSteps",
-    "Refused",
-    "Some",
-    "WindowColumn",
-    "aggregated",
-    "picked",
-]
 
 #: By row 0, or 1 + the column of the state that the row would make overflow.
 Refused: TypeAlias = "np.ndarray[Any, np.dtype[np.uint8]]"
@@ -74,28 +67,21 @@ _HOW = (
     "write ps.count(), ps.sum('x'), or a pair of an aggregator and a column, (ps.TopK(3), 'x'); "
     "of an AggregateFunction also the result's type, (Own(), 'x', 'long')"
 )
+#: Sums of decimals of more digits may overflow, those of means leave 128 bits.
+MOST_DIGITS = 28
 
 
 @dataclass(frozen=True)
 class WindowColumn:
-    """One result column of windows.
-
-    Attributes
-    ----------
-    name : str
-        The result's and the state's name.
-    state : AggregatingState
-        What is kept.
-    source : str or None
-        The input column; None to count rows.
-    result : pyarrow.DataType
-        The result's type.
-    """
+    """One result column of windows."""
 
     name: str
+    """The result's and the state's name."""
     state: AggregatingState
     source: str | None
+    """The input column; None to count rows."""
     result: pa.DataType
+    """The result's type."""
 
     @property
     def counts_rows(self) -> bool:
@@ -114,27 +100,10 @@ class WindowColumn:
         )
 
 
-def aggregated(
+def parse_aggregates(
     aggregates: Mapping[str, AggregateLike], schema: pa.Schema, owner: str
 ) -> tuple[WindowColumn, ...]:
-    """Turn what a user asked for into columns.
-
-    Parameters
-    ----------
-    aggregates : mapping of str to aggregate
-        By result column.
-    schema : pyarrow.Schema
-        The input's columns.
-    owner : str
-        What errors name.
-
-    Raises
-    ------
-    InvalidArgumentError
-        An aggregate is none, or its column does not exist.
-    WrongTypeError
-        A column's type has no such aggregate.
-    """
+    """Turn what a user asked for, by result column, into columns; `schema` is the input's."""
     if not aggregates:
         raise InvalidArgumentError(f"{owner}: name at least one aggregate, e.g. n=ps.count()")
     return tuple(_column(n, given, schema, owner) for n, given in aggregates.items())
@@ -178,16 +147,7 @@ def _column(name: str, given: Any, schema: pa.Schema, owner: str) -> WindowColum
 class Columns:
     """The aggregates of one operator in one backend.
 
-    Parameters
-    ----------
-    columns : sequence of WindowColumn
-        The result columns; one of them counts rows.
-    results : int
-        How many of them, from the first, are results.
-    backend : KeyedStateBackend
-        Where they are kept.
-    owner : str
-        What errors name.
+    One of the columns counts rows; so many, from the first, are `results`.
     """
 
     #: Whether the keys are numbers of windows that are folded.
@@ -220,22 +180,11 @@ class Columns:
         self._scratch: KeyedStateBackend | None = None
 
     def add(self, keys: KeyBatch, rows: pa.RecordBatch, refused: Refused | None = None) -> Mask:
-        """Add rows to the aggregates of their keys.
+        """Add rows to the aggregates of their keys; return where a row began a window or slice.
 
-        Parameters
-        ----------
-        keys : KeyBatch
-            The key of each row.
-        rows : RecordBatch
-            The rows.
-        refused : numpy.ndarray of uint8, optional
-            Not 0 where a row is to be left out. It becomes 1 + the column of a sum's state where a
-            row would make it overflow: such a row is left out as a whole.
-
-        Returns
-        -------
-        numpy.ndarray of bool
-            Where a row began a window or slice: the first one of its key.
+        That is the first one of its key. `refused` is not 0 where a row is to be left out. It
+        becomes 1 + the column of a sum's state where a row would make it overflow: such a row is
+        left out as a whole.
         """
         given = [1 if c.source is None else rows.column(c.source) for c in self._columns]
         return self._take(keys, given, refused, adds=True)
@@ -266,17 +215,17 @@ class Columns:
         adds: bool = False,
     ) -> Mask:
         """Add values, or merge accumulators, row by row; see `add`."""
-        found = np.zeros(len(keys), np.uint8) if refused is None else refused
+        codes = np.zeros(len(keys), np.uint8) if refused is None else refused
         fails = refused is None and self._wide
         for i in self._wide:
-            self._note_too_large(keys, i, given[i], found, adds=adds)
-        if fails and found.any():
-            raise self._overflowed(self._beyond(found), keys)
-        some, own = self._some(keys, found)
+            self._note_too_large(keys, i, given[i], codes, adds=adds)
+        if fails and codes.any():
+            raise self._overflowed(self._beyond(codes), keys)
+        some, own = self._accepted(keys, codes)
         steps, others = [], []
         counter = self.counter
         for i in [counter, *(i for i in range(len(given)) if i != counter)]:
-            handle, values = self._handles[i], picked(given[i], some)
+            handle, values = self._handles[i], pick(given[i], some)
             if not isinstance(handle, ColumnAggregate):
                 others.append((i, handle, values))
             elif adds:
@@ -292,19 +241,19 @@ class Columns:
             raise self._overflowed(error, own) from None
         left, last = None, own
         if now is not None and now.any():
-            left, last = self._some(own, now)
+            left, last = self._accepted(own, now)
         for i, handle, values in others:
             try:
                 take = handle.add_all if adds else handle.merge_all
-                take(last, picked(values, left))
+                take(last, pick(values, left))
             except StateOverflowError as error:
                 raise self._overflowed(error, last, self._columns[i].name) from None
         if some is None:
             if now is not None:
-                found[:] = now
+                codes[:] = now
             return fresh
         if now is not None:
-            found[some] = now
+            codes[some] = now
         whole = np.zeros(len(keys), np.bool_)
         whole[some] = fresh
         return whole
@@ -318,14 +267,12 @@ class Columns:
         keys.apply_all(list(steps), 0, 0 if refused is None else refused.ctypes.data)
         return np.zeros(len(keys), np.bool_)
 
-    def _some(self, keys: KeyBatch, refused: Refused) -> tuple[Some, KeyBatch]:
+    def _accepted(self, keys: KeyBatch, refused: Refused) -> tuple[Some, KeyBatch]:
         """The rows that are not refused, and their keys; None for all of them."""
         if not refused.any():
             return None, keys
         some = np.flatnonzero(refused == 0)
-        chosen = [picked(array, some) for array in keys.key_arrays()]
-        spaces = picked(keys.namespaces(), some) if keys.table.has_namespaces else None
-        return some, self._backend.keys(chosen, spaces)
+        return some, keys_at(self._backend, keys, some)
 
     def _note_too_large(
         self, keys: KeyBatch, i: int, given: Any, refused: Refused, *, adds: bool
@@ -378,7 +325,7 @@ class Columns:
 
     def given(self, rows: pa.RecordBatch) -> list[Any]:
         """What rows add to each sum that may overflow, and None for other aggregates."""
-        found: list[Any] = []
+        given: list[Any] = []
         for column, within in zip(self._columns, self._ranges, strict=True):
             values = None
             if within is not None and column.source is not None:
@@ -387,8 +334,8 @@ class Columns:
                 values = rows.column(column.source).cast(bound.input.arrow)
                 if pa.types.is_integer(values.type):
                     values = values.cast(pa.int64())
-            found.append(values)
-        return found
+            given.append(values)
+        return given
 
     @property
     def may_overflow(self) -> bool:
@@ -400,14 +347,8 @@ class Columns:
     ) -> Mask | None:
         """The rows whose keys have sums of which some may overflow; None if there is none.
 
-        Parameters
-        ----------
-        codes : numpy.ndarray of int64
-            Dense numbers of the rows' keys.
-        given : sequence of pyarrow.Array
-            What the rows add, by aggregate.
-        stored_codes, stored
-            The same of what is kept of these keys.
+        The codes are dense numbers of the keys: of the rows, and of what is stored of these. By
+        aggregate, `given` is what the rows add, and `stored` what is kept.
         """
         many = int(codes.max(initial=-1)) + 1
         near = np.zeros(many, np.bool_)
@@ -440,14 +381,14 @@ class Columns:
 
     def exist(self, keys: KeyBatch) -> Mask:
         """Which keys have a window or slice."""
-        found: Mask = np.asarray(self.rows.accumulators(keys).is_valid())
-        return found
+        exist: Mask = np.asarray(self.rows.accumulators(keys).is_valid())
+        return exist
 
     def accumulators(self, keys: KeyBatch) -> list[Any]:
         """The accumulators of some keys, one entry per column."""
-        found = self.kept(keys)
+        kept = self.kept(keys)
         return [
-            found[handle.name] if handle.name in found else handle.accumulators(keys)
+            kept[handle.name] if handle.name in kept else handle.accumulators(keys)
             for handle in self._handles
         ]
 
@@ -463,8 +404,8 @@ class Columns:
     ) -> dict[str, tuple[Times, Mask]]:
         """As `kept`, where all are longs: the values, 0 for none, and where there are values."""
         handles = [h.kept for h in self._handles if isinstance(h, ColumnAggregate)] + list(more)
-        found = read_longs(keys, [(h.column, h.type) for h in handles])
-        return dict(zip((h.name for h in handles), found, strict=True))
+        pairs = read_longs(keys, [(h.column, h.type) for h in handles])
+        return dict(zip((h.name for h in handles), pairs, strict=True))
 
     def results(self, keys: KeyBatch) -> list[pa.Array[Any]]:
         """The results of some keys, one array per result column."""
@@ -474,7 +415,7 @@ class Columns:
         self, keys: KeyBatch | None, kept: Mapping[str, pa.Array[Any]]
     ) -> list[pa.Array[Any]]:
         """The results of some keys, of which `kept` was read; without them, that is all."""
-        found = []
+        results = []
         pairs = list(zip(self._columns, self._handles, strict=True))[: self._results]
         for column, handle in pairs:
             values: Any
@@ -491,8 +432,8 @@ class Columns:
                         f"{self._owner}: {column.name}: result() of "
                         f"{type(column.state.aggregate).__name__} is no {column.result}: {error}"
                     ) from None
-            found.append(values if values.type == column.result else values.cast(column.result))
-        return found
+            results.append(values if values.type == column.result else values.cast(column.result))
+        return results
 
     def folded(
         self,
@@ -500,22 +441,9 @@ class Columns:
         accumulators: Sequence[Any],
         refused: Refused | None = None,
     ) -> tuple[list[Any], list[pa.Array[Any]]]:
-        """Merge accumulators by group, in order.
+        """Merge accumulators by group, in order; return those of all groups, and their results.
 
-        Parameters
-        ----------
-        groups : numpy.ndarray of int64
-            The group of each accumulator, from 0 on.
-        accumulators : sequence
-            As `accumulators` gives them.
-
-        refused : numpy.ndarray of uint8, optional
-            As for `add`: of accumulators that would make a sum overflow.
-
-        Returns
-        -------
-        tuple of list
-            The accumulators and the results of the groups 0 to the last one.
+        `refused` is, as for `add`, of accumulators that would make a sum overflow.
         """
         if self._scratch is None:
             self._scratch = KeyedStateBackend("long", uid="windows that fire", max_parallelism=1)
@@ -536,7 +464,7 @@ class Columns:
             self._scratch = None
 
 
-def picked(values: Any, some: Some) -> Any:
+def pick(values: Any, some: Some) -> Any:
     """Some of an Arrow array's or a list's values; a value for all rows stays one."""
     if some is None or not isinstance(values, (list, pa.Array)):
         return values
@@ -544,3 +472,79 @@ def picked(values: Any, some: Some) -> Any:
         return [values[i] for i in some.tolist()]
     numbers: Any = pa.array(some)
     return values.take(numbers)
+
+
+class Range(NamedTuple):
+    """What a sum may be."""
+
+    least: int
+    most: int
+    name: str
+
+
+def range_of(state: AggregatingState) -> Range | None:
+    """The range of an aggregate's sum; None where no sum can leave it."""
+    aggregate, bound = state.aggregate, state.bound
+    if bound is None:
+        return None
+    if isinstance(aggregate, Sum) and bound.column is not None:
+        kept = bound.column
+        if kept.name == "decimal":
+            most = 10**kept.precision - 1
+            return Range(-most, most, kept.ddl)
+        return Range(-(1 << 63), (1 << 63) - 1, "long") if kept.name == "long" else None
+    wide = bound.input.name == "decimal" and bound.input.precision > MOST_DIGITS
+    if isinstance(aggregate, Mean) and wide:
+        return Range(-(1 << 127), (1 << 127) - 1, "a sum of 128 bits")
+    return None
+
+
+def wholes(values: pa.Array[Any]) -> list[int]:
+    """Longs, unscaled decimals or the sums of a mean's accumulators; 0 for null."""
+    if pa.types.is_integer(values.type):
+        numbers: Any = values.fill_null(0)
+        return list(numbers.to_pylist())
+    low, high = _words(values)
+    return [(h << 64) | w for h, w in zip(high.tolist(), low.tolist(), strict=True)]
+
+
+def sizes(values: pa.Array[Any]) -> npt.NDArray[np.float64]:
+    """How large they are, about."""
+    if pa.types.is_integer(values.type):
+        return np.abs(values.fill_null(0).to_numpy().astype(np.float64))
+    low, high = _words(values)
+    return np.abs(high.astype(np.float64) * 2.0**64 + low.astype(np.float64))
+
+
+def _words(values: pa.Array[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The lower and the upper, signed, words of 128 bits; 0 for null."""
+    width = 2 if pa.types.is_decimal(values.type) else 3
+    buffer: Any = values.buffers()[1]
+    data = np.frombuffer(buffer, np.uint64)
+    words = data[: len(data) // width * width].reshape(-1, width)
+    words = words[values.offset : values.offset + len(values)][:, width - 2 :]
+    none = np.asarray(values.is_null())
+    low, high = (np.where(none, np.uint64(0), words[:, i]) for i in (0, 1))
+    return low, high.view(np.int64)
+
+
+def too_large(
+    codes: npt.NDArray[np.int64], stored: pa.Array[Any], given: pa.Array[Any], within: Range
+) -> npt.NDArray[np.bool_] | None:
+    """The rows that make their keys' sums leave a range, in order; None if none does.
+
+    `stored` is the sum of each row's key before, `given` what the row adds.
+    """
+    if not len(codes) or sizes(stored).max() + sizes(given).sum() < within.most / 2:
+        return None
+    bad = np.zeros(len(codes), np.bool_)
+    sums: dict[int, int] = {}
+    for i, (code, before, more) in enumerate(
+        zip(codes.tolist(), wholes(stored), wholes(given), strict=True)
+    ):
+        total = sums.get(code, before) + more
+        if within.least <= total <= within.most:
+            sums[code] = total
+        else:
+            bad[i] = True
+    return bad if bad.any() else None

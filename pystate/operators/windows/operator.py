@@ -22,21 +22,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.event_time import event_times
+from pystate.operators.runtime.grouping import keys_at
 from pystate.operators.runtime.partial_rows import LATE, TIME, total_weight
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.operators.windows.columns import Refused
-from pystate.operators.windows.grid import Mask, Times
+from pystate.operators.windows.grid import Mask, Times, instants
 from pystate.operators.windows.partial_rows import accumulators
 from pystate.operators.windows.specification import END, MOST_US_MS, START, WindowSpec
-from pystate.operators.windows.zones import instants
 from pystate.state.key_batch import KeyBatch
+from pystate.tables.timers import DueTimers
 from pystate.types.keys import leaf
-
-__all__ = ["FIRED_ROWS", "WindowOperator", "take"]
 
 #: Windows that fire at once.
 FIRED_ROWS = 32_768
@@ -45,18 +43,9 @@ FIRED_ROWS = 32_768
 class WindowOperator(Operator):
     """Base of the operators for the kinds of windows.
 
-    Parameters
-    ----------
-    spec : WindowSpec
-        The operator.
-    late_tag : str, optional
-        The side output of rows that were too late for all of their windows.
-    combined : bool
-        Whether rows were combined before they come (`pystate.operators.windows.partial_rows`).
-
-    Notes
-    -----
-    Its metric ``dropped_rows`` counts the rows that were too late.
+    Rows that are too late for all of their windows go to the side output `late_tag`, and are
+    counted by the metric ``dropped_rows``. Rows may have been `combined` before they come
+    (`partial_rows`).
     """
 
     def __init__(
@@ -66,6 +55,7 @@ class WindowOperator(Operator):
         self._latest_before: int | None = None
         self.domain: Any = "processing" if spec.options.event_time is None else "event"
         self.lateness = spec.options.lateness_ms
+        self.final = spec.options.emit == "final"
         self._late_tag = late_tag
         self._combined = combined
 
@@ -75,6 +65,7 @@ class WindowOperator(Operator):
         self.backend = task.backend
         self.owner = task.owner
         self.invalid = task.invalid(self.spec.key, event_time=TIME if self._combined else None)
+        self.late = task.late()
         if self._combined:
             self.invalid.weight = total_weight
         self.columns = self.spec.kept(task.backend, task.owner)
@@ -90,14 +81,35 @@ class WindowOperator(Operator):
             task.kept = (self.oldest(),)
 
     def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
-        """See `finish`.
+        """See `finish`; of windows in processing time the watermark does not matter."""
+        if not self.final:
+            for keys in self.changed():
+                yield self.emitted(keys)
+        self.note_early()
+        yield from self.fire_until(self.time_reached(watermark))
+        for keys in self.due_early():
+            yield self.emitted(keys)
 
-        Parameters
-        ----------
-        watermark : int or None
-            The watermark after the epoch's rows; of windows in processing time it does not matter.
-        """
-        raise NotImplementedError
+    def fire_until(self, until: int | None) -> Iterator[pa.RecordBatch]:
+        """Emit the windows that are over at a time, and remove those that are done, if any are."""
+        return iter(())
+
+    def emitted(self, keys: KeyBatch) -> pa.RecordBatch:
+        """The results of some windows; those of this base have neither a start nor an end."""
+        return self.result(keys.key_arrays(), None, None, self.columns.results(keys))
+
+    def time_reached(self, watermark: int | None) -> int | None:
+        """Up to where time has come by the windows' clock."""
+        return watermark if self.domain == "event" else self.task.processing_time
+
+    def due(self, until: int | None) -> Iterator[DueTimers]:
+        """The timers of the windows' clock that are due, some at a time; they have fired."""
+        while until is not None:
+            due = self.backend.due_timers(self.domain, until, FIRED_ROWS)
+            if due is None:
+                return
+            due.fire_all()
+            yield due
 
     def oldest(self) -> int | None:
         """The start of the earliest window that is kept, if `WindowOptions.keeps`."""
@@ -124,14 +136,11 @@ class WindowOperator(Operator):
         rows, array = self.invalid.timed(rows, array, first, last, known=True)
         times: Times = array.to_numpy()
         self._latest_before = self.task.latest.get(INPUT)
-        if len(times):
-            late, bound = 0, self.task.late_bound
-            if bound is not None and self._combined:
-                # Of the rows that one stands for, some may be late.
-                late = total_weight(rows, LATE)
-            elif bound is not None and int(times.min()) < bound:
-                late = int(np.count_nonzero(times < bound))
-            self.task.saw(int(times.max()), late)
+        if len(times) and self._combined:
+            # Of the rows that one stands for, some may be late.
+            self.task.saw(int(times.max()), total_weight(rows, LATE))
+        elif len(times):
+            self.late.among(array)
         return rows, times
 
     def _weight(self, rows: pa.RecordBatch) -> int:
@@ -141,10 +150,7 @@ class WindowOperator(Operator):
     def add(self, keys: KeyBatch, rows: pa.RecordBatch, times: Times) -> tuple[Mask, Mask]:
         """Add rows to the aggregates of their keys.
 
-        Returns
-        -------
-        tuple
-            Where a row began a window or slice, see `Columns.add`, and which rows were taken.
+        Return where a row began a window or slice, see `Columns.add`, and which rows were taken.
         """
         if not self._combined:
             refused = np.zeros(len(keys), np.uint8)
@@ -178,10 +184,10 @@ class WindowOperator(Operator):
             task.latest[INPUT] = self._latest_before
         if len(rest):
             task.saw(int(rest.max()))
-        if task.late_bound is not None and self._combined:
+        if self._combined:
             task.late_rows -= total_weight(rows.filter(pa.array(bad)), LATE)
-        elif task.late_bound is not None:
-            task.late_rows -= int(np.count_nonzero(times[bad] < task.late_bound))
+        else:
+            task.late_rows -= self.late.count(pa.array(times[bad]))
 
     def in_time(self, rows: pa.RecordBatch, last_ends: Times) -> tuple[pa.RecordBatch, Mask | None]:
         """The rows that are not too late for the last of their windows, and which these are.
@@ -230,8 +236,8 @@ class WindowOperator(Operator):
             times = instants(self.spec.options.dates_zone, times)
         # A window of processing time may end after the last microsecond of 64 bits.
         micros = np.clip(times, -MOST_US_MS, MOST_US_MS) * 1000
-        found: pa.Array[Any] = pa.array(micros, pa.int64()).cast(type_)
-        return found
+        column: pa.Array[Any] = pa.array(micros, pa.int64()).cast(type_)
+        return column
 
     @property
     def names(self) -> tuple[str, str]:
@@ -250,11 +256,7 @@ class WindowOperator(Operator):
 
     def chosen(self, keys: KeyBatch, which: Mask) -> KeyBatch:
         """Some keys of a batch."""
-        if which.all():
-            return keys
-        mask = pa.array(which)
-        spaces = keys.namespaces().filter(mask)
-        return self.backend.keys([a.filter(mask) for a in keys.key_arrays()], spaces)
+        return keys if which.all() else keys_at(self.backend, keys, np.flatnonzero(which))
 
     def next_early(self) -> int:
         """When windows that change now are emitted early."""
@@ -282,10 +284,3 @@ class WindowOperator(Operator):
             there = self.columns.exist(due.keys)
             if there.any():
                 yield self.chosen(due.keys, there)
-
-
-def take(values: Any, rows: np.ndarray[Any, Any]) -> Any:
-    """Some of an Arrow array's or a list's values."""
-    if isinstance(values, list):
-        return [values[i] for i in rows.tolist()]
-    return pc.take(values, pa.array(rows))

@@ -17,17 +17,13 @@ import pyarrow.compute as pc
 
 from pystate.operators.runtime.partial_rows import COUNT, LOW, WEIGHT, mean_accumulators, whole_sums
 from pystate.operators.windows.assigners import Aligned, Global, Session
-from pystate.operators.windows.columns import WindowColumn
+from pystate.operators.windows.columns import MOST_DIGITS, WindowColumn
 from pystate.operators.windows.grid import Mask, grid_of
 from pystate.operators.windows.specification import WindowSpec
 from pystate.state.aggregators import Count, Max, Mean, Min, Sum
 
-__all__ = ["Part", "SliceRule", "accumulators", "parts", "refusal", "slice_rule"]
-
 #: How the columns of aggregates are called, in front of a number.
 _PART = "__pystate_value_"
-#: Sums of decimals of more digits might overflow.
-_MOST_DIGITS = 28
 
 #: What is computed of an input column: the last two are the halves of a sum of longs.
 Function = Literal["count", "sum", "min", "max", "high", "low"]
@@ -79,21 +75,13 @@ def _refused(column: WindowColumn) -> str | None:
     if bound is None or not isinstance(aggregate, (Count, Sum, Min, Max, Mean)):
         return "only count, sum, min, max and mean can be combined"
     digits = bound.input.precision if bound.input.name == "decimal" else 0
-    if digits > _MOST_DIGITS and isinstance(aggregate, (Sum, Mean)):
-        return f"sums of decimals of more than {_MOST_DIGITS} digits may overflow"
+    if digits > MOST_DIGITS and isinstance(aggregate, (Sum, Mean)):
+        return f"sums of decimals of more than {MOST_DIGITS} digits may overflow"
     return None
 
 
 def slice_rule(spec: WindowSpec, late_bound: int | None = None) -> SliceRule | None:
-    """How slices lie; None if all rows of a key are in one.
-
-    Parameters
-    ----------
-    spec : WindowSpec
-        The windows.
-    late_bound : int or None
-        Rows below it are late.
-    """
+    """How slices lie, if rows below a bound are late; None if all rows of a key are in one."""
     windows, options = spec.options.windows, spec.options
     if options.event_time is None:
         return None
@@ -112,12 +100,12 @@ def slice_rule(spec: WindowSpec, late_bound: int | None = None) -> SliceRule | N
 
 def parts(spec: WindowSpec) -> list[Part]:
     """The columns that combined rows have for the aggregates."""
-    found = []
+    columns = []
     for number, column in enumerate(spec.columns):
         name, source = f"{_PART}{number}", column.source
         if source is not None:
-            found += [Part(name + suffix, f, source) for suffix, f in _functions(column).items()]
-    return found
+            columns += [Part(name + suffix, f, source) for suffix, f in _functions(column).items()]
+    return columns
 
 
 def _functions(column: WindowColumn) -> dict[str, Function]:
@@ -141,18 +129,15 @@ def accumulators(
 ) -> tuple[list[pa.Array[Any]], dict[int, Mask]]:
     """The accumulators of combined rows, one array per aggregate.
 
-    Returns
-    -------
-    tuple
-        The accumulators, and by aggregate which sums are beyond their range, if there are such.
+    Also, by aggregate, which sums are beyond their range, if there are such.
     """
-    found, beyond = [], {}
+    arrays, beyond = [], {}
     for number, column in enumerate(spec.columns):
         each, bad = _accumulators(column, f"{_PART}{number}", rows)
-        found.append(each)
+        arrays.append(each)
         if bad is not None:
             beyond[number] = bad
-    return found, beyond
+    return arrays, beyond
 
 
 def _accumulators(

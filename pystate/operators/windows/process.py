@@ -5,8 +5,7 @@ Thread safety: as `pystate.operators.runtime.task`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -17,7 +16,7 @@ import pyarrow.types as at
 
 from pystate.base.notes import add_note
 from pystate.checkpoint.refs import INPUT
-from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.errors import WrongTypeError
 from pystate.operators.functions.windows import (
     TimeWindow,
     WindowContext,
@@ -26,22 +25,24 @@ from pystate.operators.functions.windows import (
     window_shape,
 )
 from pystate.operators.runtime.call_shapes import (
-    OUTPUT_ROWS,
     are_batches,
     are_rows,
     is_arrow_batch,
     is_batch,
 )
-from pystate.operators.runtime.column_order import shown
-from pystate.operators.runtime.output import Output, place_of
+from pystate.operators.runtime.output import (
+    OUTPUT_ROWS,
+    Output,
+    SideOutputs,
+    emitted_by,
+    shown,
+    written_at,
+)
 from pystate.operators.runtime.rows import python_values
 from pystate.operators.runtime.task import Operator, TaskContext
-from pystate.operators.windows.factory import make_operator
-from pystate.operators.windows.operator import take
-from pystate.operators.windows.row_lists import Loaded, RowColumns
-from pystate.operators.windows.row_windows import WindowRowsSpec
-
-__all__ = ["WindowProcess", "WindowProcessSpec"]
+from pystate.operators.windows.kinds import make_operator
+from pystate.operators.windows.row_windows import Loaded, RowColumns, WindowRowsSpec
+from pystate.types.key_codes import longs
 
 #: The key and the window that a function was called for; None for many of them.
 _Owner: TypeAlias = "tuple[Any, TimeWindow] | None"
@@ -49,29 +50,15 @@ _Owner: TypeAlias = "tuple[Any, TimeWindow] | None"
 
 @dataclass(frozen=True)
 class WindowProcessSpec:
-    """A function over windows and how it is called; pickled for the workers.
-
-    Attributes
-    ----------
-    function : WindowFunction or callable
-        The function.
-    rows : WindowRowsSpec
-        The windows and their rows.
-    schema : pyarrow.Schema
-        The input's columns.
-    output : Output
-        The declared output.
-    side_outputs : mapping of str to Output
-        By tag, the rows that `WindowContext.output` takes.
-    owner : str
-        What errors name.
-    """
+    """A function over windows and how it is called; pickled for the workers."""
 
     function: WindowFunctionLike
     rows: WindowRowsSpec
     schema: pa.Schema
+    """The input's columns."""
     output: Output
     side_outputs: Mapping[str, Output] = field(default_factory=dict)
+    """By tag, the rows that `WindowContext.output` takes."""
     owner: str = "windows"
 
     def __post_init__(self) -> None:
@@ -79,31 +66,23 @@ class WindowProcessSpec:
 
 
 class WindowProcess(Operator):
-    """One task's run of a function over windows.
-
-    Parameters
-    ----------
-    spec : WindowProcessSpec
-        The function.
-    late_tag : str, optional
-        The side output of rows that are too late.
-    """
+    """One task's run of a function over windows."""
 
     def __init__(self, spec: WindowProcessSpec, late_tag: str | None = None) -> None:
         self._spec = spec
         self._shape = window_shape(spec.function, spec.owner)
-        self._side_rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
         self._rows: list[Any] = []
-        #: The key and the window of each row, of those of side outputs, and of the call.
+        #: The key and the window of each row, and of the call.
         self._owners: list[_Owner] = []
-        self._side_owners: dict[str, list[_Owner]] = {tag: [] for tag in spec.side_outputs}
         self._owner: _Owner = None
         self.operator = make_operator(spec.rows, late_tag)
 
     def open(self, task: TaskContext) -> None:
         """Register the states, and call the function's `open`."""
         self._task = task
-        self._side = task.side
+        self._sides = SideOutputs(
+            self._spec.side_outputs, task.side, self._spec.owner, is_arrow_batch, self._emitter
+        )
         self.operator.open(task)
         columns = self.operator.columns
         assert isinstance(columns, RowColumns)
@@ -127,8 +106,7 @@ class WindowProcess(Operator):
         for windows in self.operator.finish():
             yield from self._called(windows)
         yield from self._flushed(0)
-        for tag in self._side_rows:
-            self._flush_aside(tag)
+        self._sides.flush()
 
     def close(self) -> None:
         """Call the function's `close`."""
@@ -137,6 +115,9 @@ class WindowProcess(Operator):
             self._spec.function.close()
 
     # -- calls
+
+    def _emit_aside(self, tag: str, row: Any) -> None:
+        self._sides.output(tag, row, self._owner)
 
     def _called(self, windows: pa.RecordBatch) -> Iterator[Any]:
         call = self._many if self._shape == "windows" else self._one_by_one
@@ -149,12 +130,12 @@ class WindowProcess(Operator):
         spec = self._spec
         [offsets], [values] = loaded.offsets, loaded.values
         owners = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-        found = dict(zip((name for name, _ in spec.rows.inputs[0].columns), values, strict=True))
+        columns = dict(zip((name for name, _ in spec.rows.inputs[0].columns), values, strict=True))
         for name in spec.rows.key:
-            found[name] = take(windows.column(name), owners)
+            columns[name] = windows.column(name).take(longs(owners))
         arrays = []
         for each in spec.schema:
-            array = found[each.name]
+            array = columns[each.name]
             arrays.append(array if array.type == each.type else array.cast(each.type))
         return pa.RecordBatch.from_arrays(arrays, schema=spec.schema)
 
@@ -165,10 +146,10 @@ class WindowProcess(Operator):
         call = function.process if isinstance(function, WindowFunction) else function
         more = () if self._shape == "plain" else (self._context,)
         keys = [python_values(windows.column(name), name) for name in self._spec.rows.key]
-        found: Iterable[Any] = keys[0] if len(keys) == 1 else zip(*keys, strict=True)
+        key_of: Iterable[Any] = keys[0] if len(keys) == 1 else zip(*keys, strict=True)
         start, end = (_ms(windows.column(name)) for name in self.operator.names)
         begins, ends = offsets[:-1].tolist(), offsets[1:].tolist()
-        for i, (key, at_, to) in enumerate(zip(found, begins, ends, strict=True)):
+        for i, (key, at_, to) in enumerate(zip(key_of, begins, ends, strict=True)):
             window = TimeWindow(start[i], end[i])
             rows = batch.slice(at_, to - at_)
             self._owner = key, window
@@ -204,31 +185,25 @@ class WindowProcess(Operator):
         for i, each in enumerate(emitted):
             if is_arrow_batch(each):
                 if begin < i:
-                    with self._named(owners[begin:i]):
+                    with emitted_by(owners[begin:i], self._emitter):
                         piece = output.from_rows(emitted[begin:i])
                     yield piece
-                with self._named(owners[i : i + 1]):
+                with emitted_by(owners[i : i + 1], self._emitter):
                     pieces = output.from_value(each)
                 yield from pieces
                 begin = i + 1
         if begin < len(emitted):
-            with self._named(owners[begin:]):
+            with emitted_by(owners[begin:], self._emitter):
                 piece = output.from_rows(emitted[begin:])
             yield piece
 
-    @contextmanager
-    def _named(self, owners: Sequence[_Owner]) -> Iterator[None]:
-        """Let an error about a row name its key and window, and where the function is written."""
-        try:
-            yield
-        except WrongTypeError as error:
-            place = 0 if len(owners) == 1 else place_of(error)
-            owner = None if place is None else owners[place]
-            whose = ""
-            if owner is not None:
-                key, window = owner
-                whose = f" for key {shown(key)}, window {window.start} to {window.end}"
-            raise WrongTypeError(f"{error}; emitted{whose} by {self._place()}") from None
+    def _emitter(self, owner: _Owner, one: bool) -> str:
+        """Who has emitted a row: the function, and the key and window, if they are `one`."""
+        whose = ""
+        if one and owner is not None:
+            key, window = owner
+            whose = f" for key {shown(key)}, window {window.start} to {window.end}"
+        return f"{whose} by {self._place()}"
 
     def _place(self) -> str:
         """The function, and where it is written."""
@@ -239,8 +214,7 @@ class WindowProcess(Operator):
             name, called = f"{kind.__name__}.{method}", getattr(kind, method)
         else:
             name = getattr(called, "__name__", type(called).__name__)
-        code = getattr(called, "__code__", None)
-        return name if code is None else f"{name} ({code.co_filename}, line {code.co_firstlineno})"
+        return f"{name}{written_at(called)}"
 
     def _many(self, windows: pa.RecordBatch, offsets: Any, batch: pa.RecordBatch) -> Iterator[Any]:
         function: Any = self._spec.function
@@ -256,7 +230,7 @@ class WindowProcess(Operator):
                     "arrays by column"
                 )
             for each in [returned] if is_batch(returned) else returned:
-                with self._named([None]):
+                with emitted_by([None], self._emitter):
                     pieces = self._spec.output.from_value(each)
                 yield from pieces
         except Exception as error:
@@ -268,40 +242,11 @@ class WindowProcess(Operator):
         name = getattr(function, "__name__", type(function).__name__)
         add_note(error, f"in {name} of {self._spec.owner}: {what}")
 
-    # -- side outputs
-
-    def _emit_aside(self, tag: str, row: Any) -> None:
-        rows = self._side_rows.get(tag)
-        if rows is None or self._side is None:
-            known = ", ".join(map(repr, self._side_rows)) or "none"
-            raise InvalidArgumentError(
-                f"{self._spec.owner}: no side output {tag!r:.80} is declared; declared: {known}"
-            )
-        if is_arrow_batch(row):
-            with self._named([self._owner]):
-                pieces = self._spec.side_outputs[tag].from_value(row)
-            for piece in pieces:
-                self._side(tag, piece)
-            return
-        rows.append(row)
-        self._side_owners[tag].append(self._owner)
-        if len(rows) >= OUTPUT_ROWS:
-            self._flush_aside(tag)
-
-    def _flush_aside(self, tag: str) -> None:
-        rows = self._side_rows[tag]
-        if rows and self._side is not None:
-            self._side_rows[tag] = []
-            owners, self._side_owners[tag] = self._side_owners[tag], []
-            with self._named(owners):
-                piece = self._spec.side_outputs[tag].from_rows(rows)
-            self._side(tag, piece)
-
 
 def _ms(times: pa.Array[Any]) -> list[int | None]:
     """Times of results in milliseconds."""
     if at.is_timestamp(times.type):
         micros = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
         times = pc.divide(micros, pa.scalar(1000, pa.int64()))
-    found: list[int | None] = times.to_pylist()
-    return found
+    values: list[int | None] = times.to_pylist()
+    return values

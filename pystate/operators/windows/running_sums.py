@@ -16,17 +16,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pystate.operators.runtime.grouping import keys_at, take_rows
 from pystate.operators.windows.columns import Columns, Some
 from pystate.operators.windows.grid import Grid, Mask, Times
-from pystate.operators.windows.operator import take
 from pystate.state.key_batch import ADD, MAX, KeyBatch, Step
 from pystate.state.value import ValueHandle
 from pystate.tables.backend import KeyedStateBackend
 
-__all__ = ["Ahead", "RunningSums"]
-
 #: Slices that are looked up at once.
-_LOOKED_UP = 262_144
+SLICES_AT_ONCE = 262_144
 #: No sum of numbers below it overflows.
 _SAFE = 1 << 62
 
@@ -35,21 +33,13 @@ _Sums = dict[str, Times]
 
 @dataclass
 class Ahead:
-    """Windows of some keys up to a time.
-
-    Attributes
-    ----------
-    rows : numpy.ndarray of int64
-        Of each window that is not empty its key, by place. Windows are in the order of their ends.
-    ends : numpy.ndarray of int64
-        Their ends.
-    kept : dict
-        What their columns are to the core, by name.
-    """
+    """Windows of some keys up to a time, in the order of their ends."""
 
     rows: Times
+    """Of each window that is not empty its key, by place."""
     ends: Times
     kept: dict[str, pa.Array[Any]]
+    """What their columns are to the core, by name."""
     keys: KeyBatch
     stored: _Sums
     after: _Sums
@@ -58,20 +48,10 @@ class Ahead:
 
 
 class RunningSums:
-    """The running sums of one operator whose windows slide.
+    """The running sums of one operator whose windows slide, in the default namespace of their keys.
 
-    Parameters
-    ----------
-    backend : KeyedStateBackend
-        Where they are kept, in the default namespace of their keys.
-    columns : Columns
-        The aggregates, all of which subtract.
-    grid : Grid
-        Where windows lie.
-    next_ : ValueHandle
-        The end of the last window that fired; see `pystate.operators.windows.slices`.
-    filled : mapping of int to ValueHandle
-        By column, how many slices have a value.
+    The columns are aggregates that all subtract. `next_` has the end of the last window that fired,
+    see `slices`, and `filled`, by column, how many slices have a value.
     """
 
     def __init__(
@@ -97,17 +77,9 @@ class RunningSums:
     ) -> Ahead | None:
         """Put windows together, and change nothing; None where sums might overflow.
 
-        Parameters
-        ----------
-        columns : sequence of pyarrow.Array
-            The key columns; keys are distinct.
-        firsts : numpy.ndarray of int64
-            The end of each key's first window.
-        ends : numpy.ndarray of int64
-            The ends of windows up to the last, the earliest of `firsts` being the first of them.
-        fresh : numpy.ndarray of bool
-            Keys that have no slice before those that enter their first window, if nothing is kept
-            of them.
+        Keys are distinct. `firsts` has the end of each key's first window; `ends` those of all
+        windows up to the last, the earliest of `firsts` being the first of them. `fresh` are keys
+        that have no slice before those that enter their first window, if nothing is kept of them.
         """
         grid, n = self._grid, len(firsts)
         self._reach = 0
@@ -118,7 +90,7 @@ class RunningSums:
         if int(firsts.max()) > int(ends[0]):
             later = when >= firsts[rows]
             rows, when = rows[later], when[later]
-        looked_up = [take(column, rows) for column in columns]
+        looked_up = take_rows(columns, rows)
         _, entering = self._slices(looked_up, when - grid.slide, self._moving, len(ends))
         leaving, left = self._slices(looked_up, grid.start_of(when), self._moving, len(ends))
         if self._reach >= _SAFE:
@@ -144,18 +116,15 @@ class RunningSums:
     def move(self, ahead: Ahead, sweeps: bool) -> Times:
         """Keep what belongs to the next windows, and remove slices that no window needs.
 
-        Returns
-        -------
-        numpy.ndarray of int64
-            The keys, by place, whose next windows are not empty.
+        Return the keys, by place, whose next windows are not empty.
         """
         keys, more = ahead.keys, ahead.after[self._columns.rows.name] > 0
         on = np.flatnonzero(more)
         changes = {name: ahead.after[name] - ahead.stored[name] for name in ahead.after}
         if len(on) < len(keys):
-            self._backend.delete(self._some(keys, ~more))
+            self._backend.delete(keys_at(self._backend, keys, np.flatnonzero(~more)))
             changes = {name: change[on] for name, change in changes.items()}
-            keys = self._some(keys, more)
+            keys = keys_at(self._backend, keys, on)
         if len(on):
             sums = [pa.array(changes[name]) for name in self._columns.names]
 
@@ -168,18 +137,14 @@ class RunningSums:
             self._backend.delete(ahead.leaving)
         return on
 
-    def _some(self, keys: KeyBatch, which: Mask) -> KeyBatch:
-        mask = pa.array(which)
-        return self._backend.keys([column.filter(mask) for column in keys.key_arrays()])
-
     def _kept(
         self, columns: Sequence[pa.Array[Any]], keys: KeyBatch, firsts: Times, fresh: Mask
     ) -> tuple[_Sums, _Sums]:
         """What is stored of each key, and what its first window has before slices enter it."""
         grid = self._grid
-        found = self._columns.numbers(keys, [self._next, *self._filled.values()])
-        last, fired = found.pop(self._next.name)
-        stored = {name: values for name, (values, _) in found.items()}
+        numbers = self._columns.numbers(keys, [self._next, *self._filled.values()])
+        last, fired = numbers.pop(self._next.name)
+        stored = {name: values for name, (values, _) in numbers.items()}
         self._note(stored, 1)
         goes_on = fired & (last == firsts - grid.slide)
         sums = stored
@@ -187,10 +152,10 @@ class RunningSums:
             sums = {name: np.where(goes_on, values, 0) for name, values in stored.items()}
             anew = np.flatnonzero(~goes_on & ~(fresh & ~fired))
             count = (grid.size - grid.slide) // grid.slice
-            step = max(1, _LOOKED_UP // max(count, 1))
+            step = max(1, SLICES_AT_ONCE // max(count, 1))
             for begin in range(0, len(anew) if count else 0, step):
                 some = anew[begin : begin + step]
-                chosen = [take(column, some) for column in columns]
+                chosen = take_rows(columns, some)
                 _, slices = self._slices(chosen, firsts[some] - grid.size, count, 1)
                 for name, values in slices.items():
                     sums[name][some] = values
@@ -205,13 +170,13 @@ class RunningSums:
         """
         if count > 1:
             of = np.repeat(np.arange(len(starts)), count)
-            columns = [take(column, of) for column in columns]
+            columns = take_rows(columns, of)
             starts = (starts[:, None] + np.arange(count) * self._grid.slice).ravel()
         slices = self._backend.keys(columns, pa.array(starts))
-        found = self._columns.numbers(slices)
-        sums = {name: values for name, (values, _) in found.items()}
+        numbers = self._columns.numbers(slices)
+        sums = {name: values for name, (values, _) in numbers.items()}
         for i, handle in self._filled.items():
-            sums[handle.name] = found[self._columns.names[i]][1].astype(np.int64)
+            sums[handle.name] = numbers[self._columns.names[i]][1].astype(np.int64)
         self._note(sums, count * times)
         if count > 1:
             sums = {name: each.reshape(-1, count).sum(axis=1) for name, each in sums.items()}
@@ -228,6 +193,6 @@ def _spread(values: Times, later: Mask | None, n: int) -> Times:
     """Values by time and key, with 0 for windows before a key's first one."""
     if later is None:
         return values.reshape(-1, n)
-    found = np.zeros(len(later), np.int64)
-    found[later] = values
-    return found.reshape(-1, n)
+    spread = np.zeros(len(later), np.int64)
+    spread[later] = values
+    return spread.reshape(-1, n)

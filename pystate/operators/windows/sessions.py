@@ -26,21 +26,19 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
+from pystate.operators.runtime.grouping import first_of_each, take_rows
 from pystate.operators.runtime.partial_rows import FIRST
 from pystate.operators.runtime.task import TaskContext
-from pystate.operators.windows.assigners import Session
+from pystate.operators.windows.assigners import LONGEST_MS, Session
 from pystate.operators.windows.grid import Mask, Times
-from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator, take
+from pystate.operators.windows.operator import WindowOperator
 from pystate.operators.windows.partial_rows import accumulators
 from pystate.operators.windows.specification import OPEN
 from pystate.state.key_batch import KeyBatch
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.key_codes import key_codes
 
-__all__ = ["SessionOperator", "earliest_start"]
-
 _INT64 = np.iinfo(np.int64)
-_LONGEST = 1 << 59
 #: Sessions are over at this time after their end, which is the last time at which rows join them.
 _PAST = 1
 _STRUCT = pa.struct([("start", pa.int64()), ("end", pa.int64())])
@@ -63,7 +61,7 @@ class _Stretches:
 
 
 @dataclass
-class _Found:
+class _Lookup:
     """Sessions that were looked up, in the order that was asked for.
 
     `keys` has each of their keys once, and `stored` all sessions of these. `codes` says whose each
@@ -85,7 +83,6 @@ class SessionOperator(WindowOperator):
         """Register the states."""
         super().open(task)
         self._open = self.backend.register(OPEN, self.spec.states()[OPEN])
-        self._final = self.spec.options.emit == "final"
 
     # -- rows
 
@@ -126,7 +123,7 @@ class SessionOperator(WindowOperator):
         """The rows of keys of which some sum may leave its range; None if there are none."""
         columns = self.key_columns(rows)
         codes = key_codes(columns, dense=True)
-        keys = [take(column, _firsts(codes)) for column in columns]
+        keys = take_rows(columns, first_of_each(codes))
         stored = self._sessions(self.backend.keys(keys))
         given, beyond = self._adds(rows)
         near = self.columns.near_end(codes, given, stored.codes, self._sums_of(keys, stored))
@@ -139,7 +136,7 @@ class SessionOperator(WindowOperator):
         return accumulators(self.spec, rows) if self._combined else (self.columns.given(rows), {})
 
     def _sums_of(self, keys: Sequence[pa.Array[Any]], sessions: _Stretches) -> list[Any]:
-        columns = [take(key, sessions.codes) for key in keys]
+        columns = take_rows(keys, sessions.codes)
         return self.columns.accumulators(self.backend.keys(columns, pa.array(sessions.starts)))
 
     def _excess(self, row: pa.RecordBatch, stretch: _Stretches) -> int:
@@ -168,29 +165,29 @@ class SessionOperator(WindowOperator):
         column = rows.column(windows.gap_column).cast(pa.int64())
         gaps = column.fill_null(0).to_numpy()
         # A session's end, and the time until which it is kept, are numbers of 64 bits.
-        long = np.clip(gaps, 1, _LONGEST)
+        long = np.clip(gaps, 1, LONGEST_MS)
         first, last = self.spec.reach()
         far = (times > last - 4 * long) | (times < first + 4 * long)
-        bad = (gaps < 1) | (gaps > _LONGEST) | far
+        bad = (gaps < 1) | (gaps > LONGEST_MS) | far
 
         def why(i: int) -> str:
             gap: Any = column[i].as_py()
-            if gap is not None and 1 <= gap <= _LONGEST:
+            if gap is not None and 1 <= gap <= LONGEST_MS:
                 return f"is of {times[i]} ms since 1970, too far away for a session of {gap} ms"
             return (
                 f"has a gap of {'null' if gap is None else gap} in column "
-                f"{windows.gap_column!r}: a session's gap is 1 to {_LONGEST} ms"
+                f"{windows.gap_column!r}: a session's gap is 1 to {LONGEST_MS} ms"
             )
 
         if bad.any():
-            taken = self.invalid.without(rows, bad, why)
+            rest = self.invalid.without(rows, bad, why)
             self.untime(rows, times, bad)
-            rows, times, gaps = taken, times[~bad], gaps[~bad]
+            rows, times, gaps = rest, times[~bad], gaps[~bad]
         return rows, times, gaps
 
     def _place(self, columns: Sequence[pa.Array[Any]], given: _Stretches) -> Times:
         """Make room in the sessions; return the start of each row's session."""
-        keys = [take(column, _firsts(given.codes)) for column in columns]
+        keys = take_rows(columns, first_of_each(given.codes))
         default = self.backend.keys(keys)
         stored = self._sessions(default)
         rows = len(given)
@@ -199,7 +196,7 @@ class SessionOperator(WindowOperator):
             np.concatenate([given.starts, stored.starts]),
             np.concatenate([given.ends, stored.ends]),
         )
-        groups, joined = _joined(both)
+        groups, joined = _join(both)
         starts = joined.starts[groups]
         # Each stored session is in one of the joined ones, which may begin earlier.
         mine = groups[rows:]
@@ -218,7 +215,7 @@ class SessionOperator(WindowOperator):
         timed = ~_marked(len(joined), mine[lasts]) & _marked(len(joined), groups[:rows])
         if timed.any():
             new = joined.at(timed)
-            spaces = [take(key, new.codes) for key in keys]
+            spaces = take_rows(keys, new.codes)
             self.backend.register_timers(
                 self.backend.keys(spaces, pa.array(new.starts)), self.domain, new.ends + _PAST
             )
@@ -228,7 +225,7 @@ class SessionOperator(WindowOperator):
 
     def _move(self, keys: Sequence[pa.Array[Any]], stored: _Stretches, to: Times) -> None:
         """Merge sessions into those that begin earlier; they vanish."""
-        columns = [take(key, stored.codes) for key in keys]
+        columns = take_rows(keys, stored.codes)
         source = self.backend.keys(columns, pa.array(stored.starts))
         target = self.backend.keys(columns, pa.array(to))
         self.columns.merge(target, self.columns.accumulators(source))
@@ -247,20 +244,20 @@ class SessionOperator(WindowOperator):
             flat.field(1).to_numpy(),
         )
 
-    def _find(self, sessions: KeyBatch) -> _Found:
+    def _find(self, sessions: KeyBatch) -> _Lookup:
         """Look sessions up among those of their keys."""
         columns = sessions.key_arrays()
         codes = key_codes(columns, dense=True)
-        keys = [take(column, _firsts(codes)) for column in columns]
+        keys = take_rows(columns, first_of_each(codes))
         stored = self._sessions(self.backend.keys(keys))
         if not len(stored):
             none = np.zeros(len(codes), np.int64)
-            return _Found(keys, stored, codes, none, none.astype(np.bool_), none)
+            return _Lookup(keys, stored, codes, none, none.astype(np.bool_), none)
         starts = sessions.namespaces().to_numpy()
         own, wanted = _pairs((stored.codes, stored.starts), (codes, starts))
         places = np.minimum(np.searchsorted(own, wanted), len(own) - 1)
         there = own[places] == wanted
-        return _Found(keys, stored, codes, places, there, stored.ends[places])
+        return _Lookup(keys, stored, codes, places, there, stored.ends[places])
 
     def _store(self, keys: Sequence[pa.Array[Any]], sessions: _Stretches, chosen: Mask) -> None:
         """Store the sessions of the chosen keys; `sessions` are in order, and all of theirs."""
@@ -277,7 +274,7 @@ class SessionOperator(WindowOperator):
         lists = pa.ListArray.from_arrays(
             given, values, mask=pa.array(empty) if empty.any() else None
         )
-        self._open.update_all(self.backend.keys([take(key, which) for key in keys]), lists)
+        self._open.update_all(self.backend.keys(take_rows(keys, which)), lists)
 
     # -- firing
 
@@ -285,25 +282,19 @@ class SessionOperator(WindowOperator):
         """The start of the earliest session that is kept."""
         return earliest_start(self.backend)
 
-    def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
+    def fire_until(self, until: int | None) -> Iterator[pa.RecordBatch]:
         """Emit the sessions that are over, and remove those that are done."""
-        if not self._final:
-            for keys in self.changed():
-                yield self._results(keys, self._find(keys).ends)
-        self.note_early()
-        until = watermark if self.domain == "event" else self.task.processing_time
-        while until is not None:
-            due = self.backend.due_timers(self.domain, until, FIRED_ROWS)
-            if due is None:
-                break
-            due.fire_all()
+        for due in self.due(until):
+            assert until is not None
             yield from self._fire(due.keys, due.timestamps, until)
-        for keys in self.due_early():
-            yield self._results(keys, self._find(keys).ends)
+
+    def emitted(self, keys: KeyBatch) -> pa.RecordBatch:
+        """The results of some sessions."""
+        return self._results(keys, self._find(keys).ends)
 
     def _fire(self, keys: KeyBatch, times: Times, until: int) -> Iterator[pa.RecordBatch]:
-        found = self._find(keys)
-        there, past = found.there, found.ends + _PAST
+        sessions = self._find(keys)
+        there, past = sessions.there, sessions.ends + _PAST
         longer = there & (past > until)
         if longer.any():
             self.backend.register_timers(keys, self.domain, pa.array(past, mask=~longer))
@@ -312,14 +303,14 @@ class SessionOperator(WindowOperator):
             # A session may have a timer when it is over and an earlier one; it is emitted once.
             rows = np.flatnonzero(over)
             over[:] = False
-            over[rows[np.unique(found.places[rows], return_index=True)[1]]] = True
+            over[rows[np.unique(sessions.places[rows], return_index=True)[1]]] = True
             self.backend.delete_timers(keys, self.domain, pa.array(past, mask=~over))
         if over.any():
             fired = self.chosen(keys, over)
-            if self._final:
-                yield self._results(fired, found.ends[over])
+            if self.final:
+                yield self._results(fired, sessions.ends[over])
             if not self.lateness:
-                self._remove(fired, found, over)
+                self._remove(fired, sessions, over)
         if self.lateness:
             # The timer may be from before a row that prolonged the session.
             kept = there & ~longer & (times < past + self.lateness)
@@ -328,14 +319,14 @@ class SessionOperator(WindowOperator):
                 self.backend.register_timers(keys, self.domain, removal)
             done = there & (times >= past + self.lateness)
             if done.any():
-                self._remove(self.chosen(keys, done), found, done)
+                self._remove(self.chosen(keys, done), sessions, done)
 
-    def _remove(self, sessions: KeyBatch, found: _Found, which: Mask) -> None:
+    def _remove(self, sessions: KeyBatch, among: _Lookup, which: Mask) -> None:
         """Remove some of the sessions that were found; `sessions` are these."""
         self.backend.delete(sessions)
-        kept = ~_marked(len(found.stored), found.places[which])
-        touched = _marked(len(found.keys[0]), found.codes[which])
-        self._store(found.keys, found.stored.at(kept), touched)
+        kept = ~_marked(len(among.stored), among.places[which])
+        touched = _marked(len(among.keys[0]), among.codes[which])
+        self._store(among.keys, among.stored.at(kept), touched)
 
     def _results(self, keys: KeyBatch, ends: Times) -> pa.RecordBatch:
         starts = keys.namespaces().to_numpy()
@@ -347,19 +338,12 @@ def earliest_start(backend: KeyedStateBackend) -> int | None:
 
     O(rows of the table). The rows of the default namespace are no sessions.
     """
-    found: list[int] = []
+    earliest: list[int] = []
     for keys in backend.existing():
         starts = keys.namespaces().drop_null().to_numpy()
         if len(starts):
-            found.append(int(starts.min()))
-    return min(found, default=None)
-
-
-def _firsts(codes: Times) -> Times:
-    """The first row of each of some dense codes."""
-    first = np.empty(int(codes.max(initial=-1)) + 1, np.int64)
-    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
-    return first
+            earliest.append(int(starts.min()))
+    return min(earliest, default=None)
 
 
 def _marked(length: int, places: Times) -> Mask:
@@ -381,13 +365,10 @@ def _pairs(*given: tuple[Times, Times]) -> list[Times]:
     return [codes * span + np.searchsorted(ordered, times) for codes, times in given]
 
 
-def _joined(given: _Stretches) -> tuple[Times, _Stretches]:
-    """Join stretches of one key that overlap or touch.
+def _join(given: _Stretches) -> tuple[Times, _Stretches]:
+    """Join stretches of one key that overlap or touch, in the order of keys and starts.
 
-    Returns
-    -------
-    tuple
-        Which of the joined ones each is part of, and these, in the order of keys and starts.
+    Also say which of these each given one is part of.
     """
     starts, ends = _pairs((given.codes, given.starts), (given.codes, given.ends))
     order = np.argsort(starts)

@@ -30,22 +30,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
+from pystate.operators.runtime.grouping import expand, take_rows
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Aligned
-from pystate.operators.windows.columns import Refused, Some, picked
-from pystate.operators.windows.deferred_timers import HeldTimers, first_timers
-from pystate.operators.windows.grid import Mask, Times, grid_of, unfolded
-from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator, take
-from pystate.operators.windows.running_sums import Ahead, RunningSums
+from pystate.operators.windows.columns import Refused, Some, pick
+from pystate.operators.windows.grid import Mask, Times, grid_of
+from pystate.operators.windows.operator import FIRED_ROWS, WindowOperator
+from pystate.operators.windows.running_sums import SLICES_AT_ONCE, Ahead, RunningSums
 from pystate.operators.windows.specification import NEXT
 from pystate.state.key_batch import ADD, KeyBatch, Step
+from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import DueTimers
 from pystate.types.key_codes import key_codes
 
-__all__ = ["SlicedOperator"]
-
-#: Slices that are looked up at once.
-_LOOKED_UP = 262_144
 #: Slices of one time's windows up to which windows of many times are put together at once: looking
 #: these up takes about as long as what each time costs however few keys it has.
 _FEW = 16_384
@@ -55,6 +52,10 @@ _MOST_TIMES = 4_096
 _AHEAD = 131_072
 #: Times up to which that is tried however few windows a slice has.
 _LEAST_TIMES = 4
+#: Timers that are kept back, at most.
+_MOST_HELD = 262_144
+#: Fewer are registered one and all: of few keys, windows are put together in another way.
+_LEAST_HELD = 1_024
 
 
 class SlicedOperator(WindowOperator):
@@ -70,13 +71,12 @@ class SlicedOperator(WindowOperator):
         # one time, any may come first.
         self._kept = max(self.lateness, 1)
         self._grid = grid_of(windows, self._kept)
-        self._final = self.spec.options.emit == "final"
         #: Whether the last window that needs a slice also removes it.
-        self._sweeps = self._final and not self.lateness
-        timed = self._final and self.domain == "event"
+        self._sweeps = self.final and not self.lateness
+        timed = self.final and self.domain == "event"
         self._unfired = self.task.late_bound if timed else None
         #: Windows that are put together from their slices at once.
-        self._folds = max(1, min(FIRED_ROWS, _LOOKED_UP // windows.slices))
+        self._folds = max(1, min(FIRED_ROWS, SLICES_AT_ONCE // windows.slices))
         states = self.spec.states()
         self._next = self.backend.register(NEXT, states[NEXT]) if self.spec.runs else None
         counters = [i for i, c in enumerate(self.spec.columns) if c.counts_rows]
@@ -92,7 +92,7 @@ class SlicedOperator(WindowOperator):
             self._running = RunningSums(
                 self.backend, self.columns, self._grid, self._next, self._filled
             )
-        self._held = HeldTimers(self.backend, self.domain)
+        self._held = DeferredTimers(self.backend, self.domain)
         #: Up to where windows fired of which nothing was kept.
         self._unkept = self.task.late_bound
 
@@ -111,15 +111,15 @@ class SlicedOperator(WindowOperator):
         columns = self.key_columns(rows)
         keys = self.backend.keys(columns, pa.array(slices))
         columns = keys.key_arrays()
-        fresh, taken = self.add(keys, rows, times)
+        fresh, entered = self.add(keys, rows, times)
         new = np.flatnonzero(fresh)
         if len(new):
-            self._note_new([take(column, new) for column in columns], slices[new])
+            self._note_new(take_rows(columns, new), slices[new])
         bound = self.task.late_bound
-        if self._final and bound is not None and self.domain == "event":
-            late = np.flatnonzero(taken & (self._grid.first_end(slices) <= bound))
+        if self.final and bound is not None and self.domain == "event":
+            late = np.flatnonzero(entered & (self._grid.first_end(slices) <= bound))
             if len(late):
-                self._note_late([take(column, late) for column in columns], slices[late], bound)
+                self._note_late(take_rows(columns, late), slices[late], bound)
 
     def _catch_up(self) -> Iterator[pa.RecordBatch]:
         """Emit the windows up to the late bound that have not fired.
@@ -136,7 +136,7 @@ class SlicedOperator(WindowOperator):
             keys = self.backend.keys(columns, pa.array(slices))
             ends = self._grid.last_end(slices) + self._kept
             self.backend.register_timers(keys, self.domain, ends)
-        if self._final:
+        if self.final:
             ends, bound = self._grid.first_end(slices), self.task.late_bound
             if bound is not None and self.domain == "event":
                 ends = np.maximum(ends, self._grid.end_after(bound))
@@ -158,7 +158,7 @@ class SlicedOperator(WindowOperator):
         while True:
             again = np.flatnonzero((end <= last) & (end > bound - self.lateness))
             if len(again):
-                keys = self.backend.keys([take(column, again) for column in columns])
+                keys = self.backend.keys(take_rows(columns, again))
                 self.backend.register_timers(keys, self.domain, end[again])
             end = end + self._grid.slide
             if not (end <= last).any():
@@ -169,13 +169,13 @@ class SlicedOperator(WindowOperator):
     def fire(self, watermark: int | None) -> Iterator[pa.RecordBatch]:
         """Emit the windows that are over, and remove the slices that no window needs."""
         yield from self._catch_up()
-        if not self._final:
+        if not self.final:
             bound = self.task.late_bound if self.domain == "event" else None
             done = None if bound is None else bound - self.lateness
             for slices in self.changed():
                 yield from self._windows_of(slices, done)
         self.note_early()
-        until = watermark if self.domain == "event" else self.task.processing_time
+        until = self.time_reached(watermark)
         if until is None:
             self._held.register()
         else:
@@ -234,23 +234,23 @@ class SlicedOperator(WindowOperator):
             self.backend.delete(due.keys)
         furthest = grid.last_end_of(first)
         steps = (np.minimum(furthest, last) - first) // grid.slide + 1
-        rows, ends = unfolded(first, steps, grid.slide)
+        rows, ends = expand(first, steps, grid.slide)
         order = _each_once(key_codes(columns)[rows], ends)
         rows, ends = rows[order], ends[order]
         for begin in range(0, len(rows), self._folds):
             part = slice(begin, begin + self._folds)
-            chosen, at = [take(column, rows[part]) for column in columns], ends[part]
+            chosen, at = take_rows(columns, rows[part]), ends[part]
             there, results = self._folded(chosen, at)
             if len(there):
-                fired, when = [take(column, there) for column in chosen], at[there]
+                fired, when = take_rows(chosen, there), at[there]
                 yield self.result(fired, grid.start_of(when), when, results)
                 on = np.flatnonzero((when + grid.slide > last) & ~grid.ends_period(when))
                 if len(on):
-                    keys = self.backend.keys([take(column, on) for column in fired])
+                    keys = self.backend.keys(take_rows(fired, on))
                     self.backend.register_timers(keys, self.domain, when[on] + grid.slide)
             windows, slices = grid.leaving(at)
             if len(windows):
-                gone = [take(column, windows) for column in chosen]
+                gone = take_rows(chosen, windows)
                 self.backend.delete(self.backend.keys(gone, pa.array(slices)))
 
     def _fire_ahead(self, time: int, until: int) -> Iterator[pa.RecordBatch] | None:
@@ -307,11 +307,11 @@ class SlicedOperator(WindowOperator):
         assert self._running is not None
         on = self._running.move(ahead, self._sweeps)
         if len(on):
-            keys = self.backend.keys([take(column, on) for column in columns])
+            keys = self.backend.keys(take_rows(columns, on))
             self.backend.register_timers(keys, self.domain, ahead.last + self._grid.slide)
         for begin in range(0, len(ahead.rows), FIRED_ROWS):
             part = slice(begin, begin + FIRED_ROWS)
-            fired = [take(column, ahead.rows[part]) for column in columns]
+            fired = take_rows(columns, ahead.rows[part])
             kept = {name: array[part] for name, array in ahead.kept.items()}
             results = self._unfilled(kept, self.columns.results_of(None, kept))
             ends = ahead.ends[part]
@@ -362,7 +362,7 @@ class SlicedOperator(WindowOperator):
         if len(there):
             now = keys
             if len(there) < len(keys):
-                columns_there = [take(column, there) for column in columns]
+                columns_there = take_rows(columns, there)
                 now, ends = self.backend.keys(columns_there), ends[: len(there)]
             else:
                 columns_there = list(columns)
@@ -398,16 +398,16 @@ class SlicedOperator(WindowOperator):
         self, columns: Sequence[pa.Array[Any]], ends: Times
     ) -> tuple[list[Any], Times, list[pa.Array[Any]]]:
         starts = self._grid.start_of(ends)
-        windows, spaces = unfolded(starts, (ends - starts) // self._grid.slice, self._grid.slice)
-        keys = self.backend.keys([take(c, windows) for c in columns], pa.array(spaces))
+        windows, spaces = expand(starts, (ends - starts) // self._grid.slice, self._grid.slice)
+        keys = self.backend.keys(take_rows(columns, windows), pa.array(spaces))
         there = np.flatnonzero(self.columns.exist(keys))
         groups = windows[there]
-        found, dense = np.unique(groups, return_inverse=True)
-        accumulators = [take(each, there) for each in self.columns.accumulators(keys)]
+        windows_there, dense = np.unique(groups, return_inverse=True)
+        accumulators = [pick(each, there) for each in self.columns.accumulators(keys)]
         refused = np.zeros(len(there), np.uint8)
         folded, results = self.columns.folded(dense.astype(np.int64), accumulators, refused)
         self._leave_out(refused, accumulators, columns, groups)
-        return folded, found, results
+        return folded, windows_there, results
 
     def _leave_out(
         self,
@@ -418,16 +418,7 @@ class SlicedOperator(WindowOperator):
     ) -> None:
         """Count the rows of slices with which a window's sums would leave their range.
 
-        Parameters
-        ----------
-        refused : numpy.ndarray of uint8
-            Which slices.
-        slices : sequence
-            Their accumulators.
-        columns : sequence of pyarrow.Array
-            Key columns.
-        keys : numpy.ndarray of int64
-            By slice, which of these keys is its own.
+        `slices` are their accumulators; `keys` says, by slice, which of the keys is its own.
         """
         if not refused.any():
             return
@@ -443,17 +434,17 @@ class SlicedOperator(WindowOperator):
         if after is not None:
             first = np.maximum(first, self._grid.end_after(after))
         counts = np.maximum((last - first) // self._grid.slide + 1, 0)
-        rows, ends = unfolded(first, counts, self._grid.slide)
+        rows, ends = expand(first, counts, self._grid.slide)
         columns = slices.key_arrays()
         # Slices of one key share windows.
         order = _each_once(key_codes(columns)[rows], ends)
         for begin in range(0, len(order), self._folds):
             part = order[begin : begin + self._folds]
-            chosen = [take(column, rows[part]) for column in columns]
+            chosen = take_rows(columns, rows[part])
             there, results = self._folded(chosen, ends[part])
             if len(there):
                 at = ends[part][there]
-                fired = [take(column, there) for column in chosen]
+                fired = take_rows(chosen, there)
                 yield self.result(fired, self._grid.start_of(at), at, results)
 
     # -- windows kept summed up
@@ -470,22 +461,22 @@ class SlicedOperator(WindowOperator):
             goes_on[:] = True  # nothing is kept of another period
         anew = np.flatnonzero(~goes_on)
         if len(anew):
-            again = self.backend.keys([take(column, anew) for column in columns])
+            again = self.backend.keys(take_rows(columns, anew))
             self.backend.delete(again)
             # Of a window that starts anew all slices enter, of others the last ones.
             for at in range(start, end - grid.slide, grid.slice):
-                self._enter([take(column, anew) for column in columns], again, at)
+                self._enter(take_rows(columns, anew), again, at)
         for at in range(end - grid.slide, end, grid.slice):
             self._enter(columns, keys, at)
         filled = list(self._filled.values())
-        found = kept.kept(keys, filled)
-        rows = found[kept.rows.name].fill_null(0).to_numpy()
+        sums = kept.kept(keys, filled)
+        rows = sums[kept.rows.name].fill_null(0).to_numpy()
         there = np.flatnonzero(rows > 0)
         fired = keys
         if len(there) < len(keys):
-            fired = self.backend.keys([take(column, there) for column in columns])
-            found = kept.kept(fired, filled)
-        results = self._unfilled(found, kept.results_of(fired, found))
+            fired = self.backend.keys(take_rows(columns, there))
+            sums = kept.kept(fired, filled)
+        results = self._unfilled(sums, kept.results_of(fired, sums))
         if self._ends_period(end):
             self.backend.delete(keys)
             return there, results
@@ -495,7 +486,7 @@ class SlicedOperator(WindowOperator):
 
     def _forget(self, columns: Sequence[pa.Array[Any]], rows: Times) -> None:
         if len(rows):
-            self.backend.delete(self.backend.keys([take(column, rows) for column in columns]))
+            self.backend.delete(self.backend.keys(take_rows(columns, rows)))
 
     def _enter(self, columns: Sequence[pa.Array[Any]], keys: KeyBatch, start: int) -> None:
         """Add the slices that begin at `start` to what is kept of their keys."""
@@ -503,7 +494,7 @@ class SlicedOperator(WindowOperator):
 
         def more(own: KeyBatch, some: Some) -> list[Step]:
             return [
-                handle.step(own, ADD, picked(accumulators[i].is_valid().cast(pa.int64()), some))
+                handle.step(own, ADD, pick(accumulators[i].is_valid().cast(pa.int64()), some))
                 for i, handle in self._filled.items()
             ]
 
@@ -512,12 +503,12 @@ class SlicedOperator(WindowOperator):
         self._leave_out(refused, accumulators, columns, np.arange(len(keys)))
 
     def _unfilled(
-        self, found: Mapping[str, pa.Array[Any]], results: list[pa.Array[Any]]
+        self, sums: Mapping[str, pa.Array[Any]], results: list[pa.Array[Any]]
     ) -> list[pa.Array[Any]]:
         """The results, with null for sums of no values."""
         for i, handle in self._filled.items():
             if i < len(results):
-                some = pc.greater(found[handle.name].fill_null(0), pa.scalar(0, pa.int64()))
+                some = pc.greater(sums[handle.name].fill_null(0), pa.scalar(0, pa.int64()))
                 results[i] = pc.if_else(some, results[i], pa.scalar(None, results[i].type))
         return results
 
@@ -527,5 +518,102 @@ def _each_once(codes: Times, ends: Times) -> Times:
     order = np.lexsort((codes, ends))
     fresh = np.ones(len(order), np.bool_)
     fresh[1:] = (np.diff(ends[order]) != 0) | (np.diff(codes[order]) != 0)
-    found: Times = order[fresh]
-    return found
+    places: Times = order[fresh]
+    return places
+
+
+class DeferredTimers:
+    """Timers in the default namespace, some of which may never be registered.
+
+    Where all windows of a key up to the watermark are put together at once, the key needs one
+    timer, at the end of the first of them. Which these are is known when the epoch finishes.
+    """
+
+    def __init__(self, backend: KeyedStateBackend, domain: Any) -> None:
+        self._backend = backend
+        self._domain = domain
+        self._columns: list[Sequence[pa.Array[Any]]] = []
+        self._times: list[Times] = []
+        self._rows = 0
+
+    def __bool__(self) -> bool:
+        return self._rows > 0
+
+    def add(self, columns: Sequence[pa.Array[Any]], times: Times) -> None:
+        """Keep timers of some keys back."""
+        self._columns.append(columns)
+        self._times.append(times)
+        self._rows += len(times)
+        if self._rows > _MOST_HELD:
+            self.register()
+
+    def register(self, after: int | None = None) -> None:
+        """Register what is kept back; `after`: only later timers, and forget the others."""
+        if self._rows:
+            columns, times = self._take()
+            if after is not None:
+                columns, times = _filtered(columns, times, times > after)
+            self._register(columns, times)
+
+    def settle(self, until: int) -> None:
+        """Register timers that are not due, and the earliest one of each key; keep the rest back.
+
+        As long as there is a rest, all windows of a key must be looked for once its timer is due.
+        """
+        if self._rows < max(_LEAST_HELD, 1):
+            self.register()
+            return
+        columns, times = self._take()
+        due = times <= until
+        self._register(*_filtered(columns, times, ~due))
+        columns, times = _filtered(columns, times, due)
+        if not len(times):
+            return
+        if (np.diff(times) < 0).any():
+            order = np.argsort(times, kind="stable")
+            columns, times = take_rows(columns, order), times[order]
+        first = self._backend.keys(columns).first_rows()
+        once = first == np.arange(len(first))
+        self._register(*_filtered(columns, times, once))
+        rest = times > times[first]
+        if rest.any():
+            self.add(*_filtered(columns, times, rest))
+
+    def _take(self) -> tuple[Sequence[pa.Array[Any]], Times]:
+        parts = zip(*self._columns, strict=True)
+        columns = [pa.concat_arrays(list(column)) for column in parts]
+        times = np.concatenate(self._times)
+        self._columns, self._times, self._rows = [], [], 0
+        return columns, times
+
+    def _register(self, columns: Sequence[pa.Array[Any]], times: Times) -> None:
+        if len(times):
+            self._backend.register_timers(self._backend.keys(columns), self._domain, times)
+
+
+def first_timers(
+    backend: KeyedStateBackend, due: DueTimers
+) -> tuple[Sequence[pa.Array[Any]], Times]:
+    """The keys with timers in the default namespace, each once, and their earliest ones."""
+    keys, spaces = due.keys, due.keys.namespaces()
+    columns: Sequence[pa.Array[Any]] = keys.key_arrays()
+    times = due.timestamps
+    if spaces.null_count < len(keys):
+        columns, times = _filtered(columns, times, np.asarray(spaces.is_null()))
+        keys = backend.keys(columns)
+    first = keys.first_rows()
+    once = first == np.arange(len(first))
+    if once.all():
+        return columns, times
+    earliest = times.copy()
+    np.minimum.at(earliest, first, times)
+    return _filtered(columns, earliest, once)
+
+
+def _filtered(
+    columns: Sequence[pa.Array[Any]], times: Times, which: Mask
+) -> tuple[Sequence[pa.Array[Any]], Times]:
+    if which.all():
+        return columns, times
+    mask = pa.array(which)
+    return [column.filter(mask) for column in columns], times[which]

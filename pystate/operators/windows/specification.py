@@ -18,6 +18,7 @@ from pystate.epochs.watermarks import Hold, Holds, Lag
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.windows.assigners import (
+    LONGEST_MS,
     Aligned,
     Assigner,
     Global,
@@ -25,9 +26,14 @@ from pystate.operators.windows.assigners import (
     Tumbling,
     checked_assigner,
 )
-from pystate.operators.windows.columns import ROWS, AggregateLike, Columns, WindowColumn, aggregated
-from pystate.operators.windows.grid import grid_of, reach
-from pystate.operators.windows.zones import CALENDAR_MS, instants
+from pystate.operators.windows.columns import (
+    ROWS,
+    AggregateLike,
+    Columns,
+    WindowColumn,
+    parse_aggregates,
+)
+from pystate.operators.windows.grid import CALENDAR_MS, grid_of, instants, reach
 from pystate.state.aggregating import AggregatingState
 from pystate.state.aggregators import Count
 from pystate.state.declaration import State
@@ -37,23 +43,6 @@ from pystate.tables.backend import KeyedStateBackend
 from pystate.types.durations import Duration, milliseconds
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType
-
-__all__ = [
-    "END",
-    "MOST_US_MS",
-    "NEXT",
-    "OPEN",
-    "OPEN_TYPE",
-    "START",
-    "Emit",
-    "WindowOptions",
-    "WindowSpec",
-    "WindowStart",
-    "in_local_times",
-    "is_local",
-    "time_type_of",
-    "window_options",
-]
 
 Emit = Literal["final", "update"]
 
@@ -71,30 +60,19 @@ MOST_US_MS = ((1 << 63) - 1) // 1000
 
 @dataclass(frozen=True)
 class WindowOptions:
-    """The windows and when they are emitted, without what is computed over them.
-
-    Attributes
-    ----------
-    windows : Assigner
-        The windows.
-    event_time : str or None
-        The column of the rows' times; None for windows in processing time.
-    emit : {"final", "update"}
-        Once, when a window is over; or after each epoch that changed it.
-    early_ms : int or None
-        The interval of processing time at which changed windows are also emitted before they end.
-    lateness_ms : int
-        For how long after its end a window is kept, and emitted again if a late row changes it.
-    dates_zone : str or None
-        The zone in which dates are days: the results' times are instants of it.
-    """
+    """The windows and when they are emitted, without what is computed over them."""
 
     windows: Assigner
     event_time: str | None
+    """The column of the rows' times; None for windows in processing time."""
     emit: Emit
+    """Once, when a window is over; or after each epoch that changed it."""
     early_ms: int | None
+    """The interval of processing time at which changed windows are also emitted before they end."""
     lateness_ms: int
+    """For how long after its end a window is kept, and emitted again if a late row changes it."""
     dates_zone: str | None = None
+    """The zone in which dates are days: the results' times are instants of it."""
 
     def holds(self) -> Holds:
         """How the result's watermark is behind that of the windows.
@@ -151,11 +129,11 @@ class _InZone:
 
     def after(self, watermark_ms: int) -> int:
         """See `Hold`."""
-        found = self.local.after(watermark_ms)
-        return min(found, int(instants(self.zone, np.array([found], np.int64))[0]))
+        local = self.local.after(watermark_ms)
+        return min(local, int(instants(self.zone, np.array([local], np.int64))[0]))
 
 
-def in_local_times(options: WindowOptions, found: pa.DataType) -> WindowOptions:
+def in_local_times(options: WindowOptions, time_type: pa.DataType) -> WindowOptions:
     """Windows of a zone over times that are local ones already, dates or ``timestamp_ntz``.
 
     Their days begin at midnight as these have it, so that no zone is needed to find them.
@@ -164,7 +142,7 @@ def in_local_times(options: WindowOptions, found: pa.DataType) -> WindowOptions:
         options.event_time is not None
         and isinstance(options.windows, Tumbling)
         and options.windows.zone is not None
-        and is_local(found)
+        and is_local(time_type)
     ):
         return options
     zone, size, offset = (
@@ -172,14 +150,14 @@ def in_local_times(options: WindowOptions, found: pa.DataType) -> WindowOptions:
         options.windows.size_ms,
         options.windows.offset_ms,
     )
-    dates_zone = None if at.is_timestamp(found) else zone
+    dates_zone = None if at.is_timestamp(time_type) else zone
     return replace(options, windows=Tumbling(size, offset), dates_zone=dates_zone)
 
 
 def is_local(type_: pa.DataType) -> bool:
     """Whether a type of event times is one of local times: without a zone, and no instants."""
-    found: bool = at.is_date(type_) or (at.is_timestamp(type_) and type_.tz is None)
-    return found
+    local: bool = at.is_date(type_) or (at.is_timestamp(type_) and type_.tz is None)
+    return local
 
 
 def window_options(
@@ -192,18 +170,12 @@ def window_options(
     early: Duration | None = None,
     allowed_lateness: Duration = 0,
 ) -> WindowOptions:
-    """Check the arguments of ``window(...)``.
-
-    Raises
-    ------
-    InvalidArgumentError
-        An argument is not valid, or two contradict each other.
-    """
+    """Check the arguments of ``window(...)``."""
     assigner = checked_assigner(windows, owner)
     choice(emit, f"{owner}: emit", ("final", "update"))
     early_ms = None if early is None else milliseconds(early, f"{owner}: early", least=1)
     lateness = milliseconds(allowed_lateness, f"{owner}: allowed_lateness")
-    if lateness > 1 << 59:
+    if lateness > LONGEST_MS:
         raise InvalidArgumentError(f"{owner}: allowed_lateness of {lateness} ms is too long")
     if not processing_time and assigner.timed and event_time is None:
         raise InvalidArgumentError(
@@ -241,15 +213,7 @@ def window_options(
 
 
 def time_type_of(options: WindowOptions, schema: pa.Schema, owner: str) -> pa.DataType:
-    """The type of ``window_start`` and ``window_end``, of windows over rows with some columns.
-
-    Raises
-    ------
-    InvalidArgumentError
-        A column that the windows need does not exist.
-    WrongTypeError
-        It is of another type.
-    """
+    """The type of ``window_start`` and ``window_end``, of windows over rows with some columns."""
     time_type: pa.DataType = pa.timestamp("us", "UTC")
     if options.event_time is not None:
         if options.event_time not in schema.names:
@@ -257,11 +221,11 @@ def time_type_of(options: WindowOptions, schema: pa.Schema, owner: str) -> pa.Da
                 f"{owner}: event_time={options.event_time!r} is not a column; columns: "
                 f"{', '.join(schema.names)}"
             )
-        found = schema.field(options.event_time).type
-        event_times(pa.array([], found), f"{owner}: event-time column {options.event_time!r}")
-        if at.is_timestamp(found):
-            time_type = pa.timestamp("us", found.tz)
-        elif at.is_integer(found):
+        given = schema.field(options.event_time).type
+        event_times(pa.array([], given), f"{owner}: event-time column {options.event_time!r}")
+        if at.is_timestamp(given):
+            time_type = pa.timestamp("us", given.tz)
+        elif at.is_integer(given):
             time_type = pa.int64()
     gap = options.windows.gap_column if isinstance(options.windows, Session) else None
     if gap is not None:
@@ -277,28 +241,18 @@ def time_type_of(options: WindowOptions, schema: pa.Schema, owner: str) -> pa.Da
 
 @dataclass(frozen=True)
 class WindowSpec:
-    """A windowed aggregation; it is pickled and sent to the workers.
-
-    Attributes
-    ----------
-    options : WindowOptions
-        The windows.
-    key : tuple of str
-        The key columns.
-    columns : tuple of WindowColumn
-        The aggregates; after the result columns possibly one that counts rows.
-    results : int
-        How many of `columns` are results.
-    time_type : pyarrow.DataType
-        The type of ``window_start`` and ``window_end``: that of the event time, or UTC timestamps
-        if it is a date, or in processing time.
-    """
+    """A windowed aggregation; it is pickled and sent to the workers."""
 
     options: WindowOptions
     key: tuple[str, ...]
     columns: tuple[WindowColumn, ...]
+    """The aggregates; after the result columns possibly one that counts rows."""
     results: int
+    """How many of `columns` are results."""
     time_type: pa.DataType
+    """The type of ``window_start`` and ``window_end``: that of the event time, or UTC timestamps if
+    it is a date, or in processing time.
+    """
 
     @classmethod
     def of(
@@ -309,27 +263,8 @@ class WindowSpec:
         schema: pa.Schema,
         owner: str,
     ) -> WindowSpec:
-        """Check the aggregates and make the specification.
-
-        Parameters
-        ----------
-        options : WindowOptions
-            The windows.
-        key : sequence of str
-            The key columns.
-        aggregates : mapping of str to aggregate
-            By result column.
-        schema : pyarrow.Schema
-            The input's columns.
-        owner : str
-            What errors name.
-
-        Raises
-        ------
-        InvalidArgumentError, WrongTypeError
-            As for `window_options` and `aggregated`.
-        """
-        columns = aggregated(aggregates, schema, owner)
+        """Check the aggregates, by result column, and make the specification."""
+        columns = parse_aggregates(aggregates, schema, owner)
         reserved = {*key, START, END}
         for column in columns:
             if column.name in reserved or column.name.startswith("window."):

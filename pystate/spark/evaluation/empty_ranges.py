@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pystate.epochs.epoch import Epoch, RepeatableError
 from pystate.epochs.range_report import RangeReport
-from pystate.operators.runtime.partial_rows import CAME
+from pystate.operators.runtime.partial_rows import COMBINED_ROWS
 from pystate.spark.base.jvm import analysed_plan, below, is_wrapper, items
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class CountedOperators:
 
 def _rows_in(report: RangeReport) -> int:
     """The rows that a task has seen, of which each may stand for several."""
-    return int(report.metrics.get(CAME, report.metrics["rows_in"]))
+    return int(report.metrics.get(COMBINED_ROWS, report.metrics["rows_in"]))
 
 
 def _number_of(output: DataFrame) -> int:

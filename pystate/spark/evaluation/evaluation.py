@@ -31,8 +31,8 @@ from pystate.epochs.epoch import Epoch, Flow, RepeatableError, describe_ranges
 from pystate.epochs.planned_ranges import PlannedRanges
 from pystate.epochs.watermarks import Hold, Holds, Input
 from pystate.errors import DeclarationError, EvaluationError, InvalidArgumentError, TableMovedError
-from pystate.operators.runtime.column_order import in_order
 from pystate.operators.runtime.invalid_rows import InvalidRule, OnInvalid
+from pystate.operators.runtime.output import in_order
 from pystate.redaction import logger
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.failures import as_function_error, original_error

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pystate.epochs.range_report import RangeReport
-from pystate.operators.runtime.partial_rows import CAME
+from pystate.operators.runtime.partial_rows import COMBINED_ROWS
 from pystate.redaction import logger
 
 _LOG = logger("pystate.spark.evaluation.operator_traits")
@@ -57,8 +57,8 @@ class CombinePolicy:
                 continue
             rows[uid] = rows.get(uid, 0) + int(metrics.get("rows_in", 0))
             changed[uid] = changed.get(uid, 0) + int(metrics.get("rows_changed", 0))
-            if CAME in metrics:
-                combined[uid] = combined.get(uid, 0) + int(metrics[CAME])
+            if COMBINED_ROWS in metrics:
+                combined[uid] = combined.get(uid, 0) + int(metrics[COMBINED_ROWS])
         for uid, number in rows.items():
             self._note(uid, number, changed[uid], combined.get(uid))
 

@@ -22,8 +22,8 @@ from pystate.operators.runtime.aggregate import (
     StateUpdate,
     UpdatesOperator,
 )
-from pystate.operators.runtime.latest_rows import LATEST, latest_state
 from pystate.operators.runtime.partial_rows import LOW, TIME
+from pystate.operators.runtime.row_operator import LATEST, RowLists
 from pystate.operators.runtime.task import Operator
 from pystate.spark.base.partial_aggregation import (
     NOT_INVALID,
@@ -280,7 +280,7 @@ class AggregatePlan:
             if field.name not in spec.key and field.name != _TIMES
         )
         make = partial(UpdatesOperator, spec, tuple(identity), columns)
-        return {LATEST: latest_state(columns)}, make
+        return {LATEST: RowLists.declared(columns)}, make
 
     def combine(
         self, wanted: Combine, spec: Aggregates, plan: OperatorPlan

@@ -29,9 +29,10 @@ from pystate.base.arguments import checked_uid, choice
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.base import BroadcastFunction
 from pystate.operators.functions.binding import broadcast_states, shape
-from pystate.operators.runtime.function_spec import PROCESS_LATE, BroadcastInput
+from pystate.operators.runtime.function_operator import BROADCAST, FunctionOperator
+from pystate.operators.runtime.function_spec import BroadcastInput
 from pystate.operators.runtime.instance_state import instance_spec
-from pystate.operators.runtime.runtime import BROADCAST, FunctionOperator
+from pystate.operators.runtime.late_rows import PROCESS_LATE
 from pystate.spark.base.resolve import FrameColumns, column_named
 from pystate.spark.base.routing import RANGE_COLUMN, marker_rows, range_of
 from pystate.spark.base.schemas import output_columns, refuse_reserved

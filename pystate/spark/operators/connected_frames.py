@@ -16,14 +16,9 @@ from pyspark.sql import types as st
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
 from pystate.operators.functions.binding import for_tasks, operator_spec, require_state
-from pystate.operators.joins.late import LateLike
-from pystate.operators.runtime.function_spec import (
-    DROP_LATE,
-    PROCESS_LATE,
-    FunctionSpec,
-    RightInput,
-)
-from pystate.operators.runtime.runtime import FunctionOperator
+from pystate.operators.runtime.function_operator import FunctionOperator
+from pystate.operators.runtime.function_spec import FunctionSpec, RightInput
+from pystate.operators.runtime.late_rows import DROP_LATE, PROCESS_LATE, LateLike
 from pystate.spark.base.arguments import side_columns
 from pystate.spark.base.schemas import key_leaves, output_columns, parse_schema
 from pystate.spark.evaluation.initial import Given

@@ -24,15 +24,11 @@ from pystate.operators.functions.binding import (
     require_state,
     way_to_function,
 )
-from pystate.operators.runtime.function_spec import (
-    PROCESS_LATE,
-    BroadcastInput,
-    FunctionSpec,
-    checked_late,
-)
-from pystate.operators.runtime.instance_runtime import InstanceOperator, works_in_every_epoch
+from pystate.operators.runtime.function_operator import FunctionOperator
+from pystate.operators.runtime.function_spec import BroadcastInput, FunctionSpec
+from pystate.operators.runtime.instance_operator import InstanceOperator, works_in_every_epoch
 from pystate.operators.runtime.instance_state import instance_spec
-from pystate.operators.runtime.runtime import FunctionOperator
+from pystate.operators.runtime.late_rows import PROCESS_LATE, checked_late
 from pystate.spark.base.arguments import side_columns
 from pystate.spark.base.resolve import FrameColumns
 from pystate.spark.base.routing import INSTANCE_COLUMN, spread

@@ -16,8 +16,8 @@ from pystate.base.arguments import flag
 from pystate.checkpoint.refs import INPUT
 from pystate.epochs.watermarks import Input
 from pystate.errors import InvalidArgumentError
-from pystate.operators.runtime.function_spec import late_tag
 from pystate.operators.runtime.invalid_rows import InvalidRule, invalid_rule
+from pystate.operators.runtime.late_rows import late_tag
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator
 from pystate.spark.base.arguments import OrderBy, as_columns, frame_input, late_schema

@@ -15,8 +15,8 @@ from pyspark.sql import types as st
 from pystate.base.arguments import choice
 from pystate.operators.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.operators.joins.inputs import JoinInput, check_keys, result_names
-from pystate.operators.joins.interval import How, IntervalJoin, IntervalJoinSpec
-from pystate.operators.joins.late import LateLike
+from pystate.operators.joins.interval import IntervalJoin, IntervalJoinSpec
+from pystate.operators.joins.operator import How
 from pystate.operators.joins.windowed import (
     WindowJoin,
     WindowJoinSpec,
@@ -24,6 +24,7 @@ from pystate.operators.joins.windowed import (
     window_names,
     window_time_type,
 )
+from pystate.operators.runtime.late_rows import LateLike
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator
 from pystate.operators.windows.assigners import Assigner

@@ -14,8 +14,7 @@ from pystate.base.arguments import choice, shown
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.aggregates import Aggregate
 from pystate.operators.functions.base import StatefulFunction
-from pystate.operators.joins.late import LateLike
-from pystate.operators.runtime.function_spec import DROP_LATE, PROCESS_LATE, checked_late
+from pystate.operators.runtime.late_rows import DROP_LATE, PROCESS_LATE, LateLike, checked_late
 from pystate.operators.windows.assigners import Assigner
 from pystate.operators.windows.specification import window_options
 from pystate.spark.base.partial_aggregation import Combine

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pystate.base.arguments import checked_uid, text
 from pystate.errors import CheckpointError
 from pystate.operators.functions.base import KeyedProcessFunction
-from pystate.operators.runtime.function_spec import PROCESS_LATE
+from pystate.operators.runtime.late_rows import PROCESS_LATE
 from pystate.spark.base.environment import require_classic, require_pandas
 from pystate.spark.base.routing import Routed
 from pystate.spark.evaluation.evaluation import Evaluation

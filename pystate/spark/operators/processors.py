@@ -19,9 +19,10 @@ from pystate.base.arguments import checked_uid, shown
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.functions.binding import for_tasks, operator_spec, require_state
-from pystate.operators.runtime.function_spec import DROP_LATE, PROCESS_LATE, FunctionSpec
+from pystate.operators.runtime.function_operator import FunctionOperator
+from pystate.operators.runtime.function_spec import FunctionSpec
+from pystate.operators.runtime.late_rows import DROP_LATE, PROCESS_LATE
 from pystate.operators.runtime.output import OutputColumns
-from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.base.resolve import FrameColumns

@@ -17,14 +17,10 @@ from pystate.base.arguments import shown
 from pystate.errors import DeclarationError, InvalidArgumentError
 from pystate.operators.functions.base import KeyedProcessFunction
 from pystate.operators.functions.binding import for_tasks, operator_spec, shape
-from pystate.operators.runtime.function_spec import (
-    PROCESS_LATE,
-    FunctionSpec,
-    checked_late,
-    late_tag,
-)
+from pystate.operators.runtime.function_operator import FunctionOperator
+from pystate.operators.runtime.function_spec import FunctionSpec
+from pystate.operators.runtime.late_rows import PROCESS_LATE, checked_late, late_tag
 from pystate.operators.runtime.output import RowsAsYielded
-from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.spark.base.arguments import element_input, side_columns
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.routing import KeyRouter, Routed, route_rdd

@@ -14,7 +14,7 @@ from pyspark.sql import types as st
 from pystate.base.arguments import checked_uid, choice, flag, integer, shown, text
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.deduplicate import DeduplicateSpec
-from pystate.operators.runtime.function_spec import PROCESS_LATE, checked_late
+from pystate.operators.runtime.late_rows import PROCESS_LATE, checked_late
 from pystate.operators.runtime.top import By, TopSpec, has_order
 from pystate.spark.base.resolve import column_named, whole_key
 from pystate.spark.base.schemas import key_leaves, names_twice, output_columns, refuse_reserved

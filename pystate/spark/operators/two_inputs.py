@@ -17,7 +17,7 @@ from pyspark.sql import types as st
 from pystate.base.arguments import checked_uid
 from pystate.errors import InvalidArgumentError
 from pystate.operators.joins.inputs import SideName
-from pystate.operators.joins.late import LateInputs, LateLike
+from pystate.operators.runtime.late_rows import LateInputs, LateLike
 from pystate.operators.runtime.task import Operator
 from pystate.spark.base.resolve import column_named
 from pystate.spark.base.routing import route

@@ -19,10 +19,10 @@ from pystate.epochs.watermarks import Holds
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.binding import for_tasks
 from pystate.operators.functions.windows import WindowFunctionLike
-from pystate.operators.runtime.function_spec import checked_late, late_tag
+from pystate.operators.runtime.late_rows import checked_late, late_tag
 from pystate.operators.windows.assigners import Session
 from pystate.operators.windows.columns import AggregateLike
-from pystate.operators.windows.factory import make_operator
+from pystate.operators.windows.kinds import make_operator
 from pystate.operators.windows.partial_rows import parts, refusal, slice_rule
 from pystate.operators.windows.process import WindowProcess, WindowProcessSpec
 from pystate.operators.windows.row_windows import WindowRowsSpec

@@ -16,6 +16,7 @@ from pystate._core import core
 from pystate.operators.runtime.call_shapes import Firing, KeyedCalls, one_batch
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.grouping import grouped_rows
+from pystate.operators.runtime.output import written_at
 from pystate.operators.runtime.rows import part_maker, python_values, readable
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.rows import row_class
@@ -91,9 +92,7 @@ class PortedCalls(KeyedCalls):
         """Where the processor is written."""
         kind = type(self.function._processor)
         name = "handleExpiredTimer" if method == "on_timer" else "handleInputRows"
-        code = getattr(getattr(kind, name, None), "__code__", None)
-        where = "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
-        return f"{kind.__name__}.{name}{where}"
+        return f"{kind.__name__}.{name}{written_at(getattr(kind, name, None))}"
 
     def drain(self, method: str = "") -> Iterator[Any]:
         """Output the collected rows."""

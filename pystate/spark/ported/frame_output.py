@@ -21,8 +21,7 @@ from pyspark.sql.types import StructType
 
 from pystate._core import core
 from pystate.errors import WrongTypeError
-from pystate.operators.runtime.column_order import shown
-from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.output import OutputColumns, shown
 from pystate.spark.base.schemas import output_columns
 from pystate.spark.ported.rows import as_dicts
 

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pystate.base.arguments import shown
 from pystate.errors import WrongTypeError
-from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.event_time import MAX_WATERMARK
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.handle import TimeMode
 

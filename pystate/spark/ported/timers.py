@@ -16,7 +16,7 @@ import numpy as np
 
 from pystate._core import core
 from pystate.operators.functions.context import RuntimeContext
-from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.event_time import MAX_WATERMARK
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import DueTimers, TimeDomain
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import EvaluationError
-from pystate.operators.runtime.runtime import BROADCAST, Elements
+from pystate.operators.runtime.function_operator import BROADCAST, Elements
 from pystate.spark.base.routing import KeyRouter
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.types.keys import leaf

@@ -37,9 +37,10 @@ from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.range_report import InputSeen, RangeReport, SideFile
 from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
-from pystate.operators.runtime.drain import MAX_WATERMARK
+from pystate.operators.runtime.event_time import MAX_WATERMARK
 from pystate.operators.runtime.invalid_rows import InvalidRule
-from pystate.operators.runtime.task import Side, TaskContext
+from pystate.operators.runtime.output import Side
+from pystate.operators.runtime.task import TaskContext
 from pystate.spark.base.parquet_format import ParquetFormat
 from pystate.spark.base.routing import KeyRouter
 from pystate.spark.base.schemas import KeySchema

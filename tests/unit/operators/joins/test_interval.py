@@ -11,7 +11,7 @@ from pystate.epochs.watermarks import OperatorTime
 from pystate.errors import InvalidArgumentError
 from pystate.operators.joins.inputs import JoinInput, result_names
 from pystate.operators.joins.interval import IntervalJoin, IntervalJoinSpec
-from pystate.operators.joins.result import OUTPUT_ROWS
+from pystate.operators.joins.operator import OUTPUT_ROWS
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
 from pystate.state.operator_spec import OperatorSpec

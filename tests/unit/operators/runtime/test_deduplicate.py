@@ -10,7 +10,7 @@ import pytest
 
 import pystate as ps
 from pystate.epochs.watermarks import OperatorTime
-from pystate.operators.runtime import deduplicate
+from pystate.operators.runtime import row_operator
 from pystate.operators.runtime.deduplicate import DeduplicateSpec
 from pystate.operators.runtime.task import TaskContext
 
@@ -102,7 +102,7 @@ def test_times_at_the_ends_of_the_range(made: list[Epochs]) -> None:
 def test_held_rows_are_reduced_on_the_way(
     made: list[Epochs], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deduplicate, "_HELD_ROWS", 5)
+    monkeypatch.setattr(row_operator, "_HELD_ROWS", 5)
     operator = make(made, keep="last", event_time="at")
     pieces = [batch(*((key, 10 * i + key) for key in range(3))) for i in (1, 5, 2, 4, 3, 0)]
     marked = [
@@ -110,13 +110,13 @@ def test_held_rows_are_reduced_on_the_way(
         for i, p in enumerate(pieces)
     ]
     held = []
-    hold = deduplicate.Deduplicator._hold
+    add = row_operator.HeldRows.add
 
-    def noted(task: Any, rows: pa.RecordBatch) -> None:
-        hold(task, rows)
-        held.append(task._held_rows)
+    def noted(rows: row_operator.HeldRows, more: pa.Table) -> None:
+        add(rows, more)
+        held.append(rows._rows)
 
-    monkeypatch.setattr(deduplicate.Deduplicator, "_hold", noted)
+    monkeypatch.setattr(row_operator.HeldRows, "add", noted)
     assert sorted(operator.run(*marked)) == [100, 101, 102]
     assert held == [3, 3, 6, 9, 3, 6]
 

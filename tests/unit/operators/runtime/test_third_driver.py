@@ -21,15 +21,15 @@ from pystate.operators.joins.interval import IntervalJoin, IntervalJoinSpec
 from pystate.operators.joins.windowed import WindowJoin, WindowJoinSpec, join_window
 from pystate.operators.runtime.aggregate import AggregateOperator, Aggregates, StateUpdate
 from pystate.operators.runtime.deduplicate import DeduplicateSpec
+from pystate.operators.runtime.function_operator import BROADCAST, FunctionOperator
 from pystate.operators.runtime.function_spec import BroadcastInput, FunctionSpec, RightInput
-from pystate.operators.runtime.instance_runtime import InstanceOperator
+from pystate.operators.runtime.instance_operator import InstanceOperator
 from pystate.operators.runtime.instance_state import instance_spec
 from pystate.operators.runtime.loop import LoopOperator, LoopSpec, LoopTable
 from pystate.operators.runtime.output import OutputColumns
-from pystate.operators.runtime.runtime import BROADCAST, FunctionOperator
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.operators.runtime.top import By, TopSpec
-from pystate.operators.windows.factory import make_operator
+from pystate.operators.windows.kinds import make_operator
 from pystate.operators.windows.process import WindowProcess, WindowProcessSpec
 from pystate.operators.windows.row_windows import WindowRowsSpec
 from pystate.operators.windows.specification import WindowSpec, window_options

@@ -98,7 +98,7 @@ def test_a_million_windows_fire_in_bounded_batches() -> None:
         [pa.array(keys), pa.array(keys % 7), pa.array(keys)], schema=SCHEMA
     )
     _, backend = world.ranges[0]
-    from pystate.operators.windows.factory import make_operator
+    from pystate.operators.windows.kinds import make_operator
 
     operator = make_operator(world.spec)
     operator.open(TaskContext(backend, time=OperatorTime(None, 100)))

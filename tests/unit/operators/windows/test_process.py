@@ -17,8 +17,7 @@ import pystate as ps
 from pystate.base.notes import notes_of
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.operators.functions.windows import window_shape
-from pystate.operators.windows import count_windows as counted
-from pystate.operators.windows import operator, row_lists, sessions, slices, tumbling
+from pystate.operators.windows import kinds, operator, row_windows, slices
 from pystate.operators.windows.assigners import (
     Assigner,
     CountWindow,
@@ -50,8 +49,8 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ty
     """Everything at once, a window at a time; or a few windows at a time, many at once."""
     if request.param == "whole":
         return RowsWorld
-    monkeypatch.setattr(row_lists, "LOADED_ROWS", 3)
-    for module in (tumbling, operator, counted, sessions, slices):
+    monkeypatch.setattr(row_windows, "LOADED_ROWS", 3)
+    for module in (kinds, operator, slices):
         monkeypatch.setattr(module, "FIRED_ROWS", 2)
     return ManyWorld
 
@@ -335,7 +334,7 @@ def test_the_harness_takes_one_of_both() -> None:
 def test_many_windows_are_read_in_pieces() -> None:
     class Count(ps.WindowFunction):
         def process_windows(self, windows: Any, offsets: Any, batch: Any, ctx: Any) -> Any:
-            assert batch.num_rows <= row_lists.LOADED_ROWS
+            assert batch.num_rows <= row_windows.LOADED_ROWS
             sizes.append(windows.num_rows)
             return {"k": windows.column("k"), "n": np.add.reduceat(batch.column("v"), offsets[:-1])}
 

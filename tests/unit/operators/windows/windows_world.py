@@ -18,9 +18,9 @@ from pystate.epochs.watermarks import OperatorTime
 from pystate.operators.functions.windows import TimeWindow, WindowFunction
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
-from pystate.operators.windows import deferred_timers, slices
+from pystate.operators.windows import slices
 from pystate.operators.windows.assigners import Assigner
-from pystate.operators.windows.factory import make_operator
+from pystate.operators.windows.kinds import make_operator
 from pystate.operators.windows.process import WindowProcess, WindowProcessSpec
 from pystate.operators.windows.row_windows import WindowRowsSpec
 from pystate.operators.windows.specification import WindowOptions, WindowSpec, window_options
@@ -61,7 +61,7 @@ class World:
         #: By turns, up to how many slices of a time the windows of many times fire together.
         self.few = itertools.cycle(few or [slices._FEW])
         #: By turns, how many timers are kept back at least, and windows put together ahead at most.
-        self.ahead = itertools.cycle(ahead or [(deferred_timers._LEAST, slices._AHEAD)])
+        self.ahead = itertools.cycle(ahead or [(slices._LEAST_HELD, slices._AHEAD)])
         self.bound: int | None = None
         #: Whether rows are late by the watermark up to which windows fire in the same epoch.
         self.one_watermark = False
@@ -137,8 +137,8 @@ class World:
         with (
             mock.patch.object(slices, "_FEW", next(self.few)),
             mock.patch.object(slices, "_AHEAD", ahead),
-            mock.patch.object(deferred_timers, "_LEAST", held),
-            mock.patch.object(deferred_timers, "_MOST", 4 * ahead),
+            mock.patch.object(slices, "_LEAST_HELD", held),
+            mock.patch.object(slices, "_MOST_HELD", 4 * ahead),
         ):
             return self._compute_ranges(batch, watermark, now)
 

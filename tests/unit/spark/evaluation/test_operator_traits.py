@@ -6,7 +6,7 @@ import pytest
 
 from pystate.epochs.range_report import RangeReport
 from pystate.errors import InvalidArgumentError
-from pystate.operators.runtime.partial_rows import CAME
+from pystate.operators.runtime.partial_rows import COMBINED_ROWS
 from pystate.spark.base.partial_aggregation import checked_combine, decided
 from pystate.spark.evaluation.operator_traits import CombinePolicy
 
@@ -18,7 +18,7 @@ def reports(rows: int, changed: int, came: int | None = None, uid: str = "a") ->
         metrics: dict[str, float | int | str] = {}
         metrics.update(rows_in=rows // 2, rows_changed=changed // 2)
         if came is not None:
-            metrics[CAME] = came // 2
+            metrics[COMBINED_ROWS] = came // 2
         found.append(
             RangeReport(uid, index, "e", "00", "00", None, metrics=metrics)
         )  # fmt: skip

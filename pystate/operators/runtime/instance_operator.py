@@ -22,20 +22,16 @@ from pystate.operators.functions.base import ProcessFunction
 from pystate.operators.functions.binding import Registry, shape
 from pystate.operators.functions.context import InstanceContext, RuntimeContext, Timers
 from pystate.operators.runtime.call_shapes import (
-    OUTPUT_ROWS,
     Calls,
     RowsOut,
     Run,
-    are_batches,
-    is_batch,
 )
+from pystate.operators.runtime.function_operator import FunctionOperator
 from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.instance_state import InstanceState
+from pystate.operators.runtime.output import OUTPUT_ROWS
 from pystate.operators.runtime.rows import RowFactory
-from pystate.operators.runtime.runtime import FunctionOperator
 from pystate.state.operator_state import KeylessState
-
-__all__ = ["InstanceOperator", "works_in_every_epoch"]
 
 
 def works_in_every_epoch(function: ProcessFunction) -> bool:
@@ -44,40 +40,21 @@ def works_in_every_epoch(function: ProcessFunction) -> bool:
 
 
 class InstanceOperator(FunctionOperator):
-    """A `ProcessFunction` over the rows of an instance.
-
-    Parameters
-    ----------
-    spec : FunctionSpec
-        The function.
-    states : mapping of str to KeylessState
-        Its states.
-    """
+    """A `ProcessFunction` over the rows of an instance."""
 
     def __init__(self, spec: FunctionSpec, states: Mapping[str, KeylessState[Any]]) -> None:
         super().__init__(spec)
         self._own_states = states
 
-    def _make_context(self) -> RuntimeContext:
-        task, backend = self.task, self.backend
-        return InstanceContext(
-            uid=task.uid,
-            epoch=task.epoch,
-            key_group_range=backend.key_group_range,
-            parallelism=task.parallelism,
-            max_parallelism=backend.max_parallelism,
-            processing_time=task.processing_time,
-            instance=task.index,
-        )
+    def _make_context(self, kind: type[RuntimeContext] = InstanceContext) -> RuntimeContext:
+        context = super()._make_context(kind)
+        assert isinstance(context, InstanceContext)
+        context.instance = self.task.index
+        return context
 
     def _open_states(self) -> Registry:
         """The instance's state: redistributed, if the number of instances has changed."""
-        task = self.task
-        state = InstanceState(task.backend, task.instance, self._own_states)
-        if task.old is not None:
-            with task.old() as old:
-                state.redistribute(old)
-        state.open()
+        state = InstanceState.of_task(self.task, self._own_states)
         assert isinstance(self.context, InstanceContext)
         self.context.redistributed = state.redistributed
         return state
@@ -110,12 +87,12 @@ class _InstanceCalls(RowsOut):
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
         moments = [None] * rows.num_rows if times is None else times.to_pylist()
         # Values are read now, so that the caller learns of those that Python cannot hold.
-        return self._each(self._factory.rows(rows), moments)
+        return self._call_each(self._factory.rows(rows), moments)
 
-    def _each(self, rows: Iterator[Any], moments: Sequence[int | None]) -> Iterator[Any]:
+    def _call_each(self, rows: Iterator[Any], moments: Sequence[int | None]) -> Iterator[Any]:
         context, process = self.context, self.function.process
         emitted, returns, iterables = self.emitted, self.returns("process"), self.iterables
-        self.calls("process")
+        self.remember_call("process")
         for row, moment in zip(rows, moments, strict=True):
             context.timestamp = moment
             try:
@@ -133,8 +110,8 @@ class _InstanceCalls(RowsOut):
         yield from self.drain()
 
     def finish(self) -> Iterator[Any]:
-        self.calls("on_epoch_end")
-        with self.noted("on_epoch_end", "the end of an epoch"):
+        self.remember_call("on_epoch_end")
+        with self.noting_errors("on_epoch_end", "the end of an epoch"):
             result = self.function.on_epoch_end(self.context)
             if result is not None:
                 self.check("on_epoch_end", result)
@@ -155,16 +132,10 @@ class _InstanceBatchCalls(Calls):
         yield from self._emit("on_epoch_end", "the end of an epoch")
 
     def _emit(self, method: str, what: str, *rows: pa.RecordBatch) -> Iterator[Any]:
-        self.calls(method)
-        with self.noted(method, what):
+        self.remember_call(method)
+        with self.noting_errors(method, what):
             result = getattr(self.function, method)(*rows, self.context)
-            if result is None:
-                return
-            if not are_batches(result):
-                self.refuse(
-                    method, result, "yield or return RecordBatches, Tables or dicts of arrays"
-                )
-            for value in [result] if is_batch(result) else result:
+            for value in self.batches(method, result):
                 yield from self.output.from_value(value)
 
 

@@ -21,10 +21,14 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.operators.functions.binding import has_timers
-from pystate.operators.runtime.call_shapes import OUTPUT_ROWS
+from pystate.operators.runtime.function_operator import FunctionOperator
 from pystate.operators.runtime.function_spec import FunctionSpec
-from pystate.operators.runtime.output import OutputColumns, RowsAsYielded, parse_columns
-from pystate.operators.runtime.runtime import FunctionOperator
+from pystate.operators.runtime.output import (
+    OUTPUT_ROWS,
+    OutputColumns,
+    RowsAsYielded,
+    parse_columns,
+)
 from pystate.operators.runtime.task import TaskContext
 from pystate.testing import Harness
 

@@ -11,7 +11,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import EvaluationError
-from pystate.operators.runtime import timer_loop
+from pystate.operators.runtime import call_shapes
 from pystate.testing import BroadcastHarness, Harness, TwoInputHarness
 
 Register = Callable[[Any, int], None]
@@ -24,10 +24,10 @@ _REGISTER: dict[str, Register] = {
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer_loop, "_MOST", 300)
-    monkeypatch.setattr(timer_loop, "_MOST_STILL", 300)
-    monkeypatch.setattr(timer_loop, "_MOST_EACH", 4)
-    monkeypatch.setattr(timer_loop, "_SAMPLED", 1)
+    monkeypatch.setattr(call_shapes, "_MOST", 300)
+    monkeypatch.setattr(call_shapes, "_MOST_STILL", 300)
+    monkeypatch.setattr(call_shapes, "_MOST_EACH", 4)
+    monkeypatch.setattr(call_shapes, "_SAMPLED", 1)
 
 
 class Again(ps.KeyedProcessFunction):
@@ -141,8 +141,8 @@ class Back(Again):
 def test_timers_that_do_not_get_on_are_noticed_earlier(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[str], Any], domain: str
 ) -> None:
-    monkeypatch.setattr(timer_loop, "_MOST", 10**6)
-    monkeypatch.setattr(timer_loop, "_MOST_STILL", 100)
+    monkeypatch.setattr(call_shapes, "_MOST", 10**6)
+    monkeypatch.setattr(call_shapes, "_MOST_STILL", 100)
     with Harness(make(domain), key="k", event_time="at") as harness:
         harness.advance_watermark(0)
         with pytest.raises(EvaluationError, match="timers of key 'x' have no end"):
@@ -168,7 +168,7 @@ def test_chains_of_many_keys_end() -> None:
 
 
 def test_small_batches_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer_loop, "_SAMPLED", 16)
+    monkeypatch.setattr(call_shapes, "_SAMPLED", 16)
     with (
         Harness(Again("processing"), key="k") as harness,
         pytest.raises(EvaluationError, match="timers of key 'x' have no end"),

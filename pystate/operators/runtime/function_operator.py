@@ -16,11 +16,10 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,7 +32,6 @@ from pystate.errors import (
     InvalidArgumentError,
     NoCurrentKeyError,
     NoEventTimeError,
-    WrongTypeError,
 )
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import (
@@ -48,36 +46,35 @@ from pystate.operators.functions.binding import (
     unbind,
 )
 from pystate.operators.functions.context import RuntimeContext, Timers
-from pystate.operators.runtime.broadcast import BroadcastCalls, BroadcastStates
+from pystate.operators.runtime.broadcast import BroadcastCalls
 from pystate.operators.runtime.call_shapes import (
-    OUTPUT_ROWS,
     Call,
     Calls,
+    CoCalls,
+    CoVectorCalls,
+    FiringLimit,
     KeyRowsCalls,
     RowCalls,
+    TwoInputs,
     VectorCalls,
     is_arrow_batch,
     is_batch,
 )
-from pystate.operators.runtime.co_shapes import SIDES, CoCalls, CoVectorCalls, InputName, TwoInputs
-from pystate.operators.runtime.column_order import shown
-from pystate.operators.runtime.event_time import event_times, instants
-from pystate.operators.runtime.function_spec import PROCESS_LATE, FunctionSpec
+from pystate.operators.runtime.event_time import MAX_WATERMARK, event_times, instants
+from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.instance_state import InstanceState
 from pystate.operators.runtime.invalid_rows import InvalidRows
-from pystate.operators.runtime.output import place_of
+from pystate.operators.runtime.late_rows import SIDES, LateInputs, LateRows
+from pystate.operators.runtime.output import SideOutputs, shown
 from pystate.operators.runtime.rows import unreadable
-from pystate.operators.runtime.task import Operator, Side, TaskContext
-from pystate.operators.runtime.timer_loop import FiringLimit
+from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.redaction import logger
 from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_state import KeylessState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import TimeDomain
 
-__all__ = ["BROADCAST", "Elements", "FunctionOperator"]
-
-_LOG = logger("pystate.operators.runtime.runtime")
+_LOG = logger("pystate.operators.runtime.function_operator")
 
 _SHAPES: dict[Shape, type[Calls]] = {
     "process": RowCalls,
@@ -102,16 +99,6 @@ _NO_EVENT_TIME = (
 BROADCAST = "broadcast"
 
 
-class LateInputs(Protocol):
-    """Where the late rows of two inputs go (`pystate.operators.joins.late`)."""
-
-    def takes(self, side: InputName) -> bool:
-        """Whether late rows of an input are written."""
-
-    def piece(self, side: InputName, rows: pa.RecordBatch) -> tuple[str, pa.RecordBatch]:
-        """The tag for late rows of an input, and the rows as they are written."""
-
-
 class Elements(NamedTuple):
     """Rows of any class, as `KeyedProcessFunction.process` gets them one by one."""
 
@@ -125,28 +112,18 @@ class Elements(NamedTuple):
 class _Input:
     """How a function is called for the rows of one input."""
 
-    name: str
     calls: Calls
     invalid: InvalidRows
+    late: LateRows
     event_time: str | None
     """The column with the time at which a row happened."""
-    late: str
-    """What happens to late rows: a word, or a tag."""
-    write_late: Callable[[pa.RecordBatch], None] | None
-    """Takes late rows that are not for the function; None if they are dropped."""
 
 
 class FunctionOperator(Operator):
     """A user's function over rows by key.
 
-    Parameters
-    ----------
-    spec : FunctionSpec
-        The function.
-    late : LateInputs, optional
-        Where late rows go, of a function of two inputs.
-    broadcast : mapping of str to KeylessState, optional
-        The broadcast states, of a function that has such an input; `TaskContext.beside` has them.
+    `late` is given for a function of two inputs. `broadcast` are the states of one that has a
+    broadcast input; `TaskContext.beside` has them.
     """
 
     def __init__(
@@ -165,7 +142,7 @@ class FunctionOperator(Operator):
         self._domains = {
             d.ttl.time for d in declarations(spec.function).values() if d.ttl is not None
         }
-        self._states: BroadcastStates | None = None
+        self._states: InstanceState | None = None
         self._broadcast: BroadcastCalls | None = None
         self._is_bound = False
 
@@ -175,7 +152,15 @@ class FunctionOperator(Operator):
         self.task, self.backend, self.drain = task, task.backend, task.drain
         #: Makes sure that timers come to an end.
         self.firing = FiringLimit(task.uid)
-        self._sides = _SideOutputs(self.spec, task.side, task.uid)
+        batches = in_batches(function) or shape(function) == "instance_rows"
+        self._sides = SideOutputs(
+            self.spec.side_outputs,
+            task.side,
+            task.owner,
+            is_batch if batches else is_arrow_batch,
+            _emitter,
+            self.spec.late_tag,
+        )
         self.context = context = self._make_context()
         context.watermark = self._late_bound = task.late_bound
         #: Sets the backend's event time before each row or timer, if a state needs it.
@@ -212,9 +197,9 @@ class FunctionOperator(Operator):
             raise
         self._notify(task.notice)
 
-    def _make_context(self) -> RuntimeContext:
+    def _make_context(self, kind: type[RuntimeContext] = RuntimeContext) -> RuntimeContext:
         task, backend = self.task, self.backend
-        return RuntimeContext(
+        return kind(
             uid=task.uid,
             epoch=task.epoch,
             key_group_range=backend.key_group_range,
@@ -228,12 +213,7 @@ class FunctionOperator(Operator):
         if self._broadcast_states is not None:
             beside = self.task.beside
             assert beside is not None, "the task of the broadcast states"
-            states = InstanceState(beside.backend, beside.instance, self._broadcast_states)
-            if beside.old is not None:
-                with beside.old() as old:
-                    states.redistribute(old)
-            states.open()
-            self._states = states
+            self._states = InstanceState.of_task(beside, self._broadcast_states)
         return self.backend
 
     def _make_calls(self) -> Calls:
@@ -246,25 +226,28 @@ class FunctionOperator(Operator):
         column = spec.event_time if isinstance(spec.event_time, str) else None
         if spec.right is None:
             tag = spec.late_tag
-            to = None if tag is None else partial(self._sides.late, tag)
-            invalid = task.invalid(spec.key)
-            return {INPUT: _Input(INPUT, calls, invalid, column, spec.late, to)}
+            write = None if tag is None else partial(self._sides.late, tag)
+            late = task.late(spec.late, write, bound=self._late_from())
+            return {INPUT: _Input(calls, task.invalid(spec.key), late, column)}
         assert isinstance(calls, TwoInputs), "a function of two inputs"
-        right = spec.right
-        found: dict[str, _Input] = {}
-        for side, key, time, late in (
+        right, late_inputs = spec.right, self._late_inputs
+        inputs: dict[str, _Input] = {}
+        for side, key, time, word in (
             (SIDES[0], spec.key, column, spec.late),
             (SIDES[1], right.key, right.event_time, right.late),
         ):
             task.saw(None, input=side)
-            invalid, to = task.invalid(key, side), partial(self._write_late, side)
-            found[side] = _Input(side, calls.input(side), invalid, time, late, to)
-        return found
+            to = late_inputs.writer(side, task.side) if late_inputs else None
+            late = task.late(word, to, side, self._late_from())
+            inputs[side] = _Input(calls.input(side), task.invalid(key, side), late, time)
+        return inputs
 
-    def _write_late(self, side: InputName, rows: pa.RecordBatch) -> None:
-        late, to = self._late_inputs, self.task.side
-        if late is not None and to is not None and late.takes(side):
-            to(*late.piece(side, rows))
+    def _late_from(self) -> int | None:
+        """The bound below which a row is late, if it is not simply the epoch's."""
+        bound = self._at_least(self._late_bound)
+        if bound is not None and self.spec.function._late_at_watermark:
+            bound = min(bound, MAX_WATERMARK - 1) + 1
+        return bound
 
     def _no_timers(self) -> Timers:
         return _NoTimers(self.spec.function)
@@ -369,12 +352,12 @@ class FunctionOperator(Operator):
         what = f"operator {self.context.uid!r}: the event time of an element"
         columns, keys, rows = given
         times = instants(map(self.spec.event_time, rows), what)
-        late = self._late(times, self._inputs[INPUT])
+        late = self._inputs[INPUT].late.among(times)
         if late is not None:
             tag = self.spec.late_tag
             if tag is not None:
                 for row in compress(rows, late.to_pylist()):
-                    self._sides.output(tag, row)
+                    self._sides.output(tag, row, (None, None))
             on_time = pc.call_function("invert", [late])
             columns, times = [c.filter(on_time) for c in columns], times.filter(on_time)
             kept = on_time.to_pylist()
@@ -401,7 +384,9 @@ class FunctionOperator(Operator):
 
     def output(self, tag: str, row: Any) -> None:
         """See `RuntimeContext.output`."""
-        self._sides.output(tag, row, self.call)
+        call = self.call
+        keyed = None if call is None else call.keyed
+        self._sides.output(tag, row, (call, None if keyed is None else keyed.key))
 
     def set_namespace(self, value: Any) -> None:
         """See `RuntimeContext.set_namespace`."""
@@ -462,104 +447,21 @@ class FunctionOperator(Operator):
 
     def _on_time(
         self, rows: pa.RecordBatch, column: str, given: _Input
-    ) -> tuple[pa.RecordBatch, pa.Array[Any] | None]:
+    ) -> tuple[pa.RecordBatch, pa.Array[Any]]:
         """The rows for the function, and their event times."""
         what = f"operator {self.context.uid!r}: event-time column {column!r}"
         times = event_times(rows.column(column), what)
         rows, times = given.invalid.timed(rows, times)
-        late = self._late(times, given)
-        if late is None:
-            return rows, times
-        if given.write_late is not None:
-            given.write_late(rows.filter(late))
-        on_time = pc.call_function("invert", [late])
-        return rows.filter(on_time), times.filter(on_time)
-
-    def _late(self, times: pa.Array[Any], given: _Input) -> pa.BooleanArray | None:
-        """Note event times, count late rows, and return which rows the function must not see."""
-        latest = pc.max(times).as_py()
-        late_bound = self._at_least(self._late_bound)
-        if late_bound is None:
-            self.task.saw(latest, input=given.name)
-            return None
-        bound = pa.scalar(late_bound, pa.int64())
-        below = "less_equal" if self.spec.function._late_at_watermark else "less"
-        late: pa.BooleanArray = pc.call_function(below, [times, bound]).fill_null(False)
-        self.task.saw(latest, late.true_count, given.name)
-        return late if late.true_count and given.late != PROCESS_LATE else None
+        return given.late.without(rows, times)
 
 
-class _SideOutputs:
-    """Collects rows for side outputs until they fill a batch."""
-
-    def __init__(self, spec: FunctionSpec, side: Side | None, uid: str) -> None:
-        self._outputs = spec.side_outputs
-        self._uid = uid
-        batches = in_batches(spec.function) or shape(spec.function) == "instance_rows"
-        self._is_batch = is_batch if batches else is_arrow_batch
-        self._rows: dict[str, list[Any]] = {tag: [] for tag in spec.side_outputs}
-        #: For each of these rows the call that has emitted it, and its key.
-        self._calls: dict[str, list[tuple[Call | None, Any]]] = {tag: [] for tag in self._rows}
-        if side is None:
-            if spec.side_outputs or spec.late_tag is not None:
-                raise InvalidArgumentError(f"operator {uid!r} has side outputs and nowhere to go")
-            side = _nowhere
-        self._side = side
-
-    def output(self, tag: str, row: Any, call: Call | None = None) -> None:
-        rows = self._rows.get(tag)
-        if rows is None:
-            known = ", ".join(map(repr, self._rows)) or "none"
-            raise InvalidArgumentError(
-                f"operator {self._uid!r}: no side output {tag!r:.80} is declared; declared: {known}"
-            )
-        keyed = None if call is None else call.keyed
-        if self._is_batch(row):
-            with _named([(call, None if keyed is None else keyed.key)]):
-                pieces = self._outputs[tag].from_value(row)
-            for piece in pieces:
-                self._side(tag, piece)
-            return
-        rows.append(row)
-        self._calls[tag].append((call, None if keyed is None else keyed.key))
-        if len(rows) >= OUTPUT_ROWS:
-            self._flush(tag)
-
-    def late(self, tag: str, rows: pa.RecordBatch) -> None:
-        declared = self._outputs.get(tag)
-        for piece in [rows] if declared is None else declared.from_value(rows):
-            self._side(tag, piece)
-
-    def flush(self) -> None:
-        for tag in self._rows:
-            self._flush(tag)
-
-    def _flush(self, tag: str) -> None:
-        rows, calls = self._rows[tag], self._calls[tag]
-        if rows:
-            self._rows[tag], self._calls[tag] = [], []
-            with _named(calls):
-                piece = self._outputs[tag].from_rows(rows)
-            self._side(tag, piece)
-
-
-@contextmanager
-def _named(calls: Sequence[tuple[Call | None, Any]]) -> Iterator[None]:
-    """Let an error about a row say for which key and in which method it was emitted."""
-    try:
-        yield
-    except WrongTypeError as error:
-        place = place_of(error)
-        call, key = calls[-1 if place is None else place]
-        if call is None:
-            raise
-        one = call.keyed is not None and (place is not None or len(calls) == 1)
-        whose = f" for key {shown(key)}" if one else ""
-        raise WrongTypeError(f"{error}; emitted{whose} by {call.place()}") from None
-
-
-def _nowhere(tag: str, piece: Any) -> None:
-    raise AssertionError(f"nothing is declared for {tag!r}")
+def _emitter(given: tuple[Call | None, Any], one: bool) -> str | None:
+    """Who has emitted a row: the method, and the key that was current, if it was `one`."""
+    call, key = given
+    if call is None:
+        return None
+    whose = f" for key {shown(key)}" if one and call.keyed is not None else ""
+    return f"{whose} by {call.place()}"
 
 
 class _ProcessingTimers:

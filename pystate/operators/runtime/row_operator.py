@@ -1,0 +1,282 @@
+"""What operators share that pass rows on or rank them.
+
+Event times and late rows; rows that are held back until the epoch ends; and states with rows of a
+key: a list of them, or the newest row of each thing that they tell of.
+
+Thread safety: as `pystate.operators.runtime.task`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pystate.operators.runtime.event_time import event_times
+from pystate.operators.runtime.grouping import take_rows
+from pystate.operators.runtime.late_rows import late_tag
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.task import Operator, TaskContext
+from pystate.state.key_batch import KeyBatch
+from pystate.state.value import ValueState
+from pystate.tables.backend import KeyedStateBackend
+from pystate.types.ddl import quoted
+from pystate.types.key_codes import key_codes, longs
+from pystate.types.keys import leaf
+from pystate.types.state_type import StateType
+
+#: Times are within these bounds, so that the difference of two of them does not overflow.
+_MOST = (1 << 61) - 1
+#: The state with the rows of a key.
+LATEST = "latest"
+#: Held rows are reduced once there are so many.
+_HELD_ROWS = 65_536
+
+Longs = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Columns = Sequence[tuple[str, StateType]]
+
+
+class Times(NamedTuple):
+    """The event times of some rows."""
+
+    at: Longs
+    """Milliseconds since 1970; without meaning where the time is not known."""
+    known: Flags
+
+
+class RowSpec:
+    """What such an operator is made from: the base of what is pickled for the workers."""
+
+    key: tuple[str, ...]
+    """The key columns."""
+    event_time: str | None
+    """The column with the time at which a row happened."""
+    late: str
+    """What happens to rows below the late bound: a word, or the tag of a side output."""
+
+
+class RowOperator(Operator):
+    """Base of the operators that pass rows on or rank them."""
+
+    def __init__(self, spec: RowSpec) -> None:
+        self._spec = spec
+
+    def open(self, task: TaskContext) -> None:
+        """Begin; the operators register their states."""
+        spec = self._spec
+        self._task = task
+        self._backend = task.backend
+        self._invalid = task.invalid(spec.key)
+        tag = late_tag(spec.late)
+        write = None if tag is None or task.side is None else partial(task.side, tag)
+        self._late = task.late(spec.late, write)
+        self._what = f"{task.owner}: event-time column {spec.event_time!r}"
+
+    def on_time(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows that the operator is to handle."""
+        column = self._spec.event_time
+        if column is None or not rows.num_rows:
+            return rows
+        times = event_times(rows.column(column), self._what)
+        rows, times = self._invalid.timed(rows, times, -_MOST, _MOST)
+        return self._late.without(rows, times)[0]
+
+    def times(self, rows: pa.RecordBatch | pa.Table) -> Times:
+        """The event times of rows; none is known without a column."""
+        column = self._spec.event_time
+        if column is None:
+            return Times(np.zeros(rows.num_rows, np.int64), np.zeros(rows.num_rows, np.bool_))
+        times = event_times(_whole(rows.column(column)), self._what)
+        known = np.ones(len(times), np.bool_)
+        if times.null_count:
+            known = times.is_valid().to_numpy(zero_copy_only=False)
+            times = times.fill_null(0)
+        return Times(times.to_numpy(), known)
+
+
+def columns_of(rows: pa.RecordBatch | pa.Table, names: Iterable[str]) -> list[Any]:
+    """Key columns of rows, of which some may be fields of structs."""
+    return [leaf(rows, name) for name in names]
+
+
+def distinct(first: npt.NDArray[np.int32], rows: int) -> tuple[Longs, Longs]:
+    """The first rows of keys, each once, and for each that is given its number among them.
+
+    There are so many rows in all.
+    """
+    numbers = np.zeros(rows, np.int64)
+    numbers[first] = 1
+    heads = np.flatnonzero(numbers)
+    numbers[heads] = np.arange(len(heads))
+    return heads, numbers[first]
+
+
+class HeldRows:
+    """Rows of an epoch of which `reduce` keeps those that count; it is used once they are many.
+
+    So at most twice as many are held as count, and some more.
+    """
+
+    def __init__(self, reduce: Callable[[pa.Table], pa.Table]) -> None:
+        self._reduce = reduce
+        self._tables: list[pa.Table] = []
+        self._rows = 0
+        self._most = _HELD_ROWS
+
+    def add(self, rows: pa.Table) -> None:
+        """Hold some rows."""
+        self._tables.append(rows)
+        self._rows += rows.num_rows
+        if self._rows > self._most:
+            rest = self._reduced()
+            self._tables, self._rows = [rest], rest.num_rows
+            self._most = _HELD_ROWS + 2 * rest.num_rows
+
+    def take(self, *, reduced: bool = False) -> pa.Table | None:
+        """All rows that count; None without any. `reduced`: of what was added all did, alone."""
+        if not self._tables:
+            return None
+        rows = self._tables[0] if reduced and len(self._tables) == 1 else self._reduced()
+        self._tables, self._rows = [], 0
+        return rows
+
+    def _reduced(self) -> pa.Table:
+        return self._reduce(pa.concat_tables(self._tables).combine_chunks())
+
+
+class RowLists:
+    """A state with a list of rows for each key."""
+
+    @staticmethod
+    def declared(columns: Columns) -> ValueState:
+        """The declaration of a state with rows of some columns."""
+        fields = ",".join(f"{quoted(name)}:{type_.ddl}" for name, type_ in columns)
+        return ValueState(f"array<struct<{fields}>>")
+
+    def __init__(self, backend: KeyedStateBackend, name: str, columns: Columns, owner: str) -> None:
+        self.names = [name for name, _ in columns]
+        self._fields = [pa.field(name, type_.arrow) for name, type_ in columns]
+        ddl = [type_.ddl for _, type_ in columns]
+        self._columns = OutputColumns(pa.schema(self._fields), owner, ddl)
+        self._state = backend.register(name, self.declared(columns))
+
+    def cast(self, rows: pa.RecordBatch) -> dict[str, pa.Array[Any]]:
+        """The columns of some rows, in the types of the state."""
+        # Spark's arrays may be without nulls, for example, where the state's may have them.
+        [cast] = self._columns.from_value(rows.select(self.names))
+        return dict(zip(self.names, cast.columns, strict=True))
+
+    def read(self, keys: KeyBatch) -> tuple[dict[str, pa.Array[Any]], Longs]:
+        """The rows of all keys, one after the other, by column; and how many each key has."""
+        lists = self._state.values(keys)
+        sizes = lists.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+        rows: Any = lists.flatten()
+        return {name: rows.field(i) for i, name in enumerate(self.names)}, sizes
+
+    def write(self, keys: KeyBatch, rows: Mapping[str, pa.Array[Any]], sizes: Longs) -> None:
+        """Replace the rows of some keys."""
+        arrays = [rows[name] for name in self.names]
+        items = pa.StructArray.from_arrays(arrays, fields=self._fields)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]), pa.int32())
+        self._state.update_all(keys, pa.ListArray.from_arrays(offsets, items))
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The rows of the keys that an epoch has touched, those of the state first."""
+
+    keys: KeyBatch
+    """The keys, without repetition."""
+    rows: Mapping[str, pa.Array[Any]]
+    """All rows, by column: those that were stored, then those that came."""
+    owners: Longs
+    """The key of each row, by its position in `keys`."""
+    stored: int
+    """How many rows were stored."""
+    counts: Flags
+    """Which rows count now; the others were replaced."""
+
+
+class LatestRows:
+    """The newest row of each identity within a key: what updates come to.
+
+    `identity` are the columns that say which thing a row tells of; none if a key is one thing. A
+    later row of the same thing replaces the earlier one, also within an epoch. The rows of a key
+    are kept in the order in which they came. `columns` are all but those of the key.
+    """
+
+    def __init__(
+        self,
+        backend: KeyedStateBackend,
+        key: Sequence[str],
+        identity: Sequence[str],
+        columns: Columns,
+        owner: str,
+    ) -> None:
+        self._backend = backend
+        self._key = [f"key {i}" for i in range(len(key))]
+        self._given_key = tuple(key)
+        self._identity = tuple(identity)
+        self._lists = RowLists(backend, LATEST, columns, owner)
+        self._held = HeldRows(self._last_ones)
+
+    def hold(self, rows: pa.RecordBatch) -> None:
+        """Take some rows of the epoch, in their order."""
+        own = self._lists.cast(rows)
+        arrays = [*columns_of(rows, self._given_key), *own.values()]
+        self._held.add(pa.table(arrays, names=[*self._key, *own]))
+
+    def merge(self) -> Merged | None:
+        """Put what is held into the state; return the rows of the keys that it touches."""
+        rows = self._held.take()
+        if rows is None:
+            return None
+        keys = self._keys(rows)
+        heads, numbers = distinct(keys.first_rows(), len(keys))
+        touched = self._backend.keys(take_rows(keys.key_arrays(), heads))
+        before, sizes = self._lists.read(touched)
+        owners = np.concatenate([np.repeat(np.arange(len(heads)), sizes), numbers])
+        whole = {
+            name: pa.concat_arrays([stored, _whole(rows.column(name))])
+            for name, stored in before.items()
+        }
+        counts = _last(owners, [whole[name] for name in self._identity])
+        kept = np.flatnonzero(counts)
+        kept = kept[np.argsort(owners[kept], kind="stable")]
+        now = dict(zip(whole, take_rows(list(whole.values()), kept), strict=True))
+        self._lists.write(touched, now, np.bincount(owners[kept], minlength=len(heads)))
+        return Merged(touched, whole, owners, int(sizes.sum()), counts)
+
+    def _keys(self, rows: pa.Table) -> KeyBatch:
+        return self._backend.keys([_whole(rows.column(name)) for name in self._key])
+
+    def _last_ones(self, rows: pa.Table) -> pa.Table:
+        """The last row of each key and identity."""
+        keys = self._keys(rows)
+        first = keys.first_rows().astype(np.int64)
+        keys.close()
+        last = _last(first, [_whole(rows.column(name)) for name in self._identity])
+        return rows if last.all() else rows.filter(pa.array(last))
+
+
+def _last(owners: Longs, identity: Sequence[pa.Array[Any]]) -> Flags:
+    """Which rows are the last ones of their owner and identity."""
+    codes = key_codes([longs(owners), *identity], dense=True)
+    rows, last = np.arange(len(codes)), np.empty(int(codes.max(initial=-1)) + 1, np.int64)
+    last[codes] = rows
+    is_last: Flags = last[codes] == rows
+    return is_last
+
+
+def _whole(column: Any) -> pa.Array[Any]:
+    """A column of a batch or a table as one array."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    array: pa.Array[Any] = column
+    return array
