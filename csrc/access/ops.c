@@ -481,7 +481,7 @@ pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, u
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
         pst_batch_bring(b, from);
         if (from == 0 && b->made != pst_rows_made(t))
-            memset(small, 0, sizeof small); /* others may have made rows that were not found */
+            memset(small, 0, sizeof small);     /* others may have made rows that were not found */
         s = pst_undo_reserve(t, PST_GROUP + 1); /* one that is not counted, too */
         if (!s && fresh)
             s = note_fresh(b, steps[0].column, from, to, fresh);

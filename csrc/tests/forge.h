@@ -13,7 +13,7 @@
 #include "base/schema.h"
 #include "base/xxh64.h"
 #include "files.h"
-#include "sst/sst_block.h"
+#include "sst/sst_build.h"
 #include "sst/sst_format.h"
 
 enum { FORGE_RECORDS = 3000 };
