@@ -331,9 +331,9 @@ static inline
         uint64_t hash = hashes[i];
         uint32_t group = masked ? (uint32_t)hash & mask : (uint32_t)pst_group_of(t, hash);
         uint32_t tag = pst_salted_tag(salt, hash);
-        pst_cursor c;
+        pst_probe c;
         c.line = (uint64_t *)(uintptr_t)NOTHING;
-        if (pst_cursor_home(&c, &shards[pst_directory_place(group - first, bits, tag)], heap, tag))
+        if (pst_probe_home(&c, &shards[pst_directory_place(group - first, bits, tag)], heap, tag))
             __builtin_prefetch(c.line, 0, 3);
         lines[i % PST_LINES] = c.line;
         tags[i % PST_LINES] = tag;
@@ -436,22 +436,22 @@ static void find_lines(pst_batch *b, int64_t to) {
 }
 
 /* Points at the home line of key i; 0 where its shard has no page. */
-static int walk_home(const pst_batch *b, int64_t i, pst_cursor *c) {
+static int walk_home(const pst_batch *b, int64_t i, pst_probe *c) {
     const pst_table *t = b->t;
     uint32_t tag = b->tags[i % PST_LINES];
     uint32_t at = pst_directory_at(t, t->m->directory_bits, b->hash[i], tag);
-    return pst_cursor_home(c, &t->m->shards[at], t->heap, tag);
+    return pst_probe_home(c, &t->m->shards[at], t->heap, tag);
 }
 
 /* The home line is full of other keys: prefetches the lines after it. */
 static RARE void try_next_lines(pst_batch *b, int64_t i) {
     enum { NEXT = 4 };
-    pst_cursor c;
+    pst_probe c;
     if (!walk_home(b, i, &c))
         return;
     b->moved[b->moved_tail++ % PST_LINES] = i;
     for (int k = 0; k < NEXT; k++) {
-        pst_cursor_step(&c, b->t->heap);
+        pst_probe_step(&c, b->t->heap);
         __builtin_prefetch(c.line);
     }
 }
@@ -490,7 +490,7 @@ static RARE void guess_moved(pst_batch *b, int64_t to) {
     while (b->moved_head < b->moved_tail && b->moved[b->moved_head % PST_LINES] < to) {
         int64_t i = b->moved[b->moved_head++ % PST_LINES];
         uint32_t tag = b->tags[i % PST_LINES], slot = PST_NONE, m = 0;
-        pst_cursor c;
+        pst_probe c;
         if (!walk_home(b, i, &c))
             continue;
         for (uint32_t n = 0; n < c.capacity; n += PST_LINE) {
@@ -499,7 +499,7 @@ static RARE void guess_moved(pst_batch *b, int64_t to) {
                 slot = pst_entry_slot(c.line[__builtin_ctz(m)]);
             if (m || !c.line[PST_LINE - 1])
                 break;
-            pst_cursor_step(&c, t->heap);
+            pst_probe_step(&c, t->heap);
         }
         if (slot < t->m->slots)
             pst_prefetch_row(t, slot);

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "base/element.h"
+#include "base/coding.h"
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/schema.h"

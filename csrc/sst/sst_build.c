@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include "base/coding.h"
-#include "base/element.h"
 #include "base/xxh64.h"
 #include "sst/sst_shape.h"
 

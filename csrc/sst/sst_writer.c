@@ -3,7 +3,6 @@
 
 #include "base/budget.h"
 #include "base/coding.h"
-#include "base/element.h"
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/schema.h"

@@ -15,8 +15,8 @@ PST_PREFETCH void bring_entries(const pst_table *t, const uint64_t *row) {
     for (uint64_t e = t->h->active;; e--) {
         const pst_meta *m = pst_meta_of(t, e);
         const pst_shard *s = m->shards + pst_directory_at(t, m->directory_bits, hash, tag);
-        pst_cursor c;
-        if (s->table != seen && pst_cursor_home(&c, s, t->heap, tag))
+        pst_probe c;
+        if (s->table != seen && pst_probe_home(&c, s, t->heap, tag))
             __builtin_prefetch(c.line, 1);
         seen = s->table;
         if (e == t->h->floor)

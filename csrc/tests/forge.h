@@ -9,7 +9,7 @@
 #ifndef PST_TEST_FORGE_H
 #define PST_TEST_FORGE_H
 
-#include "base/element.h"
+#include "base/coding.h"
 #include "base/schema.h"
 #include "base/xxh64.h"
 #include "files.h"
