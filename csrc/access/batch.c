@@ -511,7 +511,7 @@ static RARE void guess_moved(pst_batch *b, int64_t to) {
 
 /* For rows of bytes keys whose slots were guessed: prefetches the block that holds the rest of the
  * key. Keys that were not in their home lines are found too late for that. */
-PST_PREFETCH void bring_keys(const pst_batch *b, int64_t from, int64_t to) {
+PST_PREFETCH void prefetch_keys(const pst_batch *b, int64_t from, int64_t to) {
     const pst_table *t = b->t;
     for (int64_t i = from; i < to; i++) {
         if (b->slots[i] == PST_NONE)
@@ -565,7 +565,7 @@ void pst_batch_resolve(pst_batch *b, int64_t to) {
         find_lines(b, min64(end + 3 * PST_GROUP, b->length));
         guess_slots(b, min64(end + 2 * PST_GROUP, b->length));
         if (b->bytes)
-            bring_keys(b, from ? end : 0, min64(end + PST_GROUP, b->length));
+            prefetch_keys(b, from ? end : 0, min64(end + PST_GROUP, b->length));
         guess_moved(b, min64(end + PST_GROUP, b->length));
         if (b->words && !b->nulls)
             compare_words(b, from, end);
@@ -581,7 +581,7 @@ static void prefetch_rows(const pst_batch *b, int64_t from, int64_t to) {
             pst_prefetch_row(b->t, b->slots[i]);
 }
 
-void pst_batch_bring(pst_batch *b, int64_t i) {
+void pst_batch_prepare(pst_batch *b, int64_t i) {
     int64_t end = min64(i + PST_GROUP, b->length);
     if (b->resolved < end) {
         pst_batch_resolve(b, end);
@@ -592,7 +592,7 @@ void pst_batch_bring(pst_batch *b, int64_t i) {
     prefetch_rows(b, end, min64(end + PST_GROUP, b->length));
 }
 
-void pst_batch_bring_rows(pst_batch *b, int64_t i) {
+void pst_batch_prepare_rows(pst_batch *b, int64_t i) {
     int64_t end = min64(i + PST_GROUP, b->length);
     if (b->resolved < end)
         pst_batch_resolve(b, end);

@@ -80,7 +80,7 @@ static pst_status register_each(pst_batch *b, pst_domain domain, const pst_array
         int64_t at = times->length == 1 ? 0 : i;
         uint32_t slot;
         if (i % PST_GROUP == 0) {
-            pst_batch_bring(b, i);
+            pst_batch_prepare(b, i);
             s = pst_undo_reserve(b->t, PST_GROUP);
         }
         if (s || pst_array_is_null(times, at))
@@ -249,7 +249,7 @@ static pst_status delete_timers(pst_batch *b, pst_domain domain, const pst_array
     for (int64_t i = 0; !s && i < b->length; i++) {
         int64_t at = times->length == 1 ? 0 : i;
         if (i % PST_GROUP == 0)
-            pst_batch_bring(b, i);
+            pst_batch_prepare(b, i);
         if (!pst_array_is_null(times, at))
             s = remove_if_there(b->t, pst_batch_slot(b, i), domain, ms[at]);
     }
@@ -350,7 +350,7 @@ static pst_status fire_timer(pst_batch *b, int64_t i, pst_domain domain, int64_t
     if (s || !b->of_rows || i < 0 || i >= b->length)
         return s ? s : PST_INVALID;
     if (i % PST_GROUP == 0)
-        pst_batch_bring_rows(b, i);
+        pst_batch_prepare_rows(b, i);
     s = pst_undo_reserve(b->t, 1);
     if (!s)
         s = pst_timer_remove(b->t, b->slots[i], domain, time_ms);

@@ -202,14 +202,14 @@ static inline __attribute__((always_inline)) int home_of(const pst_table *t, uin
     return pst_probe_home(c, &t->m->shards[at], t->heap, *tag);
 }
 
-PST_PREFETCH void bring_line(const pst_table *t, uint64_t hash) {
+PST_PREFETCH void prefetch_line(const pst_table *t, uint64_t hash) {
     uint32_t tag;
     pst_probe c;
     if (home_of(t, hash, &tag, &c))
         __builtin_prefetch(c.line, 1, 2);
 }
 
-PST_PREFETCH void bring_row(const pst_table *t, uint64_t hash) {
+PST_PREFETCH void prefetch_row(const pst_table *t, uint64_t hash) {
     uint32_t tag;
     pst_probe c;
     if (!home_of(t, hash, &tag, &c))
@@ -222,20 +222,20 @@ PST_PREFETCH void bring_row(const pst_table *t, uint64_t hash) {
 
 /* Prefetches what the rows ahead will need; at a block's first row, for all rows within reach, and
  * after rows that were passed together, for as many. A row and its elements have one hash. */
-static void bring_ahead(const pst_table *t, const pst_mapping *m, pst_ahead ahead,
-                        uint32_t passed) {
+static void prefetch_ahead(const pst_table *t, const pst_mapping *m, pst_ahead ahead,
+                           uint32_t passed) {
     if (!m->foreseen)
         return;
     uint32_t lines = passed < LINES_AHEAD ? LINES_AHEAD - passed : 1;
     uint32_t rows = passed < ROWS_AHEAD ? ROWS_AHEAD - passed : 1;
     for (uint32_t i = ahead.begins ? 0 : lines; i <= LINES_AHEAD && i < ahead.rows; i++)
         if (!i || ahead.hash[i] != ahead.hash[i - 1])
-            bring_line(t, ahead.hash[i]);
+            prefetch_line(t, ahead.hash[i]);
     if (m->all_new)
         return;
     for (uint32_t i = rows; i <= ROWS_AHEAD && i < ahead.rows; i++)
         if (ahead.hash[i] != ahead.hash[i - 1])
-            bring_row(t, ahead.hash[i]);
+            prefetch_row(t, ahead.hash[i]);
 }
 
 /* How many of the next rows in the block are elements of the same state and row as the row last
@@ -381,11 +381,11 @@ static pst_status make_rows(pst_table *t, const pst_stretch *part, const pst_map
     for (uint32_t k = 0; !s && k < n; k++) {
         pst_key key;
         slots[k] = PST_NONE;
-        bring_ahead(t, m,
-                    (pst_ahead){part->hash + (i + k - part->first),
-                                part->first + part->rows - i - k, NULL, part->view,
-                                i + k == part->first},
-                    0);
+        prefetch_ahead(t, m,
+                       (pst_ahead){part->hash + (i + k - part->first),
+                                   part->first + part->rows - i - k, NULL, part->view,
+                                   i + k == part->first},
+                       0);
         s = key_at(t, part, i + k, &key);
         if (!s && any_value(part, values, i + k))
             s = pst_row_make(t, &key, &slots[k]);
@@ -546,7 +546,7 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
         if (s)
             break;
         pst_ahead ahead = pst_sst_reader_ahead(r);
-        bring_ahead(t, &m, ahead, passed);
+        prefetch_ahead(t, &m, ahead, passed);
         passed = 0;
         more = more ? more - 1 : followers(&ahead);
         s = apply_row(t, record, &m, has_element, more, &slot);

@@ -356,7 +356,7 @@ pst_status pst_sst_builder_measure_rows(pst_sst_builder *b, const pst_rows *rows
 }
 
 /* Copies up to PST_BYTES_SLACK bytes, without a branch that would depend on how many. Of sixteen and
- * more it reads nothing behind them: that would often be a line which nobody brought in. */
+ * more it reads nothing behind them: that would often be a line which nobody fetched. */
 static inline void copy_short(uint8_t *to, const uint8_t *from, size_t size) {
     size_t last = size > 16 ? size - 16 : 0, middle = last < 16 ? last : 16;
     memcpy(to, from, 16);

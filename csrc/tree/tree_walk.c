@@ -192,7 +192,7 @@ static int skip_shared(pst_tree_cursor *a, pst_tree_cursor *b) {
 
 /* Prefetches the leaves that two nodes above leaves do not share. A leaf that was split or merged
  * shifts those behind it by a place. */
-static void bring_leaves(const pst_tree_cursor *a, uint32_t before, uint32_t after) {
+static void prefetch_leaves(const pst_tree_cursor *a, uint32_t before, uint32_t after) {
     const uint8_t *heap = a->heap;
     uint64_t f, g;
     if (before == after || !pst_node_open(heap, a->heap_bytes, &a->shape, before, &f) ||
@@ -225,12 +225,12 @@ static uint32_t sibling(const pst_tree_cursor *c, uint32_t by) {
 
 /* Two nodes above leaves were opened: what they and their siblings lead to is fetched side by
  * side. */
-static void bring_ahead(const pst_tree_cursor *a, const pst_tree_cursor *b) {
+static void prefetch_ahead(const pst_tree_cursor *a, const pst_tree_cursor *b) {
     pst_node_prefetch(a->heap, sibling(a, 2), 1);
     pst_node_prefetch(b->heap, sibling(b, 2), 1);
     if (b->at[2].index == 0)
-        bring_leaves(a, a->at[1].node, b->at[1].node);
-    bring_leaves(a, sibling(a, 1), sibling(b, 1));
+        prefetch_leaves(a, a->at[1].node, b->at[1].node);
+    prefetch_leaves(a, sibling(a, 1), sibling(b, 1));
 }
 
 /* Opens the higher of the two nodes at the positions, or both if they are of one level. REQUIRES:
@@ -242,7 +242,7 @@ static pst_status open_higher(pst_tree_cursor *a, pst_tree_cursor *b) {
     if (lb >= la && lb && open_child(b))
         return PST_CORRUPT;
     if (a->low == 1 && b->low == 1 && la == lb)
-        bring_ahead(a, b);
+        prefetch_ahead(a, b);
     return PST_OK;
 }
 
