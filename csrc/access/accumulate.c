@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "access/batch.h"
-#include "access/single.h"
+#include "access/current_key.h"
 #include "aggregate/aggregate.h"
 #include "base/mem.h"
 #include "table/ttl.h"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 
 #include "access/batch.h"
-#include "access/single.h"
+#include "access/current_key.h"
 #include "base/scratch.h"
 #include "elements/timers.h"
 

@@ -1,8 +1,8 @@
-/* single_elements.c: the list or map of one key, and walks over them. */
+/* current_elements.c: the list or map of one key, and walks over them. */
 #include <string.h>
 
 #include "access/batch.h"
-#include "access/single.h"
+#include "access/current_key.h"
 #include "base/mem.h"
 #include "elements/collections.h"
 #include "table/ttl.h"

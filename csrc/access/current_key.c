@@ -1,5 +1,5 @@
-/* single.c: one current key, and rows as records. */
-#include "access/single.h"
+/* current_key.c: one current key, and rows as records. */
+#include "access/current_key.h"
 
 #include <string.h>
 
