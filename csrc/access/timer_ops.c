@@ -1,8 +1,8 @@
 /* timer_ops.c: registering, deleting and firing timers, of one key and of many.
  *
  * Timers of one time lie beside each other, in the order of their rows. So those that a batch
- * registers or fires are taken by key group and in order: one descent serves each leaf that they lie
- * in.
+ * registers or fires are taken by key group and in order: one descent serves each leaf that they
+ * lie in.
  */
 #include <stdlib.h>
 

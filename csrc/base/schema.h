@@ -1,5 +1,5 @@
-/* schema.h: owned copies of schemas, and what the table and the file layer must agree about where an
- * operator has lists, maps or timers.
+/* schema.h: owned copies of schemas, and what the table and the file layer must agree about where
+ * an operator has lists, maps or timers.
  *
  * Thread safety: pure functions over their arguments.
  *

@@ -1,5 +1,5 @@
-/* delta.c: a sealed epoch as a delta file: its entries sorted by key group, hash and key, and written
- * many rows at a time. Whichever thread does it never looks at the table (G2).
+/* delta.c: a sealed epoch as a delta file: its entries sorted by key group, hash and key, and
+ * written many rows at a time. Whichever thread does it never looks at the table (G2).
  *
  * Entries are sorted by items. An item is a word with the entry's place and as much of the order as
  * fits beside it. Items are dealt into buckets by the highest bits of the order; there are so many
@@ -11,8 +11,8 @@
  *
  * Invariants
  *  O1. Each entry is in one part, and the parts, one after the other, are in the file's order.
- *  O2. Hashes are Spark's from sorter_begin on: those under which a table keeps its keys are replaced
- *      in the entries.
+ *  O2. Hashes are Spark's from sorter_begin on: those under which a table keeps its keys are
+ *      replaced in the entries.
  */
 #include <string.h>
 
@@ -44,8 +44,8 @@ enum {
 
 /* ---- keys of words --------------------------------------------------------------------------- */
 
-/* Keys of several columns of which each is a word, as windows have them, and behind them an element's
- * few bytes: without going through cells, as most of a row's time would go there. */
+/* Keys of several columns of which each is a word, as windows have them, and behind them an
+ * element's few bytes: without going through cells, as most of a row's time would go there. */
 
 enum { KEY_COLUMNS = 3, KEY_WORDS = KEY_COLUMNS + PST_ELEMENT_WORDS };
 

@@ -245,7 +245,8 @@ static void end_entry(pst_sealed *s, const uint64_t *w) {
 
 /* ---- timers ---------------------------------------------------------------------------------- */
 
-/* Those that are elements in files (TM4). A key's only timer is a column of its row like any other. */
+/* Those that are elements in files (TM4). A key's only timer is a column of its row like any
+ * other. */
 
 static pst_status emit_timer(pst_sealed *s, const pst_table *t, int domain, pst_record_op op,
                              const pst_tree_entry *e) {
@@ -627,8 +628,8 @@ PST_PREFETCH void prefetch_elements(const pst_table *t, const uint64_t *record) 
 
 /* ---- rows of words --------------------------------------------------------------------------- */
 
-/* A word as key and up to seven values of at most a word: most tables are such, and most of what the
- * general way costs is telling what a row has. */
+/* A word as key and up to seven values of at most a word: most tables are such, and most of what
+ * the general way costs is telling what a row has. */
 
 /* Where a value lies: in a word of the image, from which it is shifted up and down again. */
 typedef struct place {

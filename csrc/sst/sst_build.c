@@ -299,7 +299,7 @@ pst_status pst_sst_builder_finish(pst_sst_builder *b, const uint8_t **raw, size_
     return PST_OK;
 }
 
-/* ---- rows in words --------------------------------------------------------------------------- */
+/* ---- rows in words, a column at a time ------------------------------------------------------- */
 
 /* Adds the sizes of a column's bytes to those of the rows; 0 where one is too large. */
 static int add_sizes(const pst_rows *rows, uint32_t from, uint32_t n, uint32_t at,
