@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "access/batch.h"
-#include "access/single.h"
+#include "access/current_key.h"
 #include "aggregate/aggregate.h"
 #include "base/mem.h"
 #include "table/ttl.h"
@@ -124,7 +124,7 @@ static pst_status run_batch(pst_batch *b, int32_t column, const pst_agg_shape *s
         int64_t at = operands->length == 1 ? 0 : i;
         pst_cell cell;
         if (i % PST_GROUP == 0) {
-            pst_batch_bring(b, i);
+            pst_batch_prepare(b, i);
             s = pst_undo_reserve(t, PST_GROUP);
         }
         if (s || pst_array_is_null(operands, at))

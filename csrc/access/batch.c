@@ -4,6 +4,7 @@
 #include "base/mem.h"
 #include "base/schema.h"
 #include "base/scratch.h"
+#include "base/simd.h"
 
 void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell) {
     int64_t at = a->offset + i;
@@ -43,6 +44,8 @@ void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell) {
         cell->bytes = (pst_bytes){(const uint8_t *)a->values + at * a->width, a->width};
     }
 }
+
+/* ---- taking keys ----------------------------------------------------------------------------- */
 
 static int has_nulls(const pst_array *a) {
     if (!a->validity)
@@ -300,4 +303,314 @@ pst_status pst_batch_usable(const pst_batch *b) {
     if (b->generation != b->t->generation)
         return PST_STALE;
     return b->t->poisoned ? PST_POISONED : PST_OK;
+}
+
+/* ---- from keys to rows, in stages that prefetch for each other -------------------------------- */
+
+/* The line of a key whose shard has no page yet. */
+static const uint64_t NOTHING[PST_LINE] __attribute__((aligned(64)));
+
+static int64_t min64(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* For code that few keys need: kept out of the loops, whose registers it would take. */
+#define RARE __attribute__((noinline))
+
+static inline
+    __attribute__((always_inline)) void find_lines_as(pst_batch *b, int64_t to, int masked) {
+    const pst_table *t = b->t;
+    const pst_shard *shards = t->m->shards;
+    const uint8_t *heap = t->heap;
+    const uint64_t *hashes = b->hash;
+    const uint64_t **lines = b->lines;
+    uint32_t *tags = b->tags, bits = t->m->directory_bits, mask = t->group_mask;
+    uint32_t first = (uint32_t)t->first_key_group;
+    pst_salt salt = pst_salt_of(t);
+    for (uint64_t i = (uint64_t)b->lined; i < (uint64_t)to; i++) {
+        uint64_t hash = hashes[i];
+        uint32_t group = masked ? (uint32_t)hash & mask : (uint32_t)pst_group_of(t, hash);
+        uint32_t tag = pst_salted_tag(salt, hash);
+        pst_probe c;
+        c.line = (uint64_t *)(uintptr_t)NOTHING;
+        if (pst_probe_home(&c, &shards[pst_directory_place(group - first, bits, tag)], heap, tag))
+            __builtin_prefetch(c.line, 0, 3);
+        lines[i % PST_LINES] = c.line;
+        tags[i % PST_LINES] = tag;
+    }
+}
+
+static RARE void find_lines_of_any_groups(pst_batch *b, int64_t to) {
+    find_lines_as(b, to, 0);
+}
+
+#ifdef PST_AVX512
+enum { GRANULE_BITS = 4, PAGE_BITS = 9, CAPACITY_BITS = 24 };
+_Static_assert(PST_GRANULE == 1 << GRANULE_BITS && PST_PAGE_ENTRIES == 1 << PAGE_BITS, "shifts");
+
+/* Products of the low halves of 64-bit lanes. */
+#define MUL_LOW(a, b) _mm512_mul_epu32(a, b)
+
+/* pst_salted_tag, eight lanes at a time. */
+PST_WITH_AVX512 static inline __m512i salted_tags(__m512i hash, __m512i add, __m512i fold,
+                                                  __m512i fold_high, __m512i spread) {
+    const __m512i low_half = _mm512_set1_epi64(0xFFFFFFFF);
+    __m512i x = _mm512_xor_si512(hash, add), x_high = _mm512_srli_epi64(x, 32);
+    __m512i middle = MUL_LOW(x, fold_high), other = MUL_LOW(x_high, fold);
+    __m512i carry = _mm512_srli_epi64(MUL_LOW(x, fold), 32);
+    carry = _mm512_add_epi64(carry, _mm512_and_si512(middle, low_half));
+    carry = _mm512_add_epi64(carry, _mm512_and_si512(other, low_half));
+    __m512i high = _mm512_add_epi64(MUL_LOW(x_high, fold_high), _mm512_srli_epi64(carry, 32));
+    high = _mm512_add_epi64(high, _mm512_srli_epi64(middle, 32));
+    high = _mm512_add_epi64(high, _mm512_srli_epi64(other, 32));
+    __m512i folded = _mm512_xor_si512(_mm512_mullo_epi64(x, fold), high);
+    return _mm512_srli_epi64(_mm512_mullo_epi64(folded, spread), 32);
+}
+
+/* Eight keys at a time, as far as they go; returns the first key that is left. */
+PST_WITH_AVX512 static int64_t find_lines_avx512(pst_batch *b, int64_t to) {
+    const pst_table *t = b->t;
+    const uint8_t *heap = t->heap;
+    pst_salt salt = pst_salt_of(t);
+    const __m512i add = _mm512_set1_epi64((int64_t)salt.add);
+    const __m512i fold = _mm512_set1_epi64((int64_t)salt.fold);
+    const __m512i fold_high = _mm512_set1_epi64((int64_t)(salt.fold >> 32));
+    const __m512i spread = _mm512_set1_epi64((int64_t)salt.spread);
+    const __m512i mask = _mm512_set1_epi64((int64_t)t->group_mask);
+    const __m512i first = _mm512_set1_epi64(t->first_key_group);
+    const __m512i capacity_bits = _mm512_set1_epi64((1 << CAPACITY_BITS) - 1);
+    const __m512i tag_bits = _mm512_set1_epi64(0xFFFFFFFF);
+    const __m512i line_start = _mm512_set1_epi64(~(int64_t)(PST_LINE - 1));
+    const __m512i in_page = _mm512_set1_epi64(PST_PAGE_ENTRIES - 1);
+    const __m512i empty = _mm512_set1_epi64((int64_t)(uintptr_t)NOTHING);
+    const __m512i base = _mm512_set1_epi64((int64_t)(uintptr_t)heap);
+    const __m128i depth_shift = _mm_cvtsi32_si128((int)t->m->directory_bits);
+    const __m128i tag_shift = _mm_cvtsi32_si128(32 - (int)t->m->directory_bits);
+    int64_t i = b->lined;
+    for (; i + 8 <= to; i += 8) {
+        __m512i hash = _mm512_loadu_si512(b->hash + i);
+        __m512i tag = salted_tags(hash, add, fold, fold_high, spread);
+        __m512i group = _mm512_sub_epi64(_mm512_and_si512(hash, mask), first);
+        __m512i place =
+            _mm512_or_si512(_mm512_sll_epi64(group, depth_shift), _mm512_srl_epi64(tag, tag_shift));
+        __m512i shard = _mm512_i64gather_epi64(_mm512_slli_epi64(place, 1), t->m->shards, 8);
+        __m512i capacity = _mm512_and_si512(shard, capacity_bits);
+        __m512i depth = _mm512_srli_epi64(_mm512_and_si512(shard, tag_bits), CAPACITY_BITS);
+        __m512i rest = _mm512_and_si512(_mm512_sllv_epi64(tag, depth), tag_bits);
+        __m512i home = _mm512_srli_epi64(MUL_LOW(rest, capacity), 32);
+        home = _mm512_and_si512(home, line_start);
+        __m512i table = _mm512_slli_epi64(_mm512_srli_epi64(shard, 32), GRANULE_BITS);
+        __m512i at =
+            _mm512_add_epi64(table, _mm512_slli_epi64(_mm512_srli_epi64(home, PAGE_BITS), 2));
+        __mmask8 has = _mm512_test_epi64_mask(shard, capacity_bits);
+        __m512i page = _mm512_cvtepu32_epi64(
+            _mm512_mask_i64gather_epi32(_mm256_setzero_si256(), has, at, heap, 1));
+        __m512i line = _mm512_add_epi64(base, _mm512_slli_epi64(page, GRANULE_BITS));
+        line = _mm512_add_epi64(line, _mm512_slli_epi64(_mm512_and_si512(home, in_page), 3));
+        line = _mm512_mask_mov_epi64(empty, has, line);
+        const uint64_t **lines = b->lines + i % PST_LINES;
+        _mm512_storeu_si512(lines, line);
+        _mm256_storeu_si256((__m256i *)(void *)(b->tags + i % PST_LINES),
+                            _mm512_cvtepi64_epi32(tag));
+        for (int k = 0; k < 8; k++)
+            __builtin_prefetch(lines[k], 0, 3);
+    }
+    _mm256_zeroupper();
+    return i;
+}
+#endif
+
+static void find_lines(pst_batch *b, int64_t to) {
+    if (to <= b->lined)
+        return;
+    if (pst_groups_are_masked(b->t)) {
+#ifdef PST_AVX512
+        if (pst_has_avx512() && b->lined % 8 == 0)
+            b->lined = find_lines_avx512(b, to);
+#endif
+        find_lines_as(b, to, 1);
+    } else {
+        find_lines_of_any_groups(b, to);
+    }
+    b->lined = to;
+}
+
+/* Points at the home line of key i; 0 where its shard has no page. */
+static int walk_home(const pst_batch *b, int64_t i, pst_probe *c) {
+    const pst_table *t = b->t;
+    uint32_t tag = b->tags[i % PST_LINES];
+    uint32_t at = pst_directory_at(t, t->m->directory_bits, b->hash[i], tag);
+    return pst_probe_home(c, &t->m->shards[at], t->heap, tag);
+}
+
+/* The home line is full of other keys: prefetches the lines after it. */
+static RARE void try_next_lines(pst_batch *b, int64_t i) {
+    enum { NEXT = 4 };
+    pst_probe c;
+    if (!walk_home(b, i, &c))
+        return;
+    b->moved[b->moved_tail++ % PST_LINES] = i;
+    for (int k = 0; k < NEXT; k++) {
+        pst_probe_step(&c, b->t->heap);
+        __builtin_prefetch(c.line);
+    }
+}
+
+/* Takes the first entry with the right tag. The line may be out of date: a slot found here is
+ * compared later, and if a row was made meanwhile, callers to whom it matters look again where they
+ * see PST_NONE. */
+static void guess_slots(pst_batch *b, int64_t to) {
+    const pst_table *t = b->t;
+    uint32_t taken = t->m->slots, *slots = b->slots;
+    const uint32_t *tags = b->tags;
+    const uint64_t **lines = b->lines;
+    for (int64_t i = b->guessed; i < to; i++) {
+        uint64_t at = (uint64_t)i % PST_LINES;
+        const uint64_t *line = lines[at];
+        uint32_t m = pst_line_matches(line, tags[at]);
+        uint32_t slot = m ? pst_entry_slot(line[__builtin_ctz(m)]) : PST_NONE;
+        if (slot < taken) {
+            pst_prefetch_row(t, slot);
+        } else if (m) { /* to a key whose tag is 0, empty cells bear it */
+            slot = pst_batch_find_row(b, i);
+        } else if (line[PST_LINE - 1]) {
+            try_next_lines(b, i);
+        }
+        slots[i] = slot;
+    }
+    if (to > b->guessed)
+        b->guessed = to;
+}
+
+/* Looks for the keys that were not in their home lines: half of them are in the next line, but one
+ * in five is four lines or more behind. The epoch's first write may have rebuilt the shard since the
+ * home line was looked at, so the walk begins there again. */
+static RARE void guess_moved(pst_batch *b, int64_t to) {
+    const pst_table *t = b->t;
+    while (b->moved_head < b->moved_tail && b->moved[b->moved_head % PST_LINES] < to) {
+        int64_t i = b->moved[b->moved_head++ % PST_LINES];
+        uint32_t tag = b->tags[i % PST_LINES], slot = PST_NONE, m = 0;
+        pst_probe c;
+        if (!walk_home(b, i, &c))
+            continue;
+        for (uint32_t n = 0; n < c.capacity; n += PST_LINE) {
+            m = pst_line_matches(c.line, tag);
+            if (m)
+                slot = pst_entry_slot(c.line[__builtin_ctz(m)]);
+            if (m || !c.line[PST_LINE - 1])
+                break;
+            pst_probe_step(&c, t->heap);
+        }
+        if (slot < t->m->slots)
+            pst_prefetch_row(t, slot);
+        else if (m)
+            slot = pst_batch_find_row(b, i);
+        b->slots[i] = slot;
+    }
+}
+
+/* For rows of bytes keys whose slots were guessed: prefetches the block that holds the rest of the
+ * key. Keys that were not in their home lines are found too late for that. */
+PST_PREFETCH void prefetch_keys(const pst_batch *b, int64_t from, int64_t to) {
+    const pst_table *t = b->t;
+    for (int64_t i = from; i < to; i++) {
+        if (b->slots[i] == PST_NONE)
+            continue;
+        const uint64_t *ref = pst_row(t, b->slots[i]) + t->lay.key_offset / 8 + 1;
+        if (pst_ref_is_block(ref) && pst_ref_size(ref) == b->bytes[i].size)
+            pst_prefetch_bytes(pst_ref_data(t->heap, ref), pst_ref_size(ref));
+    }
+}
+
+/* Looks again where the guess was another key's row. */
+static void compare_slots(pst_batch *b, int64_t from, int64_t to) {
+    const pst_table *t = b->t;
+    for (int64_t i = from; i < to; i++) {
+        if (b->slots[i] == PST_NONE)
+            continue;
+        pst_key key;
+        pst_batch_key(b, i, &key);
+        if (!pst_row_matches(t, pst_row(t, b->slots[i]), &key))
+            b->slots[i] = pst_index_find(t, &key);
+    }
+}
+
+/* The same for word keys without nulls, by far the most frequent. */
+static void compare_words(pst_batch *b, int64_t from, int64_t to) {
+    const pst_table *t = b->t;
+    const uint8_t *rows = t->rows;
+    uint64_t row_size = t->lay.row_size;
+    uint32_t *slots = b->slots;
+    const uint64_t *words = b->words;
+    for (int64_t i = from; i < to; i++) {
+        if (slots[i] == PST_NONE)
+            continue;
+        const uint64_t *row = (const uint64_t *)(rows + slots[i] * row_size);
+        if (row[1] == words[i] && (row[0] & 0xFF) >= PST_FLAG_LIVE && !(row[0] & PST_FLAG_NULL_KEY))
+            continue;
+        pst_key key;
+        pst_batch_key(b, i, &key);
+        slots[i] = pst_index_find(t, &key);
+    }
+}
+
+void pst_batch_resolve(pst_batch *b, int64_t to) {
+    if (!b->lined)
+        b->made = b->t->m->ties ? UINT64_MAX : pst_rows_made(b->t);
+    while (b->resolved < to) {
+        int64_t from = b->resolved, end = min64(from + PST_GROUP, b->length);
+        pst_prefetch_words(b->hash, from + 3 * PST_GROUP, b->length);
+        if (b->words)
+            pst_prefetch_words(b->words, from, b->length);
+        find_lines(b, min64(end + 3 * PST_GROUP, b->length));
+        guess_slots(b, min64(end + 2 * PST_GROUP, b->length));
+        if (b->bytes)
+            prefetch_keys(b, from ? end : 0, min64(end + PST_GROUP, b->length));
+        guess_moved(b, min64(end + PST_GROUP, b->length));
+        if (b->words && !b->nulls)
+            compare_words(b, from, end);
+        else
+            compare_slots(b, from, end);
+        b->resolved = end;
+    }
+}
+
+static void prefetch_rows(const pst_batch *b, int64_t from, int64_t to) {
+    for (int64_t i = from; i < to; i++)
+        if (b->slots[i] != PST_NONE)
+            pst_prefetch_row(b->t, b->slots[i]);
+}
+
+void pst_batch_prepare(pst_batch *b, int64_t i) {
+    int64_t end = min64(i + PST_GROUP, b->length);
+    if (b->resolved < end) {
+        pst_batch_resolve(b, end);
+        return;
+    }
+    if (i == 0)
+        prefetch_rows(b, 0, end);
+    prefetch_rows(b, end, min64(end + PST_GROUP, b->length));
+}
+
+void pst_batch_prepare_rows(pst_batch *b, int64_t i) {
+    int64_t end = min64(i + PST_GROUP, b->length);
+    if (b->resolved < end)
+        pst_batch_resolve(b, end);
+    else
+        prefetch_rows(b, i ? end + PST_GROUP : 0, min64(end + 2 * PST_GROUP, b->guessed));
+}
+
+uint32_t pst_batch_find_row(pst_batch *b, int64_t i) {
+    pst_key key;
+    pst_batch_key(b, i, &key);
+    return b->slots[i] = pst_index_find(b->t, &key);
+}
+
+pst_status pst_batch_make_row(pst_batch *b, int64_t i, uint32_t *slot) {
+    pst_key key;
+    pst_batch_key(b, i, &key);
+    pst_status s = pst_row_make(b->t, &key, slot);
+    if (!s)
+        b->slots[i] = *slot;
+    return s;
 }

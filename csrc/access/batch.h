@@ -38,7 +38,7 @@ struct pst_batch {
     int64_t lined;    /* keys whose index line was found and prefetched */
     int64_t guessed;  /* keys whose slot was read from it, and the row prefetched */
     int64_t resolved; /* keys whose slot was compared */
-    int64_t brought;  /* keys whose lists and maps were prefetched for one key at a time */
+    int64_t prepared; /* keys whose lists and maps were prefetched for one key at a time */
     uint64_t *hash;
     uint32_t *slots;
     const uint64_t *words; /* word keys, canonical; may be the caller's own array */
@@ -80,11 +80,11 @@ static inline pst_status pst_batch_row(pst_batch *b, int64_t i, uint32_t *slot) 
     return *slot == PST_NONE ? pst_batch_make_row(b, i, slot) : PST_OK;
 }
 /* Looks up the group that begins at i; where an earlier operation did, prefetches its rows. */
-void pst_batch_bring(pst_batch *b, int64_t i);
+void pst_batch_prepare(pst_batch *b, int64_t i);
 /* For callers that take rows one by one, in order, and do work of their own in between: called with
  * the first row of each group. That group is looked up, and the rows of the next two groups are on
  * their way. */
-void pst_batch_bring_rows(pst_batch *b, int64_t i);
+void pst_batch_prepare_rows(pst_batch *b, int64_t i);
 /* Looks for key i where the look-up of its group found none. */
 uint32_t pst_batch_find_row(pst_batch *b, int64_t i);
 /* The row of key i, or PST_NONE. */

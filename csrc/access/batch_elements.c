@@ -34,7 +34,7 @@ pst_status pst_check_elements(pst_batch *b, int32_t column, pst_kind kind, uint8
     return s;
 }
 
-void pst_batch_bring_roots(pst_batch *b, int64_t i) {
+void pst_batch_prepare_roots(pst_batch *b, int64_t i) {
     const pst_table *t = b->t;
     int64_t end = i + PST_GROUP < b->length ? i + PST_GROUP : b->length;
     pst_batch_resolve(b, end);
@@ -46,7 +46,7 @@ void pst_batch_bring_roots(pst_batch *b, int64_t i) {
         for (int64_t k = i; k < end; k++)
             pst_prefetch_root(&r, k, kind == PST_MAP ? PST_MAP_ROOT : PST_LIST_TAIL);
     }
-    b->brought = end;
+    b->prepared = end;
 }
 
 /* ---- lists ---------------------------------------------------------------------------------- */
@@ -101,7 +101,7 @@ pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *
     const uint8_t *words = words_of(t, column, items);
     pst_roots r = pst_roots_of(b, column);
     for (int64_t i = 0; !s && i < b->length; i++) {
-        pst_bring_elements(b, &r, i, PST_LIST_TAIL);
+        pst_prefetch_elements(b, &r, i, PST_LIST_TAIL);
         if (i % PST_GROUP == 0) {
             s = pst_undo_reserve(t, PST_GROUP);
             pst_array_prefetch(items, i);
@@ -125,7 +125,7 @@ pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_
     const uint8_t *words = words_of(t, column, items);
     pst_roots r = pst_roots_of(b, column);
     for (int64_t i = 0; !s && i < b->length; i++) {
-        pst_bring_elements(b, &r, i, PST_LIST_TAIL);
+        pst_prefetch_elements(b, &r, i, PST_LIST_TAIL);
         if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
         for (int64_t k = offsets[i]; !s && k < offsets[i + 1]; k++)
@@ -154,7 +154,7 @@ static inline __attribute__((always_inline)) pst_status offsets_of(pst_batch *b,
     offsets[0] = 0;
     for (int64_t i = 0; !s && i < b->length; i++) {
         uint64_t count;
-        pst_bring_elements(b, &r, i, wanted);
+        pst_prefetch_elements(b, &r, i, wanted);
         s = count_of(b, i, column, &count);
         offsets[i + 1] = offsets[i] + (int64_t)count;
     }
@@ -225,7 +225,7 @@ typedef struct chains {
 static void follow_ahead(pst_batch *b, const pst_roots *r, int64_t i, chains *c) {
     const pst_table *t = b->t;
     int64_t next = i + PST_GROUP;
-    pst_bring_ahead(b, r, i, PST_LIST_HEAD);
+    pst_prefetch_ahead(b, r, i, PST_LIST_HEAD);
     c->at[next % PST_GROUP] = 0;
     if (next < b->length && b->slots[next] != PST_NONE) {
         pst_list l = pst_row_list(t, pst_row(t, b->slots[next]), r->column);
@@ -240,8 +240,8 @@ static void follow_ahead(pst_batch *b, const pst_roots *r, int64_t i, chains *c)
     }
 }
 
-/* As pst_bring_elements, for all chunks of a list. */
-static void bring_chains(pst_batch *b, const pst_roots *r, int64_t i, chains *c) {
+/* As pst_prefetch_elements, for all chunks of a list. */
+static void prefetch_chains(pst_batch *b, const pst_roots *r, int64_t i, chains *c) {
     for (int64_t k = -PST_GROUP; i == 0 && k < 0; k++)
         follow_ahead(b, r, k, c);
     follow_ahead(b, r, i, c);
@@ -279,7 +279,7 @@ pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offs
     pst_roots r = pst_roots_of(b, column);
     chains c = {0};
     for (int64_t i = 0; !s && i < b->length; i++) {
-        bring_chains(b, &r, i, &c);
+        prefetch_chains(b, &r, i, &c);
         uint64_t count = (uint64_t)(offsets[i + 1] - offsets[i]);
         uint32_t slot = pst_batch_slot(b, i);
         if (!count)

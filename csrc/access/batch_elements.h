@@ -21,7 +21,7 @@ pst_status pst_check_elements(pst_batch *b, int32_t column, pst_kind kind, uint8
 
 /* Prefetches the lists and maps of the group that begins at i, for a caller that selects one key at
  * a time. */
-void pst_batch_bring_roots(pst_batch *b, int64_t i);
+void pst_batch_prepare_roots(pst_batch *b, int64_t i);
 
 /* What an operation reads first of a list or map. A constant wherever it is passed. */
 typedef enum pst_wanted { PST_LIST_TAIL, PST_LIST_HEAD, PST_MAP_ROOT } pst_wanted;
@@ -65,20 +65,21 @@ PST_PREFETCH void pst_prefetch_root(const pst_roots *r, int64_t i, pst_wanted wa
 }
 
 /* Prefetches row i + 2 * PST_GROUP, and what the root of row i + PST_GROUP names. */
-PST_PREFETCH void pst_bring_ahead(pst_batch *b, const pst_roots *r, int64_t i, pst_wanted wanted) {
+PST_PREFETCH void pst_prefetch_ahead(pst_batch *b, const pst_roots *r, int64_t i,
+                                     pst_wanted wanted) {
     if (i % PST_GROUP == 0 && i + PST_GROUP < r->length)
-        pst_batch_bring(b, i + PST_GROUP);
+        pst_batch_prepare(b, i + PST_GROUP);
     pst_prefetch_root(r, i + PST_GROUP, wanted);
 }
 
 /* Called for each i in turn: row i is ready, the row a group further on is in cache, and what its
  * root names is on its way. It does one row at a time, because the processor has few lines in
  * flight. */
-PST_PREFETCH void pst_bring_elements(pst_batch *b, const pst_roots *r, int64_t i,
-                                     pst_wanted wanted) {
+PST_PREFETCH void pst_prefetch_elements(pst_batch *b, const pst_roots *r, int64_t i,
+                                        pst_wanted wanted) {
     for (int64_t k = -PST_GROUP; i == 0 && k < 0; k++)
-        pst_bring_ahead(b, r, k, wanted);
-    pst_bring_ahead(b, r, i, wanted);
+        pst_prefetch_ahead(b, r, k, wanted);
+    pst_prefetch_ahead(b, r, i, wanted);
 }
 
 #endif

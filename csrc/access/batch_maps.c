@@ -11,8 +11,8 @@
 
 /* Prefetches the paths of every `step`-th row from `from` to `to` whose map is large. Returns
  * whether they end in more than one leaf. */
-static int bring_large(const pst_batch *b, const pst_roots *r, const pst_array *keys, int64_t from,
-                       int64_t to, int64_t step) {
+static int prefetch_large(const pst_batch *b, const pst_roots *r, const pst_array *keys,
+                          int64_t from, int64_t to, int64_t step) {
     _Static_assert((int)PST_GROUP <= (int)PST_TREE_PATHS, "a group's paths are followed together");
     const pst_table *t = b->t;
     pst_tree_root root[PST_GROUP];
@@ -28,20 +28,21 @@ static int bring_large(const pst_batch *b, const pst_roots *r, const pst_array *
         pst_array_cell(keys, i, &key);
         pst_entry_key(t, r->column, &key, &e[n++]);
     }
-    return pst_tree_bring_paths(r->heap, pst_heap_bytes(t), &t->collections[r->column].map, root, e,
-                                n);
+    return pst_tree_prefetch_paths(r->heap, pst_heap_bytes(t), &t->collections[r->column].map, root,
+                                   e, n);
 }
 
 /* Prefetches the paths of the group that begins at i, if one of its maps is large. */
-static void bring_paths(const pst_batch *b, const pst_roots *r, const pst_array *keys, int64_t i) {
+static void prefetch_paths(const pst_batch *b, const pst_roots *r, const pst_array *keys,
+                           int64_t i) {
     int64_t to = i + PST_GROUP < r->length ? i + PST_GROUP : r->length;
     int large = 0;
     for (int64_t k = i; k < to; k++)
         large |= r->slots[k] != PST_NONE && *pst_root_at(r, k) >> 32 >= PST_LARGE_MAP;
     /* Where the first and the last key end in one leaf, the keys come in order, and that leaf is
      * now on its way. */
-    if (large && to - i > 1 && bring_large(b, r, keys, i, to, to - i - 1))
-        bring_large(b, r, keys, i, to, 1);
+    if (large && to - i > 1 && prefetch_large(b, r, keys, i, to, to - i - 1))
+        prefetch_large(b, r, keys, i, to, 1);
 }
 
 static pst_status check_map_keys(pst_batch *b, int32_t column, const pst_array *keys) {
@@ -65,12 +66,12 @@ pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys
         return s;
     pst_roots r = pst_roots_of(b, column);
     for (int64_t i = 0; !s && i < b->length; i++) {
-        pst_bring_elements(b, &r, i, PST_MAP_ROOT);
+        pst_prefetch_elements(b, &r, i, PST_MAP_ROOT);
         if (i % PST_GROUP == 0) {
             s = pst_undo_reserve(t, PST_GROUP);
             pst_array_prefetch(keys, i);
             pst_array_prefetch(values, i);
-            bring_paths(b, &r, keys, i);
+            prefetch_paths(b, &r, keys, i);
         }
         pst_cell key, value;
         pst_tree_entry e = {.is_null = 0};
@@ -100,7 +101,7 @@ static pst_status remove_entries(pst_batch *b, int32_t column, const pst_array *
         return s;
     pst_roots r = pst_roots_of(b, column);
     for (int64_t i = 0; !s && i < b->length; i++) {
-        pst_bring_elements(b, &r, i, PST_MAP_ROOT);
+        pst_prefetch_elements(b, &r, i, PST_MAP_ROOT);
         if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
         pst_cell key;
@@ -158,10 +159,10 @@ static inline __attribute__((always_inline)) pst_status get_fixed(pst_batch *b, 
                                                                   uint8_t *valid) {
     pst_roots r = pst_roots_of(b, column);
     for (int64_t i = 0; i < b->length; i++) {
-        pst_bring_elements(b, &r, i, PST_MAP_ROOT);
+        pst_prefetch_elements(b, &r, i, PST_MAP_ROOT);
         if (i % PST_GROUP == 0) {
             pst_array_prefetch(keys, i);
-            bring_paths(b, &r, keys, i);
+            prefetch_paths(b, &r, keys, i);
         }
         pst_tree_entry e = {.is_null = 0};
         pst_status s = get_entry(b, i, column, keys, &e);
@@ -203,7 +204,7 @@ pst_status pst_batch_map_get_bytes(pst_batch *b, int32_t column, const pst_array
     int64_t total = 0;
     for (int64_t i = 0; i < b->length; i++) {
         pst_tree_entry e = {.is_null = 0};
-        pst_bring_elements(b, &r, i, PST_MAP_ROOT);
+        pst_prefetch_elements(b, &r, i, PST_MAP_ROOT);
         s = get_entry(b, i, column, keys, &e);
         if (s && s != PST_NOT_FOUND)
             return s;

@@ -479,9 +479,9 @@ pst_status pst_batch_apply_all(pst_batch *b, int32_t n, const pst_step *steps, u
         small[k] = (uint8_t)(sums_whole(&steps[k]) && is_small(b, &steps[k], 0, b->length));
     for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
-        pst_batch_bring(b, from);
+        pst_batch_prepare(b, from);
         if (from == 0 && b->made != pst_rows_made(t))
-            memset(small, 0, sizeof small); /* others may have made rows that were not found */
+            memset(small, 0, sizeof small);     /* others may have made rows that were not found */
         s = pst_undo_reserve(t, PST_GROUP + 1); /* one that is not counted, too */
         if (!s && fresh)
             s = note_fresh(b, steps[0].column, from, to, fresh);
@@ -530,7 +530,7 @@ pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values) 
     pst_status s = check_operand(b, column, values);
     for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
-        pst_batch_bring(b, from);
+        pst_batch_prepare(b, from);
         s = pst_undo_reserve(b->t, PST_GROUP);
         for (int64_t i = from; !s && i < to; i++)
             s = put_one(b, i, column, values);
@@ -549,7 +549,7 @@ static pst_status clear_batch(pst_batch *b, int32_t column) {
         return PST_INVALID;
     for (int64_t from = 0; from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
-        pst_batch_bring(b, from);
+        pst_batch_prepare(b, from);
         s = pst_undo_reserve(t, PST_GROUP);
         for (int64_t i = from; !s && i < to; i++) {
             uint32_t slot = pst_batch_slot(b, i);
@@ -660,7 +660,7 @@ pst_status pst_batch_get_all(pst_batch *b, int32_t n, const pst_get *gets) {
     for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
         const uint64_t *rows[PST_GROUP];
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
-        pst_batch_bring(b, from);
+        pst_batch_prepare(b, from);
         for (int64_t i = from; i < to; i++) {
             uint32_t slot = pst_batch_slot(b, i);
             rows[i - from] = slot == PST_NONE ? NULL : pst_row(b->t, slot);
@@ -690,7 +690,7 @@ pst_status pst_batch_get_bytes(pst_batch *b, int32_t column, const pst_bytes_out
     int64_t total = 0;
     for (int64_t from = 0; from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
-        pst_batch_bring(b, from);
+        pst_batch_prepare(b, from);
         for (int64_t i = from; i < to; i++) {
             const uint64_t *row = present_row(b, i, column);
             pst_cell cell = {{0, 0}, {NULL, 0}};

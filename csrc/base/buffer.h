@@ -1,14 +1,14 @@
 /* buffer.h: bytes that grow, and words.
  *
- * Purpose: what holds encoded keys, and what an epoch changed. The memory is its owner's.
+ * Purpose: what holds encoded keys, blocks of files, and what an epoch changed. The memory is its
+ * owner's.
  *
  * Thread safety: plain structures.
  */
 #ifndef PST_BUFFER_H
 #define PST_BUFFER_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "pystate.h"
 
 typedef struct pst_key_buffer {
     uint8_t *data;
@@ -20,5 +20,18 @@ typedef struct pst_words {
     uint64_t *words;
     size_t capacity; /* words */
 } pst_words;
+
+typedef struct pst_buffer {
+    uint8_t *data;
+    size_t capacity;
+} pst_buffer;
+
+/* Grows by half, or to `size` bytes, keeping the contents. PST_NO_MEMORY. */
+pst_status pst_buffer_grow(pst_buffer *b, size_t size);
+void pst_buffer_free(pst_buffer *b);
+
+static inline pst_status pst_buffer_reserve(pst_buffer *b, size_t size) {
+    return size <= b->capacity ? PST_OK : pst_buffer_grow(b, size);
+}
 
 #endif

@@ -1,6 +1,7 @@
 /* coding.h: how numbers lie in files and shared memory.
  *
- * Fixed-width integers are little-endian and need no alignment. A varint holds seven bits per
+ * Fixed-width integers are little-endian and need no alignment; those of elements, which are sorted
+ * as bytes, are big-endian. A varint holds seven bits per
  * byte, lowest first, the high bit set on all but the last byte; it is at most ten bytes long.
  * A pst_cursor reads a byte string that may be damaged: reads past the end yield zero and set
  * `bad`, so that a decoder checks once, at its end.
@@ -118,6 +119,50 @@ static inline void pst_copy_short(uint8_t *to, const uint8_t *from, size_t size)
         to[size >> 1] = middle;
         to[size - 1] = last;
     }
+}
+
+/* Up to 16 bytes as two words, padded with zeros: without a call, and without narrow stores that a
+ * wider load would wait for. */
+static inline void pst_short_words(const uint8_t *p, size_t size, uint64_t words[2]) {
+    words[0] = words[1] = 0;
+    if (size >= 8) {
+        uint32_t half = 4 * (16 - (uint32_t)size); /* C has no shift by 64 */
+        memcpy(&words[0], p, 8);
+        memcpy(&words[1], p + size - 8, 8);
+        words[1] = words[1] >> half >> half;
+    } else if (size >= 4) {
+        uint32_t first, last, past = 8 * (8 - (uint32_t)size);
+        memcpy(&first, p, 4);
+        memcpy(&last, p + size - 4, 4);
+        words[0] = first | (uint64_t)last >> past << 32;
+    } else if (size) {
+        words[0] = p[0] | (uint64_t)p[size >> 1] << (size >> 1) * 8 |
+                   (uint64_t)p[size - 1] << (size - 1) * 8;
+    }
+}
+
+/* Big-endian numbers, which sort as bytes. */
+static inline void pst_put_big(uint8_t *p, uint64_t v, int bytes) {
+    for (int i = bytes; i-- > 0; v >>= 8)
+        p[i] = (uint8_t)v;
+}
+
+static inline uint64_t pst_get_big(const uint8_t *p, int bytes) {
+    uint64_t v = 0;
+    for (int i = 0; i < bytes; i++)
+        v = v << 8 | p[i];
+    return v;
+}
+
+static inline void pst_put_big64(uint8_t *p, uint64_t v) {
+    v = __builtin_bswap64(v);
+    memcpy(p, &v, sizeof v);
+}
+
+static inline uint64_t pst_get_big64(const uint8_t *p) {
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return __builtin_bswap64(v);
 }
 
 #endif

@@ -1,9 +1,9 @@
 #include "base/key.h"
 
+#include "base/coding.h"
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/siphash.h"
-#include "base/words.h"
 #include "base/xxh64.h"
 
 static int is_bytes(pst_type type) {

@@ -2,7 +2,6 @@
 
 #include <string.h>
 
-#include "base/element.h"
 #include "base/mem.h"
 #include "base/xxh64.h"
 

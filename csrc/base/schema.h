@@ -1,4 +1,5 @@
-/* schema.h: owned copies of schemas.
+/* schema.h: owned copies of schemas, and what the table and the file layer must agree about where
+ * an operator has lists, maps or timers.
  *
  * Thread safety: pure functions over their arguments.
  *
@@ -40,5 +41,15 @@ uint32_t pst_type_width(pst_type type);
 
 /* A fingerprint of names, types and order. */
 uint64_t pst_schema_fingerprint(const pst_schema *schema);
+
+/* The element column of a file's key, which FORMAT.md describes: bytes of a state's id, and of the
+ * elements of lists and timers with it. */
+enum { PST_ELEMENT_ID = 4, PST_ELEMENT_RUN = 12, PST_ELEMENT_TIMER = 13 };
+
+/* The id of timers. */
+#define PST_TIMERS_ID 0u
+
+/* The id of a list or map: a hash of its name, so that it means the same whatever else there is. */
+uint32_t pst_collection_id(const char *name);
 
 #endif

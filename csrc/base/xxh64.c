@@ -3,6 +3,8 @@
 #include <string.h>
 
 #include "base/coding.h"
+#include "base/mem.h"
+#include "pystate.h"
 
 static inline uint64_t lane_round(uint64_t lane, uint64_t input) {
     return pst_xxh64_rotl(lane + input * PST_XXH_P2, 31) * PST_XXH_P1;
@@ -100,4 +102,25 @@ void pst_xxh64_update(pst_xxh64_state *s, const void *data, size_t size) {
 uint64_t pst_xxh64_digest(const pst_xxh64_state *s) {
     uint64_t h = s->total >= 32 ? join_lanes(s->lane) : s->seed + PST_XXH_P5;
     return finish(h + s->total, s->tail, s->total % 32);
+}
+
+pst_status pst_file_checksum(const pst_io *io, uint64_t file_bytes, uint64_t *checksum) {
+    enum { PIECE = 1 << 18 };
+    uint8_t *buffer = pst_malloc(PIECE);
+    if (!buffer)
+        return PST_NO_MEMORY;
+    pst_xxh64_state state;
+    pst_xxh64_init(&state, 0);
+    pst_status s = PST_OK;
+    for (uint64_t at = 0; !s && at < file_bytes; at += PIECE) {
+        size_t size = file_bytes - at < PIECE ? (size_t)(file_bytes - at) : PIECE;
+        if (io->read_at(io->ctx, at, buffer, size))
+            s = PST_CALLBACK;
+        if (!s)
+            pst_xxh64_update(&state, buffer, size);
+    }
+    pst_free(buffer);
+    if (!s)
+        *checksum = pst_xxh64_digest(&state);
+    return s;
 }

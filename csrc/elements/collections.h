@@ -16,7 +16,7 @@
 #ifndef PST_COLLECTIONS_H
 #define PST_COLLECTIONS_H
 
-#include "base/element.h"
+#include "base/schema.h"
 #include "table/roots.h"
 #include "table/ttl.h"
 #include "table/value.h"

@@ -17,8 +17,8 @@
 #ifndef PST_ELEMENTS_H
 #define PST_ELEMENTS_H
 
-#include "base/element.h"
 #include "base/key.h"
+#include "base/schema.h"
 #include "elements/collections.h"
 
 enum { PST_RUN_BYTES = 32 * 1024 };

@@ -1,5 +1,7 @@
 #include "elements/timers.h"
 
+#include <stdlib.h>
+
 #include "table/undo.h"
 
 const pst_tree_shape pst_timer_shape = {.key_words = 2};
@@ -20,7 +22,7 @@ static void set_presence(pst_table *t, uint64_t *row, uint64_t presence) {
 }
 
 /* What the row counts: twice its timers, and whether what their words lack adds up to something. */
-static uint32_t counted(const pst_table *t, uint64_t *row) {
+static uint32_t count_of(const pst_table *t, uint64_t *row) {
     int32_t i = t->lay.timers;
     return pst_row_has(&t->lay, row, i) ? pst_get32(pst_field_at(&t->lay, row, i)) : 0;
 }
@@ -39,7 +41,7 @@ static void mark(pst_table *t, uint64_t *row, uint32_t now) {
 static void count(pst_table *t, uint32_t slot, int32_t by, pst_domain domain, int64_t time_ms) {
     uint64_t *row = pst_row(t, slot), word = pst_timer_pack(domain, time_ms);
     pst_touch(t, slot, row);
-    uint32_t before = counted(t, row), now = before + 2 * (uint32_t)by;
+    uint32_t before = count_of(t, row), now = before + 2 * (uint32_t)by;
     now ^= pst_timer_packed_time(word) != time_ms;
     pst_put32(pst_field_at(&t->lay, row, t->lay.timers), now);
     if (t->lay.timer >= 0) {
@@ -93,7 +95,7 @@ pst_status pst_timer_replace(pst_table *t, uint32_t slot, const uint64_t *word) 
     /* It may have been there as an element, alone. */
     if (!s && word) {
         pst_touch(t, slot, row);
-        mark(t, row, counted(t, row));
+        mark(t, row, count_of(t, row));
     }
     return s == PST_NOT_FOUND ? PST_CORRUPT : s;
 }
@@ -163,4 +165,66 @@ pst_status pst_timers_remove(pst_table *t, int32_t key_group, pst_domain domain,
                   pst_timer_time(timers[from + i][0]));
     }
     return PST_OK;
+}
+
+/* ---- timers that go with their rows into other slots ----------------------------------------- */
+
+static int by_slot(const void *a, const void *b) {
+    const pst_timer *x = a, *y = b;
+    return (x->slot > y->slot) - (x->slot < y->slot);
+}
+
+static const pst_domain domains[] = {PST_EVENT, PST_PROCESSING};
+
+int pst_timers_are_many(const pst_table *t, int32_t key_group) {
+    uint64_t all = 0;
+    for (int d = 0; d < 2; d++)
+        all += pst_timer_root(t, t->m, key_group, domains[d])->count;
+    return all > PST_TIMERS_MOST;
+}
+
+int pst_timers_of_rows(const pst_table *t, int32_t key_group, uint32_t first, uint32_t last,
+                       pst_timer *timers, int most) {
+    int n = 0;
+    if (pst_timers_are_many(t, key_group))
+        return -1;
+    for (int d = 0; d < 2 && n < most; d++) {
+        pst_tree_root root = *pst_timer_root(t, t->m, key_group, domains[d]);
+        pst_tree_cursor c;
+        pst_tree_entry e;
+        if (!root.count)
+            continue;
+        pst_tree_seek(&c, t->heap, pst_heap_bytes(t), &pst_timer_shape, root, NULL);
+        while (n < most && pst_tree_next(&c, &e) == PST_OK) {
+            uint32_t slot = (uint32_t)e.key[1];
+            if (slot >= first && slot < last)
+                timers[n++] = (pst_timer){e.key[0], slot, domains[d]};
+        }
+    }
+    qsort(timers, (size_t)n, sizeof *timers, by_slot);
+    return n;
+}
+
+uint32_t pst_timer_count(const pst_table *t, uint32_t slot) {
+    const pst_row_layout *lay = &t->lay;
+    uint64_t *row = pst_row(t, slot);
+    if (lay->timers < 0 || !pst_row_has(lay, row, lay->timers))
+        return 0;
+    return pst_get32(pst_field_at(lay, row, lay->timers)) / 2;
+}
+
+pst_status pst_timers_move(pst_table *t, int32_t key_group, const pst_timer *timers, int n,
+                           uint32_t to) {
+    pst_status s = PST_OK;
+    for (int i = 0; i < n && !s; i++) {
+        pst_tree_root *at = pst_timer_root(t, t->m, key_group, timers[i].domain), root = *at;
+        pst_tree_entry e = {.key = {timers[i].word, timers[i].slot}};
+        s = pst_tree_remove(t, &pst_timer_shape, &root, &e);
+        e.key[1] = to;
+        if (!s)
+            s = pst_tree_put(t, &pst_timer_shape, &root, &e);
+        if (!s)
+            pst_timer_store_root(at, root);
+    }
+    return s;
 }

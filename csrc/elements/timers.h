@@ -83,7 +83,7 @@ pst_status pst_timer_replace(pst_table *t, uint32_t slot, const uint64_t *word);
  * a touch was reserved. */
 void pst_timer_set_apart(pst_table *t, uint32_t slot);
 
-/* ---- rows that move (cut.h): timer_move.c ---------------------------------------------------- */
+/* ---- rows that move (cut.h) ------------------------------------------------------------------ */
 
 typedef struct pst_timer {
     uint64_t word; /* pst_timer_word of its time */

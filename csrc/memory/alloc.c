@@ -6,7 +6,7 @@
 #include "memory/store.h"
 
 /* Prefetches the block that will be reused some blocks later: it was freed long ago. */
-PST_PREFETCH void bring_block(const pst_table *t, uint32_t c) {
+PST_PREFETCH void prefetch_block(const pst_table *t, uint32_t c) {
     enum { AHEAD = 8, LINE = 64, MOST = 512 };
     const pst_ring *r = &t->m->rings[c];
     if (r->sealed_tail[2] - r->head <= AHEAD)
@@ -25,7 +25,7 @@ pst_status pst_block_alloc(pst_table *t, uint32_t c, uint32_t *granule) {
         return PST_OK;
     }
     for (int skipped = 0; pst_ring_pop(t, c, granule) == PST_OK;) {
-        bring_block(t, c);
+        prefetch_block(t, c);
         pst_span *span = pst_span_of(t, *granule);
         if (!(span->state & PST_SPAN_USED)) {
             pst_put32(&m->stale[c], m->stale[c] - 1);

@@ -11,7 +11,7 @@
 
 #include <string.h>
 
-#include "base/words.h"
+#include "base/coding.h"
 #include "memory/layout.h"
 #include "memory/store.h"
 

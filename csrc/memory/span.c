@@ -64,7 +64,7 @@ static uint32_t find_run(pst_table *t, uint32_t run) {
     return n;
 }
 
-static pst_status bring_back(pst_table *t, uint32_t first, uint32_t run) {
+static pst_status fill_run(pst_table *t, uint32_t first, uint32_t run) {
     for (uint32_t i = first; i < first + run; i++) {
         pst_span *s = pst_span_at(t, i);
         if (!(s->state & PST_SPAN_ABSENT))
@@ -99,7 +99,7 @@ pst_status pst_span_take(pst_table *t, uint32_t c) {
         if (first == n)
             t->span_none = run; /* nor any longer one, in this epoch */
     }
-    pst_status st = first == n ? extend(t, run) : bring_back(t, first, run);
+    pst_status st = first == n ? extend(t, run) : fill_run(t, first, run);
     if (st)
         return st;
     for (uint32_t i = first; i < first + run; i++) {

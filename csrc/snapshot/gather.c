@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "base/element.h"
+#include "base/coding.h"
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/schema.h"
@@ -72,7 +72,7 @@ static pst_status reserve(pst_sst_growing *c, uint64_t n, uint64_t bytes) {
     pst_status s = PST_OK;
     while (!s && c->count + n > c->room)
         s = pst_sst_grow_column(c);
-    return !s && bytes ? pst_sst_reserve(&c->values, c->bytes + bytes) : s;
+    return !s && bytes ? pst_buffer_reserve(&c->values, c->bytes + bytes) : s;
 }
 
 /* Makes room in a column for that many values, which together have that many bytes. */
@@ -120,7 +120,7 @@ static pst_status add_ends(pst_gatherer *g, uint32_t n) {
         pst_gathered *c = &g->states[__builtin_ctzll(left)];
         pst_status s = pst_gather_room(g, 4 * (uint64_t)n);
         if (!s)
-            s = pst_sst_reserve(&c->ends, ((size_t)g->rows + 1) * 4);
+            s = pst_buffer_reserve(&c->ends, ((size_t)g->rows + 1) * 4);
         if (s)
             return s;
         uint8_t *ends = c->ends.data;

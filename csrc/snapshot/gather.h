@@ -31,10 +31,10 @@ typedef struct pst_gathered {
     pst_kind kind;
     pst_type key_type; /* of a map's keys, or a list's items */
     pst_list_shape items;
-    uint32_t id;         /* by which elements name it, as it lies in them */
-    int begun;           /* the open row's list has an item, or the number `next` was given */
-    uint64_t next;       /* the number after its last item */
-    pst_sst_buffer ends; /* of the lists or maps of all rows, after a zero */
+    uint32_t id;     /* by which elements name it, as it lies in them */
+    int begun;       /* the open row's list has an item, or the number `next` was given */
+    uint64_t next;   /* the number after its last item */
+    pst_buffer ends; /* of the lists or maps of all rows, after a zero */
     pst_sst_growing keys;
     pst_sst_growing values;
 } pst_gathered;

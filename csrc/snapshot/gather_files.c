@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "base/coding.h"
-#include "base/element.h"
 #include "base/mem.h"
 #include "base/schema.h"
 #include "snapshot/gather.h"

@@ -15,8 +15,7 @@
 #include "elements/collections.h"
 #include "elements/elements.h"
 #include "elements/timers.h"
-#include "snapshot/dropped.h"
-#include "snapshot/load_entries.h"
+#include "sst/record.h"
 #include "sst/sst_reader.h"
 #include "table/ttl.h"
 
@@ -194,25 +193,25 @@ enum { LINES_AHEAD = 32, ROWS_AHEAD = 16 };
 
 /* Where the walk for a hash begins. A block may have rows that are not of this table. */
 static inline __attribute__((always_inline)) int home_of(const pst_table *t, uint64_t hash,
-                                                         uint32_t *tag, pst_cursor *c) {
+                                                         uint32_t *tag, pst_probe *c) {
     int32_t group = pst_group_of(t, hash);
     if (group < t->first_key_group || group > t->last_key_group)
         return 0;
     *tag = pst_tag_of(t, hash);
     uint32_t at = pst_directory_at(t, t->m->directory_bits, hash, *tag);
-    return pst_cursor_home(c, &t->m->shards[at], t->heap, *tag);
+    return pst_probe_home(c, &t->m->shards[at], t->heap, *tag);
 }
 
-PST_PREFETCH void bring_line(const pst_table *t, uint64_t hash) {
+PST_PREFETCH void prefetch_line(const pst_table *t, uint64_t hash) {
     uint32_t tag;
-    pst_cursor c;
+    pst_probe c;
     if (home_of(t, hash, &tag, &c))
         __builtin_prefetch(c.line, 1, 2);
 }
 
-PST_PREFETCH void bring_row(const pst_table *t, uint64_t hash) {
+PST_PREFETCH void prefetch_row(const pst_table *t, uint64_t hash) {
     uint32_t tag;
-    pst_cursor c;
+    pst_probe c;
     if (!home_of(t, hash, &tag, &c))
         return;
     uint32_t m = pst_line_matches(c.line, tag);
@@ -223,20 +222,20 @@ PST_PREFETCH void bring_row(const pst_table *t, uint64_t hash) {
 
 /* Prefetches what the rows ahead will need; at a block's first row, for all rows within reach, and
  * after rows that were passed together, for as many. A row and its elements have one hash. */
-static void bring_ahead(const pst_table *t, const pst_mapping *m, pst_ahead ahead,
-                        uint32_t passed) {
+static void prefetch_ahead(const pst_table *t, const pst_mapping *m, pst_ahead ahead,
+                           uint32_t passed) {
     if (!m->foreseen)
         return;
     uint32_t lines = passed < LINES_AHEAD ? LINES_AHEAD - passed : 1;
     uint32_t rows = passed < ROWS_AHEAD ? ROWS_AHEAD - passed : 1;
     for (uint32_t i = ahead.begins ? 0 : lines; i <= LINES_AHEAD && i < ahead.rows; i++)
         if (!i || ahead.hash[i] != ahead.hash[i - 1])
-            bring_line(t, ahead.hash[i]);
+            prefetch_line(t, ahead.hash[i]);
     if (m->all_new)
         return;
     for (uint32_t i = rows; i <= ROWS_AHEAD && i < ahead.rows; i++)
         if (ahead.hash[i] != ahead.hash[i - 1])
-            bring_row(t, ahead.hash[i]);
+            prefetch_row(t, ahead.hash[i]);
 }
 
 /* How many of the next rows in the block are elements of the same state and row as the row last
@@ -260,6 +259,86 @@ static uint32_t followers(const pst_ahead *ahead) {
             break;
     }
     return n;
+}
+
+/* ---- the entries of a map that follow one another in a block --------------------------------- */
+
+/* Most of what it costs to read a record, and to apply it, finds out whose it is. Entries of one map
+ * are put together, from the block as they lie. */
+
+enum { ENTRIES = 64 }; /* of a run */
+
+typedef struct entry_run {
+    const pst_sst_view *v;
+    const pst_sst_values *elements;
+    const pst_sst_values *values;
+    const pst_tree_shape *shape;
+    pst_type key_type; /* as the file has it */
+    pst_cell cells[ENTRIES];
+    pst_tree_entry entries[ENTRIES];
+} entry_run;
+
+/* The k-th entry, from row `row` of the view and value `at`; 0 where a record of its own is needed
+ * to say what it is. */
+static int take_entry(entry_run *x, uint32_t k, uint32_t row, uint32_t at) {
+    const int32_t *offsets = &x->elements->offsets[row];
+    pst_bytes element = {x->elements->values + offsets[0], (uint32_t)(offsets[1] - offsets[0])};
+    const uint8_t *key = element.data + PST_ELEMENT_ID;
+    pst_tree_entry *e = &x->entries[k];
+    pst_cell *cell = &x->cells[k];
+    if (!pst_sst_has_value(x->values, at) || !pst_map_key_is_sound(x->key_type, element))
+        return 0;
+    e->time = 0;
+    e->is_null = 0;
+    e->key_bytes = (pst_bytes){key, element.size - PST_ELEMENT_ID};
+    if (!x->shape->key_is_ref) {
+        e->key[0] = pst_get_big64(key);
+        e->key[1] = x->shape->key_words == 2 ? pst_get_big64(key + 8) : 0;
+    }
+    if (x->values->shape == PST_SHAPE_WORD64) {
+        e->value = pst_sst_words(x->values) + at;
+        return 1;
+    }
+    pst_sst_value(x->values, at, cell);
+    e->value = cell->word;
+    e->value_bytes = cell->bytes;
+    return !x->shape->value_is_ref || cell->bytes.size <= PST_MAX_BYTES;
+}
+
+/* Whether entries of the map are a key and a value that need no room of their own, and the record
+ * is one of them. */
+static int is_plain(const pst_table *t, const pst_record *record, int32_t column) {
+    return record->op == PST_PUT && t->lay.fields[column].kind == PST_MAP &&
+           t->lay.fields[column].type != PST_FIXED && !t->collections[column].map.timed &&
+           !(record->changed & (record->changed - 1));
+}
+
+/* The record was read from `r` and applied to the row in `slot`, and is an entry of the table's map
+ * `column`. Puts those behind it, of `more` that are of the same row and state, up to the first that
+ * a record of its own is needed for, and moves the reader behind them. *taken counts them, also
+ * where it is 0. What writing to a map says; PST_OK otherwise. */
+static pst_status load_entries(pst_table *t, pst_sst_reader *r, const pst_record *record,
+                               int32_t column, uint32_t slot, uint32_t more, uint32_t *taken) {
+    entry_run x;
+    *taken = 0;
+    if (!is_plain(t, record, column))
+        return PST_OK;
+    x.v = pst_sst_reader_ahead(r).view;
+    int32_t n_keys = x.v->schema->n_keys, state = __builtin_ctzll(record->changed);
+    uint32_t row = x.v->row, n = 0;
+    const uint8_t *kinds = x.v->row_kinds;
+    x.elements = &x.v->columns[n_keys - 1];
+    x.values = &x.v->columns[n_keys + state];
+    x.shape = &t->collections[column].map;
+    x.key_type = (pst_type)x.v->schema->states[state].map_key;
+    for (; n < more && n < ENTRIES && (!kinds || kinds[row + n] == kinds[row - 1]); n++)
+        if (!take_entry(&x, n, row + n, x.values->next + n))
+            break;
+    if (!n)
+        return PST_OK;
+    pst_status s = pst_row_map_append_run(t, slot, column, x.entries, n, more - n, taken);
+    pst_sst_reader_pass(r, *taken);
+    return s;
 }
 
 /* ---- rows by column -------------------------------------------------------------------------- */
@@ -302,11 +381,11 @@ static pst_status make_rows(pst_table *t, const pst_stretch *part, const pst_map
     for (uint32_t k = 0; !s && k < n; k++) {
         pst_key key;
         slots[k] = PST_NONE;
-        bring_ahead(t, m,
-                    (pst_ahead){part->hash + (i + k - part->first),
-                                part->first + part->rows - i - k, NULL, part->view,
-                                i + k == part->first},
-                    0);
+        prefetch_ahead(t, m,
+                       (pst_ahead){part->hash + (i + k - part->first),
+                                   part->first + part->rows - i - k, NULL, part->view,
+                                   i + k == part->first},
+                       0);
         s = key_at(t, part, i + k, &key);
         if (!s && any_value(part, values, i + k))
             s = pst_row_make(t, &key, &slots[k]);
@@ -379,7 +458,7 @@ static pst_status apply_followers(pst_table *t, pst_sst_reader *r, const pst_rec
         t->collections[column].id != (uint32_t)pst_get_big(element.data, PST_ELEMENT_ID) ||
         pst_dropped_has(&m->dropped, element))
         return PST_OK;
-    return pst_poison(t, pst_load_entries(t, r, record, column, slot, more, passed));
+    return pst_poison(t, load_entries(t, r, record, column, slot, more, passed));
 }
 
 /* ---- files ----------------------------------------------------------------------------------- */
@@ -467,7 +546,7 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
         if (s)
             break;
         pst_ahead ahead = pst_sst_reader_ahead(r);
-        bring_ahead(t, &m, ahead, passed);
+        prefetch_ahead(t, &m, ahead, passed);
         passed = 0;
         more = more ? more - 1 : followers(&ahead);
         s = apply_row(t, record, &m, has_element, more, &slot);

@@ -1,6 +1,6 @@
 #include <string.h>
 
-#include "base/element.h"
+#include "base/coding.h"
 #include "base/hash.h"
 #include "base/key.h"
 #include "base/mem.h"

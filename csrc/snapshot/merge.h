@@ -14,7 +14,7 @@
 #ifndef PST_MERGE_H
 #define PST_MERGE_H
 
-#include "snapshot/dropped.h"
+#include "sst/record.h"
 #include "sst/sst_reader.h"
 
 typedef struct pst_source {

@@ -2,14 +2,22 @@
 
 #include <string.h>
 
+#include "base/coding.h"
 #include "base/hash.h"
+#include "base/key.h"
 #include "base/mem.h"
 #include "base/schema.h"
+#include "elements/elements.h"
+#include "elements/timers.h"
 #include "memory/ring.h"
 #include "table/undo.h"
 #include "table/value.h"
 
-enum { AHEAD = 32 };
+enum {
+    AHEAD = 32,       /* rows that are prefetched */
+    WORDS_AHEAD = 80, /* where all that is needed of them is their words */
+    CHARGED = 128     /* rows of words between two charges */
+};
 
 void pst_sealed_destroy(pst_sealed *s) {
     if (!s)
@@ -32,8 +40,15 @@ const pst_lineage *pst_sealed_lineage(const pst_sealed *s) {
     return &s->lineage;
 }
 
-pst_status pst_sealed_reserve(pst_sealed *s, size_t n) {
-    pst_status st = pst_sealed_charge(s);
+/* ---- entries --------------------------------------------------------------------------------- */
+
+/* Charges for what is written after one more entry. PST_LIMIT. */
+static inline pst_status charge(pst_sealed *s) {
+    return pst_charge_raise(&s->charge, s->n_words * sizeof(uint64_t) + s->bytes.size);
+}
+
+static pst_status reserve(pst_sealed *s, size_t n) {
+    pst_status st = charge(s);
     if (st || s->n_words + n <= s->entries.capacity)
         return st;
     size_t capacity = s->entries.capacity * 2 + n;
@@ -44,7 +59,7 @@ pst_status pst_sealed_reserve(pst_sealed *s, size_t n) {
     return PST_OK;
 }
 
-pst_status pst_sealed_keep(pst_sealed *s, const void *data, size_t size, uint64_t *to) {
+static pst_status keep(pst_sealed *s, const void *data, size_t size, uint64_t *to) {
     pst_key_buffer *b = &s->bytes;
     if (b->size + size + PST_BYTES_SLACK > b->capacity) {
         size_t capacity = b->capacity ? b->capacity * 2 : 4096;
@@ -80,8 +95,8 @@ static int is_same(const pst_field *f, const uint64_t *now, const uint64_t *then
 }
 
 /* Which of the columns that are present before and after differ. */
-uint64_t pst_sealed_compare(const pst_table *t, const uint64_t *row, const uint64_t *before,
-                            uint64_t both) {
+static uint64_t compare_columns(const pst_table *t, const uint64_t *row, const uint64_t *before,
+                                uint64_t both) {
     const uint64_t *now = row + t->lay.image_offset / 8;
     uint64_t changed = 0;
     for (; both; both &= both - 1) {
@@ -100,7 +115,7 @@ uint64_t pst_sealed_compare(const pst_table *t, const uint64_t *row, const uint6
     return changed;
 }
 
-pst_status pst_sealed_cells(pst_sealed *s, const pst_table *t, const uint64_t *row,
+static pst_status put_cells(pst_sealed *s, const pst_table *t, const uint64_t *row,
                             uint64_t present, uint64_t **w) {
     for (; present; present &= present - 1) {
         const pst_field *f = &t->lay.fields[__builtin_ctzll(present)];
@@ -113,7 +128,7 @@ pst_status pst_sealed_cells(pst_sealed *s, const pst_table *t, const uint64_t *r
             s->logical_bytes += f->width;
             continue;
         }
-        pst_status st = pst_sealed_keep(s, cell.bytes.data, cell.bytes.size, *w);
+        pst_status st = keep(s, cell.bytes.data, cell.bytes.size, *w);
         if (st)
             return st;
         s->logical_bytes += cell.bytes.size;
@@ -131,7 +146,7 @@ static pst_status emit(pst_sealed *s, const pst_table *t, const uint64_t *row, i
     *w++ = k[0];
     s->logical_bytes += 8;
     if (s->key_kind == PST_KEY_BYTES) {
-        st = pst_sealed_keep(s, pst_ref_data(t->heap, k + 1), pst_ref_size(k + 1), w);
+        st = keep(s, pst_ref_data(t->heap, k + 1), pst_ref_size(k + 1), w);
         if (st)
             return st;
         s->logical_bytes += w[1] - 8;
@@ -143,13 +158,595 @@ static pst_status emit(pst_sealed *s, const pst_table *t, const uint64_t *row, i
         *w++ = changed;
         *w++ = present;
     }
-    st = pst_sealed_cells(s, t, row, present, &w);
+    st = put_cells(s, t, row, present, &w);
     s->n_words = (size_t)(w - s->entries.words);
     s->rows++;
-    return st ? st : pst_sealed_charge(s);
+    return st ? st : charge(s);
 }
 
-PST_PREFETCH void bring_block(const pst_table *t, const uint64_t *ref) {
+/* ---- entries with elements beside them ------------------------------------------------------- */
+
+/* Files with elements have one key column more (elements.h), so every entry has a bytes key: the
+ * row's key in the form of several columns, then the element or its absence. */
+
+/* One column's part of the encoding in key.c. */
+static uint8_t *put_part(uint8_t *p, pst_bytes b) {
+    *p++ = 1;
+    memcpy(p, &b.size, 4);
+    if (b.size)
+        memcpy(p + 4, b.data, b.size);
+    return p + 4 + b.size;
+}
+
+/* Keeps the file's key of a row, or of one of its elements (data not NULL): {hash, offset,
+ * size}. */
+static pst_status keep_key(pst_sealed *s, const pst_table *t, const uint64_t *row,
+                           pst_bytes element, uint64_t *w) {
+    const uint64_t *k = row + t->lay.key_offset / 8;
+    int word = t->lay.key_kind == PST_KEY_WORD, null = (row[0] & PST_FLAG_NULL_KEY) != 0;
+    pst_bytes own = {NULL, 0};
+    if (!word)
+        own = (pst_bytes){pst_ref_data(t->heap, k + 1), pst_ref_size(k + 1)};
+    /* The form of one string column is its bytes alone; all others are tagged already. */
+    int plain = t->schema.n_keys == 1 && t->schema.keys[0].type != PST_DECIMAL;
+    size_t room = 16 + (size_t)own.size + element.size + 8;
+    uint8_t small[512], *form = room <= sizeof small ? small : pst_malloc(room), *p = form;
+    if (!form)
+        return PST_NO_MEMORY;
+    if (null) {
+        *p++ = 0;
+    } else if (word) {
+        p += pst_key_put_word(p, k[0]);
+    } else if (plain) {
+        p = put_part(p, own);
+    } else {
+        memcpy(p, own.data, own.size);
+        p += own.size;
+    }
+    if (element.data)
+        p = put_part(p, element);
+    else
+        *p++ = 0;
+    w[0] = 0; /* the writer hashes the columns that are hashed */
+    pst_status st = keep(s, form, (size_t)(p - form), w + 1);
+    s->logical_bytes += (word ? 8 : own.size) + element.size;
+    if (form != small)
+        pst_free(form);
+    return st;
+}
+
+/* Returns where the cells go. */
+static uint64_t *put_info(const pst_sealed *s, uint64_t *w, pst_record_op op, uint64_t changed,
+                          uint64_t present) {
+    *w++ = (op == PST_DELETE ? PST_INFO_DELETE : 0u) | (s->wide ? 0 : changed << 8 | present << 16);
+    if (s->wide) {
+        *w++ = changed;
+        *w++ = present;
+    }
+    return w;
+}
+
+enum { ENTRY_WORDS = 6 }; /* key, info and masks */
+
+/* Begins the entry of a row, or of one of its elements (data not NULL), with room for so many words
+ * of cells. *w is where it begins: three words of the key, then what put_info puts. */
+static pst_status begin_entry(pst_sealed *s, const pst_table *t, const uint64_t *row,
+                              pst_bytes element, size_t cells, uint64_t **w) {
+    pst_status st = reserve(s, ENTRY_WORDS + cells);
+    *w = s->entries.words + s->n_words;
+    return st ? st : keep_key(s, t, row, element, *w);
+}
+
+/* `w`: behind the last cell. */
+static void end_entry(pst_sealed *s, const uint64_t *w) {
+    s->n_words = (size_t)(w - s->entries.words);
+    s->rows++;
+}
+
+/* ---- timers ---------------------------------------------------------------------------------- */
+
+/* Those that are elements in files (TM4). A key's only timer is a column of its row like any
+ * other. */
+
+static pst_status emit_timer(pst_sealed *s, const pst_table *t, int domain, pst_record_op op,
+                             const pst_tree_entry *e) {
+    uint8_t element[PST_ELEMENT_TIMER];
+    uint64_t *w, bit = op == PST_PUT ? UINT64_C(1) << t->lay.timers : 0;
+    pst_put_big(element, PST_TIMERS_ID, 4);
+    element[4] = (uint8_t)domain;
+    pst_put_big(element + 5, e->key[0], 8);
+    const uint64_t *row = pst_row(t, (uint32_t)e->key[1]);
+    pst_status st = begin_entry(s, t, row, (pst_bytes){element, sizeof element}, 1, &w);
+    if (st)
+        return st;
+    w = put_info(s, w + 3, op, bit, bit);
+    if (bit)
+        *w++ = 1;
+    end_entry(s, w);
+    return PST_OK;
+}
+
+static int are_apart(const pst_table *t, uint32_t slot) {
+    return pst_timers_are_apart(&t->lay, pst_presence(&t->lay, pst_row(t, slot)));
+}
+
+/* Had the row, in the last sealed epoch, timers that are elements in files? */
+static int were_apart(const pst_table *t, uint32_t slot) {
+    uint64_t header = pst_row(t, slot)[0];
+    uint32_t index = (uint32_t)(header >> 32);
+    if (pst_header_stamp(header) != t->stamp)
+        return are_apart(t, slot);
+    return index != PST_NONE &&
+           pst_timers_are_apart(&t->lay, pst_undo_presence(t, pst_undo_record(t, t->undo, index)));
+}
+
+/* The rows of timers lie anywhere, so some timers are found before the first is emitted. */
+static pst_status emit_timers(pst_sealed *s, const pst_table *t, int domain, pst_tree_root from,
+                              pst_tree_root to) {
+    enum { TOGETHER = 32 };
+    pst_tree_diff d;
+    pst_tree_entry e[TOGETHER];
+    pst_record_op op[TOGETHER];
+    pst_status found = PST_OK, st = PST_OK;
+    if (!memcmp(&from, &to, sizeof to))
+        return PST_OK;
+    pst_tree_diff_open(&d, t->heap, pst_heap_bytes(t), &pst_timer_shape, from, to);
+    while (!found && !st) {
+        int n = 0;
+        while (n < TOGETHER && !(found = pst_tree_diff_next(&d, &op[n], &e[n])))
+            pst_prefetch_row(t, (uint32_t)e[n++].key[1]);
+        for (int i = 0; !st && i < n; i++) {
+            uint32_t slot = (uint32_t)e[i].key[1];
+            if (op[i] == PST_PUT ? are_apart(t, slot) : were_apart(t, slot))
+                st = emit_timer(s, t, domain, op[i], &e[i]);
+        }
+    }
+    return st || found == PST_NOT_FOUND ? st : found;
+}
+
+/* A timer that stays, while in files it becomes an element or is one no longer: no difference
+ * between trees names it. */
+static pst_status emit_staying(pst_sealed *s, const pst_table *t, const uint64_t *row,
+                               uint64_t before, const uint64_t *image) {
+    const pst_row_layout *lay = &t->lay;
+    uint64_t after = pst_presence(lay, row);
+    const uint64_t *from = image;
+    pst_record_op op = PST_PUT;
+    pst_meta *m = t->m;
+    if (lay->timer < 0 || !image)
+        return PST_OK;
+    if (pst_timers_are_apart(lay, before) && after >> lay->timer & 1) {
+        op = PST_DELETE;
+        m = pst_meta_of(t, t->h->sealed);
+        from = row + lay->image_offset / 8;
+    } else if (!(before >> lay->timer & 1) || !pst_timers_are_apart(lay, after)) {
+        return PST_OK;
+    }
+    uint64_t word = *pst_image_field(lay, from, lay->timer);
+    uint32_t slot = (uint32_t)((uint64_t)((const uint8_t *)row - t->rows) / lay->row_size);
+    pst_domain domain = pst_timer_packed_domain(word);
+    pst_tree_entry e = {.key = {pst_timer_word(pst_timer_packed_time(word)), slot}};
+    pst_tree_root root = *pst_timer_root(t, m, pst_group_of(t, pst_row_hash(t, row)), domain);
+    pst_status st = pst_tree_find(t->heap, pst_heap_bytes(t), &pst_timer_shape, root, &e);
+    if (st)
+        return st == PST_NOT_FOUND ? PST_OK : st;
+    return emit_timer(s, t, (int)domain, op, &e);
+}
+
+static pst_status gather_timers(pst_sealed *s, const pst_table *t) {
+    pst_meta *before = pst_meta_of(t, t->h->sealed);
+    pst_status st = PST_OK;
+    if (!before->timed_apart && !t->m->timed_apart)
+        return PST_OK;
+    for (int32_t g = t->first_key_group; !st && g <= t->last_key_group; g++)
+        for (int domain = 0; !st && domain < 2; domain++)
+            st = emit_timers(s, t, domain, *pst_timer_root(t, before, g, (pst_domain)domain),
+                             *pst_timer_root(t, t->m, g, (pst_domain)domain));
+    return st;
+}
+
+static pst_status gather_group_timers(pst_sealed *s, const pst_table *t, int32_t key_group) {
+    pst_status st = PST_OK;
+    for (int domain = 0; !st && t->m->timed_apart && domain < 2; domain++)
+        st = emit_timers(s, t, domain, (pst_tree_root){0, 0},
+                         *pst_timer_root(t, t->m, key_group, (pst_domain)domain));
+    return st;
+}
+
+/* ---- rows with lists, maps and timers -------------------------------------------------------- */
+
+/* What the row's record says of a list or map. */
+typedef struct marker {
+    int said;
+    int starts; /* a list whose head went: at `start` */
+    uint64_t start;
+} marker;
+
+static pst_list list_before(const pst_table *t, const uint64_t *image, uint64_t presence,
+                            int32_t i) {
+    if (!(presence >> i & 1))
+        return (pst_list){0};
+    return pst_list_load(pst_image_field(&t->lay, image, i));
+}
+
+static pst_list_change compare_lists(const pst_table *t, const pst_list *before,
+                                     const pst_list *after) {
+    return pst_list_compare(t->heap, pst_heap_bytes(t), before, after);
+}
+
+static marker mark_list(const pst_table *t, const pst_list *before, const pst_list *after) {
+    pst_list_change c = compare_lists(t, before, after);
+    if (!before->first || !c.changed)
+        return (marker){0, 0, 0};
+    if (!after->first || c.replaced)
+        return (marker){1, 0, 0};
+    return (marker){before->first != after->first, 1, c.start};
+}
+
+static pst_status emit_row(pst_sealed *s, const pst_table *t, const uint64_t *row, uint64_t changed,
+                           uint64_t present, const marker *markers) {
+    uint64_t *w, values = present;
+    pst_bytes none = {NULL, 0};
+    pst_status st = begin_entry(s, t, row, none, 2 * (size_t)t->lay.n_states, &w);
+    if (st)
+        return st;
+    for (int32_t i = 0; i < t->lay.n_states; i++)
+        if (markers[i].said) {
+            changed |= UINT64_C(1) << i;
+            present |= (uint64_t)markers[i].starts << i;
+        }
+    w = put_info(s, w + 3, PST_PUT, changed, present);
+    for (uint64_t left = present; !st && left; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        if (values >> i & 1) {
+            st = put_cells(s, t, row, left & -left, &w);
+        } else {
+            st = keep(s, &markers[i].start, 8, w);
+            w += 2;
+        }
+    }
+    end_entry(s, w);
+    return st;
+}
+
+static pst_status emit_delete(pst_sealed *s, const pst_table *t, const uint64_t *row) {
+    uint64_t *w;
+    pst_bytes none = {NULL, 0};
+    pst_status st = begin_entry(s, t, row, none, 0, &w);
+    if (!st)
+        end_entry(s, put_info(s, w + 3, PST_DELETE, 0, 0));
+    return st;
+}
+
+/* ---- elements -------------------------------------------------------------------------------- */
+
+static uint64_t *put_cell_bytes(uint64_t *w, const uint64_t ref[2]) {
+    w[0] = ref[0];
+    w[1] = ref[1];
+    return w + 2;
+}
+
+static pst_status emit_run(pst_sealed *s, const pst_table *t, const uint64_t *row, int32_t i,
+                           uint64_t seq, const uint8_t *blob, size_t size) {
+    uint8_t element[12];
+    uint64_t *w, kept[2], bit = UINT64_C(1) << i;
+    pst_put_big(element, t->collections[i].id, 4);
+    pst_put_big(element + 4, seq, 8);
+    pst_status st = begin_entry(s, t, row, (pst_bytes){element, sizeof element}, 2, &w);
+    if (!st)
+        st = keep(s, blob, size, kept);
+    if (st)
+        return st;
+    s->logical_bytes += size;
+    end_entry(s, put_cell_bytes(put_info(s, w + 3, PST_PUT, bit, bit), kept));
+    return PST_OK;
+}
+
+/* Room for that much to be put together. */
+static uint8_t *scratch(pst_sealed *s, size_t size) {
+    pst_key_buffer *b = &s->scratch;
+    if (b->capacity < size) {
+        pst_free(b->data);
+        b->capacity = 0;
+        b->data = pst_malloc(2 * size);
+        if (b->data)
+            b->capacity = 2 * size;
+    }
+    return b->data;
+}
+
+static pst_status emit_items(pst_sealed *s, const pst_table *t, const uint64_t *row, int32_t i,
+                             const pst_list *l, uint64_t from) {
+    pst_list_cursor c;
+    pst_status st = scratch(s, PST_RUN_BYTES) ? PST_OK : PST_NO_MEMORY;
+    pst_list_seek(&c, t->heap, pst_heap_bytes(t), &t->collections[i].list, l, from);
+    while (!st) {
+        uint64_t taken, seq = c.seq;
+        size_t size = s->scratch.capacity;
+        st = pst_list_pack_next(&c, PST_RUN_BYTES, s->scratch.data, &size, &taken);
+        if (st == PST_TOO_LARGE && size > s->scratch.capacity)
+            st = scratch(s, size) ? PST_OK : PST_NO_MEMORY;
+        else if (!st)
+            st = emit_run(s, t, row, i, seq, s->scratch.data, size);
+    }
+    return st == PST_NOT_FOUND ? PST_OK : st;
+}
+
+/* The element of an entry: its words in big-endian order, or its bytes. */
+static pst_status entry_element(pst_sealed *s, const pst_table *t, int32_t i,
+                                const pst_tree_entry *e, pst_bytes *element) {
+    const pst_tree_shape *shape = &t->collections[i].map;
+    size_t size = 4 + (shape->key_is_ref ? e->key_bytes.size : shape->key_words * 8u);
+    uint8_t *room = scratch(s, size);
+    if (!room)
+        return PST_NO_MEMORY;
+    pst_put_big(room, t->collections[i].id, 4);
+    if (!shape->key_is_ref)
+        for (int k = 0; k < shape->key_words; k++)
+            pst_put_big(room + 4 + 8 * k, e->key[k], 8);
+    else if (e->key_bytes.size)
+        memcpy(room + 4, e->key_bytes.data, e->key_bytes.size);
+    *element = (pst_bytes){room, (uint32_t)size};
+    return PST_OK;
+}
+
+static pst_status emit_entry(pst_sealed *s, const pst_table *t, const uint64_t *row, int32_t i,
+                             pst_record_op op, const pst_tree_entry *e) {
+    uint64_t *w, bit = UINT64_C(1) << i;
+    pst_bytes element;
+    pst_status st = entry_element(s, t, i, e, &element);
+    if (!st)
+        st = begin_entry(s, t, row, element, 3, &w);
+    if (st)
+        return st;
+    if (op == PST_DELETE) {
+        end_entry(s, put_info(s, w + 3, op, 0, 0));
+        return PST_OK;
+    }
+    int timed = t->collections[i].map.timed;
+    uint64_t columns = timed ? bit | bit << 1 : bit;
+    pst_cell cell;
+    w = put_info(s, w + 3, op, columns, e->is_null ? columns & ~bit : columns);
+    pst_entry_value_cell(t, i, e, &cell);
+    if (e->is_null) {
+        s->null_entries = 1;
+    } else if (!pst_is_wide_value((pst_type)t->lay.fields[i].type)) {
+        *w++ = cell.word[0];
+        s->logical_bytes += 8;
+    } else if (t->lay.fields[i].type == PST_DECIMAL) {
+        w = put_cell_bytes(w, cell.word);
+        s->logical_bytes += 16;
+    } else {
+        st = keep(s, cell.bytes.data, cell.bytes.size, w);
+        w += 2;
+        s->logical_bytes += cell.bytes.size;
+    }
+    if (timed)
+        *w++ = (uint64_t)e->time;
+    end_entry(s, w);
+    return st;
+}
+
+static pst_status emit_entries(pst_sealed *s, const pst_table *t, const uint64_t *row, int32_t i,
+                               pst_tree_root before, pst_tree_root after) {
+    pst_tree_diff d;
+    pst_tree_entry e;
+    pst_record_op op;
+    pst_status st;
+    pst_tree_diff_open(&d, t->heap, pst_heap_bytes(t), &t->collections[i].map, before, after);
+    while ((st = pst_tree_diff_next(&d, &op, &e)) == PST_OK) {
+        st = emit_entry(s, t, row, i, op, &e);
+        if (st)
+            break;
+    }
+    return st == PST_NOT_FOUND ? PST_OK : st;
+}
+
+/* ---- a touched row --------------------------------------------------------------------------- */
+
+static pst_tree_root map_before(const pst_table *t, const uint64_t *image, uint64_t presence,
+                                int32_t i) {
+    pst_tree_root root = {0, 0};
+    if (presence >> i & 1)
+        memcpy(&root, pst_image_field(&t->lay, image, i), sizeof root);
+    return root;
+}
+
+static pst_status emit_collection(pst_sealed *s, const pst_table *t, const uint64_t *row, int32_t i,
+                                  uint64_t presence, const uint64_t *image) {
+    if (t->lay.fields[i].kind == PST_LIST) {
+        pst_list before = list_before(t, image, presence, i), after = pst_row_list(t, row, i);
+        pst_list_change c = compare_lists(t, &before, &after);
+        return c.changed && c.from < after.end ? emit_items(s, t, row, i, &after, c.from) : PST_OK;
+    }
+    pst_tree_root after = pst_row_map(t, row, i);
+    if (!after.node)
+        return PST_OK; /* the row's record says that it is void */
+    return emit_entries(s, t, row, i, map_before(t, image, presence, i), after);
+}
+
+static pst_status gather_with_elements(pst_sealed *s, const pst_table *t, const uint64_t *row,
+                                       uint64_t before, const uint64_t *image) {
+    uint64_t after = pst_presence(&t->lay, row), values = 0, elements = 0;
+    marker markers[PST_MAX_STATES];
+    uint64_t marked = 0;
+    if (!after)
+        return before ? emit_delete(s, t, row) : PST_OK;
+    for (int32_t i = 0; i < t->lay.n_states; i++) {
+        markers[i] = (marker){0, 0, 0};
+        pst_kind kind = (pst_kind)t->lay.fields[i].kind;
+        uint64_t bit = UINT64_C(1) << i;
+        if (kind == PST_LIST || kind == PST_MAP)
+            elements |= bit & (before | after);
+        else if (kind != PST_TIMERS)
+            values |= bit;
+    }
+    for (uint64_t left = elements; left; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        if (t->lay.fields[i].kind == PST_LIST) {
+            pst_list old = list_before(t, image, before, i), now = pst_row_list(t, row, i);
+            markers[i] = mark_list(t, &old, &now);
+        } else {
+            markers[i].said = (before >> i & 1) && !(after >> i & 1);
+        }
+        marked |= (uint64_t)markers[i].said << i;
+    }
+    uint64_t changed = (before ^ after) & values;
+    if (image)
+        changed |= compare_columns(t, row, image, before & after & values);
+    pst_status st = PST_OK;
+    if (changed | marked)
+        st = emit_row(s, t, row, changed, changed & after, markers);
+    if (!st && t->lay.timers >= 0)
+        st = emit_staying(s, t, row, before, image);
+    for (int32_t k = 0; !st && elements && k < t->lay.n_states; k++) {
+        int32_t i = t->collections[k].nth;
+        if (elements >> i & 1)
+            st = emit_collection(s, t, row, i, before, image);
+        elements &= ~(UINT64_C(1) << i);
+    }
+    return st;
+}
+
+/* Prefetches what comparing the lists and maps of a touched row begins with. The row and its undo
+ * record are in cache. */
+PST_PREFETCH void prefetch_elements(const pst_table *t, const uint64_t *record) {
+    const uint64_t *row = pst_row(t, (uint32_t)record[0]), *image = record + 2;
+    for (int32_t i = 0; i < t->lay.n_states; i++) {
+        const pst_field *f = &t->lay.fields[i];
+        const uint64_t *now = row + f->offset / 8;
+        if (f->kind == PST_LIST) {
+            pst_list_prefetch_first(t->heap, now);
+            pst_list_prefetch_last(t->heap, now);
+            pst_list_prefetch(t->heap, now);
+        } else if (f->kind == PST_MAP) {
+            pst_tree_prefetch(t->heap, image + (f->offset - t->lay.image_offset) / 8);
+            pst_tree_prefetch(t->heap, now);
+        }
+    }
+}
+
+/* ---- rows of words --------------------------------------------------------------------------- */
+
+/* A word as key and up to seven values of at most a word: most tables are such, and most of what
+ * the general way costs is telling what a row has. */
+
+/* Where a value lies: in a word of the image, from which it is shifted up and down again. */
+typedef struct place {
+    uint8_t word;
+    uint8_t up;
+    uint8_t down;
+    uint8_t sign; /* as an integer's */
+    uint8_t width;
+} place;
+
+static int is_of_words(const pst_table *t) {
+    const pst_row_layout *lay = &t->lay;
+    if (lay->key_kind != PST_KEY_WORD || lay->wide || lay->has_elements)
+        return 0;
+    for (int32_t i = 0; i < lay->n_states; i++)
+        if (lay->fields[i].width > 8 || lay->fields[i].type >= PST_DECIMAL)
+            return 0;
+    return 1;
+}
+
+/* Finds the places of the values; whether they are the image's words. */
+static int find_places(const pst_row_layout *lay, place *places) {
+    int in_order = 1;
+    for (int32_t i = 0; i < lay->n_states; i++) {
+        const pst_field *f = &lay->fields[i];
+        uint32_t at = f->offset - lay->image_offset, bits = 8u * f->width;
+        places[i] = (place){(uint8_t)(at / 8), (uint8_t)(64 - 8 * (at % 8) - bits),
+                            (uint8_t)(64 - bits), f->type != PST_FLOAT32, (uint8_t)f->width};
+        in_order &= f->width == 8 && at == 8 * (uint32_t)i;
+    }
+    return in_order;
+}
+
+static inline uint64_t value_at(const uint64_t *image, const place *p) {
+    uint64_t top = image[p->word] << p->up;
+    return p->sign ? (uint64_t)((int64_t)top >> p->down) : top >> p->down;
+}
+
+/* Writes the entry of a row at `w`, without a branch on what it holds, and returns where the next
+ * one comes: at `w` again where nothing changed. Inlined once per number of states that are the
+ * words of the image (`places` is NULL), and once for all others. */
+static inline __attribute__((always_inline)) uint64_t *
+put_entry(uint64_t *w, const uint64_t *row, uint64_t before, const uint64_t *then, int n,
+          const place *places, uint64_t *bytes) {
+    const uint64_t *now = row + 2;
+    uint64_t header = row[0], after = header >> 1 & 0x7F, both = before & after;
+    uint64_t changed = before ^ after, size = 8;
+    for (int c = 0; c < n; c++) {
+        uint64_t differs =
+            places ? value_at(now, &places[c]) ^ value_at(then, &places[c]) : now[c] ^ then[c];
+        changed |= (both >> c & (differs != 0)) << c;
+    }
+    uint64_t present = changed & after;
+    uint64_t what = after ? changed << 8 | present << 16 : (uint64_t)PST_INFO_DELETE;
+    w[0] = row[1];
+    w[1] = what | (header & PST_FLAG_NULL_KEY ? PST_INFO_NULL : 0u);
+    uint64_t *to = w + 2;
+    for (int c = 0; c < n; c++) {
+        uint64_t there = present >> c & 1;
+        *to = places ? value_at(now, &places[c]) : now[c];
+        to += there;
+        size += places ? there * places[c].width : there * 8;
+    }
+    *bytes += changed ? size : 0;
+    return changed ? to : w;
+}
+
+static inline __attribute__((always_inline)) pst_status gather_words(pst_sealed *s,
+                                                                     const pst_table *t, int n,
+                                                                     const place *places) {
+    const uint8_t *rows = t->rows;
+    const uint64_t *record = (const uint64_t *)(const void *)t->undo;
+    uint64_t row_size = t->lay.row_size, words = t->lay.record_size / 8, count = t->undo_count;
+    uint64_t *w = s->entries.words + s->n_words, emitted = 0, bytes = 0;
+    for (uint64_t i = 0; i < count;) {
+        uint64_t end = i + CHARGED < count ? i + CHARGED : count;
+        for (; i < end; i++, record += words) {
+            /* Records by their place, rows by their records: the processor alone does not run far
+             * enough ahead of either. */
+            __builtin_prefetch(record + 3 * WORDS_AHEAD * words);
+            if (i + WORDS_AHEAD < count)
+                pst_prefetch_row(t, (uint32_t)record[WORDS_AHEAD * words]);
+            const uint64_t *row = (const uint64_t *)(rows + (uint32_t)record[0] * row_size);
+            uint64_t *to = put_entry(w, row, record[1] >> 1 & 0x7F, record + 2, n, places, &bytes);
+            emitted += to != w;
+            w = to;
+        }
+        s->n_words = (size_t)(w - s->entries.words);
+        pst_status st = charge(s);
+        if (st)
+            return st;
+    }
+    s->rows += emitted;
+    s->logical_bytes += bytes;
+    return PST_OK;
+}
+
+/* REQUIRES: room for an entry of each touched row. */
+static pst_status gather_touched_words(pst_sealed *s, const pst_table *t) {
+    place places[PST_INLINE_STATES];
+    if (!find_places(&t->lay, places))
+        return gather_words(s, t, t->lay.n_states, places);
+    switch (t->lay.n_states) {
+    case 1:
+        return gather_words(s, t, 1, NULL);
+    case 2:
+        return gather_words(s, t, 2, NULL);
+    case 3:
+        return gather_words(s, t, 3, NULL);
+    default:
+        return gather_words(s, t, t->lay.n_states, NULL);
+    }
+}
+
+/* ---- all that the epoch changed -------------------------------------------------------------- */
+
+PST_PREFETCH void prefetch_block(const pst_table *t, const uint64_t *ref) {
     const uint8_t *data = pst_ref_data(t->heap, ref);
     if (!pst_ref_is_block(ref))
         return;
@@ -159,14 +756,14 @@ PST_PREFETCH void bring_block(const pst_table *t, const uint64_t *ref) {
 
 /* Prefetches the blocks behind a touched row's key and these columns, before and after. The row and
  * its record are in cache. Where a state is absent, this prefetches something useless. */
-PST_PREFETCH void bring_bytes(const pst_table *t, const uint64_t *record, uint64_t columns) {
+PST_PREFETCH void prefetch_bytes(const pst_table *t, const uint64_t *record, uint64_t columns) {
     const uint64_t *row = pst_row(t, (uint32_t)record[0]);
     if (t->lay.key_kind == PST_KEY_BYTES)
-        bring_block(t, row + t->lay.key_offset / 8 + 1);
+        prefetch_block(t, row + t->lay.key_offset / 8 + 1);
     for (; columns; columns &= columns - 1) {
         uint32_t at = t->lay.fields[__builtin_ctzll(columns)].offset;
-        bring_block(t, row + at / 8);
-        bring_block(t, record + 2 + (at - t->lay.image_offset) / 8);
+        prefetch_block(t, row + at / 8);
+        prefetch_block(t, record + 2 + (at - t->lay.image_offset) / 8);
     }
 }
 
@@ -189,21 +786,20 @@ static pst_status gather_touched(pst_sealed *s, const pst_table *t) {
         if (i + AHEAD < t->undo_count)
             pst_prefetch_row(t, (uint32_t)*pst_undo_record(t, t->undo, i + AHEAD));
         if (t->lay.has_elements && i + AHEAD / 4 < t->undo_count)
-            pst_sealed_prefetch_elements(t, pst_undo_record(t, t->undo, i + AHEAD / 4));
+            prefetch_elements(t, pst_undo_record(t, t->undo, i + AHEAD / 4));
         if (has_bytes && i + AHEAD / 2 < t->undo_count)
-            bring_bytes(t, pst_undo_record(t, t->undo, i + AHEAD / 2), bytes);
+            prefetch_bytes(t, pst_undo_record(t, t->undo, i + AHEAD / 2), bytes);
         const uint64_t *record = pst_undo_record(t, t->undo, i);
         const uint64_t *row = pst_row(t, (uint32_t)record[0]);
         uint64_t before = pst_undo_presence(t, record);
         uint64_t after = pst_presence(&t->lay, row);
         if (t->lay.has_elements) {
-            pst_status s_row = pst_sealed_row_with_elements(s, t, row, before, record + 2);
+            pst_status s_row = gather_with_elements(s, t, row, before, record + 2);
             if (s_row)
                 return s_row;
             continue;
         }
-        uint64_t changed =
-            (before ^ after) | pst_sealed_compare(t, row, record + 2, before & after);
+        uint64_t changed = (before ^ after) | compare_columns(t, row, record + 2, before & after);
         if (!changed)
             continue;
         pst_status st =
@@ -222,7 +818,7 @@ static pst_status gather_inserted(pst_sealed *s, const pst_table *t, uint32_t sl
     if (!pst_is_live(row[0]))
         return PST_OK;
     if (t->lay.has_elements)
-        return pst_sealed_row_with_elements(s, t, row, 0, NULL);
+        return gather_with_elements(s, t, row, 0, NULL);
     return present ? emit(s, t, row, 0, present, present) : PST_OK;
 }
 
@@ -245,7 +841,7 @@ static pst_status gather(pst_sealed *s, const pst_table *t) {
     size_t rows = (size_t)(t->undo_count + (t->m->slots - before->slots) + (to - from));
     pst_status st = take_buffers(s, t, rows * entry_words(s, t) + 1);
     if (!st)
-        st = pst_sealed_is_words(t) ? pst_sealed_touched_words(s, t) : gather_touched(s, t);
+        st = is_of_words(t) ? gather_touched_words(s, t) : gather_touched(s, t);
     for (uint32_t p = from; !st && p != to; p++) {
         if (to - p > AHEAD)
             pst_prefetch_row(t, pst_ring_at(t, PST_RING_SLOTS, p + AHEAD));
@@ -253,7 +849,7 @@ static pst_status gather(pst_sealed *s, const pst_table *t) {
     }
     for (uint32_t slot = before->slots; !st && slot < t->m->slots; slot++)
         st = gather_inserted(s, t, slot);
-    return !st && t->lay.timers >= 0 ? pst_sealed_timers(s, t) : st;
+    return !st && t->lay.timers >= 0 ? gather_timers(s, t) : st;
 }
 
 /* What a part may have before it ends. */
@@ -277,14 +873,14 @@ static pst_status gather_part(pst_sealed *s, const pst_table *t, uint64_t *curso
         int32_t group = pst_group_of(t, pst_row_hash(t, row));
         if (group < s->first_key_group || group > s->last_key_group)
             continue;
-        st = pst_sealed_reserve(s, words);
+        st = reserve(s, words);
         if (!st)
             st = gather_inserted(s, t, (uint32_t)*cursor);
     }
     for (; !st && *cursor >= slots && *cursor < slots + timers && !is_large(s); ++*cursor) {
         int32_t group = t->first_key_group + (int32_t)(*cursor - slots);
         if (group >= s->first_key_group && group <= s->last_key_group)
-            st = pst_sealed_group_timers(s, t, group);
+            st = gather_group_timers(s, t, group);
     }
     return st || s->rows ? st : PST_NOT_FOUND;
 }

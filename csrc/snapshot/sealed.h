@@ -1,7 +1,7 @@
 /* sealed.h: what an epoch changed, in memory of its own.
  *
- * Purpose: the after-images of changed columns, gathered while sealing, sorted and written later
- * by any thread.
+ * Purpose: the after-images of changed columns. sealed.c gathers them from the table, in the pause
+ * of a seal; delta.c sorts and writes them later, in any thread and without the table.
  *
  * Thread safety: a pst_sealed belongs to one thread at a time and never looks at its table. The
  * pool of buffers is shared by a table and its sealed epochs and has a lock.
@@ -59,49 +59,6 @@ static inline int pst_is_wide_value(pst_type type) {
     return type == PST_DECIMAL || !pst_type_width(type);
 }
 
-/* Room for n more words, and bytes kept beside them: {offset, size}. PST_NO_MEMORY, PST_LIMIT. */
-pst_status pst_sealed_reserve(pst_sealed *s, size_t n);
-pst_status pst_sealed_keep(pst_sealed *s, const void *data, size_t size, uint64_t *to);
-
-/* A bit per column that is present before and after and differs. */
-uint64_t pst_sealed_compare(const pst_table *t, const uint64_t *row, const uint64_t *before,
-                            uint64_t both);
-/* The values of the present columns as an entry's cells, from `w` on; returns the word after. */
-pst_status pst_sealed_cells(pst_sealed *s, const pst_table *t, const uint64_t *row,
-                            uint64_t present, uint64_t **w);
-
-/* Gathers a row of a table with lists, maps or timers, and what changed of each. */
-pst_status pst_sealed_row_with_elements(pst_sealed *s, const pst_table *t, const uint64_t *row,
-                                        uint64_t before_presence, const uint64_t *before);
-/* Whether rows are a word key and up to seven values of at most a word; then the rows that the open
- * epoch changed are gathered by the second one. REQUIRES: room for an entry of each touched row. */
-int pst_sealed_is_words(const pst_table *t);
-pst_status pst_sealed_touched_words(pst_sealed *s, const pst_table *t);
-pst_status pst_sealed_timers(pst_sealed *s, const pst_table *t);
-/* Gathers what stays of a touched row's timers where it becomes an element of files, or is one no
- * longer. Arguments as for pst_sealed_row_with_elements. */
-pst_status pst_sealed_staying(pst_sealed *s, const pst_table *t, const uint64_t *row,
-                              uint64_t before, const uint64_t *image);
-/* Gathers all timers of a key group. */
-pst_status pst_sealed_group_timers(pst_sealed *s, const pst_table *t, int32_t key_group);
-/* Prefetches what comparing the lists and maps of a touched row begins with. The row and its undo
- * record are in cache. */
-PST_PREFETCH void pst_sealed_prefetch_elements(const pst_table *t, const uint64_t *record) {
-    const uint64_t *row = pst_row(t, (uint32_t)record[0]), *image = record + 2;
-    for (int32_t i = 0; i < t->lay.n_states; i++) {
-        const pst_field *f = &t->lay.fields[i];
-        const uint64_t *now = row + f->offset / 8;
-        if (f->kind == PST_LIST) {
-            pst_list_prefetch_first(t->heap, now);
-            pst_list_prefetch_last(t->heap, now);
-            pst_list_prefetch(t->heap, now);
-        } else if (f->kind == PST_MAP) {
-            pst_tree_prefetch(t->heap, image + (f->offset - t->lay.image_offset) / 8);
-            pst_tree_prefetch(t->heap, now);
-        }
-    }
-}
-
 pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
 
 /* Gathers rows of some key groups in full, as if they were all new; and, once there are no more
@@ -109,10 +66,5 @@ pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_seale
  * PST_NOT_FOUND at the end. REQUIRES: nothing is written to the table until then. */
 pst_status pst_sealed_part(pst_table *t, int32_t first_key_group, int32_t last_key_group,
                            uint64_t *cursor, pst_sealed **part);
-
-/* Charges for what is written after one more entry. PST_LIMIT. */
-static inline pst_status pst_sealed_charge(pst_sealed *s) {
-    return pst_charge_raise(&s->charge, s->n_words * sizeof(uint64_t) + s->bytes.size);
-}
 
 #endif

@@ -1,4 +1,4 @@
-/* record.h: what the records of a file may say.
+/* record.h: what the records of a file may say, and which elements are not taken from it.
  *
  * Purpose: a checksum tells that bytes are as they were written, not that a writer of this core
  * wrote them. Whoever applies or merges records trusts a column's cell to be what the column's kind
@@ -36,5 +36,18 @@ pst_status pst_record_rules_make(const pst_schema *schema, int null_entries,
 /* Whether an element of at least an id's size names an entry that a map with such keys can have. */
 int pst_map_key_is_sound(pst_type type, pst_bytes element);
 int pst_record_is_sound(const pst_record_rules *rules, const pst_record *record);
+
+/* ---- elements that are not taken ------------------------------------------------------------- */
+
+/* The lists, maps and timers of a file that are not taken from it. An element names its state by
+ * the id alone, under which the taker may have another state of the same name. */
+typedef struct pst_dropped {
+    uint32_t ids[PST_MAX_STATES];
+    int32_t n;
+} pst_dropped;
+
+/* `columns` and their number as in pst_table_load. */
+void pst_dropped_note(pst_dropped *d, const pst_schema *from, const int32_t *columns, int32_t n);
+int pst_dropped_has(const pst_dropped *d, pst_bytes element);
 
 #endif

@@ -1,6 +1,7 @@
 #include <string.h>
 
 #include "base/budget.h"
+#include "base/buffer.h"
 #include "base/coding.h"
 #include "base/hash.h"
 #include "base/mem.h"
@@ -9,7 +10,6 @@
 #include "sst/record.h"
 #include "sst/sst_block.h"
 #include "sst/sst_format.h"
-#include "sst/sst_order.h"
 #include "sst/sst_reader.h"
 
 /* Invariants:
@@ -35,19 +35,19 @@ struct pst_sst_reader {
     int32_t first_key_group;
     int32_t last_key_group;
     pst_status failed;
-    pst_sst_buffer stored;
-    pst_sst_buffer raw;
-    pst_sst_buffer hashes;     /* uint64_t per row of the block */
-    pst_sst_buffer key_groups; /* int32_t per row of the block */
-    pst_sst_buffer same;       /* in a file with elements: as in pst_stretch */
-    uint32_t first_row;        /* of the block that was wanted */
-    pst_sst_view block;        /* exhausted: block.row == block.rows */
+    pst_buffer stored;
+    pst_buffer raw;
+    pst_buffer hashes;     /* uint64_t per row of the block */
+    pst_buffer key_groups; /* int32_t per row of the block */
+    pst_buffer same;       /* in a file with elements: as in pst_stretch */
+    uint32_t first_row;    /* of the block that was wanted */
+    pst_sst_view block;    /* exhausted: block.row == block.rows */
     /* The last key of the block before, where that was read and the hash goes on in the next
      * one. */
     int tied;
     pst_cell tied_key[PST_MAX_KEYS];
     uint32_t tied_nulls;
-    pst_sst_buffer tied_bytes;
+    pst_buffer tied_bytes;
 };
 
 static const pst_detail NOWHERE = {-1, -1, -1, -1, -1};
@@ -87,7 +87,7 @@ static pst_status read_header(pst_sst_reader *r, uint64_t file_bytes, uint64_t *
     r->info.last_key_group = h.last_key_group;
     r->info.file_bytes = file_bytes;
     r->info.null_entries = (h.features & PST_SST_FEATURE_NULLS) != 0;
-    s = pst_sst_reserve(&r->stored, h.schema_bytes);
+    s = pst_buffer_reserve(&r->stored, h.schema_bytes);
     if (s)
         return s;
     s = read_at(r, PST_SST_HEADER_BYTES, r->stored.data, h.schema_bytes);
@@ -141,7 +141,7 @@ static pst_status read_tail(pst_sst_reader *r, uint64_t data_offset) {
     size_t size = end - f.index_offset;
     s = pst_charge_raise(&r->charge, size + f.blocks * sizeof *r->refs);
     if (!s)
-        s = pst_sst_reserve(&r->stored, size);
+        s = pst_buffer_reserve(&r->stored, size);
     if (s)
         return s;
     s = read_at(r, f.index_offset, r->stored.data, size);
@@ -313,7 +313,7 @@ static pst_status fetch(pst_sst_reader *r, const pst_sst_ref *ref, const uint8_t
     pst_status s = pst_charge_raise(&r->charge, r->n_refs * sizeof *ref + padded +
                                                     copies * ref->raw + rows * 13);
     if (!s)
-        s = pst_sst_reserve(&r->stored, padded);
+        s = pst_buffer_reserve(&r->stored, padded);
     if (s)
         return s;
     s = read_at(r, ref->offset, r->stored.data, padded);
@@ -327,7 +327,7 @@ static pst_status fetch(pst_sst_reader *r, const pst_sst_ref *ref, const uint8_t
         return PST_OK;
     if (!r->io.decompress)
         return PST_INVALID;
-    s = pst_sst_reserve(&r->raw, ref->raw);
+    s = pst_buffer_reserve(&r->raw, ref->raw);
     if (s)
         return s;
     *raw = r->raw.data;
@@ -359,11 +359,11 @@ static int follows_tied(const pst_sst_reader *r) {
 static pst_status hash_block(pst_sst_reader *r, const pst_sst_ref *ref) {
     uint32_t rows = r->block.rows;
     uint8_t *same = NULL;
-    pst_status s = pst_sst_reserve(&r->hashes, (size_t)rows * sizeof(uint64_t));
+    pst_status s = pst_buffer_reserve(&r->hashes, (size_t)rows * sizeof(uint64_t));
     if (!s)
-        s = pst_sst_reserve(&r->key_groups, (size_t)rows * sizeof(int32_t));
+        s = pst_buffer_reserve(&r->key_groups, (size_t)rows * sizeof(int32_t));
     if (!s && r->rules.has_element) {
-        s = pst_sst_reserve(&r->same, rows);
+        s = pst_buffer_reserve(&r->same, rows);
         same = r->same.data;
     }
     if (!s)
@@ -397,7 +397,7 @@ static pst_status keep_last_key(pst_sst_reader *r, const pst_sst_ref *ref) {
     for (int32_t i = 0; i < r->schema.n_keys; i++)
         if (r->schema.keys[i].type >= PST_STRING && !(r->tied_nulls >> i & 1))
             size += r->tied_key[i].bytes.size;
-    pst_status s = pst_sst_reserve(&r->tied_bytes, size);
+    pst_status s = pst_buffer_reserve(&r->tied_bytes, size);
     if (s)
         return s;
     uint8_t *to = r->tied_bytes.data;

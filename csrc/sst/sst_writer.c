@@ -3,12 +3,11 @@
 
 #include "base/budget.h"
 #include "base/coding.h"
-#include "base/element.h"
 #include "base/hash.h"
 #include "base/mem.h"
 #include "base/schema.h"
 #include "base/xxh64.h"
-#include "sst/sst_block.h"
+#include "sst/sst_build.h"
 #include "sst/sst_format.h"
 #include "sst/sst_shape.h"
 #include "sst/sst_writer.h"
@@ -32,7 +31,7 @@ struct pst_sst_writer {
     pst_sst_ref *refs;
     size_t n_refs;
     size_t refs_capacity;
-    pst_sst_buffer packed;
+    pst_buffer packed;
     pst_sst_builder block;
 };
 
@@ -60,7 +59,7 @@ static pst_status write_head(pst_sst_writer *w) {
                         w->info.last_key_group,
                         schema_bytes,
                         pst_sst_features(&w->schema, w->info.null_entries)};
-    pst_status s = pst_sst_reserve(&w->packed, PST_SST_HEADER_BYTES + (size_t)schema_bytes);
+    pst_status s = pst_buffer_reserve(&w->packed, PST_SST_HEADER_BYTES + (size_t)schema_bytes);
     if (s)
         return s;
     pst_sst_put_header(&h, w->packed.data);
@@ -132,7 +131,7 @@ static pst_status pack(pst_sst_writer *w, const uint8_t **data, size_t *size,
     if (!w->io.compress || *size > PST_SST_LZ4_MAX_INPUT)
         return PST_OK;
     size_t limit = *size - *size / 16, packed = limit;
-    pst_status s = pst_sst_reserve(&w->packed, limit + PST_SST_ALIGN);
+    pst_status s = pst_buffer_reserve(&w->packed, limit + PST_SST_ALIGN);
     if (s)
         return s;
     if (w->io.compress(w->io.ctx, *data, *size, w->packed.data, &packed) != 0)
@@ -376,7 +375,7 @@ pst_status pst_sst_writer_add_rows(pst_sst_writer *w, const pst_rows *rows) {
 static pst_status write_tail(pst_sst_writer *w) {
     size_t index_bytes = w->n_refs * PST_SST_REF_BYTES;
     pst_status s =
-        pst_sst_reserve(&w->packed, index_bytes + PST_SST_MAX_PROPERTIES + PST_SST_FOOTER_BYTES);
+        pst_buffer_reserve(&w->packed, index_bytes + PST_SST_MAX_PROPERTIES + PST_SST_FOOTER_BYTES);
     if (s)
         return s;
     uint8_t *p = w->packed.data;

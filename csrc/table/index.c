@@ -71,10 +71,10 @@ static inline uint64_t *first_empty(uint64_t *line) {
 
 /* The first empty cell on the tag's path; the region has one. */
 static uint64_t *empty_cell(const pst_table *t, const pst_shard *s, uint32_t tag) {
-    pst_cursor c;
-    if (!pst_cursor_home(&c, s, t->heap, tag))
+    pst_probe c;
+    if (!pst_probe_home(&c, s, t->heap, tag))
         return NULL;
-    for (;; pst_cursor_step(&c, t->heap)) {
+    for (;; pst_probe_step(&c, t->heap)) {
         uint64_t *cell = first_empty(c.line);
         if (cell)
             return cell;
@@ -476,11 +476,11 @@ static int ties(const pst_table *t, uint32_t slot, const pst_key *key) {
 
 uint32_t pst_index_seek(const pst_table *t, const pst_key *key, pst_vacancy *v) {
     uint32_t tag = pst_tag_of(t, key->hash);
-    pst_cursor c;
+    pst_probe c;
     *v = (pst_vacancy){shard_under(t, t->m, key->hash, tag), NULL, tag, 0};
-    if (!pst_cursor_home(&c, v->shard, t->heap, tag))
+    if (!pst_probe_home(&c, v->shard, t->heap, tag))
         return PST_NONE;
-    for (;; pst_cursor_step(&c, t->heap)) {
+    for (;; pst_probe_step(&c, t->heap)) {
         for (uint32_t m = pst_line_matches(c.line, tag); m; m &= m - 1) {
             uint64_t e = c.line[__builtin_ctz(m)];
             if (!e || e == PST_TOMBSTONE)
@@ -498,8 +498,8 @@ uint32_t pst_index_seek(const pst_table *t, const pst_key *key, pst_vacancy *v) 
 /* The cell that names the slot, on the path of its hash; NULL where the path ends before it. */
 static uint64_t *cell_of(pst_table *t, const pst_shard *s, uint64_t hash, uint32_t slot) {
     uint32_t tag = pst_tag_of(t, hash);
-    pst_cursor c;
-    if (!pst_cursor_home(&c, s, t->heap, tag))
+    pst_probe c;
+    if (!pst_probe_home(&c, s, t->heap, tag))
         return NULL;
     for (uint32_t n = 0; n < c.capacity; n += PST_LINE) {
         for (uint32_t k = 0; k < PST_LINE; k++) {
@@ -508,7 +508,7 @@ static uint64_t *cell_of(pst_table *t, const pst_shard *s, uint64_t hash, uint32
             if (c.line[k] == pst_entry(tag, slot))
                 return c.line + k;
         }
-        pst_cursor_step(&c, t->heap);
+        pst_probe_step(&c, t->heap);
     }
     return NULL;
 }

@@ -87,14 +87,15 @@ static inline uint32_t pst_directory_at(const pst_table *t, uint32_t bits, uint6
     return pst_directory_place(group, bits, tag);
 }
 
-typedef struct pst_cursor {
+/* Where a look-up is in a shard: at a tag's home line, or at one of the lines after it. */
+typedef struct pst_probe {
     const uint32_t *pages;
     uint64_t *line;
     uint32_t capacity;
     uint32_t at; /* position of the line's first entry in the shard */
-} pst_cursor;
+} pst_probe;
 
-static inline void pst_cursor_point(pst_cursor *c, const uint8_t *heap) {
+static inline void pst_probe_point(pst_probe *c, const uint8_t *heap) {
     uint64_t page = (uint64_t)pst_get32(c->pages + c->at / PST_PAGE_ENTRIES) * PST_GRANULE;
     c->line = (uint64_t *)(heap + page) + c->at % PST_PAGE_ENTRIES;
 }
@@ -106,22 +107,22 @@ static inline uint32_t pst_home(uint32_t shape, uint32_t tag) {
 }
 
 /* Points at the home line; 0 where the shard has no page yet. */
-static inline int pst_cursor_home(pst_cursor *c, const pst_shard *s, const uint8_t *heap,
-                                  uint32_t tag) {
+static inline int pst_probe_home(pst_probe *c, const pst_shard *s, const uint8_t *heap,
+                                 uint32_t tag) {
     c->capacity = pst_shard_capacity(s->shape);
     if (!c->capacity)
         return 0;
     c->pages = (const uint32_t *)(heap + (uint64_t)s->table * PST_GRANULE);
     c->at = pst_home(s->shape, tag);
-    pst_cursor_point(c, heap);
+    pst_probe_point(c, heap);
     return 1;
 }
 
-static inline void pst_cursor_step(pst_cursor *c, const uint8_t *heap) {
+static inline void pst_probe_step(pst_probe *c, const uint8_t *heap) {
     c->at += PST_LINE;
     if (c->at == c->capacity)
         c->at = 0;
-    pst_cursor_point(c, heap);
+    pst_probe_point(c, heap);
 }
 
 /* A bit per entry of the line that bears the tag; with tag 0 also empty cells and tombstones. */
@@ -174,10 +175,10 @@ typedef struct pst_vacancy {
 /* The slot of a key under its hash, or PST_NONE. */
 static inline uint32_t pst_index_walk(const pst_table *t, const pst_key *key) {
     uint32_t tag = pst_tag_of(t, key->hash);
-    pst_cursor c;
-    if (!pst_cursor_home(&c,
-                         &t->m->shards[pst_directory_at(t, t->m->directory_bits, key->hash, tag)],
-                         t->heap, tag))
+    pst_probe c;
+    if (!pst_probe_home(&c,
+                        &t->m->shards[pst_directory_at(t, t->m->directory_bits, key->hash, tag)],
+                        t->heap, tag))
         return PST_NONE;
     for (uint32_t n = 0; n < c.capacity; n += PST_LINE) {
         for (uint32_t m = pst_line_matches(c.line, tag); m; m &= m - 1) {
@@ -189,7 +190,7 @@ static inline uint32_t pst_index_walk(const pst_table *t, const pst_key *key) {
         }
         if (!c.line[PST_LINE - 1])
             return PST_NONE;
-        pst_cursor_step(&c, t->heap);
+        pst_probe_step(&c, t->heap);
     }
     return PST_NONE;
 }

@@ -1,6 +1,5 @@
 #include "table/roots.h"
 
-#include "base/element.h"
 #include "base/mem.h"
 #include "base/schema.h"
 

@@ -6,7 +6,7 @@
 /* ---- taking and freeing ---------------------------------------------------------------------- */
 
 /* Prefetches the lines where burying the row's entry begins. The row may have no key's hash. */
-PST_PREFETCH void bring_entries(const pst_table *t, const uint64_t *row) {
+PST_PREFETCH void prefetch_entries(const pst_table *t, const uint64_t *row) {
     uint64_t hash = pst_row_hash(t, row);
     int32_t group = pst_group_of(t, hash);
     uint32_t tag = pst_tag_of(t, hash), seen = 0;
@@ -15,8 +15,8 @@ PST_PREFETCH void bring_entries(const pst_table *t, const uint64_t *row) {
     for (uint64_t e = t->h->active;; e--) {
         const pst_meta *m = pst_meta_of(t, e);
         const pst_shard *s = m->shards + pst_directory_at(t, m->directory_bits, hash, tag);
-        pst_cursor c;
-        if (s->table != seen && pst_cursor_home(&c, s, t->heap, tag))
+        pst_probe c;
+        if (s->table != seen && pst_probe_home(&c, s, t->heap, tag))
             __builtin_prefetch(c.line, 1);
         seen = s->table;
         if (e == t->h->floor)
@@ -26,19 +26,19 @@ PST_PREFETCH void bring_entries(const pst_table *t, const uint64_t *row) {
 
 /* A slot that waits was last used three epochs ago, and so were its index entries: the row is
  * fetched some slots ahead of its turn, and the lines of the entries some after that. */
-PST_PREFETCH void bring_next(const pst_table *t) {
+PST_PREFETCH void prefetch_next(const pst_table *t) {
     enum { ROW = 12, LINE = 6 };
     const pst_ring *r = pst_slot_ring(t);
     uint32_t left = r->sealed_tail[2] - r->head;
     if (left > ROW)
         pst_prefetch_row(t, pst_ring_at(t, PST_RING_SLOTS, r->head + ROW));
     if (left > LINE)
-        bring_entries(t, pst_row(t, pst_ring_at(t, PST_RING_SLOTS, r->head + LINE)));
+        prefetch_entries(t, pst_row(t, pst_ring_at(t, PST_RING_SLOTS, r->head + LINE)));
 }
 
 void pst_slot_take_named(pst_table *t, uint32_t *slot) {
     uint32_t reused = pst_ring_at(t, PST_RING_SLOTS, pst_slot_ring(t)->head);
-    bring_next(t);
+    prefetch_next(t);
     pst_index_bury(t, pst_row_hash(t, pst_row(t, reused)), reused);
     (void)pst_ring_pop(t, PST_RING_SLOTS, slot);
     t->reused++;

@@ -8,7 +8,7 @@
 #ifndef PST_TEST_CHAIN_COMPARE_H
 #define PST_TEST_CHAIN_COMPARE_H
 
-#include "access/single.h"
+#include "access/current_key.h"
 #include "chain_world.h"
 
 /* What comparisons found in all, for the claim that there was something to find. */

@@ -9,11 +9,11 @@
 #ifndef PST_TEST_FORGE_H
 #define PST_TEST_FORGE_H
 
-#include "base/element.h"
+#include "base/coding.h"
 #include "base/schema.h"
 #include "base/xxh64.h"
 #include "files.h"
-#include "sst/sst_block.h"
+#include "sst/sst_build.h"
 #include "sst/sst_format.h"
 
 enum { FORGE_RECORDS = 3000 };

@@ -324,8 +324,8 @@ static void test_refused_rows(uint64_t seed) {
         int right = 1;
         for (int64_t i = 0; i < ROWS; i++) {
             int64_t k = keys[i], next = sum[k];
-            int over = (validity[i / 8] >> i % 8 & 1) &&
-                       __builtin_add_overflow(sum[k], added[i], &next);
+            int over =
+                (validity[i / 8] >> i % 8 & 1) && __builtin_add_overflow(sum[k], added[i], &next);
             right &= refused[i] == (over ? 3 : 0) && fresh[i] == (!over && n[k] == 0);
             gone += over;
             gone_of_small += over && small;

@@ -2,7 +2,6 @@
 #include <stdlib.h>
 
 #include "base/coding.h"
-#include "base/words.h"
 #include "check.h"
 
 /* The table of well-formed sequences of the Unicode standard (3-7), read as code points. */

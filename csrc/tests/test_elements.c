@@ -3,7 +3,7 @@
  *
  *   test_elements [steps] [seed]
  */
-#include "access/single.h"
+#include "access/current_key.h"
 #include "elements/collections.h"
 #include "elements_model.h"
 #include "files.h"

@@ -48,9 +48,9 @@ static cost cost_of(const pst_table *t, uint32_t slot) {
     uint64_t hash = pst_row_hash(t, pst_row(t, slot));
     uint32_t tag = pst_tag_of(t, hash);
     cost n = {0, 0};
-    pst_cursor c;
-    REQUIRE(pst_cursor_home(&c, &t->m->shards[pst_directory_at(t, t->m->directory_bits, hash, tag)],
-                            t->heap, tag));
+    pst_probe c;
+    REQUIRE(pst_probe_home(&c, &t->m->shards[pst_directory_at(t, t->m->directory_bits, hash, tag)],
+                           t->heap, tag));
     for (n.lines = 1; n.lines * PST_LINE <= c.capacity; n.lines++) {
         for (uint32_t m = pst_line_matches(c.line, tag); m; m &= m - 1) {
             uint64_t e = c.line[__builtin_ctz(m)];
@@ -58,7 +58,7 @@ static cost cost_of(const pst_table *t, uint32_t slot) {
                 return n;
             n.rows += e && e != PST_TOMBSTONE;
         }
-        pst_cursor_step(&c, t->heap);
+        pst_probe_step(&c, t->heap);
     }
     REQUIRE(!"the row has an entry");
     return n;

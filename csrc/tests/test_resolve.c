@@ -43,9 +43,9 @@ static void check_lines(pst_table *t, const int64_t *keys, int64_t n) {
     for (int64_t i = 0; i < b->lined; i++) {
         uint32_t tag = pst_tag_of(t, b->hash[i]);
         uint32_t at = pst_directory_at(t, t->m->directory_bits, b->hash[i], tag);
-        pst_cursor c;
+        pst_probe c;
         CHECK_EQ(b->tags[i], tag);
-        if (pst_cursor_home(&c, &t->m->shards[at], t->heap, tag))
+        if (pst_probe_home(&c, &t->m->shards[at], t->heap, tag))
             CHECK(b->lines[i] == c.line);
         else
             for (int k = 0; k < PST_LINE; k++)

@@ -118,8 +118,8 @@ PST_PREFETCH void pst_tree_prefetch(const uint8_t *heap, const uint64_t *root) {
  * for all at once: a descent alone waits at every level. Returns whether the paths end in more than
  * one leaf. */
 enum { PST_TREE_PATHS = 32 };
-int pst_tree_bring_paths(const uint8_t *heap, uint64_t heap_bytes, const pst_tree_shape *s,
-                         const pst_tree_root *roots, const pst_tree_entry *entries, int n);
+int pst_tree_prefetch_paths(const uint8_t *heap, uint64_t heap_bytes, const pst_tree_shape *s,
+                            const pst_tree_root *roots, const pst_tree_entry *entries, int n);
 
 /* A node on the way from the root to a position. */
 typedef struct pst_tree_frame {

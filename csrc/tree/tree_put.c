@@ -28,8 +28,8 @@ pst_status pst_tree_find(const uint8_t *heap, uint64_t bytes, const pst_tree_sha
                                                                                     : PST_CORRUPT;
 }
 
-int pst_tree_bring_paths(const uint8_t *heap, uint64_t bytes, const pst_tree_shape *s,
-                         const pst_tree_root *roots, const pst_tree_entry *entries, int n) {
+int pst_tree_prefetch_paths(const uint8_t *heap, uint64_t bytes, const pst_tree_shape *s,
+                            const pst_tree_root *roots, const pst_tree_entry *entries, int n) {
     pst_tree_probe p[PST_TREE_PATHS];
     uint32_t at[PST_TREE_PATHS];
     int apart = 0;

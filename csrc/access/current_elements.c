@@ -1,8 +1,8 @@
-/* single_elements.c: the list or map of one key, and walks over them. */
+/* current_elements.c: the list or map of one key, and walks over them. */
 #include <string.h>
 
 #include "access/batch.h"
-#include "access/single.h"
+#include "access/current_key.h"
 #include "base/mem.h"
 #include "elements/collections.h"
 #include "table/ttl.h"
@@ -160,7 +160,7 @@ pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int3
     if (s)
         return s;
     if (i % PST_GROUP == 0)
-        pst_batch_bring_rows(b, i);
+        pst_batch_prepare_rows(b, i);
     pst_batch_resolve(b, i + 1);
     start(e, pst_batch_slot(b, i), column);
     e->slot = PST_NONE; /* the key may be in the batch again */

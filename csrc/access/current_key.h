@@ -1,9 +1,9 @@
-/* single.h: the current key.
+/* current_key.h: the current key.
  *
  * Thread safety: as the table.
  */
-#ifndef PST_SINGLE_H
-#define PST_SINGLE_H
+#ifndef PST_CURRENT_KEY_H
+#define PST_CURRENT_KEY_H
 
 #include "memory/handle.h"
 

@@ -1,4 +1,4 @@
-/* changed.c: the rows that the open epoch touched, as batches. */
+/* touched_rows.c: the rows that the open epoch touched, as batches. */
 #include <string.h>
 
 #include "access/batch.h"

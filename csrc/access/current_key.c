@@ -1,5 +1,5 @@
-/* single.c: one current key, and rows as records. */
-#include "access/single.h"
+/* current_key.c: one current key, and rows as records. */
+#include "access/current_key.h"
 
 #include <string.h>
 
@@ -25,10 +25,10 @@ pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i) {
     if (b->t != t || i < 0 || i >= b->length)
         return PST_INVALID;
     if (i % PST_GROUP == 0)
-        pst_batch_bring_rows(b, i);
+        pst_batch_prepare_rows(b, i);
     pst_batch_resolve(b, i + 1);
-    if (i >= b->brought)
-        pst_batch_bring_roots(b, i);
+    if (i >= b->prepared)
+        pst_batch_prepare_roots(b, i);
     pst_key key;
     pst_batch_key(b, i, &key);
     if (b->slots[i] == PST_NONE)
