@@ -876,3 +876,15 @@ def test_a_state_that_was_set_expires_by_the_harness_s_time() -> None:
         assert harness.process([{"k": "a"}]) == [1]
         harness.advance_processing_time(51_000)
         assert harness.process([{"k": "a"}]) == [None]
+
+
+def test_a_snapshot_that_another_version_has_pickled_is_refused() -> None:
+    with Harness(Sums(), key={"k": "long"}) as harness:
+        make, (version, *rest) = harness.snapshot().__reduce__()
+    assert make(version, *rest).epoch == 0
+    with pytest.raises(
+        InvalidArgumentError,
+        match="HarnessSnapshot was pickled by a version of pystate that writes format 2, and this "
+        "one reads 1: take the snapshot again",
+    ):
+        make(version + 1, *rest)
