@@ -108,14 +108,14 @@ class _FunctionType(ABCMeta):
                 if inherited is not None and (_is_state(value) or _is_state(inherited[1])):
                     raise DeclarationError(
                         f"{name}.{attribute} is {_kind(value)}, and {inherited[0]}.{attribute}, "
-                        f"which it inherits, is {_kind(inherited[1])}: the name would be used "
-                        "twice; give one of them another name"
+                        f"which it inherits, is {_kind(inherited[1])}: "
+                        f"{_instead(value, *inherited)}"
                     )
         for attribute, owners in _inherited_states(bases).items():
             if len(owners) > 1 and attribute not in namespace:
                 raise DeclarationError(
                     f"{name} inherits the state {attribute!r} from {' and from '.join(owners)}: "
-                    "the name would be used twice"
+                    "the name would be used twice; give one of them another name"
                 )
         return super().__new__(cls, name, bases, dict(namespace), **options)
 
@@ -141,7 +141,26 @@ def _is_state(value: object) -> bool:
 def _kind(value: object) -> str:
     if _is_state(value):
         return f"the state {value!r}"
+    if value is None:
+        return "None"
     return "a method" if callable(value) else f"{type(value).__name__} {value!r:.40}"
+
+
+def _instead(value: object, owner: str, inherited: object) -> str:
+    """What to do in place of a definition that would hide an inherited one."""
+    if not _is_state(inherited):
+        return "give the state another name"
+    if _is_state(value):
+        return (
+            "a subclass cannot declare a state again; change the declaration in "
+            f"{owner} itself, or copy the class"
+        )
+    rest = (
+        f"; to do without the state, take it out of {owner}, or copy the class"
+        if value is None
+        else "; give what is not a state another name"
+    )
+    return f"a subclass cannot hide a state{rest}"
 
 
 def _check_name(class_name: str, name: str) -> None:

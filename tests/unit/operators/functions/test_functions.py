@@ -79,10 +79,41 @@ def test_a_state_and_a_method_of_one_name_fail() -> None:
 
 
 def test_a_state_that_hides_an_inherited_one_fails() -> None:
-    with pytest.raises(DeclarationError, match=r"Child\.n .*Counter\.n, which it inherits"):
+    with pytest.raises(
+        DeclarationError,
+        match=r"Child\.n .*Counter\.n, which it inherits, .*: a subclass cannot declare a state "
+        r"again; change the declaration in Counter itself, or copy the class$",
+    ):
 
         class Child(Counter):
-            n = ps.ValueState("long")
+            n = ps.ValueState("long", previously="count")
+
+
+def test_what_is_no_state_does_not_hide_an_inherited_one() -> None:
+    with pytest.raises(
+        DeclarationError,
+        match=r"Without\.n is None, and Counter\.n, .*: a subclass cannot hide a state; to do "
+        "without the state, take it out of Counter, or copy the class$",
+    ):
+
+        class Without(Counter):
+            n = None  # type: ignore[assignment]
+
+    with pytest.raises(DeclarationError, match=r"Fixed\.n is int 3, .* not a state another name$"):
+
+        class Fixed(Counter):
+            n = 3  # type: ignore[assignment]
+
+
+def test_a_state_that_hides_an_inherited_method_fails() -> None:
+    class Base(ps.KeyedProcessFunction):
+        def step(self) -> int:
+            return 1
+
+    with pytest.raises(DeclarationError, match=r"Base\.step, .* give the state another name$"):
+
+        class Child(Base):
+            step = ps.ValueState("long")  # type: ignore[assignment]
 
 
 def test_a_method_that_hides_an_inherited_state_fails() -> None:
@@ -97,7 +128,7 @@ def test_two_bases_with_one_name_fail() -> None:
     class Other(ps.KeyedProcessFunction):
         n = ps.ValueState("string")
 
-    with pytest.raises(DeclarationError, match=r"'n' from Counter and from Other"):
+    with pytest.raises(DeclarationError, match=r"'n' from Counter and from Other.*another name$"):
 
         class Both(Counter, Other):
             pass
