@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from pystate.base.arguments import checked_uid, folder_path, integer
+from pystate.base.arguments import checked_uid, folder_path, integer, nearest
 from pystate.checkpoint.job_file import JOB_FILE, refuse_spark
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import Manifest, manifest_path, read_manifest
@@ -22,7 +22,7 @@ from pystate.checkpoint.manifest_log import read_head, retained_epochs
 from pystate.checkpoint.refs import OperatorState
 from pystate.checkpoint.state_files import file_schema, open_file
 from pystate.checkpoint.storage import CheckpointStorage
-from pystate.errors import CheckpointError, DeclarationError
+from pystate.errors import CheckpointError, DeclarationError, InvalidArgumentError
 from pystate.state.identity import StoredFold
 from pystate.state.kinds import declared_as
 from pystate.types.ddl import quoted
@@ -55,6 +55,10 @@ class MissingFileError(CheckpointError):
     """A file that an epoch's manifest names does not exist, or no longer."""
 
     epoch = 0
+
+
+class NotHeldError(CheckpointError, InvalidArgumentError):
+    """A checkpoint that is as it should be does not hold the epoch or operator asked for."""
 
 
 def missing_file(storage: CheckpointStorage, epoch: int, path: object) -> MissingFileError:
@@ -114,7 +118,7 @@ def epoch_of(storage: CheckpointStorage, epoch: int | None = None) -> Manifest:
         with suppress(FileNotFoundError):
             return read_manifest(storage, manifest_path(number))
     retained = f"{epochs[0]} to {epochs[-1]}" if epochs else "none"
-    raise CheckpointError(
+    raise NotHeldError(
         f"checkpoint {storage.uri} does not hold epoch {number}; it has {retained}: choose one of "
         "them, or let the job retain more epochs"
     )
@@ -127,12 +131,14 @@ def operator_of(storage: CheckpointStorage, manifest: Manifest, uid: str | None)
     operators = [operator for operator in manifest.operators if uid in (None, operator.uid)]
     if len(operators) == 1:
         return operators[0]
-    known = ", ".join(sorted(repr(operator.uid) for operator in manifest.operators)) or "none"
-    raise CheckpointError(
-        f"checkpoint {storage.uri}, epoch {manifest.epoch}: which operator? It has {known}"
+    uids = sorted(operator.uid for operator in manifest.operators)
+    known = ", ".join(map(repr, uids)) or "none"
+    raise NotHeldError(
+        f"checkpoint {storage.uri}, epoch {manifest.epoch}: which operator? It has {known}: give "
+        "its uid (--uid)"
         if uid is None
         else f"checkpoint {storage.uri} has no operator {uid!r} in epoch {manifest.epoch}; "
-        f"it has {known}"
+        f"it has {known}{nearest(uid, uids)}"
     )
 
 

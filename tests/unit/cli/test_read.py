@@ -130,14 +130,34 @@ def test_diff_prints_changes(tmp_path: Path) -> None:
     code, said, told = run("diff", work.root, "3", "2")
     assert (code, said) == (2, "") and "give the older one first" in told
     code, said, told = run("diff", work.root, "9", "10")
-    assert (code, said) == (1, "") and "does not hold epoch 10; it has 1 to 3" in told
+    assert (code, said) == (2, "") and "does not hold epoch 10; it has 1 to 3" in told
 
 
 def test_which_operator_is_asked(tmp_path: Path) -> None:
     work = Work(tmp_path / "c", uids=("a", "b")).some(1)
     for command in (["read"], ["diff", "0"], ["export", str(tmp_path / "out")]):
         code, said, told = run(command[0], work.root, *command[1:])
-        assert (code, said) == (1, "") and "which operator? It has 'a', 'b'" in told
+        assert (code, said) == (2, "") and "which operator? It has 'a', 'b': give its uid" in told
+    work = Work(tmp_path / "n", uids=("counts", "names")).some(1)
+    written = str(tmp_path / "e")
+    for command in (["read"], ["read", "--key", "1"], ["diff", "0"], ["export", written]):
+        code, said, told = run(command[0], work.root, *command[1:], "--uid", "cuonts")
+        assert (code, said) == (2, "") and "no operator 'cuonts' in epoch 1" in told
+        assert "did you mean 'counts'?" in told and not Path(written).exists()
+    for command in (["read"], ["export", written]):
+        code, said, told = run(command[0], work.root, *command[1:], "--epoch", "2")
+        assert (code, said) == (2, "") and "does not hold epoch 2; it has 1 to 1" in told
+
+
+def test_what_is_wrong_with_the_checkpoint_is_no_wrong_use(tmp_path: Path) -> None:
+    with Work(tmp_path / "c").coordinator():
+        pass
+    code, said, told = run("read", tmp_path / "c", "--uid", "a")
+    assert (code, said) == (1, "") and "has no epoch yet" in told
+
+
+def test_wrong_names_within_an_operator_are_wrong_use(tmp_path: Path) -> None:
+    work = Work(tmp_path / "c", uids=("a", "b")).some(1)
     code, said, told = run("read", work.root, "--uid", "a", "--state", "m")
     assert (code, said) == (2, "") and "'m'" in told
     assert run("read", work.root, "--uid", "a", "--format", "xml")[0] == 2
