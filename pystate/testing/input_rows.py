@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as at
 
-from pystate.base.arguments import shown
+from pystate.base.arguments import nearest, shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.output import OutputColumns, SchemaLike, names_of, parse_columns
 from pystate.types.keys import KeyColumns, leaves, parse_key
@@ -168,6 +168,7 @@ def key_of(schema: pa.Schema, names: Iterable[str]) -> KeyColumns:
         if name not in schema.names:
             raise InvalidArgumentError(
                 f"key column {name!r} is not among {', '.join(schema.names)}"
+                f"{nearest(name, schema.names)}"
             )
         kind = schema.field(name).type
         if at.is_null(kind):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.types as at
 
-from pystate.base.arguments import flag, integer, text
+from pystate.base.arguments import flag, integer, nearest, text
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import declarations, require_state
@@ -158,6 +158,7 @@ class OperatorOptions:
             if name not in columns.names:
                 raise InvalidArgumentError(
                     f"{owner}: key column {name!r} is not among {', '.join(columns.names)}"
+                    f"{nearest(name, columns.names)}"
                 )
         if self.event_time is not None:
             what = f"{owner}: event-time column {self.event_time!r}"

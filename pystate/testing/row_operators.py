@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from pystate.base.arguments import choice, integer, text
+from pystate.base.arguments import choice, integer, nearest, text
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError
 from pystate.operators.runtime.deduplicate import DeduplicateSpec
@@ -142,7 +142,7 @@ class RowHarness(OperatorHarness):
         if event_time is not None and event_time not in schema.names:
             raise InvalidArgumentError(
                 f"{owner}: event_time={event_time!r} is not a column; columns: "
-                f"{', '.join(schema.names)}"
+                f"{', '.join(schema.names)}{nearest(event_time, schema.names)}"
             )
         stored_key = key_of(schema, names)
         key_names = tuple(name for name, _ in stored_key)

@@ -454,7 +454,7 @@ def test_what_a_pipeline_may_not_do(spark: SparkSession, make_job: MakeJob, sour
         (
             lambda df: job.key_by(df, "v", uid="x").aggregate(n=ps.sum("k")),
             ps.errors.WrongTypeError,
-            r"sum\(k\): column 'k' is string, not a number",
+            r"sum\(k\): column 'k' is string, not a number: cast it before key_by",
         ),
         (
             lambda df: job.key_by(df, "k", uid="x").process(Nothing(), "k string"),

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from pystate.base.arguments import repeated
+from pystate.base.arguments import nearest, repeated
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.grouping import take_rows
@@ -60,6 +60,7 @@ class JoinInput:
             if name not in types:
                 raise InvalidArgumentError(
                     f"{owner}: column {name!r} is not among {', '.join(types)}"
+                    f"{nearest(name, types)}"
                 )
         for name in key:
             if types[name].name == "struct":

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from pystate.base.arguments import nearest
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.base import StatefulFunction
 from pystate.operators.functions.binding import has_broadcast, namespace_type, shape
@@ -93,7 +94,7 @@ class FunctionSpec:
         if isinstance(self.event_time, str) and self.event_time not in self.columns:
             raise InvalidArgumentError(
                 f"event_time={self.event_time!r} is not a column; columns: "
-                f"{', '.join(self.columns)}"
+                f"{', '.join(self.columns)}{nearest(self.event_time, self.columns)}"
             )
         if self.late != PROCESS_LATE and self.event_time is None:
             raise InvalidArgumentError(

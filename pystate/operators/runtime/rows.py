@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as at
 
 from pystate._core import core
-from pystate.base.arguments import repeated
+from pystate.base.arguments import nearest, repeated
 from pystate.errors import InvalidArgumentError
 from pystate.types.arrays import datetimes, reference
 from pystate.types.keys import has_null_marks
@@ -54,7 +54,7 @@ class Row(_Named):
     def __other_item__(self, item: Any) -> Any:
         """The item if it is neither an int nor a column's name."""
         if type(item) is str:
-            raise KeyError(f"no column {item!r}; columns: {', '.join(self._fields)}")
+            raise KeyError(_no_column(item, self._fields))
         return tuple.__getitem__(self, item)
 
     def __contains__(self, item: object) -> bool:
@@ -68,15 +68,25 @@ class Row(_Named):
 
     def __getattr__(self, name: str) -> Any:
         # Reached only if no column and no tuple attribute has that name.
-        method = hasattr(dict, name) and not name.startswith("_")
-        hint = "; row.asDict() is a dict" if method else ""
-        raise AttributeError(f"no column {name!r}; columns: {', '.join(self._fields)}{hint}")
+        raise AttributeError(_no_column(name, self._fields, attribute=True))
 
     def __repr__(self) -> str:
         return f"Row({', '.join(f'{n}={v!r}' for n, v in zip(self._fields, self, strict=True))})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore_row, (self._fields, tuple(self))
+
+
+@lru_cache(maxsize=256)
+def _no_column(name: str, known: tuple[str, ...], *, attribute: bool = False) -> str:
+    """The message about a name that is asked for; kept, because `hasattr` asks for each row."""
+    if attribute and name in known:
+        hint = f"; write row[{name!r}]"
+    elif attribute and hasattr(dict, name) and not name.startswith("_"):
+        hint = "; row.asDict() is a dict"
+    else:
+        hint = nearest(name, known)
+    return f"no column {name!r}; columns: {', '.join(known)}{hint}"
 
 
 def _as_dicts(value: Any) -> Any:

@@ -110,7 +110,8 @@ def parse_aggregates(
 
 
 def _column(name: str, given: Any, schema: pa.Schema, owner: str) -> WindowColumn:
-    what = f"{owner}: {name}={shown(given)}"
+    said = str(given) if isinstance(given, Aggregate) else shown(given)
+    what = f"{owner}: {name}={said}"
     result = None
     aggregate: Any
     if isinstance(given, Aggregate):
@@ -140,7 +141,9 @@ def _column(name: str, given: Any, schema: pa.Schema, owner: str) -> WindowColum
     try:
         state = AggregatingState(aggregate, type_.arrow if isinstance(aggregate, Count) else type_)
     except DeclarationError as error:
-        raise WrongTypeError(f"{what}: {error}") from None
+        raise WrongTypeError(
+            f"{what}: {error}: cast column {source!r} before key_by, or name another one"
+        ) from None
     return WindowColumn(name, state, source, result or state.arrow_type)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as at
 
-from pystate.base.arguments import choice
+from pystate.base.arguments import choice, nearest
 from pystate.epochs.watermarks import Hold, Holds, Lag
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.event_time import event_times
@@ -219,7 +219,7 @@ def time_type_of(options: WindowOptions, schema: pa.Schema, owner: str) -> pa.Da
         if options.event_time not in schema.names:
             raise InvalidArgumentError(
                 f"{owner}: event_time={options.event_time!r} is not a column; columns: "
-                f"{', '.join(schema.names)}"
+                f"{', '.join(schema.names)}{nearest(options.event_time, schema.names)}"
             )
         given = schema.field(options.event_time).type
         event_times(pa.array([], given), f"{owner}: event-time column {options.event_time!r}")
@@ -230,7 +230,10 @@ def time_type_of(options: WindowOptions, schema: pa.Schema, owner: str) -> pa.Da
     gap = options.windows.gap_column if isinstance(options.windows, Session) else None
     if gap is not None:
         if gap not in schema.names:
-            raise InvalidArgumentError(f"{owner}: Session: there is no column {gap!r}")
+            raise InvalidArgumentError(
+                f"{owner}: Session: there is no column {gap!r}; columns: "
+                f"{', '.join(schema.names)}{nearest(gap, schema.names)}"
+            )
         if not at.is_integer(schema.field(gap).type):
             raise WrongTypeError(
                 f"{owner}: Session: column {gap!r} is {schema.field(gap).type}; a gap is a "

@@ -381,7 +381,7 @@ class AggregatePlan:
     def _refused(self, aggregate: Aggregate, data_type: st.DataType, wanted: str) -> WrongTypeError:
         return WrongTypeError(
             f"{self._owner}: {aggregate}: column {aggregate.column!r} is "
-            f"{data_type.simpleString()}, not {wanted}"
+            f"{data_type.simpleString()}, not {wanted}: cast it before key_by, or name another one"
         )
 
 

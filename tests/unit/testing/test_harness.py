@@ -265,7 +265,8 @@ def test_columns_of_the_first_rows() -> None:
         ([3], "does not say which value"),
         ([("ada", "p")], "columns='key string, n long'"),
         ([{"user": "ada", "page": "p"}, {"user": 1, "page": "p"}], "no one type"),
-        ([{"name": "ada"}], "key column 'user' is not among name"),
+        ([{"name": "ada"}], "key column 'user' is not among name$"),
+        ([{"usr": "ada", "n": 1}], "'user' is not among usr, n; did you mean 'usr'?"),
     ):
         with (
             Harness(Moves(), key="user") as harness,
@@ -338,7 +339,19 @@ def test_arguments_that_make_no_sense() -> None:
             Sums(),
             {"columns": "v long"},
             InvalidArgumentError,
-            "operator 'harness': key column 'k' is not among v",
+            "operator 'harness': key column 'k' is not among v$",
+        ),
+        (
+            Sums(),
+            {"columns": "kk long, key long", "key": "keys"},
+            InvalidArgumentError,
+            r"key column 'keys' is not among kk, key; did you mean 'key'\?",
+        ),
+        (
+            Sums(),
+            {"columns": "k long, when timestamp", "event_time": "whem"},
+            InvalidArgumentError,
+            r"event_time='whem' is not a column; columns: k, when; did you mean 'when'\?",
         ),
         (Sums, {}, DeclarationError, "Sums'> is no KeyedProcessFunction .*; pass an instance"),
         (Sums(), {"processing_time": "now"}, WrongTypeError, "processing_time is an int"),

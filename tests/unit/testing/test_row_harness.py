@@ -108,8 +108,8 @@ def test_bad_arguments() -> None:
     ):
         with pytest.raises(InvalidArgumentError, match=match):
             make(operator)
-    with pytest.raises(InvalidArgumentError, match="is not a column"):
-        make(ps.testing.Deduplicate(), event_time="at")
+    with pytest.raises(InvalidArgumentError, match=r"is not a column; .*did you mean 'at'\?"):
+        make(ps.testing.Deduplicate(), columns="k string, at timestamp", event_time="att")
     with pytest.raises(InvalidArgumentError, match="event_time='column'"):
         make(ps.testing.Deduplicate(), late="drop")
     with (

@@ -36,8 +36,15 @@ def test_rows_by_name_position_and_attribute() -> None:
     for wrong in ("_x", "w"):
         with pytest.raises(AttributeError, match=f"no column '{wrong}'; columns: v, count"):
             getattr(row, wrong)
-    with pytest.raises(KeyError, match="no column 'w'"):
+    with pytest.raises(AttributeError, match=r"_x; write row\['_x'\]$"):
+        _ = row._x
+    with pytest.raises(KeyError, match=r"no column 'w'; columns: v, count, class, a b, _x\"$"):
         row["w"]
+    with pytest.raises(KeyError, match=r"no column 'coutn'; .*, _x; did you mean 'count'\?"):
+        row["coutn"]
+    with pytest.raises(AttributeError, match=r"no column 'coutn'; .*; did you mean 'count'\?$"):
+        _ = row.coutn
+    assert not hasattr(row, "coutn") and getattr(row, "w", None) is None
     copy = pickle.loads(pickle.dumps(row))
     assert copy == row and copy["a b"] == 4
     assert repr(RowFactory(["x"])._make((1,))) == "Row(x=1)"

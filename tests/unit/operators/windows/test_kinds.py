@@ -328,7 +328,8 @@ def test_bad_arguments(make: Any, message: str) -> None:
         ({"n": ps.sum("w")}, "no column 'w'"),
         ({"k": ps.count()}, "cannot be called 'k'"),
         ({"window_end": ps.count()}, "cannot be called"),
-        ({"n": ps.sum("s")}, "Sum.. takes numbers"),
+        ({"n": ps.sum("s")}, r"n=sum\(s\): .*numbers, not string: cast column 's' before key_by"),
+        ({"n": ps.sum("valeu")}, r"n=sum\(valeu\): there is no column 'valeu'"),
     ],
 )
 def test_bad_aggregates(aggregates: Any, message: str) -> None:
