@@ -60,6 +60,19 @@ def declarations(function: StatefulFunction | type[StatefulFunction]) -> dict[st
     }
 
 
+def instead_of_missing(error: Exception, function: StatefulFunction) -> str:
+    """The states of a function, if the error is that it has no such attribute; else nothing.
+
+    It is for the end of a note. A `__getattr__` of the function would make each use of a state
+    slower.
+    """
+    if not isinstance(error, AttributeError) or error.obj is not function:
+        return ""
+    states = declarations(function)
+    listed = ", ".join(map(repr, states)) or "none"
+    return f"; states of {type(function).__name__}: {listed}{nearest(error.name, states)}"
+
+
 def keyed_states(function: StatefulFunction) -> dict[str, State[Any]]:
     """The states that a function keeps for each key."""
     states = declarations(function)

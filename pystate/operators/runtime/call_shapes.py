@@ -24,7 +24,7 @@ import pyarrow.types as at
 from pystate._core import core
 from pystate.base.notes import add_note
 from pystate.errors import EvaluationError, InvalidArgumentError, NoCurrentKeyError, WrongTypeError
-from pystate.operators.functions.binding import takes_rows
+from pystate.operators.functions.binding import instead_of_missing, takes_rows
 from pystate.operators.functions.context import RuntimeContext
 from pystate.operators.runtime.function_spec import FunctionSpec
 from pystate.operators.runtime.grouping import grouped_columns, grouped_rows, take_rows
@@ -190,8 +190,9 @@ class Calls:
 
     def note(self, error: Exception, method: str, what: str) -> None:
         """Add a note to a user's error that says where it happened."""
-        name = type(self.run.spec.function).__name__
-        add_note(error, f"in {name}.{method} of operator {self.context.uid!r}: {what}")
+        function = self.run.spec.function
+        where = f"{type(function).__name__}.{method} of operator {self.context.uid!r}"
+        add_note(error, f"in {where}: {what}{instead_of_missing(error, function)}")
 
     def remember_call(self, method: str, keyed: Any = None) -> None:
         """Remember which method is called from now on, and what has the key."""

@@ -41,6 +41,7 @@ from pystate.operators.functions.binding import (
     declarations,
     has_timers,
     in_batches,
+    instead_of_missing,
     namespace_type,
     shape,
     unbind,
@@ -253,8 +254,9 @@ class FunctionOperator(Operator):
         return _NoTimers(self.spec.function)
 
     def _note(self, error: Exception, method: str) -> None:
-        name = type(self.spec.function).__name__
-        add_note(error, f"in {name}.{method} of operator {self.context.uid!r}")
+        function = self.spec.function
+        where = f"{type(function).__name__}.{method} of operator {self.context.uid!r}"
+        add_note(error, f"in {where}{instead_of_missing(error, function)}")
 
     @property
     def watermark_ms(self) -> int | None:

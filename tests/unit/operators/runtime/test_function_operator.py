@@ -235,6 +235,29 @@ def test_an_error_of_the_output_names_the_key_and_the_place_of_the_function() ->
     assert not notes_of(raised.value)
 
 
+class Misspelt(ps.KeyedProcessFunction):
+    clicks = ps.ValueState("int", default=0)
+    seen = ps.ValueState("int")
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        if row.v == 1:
+            self.click.update(1)  # type: ignore[attr-defined]
+        row.v.bit_lenght()
+
+
+def test_a_misspelt_state_is_answered_with_those_that_there_are() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'click'") as raised:
+        Run(Misspelt(), [("a", 1, 1)])
+    assert notes_of(raised.value) == [
+        "in Misspelt.process of operator 'one': key 'a'; states of Misspelt: 'clicks', 'seen'; "
+        "did you mean 'clicks'?"
+    ]
+    assert not hasattr(Misspelt(), "click")
+    with pytest.raises(AttributeError, match="bit_lenght") as raised:
+        Run(Misspelt(), [("a", 2, 1)])
+    assert notes_of(raised.value) == ["in Misspelt.process of operator 'one': key 'a'"]
+
+
 class FailingVector(ps.VectorizedFunction):
     def process(self, keys: ps.KeyBatch, rows: Any, ctx: ps.RuntimeContext) -> Any:
         yield {"k": rows.column("k"), "n": [1 // 0]}
