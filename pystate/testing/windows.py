@@ -17,6 +17,7 @@ from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.binding import for_tasks
 from pystate.operators.functions.windows import WindowFunctionLike
 from pystate.operators.runtime.invalid_rows import harness_rule
+from pystate.operators.runtime.late_rows import DROP_LATE, late_tag_of_windows
 from pystate.operators.runtime.output import SchemaLike, parse_columns, parse_sides
 from pystate.operators.runtime.task import Operator
 from pystate.operators.windows.assigners import Assigner
@@ -28,7 +29,7 @@ from pystate.operators.windows.specification import WindowSpec, window_options
 from pystate.tables.options import checked_parallelism
 from pystate.testing.clock import HarnessInput
 from pystate.testing.epochs import Attempt, Watched
-from pystate.testing.faults import rows_of
+from pystate.testing.faults import aside_rows
 from pystate.testing.input_rows import InputRows, key_of
 from pystate.testing.operator_harness import OperatorHarness, kept_arguments
 from pystate.testing.range_tables import RangeTable
@@ -65,8 +66,9 @@ class WindowHarness(OperatorHarness):
     process, schema, side_outputs : optional
         As in `WindowedFrame.process`; in place of `aggregates`. A list of tags for `side_outputs`
         takes rows of any columns.
-    time, emit, early, allowed_lateness
-        As in `KeyedFrame.window`.
+    time, emit, early, allowed_lateness, late
+        As in `KeyedFrame.window`: with a tag for `late`, `side_output` gives the rows that were too
+        late for all of their windows.
     initial_rows : rows, optional
         Rows of the time before the first epoch, as for ``key_by(initial_rows=...)``.
     processing_time : int or datetime
@@ -89,9 +91,10 @@ class WindowHarness(OperatorHarness):
     failures : int
         Injected failures that have happened.
     late : list
-        The rows that were too late for all of their windows.
+        The rows that were too late for all of their windows, whatever becomes of them.
     side_outputs : dict of str to list
-        By tag, what the function has emitted aside.
+        By tag, what went aside: what the function has emitted, rows that were too late, and those
+        that could not be processed.
 
     Notes
     -----
@@ -131,6 +134,7 @@ class WindowHarness(OperatorHarness):
         emit: Literal["final", "update"] = "final",
         early: Duration | None = None,
         allowed_lateness: Duration = 0,
+        late: str = DROP_LATE,
         initial_rows: Any = None,
         processing_time: int | datetime = 0,
         parallelism: int = 1,
@@ -171,6 +175,7 @@ class WindowHarness(OperatorHarness):
         self._function: WindowProcessSpec | None = None
         self._spec: WindowSpec
         sides = parse_sides(side_outputs, owner)
+        self._late_tag = late_tag_of_windows(late, sides, owner)
         if process is None:
             assert aggregates is not None
             self._spec = WindowSpec.of(options, names, aggregates, given, owner)
@@ -189,7 +194,7 @@ class WindowHarness(OperatorHarness):
             batch_rows=batch_rows,
             processing_time=processing_time,
             arguments=arguments,
-            tags=[*sides, *([] if invalid is None else [invalid])],
+            tags=[tag for tag in (*sides, self._late_tag, invalid) if tag is not None],
         )
         if initial_rows is not None:
             self._begin_with_rows({INPUT: initial_rows})
@@ -197,7 +202,7 @@ class WindowHarness(OperatorHarness):
 
     @property
     def side_outputs(self) -> dict[str, list[Any]]:
-        """By tag, what the function has emitted aside."""
+        """By tag, what went aside."""
         return self._sides
 
     def _operator(self, table: RangeTable, attempt: Attempt) -> Operator:
@@ -211,10 +216,14 @@ class WindowHarness(OperatorHarness):
         return Watched(operator, attempt, observes=True)
 
     def _keep(self, attempt: Attempt) -> None:
+        sides = []
         for tag, piece in attempt.sides:
+            to = self._late_tag if tag is _LATE else tag
             if tag is _LATE:
-                self.late += rows_of(piece)
-        attempt.sides = [each for each in attempt.sides if each[0] is not _LATE]
+                self.late += aside_rows(piece)
+            if to is not None:
+                sides.append((to, piece))
+        attempt.sides = sides
         super()._keep(attempt)
 
     # -- epochs

@@ -104,6 +104,25 @@ def checked_late(late: object, sides: Iterable[str], owner: str) -> str:
     return checked
 
 
+def late_tag_of_windows(late: object, sides: Iterable[str], owner: str) -> str | None:
+    """Check `late` of windows: the side output that takes rows that are too late, if one does.
+
+    `sides` are the tags of a function's own side outputs.
+    """
+    checked = checked_late(late, sides, owner)
+    if checked == PROCESS_LATE:
+        raise InvalidArgumentError(
+            f"{owner}: window: late is 'drop' or the tag of a side output: of rows that are too "
+            "late there is no window; how long one is kept, allowed_lateness= says"
+        )
+    if checked in sides:
+        raise InvalidArgumentError(
+            f"{owner}: {checked!r} is the tag of rows that are too late, which have the "
+            "columns of the input: give the function's side output another one"
+        )
+    return late_tag(checked)
+
+
 @dataclass(frozen=True)
 class LateInputs:
     """What happens to late rows of two inputs; pickled for the workers."""

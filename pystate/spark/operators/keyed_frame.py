@@ -14,7 +14,12 @@ from pystate.base.arguments import choice, shown
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.aggregates import Aggregate
 from pystate.operators.functions.base import StatefulFunction
-from pystate.operators.runtime.late_rows import DROP_LATE, PROCESS_LATE, LateLike, checked_late
+from pystate.operators.runtime.late_rows import (
+    DROP_LATE,
+    PROCESS_LATE,
+    LateLike,
+    late_tag_of_windows,
+)
 from pystate.operators.windows.assigners import Assigner
 from pystate.operators.windows.specification import window_options
 from pystate.spark.base.partial_aggregation import Combine
@@ -180,11 +185,7 @@ class KeyedFrame:
             early=early,
             allowed_lateness=allowed_lateness,
         )
-        if checked_late(late, (), owner) == PROCESS_LATE:
-            raise InvalidArgumentError(
-                f"{owner}: window: late is 'drop' or the tag of a side output: of rows that "
-                "are too late there is no window; how long one is kept, allowed_lateness= says"
-            )
+        late_tag_of_windows(late, (), owner)
         return WindowedFrame(rows, options, late)
 
     def deduplicate(

@@ -19,7 +19,7 @@ from pystate.epochs.watermarks import Holds
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.binding import for_tasks
 from pystate.operators.functions.windows import WindowFunctionLike
-from pystate.operators.runtime.late_rows import checked_late, late_tag
+from pystate.operators.runtime.late_rows import late_tag, late_tag_of_windows
 from pystate.operators.windows.assigners import Session
 from pystate.operators.windows.columns import AggregateLike
 from pystate.operators.windows.kinds import make_operator
@@ -204,13 +204,7 @@ class WindowedFrame:
         input_schema = self._schema(frame)
         declared = parse_schema(schema, owner)
         sides = side_columns(side_outputs, owner)
-        checked_late(self._late, sides, owner)
-        tag = late_tag(self._late)
-        if tag in sides:
-            raise InvalidArgumentError(
-                f"{owner}: {tag!r} is the tag of rows that are too late, which have the "
-                "columns of the input: give the function's side output another one"
-            )
+        tag = late_tag_of_windows(self._late, sides, owner)
         kept = WindowRowsSpec.of_rows(self._options, rows.names, input_schema, owner)
         output = output_columns(declared, owner)
         spec = WindowProcessSpec(function, kept, input_schema, output, sides, owner)

@@ -46,6 +46,50 @@ def test_rows_times_and_late_rows() -> None:
         assert [row[3:] for row in harness.output] == [(1, 1), (2, 9), (2, 6), (1, 0)]
 
 
+LATE_KINDS: dict[str, dict[str, Any]] = {
+    "aggregate": {"aggregates": {"n": ps.count()}},
+    "process": {
+        "process": lambda key, window, batch: [(key, batch.num_rows)],
+        "schema": "user string, n long",
+        "side_outputs": ["own"],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", LATE_KINDS)
+def test_rows_that_are_too_late_go_to_a_side_output(kind: str) -> None:
+    with made(LATE_KINDS[kind], late="late") as harness:
+        harness.process([("a", after(1), 1), ("a", after(20), 2)])
+        assert harness.side_output("late") == []
+        harness.fail_at("publish")
+        [first] = harness.process([("a", after(2), 3), ("a", after(21), 4)])
+        assert first[-1] == 1
+        [late] = harness.side_output("late")
+        assert late == ("a", after(2), 3) and late.v == 3
+        assert harness.late == [late] == harness.side_outputs["late"]
+        snapshot = harness.snapshot()
+    with ps.testing.WindowHarness.restore(snapshot, ps.Tumbling("10 min")) as restored:
+        restored.process([("a", after(3), 5)])
+        assert [row.v for row in restored.side_output("late")] == [5]
+    with made(LATE_KINDS[kind]) as dropping:
+        dropping.process([("a", after(20), 2)])
+        dropping.process([("a", after(2), 3)])
+        assert len(dropping.late) == 1 and "late" not in dropping.side_outputs
+
+
+@pytest.mark.parametrize(
+    ("late", "message"),
+    [
+        ("process", "late is 'drop' or the tag of a side output: .* allowed_lateness= says"),
+        ("own", "'own' is the tag of rows that are too late"),
+        (3, "late is a string, not 3"),
+    ],
+)
+def test_a_choice_for_late_rows_that_windows_do_not_take(late: Any, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
+        made(LATE_KINDS["process"], late=late)
+
+
 def test_a_failing_epoch_changes_nothing() -> None:
     with ps.testing.WindowHarness(
         ps.Session("1 s"), {"v": ps.sum("v")}, "user", columns=COLUMNS, event_time="at",
