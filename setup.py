@@ -153,6 +153,7 @@ if __name__ == "__main__":
         depends=["csrc/pystate.h", *map(str, core_files("interface/*.h"))],
     )
     setup(
-        ext_modules=cythonize([extension], build_dir="build/cython"),
+        # Its errors are printed all the same.
+        ext_modules=cythonize([extension], build_dir="build/cython", quiet=True),
         cmdclass={"build_ext": BuildCore},
     )
