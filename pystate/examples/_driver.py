@@ -108,7 +108,8 @@ def example(
             import pystate.spark  # noqa: F401
 
             os.makedirs(folder, exist_ok=True)
-            return body(Run(name, options, folder, columns or {n: n for n in _USUAL}))
+            kept = keep or options.checkpoint is not None
+            return body(Run(name, options, folder, columns or {n: n for n in _USUAL}, kept))
     finally:
         if options.checkpoint is None and not keep:
             shutil.rmtree(folder, ignore_errors=True)
@@ -122,6 +123,8 @@ class Run:
     options: argparse.Namespace
     folder: str
     columns: Mapping[str, str]
+    kept: bool = False
+    """Whether the folder stays when the run has ended."""
     table: Table = field(init=False)
 
     def __post_init__(self) -> None:

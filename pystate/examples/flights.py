@@ -49,6 +49,12 @@ COLUMNS = {
 }
 LATE_MINUTES = 15.0
 CHRONIC_FLIGHTS = 3
+ABOUT = (
+    "Follows each aircraft that left New York in 2013, and writes an alert when it becomes "
+    f"chronically late ({CHRONIC_FLIGHTS} flights in a row departed {LATE_MINUTES:.0f} minutes "
+    f"late or more), ceases to be ({CHRONIC_FLIGHTS} punctual ones in a row), or has a flight "
+    "cancelled."
+)
 ALERTS = (
     "number long, tailnum string, time_hour long, previous string, status string, "
     "late_in_a_row int, worst_delay double"
@@ -131,11 +137,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(run: Run) -> int:
+    message(ABOUT)
     flights = load_flights(run.options.rows)
     epochs = cut(flights, run.options.epochs)
-    message(
-        f"{len(flights):,} flights in {len(epochs)} epochs; checkpoint and input in {run.folder}"
-    )
+    where = f"; checkpoint and input in {run.folder}" if run.kept else ""
+    message(f"{len(flights):,} flights in {len(epochs)} epochs{where}")
     with run.session() as session:
         job, alerts = run.job(), run.sink(run.options.output or "alerts")
         run.read(job, run.stream(session, epochs), pipeline, alerts)
@@ -150,8 +156,15 @@ def _run(run: Run) -> int:
         f"verified: {len(rows):,} alerts and the state of {len(aircraft):,} aircraft "
         f"equal the recomputation without pystate; {late} are chronically late at the year's end"
     )
-    message(f"alerts: {alerts.path}")
+    message(_whereabouts(run, alerts.path))
     return 0
+
+
+def _whereabouts(run: Run, alerts: str) -> str:
+    """Where the result is, or how to keep it."""
+    if run.kept or run.options.output:
+        return f"alerts: {alerts}"
+    return "alerts and checkpoint are removed; --keep keeps them: make demo DEMO=--keep"
 
 
 def _aircraft(job: Job) -> dict[str | None, tuple[Any, ...]]:
