@@ -32,6 +32,8 @@ _SPARE = (
     "invalid",
     "changed",
 )
+#: Where rows went through, 0 is said, too; a store knows of no rows.
+_FLOW = ("rows in", "rows out")
 #: What the time of an operator is spent on.
 _TIMES = ("attach", "process", "seal", "write")
 
@@ -54,7 +56,7 @@ def history(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Show the epochs of a checkpoint, also those that are no longer retained.
+    """Show the epochs of a checkpoint, retained or not.
 
     About 10 000 of them are remembered. Times are UTC. May be used while the job runs.
 
@@ -98,6 +100,8 @@ def _moment(text: str) -> datetime:
 
 def _table(rows: Sequence[_Row]) -> None:
     """Print a table of rows that have the same columns, without those in which nothing stands."""
+    if any(row.get(name) for row in rows for name in _FLOW):
+        rows = [{**row, **{name: row[name] or number(0) for name in _FLOW}} for row in rows]
     names = list(rows[0]) if rows else []
     kept = [name for name in names if any(row[name] not in (None, "") for row in rows)]
     texts = ("published (UTC)", "input", "notes", "operator")

@@ -28,6 +28,9 @@ def inspect(
     Its newest epoch is shown: operators, schemas, sizes, times, positions, and the owner.
     Reads only metadata, and may be used while the job runs.
 
+    ROWS are those in all files: a key that several files hold counts in each. CHAIN is the
+    largest number of deltas that a range is read from, beside its base.
+
     Example: pystate inspect /data/flights --ranges
     """
     description = describe(location)

@@ -116,7 +116,7 @@ def diff(
     style: Format = None,
     json: AsJson = False,
 ) -> None:
-    """Print what changed between two retained epochs: a row per key whose states differ.
+    """Print what changed between two epochs: a row per key.
 
     Changes are printed as they are found, in no particular order. May be used while the job runs.
 

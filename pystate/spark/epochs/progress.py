@@ -120,9 +120,11 @@ class EpochProgress:
     outputs : mapping from name to int
         The same by output, if the pipeline returned several frames.
     late_rows : mapping from uid to int
-        Rows below the late bound, of each operator whose rows have event time.
+        Rows below the late bound, of each operator whose rows have event time, whether it handled
+        them or not. A row that several operators read counts in each.
     rows_late : int or None
-        How many of the rows that came into the pipeline were late; None if none has event time.
+        How many of the rows that came into the pipeline were late, as the epoch's line has it: a
+        row that several operators read counts once. None if none has event time.
     side_rows : mapping from tag to int
         Rows of the side outputs that had any.
     keys : int

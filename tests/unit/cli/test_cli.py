@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -256,6 +257,27 @@ def test_history_shows_invalid_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert heads.index("late") < heads.index("invalid") and "1 234" in line
     heads, first, second = run("history", work.root, "--operators")[1].splitlines()
     assert "1 234" in second and "1 234" not in first and "invalid" in heads
+
+
+def test_history_shows_that_no_row_went_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ps.history(Work(tmp_path / "c").some(1).root)
+    [record] = found.records
+    [operator] = record.operators
+    operator = replace(operator, rows_in=4321, rows_out=0)
+    record = replace(record, term=1, rows_in=4321, rows_out=0, operators=(operator,))
+    monkeypatch.setattr(history, "read_history", lambda *_, **__: replace(found, records=(record,)))
+    for options in ([], ["--operators"]):
+        heads, line = run("history", str(tmp_path / "c"), *options)[1].splitlines()
+        after = re.search(r"4 321 +(\S+)", line)
+        assert "rows in  rows out" in heads and after and after[1] == "0"
+
+
+def test_summaries_of_commands_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, commands = run("--help")[1].split("Commands:")
+    assert commands.count("\n") > 10 and "..." not in commands
 
 
 def test_history_since(tmp_path: Path) -> None:
