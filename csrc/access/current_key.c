@@ -18,6 +18,21 @@ static void set_current(pst_table *t, const pst_key *key, uint32_t slot) {
         (pst_current_key){t->generation, key->hash, key->word, key->bytes, slot, key->null};
 }
 
+/* Copies a key's bytes into the table, which outlive the caller's. PST_NO_MEMORY. */
+static pst_status own_bytes(pst_table *t, pst_key *key) {
+    pst_key_buffer *own = &t->current_bytes;
+    if (own->capacity < key->bytes.size) {
+        uint8_t *grown = pst_realloc(own->data, key->bytes.size);
+        if (!grown)
+            return PST_NO_MEMORY;
+        own->data = grown;
+        own->capacity = key->bytes.size;
+    }
+    memcpy(own->data, key->bytes.data, key->bytes.size);
+    key->bytes.data = own->data;
+    return PST_OK;
+}
+
 pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i) {
     pst_status s = pst_batch_usable(b);
     if (s)
@@ -36,15 +51,9 @@ pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i) {
     if (key.bytes.size) {
         /* The batch may be destroyed before the key is replaced. */
         t->current_bytes.size = 0;
-        if (t->current_bytes.capacity < key.bytes.size) {
-            uint8_t *grown = pst_realloc(t->current_bytes.data, key.bytes.size);
-            if (!grown)
-                return PST_NO_MEMORY;
-            t->current_bytes.data = grown;
-            t->current_bytes.capacity = key.bytes.size;
-        }
-        memcpy(t->current_bytes.data, key.bytes.data, key.bytes.size);
-        key.bytes.data = t->current_bytes.data;
+        s = own_bytes(t, &key);
+        if (s)
+            return s;
     }
     set_current(t, &key, b->slots[i]);
     return PST_OK;
@@ -73,15 +82,9 @@ pst_status pst_key_set(pst_table *t, const pst_cell *cells, uint32_t nulls) {
         return s;
     /* A plain bytes key still points at the caller's memory. */
     if (key.bytes.size && key.bytes.data == own.bytes.data) {
-        if (t->current_bytes.capacity < key.bytes.size) {
-            uint8_t *grown = pst_realloc(t->current_bytes.data, key.bytes.size);
-            if (!grown)
-                return PST_NO_MEMORY;
-            t->current_bytes.data = grown;
-            t->current_bytes.capacity = key.bytes.size;
-        }
-        memcpy(t->current_bytes.data, key.bytes.data, key.bytes.size);
-        key.bytes.data = t->current_bytes.data;
+        s = own_bytes(t, &key);
+        if (s)
+            return s;
     }
     set_current(t, &key, pst_index_find(t, &key));
     return PST_OK;
