@@ -22,7 +22,7 @@ MakeJob = Callable[..., "Job"]
 
 
 class Hanging(ps.KeyedProcessFunction):
-    """Says at one key that it hangs, and waits for a file."""
+    """Says at one key that it hangs, and does so while a file is there."""
 
     n = ps.ValueState("long", default=0)
 
@@ -34,7 +34,7 @@ class Hanging(ps.KeyedProcessFunction):
         self.n.update(self.n.value() + 1)
         if key == 7 and self.hangs is not None:
             self.hangs.touch()
-            wait_for(self.gate.exists, "the gate", 300)
+            wait_for(lambda: not self.gate.exists(), "the gate", 300)
         yield key, self.n.value()
 
 
@@ -65,16 +65,18 @@ def run(
 ) -> Iterator[Callable[[int], tuple[Job, EpochResult]]]:
     """Run an epoch whose function hangs in so many evaluations."""
     job = make_job(epoch_timeout="2 hours")
+    gate = tmp_path / "gate"
     set_lock_timeout(job, 300)
 
     def run_epoch(hanging: int) -> tuple[Job, EpochResult]:
         epoch = Epoch(tmp_path, job, hanging)
+        gate.touch()
         monkeypatch.setattr("pystate.spark.evaluation.watch.time", epoch)
         monkeypatch.setattr("pystate.spark.evaluation.watch._MOST_S", 0.2)
         return job, job.run_epoch(spark.range(10).selectExpr("id AS k"), epoch.pipeline)
 
     yield run_epoch
-    (tmp_path / "gate").touch()
+    gate.unlink()
 
 
 def test_an_epoch_that_hangs_once_is_computed_again(
