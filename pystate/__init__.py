@@ -44,7 +44,6 @@ except ImportError as error:
         "docs/deployment.md says how that is done on a cluster"
     ) from error
 
-from pystate import testing
 from pystate._core.core import key_group, range_bounds, range_of
 from pystate.checkpoint.savepoint import Savepoint, savepoint
 from pystate.checkpoint.state_files import FileInfo, Lineage, merge_files, verify_file
@@ -135,10 +134,14 @@ _ELSEWHERE = {
 }
 
 
-if not TYPE_CHECKING:  # else checkers would take any name for one that is here
+if TYPE_CHECKING:
+    from pystate import testing
+else:  # checkers would take any name for one that is here
 
     def __getattr__(name: str) -> object:
-        """Say where a name that is not here can be found."""
+        """Import what few programs need, or say where a name that is not here can be found."""
+        if name == "testing":
+            return importlib.import_module("pystate.testing")
         hint_format = _ELSEWHERE.get(name)
         hint = "" if hint_format is None else f": write {hint_format.format(name)}"
         raise AttributeError(f"module 'pystate' has no attribute {name!r}{hint}", name=name)

@@ -219,3 +219,17 @@ def test_importing_loads_no_pyspark_and_starts_no_thread() -> None:
         [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_task_imports_no_driver() -> None:
+    """What its worker would wait for: Spark's workers are forked anew after each minute at rest."""
+    script = (
+        "import sys\n"
+        "import pystate.spark.tasks.worker, pystate.spark.tasks.range_task\n"
+        "driver = {'pandas', 'pystate.testing', 'pystate.spark.job', 'pystate.epochs.coordinator'}\n"
+        "assert not driver & {*sys.modules}, driver & {*sys.modules}\n"
+        "from pystate.spark import *\n"
+        "assert Job.__module__ == 'pystate.spark.job' and 'pystate.spark.job' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
