@@ -218,7 +218,13 @@ class _RedactingFilter(logging.Filter):
             text = f"{record.msg} (what belongs to it cannot be shown: {type(error).__name__})"
         record.msg, record.args = redacted(text), ()
         if record.exc_info and record.exc_info[0] is not None and not record.exc_text:
-            record.exc_text = redacted(logging.Formatter().formatException(record.exc_info))
+            trace = logging.Formatter().formatException(record.exc_info)
+            record.exc_text = redacted(trace)
+            if record.exc_text != trace:
+                # For formatters that print the exception itself, as Spark's of JSON does.
+                kind, raised, frames = record.exc_info
+                shown = type(kind.__name__, (Exception,), {"__module__": kind.__module__})
+                record.exc_info = shown, shown(redacted(str(raised))), frames
         return True
 
 
