@@ -195,11 +195,10 @@ class BroadcastHarness(Harness):
     def _pieces(self, batches: Mapping[str, pa.RecordBatch]) -> Pieces:
         """The rows that each instance gets: the broadcast ones first, or all in their order."""
         keyed = {name: rows for name, rows in batches.items() if name == INPUT}
-        rules, pieces = batches.get(BROADCAST), super()._pieces(keyed)
-        if rules is None:
-            return pieces
+        rules = batches.get(BROADCAST)
         if not self._own_options.interleave:
-            return [[(BROADCAST, rules), *own] for own in pieces]
+            first = [] if rules is None else [(BROADCAST, rules)]
+            return [[*first, *own] for own in super()._pieces(keyed)]
         ranges = self._ranges
         parts: Iterable[pa.RecordBatch | None] = [None] * len(ranges)
         if keyed:
@@ -207,15 +206,15 @@ class BroadcastHarness(Harness):
         return [[*self._interleaved(rules, part)] for part in parts]
 
     def _interleaved(
-        self, rules: pa.RecordBatch, rows: pa.RecordBatch | None
+        self, rules: pa.RecordBatch | None, rows: pa.RecordBatch | None
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Rows of one input after the other, in the order of their times."""
         options = self._own_options
-        both = [(rules, options.broadcast_event_time)]
-        if rows is not None:
-            both.append((rows, options.event_time))
+        both = [(rules, options.broadcast_event_time), (rows, options.event_time)]
         order = []
         for is_row, (batch, column) in enumerate(both):
+            if batch is None:
+                continue
             assert column is not None, "both have times"
             times = event_times(batch.column(column), f"event-time column {column!r}").to_pylist()
             order += [
@@ -224,6 +223,7 @@ class BroadcastHarness(Harness):
             ]
         for is_row, part in groupby(sorted(order), key=lambda place: place[1]):
             batch, _ = both[is_row]
+            assert batch is not None
             some = batch.take(pa.array([i for _, _, i in part], pa.int64()))
             if is_row:
                 yield from ((INPUT, piece) for piece in self._cut(some))

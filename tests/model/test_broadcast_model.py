@@ -10,7 +10,7 @@ from collections import Counter
 from contextlib import ExitStack
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import pystate as ps
@@ -125,6 +125,7 @@ def fail(harness: BroadcastHarness, how: str, count: int) -> None:
 
 @drawn(40)
 @given(st.lists(epochs, max_size=6), st.booleans())
+@example([([("put", "a", 1, 0)], [], "", 0), ([], [("a", 0, 1), ("a", 1, 0)], "", 0)], True)
 def test_any_stream(stream: list[Any], interleave: bool) -> None:
     with ExitStack() as stack:
         check(stream, interleave, stack)
