@@ -421,11 +421,10 @@ cdef extern from "pystate.h" nogil:
                               int32_t n_columns, uint64_t *rows)
     pst_status pst_table_copy(pst_table *to, pst_table *source, int32_t first_key_group,
                               int32_t last_key_group, uint64_t *rows)
-    # The header has two more consts in both, which make no difference to callers.
-    pst_status pst_merge(pst_sst_reader **readers, const int32_t **columns, int32_t n,
-                         pst_sst_writer *writer)
-    pst_status pst_gather(pst_sst_reader **readers, const int32_t **columns, int32_t n,
-                          const pst_schema *schema, int32_t max_parallelism,
+    pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *columns,
+                         int32_t n, pst_sst_writer *writer)
+    pst_status pst_gather(pst_sst_reader *const *readers, const int32_t *const *columns,
+                          int32_t n, const pst_schema *schema, int32_t max_parallelism,
                           int32_t first_key_group, int32_t last_key_group, const pst_io *io)
 
     pst_status pst_reader_open(pst_table *table, const pst_schema *schema, const char *path,
