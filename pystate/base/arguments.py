@@ -34,7 +34,7 @@ def integer(value: Any, what: str, *, least: int | None = None, most: int | None
     return whole
 
 
-def repeated(names: Iterable[Any]) -> list[Any]:
+def duplicates(names: Iterable[Any]) -> list[Any]:
     """What is there more than once, in the order in which it first is."""
     return [name for name, count in Counter(names).items() if count > 1]
 

@@ -346,7 +346,7 @@ def _decode_range(
         first = fields.integer("from")
         base, deltas = known.base, known.deltas[first:]
     if "base" in content:
-        stored = fields.anything("base")
+        stored = fields.value("base")
         base = None if stored is None else FileRef.decode(stored, path)
     files = list(deltas if base is None else (base, *deltas))
     parent = files[-1].id if files else EMPTY_ID

@@ -179,7 +179,7 @@ class RangeState:
         return self.deltas if self.base is None else (self.base, *self.deltas)
 
     @property
-    def rescaled(self) -> bool:
+    def changes_parallelism(self) -> bool:
         """Whether the parallelism changes with the epoch that is built on this state."""
         return False
 
@@ -233,7 +233,7 @@ class RangeState:
     def decode(cls, content: Any, path: str, version: int) -> RangeState:
         """Parse what `encode` returned, or an earlier version's."""
         fields = Fields(content, path)
-        base = fields.anything("base")
+        base = fields.value("base")
         state = cls(
             index=fields.integer("index"),
             first_key_group=fields.integer("first_key_group"),

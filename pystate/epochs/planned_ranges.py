@@ -140,8 +140,8 @@ class PlannedRange(RangeState):
         return (*self._base.files, *self.held)
 
     @property
-    def rescaled(self) -> bool:
-        """See `RangeState.rescaled`; reads nothing."""
+    def changes_parallelism(self) -> bool:
+        """See `RangeState.changes_parallelism`; reads nothing."""
         return self.origin is not None and (
             self.origin.parallelism != self.origin.stored_parallelism
         )

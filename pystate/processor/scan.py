@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from pystate.base.arguments import repeated
+from pystate.base.arguments import duplicates
 from pystate.checkpoint.refs import FileRef, OperatorState, RangeState
 from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
@@ -160,7 +160,7 @@ class StateScan:
                 mark_default(pa.field(name, self._type_of(d)), texts.get(name))
                 for name, d in self.read.items()
             ]
-        for name in repeated(field.name for field in fields):
+        for name in duplicates(field.name for field in fields):
             raise InvalidArgumentError(
                 f"operator {self.operator.uid!r}: a key column and a column of the rows are "
                 f"both called {name!r}: read the state without explode, or timers, and take it "

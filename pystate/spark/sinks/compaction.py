@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pystate.errors import CheckpointError
 from pystate.spark.base.environment import local_uri
+from pystate.spark.base.frame_columns import column_named
 from pystate.spark.base.parquet_format import write_parquet
-from pystate.spark.base.resolve import column_named
 from pystate.spark.sinks.folders import (
     LOCK,
     copy_owner,

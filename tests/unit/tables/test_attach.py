@@ -360,7 +360,7 @@ class Rescaled(RangeState):
     taken: tuple[RangeSource, ...] = ()
 
     @property
-    def rescaled(self) -> bool:
+    def changes_parallelism(self) -> bool:
         return True
 
     @property
