@@ -163,6 +163,11 @@ static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_a
     if (are_words(schema))
         return take_word_tuples(b, schema, keys);
     pst_cell cells[PST_MAX_KEYS];
+    /* So much most keys take; the buffer grows for longer ones. */
+    size_t usual = (size_t)b->length * (size_t)schema->n_keys * PST_KEY_WORD_BYTES;
+    pst_status reserved = pst_buffer_reserve(&b->encoded, usual);
+    if (reserved)
+        return reserved;
     for (int64_t i = 0; i < b->length; i++) {
         uint32_t nulls = 0;
         for (int32_t k = 0; k < schema->n_keys; k++)
