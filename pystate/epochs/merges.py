@@ -55,7 +55,7 @@ from pystate.checkpoint.refs import (
 )
 from pystate.checkpoint.size_tiers import similar_run
 from pystate.checkpoint.state_files import Lineage, Source, merge_files, open_file, verify_file
-from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.storage import CheckpointStorage, guarded_file
 from pystate.epochs.rescale import plan_rescale
 from pystate.epochs.retention import delete_files, merged_name
 from pystate.errors import AlreadyPublishedError, CheckpointError
@@ -486,20 +486,6 @@ class _Merge:
         return self.plan.uid, self.plan.first_key_group, self.plan.last_key_group
 
 
-class _Out:
-    """A file that accepts no more bytes once its merge was given up."""
-
-    def __init__(self, file: BinaryIO, given_up: threading.Event) -> None:
-        self._file = file
-        self._given_up = given_up
-        self.name = getattr(file, "name", str(file))
-
-    def write(self, data: bytes) -> int:
-        if self._given_up.is_set():
-            raise CheckpointError(f"{self.name}: the merge was given up")
-        return self._file.write(data)
-
-
 def _merge_planned(
     storage: CheckpointStorage, plan: PlannedMerge, given_up: threading.Event | None = None
 ) -> FileRef:
@@ -574,7 +560,11 @@ def merge_range(
     `given_up` is set; after an error nothing was created. The new range lies `shift` key groups,
     a multiple of their number, behind that of the files. The rest is as for `merge_files`.
     """
-    given_up = given_up or threading.Event()
+    ended = given_up or threading.Event()
+
+    def guarded(file: BinaryIO) -> BinaryIO:
+        return guarded_file(file, lambda: "the merge was given up" if ended.is_set() else None)
+
     parent = bytes.fromhex(sources[0 if kind == "delta" else -1].parent)
     lineage = Lineage(bytes.fromhex(merged_id), parent, _newest_epoch(sources), 0)
     whole = (first_key_group, last_key_group)
@@ -590,7 +580,7 @@ def merge_range(
                 part = stack.enter_context(tempfile.NamedTemporaryFile(prefix="pystate-"))
                 merge_files(
                     files,
-                    cast(BinaryIO, _Out(cast(BinaryIO, part), given_up)),
+                    guarded(cast(BinaryIO, part)),
                     lineage=lineage._replace(epoch=_newest_epoch(refs)),
                     first_key_group=bounds[0],
                     last_key_group=bounds[1],
@@ -604,7 +594,7 @@ def merge_range(
         out = stack.enter_context((destination or storage).create(output))
         info = merge_files(
             opened,
-            cast(BinaryIO, _Out(out, given_up)),
+            guarded(out),
             lineage=lineage,
             first_key_group=first_key_group + shift,
             last_key_group=last_key_group + shift,

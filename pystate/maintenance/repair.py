@@ -41,7 +41,7 @@ from pystate.checkpoint.parts import MANIFESTS, part_epoch
 from pystate.checkpoint.run_keys import RunKeys
 from pystate.checkpoint.savepoint import entries_of
 from pystate.checkpoint.source_position import SPARK_FOLDER
-from pystate.checkpoint.storage import CheckpointStorage, sync_local_folder
+from pystate.checkpoint.storage import CheckpointStorage, sync_path
 from pystate.epochs.ownership import Ownership
 from pystate.errors import (
     AlreadyPublishedError,
@@ -291,8 +291,8 @@ class _Repair:
                         "and repair again"
                     ) from error
             else:
-                sync_local_folder(os.path.dirname(target))
-                sync_local_folder(root)
+                sync_path(os.path.dirname(target))
+                sync_path(root)
                 return
 
     def _set_state_back(self) -> None:

@@ -26,6 +26,7 @@ from pyspark.sql.types import StructField, StructType
 
 from pystate.base.arguments import folder_path, integer, shown
 from pystate.checkpoint.object_storage import refuse_credentials
+from pystate.checkpoint.storage import sync_path
 from pystate.epochs.epoch import RepeatableError
 from pystate.epochs.range_report import SideFile
 from pystate.errors import CheckpointError, InvalidArgumentError
@@ -40,7 +41,7 @@ from pystate.spark.sinks.columns import (
     save_columns,
 )
 from pystate.spark.sinks.compaction import Compaction, compact_folder, read_compacted
-from pystate.spark.sinks.folders import data_files, shared_locks, sync_all, sync_file, sync_folder
+from pystate.spark.sinks.folders import data_files, shared_locks, sync_all
 from pystate.spark.sinks.partitioning import Partitioning, read_layout, save_layout, with_types
 from pystate.spark.sinks.sink import Sink, Transaction
 from pystate.spark.tasks.parquet_file import ParquetFile, part_name
@@ -498,9 +499,9 @@ def _commit(transaction: Mapping[str, Any], root: str) -> None:
             "those files to where they belong and start the job again"
         )
     _check_files(final, published, wanted)
-    sync_folder(root)
+    sync_path(root)
     with contextlib.suppress(FileNotFoundError):
-        sync_folder(os.path.dirname(staging))
+        sync_path(os.path.dirname(staging))
     sweep_staging(root, int(final.rpartition("=")[2]))
 
 
@@ -548,7 +549,7 @@ def _save_schema(staging: str, frame: DataFrame) -> None:
     path = os.path.join(staging, _SCHEMA)
     with open(path, "w", encoding="utf-8") as file:
         file.write(frame.schema.json())
-    sync_file(path)
+    sync_path(path)
 
 
 def forget_schema(staging: str) -> None:

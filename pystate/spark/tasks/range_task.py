@@ -44,7 +44,7 @@ from pystate.operators.runtime.task import TaskContext
 from pystate.spark.base.parquet_format import ParquetFormat
 from pystate.spark.base.routing import KeyRouter
 from pystate.spark.base.schemas import KeySchema
-from pystate.spark.tasks.delta import DeltaWriter, HeldPlan, Target, Written
+from pystate.spark.tasks.delta import DeltaWriter, HeldPlan, Target, Written, held_files
 from pystate.spark.tasks.parquet_file import ParquetFile, SideFiles, part_name
 from pystate.spark.tasks.table_move import executor_home, move_table
 from pystate.state.operator_spec import OperatorSpec
@@ -207,12 +207,7 @@ class OperatorPlan:
         if self.held is None:
             return None
         home = executor_home(self.application, self.options.home)
-        local = None
-        if home.folder is not None and not self.held.spread:
-            local = os.path.join(home.folder, home.application)
-        return HeldFiles.of(
-            self.storage, local, self.operator.uid, state.first_key_group, state.last_key_group
-        )
+        return held_files(self.storage, home, self.operator.uid, state, spread=self.held.spread)
 
     def table(self, state: RangeState, go_on: Callable[[], None] | None = None) -> TableSpec:
         """A range's table on this host, whose use is noted."""
