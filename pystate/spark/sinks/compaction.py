@@ -35,6 +35,7 @@ from pystate.errors import CheckpointError
 from pystate.spark.base.environment import local_uri
 from pystate.spark.base.frame_columns import column_named
 from pystate.spark.base.parquet_format import write_parquet
+from pystate.spark.sinks.columns import ROW_METADATA
 from pystate.spark.sinks.folders import (
     LOCK,
     copy_owner,
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
 _COMPACTED = "_compacted.json"
 #: The lock of the running compaction.
 _MUTEX = "_compacting"
-_ROW_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
 _NOT_NULL = re.compile(r'("(?:nullable|containsNull|valueContainsNull)":)false')
 
 
@@ -251,7 +251,7 @@ def _kind(metadata: FileMetaData) -> tuple[str, str]:
     """
     # The text's first line is about the Python object.
     schema = str(metadata.schema).partition("\n")[2].replace("required ", "optional ")
-    of_spark = (metadata.metadata or {}).get(_ROW_METADATA, b"").decode()
+    of_spark = (metadata.metadata or {}).get(ROW_METADATA, b"").decode()
     return schema, _NOT_NULL.sub(r"\1true", of_spark)
 
 

@@ -466,22 +466,27 @@ def commit_parquet(transaction: Mapping[str, Any], root: str) -> None:
         _commit(transaction, root)
 
 
+def save_form(transaction: Mapping[str, Any], root: str) -> None:
+    """Note the layout and the columns of rows in the output's folder, before they are visible."""
+    layout = tuple((str(name), str(ddl)) for name, ddl in transaction.get("partition_by", ()))
+    if layout:
+        save_layout(root, layout)
+    if transaction.get("columns"):
+        save_columns(root, transaction["columns"])
+
+
 def _commit(transaction: Mapping[str, Any], root: str) -> None:
     staging = os.path.join(root, str(transaction["staging"]))
     final = os.path.join(root, str(transaction["final"]))
     wanted = sorted((str(name), int(size)) for name, size in transaction["files"])
-    layout = tuple((str(name), str(ddl)) for name, ddl in transaction.get("partition_by", ()))
-    levels = len(layout)
+    levels = len(transaction.get("partition_by", ()))
     # Another driver may commit the same at the same time: a folder that is not found in one place
     # may have been moved to the other, so the final one is checked again before an error is raised.
     if data_files(final, levels) is None:
         staged = data_files(staging, levels)
         if staged is not None:
             _check_files(staging, staged, wanted)
-            if layout:
-                save_layout(root, layout)
-            if transaction.get("columns"):
-                save_columns(root, transaction["columns"])
+            save_form(transaction, root)
             with contextlib.suppress(OSError):
                 os.rename(staging, final)
     published = data_files(final, levels)
