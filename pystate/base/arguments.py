@@ -46,6 +46,12 @@ def flag(value: Any, what: str) -> bool:
     return value
 
 
+def check_callback(value: object, what: str) -> None:
+    """Refuse what is neither a function nor None."""
+    if value is not None and not callable(value):
+        raise InvalidArgumentError(f"{what} is a function, not {shown(value)}")
+
+
 def text(value: Any, what: str, hint: str = "") -> str:
     """A string that is not empty, nor a secret: names are in manifests, logs and Spark's UI.
 

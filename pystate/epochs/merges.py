@@ -156,13 +156,12 @@ def _run(state: RangeState, first: int, last: int) -> Run:
 
 def _own(state: RangeState, deltas: Sequence[FileRef]) -> int:
     """From where on deltas are of the range itself, and each is built on the one before."""
-    bounds = (state.first_key_group, state.last_key_group)
     for position in range(len(deltas) - 1, -1, -1):
         ref = deltas[position]
         after = deltas[position + 1 : position + 2]
         if (
             ref.kind != "delta"
-            or (ref.first_key_group, ref.last_key_group) != bounds
+            or ref.bounds != state.bounds
             or (after and after[0].parent != ref.id)
         ):
             return position + 1
@@ -521,7 +520,7 @@ def merge_again(storage: CheckpointStorage, plan: PlannedMerge) -> FileRef:
 
 
 def _key(uid: str, state: RangeState) -> _Key:
-    return uid, state.first_key_group, state.last_key_group
+    return uid, *state.bounds
 
 
 def _ranges(operators: tuple[OperatorState, ...]) -> Iterator[tuple[str, RangeState]]:
@@ -532,8 +531,7 @@ def _has(manifest: Manifest, key: _Key, sources: tuple[FileRef, ...]) -> bool:
     """Whether a range of the manifest still has these files."""
     operator = manifest.operator(key[0])
     return operator is not None and any(
-        (state.first_key_group, state.last_key_group) == key[1:]
-        and position(state, sources) is not None
+        state.bounds == key[1:] and position(state, sources) is not None
         for state in operator.ranges
     )
 
@@ -570,7 +568,7 @@ def merge_range(
     whole = (first_key_group, last_key_group)
     with ExitStack() as stack:
         opened: list[Source] = []
-        for bounds, group in groupby(sources, key=_bounds):
+        for bounds, group in groupby(sources, key=lambda ref: ref.bounds):
             refs = list(group)
             files = [_open_source(stack, storage, ref) for ref in refs]
             if bounds != whole:
@@ -609,10 +607,6 @@ def merge_range(
 def _newest_epoch(sources: Sequence[FileRef]) -> int:
     # Readers use the epoch to decide which states count; the last former range need not be newest.
     return max(ref.epoch for ref in sources)
-
-
-def _bounds(ref: FileRef) -> tuple[int, int]:
-    return ref.first_key_group, ref.last_key_group
 
 
 def _open_source(stack: ExitStack, storage: CheckpointStorage, ref: FileRef) -> Source:

@@ -322,7 +322,7 @@ def _intact_range(
         if (theirs.state_schema, theirs.timers) != (operator.state_schema, operator.timers):
             continue
         for other in theirs.ranges:
-            if _bounds(other) != _bounds(state):
+            if other.bounds != state.bounds:
                 continue
             if epoch > manifest.epoch and other.since != state.since:
                 continue
@@ -349,17 +349,10 @@ def _splice_chains(state: RangeState, other: RangeState, bad: Collection[str]) -
     return None
 
 
-def _bounds(state: RangeState) -> tuple[int, int]:
-    return state.first_key_group, state.last_key_group
-
-
 def _is_own(ref: FileRef, state: RangeState) -> bool:
     """Whether a file was written for this very range, whole."""
-    first, last = _bounds(state)
-    folder = ref.path.split("/")[-2]
-    return (ref.first_key_group, ref.last_key_group) == (first, last) and (
-        folder == f"{first:05d}-{last:05d}"
-    )
+    first, last = state.bounds
+    return ref.bounds == state.bounds and ref.path.split("/")[-2] == f"{first:05d}-{last:05d}"
 
 
 # ---- the stream ----------------------------------------------------------------------------------

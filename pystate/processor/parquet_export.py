@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from pystate.base.arguments import flag, folder_path, shown
+from pystate.base.arguments import check_callback, flag, folder_path
 from pystate.checkpoint.copies import for_all
 from pystate.checkpoint.locations import local_only
 from pystate.checkpoint.storage import CheckpointStorage, sync_path
@@ -103,8 +103,7 @@ def export_state(
     source = storage_at(location, "export_state")
     target = _destination(source, destination)
     flag(overwrite, "export_state: overwrite")
-    if progress is not None and not callable(progress):
-        raise InvalidArgumentError(f"export_state: progress is a function, not {shown(progress)}")
+    check_callback(progress, "export_state: progress")
     _check_free(target, overwrite)
     selection = Selection(state, explode, timers)
 

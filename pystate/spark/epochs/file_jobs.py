@@ -192,10 +192,9 @@ class _Write:
     def _write(self, uid: str, state: RangeState) -> FileRef:
         home = executor_home(self.application, self.home)
         files = held_files(self.storage, home, uid, state, spread=self.spread)
-        bounds = state.first_key_group, state.last_key_group
-        path = state_path(uid, *bounds, self.epoch, uuid.uuid4().hex, "delta")
+        path = state_path(uid, *state.bounds, self.epoch, uuid.uuid4().hex, "delta")
         with self.storage.create(path) as out:
-            info = merge_held(files, state.held, out, self.epoch, bounds)
+            info = merge_held(files, state.held, out, self.epoch, state.bounds)
         return FileRef.from_info(path, info)
 
 
@@ -215,7 +214,7 @@ class HeldWriter:
         write: Any = _Write(self.storage, self.application, self.home, spread, last.epoch)
         # A range's own state does not matter here, and may be long.
         ranges: list[Any] = [
-            (op.uid, RangeState(s.index, s.first_key_group, s.last_key_group, s.id, held=s.held))
+            (op.uid, RangeState(s.index, *s.bounds, s.id, held=s.held))
             for op in last.operators
             for s in op.ranges
             if s.held

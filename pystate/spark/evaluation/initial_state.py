@@ -341,8 +341,7 @@ class _RangeTable:
     ) -> None:
         self._plan = plan
         self._state = state = plan.ranges[index]
-        bounds = state.first_key_group, state.last_key_group
-        self._backend = KeyedStateBackend.of(operator or plan.operator, bounds, plan.options)
+        self._backend = KeyedStateBackend.of(operator or plan.operator, state.bounds, plan.options)
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Handle rows."""

@@ -81,7 +81,7 @@ class Target:
     @property
     def bounds(self) -> tuple[int, int]:
         """First and last key group."""
-        return self.state.first_key_group, self.state.last_key_group
+        return self.state.bounds
 
     def path(self, unique: str) -> str:
         """Name a delta of the checkpoint."""
@@ -95,7 +95,7 @@ def held_files(
     local = None
     if home.folder is not None and not spread:
         local = os.path.join(home.folder, home.application)
-    return HeldFiles.of(storage, local, uid, state.first_key_group, state.last_key_group)
+    return HeldFiles.of(storage, local, uid, *state.bounds)
 
 
 def _overdue(began_s: float, plan: HeldPlan) -> str | None:
