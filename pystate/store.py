@@ -333,12 +333,17 @@ class Store:
             run = Run(state.files, "base", state.id)
         if run is None:
             return state
-        first, last = state.first_key_group, state.last_key_group
-        path = state_path(_UID, first, last, epoch, uuid.uuid4().hex, run.kind)
+        path = state_path(_UID, *state.bounds, epoch, uuid.uuid4().hex, run.kind)
         try:
             since = declared_fills(self._backend.declarations)
             merged = merge_range(
-                self._storage, run.sources, run.id, path, first, last, kind=run.kind, since=since
+                self._storage,
+                run.sources,
+                run.id,
+                path,
+                *state.bounds,
+                kind=run.kind,
+                since=since,
             )
         except NoSpaceError as error:
             if self._rebase:

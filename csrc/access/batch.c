@@ -128,11 +128,10 @@ static pst_status take_word_tuples(pst_batch *b, const pst_schema *schema, const
     size_t capacity = n * n_keys * PST_KEY_WORD_BYTES + 1;
     uint64_t words[PST_GROUP * PST_MAX_KEYS];
     pst_status s = charge(b, n, capacity);
+    if (!s)
+        s = pst_buffer_reserve(&b->encoded, capacity);
     if (s)
         return s;
-    b->encoded.data = pst_malloc(capacity);
-    if (!b->encoded.data)
-        return PST_NO_MEMORY;
     uint8_t *at = b->encoded.data;
     for (size_t from = 0; from < n; from += PST_GROUP) {
         size_t count = n - from < PST_GROUP ? n - from : PST_GROUP;
@@ -151,7 +150,6 @@ static pst_status take_word_tuples(pst_batch *b, const pst_schema *schema, const
             b->bytes[from + i] = (pst_bytes){start, (uint32_t)(at - start)};
         }
     }
-    b->encoded.capacity = capacity;
     b->encoded.size = (size_t)(at - b->encoded.data);
     return PST_OK;
 }
@@ -165,6 +163,11 @@ static pst_status take_bytes(pst_batch *b, const pst_schema *schema, const pst_a
     if (are_words(schema))
         return take_word_tuples(b, schema, keys);
     pst_cell cells[PST_MAX_KEYS];
+    /* So much most keys take; the buffer grows for longer ones. */
+    size_t usual = (size_t)b->length * (size_t)schema->n_keys * PST_KEY_WORD_BYTES;
+    pst_status reserved = pst_buffer_reserve(&b->encoded, usual);
+    if (reserved)
+        return reserved;
     for (int64_t i = 0; i < b->length; i++) {
         uint32_t nulls = 0;
         for (int32_t k = 0; k < schema->n_keys; k++)

@@ -47,7 +47,7 @@ struct pst_batch {
     uint8_t *nulls;   /* a byte per row, or NULL */
     int mixed;        /* in the last group, some rows were touched for the first time, others not */
     int of_rows;      /* made from rows of the table, whose keys can be read back */
-    pst_key_buffer encoded;
+    pst_buffer encoded;
     pst_charge charge;
     const uint64_t *lines[PST_LINES]; /* of key i: at i % PST_LINES */
     uint32_t tags[PST_LINES];         /* likewise */

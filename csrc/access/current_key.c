@@ -20,14 +20,10 @@ static void set_current(pst_table *t, const pst_key *key, uint32_t slot) {
 
 /* Copies a key's bytes into the table, which outlive the caller's. PST_NO_MEMORY. */
 static pst_status own_bytes(pst_table *t, pst_key *key) {
-    pst_key_buffer *own = &t->current_bytes;
-    if (own->capacity < key->bytes.size) {
-        uint8_t *grown = pst_realloc(own->data, key->bytes.size);
-        if (!grown)
-            return PST_NO_MEMORY;
-        own->data = grown;
-        own->capacity = key->bytes.size;
-    }
+    pst_buffer *own = &t->current_bytes;
+    pst_status s = pst_buffer_reserve(own, key->bytes.size);
+    if (s)
+        return s;
     memcpy(own->data, key->bytes.data, key->bytes.size);
     key->bytes.data = own->data;
     return PST_OK;
@@ -60,8 +56,8 @@ pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i) {
 }
 
 /* The key of these cells as the table's index has it. */
-static pst_status key_of(pst_table *t, const pst_cell *cells, uint32_t nulls,
-                         pst_key_buffer *buffer, pst_key *key) {
+static pst_status key_of(pst_table *t, const pst_cell *cells, uint32_t nulls, pst_buffer *buffer,
+                         pst_key *key) {
     if (!t->attached)
         return PST_INVALID;
     pst_status s = pst_key_encode(&t->schema, cells, nulls, buffer, key);
@@ -192,7 +188,7 @@ pst_status pst_value_clear(pst_table *t, int32_t column) {
 }
 
 pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from, uint32_t nulls) {
-    pst_key_buffer encoded = {NULL, 0, 0};
+    pst_buffer encoded = {NULL, 0, 0};
     pst_key key;
     uint32_t slot, source = PST_NONE;
     pst_status s = check_current(t, column, 0);

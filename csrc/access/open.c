@@ -8,7 +8,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/host.h"
 #include "base/key.h"
 #include "base/lock.h"
 #include "base/mem.h"

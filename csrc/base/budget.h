@@ -51,6 +51,9 @@ static inline uint64_t pst_limit_for(uint64_t limit, pst_need need) {
     return limit + limit / 8 * eighths[need];
 }
 
+/* A default for limits: three quarters of pst_memory_bytes. */
+uint64_t pst_default_limit(void);
+
 /* Takes NULL. */
 pst_budget *pst_budget_retain(pst_budget *b);
 uint64_t pst_budget_limit(const pst_budget *b);

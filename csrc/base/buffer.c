@@ -18,5 +18,5 @@ pst_status pst_buffer_grow(pst_buffer *b, size_t size) {
 
 void pst_buffer_free(pst_buffer *b) {
     pst_free(b->data);
-    *b = (pst_buffer){NULL, 0};
+    *b = (pst_buffer){NULL, 0, 0};
 }

@@ -10,21 +10,16 @@
 
 #include "pystate.h"
 
-typedef struct pst_key_buffer {
+typedef struct pst_buffer {
     uint8_t *data;
-    size_t size;
+    size_t size; /* what is in use, if its owner appends */
     size_t capacity;
-} pst_key_buffer;
+} pst_buffer;
 
 typedef struct pst_words {
     uint64_t *words;
     size_t capacity; /* words */
 } pst_words;
-
-typedef struct pst_buffer {
-    uint8_t *data;
-    size_t capacity;
-} pst_buffer;
 
 /* Grows by half, or to `size` bytes, keeping the contents. PST_NO_MEMORY. */
 pst_status pst_buffer_grow(pst_buffer *b, size_t size);

@@ -2,7 +2,6 @@
 
 #include "base/coding.h"
 #include "base/hash.h"
-#include "base/mem.h"
 #include "base/siphash.h"
 #include "base/xxh64.h"
 
@@ -19,28 +18,14 @@ int pst_key_is_plain(const pst_schema *schema) {
     return schema->n_keys == 1 && is_bytes(schema->keys[0].type);
 }
 
-static pst_status need(pst_key_buffer *b, size_t more) {
-    if (b->size + more <= b->capacity)
-        return PST_OK;
-    size_t capacity = b->capacity ? b->capacity * 2 : 256;
-    while (capacity < b->size + more)
-        capacity *= 2;
-    uint8_t *data = pst_realloc(b->data, capacity);
-    if (!data)
-        return PST_NO_MEMORY;
-    b->data = data;
-    b->capacity = capacity;
-    return PST_OK;
-}
-
-static void append(pst_key_buffer *b, const void *data, size_t size) {
+static void append(pst_buffer *b, const void *data, size_t size) {
     if (size)
         memcpy(b->data + b->size, data, size);
     b->size += size;
 }
 
 pst_status pst_key_form(const pst_schema *schema, const pst_cell *cells, uint32_t nulls,
-                        pst_key_buffer *buffer, pst_key *key) {
+                        pst_buffer *buffer, pst_key *key) {
     key->word = 0;
     key->bytes = (pst_bytes){NULL, 0};
     key->null = 0;
@@ -60,7 +45,8 @@ pst_status pst_key_form(const pst_schema *schema, const pst_cell *cells, uint32_
     for (int32_t i = 0; i < schema->n_keys; i++) {
         pst_type type = schema->keys[i].type;
         uint8_t tag = !(nulls >> i & 1);
-        pst_status s = need(buffer, 32 + (is_bytes(type) && tag ? cells[i].bytes.size : 0));
+        size_t most = 32 + (is_bytes(type) && tag ? cells[i].bytes.size : 0);
+        pst_status s = pst_buffer_reserve(buffer, buffer->size + most);
         if (s)
             return s;
         append(buffer, &tag, 1);
@@ -83,7 +69,7 @@ pst_status pst_key_form(const pst_schema *schema, const pst_cell *cells, uint32_
 }
 
 pst_status pst_key_encode(const pst_schema *schema, const pst_cell *cells, uint32_t nulls,
-                          pst_key_buffer *buffer, pst_key *key) {
+                          pst_buffer *buffer, pst_key *key) {
     buffer->size = 0;
     pst_status s = pst_key_form(schema, cells, nulls, buffer, key);
     if (!s)

@@ -78,9 +78,9 @@ size_t pst_key_last(const pst_schema *schema, pst_bytes bytes);
 /* Canonical form and Spark's hash of one key; `buffer` holds bytes that had to be encoded.
  * PST_TOO_LARGE, PST_NO_MEMORY, PST_WRONG_TYPE. */
 pst_status pst_key_encode(const pst_schema *schema, const pst_cell *cells, uint32_t nulls,
-                          pst_key_buffer *buffer, pst_key *key);
+                          pst_buffer *buffer, pst_key *key);
 /* As pst_key_encode where the hash is known already. */
 pst_status pst_key_form(const pst_schema *schema, const pst_cell *cells, uint32_t nulls,
-                        pst_key_buffer *buffer, pst_key *key);
+                        pst_buffer *buffer, pst_key *key);
 
 #endif

@@ -22,7 +22,7 @@ struct pst_pool {
     int n;
     struct {
         pst_words entries;
-        pst_key_buffer bytes;
+        pst_buffer bytes;
         uint64_t charged;
     } spare[POOL_BUFFERS];
 };
@@ -61,7 +61,7 @@ void pst_pool_release(pst_pool *p) {
         pool_drop(p);
 }
 
-pst_status pst_pool_take(pst_pool *p, size_t words, pst_words *entries, pst_key_buffer *bytes,
+pst_status pst_pool_take(pst_pool *p, size_t words, pst_words *entries, pst_buffer *bytes,
                          pst_charge *charge) {
     pthread_mutex_lock(&p->lock);
     p->references++;
@@ -112,7 +112,7 @@ static int offer(void *data, size_t size) {
 #endif
 }
 
-void pst_pool_give(pst_pool *p, size_t used, pst_words *entries, pst_key_buffer *bytes,
+void pst_pool_give(pst_pool *p, size_t used, pst_words *entries, pst_buffer *bytes,
                    pst_charge *charge) {
     fate one = fate_of(entries->capacity * 8, used * 8);
     fate other = fate_of(bytes->capacity, bytes->size), both = one < other ? one : other;

@@ -20,11 +20,11 @@ void pst_pool_release(pst_pool *p);
 
 /* Takes buffers with room for `words` words, and a charge for what is written to them.
  * PST_NO_MEMORY; the buffers are to be given back in any case. */
-pst_status pst_pool_take(pst_pool *p, size_t words, pst_words *entries, pst_key_buffer *bytes,
+pst_status pst_pool_take(pst_pool *p, size_t words, pst_words *entries, pst_buffer *bytes,
                          pst_charge *charge);
 /* Gives buffers back, of which `used` words were written to. They are kept or freed; large ones are
  * kept as long as the kernel has no other use for their memory, and are not charged. */
-void pst_pool_give(pst_pool *p, size_t used, pst_words *entries, pst_key_buffer *bytes,
+void pst_pool_give(pst_pool *p, size_t used, pst_words *entries, pst_buffer *bytes,
                    pst_charge *charge);
 
 #endif

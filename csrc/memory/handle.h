@@ -101,7 +101,7 @@ struct pst_table {
     pst_row_layout lay;
     pst_schema schema; /* owned copy */
     pst_current_key current;
-    pst_key_buffer current_bytes;
+    pst_buffer current_bytes;
     pst_detail detail;
     uint32_t span_cursor; /* no reusable span lies before it, in the open epoch */
     uint32_t spans_idle;  /* spans looked at in vain since there were fewer free blocks */

@@ -38,6 +38,18 @@ static inline int load_ends(const pst_nested_array *a, int64_t row, int64_t base
     return *first >= 0 && *last >= *first && *last <= most;
 }
 
+/* Writes a number in its canonical form; `from` may be `to`. */
+static inline pst_status put_canonical(encoder *e, const pst_shape *s, const uint8_t *from,
+                                       uint8_t *to) {
+    uint64_t word[2];
+    pst_scalar_load(s->op, from, word);
+    if (s->op == PST_OP_DECIMAL && !pst_in_limit(s, word))
+        return refuse(e, "a decimal of more digits than its type has");
+    pst_scalar_canonical(s, word);
+    pst_scalar_store(s->op, to, word);
+    return PST_OK;
+}
+
 static pst_status put_row(encoder *e, int32_t i, int64_t row);
 
 /* Elements [first, first + n) of numbers, none of which is null. */
@@ -58,22 +70,16 @@ static pst_status put_numbers(encoder *e, int32_t i, int64_t first, int64_t n) {
     memcpy(to, (const uint8_t *)a->values + (size_t)(a->offset + first) * width, (size_t)n * width);
     if (s->op < PST_OP_FLOAT32)
         return PST_OK;
-    for (int64_t k = 0; k < n; k++, to += width) {
-        uint64_t word[2];
-        pst_scalar_load(s->op, to, word);
-        if (s->op == PST_OP_DECIMAL && !pst_in_limit(s, word))
-            return refuse(e, "a decimal of more digits than its type has");
-        pst_scalar_canonical(s, word);
-        pst_scalar_store(s->op, to, word);
-    }
-    return PST_OK;
+    pst_status st = PST_OK;
+    for (int64_t k = 0; !st && k < n; k++, to += width)
+        st = put_canonical(e, s, to, to);
+    return st;
 }
 
 static inline pst_status put_number(encoder *e, int32_t i, int64_t row) {
     const pst_shape *s = &e->t->shapes[i];
     const pst_nested_array *a = &e->arrays[i];
     int64_t at = a->offset + row;
-    uint64_t word[2];
     uint8_t *to = pst_growing_room(&e->w.out, s->width);
     if (!to)
         return no_room(e);
@@ -81,12 +87,7 @@ static inline pst_status put_number(encoder *e, int32_t i, int64_t row) {
         *to = (uint8_t)pst_bit(a->values, (uint64_t)at);
         return PST_OK;
     }
-    pst_scalar_load(s->op, (const uint8_t *)a->values + at * s->width, word);
-    if (s->op == PST_OP_DECIMAL && !pst_in_limit(s, word))
-        return refuse(e, "a decimal of more digits than its type has");
-    pst_scalar_canonical(s, word);
-    pst_scalar_store(s->op, to, word);
-    return PST_OK;
+    return put_canonical(e, s, (const uint8_t *)a->values + at * s->width, to);
 }
 
 static inline pst_status put_bytes(encoder *e, int32_t i, int64_t row) {

@@ -10,13 +10,13 @@
 
 /* A file in memory. */
 typedef struct memory_file {
-    pst_key_buffer buffer;
+    pst_buffer buffer;
     pst_charge charge;
 } memory_file;
 
 static int append(void *ctx, const void *data, size_t size) {
     memory_file *f = ctx;
-    pst_key_buffer *b = &f->buffer;
+    pst_buffer *b = &f->buffer;
     if (b->size + size > b->capacity) {
         size_t capacity = 2 * b->capacity + size;
         if (pst_charge_raise(&f->charge, capacity))
@@ -33,7 +33,7 @@ static int append(void *ctx, const void *data, size_t size) {
 }
 
 static int read_at(void *ctx, uint64_t offset, void *data, size_t size) {
-    const pst_key_buffer *b = &((memory_file *)ctx)->buffer;
+    const pst_buffer *b = &((memory_file *)ctx)->buffer;
     if (offset > b->size || size > b->size - offset)
         return 1;
     memcpy(data, b->data + offset, size);

@@ -27,7 +27,7 @@
 typedef struct row_state {
     int known;
     pst_key key;
-    pst_key_buffer bytes;
+    pst_buffer bytes;
     int32_t deleted_by;                /* the newest source that deleted the row, or -1 */
     int32_t voided_by[PST_MAX_STATES]; /* likewise a list or map */
     uint64_t starts_at[PST_MAX_STATES];
@@ -50,7 +50,7 @@ typedef struct merge {
     uint64_t elements;            /* a bit per list or map column */
     uint32_t ids[PST_MAX_STATES]; /* by which elements name it */
     row_state row;                /* of the row whose elements follow */
-    pst_key_buffer scratch;
+    pst_buffer scratch;
 } merge;
 
 static pst_status check_source(const merge *m, pst_source *s) {
@@ -251,12 +251,9 @@ static pst_status enter_row(merge *m, const pst_record *r) {
     row->starts = 0;
     memset(row->voided_by, 0xFF, sizeof row->voided_by);
     memset(row->starts_at, 0, sizeof row->starts_at);
-    if (row->bytes.capacity < key.bytes.size) {
-        pst_free(row->bytes.data);
-        row->bytes = (pst_key_buffer){pst_malloc(key.bytes.size), 0, key.bytes.size};
-        if (!row->bytes.data)
-            return PST_NO_MEMORY;
-    }
+    s = pst_buffer_reserve(&row->bytes, key.bytes.size);
+    if (s)
+        return s;
     if (key.bytes.size)
         key.bytes.data = memcpy(row->bytes.data, key.bytes.data, key.bytes.size);
     row->key = key;

@@ -33,8 +33,8 @@ struct pst_reader {
     int pin;           /* -1: none was free; the reader works, it is just not listed */
     pst_meta *m;       /* copy of the pinned epoch's, as far as its directory */
     uint64_t *row;     /* copy of a row as of the pinned epoch */
-    pst_key_buffer key;
-    pst_key_buffer bytes;
+    pst_buffer key;
+    pst_buffer bytes;
 };
 
 /* ---- pins ------------------------------------------------------------------------------------ */
@@ -168,22 +168,15 @@ static pst_status copy_row(pst_reader *r, uint32_t slot) {
 
 /* Copies what a reference names to the end of `to`. Blocks are read word by word: the writer may
  * be filling one that is no longer ours, which leave() finds out. */
-static pst_status copy_bytes(pst_reader *r, const uint64_t ref[2], pst_key_buffer *to,
-                             size_t *start) {
+static pst_status copy_bytes(pst_reader *r, const uint64_t ref[2], pst_buffer *to, size_t *start) {
     uint32_t size = pst_ref_size(ref);
     size_t room = ((size_t)size + 7) / 8 * 8;
     if (size > PST_MAX_BYTES)
         return PST_STALE;
-    if (!to->data || to->size + room > to->capacity) {
-        size_t capacity = to->capacity ? to->capacity * 2 : 1024;
-        while (capacity < to->size + room)
-            capacity *= 2;
-        uint8_t *grown = pst_realloc(to->data, capacity);
-        if (!grown)
-            return PST_NO_MEMORY;
-        to->data = grown;
-        to->capacity = capacity;
-    }
+    /* Bytes have an address even if there are none. */
+    pst_status s = pst_buffer_reserve(to, to->size + room + 1);
+    if (s)
+        return s;
     *start = to->size;
     if (!pst_ref_is_block(ref)) {
         memcpy(to->data + to->size, (const uint8_t *)ref + 4, size);

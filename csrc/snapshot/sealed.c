@@ -60,20 +60,14 @@ static pst_status reserve(pst_sealed *s, size_t n) {
 }
 
 static pst_status keep(pst_sealed *s, const void *data, size_t size, uint64_t *to) {
-    pst_key_buffer *b = &s->bytes;
+    pst_buffer *b = &s->bytes;
     if (b->size + size + PST_BYTES_SLACK > b->capacity) {
-        size_t capacity = b->capacity ? b->capacity * 2 : 4096;
-        while (capacity < b->size + size + PST_BYTES_SLACK)
-            capacity *= 2;
         pst_status st =
             pst_charge_raise(&s->charge, s->n_words * sizeof(uint64_t) + b->size + size);
+        if (!st)
+            st = pst_buffer_grow(b, b->size + size + PST_BYTES_SLACK);
         if (st)
             return st;
-        uint8_t *grown = pst_realloc(b->data, capacity);
-        if (!grown)
-            return PST_NO_MEMORY;
-        b->data = grown;
-        b->capacity = capacity;
     }
     if (size)
         memcpy(b->data + b->size, data, size);
@@ -442,30 +436,17 @@ static pst_status emit_run(pst_sealed *s, const pst_table *t, const uint64_t *ro
     return PST_OK;
 }
 
-/* Room for that much to be put together. */
-static uint8_t *scratch(pst_sealed *s, size_t size) {
-    pst_key_buffer *b = &s->scratch;
-    if (b->capacity < size) {
-        pst_free(b->data);
-        b->capacity = 0;
-        b->data = pst_malloc(2 * size);
-        if (b->data)
-            b->capacity = 2 * size;
-    }
-    return b->data;
-}
-
 static pst_status emit_items(pst_sealed *s, const pst_table *t, const uint64_t *row, int32_t i,
                              const pst_list *l, uint64_t from) {
     pst_list_cursor c;
-    pst_status st = scratch(s, PST_RUN_BYTES) ? PST_OK : PST_NO_MEMORY;
+    pst_status st = pst_buffer_reserve(&s->scratch, PST_RUN_BYTES);
     pst_list_seek(&c, t->heap, pst_heap_bytes(t), &t->collections[i].list, l, from);
     while (!st) {
         uint64_t taken, seq = c.seq;
         size_t size = s->scratch.capacity;
         st = pst_list_pack_next(&c, PST_RUN_BYTES, s->scratch.data, &size, &taken);
         if (st == PST_TOO_LARGE && size > s->scratch.capacity)
-            st = scratch(s, size) ? PST_OK : PST_NO_MEMORY;
+            st = pst_buffer_reserve(&s->scratch, size);
         else if (!st)
             st = emit_run(s, t, row, i, seq, s->scratch.data, size);
     }
@@ -477,9 +458,10 @@ static pst_status entry_element(pst_sealed *s, const pst_table *t, int32_t i,
                                 const pst_tree_entry *e, pst_bytes *element) {
     const pst_tree_shape *shape = &t->collections[i].map;
     size_t size = 4 + (shape->key_is_ref ? e->key_bytes.size : shape->key_words * 8u);
-    uint8_t *room = scratch(s, size);
-    if (!room)
-        return PST_NO_MEMORY;
+    pst_status st = pst_buffer_reserve(&s->scratch, size);
+    if (st)
+        return st;
+    uint8_t *room = s->scratch.data;
     pst_put_big(room, t->collections[i].id, 4);
     if (!shape->key_is_ref)
         for (int k = 0; k < shape->key_words; k++)

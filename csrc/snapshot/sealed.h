@@ -33,9 +33,9 @@ struct pst_sealed {
     pst_pool *pool;
     pst_words entries;
     size_t n_words;
-    pst_key_buffer bytes;
-    pst_key_buffer scratch; /* for what is put together before it is kept */
-    pst_charge charge;      /* of entries and bytes */
+    pst_buffer bytes;
+    pst_buffer scratch; /* for what is put together before it is kept */
+    pst_charge charge;  /* of entries and bytes */
     uint64_t rows;
     uint64_t logical_bytes;
     pst_lineage lineage;

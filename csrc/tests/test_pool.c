@@ -9,7 +9,7 @@
 
 typedef struct buffers {
     pst_words entries;
-    pst_key_buffer bytes;
+    pst_buffer bytes;
     pst_charge charge;
 } buffers;
 

@@ -235,6 +235,17 @@ static pst_status own_leaf(pst_tree_writer *w) {
     return pst_tw_own(w, 0, need > pst_node_capacity(h) ? need + w->more : need);
 }
 
+/* Writes a new entry into a place of a leaf that is free. */
+static inline void put_at(pst_tree_writer *w, uint64_t *leaf, uint32_t i, const uint64_t key[2],
+                          const uint64_t *value, const pst_tree_entry *e) {
+    pst_put_words(pst_tw_key(w, leaf, i), key, w->s->key_words);
+    pst_put_words(pst_tw_value(w, leaf, i), value, w->s->value_words);
+    if (w->s->timed)
+        pst_put64(pst_tw_time(w, leaf, i), (uint64_t)e->time);
+    pst_tw_mark(w, leaf, i, e->is_null);
+    w->root->count++;
+}
+
 static pst_status insert(pst_tree_writer *w, const pst_tree_probe *p, const pst_tree_entry *e) {
     uint64_t key[2] = {p->word[0], p->word[1]}, ref[2];
     const uint64_t *value;
@@ -267,21 +278,20 @@ static pst_status insert(pst_tree_writer *w, const pst_tree_probe *p, const pst_
         pst_tw_shift_entries(w, leaf, i, 1);
     else
         pst_tw_set_count(leaf, i + 1);
-    pst_put_words(pst_tw_key(w, leaf, i), key, w->s->key_words);
-    pst_put_words(pst_tw_value(w, leaf, i), value, w->s->value_words);
-    if (w->s->timed)
-        pst_put64(pst_tw_time(w, leaf, i), (uint64_t)e->time);
-    pst_tw_mark(w, leaf, i, e->is_null);
-    w->root->count++;
+    put_at(w, leaf, i, key, value, e);
     return PST_OK;
+}
+
+static inline int is_too_large(const pst_tree_shape *s, const pst_tree_entry *e) {
+    return (s->key_is_ref && e->key_bytes.size > PST_TREE_MAX_KEY) ||
+           (s->value_is_ref && !e->is_null && e->value_bytes.size > PST_MAX_BYTES);
 }
 
 pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
                         const pst_tree_entry *e) {
     pst_tree_writer w = pst_tw_begin(t, s, root);
     pst_tree_probe p;
-    if ((s->key_is_ref && e->key_bytes.size > PST_TREE_MAX_KEY) ||
-        (s->value_is_ref && !e->is_null && e->value_bytes.size > PST_MAX_BYTES))
+    if (is_too_large(s, e))
         return PST_TOO_LARGE;
     w.marked = e->is_null;
     pst_tree_probe_make(&p, t->heap, pst_tw_heap_bytes(&w), s, e);
@@ -315,8 +325,7 @@ pst_status pst_tree_append(pst_table *t, const pst_tree_shape *s, pst_tree_root 
                            const pst_tree_entry *e, uint32_t more) {
     pst_tree_writer w = pst_tw_begin(t, s, root);
     pst_tree_probe p;
-    if ((s->key_is_ref && e->key_bytes.size > PST_TREE_MAX_KEY) ||
-        (s->value_is_ref && !e->is_null && e->value_bytes.size > PST_MAX_BYTES))
+    if (is_too_large(s, e))
         return PST_TOO_LARGE;
     w.marked = e->is_null;
     pst_tree_probe_make(&p, t->heap, pst_tw_heap_bytes(&w), s, e);
@@ -343,13 +352,8 @@ static pst_status put_last(pst_tree_writer *w, uint64_t *leaf, uint32_t count,
     if (s)
         return s;
     pst_tw_set_count(leaf, count + 1);
-    pst_put_words(pst_tw_key(w, leaf, count), key, w->s->key_words);
-    pst_put_words(pst_tw_value(w, leaf, count), value, w->s->value_words);
-    if (w->s->timed)
-        pst_put64(pst_tw_time(w, leaf, count), (uint64_t)e->time);
-    pst_tw_mark(w, leaf, count, e->is_null);
+    put_at(w, leaf, count, key, value, e);
     w->at[0].index = count;
-    w->root->count++;
     return PST_OK;
 }
 
@@ -360,8 +364,7 @@ pst_status pst_tree_append_run(pst_table *t, const pst_tree_shape *s, pst_tree_r
     *done = 0;
     for (uint32_t i = 0; !st && i < n; i++) {
         pst_tree_probe p;
-        if ((s->key_is_ref && e[i].key_bytes.size > PST_TREE_MAX_KEY) ||
-            (s->value_is_ref && !e[i].is_null && e[i].value_bytes.size > PST_MAX_BYTES))
+        if (is_too_large(s, &e[i]))
             return PST_TOO_LARGE;
         if (i && root->count < UINT32_MAX) {
             uint64_t *leaf = pst_tw_node(&w, w.at[0].node);

@@ -34,7 +34,7 @@ def integer(value: Any, what: str, *, least: int | None = None, most: int | None
     return whole
 
 
-def repeated(names: Iterable[Any]) -> list[Any]:
+def duplicates(names: Iterable[Any]) -> list[Any]:
     """What is there more than once, in the order in which it first is."""
     return [name for name, count in Counter(names).items() if count > 1]
 
@@ -44,6 +44,12 @@ def flag(value: Any, what: str) -> bool:
     if not isinstance(value, bool):
         raise InvalidArgumentError(f"{what} is True or False, not {shown(value)}")
     return value
+
+
+def check_callback(value: object, what: str) -> None:
+    """Refuse what is neither a function nor None."""
+    if value is not None and not callable(value):
+        raise InvalidArgumentError(f"{what} is a function, not {shown(value)}")
 
 
 def text(value: Any, what: str, hint: str = "") -> str:

@@ -114,10 +114,11 @@ def merge_held(
     files: HeldFiles,
     refs: Sequence[FileRef],
     out: BinaryIO,
-    lineage: Lineage,
+    epoch: int,
     bounds: tuple[int, int],
 ) -> FileInfo:
     """Merge a range's held deltas, oldest first, into one; `StateLostError` if one is gone."""
+    lineage = Lineage(bytes.fromhex(refs[-1].id), bytes.fromhex(refs[0].parent), epoch, 0)
     with ExitStack() as stack:
         return merge_files(
             [stack.enter_context(files.opened(ref)) for ref in refs],

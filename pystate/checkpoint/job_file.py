@@ -197,31 +197,7 @@ def open_job(
         raise InvalidArgumentError(
             f"max_parallelism {wanted} is not between 1 and {MAX_PARALLELISM}"
         )
-    if storage.exists(SAVEPOINT_FILE):
-        raise InvalidArgumentError(
-            f"{storage.uri} is a savepoint, which no job changes: begin with it in a checkpoint of "
-            "the job's own, by Job(..., restore=...)"
-        )
-    if storage.exists(REPAIR_FILE):
-        raise CheckpointError(
-            f"checkpoint {storage.uri} is being repaired, or its repair was interrupted: run "
-            "`pystate repair` once more, then start the job"
-        )
-    job = read_job(storage)
-    if job is None and storage.exists(RESTORED_FILE):
-        raise CheckpointError(
-            f"checkpoint {storage.uri}: a job began to restore a savepoint here, and did not end: "
-            "start it again with the same restore, or remove the folder"
-        )
-    if job is None and has_epochs(storage):
-        # It is not lost if another driver has made the file and an epoch meanwhile.
-        job = read_job(storage)
-        if job is None:
-            raise CheckpointError(
-                f"checkpoint {storage.uri} has epochs, but {JOB_FILE}, which says whose they are "
-                "and which tables belong to them, is lost: bring the file back from a copy, let "
-                "`pystate repair --job NAME` make it anew, or use another checkpoint folder"
-            )
+    job = _stored_job(storage)
     if job is None:
         refuse_spark(storage)
         check_parallelism(storage, parallelism, wanted)
@@ -247,6 +223,38 @@ def open_job(
             "use the stored one, or multiply it by pystate.rescale, which writes a savepoint"
         )
     check_parallelism(storage, parallelism, job.max_parallelism)
+    return job
+
+
+def _stored_job(storage: CheckpointStorage) -> JobFile | None:
+    """The identity of a checkpoint in which a job can run; None where there is none yet."""
+    if storage.exists(SAVEPOINT_FILE):
+        raise InvalidArgumentError(
+            f"{storage.uri} is a savepoint, which no job changes: begin with it in a checkpoint of "
+            "the job's own, by Job(..., restore=...)"
+        )
+    if storage.exists(REPAIR_FILE):
+        raise CheckpointError(
+            f"checkpoint {storage.uri} is being repaired, or its repair was interrupted: run "
+            "`pystate repair` once more, then start the job"
+        )
+    job = read_job(storage)
+    if job is not None:
+        return job
+    if storage.exists(RESTORED_FILE):
+        raise CheckpointError(
+            f"checkpoint {storage.uri}: a job began to restore a savepoint here, and did not end: "
+            "start it again with the same restore, or remove the folder"
+        )
+    if has_epochs(storage):
+        # It is not lost if another driver has made the file and an epoch meanwhile.
+        job = read_job(storage)
+        if job is None:
+            raise CheckpointError(
+                f"checkpoint {storage.uri} has epochs, but {JOB_FILE}, which says whose they are "
+                "and which tables belong to them, is lost: bring the file back from a copy, let "
+                "`pystate repair --job NAME` make it anew, or use another checkpoint folder"
+            )
     return job
 
 

@@ -188,7 +188,7 @@ class Manifest:
         max_parallelism = fields.integer("max_parallelism", least=1, most=MAX_PARALLELISM)
         use = None
         if fields.version >= WITH_PARTS:
-            content = fields.anything("part")
+            content = fields.value("part")
             if content is not None and parts is None:
                 raise InvalidArgumentError(f"{path}: it cannot be read without its part")
             use = None if parts is None else parts.use(content, path, max_parallelism)
@@ -265,7 +265,7 @@ def _signed_integer(fields: Fields, name: str, path: str) -> int:
 
 
 def _decode_clock(fields: Fields, path: str) -> ClockReading | None:
-    content = fields.anything("clock")
+    content = fields.value("clock")
     if content is None:
         return None
     inner = Fields(content, path)

@@ -154,7 +154,7 @@ class Fields:
         """Take an object."""
         return self._take_as(name, dict, "an object")
 
-    def anything(self, name: str) -> Any:
+    def value(self, name: str) -> Any:
         """Take a field of any type, null included."""
         return self._take(name)
 

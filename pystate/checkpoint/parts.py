@@ -176,17 +176,13 @@ def share(
 
 
 def _by_key(operators: Iterable[OperatorState]) -> dict[_Key, RangeState]:
-    return {
-        (op.uid, state.first_key_group, state.last_key_group): state
-        for op in operators
-        for state in op.ranges
-    }
+    return {(op.uid, *state.bounds): state for op in operators for state in op.ranges}
 
 
 def _range_in(part: Part | None, uid: str, state: RangeState) -> RangeState | None:
     if part is None:
         return None
-    return part.ranges.get((uid, state.first_key_group, state.last_key_group))
+    return part.ranges.get((uid, *state.bounds))
 
 
 def _files_beside(operators: Sequence[OperatorState], part: Part) -> int:
@@ -273,7 +269,7 @@ def _decode_operator(
             if version >= WITH_PARTS
             else RangeState.decode(item, path, version)
         )
-        if _bounds(state) != _bounds(empty):
+        if (state.index, state.bounds) != (index, empty.bounds):
             raise wrong
         ranges.append(state)
     if version < WITH_WATERMARKS:
@@ -299,10 +295,6 @@ def _decode_operator(
     return operator
 
 
-def _bounds(state: RangeState) -> tuple[int, int, int]:
-    return state.index, state.first_key_group, state.last_key_group
-
-
 def _encode_range(uid: str, state: RangeState, known: RangeState | None) -> dict[str, Any] | None:
     """Encode how a range differs from the known one; None if it does not."""
     if known == state:
@@ -317,7 +309,7 @@ def _encode_range(uid: str, state: RangeState, known: RangeState | None) -> dict
     before = state.files[: len(state.files) - len(added)]
     parent = before[-1].id if before else EMPTY_ID
     rows: list[Any] = []
-    folder = _folder(uid, state) if added else ""
+    folder = state_folder(uid, *state.bounds) if added else ""
     for ref in added:
         rows.append(_encode_delta(folder, state, ref, parent))
         parent = ref.id
@@ -346,12 +338,12 @@ def _decode_range(
         first = fields.integer("from")
         base, deltas = known.base, known.deltas[first:]
     if "base" in content:
-        stored = fields.anything("base")
+        stored = fields.value("base")
         base = None if stored is None else FileRef.decode(stored, path)
     files = list(deltas if base is None else (base, *deltas))
     parent = files[-1].id if files else EMPTY_ID
     added = []
-    folder = _folder(uid, empty)
+    folder = state_folder(uid, *empty.bounds)
     for row in fields.items("add") if "add" in content else ():
         added.append(_decode_delta(folder, row, path, empty, parent))
         parent = added[-1].id
@@ -371,17 +363,12 @@ def _decode_range(
     return state
 
 
-def _folder(uid: str, state: RangeState) -> str:
-    return state_folder(uid, state.first_key_group, state.last_key_group)
-
-
 def _encode_delta(folder: str, state: RangeState, ref: FileRef, parent: str) -> Any:
     """A delta as a row of numbers; the rest follows from its position."""
     if (
         ref.kind != "delta"
         or ref.parent != parent
-        or ref.first_key_group != state.first_key_group
-        or ref.last_key_group != state.last_key_group
+        or ref.bounds != state.bounds
         or ref.path != path_in(folder, ref.epoch, ref.id, "delta")
     ):
         return ref.encode()

@@ -9,9 +9,9 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from pystate._core.core import range_bounds
@@ -53,6 +53,8 @@ _CHECKSUM_DIGITS = 16
 _FINGERPRINT = 32
 _STATE_FILE = re.compile(r".*/(\d{8,})-(?:t\d+-)?[0-9a-f]+\.(?:delta|base)")
 
+Counting = TypeVar("Counting", "FileRef", "RangeState")
+
 #: Columns in order: (name, type in DDL).
 Schema = tuple[tuple[str, str], ...]
 
@@ -92,8 +94,25 @@ def state_epoch(path: str) -> int | None:
     return None if match is None else int(match[1])
 
 
+class KeyGroups:
+    """What counts for some key groups, from the first to the last one, both inclusive."""
+
+    first_key_group: int
+    last_key_group: int
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first and the last one."""
+        return self.first_key_group, self.last_key_group
+
+    def overlap(self, bounds: tuple[int, int]) -> tuple[int, int] | None:
+        """The first and the last one that lie within bounds, too; None if there are none."""
+        first, last = max(self.first_key_group, bounds[0]), min(self.last_key_group, bounds[1])
+        return (first, last) if first <= last else None
+
+
 @dataclass(frozen=True)
-class FileRef:
+class FileRef(KeyGroups):
     """A state file as a manifest names it."""
 
     path: str
@@ -147,7 +166,7 @@ class FileRef:
 
 
 @dataclass(frozen=True)
-class RangeState:
+class RangeState(KeyGroups):
     """The state of one key-group range: a base, then deltas, oldest first.
 
     After a change of parallelism the deltas begin with the files of the old ranges, each restricted
@@ -179,7 +198,7 @@ class RangeState:
         return self.deltas if self.base is None else (self.base, *self.deltas)
 
     @property
-    def rescaled(self) -> bool:
+    def changes_parallelism(self) -> bool:
         """Whether the parallelism changes with the epoch that is built on this state."""
         return False
 
@@ -233,7 +252,7 @@ class RangeState:
     def decode(cls, content: Any, path: str, version: int) -> RangeState:
         """Parse what `encode` returned, or an earlier version's."""
         fields = Fields(content, path)
-        base = fields.anything("base")
+        base = fields.value("base")
         state = cls(
             index=fields.integer("index"),
             first_key_group=fields.integer("first_key_group"),
@@ -250,7 +269,7 @@ class RangeState:
 
 
 @dataclass(frozen=True)
-class RangeSource:
+class RangeSource(KeyGroups):
     """Some key groups of a range, as a range of another parallelism takes them over."""
 
     range: RangeState
@@ -260,6 +279,11 @@ class RangeSource:
     """Inclusive; both ranges have them."""
     files: tuple[FileRef, ...]
     """The files of that range, restricted to these key groups."""
+
+
+def restrict(counting: Counting, bounds: tuple[int, int]) -> Counting:
+    """A file or a range as it counts for key groups within bounds only."""
+    return replace(counting, first_key_group=bounds[0], last_key_group=bounds[1])
 
 
 def has_timers(ranges: tuple[RangeState, ...]) -> bool:
@@ -404,7 +428,7 @@ def fingerprint(operator: OperatorState) -> str:
         operator.key_schema,
         operator.state_schema,
         operator.timers,
-        [(state.first_key_group, state.last_key_group, state.id) for state in operator.ranges],
+        [(*state.bounds, state.id) for state in operator.ranges],
         [state.since for state in operator.ranges],
     ]
     digest = hashlib.sha256(json.dumps(said, separators=(",", ":")).encode()).hexdigest()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 
-from pystate.base.arguments import flag, folder_path, shown
+from pystate.base.arguments import check_callback, flag, folder_path
 from pystate.checkpoint.copies import for_all, keep, place
 from pystate.checkpoint.job_file import (
     JOB_FILE,
@@ -185,8 +185,7 @@ def savepoint(
     earlier = (
         None if previous is None else open_storage(folder_path(previous, "savepoint: previous"))
     )
-    if progress is not None and not callable(progress):
-        raise InvalidArgumentError(f"savepoint: progress is a function, not {shown(progress)}")
+    check_callback(progress, "savepoint: progress")
     return take_savepoint(source, target, previous=earlier, copy=copy, progress=progress)
 
 

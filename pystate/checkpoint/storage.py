@@ -22,9 +22,9 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import BinaryIO, NamedTuple, NoReturn, Protocol
+from typing import BinaryIO, NamedTuple, NoReturn, Protocol, cast
 
 from pystate.errors import (
     AlreadyPublishedError,
@@ -189,7 +189,7 @@ class LocalStorage:
                     os.fsync(out.fileno())
             os.replace(temporary, final)
             if durable:
-                sync_local_folder(os.path.dirname(final))
+                sync_path(os.path.dirname(final))
         except OSError as error:
             _fail("write", final, error)
         finally:
@@ -223,7 +223,7 @@ class LocalStorage:
             with suppress(OSError):
                 os.unlink(temporary)
         with _translate_errors("sync the folder of", final, passed=()):
-            sync_local_folder(os.path.dirname(final))
+            sync_path(os.path.dirname(final))
 
     def share(self, path: str, other: CheckpointStorage, other_path: str) -> bool:
         """See `CheckpointStorage.share`."""
@@ -241,7 +241,7 @@ class LocalStorage:
             _sync_if_taken(final, error)
             _fail("write", final, error)
         with _translate_errors("sync the folder of", final, passed=()):
-            sync_local_folder(os.path.dirname(final))
+            sync_path(os.path.dirname(final))
         return True
 
     def read_bytes(self, path: str) -> bytes:
@@ -294,7 +294,7 @@ class LocalStorage:
         """See `CheckpointStorage.sync_folder`."""
         folder = self.local_path(path) if path else self._root
         with suppress(FileNotFoundError), _translate_errors("sync", folder):
-            sync_local_folder(folder)
+            sync_path(folder)
 
     def exists(self, path: str) -> bool:
         """See `CheckpointStorage.exists`."""
@@ -359,7 +359,7 @@ class LocalStorage:
                 above = folder
                 while len(above) >= len(self._root):
                     above = os.path.dirname(above)
-                    sync_local_folder(above)
+                    sync_path(above)
                     if above == os.path.dirname(above):
                         break
             except OSError as error:
@@ -409,14 +409,32 @@ def _abandon(out: BinaryIO) -> None:
         out.close()
 
 
-def sync_local_folder(folder: str) -> None:
-    """Make links in a folder durable, where its file system can do that."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+class _GuardedFile:
+    def __init__(self, file: BinaryIO, refusal: Callable[[], str | None]) -> None:
+        self._file = file
+        self._refusal = refusal
+        self.name = getattr(file, "name", str(file))
+
+    def write(self, data: bytes) -> int:
+        wrong = self._refusal()
+        if wrong is not None:
+            raise CheckpointError(f"{self.name}: {wrong}")
+        return self._file.write(data)
+
+
+def guarded_file(file: BinaryIO, refusal: Callable[[], str | None]) -> BinaryIO:
+    """A file that is written as long as `refusal` returns None, and not what is wrong."""
+    return cast("BinaryIO", _GuardedFile(file, refusal))
+
+
+def sync_path(path: str) -> None:
+    """Make a file's content durable, or links in a folder, where its file system can do that."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
         # Some file systems cannot sync a folder; nothing more can be done for their links.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not os.path.isdir(path):
             raise
     finally:
         os.close(descriptor)
@@ -426,7 +444,7 @@ def _sync_if_taken(final: str, error: OSError) -> None:
     # Whoever made the file may have ended before it synced the folder.
     if error.errno == errno.EEXIST:
         with suppress(OSError):
-            sync_local_folder(os.path.dirname(final))
+            sync_path(os.path.dirname(final))
 
 
 @contextmanager

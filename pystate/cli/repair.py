@@ -36,7 +36,7 @@ def repair(
     Example: pystate repair /data/flights --dry-run
     """
 
-    def agreed(plan: RepairPlan) -> bool:
+    def confirm(plan: RepairPlan) -> bool:
         if not json:
             _show(plan)
         return yes or typer.confirm("Repair the checkpoint?", err=True)
@@ -45,7 +45,7 @@ def repair(
         plan = repair_checkpoint(
             checkpoint,
             dry_run=dry_run,
-            confirm=agreed,
+            confirm=confirm,
             job=job,
             owner_is_gone=owner_is_gone,
             jobs=jobs,

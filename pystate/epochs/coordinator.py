@@ -328,7 +328,7 @@ class Coordinator:
             self._notifier.notify_aborted(epoch.number)
         if not isinstance(error, Exception):
             raise error
-        overtaken = self._publisher.overtaken(epoch, error)
+        overtaken = self._publisher.overtaken_error(epoch, error)
         if overtaken is None:
             raise error
         if not isinstance(overtaken, OvertakenError):

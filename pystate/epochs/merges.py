@@ -55,7 +55,7 @@ from pystate.checkpoint.refs import (
 )
 from pystate.checkpoint.size_tiers import similar_run
 from pystate.checkpoint.state_files import Lineage, Source, merge_files, open_file, verify_file
-from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.storage import CheckpointStorage, guarded_file
 from pystate.epochs.rescale import plan_rescale
 from pystate.epochs.retention import delete_files, merged_name
 from pystate.errors import AlreadyPublishedError, CheckpointError
@@ -156,13 +156,12 @@ def _run(state: RangeState, first: int, last: int) -> Run:
 
 def _own(state: RangeState, deltas: Sequence[FileRef]) -> int:
     """From where on deltas are of the range itself, and each is built on the one before."""
-    bounds = (state.first_key_group, state.last_key_group)
     for position in range(len(deltas) - 1, -1, -1):
         ref = deltas[position]
         after = deltas[position + 1 : position + 2]
         if (
             ref.kind != "delta"
-            or (ref.first_key_group, ref.last_key_group) != bounds
+            or ref.bounds != state.bounds
             or (after and after[0].parent != ref.id)
         ):
             return position + 1
@@ -486,20 +485,6 @@ class _Merge:
         return self.plan.uid, self.plan.first_key_group, self.plan.last_key_group
 
 
-class _Out:
-    """A file that accepts no more bytes once its merge was given up."""
-
-    def __init__(self, file: BinaryIO, given_up: threading.Event) -> None:
-        self._file = file
-        self._given_up = given_up
-        self.name = getattr(file, "name", str(file))
-
-    def write(self, data: bytes) -> int:
-        if self._given_up.is_set():
-            raise CheckpointError(f"{self.name}: the merge was given up")
-        return self._file.write(data)
-
-
 def _merge_planned(
     storage: CheckpointStorage, plan: PlannedMerge, given_up: threading.Event | None = None
 ) -> FileRef:
@@ -535,7 +520,7 @@ def merge_again(storage: CheckpointStorage, plan: PlannedMerge) -> FileRef:
 
 
 def _key(uid: str, state: RangeState) -> _Key:
-    return uid, state.first_key_group, state.last_key_group
+    return uid, *state.bounds
 
 
 def _ranges(operators: tuple[OperatorState, ...]) -> Iterator[tuple[str, RangeState]]:
@@ -546,8 +531,7 @@ def _has(manifest: Manifest, key: _Key, sources: tuple[FileRef, ...]) -> bool:
     """Whether a range of the manifest still has these files."""
     operator = manifest.operator(key[0])
     return operator is not None and any(
-        (state.first_key_group, state.last_key_group) == key[1:]
-        and position(state, sources) is not None
+        state.bounds == key[1:] and position(state, sources) is not None
         for state in operator.ranges
     )
 
@@ -574,13 +558,17 @@ def merge_range(
     `given_up` is set; after an error nothing was created. The new range lies `shift` key groups,
     a multiple of their number, behind that of the files. The rest is as for `merge_files`.
     """
-    given_up = given_up or threading.Event()
+    ended = given_up or threading.Event()
+
+    def guarded(file: BinaryIO) -> BinaryIO:
+        return guarded_file(file, lambda: "the merge was given up" if ended.is_set() else None)
+
     parent = bytes.fromhex(sources[0 if kind == "delta" else -1].parent)
     lineage = Lineage(bytes.fromhex(merged_id), parent, _newest_epoch(sources), 0)
     whole = (first_key_group, last_key_group)
     with ExitStack() as stack:
         opened: list[Source] = []
-        for bounds, group in groupby(sources, key=_bounds):
+        for bounds, group in groupby(sources, key=lambda ref: ref.bounds):
             refs = list(group)
             files = [_open_source(stack, storage, ref) for ref in refs]
             if bounds != whole:
@@ -590,7 +578,7 @@ def merge_range(
                 part = stack.enter_context(tempfile.NamedTemporaryFile(prefix="pystate-"))
                 merge_files(
                     files,
-                    cast(BinaryIO, _Out(cast(BinaryIO, part), given_up)),
+                    guarded(cast(BinaryIO, part)),
                     lineage=lineage._replace(epoch=_newest_epoch(refs)),
                     first_key_group=bounds[0],
                     last_key_group=bounds[1],
@@ -604,7 +592,7 @@ def merge_range(
         out = stack.enter_context((destination or storage).create(output))
         info = merge_files(
             opened,
-            cast(BinaryIO, _Out(out, given_up)),
+            guarded(out),
             lineage=lineage,
             first_key_group=first_key_group + shift,
             last_key_group=last_key_group + shift,
@@ -619,10 +607,6 @@ def merge_range(
 def _newest_epoch(sources: Sequence[FileRef]) -> int:
     # Readers use the epoch to decide which states count; the last former range need not be newest.
     return max(ref.epoch for ref in sources)
-
-
-def _bounds(ref: FileRef) -> tuple[int, int]:
-    return ref.first_key_group, ref.last_key_group
 
 
 def _open_source(stack: ExitStack, storage: CheckpointStorage, ref: FileRef) -> Source:

@@ -67,13 +67,11 @@ class RangeOrigin:
         """
         if self.parallelism == self.stored_parallelism:
             return ()
-        bounds = state.first_key_group, state.last_key_group
         try:
-            sources = sources_of(_stored_operator(self)[0], *bounds)
+            sources = sources_of(_stored_operator(self)[0], state.bounds)
         except FileNotFoundError as error:
             raise self._over(state.index) from error
-        kept = [s for s in sources if (s.range.first_key_group, s.range.last_key_group) == bounds]
-        return () if kept else sources
+        return () if any(s.range.bounds == state.bounds for s in sources) else sources
 
     def _over(self, index: int) -> CheckpointError:
         return CheckpointError(
@@ -111,16 +109,10 @@ class PlannedRange(RangeState):
         if self.origin is None:
             # No manifest has the operator yet, and what it begins with came with the closure.
             return RangeState(
-                self.index,
-                self.first_key_group,
-                self.last_key_group,
-                self._stored_id,
-                deltas=self.deltas,
-                since=self.since,
+                self.index, *self.bounds, self._stored_id, deltas=self.deltas, since=self.since
             )
         stored = self.origin.load(self.index)
-        planned = (self._stored_id, self.first_key_group, self.last_key_group)
-        if (stored.id, stored.first_key_group, stored.last_key_group) != planned:
+        if (stored.id, stored.bounds) != (self._stored_id, self.bounds):
             raise LineageError(
                 f"operator {self.origin.uid!r}, range {self.index}: {self.origin.manifest} has it "
                 f"at {stored.id}, and not at {self._stored_id}, where its task was told to begin"
@@ -140,8 +132,8 @@ class PlannedRange(RangeState):
         return (*self._base.files, *self.held)
 
     @property
-    def rescaled(self) -> bool:
-        """See `RangeState.rescaled`; reads nothing."""
+    def changes_parallelism(self) -> bool:
+        """See `RangeState.changes_parallelism`; reads nothing."""
         return self.origin is not None and (
             self.origin.parallelism != self.origin.stored_parallelism
         )

@@ -183,7 +183,7 @@ class Publisher:
         if winner.evaluation_id != manifest.evaluation_id:
             raise self._lost_race_error(manifest.epoch, winner) from error
 
-    def overtaken(self, epoch: Epoch, error: Exception) -> FencedError | None:
+    def overtaken_error(self, epoch: Epoch, error: Exception) -> FencedError | None:
         """The error to raise if another driver ended the epoch, whatever error this driver got."""
         if isinstance(error, FencedError):
             return error

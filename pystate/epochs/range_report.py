@@ -96,7 +96,7 @@ def check_report(
         written = (file.id, file.parent, file.epoch, file.kind)
         if said != written:
             raise LineageError(f"{where}: {file.path} is {written}, expected {said}")
-        if (file.first_key_group, file.last_key_group) != bounds:
+        if file.bounds != bounds:
             raise LineageError(f"{where}: {file.path} covers other key groups")
 
 

@@ -10,7 +10,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from pystate._core.core import range_bounds
-from pystate.checkpoint.refs import EMPTY_ID, FileRef, OperatorState, RangeSource, RangeState
+from pystate.checkpoint.refs import (
+    EMPTY_ID,
+    FileRef,
+    OperatorState,
+    RangeSource,
+    RangeState,
+    restrict,
+)
 from pystate.state.operator_state import INSTANCE_SCHEMA
 
 
@@ -30,9 +37,9 @@ def plan_rescale(
         return operator.ranges
     ranges = []
     for index in range(parallelism):
-        first, last = range_bounds(index, max_parallelism, parallelism)
-        sources = sources_of(operator, first, last)
-        same = [s.range for s in sources if _bounds(s.range) == (first, last)]
+        bounds = first, last = range_bounds(index, max_parallelism, parallelism)
+        sources = sources_of(operator, bounds)
+        same = [s.range for s in sources if s.range.bounds == bounds]
         if same:
             ranges.append(replace(same[0], index=index))
             continue
@@ -69,27 +76,23 @@ def gather_instances(operator: OperatorState, max_parallelism: int) -> OperatorS
     return replace(operator, parallelism=1, ranges=plan_rescale(operator, 1, max_parallelism))
 
 
-def sources_of(operator: OperatorState, first: int, last: int) -> tuple[RangeSource, ...]:
-    """Return who has the key groups from `first` to `last`, both inclusive, and in which files."""
+def sources_of(operator: OperatorState, bounds: tuple[int, int]) -> tuple[RangeSource, ...]:
+    """Return who has the key groups within bounds, both inclusive, and in which files."""
     sources = []
     for old in operator.ranges:
-        low, high = max(old.first_key_group, first), min(old.last_key_group, last)
-        if low <= high:
-            sources.append(RangeSource(old, low, high, tuple(_parts(old, low, high))))
+        taken = old.overlap(bounds)
+        if taken is not None:
+            sources.append(RangeSource(old, *taken, tuple(_parts(old, taken))))
     return tuple(sources)
-
-
-def _bounds(state: RangeState) -> tuple[int, int]:
-    return state.first_key_group, state.last_key_group
 
 
 def _earliest(times: Iterable[int | None]) -> int | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def _parts(old: RangeState, first: int, last: int) -> Iterator[FileRef]:
+def _parts(old: RangeState, bounds: tuple[int, int]) -> Iterator[FileRef]:
     """Restrict the files of an old range to some of its key groups."""
     for ref in old.files:
-        low, high = max(ref.first_key_group, first), min(ref.last_key_group, last)
-        if low <= high:
-            yield replace(ref, first_key_group=low, last_key_group=high)
+        part = ref.overlap(bounds)
+        if part is not None:
+            yield restrict(ref, part)

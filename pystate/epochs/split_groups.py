@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import replace
 
-from pystate.base.arguments import folder_path, integer, shown
+from pystate.base.arguments import check_callback, folder_path, integer
 from pystate.checkpoint.copies import for_all
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import Manifest
@@ -81,8 +81,7 @@ def rescale(
     origin = open_storage(folder_path(source, "rescale: source"))
     target = open_storage(folder_path(destination, "rescale: destination"))
     groups = integer(max_parallelism, "rescale: max_parallelism", least=1, most=MAX_PARALLELISM)
-    if progress is not None and not callable(progress):
-        raise InvalidArgumentError(f"rescale: progress is a function, not {shown(progress)}")
+    check_callback(progress, "rescale: progress")
 
     def write(epoch: Manifest) -> Savepoint:
         return split(origin, epoch, target, groups, progress)

@@ -30,7 +30,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from pystate.base.arguments import flag, shown, text
+from pystate.base.arguments import check_callback, flag, text
 from pystate.checkpoint.copies import keep
 from pystate.checkpoint.epoch_log import HISTORY, without_epochs_after
 from pystate.checkpoint.job_file import JOB_FILE, REPAIR_FILE, JobFile
@@ -41,13 +41,12 @@ from pystate.checkpoint.parts import MANIFESTS, part_epoch
 from pystate.checkpoint.run_keys import RunKeys
 from pystate.checkpoint.savepoint import entries_of
 from pystate.checkpoint.source_position import SPARK_FOLDER
-from pystate.checkpoint.storage import CheckpointStorage, sync_local_folder
+from pystate.checkpoint.storage import CheckpointStorage, sync_path
 from pystate.epochs.ownership import Ownership
 from pystate.errors import (
     AlreadyPublishedError,
     CheckpointError,
     CorruptFileError,
-    InvalidArgumentError,
 )
 from pystate.maintenance.access import exclusive, open_existing, require_unused
 from pystate.maintenance.repair_plan import RepairPlan, Work, plan
@@ -108,9 +107,8 @@ def repair(
     storage = open_existing(location, "repair")
     flag(dry_run, "repair: dry_run")
     flag(owner_is_gone, "repair: owner_is_gone")
-    for name, value in (("confirm", confirm), ("progress", progress)):
-        if value is not None and not callable(value):
-            raise InvalidArgumentError(f"repair: {name} is a function, not {shown(value)}")
+    check_callback(confirm, "repair: confirm")
+    check_callback(progress, "repair: progress")
     if job is not None:
         text(job, "repair: job")
     threads = threads_of(jobs, "repair")
@@ -291,8 +289,8 @@ class _Repair:
                         "and repair again"
                     ) from error
             else:
-                sync_local_folder(os.path.dirname(target))
-                sync_local_folder(root)
+                sync_path(os.path.dirname(target))
+                sync_path(root)
                 return
 
     def _set_state_back(self) -> None:

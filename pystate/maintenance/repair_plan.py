@@ -181,22 +181,15 @@ def plan(examination: Examination, job: str | None) -> Work:
             f"checkpoint {storage.uri} has no epoch: there is nothing to repair; remove the folder "
             "to begin anew"
         )
-    recovered: RecoveredEpoch | None
-    if examination.manifests:
-        recovered = _recovered_newer(examination, max(usable, default=0))
-    else:
-        recovered = _recover_manifest(examination)
+    recovered = _recover_manifest(examination, max(usable, default=0))
     if recovered is not None:
-        usable[recovered.manifest.epoch] = recovered.manifest
-        later = range(recovered.manifest.epoch + 1, max(epochs) + 1)
-        epochs = tuple(sorted({*epochs, recovered.manifest.epoch, *later}))
-        retired = (epoch for epoch in epochs if epoch < recovered.manifest.epoch)
+        remade = recovered.manifest
+        usable[remade.epoch] = remade
+        epochs = tuple(sorted({*epochs, *range(remade.epoch, max(epochs) + 1)}))
         others = {
-            epoch: replace(
-                recovered.manifest, epoch=epoch, run_key=recovered.records[epoch].run_key
-            )
-            for epoch in retired
-            if epoch in recovered.records
+            epoch: replace(remade, epoch=epoch, run_key=recovered.records[epoch].run_key)
+            for epoch in epochs
+            if epoch < remade.epoch and epoch in recovered.records
         }
         manifests = {**others, **manifests}
     if not usable:
@@ -237,30 +230,27 @@ def plan(examination: Examination, job: str | None) -> Work:
     return Work(result, usable[good], rewritten, kept, manifests, recovered)
 
 
-def _recover_manifest(examination: Examination) -> RecoveredEpoch:
-    """Make the manifest of the newest epoch anew for which that is possible."""
-    storage, epochs = examination.storage, examination.epochs
-    recovered = recover_newest(storage, max(epochs))
-    if isinstance(recovered, str):
-        raise CheckpointError(
-            f"checkpoint {storage.uri}: none of its {len(epochs)} retained epochs can be restored: "
-            f"no manifest is left, and {recovered}. Bring the files back from a copy, or begin "
-            "from a savepoint"
-        )
-    return recovered
+def _recover_manifest(examination: Examination, good: int) -> RecoveredEpoch | None:
+    """The newest epoch whose manifest is made anew; None if those that are left are to be used.
 
-
-def _recovered_newer(examination: Examination, good: int) -> RecoveredEpoch | None:
-    """Make a store's newer epoch anew than the manifests have that are left; None if there is none.
-
-    Nothing would make its changes again. A job computes once more what it goes back by, from the
-    manifest that is left, which knows what other files do not: event times, and the clock.
+    Of a store also an epoch that is newer than they are: nothing would make its changes again. A
+    job computes once more what it goes back by, from the manifest that is left, which knows what
+    other files do not: event times, and the clock.
     """
-    newest = max(examination.epochs)
-    if good == newest or newest in examination.manifests or not is_store(examination.storage):
+    storage, epochs, manifests = examination.storage, examination.epochs, examination.manifests
+    newest = max(epochs)
+    if manifests and (good == newest or newest in manifests or not is_store(storage)):
         return None
-    recovered = recover_newest(examination.storage, newest)
-    return None if isinstance(recovered, str) or recovered.manifest.epoch <= good else recovered
+    recovered = recover_newest(storage, newest)
+    if isinstance(recovered, RecoveredEpoch):
+        return None if manifests and recovered.manifest.epoch <= good else recovered
+    if manifests:
+        return None
+    raise CheckpointError(
+        f"checkpoint {storage.uri}: none of its {len(epochs)} retained epochs can be restored: "
+        f"no manifest is left, and {recovered}. Bring the files back from a copy, or begin "
+        "from a savepoint"
+    )
 
 
 def _usable(examination: Examination) -> Iterator[tuple[int, Manifest]]:
@@ -332,7 +322,7 @@ def _intact_range(
         if (theirs.state_schema, theirs.timers) != (operator.state_schema, operator.timers):
             continue
         for other in theirs.ranges:
-            if _bounds(other) != _bounds(state):
+            if other.bounds != state.bounds:
                 continue
             if epoch > manifest.epoch and other.since != state.since:
                 continue
@@ -359,17 +349,10 @@ def _splice_chains(state: RangeState, other: RangeState, bad: Collection[str]) -
     return None
 
 
-def _bounds(state: RangeState) -> tuple[int, int]:
-    return state.first_key_group, state.last_key_group
-
-
 def _is_own(ref: FileRef, state: RangeState) -> bool:
     """Whether a file was written for this very range, whole."""
-    first, last = _bounds(state)
-    folder = ref.path.split("/")[-2]
-    return (ref.first_key_group, ref.last_key_group) == (first, last) and (
-        folder == f"{first:05d}-{last:05d}"
-    )
+    first, last = state.bounds
+    return ref.bounds == state.bounds and ref.path.split("/")[-2] == f"{first:05d}-{last:05d}"
 
 
 # ---- the stream ----------------------------------------------------------------------------------

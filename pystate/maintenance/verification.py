@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from pystate.base.arguments import integer, shown
+from pystate.base.arguments import check_callback, integer
 from pystate.checkpoint.copies import for_all
 from pystate.checkpoint.epoch_log import HISTORY, read_records
 from pystate.checkpoint.first_start import begun_epoch
@@ -52,7 +52,6 @@ from pystate.epochs.retention import may_be_named
 from pystate.errors import (
     CheckpointError,
     CorruptFileError,
-    InvalidArgumentError,
     NewerFormatError,
     PystateError,
     SwappedFileError,
@@ -190,9 +189,8 @@ def uses_of(manifests: Collection[Manifest]) -> dict[str, Use]:
                 for ref in state.files:
                     use = uses.get(ref.path)
                     if use is None:
-                        bounds = (ref.first_key_group, ref.last_key_group)
                         use = uses[ref.path] = Use(
-                            ref, operator.uid, manifest.max_parallelism, set(), set(), *bounds
+                            ref, operator.uid, manifest.max_parallelism, set(), set(), *ref.bounds
                         )
                     use.ref = ref
                     use.epochs.add(manifest.epoch)
@@ -235,8 +233,7 @@ def verify(
         The storage cannot be read.
     """
     storage = open_existing(location, "verify")
-    if progress is not None and not callable(progress):
-        raise InvalidArgumentError(f"verify: progress is a function, not {shown(progress)}")
+    check_callback(progress, "verify: progress")
     return examine(storage, threads_of(jobs, "verify"), progress).result()
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.base.arguments import integer
-from pystate.checkpoint.refs import FileRef, OperatorState, RangeState
+from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, restrict
 from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError, SchemaError
@@ -191,27 +191,21 @@ class _Pair:
         """
         old, new = self._files(self.before), self._files(self.after)
         if old and self.before.since == self.after.since and new[: len(old)] == old:
-            rest = tuple(ref for ref, *_ in new[len(old) :])
+            rest = tuple(new[len(old) :])
             if not rest:
                 return
             if self.new.keys is None and all(ref.kind == "delta" for ref in rest):
-                yield from self._compare_by_deltas(tuple(ref for ref, *_ in old), rest)
+                yield from self._compare_by_deltas(tuple(old), rest)
                 return
         yield from self._compare_all()
 
-    def _files(self, state: RangeState) -> list[tuple[FileRef, int, int]]:
-        """The files of these key groups, with the first and last key group that counts."""
-        low, high = self.after.first_key_group, self.after.last_key_group
-        files = []
-        for ref in state.files:
-            first, last = max(ref.first_key_group, low), min(ref.last_key_group, high)
-            if first <= last:
-                plain = replace(ref, first_key_group=first, last_key_group=last)
-                files.append((plain, first, last))
-        return files
+    def _files(self, state: RangeState) -> list[FileRef]:
+        """The files of these key groups, each restricted to them."""
+        counting = ((ref, ref.overlap(self.after.bounds)) for ref in state.files)
+        return [restrict(ref, bounds) for ref, bounds in counting if bounds is not None]
 
     def _table(self) -> KeyedStateBackend:
-        return self.new.backend((self.after.first_key_group, self.after.last_key_group))
+        return self.new.backend(self.after.bounds)
 
     def _load(
         self,
@@ -252,7 +246,7 @@ class _Pair:
             open_named(self.new.storage, self.new.epoch, ref) as file,
             open_file(file, ref) as delta,
         ):
-            todo = [(ref.first_key_group, ref.last_key_group)]
+            todo = [ref.bounds]
             while todo:
                 first, last = todo.pop()
                 delta.reader.seek(first, last)
@@ -306,20 +300,12 @@ def _pairs(old: StateScan | None, new: StateScan) -> Iterator[_Pair]:
     """The parts of the newer epoch, cut where the older one's ranges end."""
     for part in new.split():
         [after] = part.operator.ranges
-        low, high = after.first_key_group, after.last_key_group
-        empty = RangeState(0, low, high, "")
+        empty = RangeState(0, *after.bounds, "")
         for before in (empty,) if old is None else old.operator.ranges:
-            first, last = max(low, before.first_key_group), min(high, before.last_key_group)
-            if first <= last:
-                bounds = (first, last)
+            bounds = before.overlap(after.bounds)
+            if bounds is not None:
                 epoch = new.epoch if old is None else old.epoch
-                yield _Pair(
-                    new, epoch, _restrict_range(before, *bounds), _restrict_range(after, *bounds)
-                )
-
-
-def _restrict_range(state: RangeState, first: int, last: int) -> RangeState:
-    return replace(state, first_key_group=first, last_key_group=last)
+                yield _Pair(new, epoch, restrict(before, bounds), restrict(after, bounds))
 
 
 def _names(keys: KeyBatch) -> list[pa.Array[Any]]:

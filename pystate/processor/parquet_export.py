@@ -17,10 +17,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from pystate.base.arguments import flag, folder_path, shown
+from pystate.base.arguments import check_callback, flag, folder_path
 from pystate.checkpoint.copies import for_all
 from pystate.checkpoint.locations import local_only
-from pystate.checkpoint.storage import CheckpointStorage, sync_local_folder
+from pystate.checkpoint.storage import CheckpointStorage, sync_path
 from pystate.errors import CheckpointError, InvalidArgumentError, NoSpaceError
 from pystate.processor.epochs import storage_at, while_retained
 from pystate.processor.scan import StateScan
@@ -103,8 +103,7 @@ def export_state(
     source = storage_at(location, "export_state")
     target = _destination(source, destination)
     flag(overwrite, "export_state: overwrite")
-    if progress is not None and not callable(progress):
-        raise InvalidArgumentError(f"export_state: progress is a function, not {shown(progress)}")
+    check_callback(progress, "export_state: progress")
     _check_free(target, overwrite)
     selection = Selection(state, explode, timers)
 
@@ -161,7 +160,7 @@ class _ExportWriter:
             if not parts:
                 self._write((0, self._scan))
             export = self._finish()
-            sync_local_folder(self._folder)
+            sync_path(self._folder)
             self._publish(overwrite)
             return export
         except OSError as error:
@@ -219,7 +218,7 @@ class _ExportWriter:
             with suppress(OSError):
                 os.rename(old, self._target)
             raise
-        sync_local_folder(os.path.dirname(self._target))
+        sync_path(os.path.dirname(self._target))
         shutil.rmtree(old, ignore_errors=True)
 
 

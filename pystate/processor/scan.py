@@ -23,8 +23,8 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from pystate.base.arguments import repeated
-from pystate.checkpoint.refs import FileRef, OperatorState, RangeState
+from pystate.base.arguments import duplicates
+from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, restrict
 from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
@@ -133,7 +133,7 @@ class StateScan:
             chunks = min(len(groups), _raw_bytes(state) // _PART_BYTES + 1)
             for chunk in np.array_split(groups, chunks):
                 first, last = int(chunk[0]), int(chunk[-1])
-                part = replace(state, first_key_group=first, last_key_group=last)
+                part = restrict(state, (first, last))
                 operator = replace(self.operator, ranges=(part,))
                 only = None if self.key_groups is None else frozenset(chunk.tolist())
                 parts.append(replace(self, operator=operator, key_groups=only))
@@ -160,7 +160,7 @@ class StateScan:
                 mark_default(pa.field(name, self._type_of(d)), texts.get(name))
                 for name, d in self.read.items()
             ]
-        for name in repeated(field.name for field in fields):
+        for name in duplicates(field.name for field in fields):
             raise InvalidArgumentError(
                 f"operator {self.operator.uid!r}: a key column and a column of the rows are "
                 f"both called {name!r}: read the state without explode, or timers, and take it "
@@ -228,17 +228,16 @@ class StateScan:
     def _rows(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the only part."""
         [state] = self.operator.ranges
-        bounds = state.first_key_group, state.last_key_group
         batches = self._merged_rows(state)
         if batches is not None:
             for rows in batches:
                 yield from self._shape(rows)
             return
-        with self.backend(bounds) as backend:
+        with self.backend(state.bounds) as backend:
             load_files(self.storage, self.epoch, backend, state, state.files, self.key_groups)
             wanted = None
             if self.keys is not None:
-                wanted = backend.keys(self.keys.between(*bounds))
+                wanted = backend.keys(self.keys.between(*state.bounds))
             if self.selection.timers:
                 yield from self._timers(backend, wanted)
                 return
@@ -248,12 +247,10 @@ class StateScan:
     def _merged_rows(self, state: RangeState) -> list[pa.RecordBatch] | None:
         """The rows of the only part, if a merge of its files gives them."""
         key = parse_key(list(self.operator.key_schema))
-        bounds = state.first_key_group, state.last_key_group
         for ref in state.files:
-            low, high = max(ref.first_key_group, bounds[0]), min(ref.last_key_group, bounds[1])
             # A file that counts for a part only may hold other keys, of which newer files come
             # before it.
-            if low <= high and (low, high) != bounds:
+            if ref.overlap(state.bounds) not in (None, state.bounds):
                 return None
         if (
             self.keys is not None
@@ -265,7 +262,7 @@ class StateScan:
         fields = list(self.schema)[: len(key)]
         fields += [pa.field(name, d.arrow_type) for name, d in self.read.items()]
         schema, batches = pa.schema(fields), []
-        for first, last in runs(self.key_groups, state.first_key_group, state.last_key_group):
+        for first, last in runs(self.key_groups, *state.bounds):
             with ExitStack() as stack:
                 files = []
                 for ref in state.files:
@@ -326,9 +323,8 @@ def _raw_bytes(state: RangeState) -> int:
 
 def _share(ref: FileRef, state: RangeState) -> float:
     """Which part of a file's bytes lies in a range, if key groups are equally large."""
-    first = max(ref.first_key_group, state.first_key_group)
-    last = min(ref.last_key_group, state.last_key_group)
-    return max(last - first + 1, 0) / (ref.last_key_group - ref.first_key_group + 1)
+    first, last = ref.overlap(state.bounds) or (0, -1)
+    return (last - first + 1) / (ref.last_key_group - ref.first_key_group + 1)
 
 
 def _all_of(scan: StateScan) -> list[pa.RecordBatch]:

@@ -142,7 +142,7 @@ class StateRows:
             seen or None,
         )
 
-    def declared(self, uid: str) -> dict[str, State[Any]]:
+    def declarations(self, uid: str) -> dict[str, State[Any]]:
         """Return the declarations of the operator's states."""
         given = self.states
         cls = given if isinstance(given, type) else type(given)
@@ -163,7 +163,7 @@ class StateRows:
         # As files know them: without defaults and times to live.
         states = {
             name: declared_as(state.in_files(None).stored_as())
-            for name, state in self.declared(uid).items()
+            for name, state in self.declarations(uid).items()
         }
         return OperatorSpec(
             uid=checked_uid(uid),
@@ -366,7 +366,7 @@ class Destination:
             timers=operator.timers,
             inputs=inputs,
             watermark_ms=watermark_ms,
-            defaults=_defaults(rows.declared(operator.uid), replaced),
+            defaults=_defaults(rows.declarations(operator.uid), replaced),
         )
         self._written[operator.uid] = gather_instances(written_state, self.max_parallelism)
 

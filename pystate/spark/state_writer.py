@@ -30,10 +30,10 @@ from pystate.processor.state_writer import (
     checked_operators,
 )
 from pystate.spark.base.environment import require_classic, use_this_python
-from pystate.spark.base.resolve import column_named
+from pystate.spark.base.frame_columns import column_named
 from pystate.spark.base.routing import route, split_markers
 from pystate.spark.base.schemas import key_schema
-from pystate.spark.evaluation.initial import IS_TIMER, range_report, reported_ranges
+from pystate.spark.evaluation.initial_state import IS_TIMER, range_report, reported_ranges
 from pystate.state.defaults import DEFAULT, mark_default
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.range_rows import write_range

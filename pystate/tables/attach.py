@@ -310,7 +310,7 @@ class TableCache:
         with attachment:
             if spec.heartbeat is not None:
                 spec.heartbeat()
-            return backend.copy_from(old, source.first_key_group, source.last_key_group)
+            return backend.copy_from(old, *source.bounds)
 
     def close(self) -> None:
         """Unmap all tables that no task uses."""
@@ -337,11 +337,10 @@ class TableCache:
                 other.discard()
 
     def _reserve(self, spec: TableSpec, base: RangeState) -> _Entry | None:
-        bounds = (base.first_key_group, base.last_key_group)
         fingerprint = spec.operator.fingerprint(base.since)
         identity = spec.home.identity
         application = "" if identity is None else identity.application.hex()
-        key = (spec.storage.uri, application, spec.operator.uid, *bounds, fingerprint)
+        key = (spec.storage.uri, application, spec.operator.uid, *base.bounds, fingerprint)
         with self._lock:
             self._discard_stale()
             path = _path_of(spec, base)
@@ -378,8 +377,8 @@ def _remove_sources(spec: TableSpec, base: RangeState, error: Exception) -> bool
 
 def _path_of(spec: TableSpec, base: RangeState) -> str | None:
     """The file of a range's table, whether it exists or not."""
-    bounds = (base.first_key_group, base.last_key_group)
-    return spec.home.table_path(spec.operator.uid, *bounds, spec.operator.fingerprint(base.since))
+    fingerprint = spec.operator.fingerprint(base.since)
+    return spec.home.table_path(spec.operator.uid, *base.bounds, fingerprint)
 
 
 def _lock_table(entry: _Entry, spec: TableSpec, base: RangeState) -> KeyedStateBackend:

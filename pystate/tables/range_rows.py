@@ -66,8 +66,7 @@ def write_range(
     is of another range.
     """
     state = empty_range(index, operator.max_parallelism, parallelism)
-    bounds = state.first_key_group, state.last_key_group
-    with KeyedStateBackend.of(operator, bounds) as backend:
+    with KeyedStateBackend.of(operator, state.bounds) as backend:
         _check_unique(backend, rows)
         put_rows(backend, rows, list(operator.states))
         if timers is not None:
@@ -101,9 +100,8 @@ def sealed_range(
     """
     if not backend.dirty:
         return state
-    bounds = state.first_key_group, state.last_key_group
     lineage = Lineage(uuid.uuid4().bytes, bytes.fromhex(EMPTY_ID), epoch)
-    path = state_path(uid, *bounds, epoch, lineage.id.hex(), "delta")
+    path = state_path(uid, *state.bounds, epoch, lineage.id.hex(), "delta")
     first = [backend.next_timer(domain) for domain in TIMER_DOMAINS]
     with backend.seal(lineage) as snapshot, storage.create(path) as out:
         info = snapshot.write(out)

@@ -39,7 +39,7 @@ def new_backend(spec: TableSpec, base: RangeState, path: str | None) -> KeyedSta
     """Return a table of a range, not yet open: shared at a path, or private without one."""
     return KeyedStateBackend.of(
         spec.operator,
-        (base.first_key_group, base.last_key_group),
+        base.bounds,
         spec.options,
         path=path,
         identity=None if path is None else spec.home.identity,
@@ -82,17 +82,16 @@ def load_files(
     """
     rows = 0
     for ref in files:
-        first = max(ref.first_key_group, base.first_key_group)
-        last = min(ref.last_key_group, base.last_key_group)
-        if first > last:
+        counting = ref.overlap(base.bounds)
+        if counting is None:
             continue
         if spec.heartbeat is not None:
             spec.heartbeat()
         with _source(spec, ref) as source:
             rows += backend.load(
                 source,
-                first_key_group=first,
-                last_key_group=last,
+                first_key_group=counting[0],
+                last_key_group=counting[1],
                 expected=ref,
                 allow_unclaimed_state=spec.options.allow_unclaimed_state,
                 since=dict(base.since),

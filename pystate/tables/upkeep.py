@@ -126,7 +126,7 @@ def remove_outdated(spec: TableSpec, base: RangeState, parallelism: int) -> None
     """
     home, groups = spec.home, spec.operator.max_parallelism
     fingerprint = spec.operator.fingerprint(base.since)
-    mine = base.first_key_group, base.last_key_group
+    mine = base.bounds
     ranges = _all_bounds(groups, parallelism)
     looked_for = (*mine, fingerprint, parallelism)
     for owner in home.folders:

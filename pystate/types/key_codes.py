@@ -28,11 +28,11 @@ def key_codes(columns: Sequence[pa.Array[Any]], *, dense: bool = False) -> Ints:
     for column in columns[1:]:
         more, more_size = _column_codes(column)
         if size * more_size >= MOST_CODES:
-            codes, size = numbered(codes)
+            codes, size = dense_codes(codes)
         codes, size = codes * more_size + more, size * more_size
     if len(columns) == 1 or (not dense and size <= 4 * len(codes) + 1):
         return codes
-    return numbered(codes)[0]
+    return dense_codes(codes)[0]
 
 
 def ranks(codes: Ints) -> Ints:
@@ -45,7 +45,7 @@ def ranks(codes: Ints) -> Ints:
     return counts
 
 
-def numbered(codes: Ints) -> tuple[Ints, int]:
+def dense_codes(codes: Ints) -> tuple[Ints, int]:
     """The same with numbers from 0, in the order in which they occur, and how many there are."""
     encoded = longs(codes).dictionary_encode()
     return encoded.indices.to_numpy().astype(np.int64), max(len(encoded.dictionary), 1)

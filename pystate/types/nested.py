@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate._core import core
-from pystate.base.arguments import repeated
+from pystate.base.arguments import duplicates
 from pystate.errors import CorruptFileError, DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.types.arrays import as_array, bitmap, is_column, validated
 from pystate.types.state_type import StateType, TypeLike, parse_type
@@ -244,7 +244,7 @@ def _is_other_list(source: pa.DataType) -> bool:
 def _fields(array: Any, type: StateType, what: str) -> list[pa.Array[Any]]:
     """The struct's fields in the declared order, sliced as the array is."""
     names = [array.type.field(i).name for i in range(array.type.num_fields)]
-    known, twice = dict(type.children), set(repeated(names))
+    known, twice = dict(type.children), set(duplicates(names))
     for name in names:
         if name not in known or name in twice:
             why = "has no such field" if name not in known else "has it once"

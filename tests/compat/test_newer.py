@@ -239,7 +239,7 @@ def test_a_held_delta(tmp_path: Path) -> None:
             ref = files.write(1, snapshot.write)
     (tmp_path / ref.path).write_bytes(bumped((tmp_path / ref.path).read_bytes()))
     with pytest.raises(NewerFormatError, match=rf"{ref.path}.*later version of pystate"):
-        merge_held(files, [ref], io.BytesIO(), Lineage(b"2" * 16, b"0" * 16, 1), (0, 127))
+        merge_held(files, [ref], io.BytesIO(), 1, (0, 127))
 
 
 def test_what_parquet_sinks_keep(tmp_path: Path) -> None:

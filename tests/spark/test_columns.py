@@ -11,7 +11,7 @@ from pyspark.sql import types as st
 
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.output import OutputColumns
-from pystate.spark.base.resolve import find
+from pystate.spark.base.frame_columns import find
 from pystate.spark.base.schemas import key_schema, output_columns, parse_schema
 
 #: Spark parses DDL in its JVM.

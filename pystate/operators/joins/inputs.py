@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from pystate.base.arguments import nearest, repeated
+from pystate.base.arguments import duplicates, nearest
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.grouping import take_rows
@@ -182,7 +182,7 @@ def result_names(left: JoinInput, right: JoinInput, suffixes: Any, owner: str) -
         )
     every = [*key, *names[0], *names[1]]
     lower = [name.lower() for name in every]
-    twice = sorted(repeated(lower))
+    twice = sorted(duplicates(lower))
     if twice:
         raise InvalidArgumentError(
             f"{owner}: two columns of the result would be called {', '.join(twice)}: rename one "

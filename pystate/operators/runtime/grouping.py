@@ -17,7 +17,7 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.state.key_batch import KeyBatch
 from pystate.tables.backend import KeyedStateBackend
-from pystate.types.key_codes import MOST_CODES, Ints, key_codes, longs, numbered
+from pystate.types.key_codes import MOST_CODES, Ints, dense_codes, key_codes, longs
 
 
 def grouped_rows(keys: KeyBatch) -> tuple[np.ndarray[Any, Any], list[int], list[int]]:
@@ -49,10 +49,10 @@ def group(codes: Ints, buckets: Ints) -> Groups:
         return Groups(codes, codes)
     low, high = int(buckets.min()), int(buckets.max())
     if (high - low + 1) * (int(codes.max()) + 1) >= MOST_CODES:
-        places, size = numbered(buckets)
+        places, size = dense_codes(buckets)
     else:
         places, size = buckets - low, high - low + 1
-    of_row, count = numbered(codes * size + places)
+    of_row, count = dense_codes(codes * size + places)
     return Groups(of_row, first_of_each(of_row, count))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pystate.base.arguments import repeated
+from pystate.base.arguments import duplicates
 from pystate.errors import (
     CheckpointError,
     DeclarationError,
@@ -62,7 +62,7 @@ def checked_items(
 ) -> list[str]:
     """Check which states the columns of a beginning, which `what` names, are items of."""
     lists = [name for name, state in states.items() if isinstance(state, OperatorListState)]
-    twice = repeated(names)
+    twice = duplicates(names)
     for name in names:
         if name not in lists or name in twice:
             kind = f"is a {type(states[name]).__name__}" if name in states else "is no state"

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.types as at
 
 from pystate._core import core
-from pystate.base.arguments import NO_INSTANT, repeated, shortened, text
+from pystate.base.arguments import NO_INSTANT, duplicates, shortened, text
 from pystate.base.arguments import shown as described
 from pystate.errors import (
     DeclarationError,
@@ -304,7 +304,7 @@ def parse_columns(schema: SchemaLike, owner: str) -> OutputColumns:
             f"pyarrow or pyspark, not {schema!r:.80}"
         )
     names = [name.lower() for name in schema.names]
-    twice = sorted(repeated(names))
+    twice = sorted(duplicates(names))
     if twice:
         raise InvalidArgumentError(f"{owner}: schema names {', '.join(twice)} more than once")
     return OutputColumns(schema, owner, ddl)
@@ -686,7 +686,7 @@ def _places(given: tuple[Any, ...], names: tuple[str, ...]) -> tuple[int, ...] |
 
 
 def _refuse(row: Any, given: Sequence[Any], names: Sequence[str], owner: str) -> NoReturn:
-    twice, mine, theirs = repeated(given), set(given), set(names)
+    twice, mine, theirs = duplicates(given), set(given), set(names)
     unknown = [name for name in given if name not in theirs]
     missing = [name for name in names if name not in mine]
     wrong = [

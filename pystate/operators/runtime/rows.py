@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.types as at
 
 from pystate._core import core
-from pystate.base.arguments import nearest, repeated
+from pystate.base.arguments import duplicates, nearest
 from pystate.errors import InvalidArgumentError
 from pystate.types.arrays import datetimes, reference
 from pystate.types.keys import has_null_marks
@@ -196,7 +196,7 @@ class RowFactory:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        twice = sorted(repeated(names))
+        twice = sorted(duplicates(names))
         if twice:
             raise InvalidArgumentError(
                 f"two input columns are called {', '.join(twice)}: rename or drop one"

@@ -30,7 +30,7 @@ from pystate.operators.runtime.partial_rows import LATE, TIME, total_weight
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.operators.windows.columns import Refused
 from pystate.operators.windows.grid import Mask, Times, instants
-from pystate.operators.windows.partial_rows import accumulators
+from pystate.operators.windows.partial_slices import accumulators
 from pystate.operators.windows.specification import END, MOST_US_MS, START, WindowSpec
 from pystate.state.key_batch import KeyBatch
 from pystate.tables.timers import DueTimers
@@ -45,7 +45,7 @@ class WindowOperator(Operator):
 
     Rows that are too late for all of their windows go to the side output `late_tag`, and are
     counted by the metric ``dropped_rows``. Rows may have been `combined` before they come
-    (`partial_rows`).
+    (`partial_slices`).
     """
 
     def __init__(

@@ -32,7 +32,7 @@ from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import LONGEST_MS, Session
 from pystate.operators.windows.grid import Mask, Times
 from pystate.operators.windows.operator import WindowOperator
-from pystate.operators.windows.partial_rows import accumulators
+from pystate.operators.windows.partial_slices import accumulators
 from pystate.operators.windows.specification import OPEN
 from pystate.state.key_batch import KeyBatch
 from pystate.tables.backend import KeyedStateBackend

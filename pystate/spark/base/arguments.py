@@ -21,7 +21,7 @@ from pystate.epochs.watermarks import Input
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.output import OutputColumns
 from pystate.spark.base.environment import require_classic, require_pandas
-from pystate.spark.base.resolve import FrameColumns
+from pystate.spark.base.frame_columns import FrameColumns
 from pystate.spark.base.schemas import output_columns, parse_schema
 from pystate.types.durations import Duration, delay_milliseconds, milliseconds
 from pystate.types.keys import MAX_PARALLELISM

@@ -26,7 +26,7 @@ from pyspark.sql import types as st
 from pystate.errors import InvalidArgumentError
 from pystate.operators.runtime.partial_rows import FIRST, LATE, TIME, WEIGHT
 from pystate.redaction import logger
-from pystate.spark.base.resolve import column_text
+from pystate.spark.base.frame_columns import column_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -89,7 +89,7 @@ def checked_combine(given: Any, owner: str) -> Combine:
     )
 
 
-def decided(combine: Combine, why_not: str | None, owner: str) -> bool:
+def may_combine(combine: Combine, why_not: str | None, owner: str) -> bool:
     """Whether rows may be combined."""
     if combine is True and why_not is not None:
         raise InvalidArgumentError(f"{owner}: combine=True: rows cannot be combined: {why_not}")
@@ -109,7 +109,7 @@ def event_ms(column: str, data_type: st.DataType) -> str | None:
     return None
 
 
-def changing(value: int, beside: str) -> str:
+def epoch_constant(value: int, beside: str) -> str:
     """A long that another epoch has another value of; null where `beside`, a long, is null.
 
     Spark writes a plain constant into the code that it generates, which is then new in each epoch:
@@ -145,7 +145,7 @@ def combined_rows(
         if stretches:
             aggregates.add(FIRST, "min", time_ms)
         if late_bound_ms is not None:
-            late = f"CASE WHEN {time_ms} < {changing(late_bound_ms, time_ms)} THEN 1 END"
+            late = f"CASE WHEN {time_ms} < {epoch_constant(late_bound_ms, time_ms)} THEN 1 END"
             aggregates.add(LATE, "count", late)
     for column in columns:
         aggregates.add_column(column)

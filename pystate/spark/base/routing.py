@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as st
 
 from pystate.errors import WrongTypeError
-from pystate.spark.base.resolve import column_named, key_text
+from pystate.spark.base.frame_columns import column_named, key_text
 from pystate.spark.base.schemas import KeySchema
 
 if TYPE_CHECKING:

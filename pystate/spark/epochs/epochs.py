@@ -18,7 +18,6 @@ from pystate.base.notes import hide_in_causes
 from pystate.checkpoint.epoch_log import HISTORY
 from pystate.checkpoint.first_start import begin_with, begun_epoch, claim_savepoint, require_restore
 from pystate.checkpoint.held_deltas import HELD
-from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.savepoint import Savepoint, take_savepoint, write_savepoint
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.auto_rescale import Rescaler
@@ -149,14 +148,10 @@ class EpochRunner:
 
             def begin(resolved: Outputs) -> None:
                 shown.enter_context(resolved.lock_folders())
-                self._check_folders(resolved, epoch)
-                if not self._at_once:
-                    begin_outputs(resolved, coordinator, epoch)
+                self._begin_outputs(resolved, coordinator, epoch)
 
             try:
-                self._check_folders(outputs, epoch)
-                if not self._at_once:
-                    begin_outputs(outputs, coordinator, epoch)
+                self._begin_outputs(outputs, coordinator, epoch)
                 with evaluating(self._job, evaluation):
                     transactions = evaluation.run(data, for_job(pipeline, self._job), schema, begin)
                 folders[:] = evaluation.outputs.folders_of(transactions)
@@ -181,17 +176,32 @@ class EpochRunner:
         finally:
             line.idle()
         if not result.already_done:
-            assert result.manifest is not None
             self._published.update(folders)
-            if not result.held:
-                self._end_steps(result.epoch)
-                self._claim()
             took_s = time.perf_counter() - began
-            progress = self._note(epochs[0], result.manifest, coordinator.sizes, took_s)
-            self._adapt(epochs[0].parallelism, progress)
+            progress = self._end_epoch(epochs[0], result, coordinator.sizes, took_s)
             line.end(progress)
             notify(on_epoch, progress)
         return result
+
+    def _end_epoch(
+        self, epoch: Epoch, result: RunOutcome, sizes: Sizes, took_s: float
+    ) -> EpochProgress:
+        """Do what follows an epoch that this job has computed; return its progress."""
+        assert result.manifest is not None
+        if not result.held:
+            self._end_steps(result.epoch)
+            self._claim()
+        self._traits.combining.note(epoch.reports)
+        after = result.manifest.operators
+        self.progress = EpochProgress.of(epoch, after, epoch.reports, sizes, took_s * 1000)
+        self._adapt(epoch.parallelism, self.progress)
+        return self.progress
+
+    def _begin_outputs(self, outputs: Outputs, coordinator: Coordinator, epoch: Epoch) -> None:
+        """Tell sinks of an epoch whose rows they are to get, unless its batch goes out at once."""
+        self._check_folders(outputs, epoch)
+        if not self._at_once:
+            begin_outputs(outputs, coordinator, epoch)
 
     def _check_folders(self, outputs: Outputs, epoch: Epoch) -> None:
         """Refuse to go on in a folder that was removed with the rows of earlier epochs."""
@@ -366,9 +376,3 @@ class EpochRunner:
             outputs,
             self._traits,
         )
-
-    def _note(self, epoch: Epoch, manifest: Manifest, sizes: Sizes, took_s: float) -> EpochProgress:
-        self._traits.combining.note(epoch.reports)
-        after = manifest.operators
-        self.progress = EpochProgress.of(epoch, after, epoch.reports, sizes, took_s * 1000)
-        return self.progress

@@ -23,7 +23,6 @@ Invariants
 
 from __future__ import annotations
 
-import os
 import re
 import threading
 import uuid
@@ -33,15 +32,15 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from pystate.checkpoint.held_deltas import HeldFiles, merge_held
+from pystate.checkpoint.held_deltas import merge_held
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.refs import FileRef, RangeState, state_path
-from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.merges import PlannedMerge, merge_again
 from pystate.errors import CheckpointError
 from pystate.spark.base.failures import original_error
 from pystate.spark.base.jvm import executors
+from pystate.spark.tasks.delta import held_files
 from pystate.spark.tasks.table_move import executor_home
 
 if TYPE_CHECKING:
@@ -192,16 +191,10 @@ class _Write:
 
     def _write(self, uid: str, state: RangeState) -> FileRef:
         home = executor_home(self.application, self.home)
-        local = None
-        if home.folder is not None and not self.spread:
-            local = os.path.join(home.folder, home.application)
-        bounds = state.first_key_group, state.last_key_group
-        files = HeldFiles.of(self.storage, local, uid, *bounds)
-        first, last = state.held[0], state.held[-1]
-        lineage = Lineage(bytes.fromhex(last.id), bytes.fromhex(first.parent), self.epoch, 0)
-        path = state_path(uid, *bounds, self.epoch, uuid.uuid4().hex, "delta")
+        files = held_files(self.storage, home, uid, state, spread=self.spread)
+        path = state_path(uid, *state.bounds, self.epoch, uuid.uuid4().hex, "delta")
         with self.storage.create(path) as out:
-            info = merge_held(files, state.held, out, lineage, bounds)
+            info = merge_held(files, state.held, out, self.epoch, state.bounds)
         return FileRef.from_info(path, info)
 
 
@@ -221,7 +214,7 @@ class HeldWriter:
         write: Any = _Write(self.storage, self.application, self.home, spread, last.epoch)
         # A range's own state does not matter here, and may be long.
         ranges: list[Any] = [
-            (op.uid, RangeState(s.index, s.first_key_group, s.last_key_group, s.id, held=s.held))
+            (op.uid, RangeState(s.index, *s.bounds, s.id, held=s.held))
             for op in last.operators
             for s in op.ranges
             if s.held

@@ -96,7 +96,7 @@ class CountedOperators:
             if known[uid] == sum(_rows_in(r) for r in epoch.reports if r.uid == uid):
                 silent.remove(uid)
                 for index in (i for other, i in missing if other == uid):
-                    epoch.report(self._plans[uid].unchanged(index))
+                    epoch.report(self._plans[uid].unchanged_report(index))
         computed = known.keys() | {report.uid for report in epoch.reports}
         silent = {uid for uid in silent if uid in computed or not is_in_result(uid)}
         if not silent:

@@ -42,7 +42,7 @@ from pystate.spark.base.options import JobOptions
 from pystate.spark.base.schemas import KeySchema, parse_schema
 from pystate.spark.evaluation.empty_ranges import CountedOperators
 from pystate.spark.evaluation.flow import InputFlow
-from pystate.spark.evaluation.initial import Initial
+from pystate.spark.evaluation.initial_state import Initial
 from pystate.spark.evaluation.materialisation import Loop, OperatorOutputs
 from pystate.spark.evaluation.operator_traits import OperatorTraits
 from pystate.spark.evaluation.updates import UpdateFrames, Updates
@@ -244,7 +244,7 @@ class Evaluation:
         """Register the rows that the epoch before has fed, and return the frame."""
         return self._operator_outputs.add_loop(uid, frame)
 
-    def fed(self, frame: DataFrame) -> Input:
+    def input_of(self, frame: DataFrame) -> Input:
         """Return what feeds a frame.
 
         Before any operator has event time nobody needs to know, and no call to the JVM is made;
@@ -333,7 +333,7 @@ class Evaluation:
             drain=epoch.drain and time is not None,
             tells_kept=uid in self._traits.kept,
             held=self._held,
-            redistributes=operator.instances and stored and planned[0].rescaled,
+            redistributes=operator.instances and stored and planned[0].changes_parallelism,
             notice=epoch.notice,
             side_folders=folders,
             invalid={name: rule for name, (rule, _) in invalid.items()},
@@ -529,7 +529,7 @@ class Evaluation:
         If it is an operator's output as it is, the tasks that compute it write it.
         """
         number, outputs = self.epoch.number, self.outputs
-        output = self._operator_outputs.selected(frame)
+        output = self._operator_outputs.selection(frame)
         form = None if output is None else outputs.task_format(name, frame, number)
         # A pipeline that has computed it already may have kept it.
         if output is None or form is None or output[0] in {uid for uid, _ in self._marks.begun()}:

@@ -136,7 +136,7 @@ class OperatorOutputs:
         own = node_numbers(plan_text(frame))
         return bool(own) and own[0] in node_numbers(plan_text(result))
 
-    def selected(self, result: DataFrame) -> tuple[str, tuple[int, ...]] | None:
+    def selection(self, result: DataFrame) -> tuple[str, tuple[int, ...]] | None:
         """Find the operator whose output is the whole result, apart from names and order.
 
         Returns its uid, and the columns of its tasks' output that the result has.

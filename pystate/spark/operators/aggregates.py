@@ -25,6 +25,14 @@ from pystate.operators.runtime.aggregate import (
 from pystate.operators.runtime.partial_rows import LOW, TIME
 from pystate.operators.runtime.row_operator import LATEST, RowLists
 from pystate.operators.runtime.task import Operator
+from pystate.spark.base.frame_columns import (
+    FrameColumns,
+    column_named,
+    column_text,
+    key_column,
+    key_text,
+    whole_key,
+)
 from pystate.spark.base.partial_aggregation import (
     NOT_INVALID,
     ORDERED,
@@ -34,16 +42,8 @@ from pystate.spark.base.partial_aggregation import (
     Function,
     checked_combine,
     combined_rows,
-    decided,
     event_ms,
-)
-from pystate.spark.base.resolve import (
-    FrameColumns,
-    column_named,
-    column_text,
-    key_column,
-    key_text,
-    whole_key,
+    may_combine,
 )
 from pystate.spark.base.schemas import (
     ddl_of,
@@ -52,7 +52,7 @@ from pystate.spark.base.schemas import (
     output_columns,
     refuse_reserved,
 )
-from pystate.spark.evaluation.initial import Given
+from pystate.spark.evaluation.initial_state import Given
 from pystate.spark.evaluation.updates import Updates
 from pystate.spark.operators.apply import apply
 from pystate.spark.operators.inputs import KeyedInput
@@ -299,7 +299,7 @@ class AggregatePlan:
             why = ORDERED
         elif rows.event_time is not None and time is None:
             why = WITHOUT_ZONE
-        if not decided(wanted, why, self._owner):
+        if not may_combine(wanted, why, self._owner):
             return None
         if wanted is not True and not rows.evaluation.combines(plan.operator.uid):
             return None

@@ -19,7 +19,14 @@ from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator
 from pystate.spark.base.routing import RANGE_COLUMN
 from pystate.spark.base.schemas import KeySchema
-from pystate.spark.evaluation.initial import Given, Initial, InitialRows, Route, RowsOf, initial_of
+from pystate.spark.evaluation.initial_state import (
+    Given,
+    Initial,
+    InitialRows,
+    Route,
+    RowsOf,
+    initial_of,
+)
 from pystate.spark.tasks.arrivals import Arrivals
 from pystate.spark.tasks.range_task import OperatorPlan
 from pystate.spark.tasks.worker import ArrowOperator

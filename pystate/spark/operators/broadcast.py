@@ -33,10 +33,10 @@ from pystate.operators.runtime.function_operator import BROADCAST, FunctionOpera
 from pystate.operators.runtime.function_spec import BroadcastInput
 from pystate.operators.runtime.instance_state import instance_spec
 from pystate.operators.runtime.late_rows import PROCESS_LATE
-from pystate.spark.base.resolve import FrameColumns, column_named
+from pystate.spark.base.frame_columns import FrameColumns, column_named
 from pystate.spark.base.routing import RANGE_COLUMN, marker_rows, range_of
 from pystate.spark.base.schemas import output_columns, refuse_reserved
-from pystate.spark.evaluation.initial import Given
+from pystate.spark.evaluation.initial_state import Given
 from pystate.spark.operators.apply import apply
 from pystate.spark.operators.functions import keyed_function
 from pystate.spark.operators.inputs import InputFrame, InputOptions, KeyedInput

@@ -21,7 +21,7 @@ from pystate.operators.runtime.function_spec import FunctionSpec, RightInput
 from pystate.operators.runtime.late_rows import DROP_LATE, PROCESS_LATE, LateLike
 from pystate.spark.base.arguments import side_columns
 from pystate.spark.base.schemas import key_leaves, output_columns, parse_schema
-from pystate.spark.evaluation.initial import Given
+from pystate.spark.evaluation.initial_state import Given
 from pystate.spark.operators.apply import apply
 from pystate.spark.operators.inputs import KeyedInput
 from pystate.spark.operators.two_inputs import TwoInputs

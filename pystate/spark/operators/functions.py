@@ -30,10 +30,10 @@ from pystate.operators.runtime.instance_operator import InstanceOperator, works_
 from pystate.operators.runtime.instance_state import instance_spec
 from pystate.operators.runtime.late_rows import PROCESS_LATE, checked_late
 from pystate.spark.base.arguments import side_columns
-from pystate.spark.base.resolve import FrameColumns
+from pystate.spark.base.frame_columns import FrameColumns
 from pystate.spark.base.routing import INSTANCE_COLUMN, spread
 from pystate.spark.base.schemas import output_columns, parse_schema, refuse_reserved
-from pystate.spark.evaluation.initial import Given, InitialItems, checked_given
+from pystate.spark.evaluation.initial_state import Given, InitialItems, checked_given
 from pystate.spark.operators.apply import Application, apply
 from pystate.spark.operators.inputs import InputFrame, InputOptions, KeyedInput
 from pystate.spark.tasks.arrivals import InstanceRows

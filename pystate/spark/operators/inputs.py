@@ -21,10 +21,10 @@ from pystate.operators.runtime.late_rows import late_tag
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator
 from pystate.spark.base.arguments import OrderBy, as_columns, frame_input, late_schema
-from pystate.spark.base.resolve import FrameColumns, column_named
+from pystate.spark.base.frame_columns import FrameColumns, column_named
 from pystate.spark.base.routing import RANGE_COLUMN, route
 from pystate.spark.base.schemas import KeySchema, key_schema, output_columns, refuse_reserved
-from pystate.spark.evaluation.initial import Given, Route, RowsOf, checked_given, like
+from pystate.spark.evaluation.initial_state import Given, Route, RowsOf, checked_given, like
 from pystate.spark.evaluation.updates import Updates
 from pystate.spark.operators.apply import Application
 from pystate.spark.tasks.range_task import OperatorPlan
@@ -97,7 +97,7 @@ class InputFrame:
             event_time = columns.take(event_time, "event_time")
         order = tuple(as_columns(options.order_by, columns, owner))
         frame = columns.frame
-        fed = evaluation.fed(frame)
+        fed = evaluation.input_of(frame)
         timed = follows and evaluation.epoch.has_watermark(fed)
         delay, idle = options.allowed_delay, options.idle_after
         given = frame_input(frame, fed, timed, event_time, delay, idle, owner)

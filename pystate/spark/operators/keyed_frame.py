@@ -23,7 +23,7 @@ from pystate.operators.runtime.late_rows import (
 from pystate.operators.windows.assigners import Assigner
 from pystate.operators.windows.specification import window_options
 from pystate.spark.base.partial_aggregation import Combine
-from pystate.spark.evaluation.initial import Given
+from pystate.spark.evaluation.initial_state import Given
 from pystate.spark.operators import functions, processors, row_operators
 from pystate.spark.operators.aggregates import aggregate
 from pystate.spark.operators.broadcast import BroadcastFrame, BroadcastFrames

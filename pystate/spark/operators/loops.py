@@ -28,8 +28,8 @@ from pystate.operators.runtime.loop import LoopOperator, LoopSpec, LoopTable, bu
 from pystate.operators.runtime.output import OutputColumns
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.environment import require_classic
+from pystate.spark.base.frame_columns import ColumnPath, FrameColumns
 from pystate.spark.base.job_description import plan_name
-from pystate.spark.base.resolve import ColumnPath, FrameColumns
 from pystate.spark.base.routing import route
 from pystate.spark.base.schemas import output_columns, parse_schema, refuse_reserved
 from pystate.spark.operators.apply import Application, declare, run

@@ -22,7 +22,7 @@ from pystate.operators.runtime.late_rows import PROCESS_LATE
 from pystate.spark.base.environment import require_classic, require_pandas
 from pystate.spark.base.routing import Routed
 from pystate.spark.evaluation.evaluation import Evaluation
-from pystate.spark.evaluation.initial import Given
+from pystate.spark.evaluation.initial_state import Given
 from pystate.spark.operators.broadcast import BroadcastFrame
 from pystate.spark.operators.functions import OperatorFrame
 from pystate.spark.operators.inputs import InputOptions, KeyedInput

@@ -25,12 +25,12 @@ from pystate.operators.runtime.late_rows import DROP_LATE, PROCESS_LATE
 from pystate.operators.runtime.output import OutputColumns
 from pystate.spark.base.environment import require_classic
 from pystate.spark.base.errors import StatefulProcessorError
-from pystate.spark.base.resolve import FrameColumns
+from pystate.spark.base.frame_columns import FrameColumns
 from pystate.spark.base.schemas import key_schema, output_columns, parse_schema
-from pystate.spark.evaluation.initial import InitialRows, RowsOf
+from pystate.spark.evaluation.initial_state import InitialRows, RowsOf
 from pystate.spark.operators.apply import apply
 from pystate.spark.operators.inputs import KeyedInput
-from pystate.spark.ported.function import Options, PortedFunction, ported
+from pystate.spark.ported.function import Options, PortedFunction, ported_function
 from pystate.spark.ported.group_state import GroupStateProcessor, checked_timeout, mode_of
 from pystate.spark.ported.handle import checked_output_mode, time_mode_of
 from pystate.spark.ported.rows import Form, RowForm, RowOutput
@@ -165,7 +165,7 @@ def transform(
     declared = parse_schema(schema, owner)
     _check_event_time(event_time, declared, owner)
     options = Options(uid, mode, tuple(rows.names), form[0], event_time or None)
-    function = ported(processor, options, _sent_and_back)
+    function = ported_function(processor, options, _sent_and_back)
     first = None if initial_state is None else _initial_state(rows, function, initial_state)
     rows.schema()
     # In the other modes Spark's operators see late rows, even if the input has a watermark.

@@ -25,7 +25,7 @@ from pystate.spark.base.arguments import element_input, side_columns
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.routing import KeyRouter, Routed, route_rdd
 from pystate.spark.base.schemas import output_columns, parse_schema
-from pystate.spark.evaluation.initial import Given, initial_of
+from pystate.spark.evaluation.initial_state import Given, initial_of
 from pystate.spark.tasks.arrivals import ElementRows
 from pystate.spark.tasks.range_task import OperatorPlan, RangeTask
 from pystate.spark.tasks.worker import Arrived, run_task

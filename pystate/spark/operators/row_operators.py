@@ -16,7 +16,7 @@ from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeErro
 from pystate.operators.runtime.deduplicate import DeduplicateSpec
 from pystate.operators.runtime.late_rows import PROCESS_LATE, checked_late
 from pystate.operators.runtime.top import By, TopSpec, has_order
-from pystate.spark.base.resolve import column_named, whole_key
+from pystate.spark.base.frame_columns import column_named, whole_key
 from pystate.spark.base.schemas import key_leaves, names_twice, output_columns, refuse_reserved
 from pystate.spark.operators.apply import apply
 from pystate.spark.operators.inputs import KeyedInput

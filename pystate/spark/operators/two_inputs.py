@@ -19,10 +19,10 @@ from pystate.errors import InvalidArgumentError
 from pystate.operators.joins.inputs import SideName
 from pystate.operators.runtime.late_rows import LateInputs, LateLike
 from pystate.operators.runtime.task import Operator
-from pystate.spark.base.resolve import column_named
+from pystate.spark.base.frame_columns import column_named
 from pystate.spark.base.routing import route
 from pystate.spark.base.schemas import KeySchema
-from pystate.spark.evaluation.initial import RowsOf
+from pystate.spark.evaluation.initial_state import RowsOf
 from pystate.spark.operators.apply import Application
 from pystate.spark.operators.inputs import KeyedInput
 from pystate.spark.tasks.arrivals import UnitedRows

@@ -23,26 +23,26 @@ from pystate.operators.runtime.late_rows import late_tag, late_tag_of_windows
 from pystate.operators.windows.assigners import Session
 from pystate.operators.windows.columns import AggregateLike
 from pystate.operators.windows.kinds import make_operator
-from pystate.operators.windows.partial_rows import parts, refusal, slice_rule
+from pystate.operators.windows.partial_slices import parts, refusal, slice_rule
 from pystate.operators.windows.process import WindowProcess, WindowProcessSpec
 from pystate.operators.windows.row_windows import WindowRowsSpec
 from pystate.operators.windows.specification import END, START, WindowOptions, WindowSpec
 from pystate.spark.base.arguments import side_columns
+from pystate.spark.base.frame_columns import FrameColumns, column_text
 from pystate.spark.base.partial_aggregation import (
     NOT_INVALID,
     ORDERED,
     WITHOUT_ZONE,
     Combine,
     CombinedColumn,
-    changing,
     checked_combine,
     combined_rows,
-    decided,
+    epoch_constant,
     event_ms,
+    may_combine,
 )
-from pystate.spark.base.resolve import FrameColumns, column_text
 from pystate.spark.base.schemas import names_twice, output_columns, parse_schema
-from pystate.spark.evaluation.initial import Route
+from pystate.spark.evaluation.initial_state import Route
 from pystate.spark.operators.apply import apply
 from pystate.spark.operators.inputs import KeyedInput
 from pystate.spark.tasks.range_task import OperatorPlan
@@ -120,7 +120,7 @@ class WindowedFrame:
 
         def combined(plan: OperatorPlan) -> Any:
             if not (
-                decided(combine, self._uncombined(spec, frame.schema), owner)
+                may_combine(combine, self._uncombined(spec, frame.schema), owner)
                 and (combine is True or rows.evaluation.combines(uid))
             ):
                 return None
@@ -272,7 +272,7 @@ def _combined(frame: DataFrame, spec: WindowSpec, plan: OperatorPlan) -> DataFra
             bounded = f"greatest(least({time}, {rule.last}L), {rule.first}L)"
             within = f"{bounded} - pmod({bounded} - {rule.offset}L, {rule.step}L)"
             if rule.split is not None:
-                split = changing(rule.split, time)
+                split = epoch_constant(rule.split, time)
                 later = f"greatest({within}, {split} + 1L)"
                 within = f"CASE WHEN {time} > {split} THEN {later} ELSE {within} END"
             inside = f"{time} BETWEEN {rule.first}L AND {rule.last}L"

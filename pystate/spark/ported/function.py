@@ -176,7 +176,7 @@ def _copy_for_tasks(processor: Any) -> Any:
     return for_tasks(processor, copy.deepcopy, "init(self, handle)")
 
 
-def ported(
+def ported_function(
     processor: Any, options: Options, copied: Callable[[Any], Any] = _copy_for_tasks
 ) -> PortedFunction:
     """Return a function that runs a processor."""

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pystate.base.arguments import flag, text
 from pystate.errors import InvalidArgumentError
-from pystate.spark.ported.function import Options, PortedFunction, ported
+from pystate.spark.ported.function import Options, PortedFunction, ported_function
 from pystate.spark.ported.handle import time_mode_of
 from pystate.spark.ported.rows import Form, RowForm
 
@@ -96,7 +96,7 @@ def adapt(
         from pystate.spark.ported.frames import FrameForm
 
         form = FrameForm("UTC")
-    function = ported(processor, Options(uid, time_mode_of(time_mode, owner), names, form))
+    function = ported_function(processor, Options(uid, time_mode_of(time_mode, owner), names, form))
     return function if initial_state is None else function.beginning_with(initial_state)
 
 
@@ -126,4 +126,4 @@ def _with_group_state(
         )
     given = checked_timeout(timeout or "NoTimeout", owner)
     processor = GroupStateProcessor(function, schema, given, None, False, owner)
-    return ported(processor, Options(uid, mode_of(given), key, FrameForm("UTC")))
+    return ported_function(processor, Options(uid, mode_of(given), key, FrameForm("UTC")))

@@ -26,7 +26,8 @@ from pystate.errors import InvalidArgumentError
 from pystate.spark.sinks.folders import data_files, read_note, save_note
 
 _FILE = "_columns.json"
-_ROW_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
+#: Where a file of Spark has its schema.
+ROW_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
 #: What says of a type only whether there may be nulls, or nothing that readers look at.
 _INSIGNIFICANT = ("nullable", "containsNull", "valueContainsNull", "metadata")
 
@@ -101,7 +102,7 @@ def columns_of_file(path: str) -> st.StructType:
     from pyspark.sql.pandas.types import from_arrow_schema
 
     schema = read_schema(path)
-    of_spark = (schema.metadata or {}).get(_ROW_METADATA)
+    of_spark = (schema.metadata or {}).get(ROW_METADATA)
     if of_spark is not None:
         return as_columns(st.StructType.fromJson(json.loads(of_spark)))
     return as_columns(from_arrow_schema(schema, prefer_timestamp_ntz=True))

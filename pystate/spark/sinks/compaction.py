@@ -30,10 +30,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pystate.checkpoint.storage import sync_path
 from pystate.errors import CheckpointError
 from pystate.spark.base.environment import local_uri
+from pystate.spark.base.frame_columns import column_named
 from pystate.spark.base.parquet_format import write_parquet
-from pystate.spark.base.resolve import column_named
+from pystate.spark.sinks.columns import ROW_METADATA
 from pystate.spark.sinks.folders import (
     LOCK,
     copy_owner,
@@ -44,8 +46,6 @@ from pystate.spark.sinks.folders import (
     link,
     link_tree,
     read_note,
-    sync_file,
-    sync_folder,
     sync_tree,
 )
 from pystate.spark.sinks.partitioning import Layout, read_layout, with_types
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 _COMPACTED = "_compacted.json"
 #: The lock of the running compaction.
 _MUTEX = "_compacting"
-_ROW_METADATA = b"org.apache.spark.sql.parquet.row.metadata"
 _NOT_NULL = re.compile(r'("(?:nullable|containsNull|valueContainsNull)":)false')
 
 
@@ -176,7 +175,7 @@ def compact_folder(
                     raise CheckpointError(
                         f"{root} cannot be compacted, and nothing was changed: {error}"
                     ) from error
-                sync_folder(parent)
+                sync_path(parent)
         finally:
             # Either the unfinished new folder, or the old folder of the output.
             shutil.rmtree(new, ignore_errors=True)
@@ -252,7 +251,7 @@ def _kind(metadata: FileMetaData) -> tuple[str, str]:
     """
     # The text's first line is about the Python object.
     schema = str(metadata.schema).partition("\n")[2].replace("required ", "optional ")
-    of_spark = (metadata.metadata or {}).get(_ROW_METADATA, b"").decode()
+    of_spark = (metadata.metadata or {}).get(ROW_METADATA, b"").decode()
     return schema, _NOT_NULL.sub(r"\1true", of_spark)
 
 
@@ -280,7 +279,7 @@ def _merge(
             "for spark.sql.files.ignoreMissingFiles and ignoreCorruptFiles"
         )
     for name, _ in files:
-        sync_file(os.path.join(folder, name))
+        sync_path(os.path.join(folder, name))
     return len(files)
 
 
@@ -326,6 +325,6 @@ def _complete(root: str, new: str, groups: Sequence[_Group], layout: Layout) -> 
     path = os.path.join(new, _COMPACTED)
     with open(path, "x", encoding="utf-8") as file:
         file.write(CompactedEpochs(known).encode())
-    sync_file(path)
+    sync_path(path)
     sync_tree(new)
     copy_owner(root, new)

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from pystate.checkpoint.storage import sync_path
 from pystate.errors import CorruptFileError, InUseError, NewerFormatError
 
 #: While a process holds a shared lock on this file, the folder is not exchanged.
@@ -66,9 +67,9 @@ def save_note(path: str, name: str, content: Any) -> None:
     temporary = os.path.join(folder, f".{file_name}.{uuid.uuid4().hex}")
     with open(temporary, "x", encoding="utf-8") as file:
         file.write(encode_note(name, content))
-    sync_file(temporary)
+    sync_path(temporary)
     os.replace(temporary, path)
-    sync_folder(folder)
+    sync_path(folder)
 
 
 def data_files(folder: str, levels: int = 0) -> list[tuple[str, int]] | None:
@@ -90,27 +91,13 @@ def _walk(folder: str, prefix: str, levels: int) -> Iterator[tuple[str, int]]:
             yield prefix + name, os.path.getsize(path)
 
 
-def sync_file(path: str) -> None:
-    """Make a file's content survive a power failure."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(path: str) -> None:
-    """Make the names in a folder survive a power failure."""
-    sync_file(path)
-
-
 def sync_all(paths: Sequence[str]) -> None:
     """Sync files and folders, several at a time: a disk takes them together."""
     if len(paths) < 2:
-        list(map(sync_file, paths))
+        list(map(sync_path, paths))
         return
     with ThreadPoolExecutor(min(len(paths), _SYNCS), "pystate-sync") as pool:
-        list(pool.map(sync_file, paths))
+        list(pool.map(sync_path, paths))
 
 
 def sync_tree(path: str) -> None:

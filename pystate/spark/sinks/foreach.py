@@ -28,8 +28,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from pystate.base.arguments import flag, shown, text
+from pystate.checkpoint.storage import sync_path
 from pystate.errors import InvalidArgumentError, SinkError
-from pystate.spark.sinks.folders import data_files, sync_file, sync_folder
+from pystate.spark.sinks.folders import data_files
 from pystate.spark.sinks.parquet import (
     ParquetSink,
     read_numbered,
@@ -197,8 +198,8 @@ class _JobSink(Sink):
 def _touch(path: str) -> None:
     with open(path, "w", encoding="utf-8"):
         pass
-    sync_file(path)
-    sync_folder(os.path.dirname(path))
+    sync_path(path)
+    sync_path(os.path.dirname(path))
 
 
 def _check_function(function: Any) -> None:

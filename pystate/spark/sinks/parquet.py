@@ -26,6 +26,7 @@ from pyspark.sql.types import StructField, StructType
 
 from pystate.base.arguments import folder_path, integer, shown
 from pystate.checkpoint.object_storage import refuse_credentials
+from pystate.checkpoint.storage import sync_path
 from pystate.epochs.epoch import RepeatableError
 from pystate.epochs.range_report import SideFile
 from pystate.errors import CheckpointError, InvalidArgumentError
@@ -40,7 +41,7 @@ from pystate.spark.sinks.columns import (
     save_columns,
 )
 from pystate.spark.sinks.compaction import Compaction, compact_folder, read_compacted
-from pystate.spark.sinks.folders import data_files, shared_locks, sync_all, sync_file, sync_folder
+from pystate.spark.sinks.folders import data_files, shared_locks, sync_all
 from pystate.spark.sinks.partitioning import Partitioning, read_layout, save_layout, with_types
 from pystate.spark.sinks.sink import Sink, Transaction
 from pystate.spark.tasks.parquet_file import ParquetFile, part_name
@@ -465,22 +466,27 @@ def commit_parquet(transaction: Mapping[str, Any], root: str) -> None:
         _commit(transaction, root)
 
 
+def save_form(transaction: Mapping[str, Any], root: str) -> None:
+    """Note the layout and the columns of rows in the output's folder, before they are visible."""
+    layout = tuple((str(name), str(ddl)) for name, ddl in transaction.get("partition_by", ()))
+    if layout:
+        save_layout(root, layout)
+    if transaction.get("columns"):
+        save_columns(root, transaction["columns"])
+
+
 def _commit(transaction: Mapping[str, Any], root: str) -> None:
     staging = os.path.join(root, str(transaction["staging"]))
     final = os.path.join(root, str(transaction["final"]))
     wanted = sorted((str(name), int(size)) for name, size in transaction["files"])
-    layout = tuple((str(name), str(ddl)) for name, ddl in transaction.get("partition_by", ()))
-    levels = len(layout)
+    levels = len(transaction.get("partition_by", ()))
     # Another driver may commit the same at the same time: a folder that is not found in one place
     # may have been moved to the other, so the final one is checked again before an error is raised.
     if data_files(final, levels) is None:
         staged = data_files(staging, levels)
         if staged is not None:
             _check_files(staging, staged, wanted)
-            if layout:
-                save_layout(root, layout)
-            if transaction.get("columns"):
-                save_columns(root, transaction["columns"])
+            save_form(transaction, root)
             with contextlib.suppress(OSError):
                 os.rename(staging, final)
     published = data_files(final, levels)
@@ -498,9 +504,9 @@ def _commit(transaction: Mapping[str, Any], root: str) -> None:
             "those files to where they belong and start the job again"
         )
     _check_files(final, published, wanted)
-    sync_folder(root)
+    sync_path(root)
     with contextlib.suppress(FileNotFoundError):
-        sync_folder(os.path.dirname(staging))
+        sync_path(os.path.dirname(staging))
     sweep_staging(root, int(final.rpartition("=")[2]))
 
 
@@ -548,7 +554,7 @@ def _save_schema(staging: str, frame: DataFrame) -> None:
     path = os.path.join(staging, _SCHEMA)
     with open(path, "w", encoding="utf-8") as file:
         file.write(frame.schema.json())
-    sync_file(path)
+    sync_path(path)
 
 
 def forget_schema(staging: str) -> None:

@@ -23,7 +23,7 @@ from pyspark.sql import types as st
 
 from pystate.base.arguments import shown
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from pystate.spark.base.resolve import FrameColumns, column_named
+from pystate.spark.base.frame_columns import FrameColumns, column_named
 from pystate.spark.base.schemas import names_twice
 from pystate.spark.sinks.folders import is_hidden, read_note, save_note
 

@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.spark.base.environment import local_uri
 from pystate.spark.base.parquet_format import ParquetFormat
-from pystate.spark.sinks.columns import as_columns, fit_columns, save_columns
+from pystate.spark.sinks.columns import as_columns, fit_columns
 from pystate.spark.sinks.folders import data_files, sync_tree
 from pystate.spark.sinks.outputs import ONLY, OUTPUT, Outputs, Staged, is_own
 from pystate.spark.sinks.parquet import (
@@ -37,10 +37,10 @@ from pystate.spark.sinks.parquet import (
     ParquetSink,
     forget_schema,
     read_numbered,
+    save_form,
     sweep_staging,
     with_numbered_columns,
 )
-from pystate.spark.sinks.partitioning import save_layout
 from pystate.spark.sinks.sink import Sink, Transaction
 
 if TYPE_CHECKING:
@@ -236,12 +236,8 @@ def publish_files(transaction: Mapping[str, Any], root: str) -> None:
     """Publish staged files at once, beside those that the epoch's folder has already."""
     staging = os.path.join(root, str(transaction["staging"]))
     final = os.path.join(root, str(transaction["final"]))
-    layout = tuple((str(name), str(ddl)) for name, ddl in transaction.get("partition_by", ()))
-    if layout:
-        save_layout(root, layout)
-    if transaction.get("columns"):
-        save_columns(root, transaction["columns"])
-    for name, _ in data_files(staging, len(layout)) or []:
+    save_form(transaction, root)
+    for name, _ in data_files(staging, len(transaction.get("partition_by", ()))) or []:
         to = os.path.join(final, name)
         os.makedirs(os.path.dirname(to), exist_ok=True)
         os.rename(os.path.join(staging, name), to)

@@ -13,22 +13,25 @@ Invariants
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from pystate.checkpoint.held_deltas import HeldFiles, merge_held
 from pystate.checkpoint.refs import FileRef, RangeState, state_path
 from pystate.checkpoint.size_tiers import newest_similar
-from pystate.checkpoint.state_files import FileInfo, Lineage
-from pystate.checkpoint.storage import CheckpointStorage
+from pystate.checkpoint.state_files import FileInfo
+from pystate.checkpoint.storage import CheckpointStorage, guarded_file
 from pystate.epochs.interval import is_tolerable
-from pystate.errors import CheckpointError, StateLostError
+from pystate.errors import StateLostError
 
 if TYPE_CHECKING:
+    from pystate.tables.host import TableHome
     from pystate.tables.snapshots import Snapshot
 
 #: So many held deltas of similar size are merged into one.
@@ -78,11 +81,31 @@ class Target:
     @property
     def bounds(self) -> tuple[int, int]:
         """First and last key group."""
-        return self.state.first_key_group, self.state.last_key_group
+        return self.state.bounds
 
     def path(self, unique: str) -> str:
         """Name a delta of the checkpoint."""
         return state_path(self.uid, *self.bounds, self.epoch, unique, "delta")
+
+
+def held_files(
+    storage: CheckpointStorage, home: TableHome, uid: str, state: RangeState, *, spread: bool
+) -> HeldFiles:
+    """The place of a range's held deltas: beside its table, unless they are `spread`."""
+    local = None
+    if home.folder is not None and not spread:
+        local = os.path.join(home.folder, home.application)
+    return HeldFiles.of(storage, local, uid, *state.bounds)
+
+
+def _overdue(began_s: float, plan: HeldPlan) -> str | None:
+    """What is wrong once a file of the checkpoint has taken too long."""
+    if time.monotonic() - began_s <= plan.timeout_ms / 1000:
+        return None
+    return (
+        f"not written within {plan.timeout_ms / 1000:g} s, the timeout of the job's "
+        "CheckpointOptions"
+    )
 
 
 class DeltaWriter(threading.Thread):
@@ -147,7 +170,7 @@ class DeltaWriter(threading.Thread):
         assert plan is not None
         path = target.path(uuid.uuid4().hex)
         with target.storage.create(path) as file:
-            out = cast("BinaryIO", _Timed(file, plan.timeout_ms))
+            out = guarded_file(file, partial(_overdue, time.monotonic(), plan))
             if target.state.held:
                 info = self._merge((*target.state.held, own) if own else target.state.held, out)
             else:
@@ -169,26 +192,6 @@ class DeltaWriter(threading.Thread):
         return Written(held=merged, merged=len(held) - first)
 
     def _merge(self, refs: Sequence[FileRef], out: BinaryIO) -> FileInfo:
-        files = self._target.files
-        assert files is not None
-        first, last = bytes.fromhex(refs[0].parent), bytes.fromhex(refs[-1].id)
-        lineage = Lineage(last, first, self._target.epoch, 0)
-        return merge_held(files, refs, out, lineage, self._target.bounds)
-
-
-class _Timed:
-    """A file that accepts no more bytes once its time is up."""
-
-    def __init__(self, file: BinaryIO, timeout_ms: int) -> None:
-        self._file = file
-        self._until_s = time.monotonic() + timeout_ms / 1000
-        self._timeout_ms = timeout_ms
-        self.name = getattr(file, "name", str(file))
-
-    def write(self, data: bytes) -> int:
-        if time.monotonic() > self._until_s:
-            raise CheckpointError(
-                f"{self.name}: not written within {self._timeout_ms / 1000:g} s, the timeout of "
-                "the job's CheckpointOptions"
-            )
-        return self._file.write(data)
+        target = self._target
+        assert target.files is not None
+        return merge_held(target.files, refs, out, target.epoch, target.bounds)

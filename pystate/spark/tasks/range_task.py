@@ -44,7 +44,7 @@ from pystate.operators.runtime.task import TaskContext
 from pystate.spark.base.parquet_format import ParquetFormat
 from pystate.spark.base.routing import KeyRouter
 from pystate.spark.base.schemas import KeySchema
-from pystate.spark.tasks.delta import DeltaWriter, HeldPlan, Target, Written
+from pystate.spark.tasks.delta import DeltaWriter, HeldPlan, Target, Written, held_files
 from pystate.spark.tasks.parquet_file import ParquetFile, SideFiles, part_name
 from pystate.spark.tasks.table_move import executor_home, move_table
 from pystate.state.operator_spec import OperatorSpec
@@ -177,7 +177,7 @@ class OperatorPlan:
             or _reached(state.next_processing_timer_ms, self.processing_time_ms)
         )
 
-    def unchanged(self, index: int) -> RangeReport:
+    def unchanged_report(self, index: int) -> RangeReport:
         """The report about a range that had no rows and nothing to do."""
         state = self.ranges[index]
         metrics = {"rows_in": 0, "rows_out": 0}
@@ -207,12 +207,7 @@ class OperatorPlan:
         if self.held is None:
             return None
         home = executor_home(self.application, self.options.home)
-        local = None
-        if home.folder is not None and not self.held.spread:
-            local = os.path.join(home.folder, home.application)
-        return HeldFiles.of(
-            self.storage, local, self.operator.uid, state.first_key_group, state.last_key_group
-        )
+        return held_files(self.storage, home, self.operator.uid, state, spread=self.held.spread)
 
     def table(self, state: RangeState, go_on: Callable[[], None] | None = None) -> TableSpec:
         """A range's table on this host, whose use is noted."""
@@ -326,7 +321,8 @@ class RangeTask:
             self.rows = dict.fromkeys(inputs, 0)
             self._spec = plan.table(self.state, self.go_on)
             self._attachment = tables.attach(self._spec, self.state)
-            if not self.state.rescaled:  # other ranges may need the tables of the last epoch
+            # While it changes, other ranges may need the tables of the last epoch.
+            if not self.state.changes_parallelism:
                 remove_outdated(self._spec, self.state, plan.parallelism)
             self.metrics["attach_ms"] = self._attachment.duration_ns / 1e6
             self.metrics["attached"] = self._attachment.how
@@ -383,7 +379,7 @@ class RangeTask:
             yield backend
 
     @property
-    def _combined(self) -> int:
+    def _rows_combined(self) -> int:
         """How many more rows those that came stand for."""
         return 0 if self._context is None else self._context.rows_combined
 
@@ -392,7 +388,7 @@ class RangeTask:
         if context is None:
             return (InputSeen(),)
         seen = [InputSeen(name, rows, context.latest.get(name)) for name, rows in self.rows.items()]
-        seen[0] = replace(seen[0], rows=seen[0].rows + self._combined)
+        seen[0] = replace(seen[0], rows=seen[0].rows + self._rows_combined)
         return (*seen, *(InputSeen(KEPT, 0, oldest) for oldest in context.kept))
 
     def write_side(self, tag: str, rows: pa.RecordBatch) -> None:
@@ -436,14 +432,14 @@ class RangeTask:
         target = Target(plan.storage, plan.operator.uid, state, plan.epoch, plan.held, files)
         if files is not None and plan.held is not None:
             files.remove_older(plan.held.serial, {ref.path for ref in state.held})
-        snapshot = self._sealed()
+        snapshot = self._seal_table()
         if snapshot is None and not (plan.held is not None and plan.held.closes and state.held):
             return None
         writer = DeltaWriter(target, snapshot)
         writer.start()
         return writer
 
-    def _sealed(self) -> Snapshot | None:
+    def _seal_table(self) -> Snapshot | None:
         if self._attachment is None:
             return None
         if self.plan.operator.expires:
@@ -476,7 +472,7 @@ class RangeTask:
         if self._context is not None:
             self.metrics.update(self._context.metrics)
             late, invalid = self._context.late_rows, self._context.invalid_rows
-        rows_in = sum(self.rows.values()) + self._combined
+        rows_in = sum(self.rows.values()) + self._rows_combined
         self.metrics.update(rows_in=rows_in, rows_out=self.rows_out, process_id=os.getpid())
         self.metrics["invalid_rows"] = invalid
         if plan.event_time:

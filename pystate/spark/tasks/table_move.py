@@ -78,8 +78,8 @@ def move_table(
     free = _megabytes(system.f_bavail * system.f_frsize)
     try:
         attachment.move(spec.home)
-        bounds = (base.first_key_group, base.last_key_group)
-        to = spec.home.table_path(spec.operator.uid, *bounds, spec.operator.fingerprint(base.since))
+        fingerprint = spec.operator.fingerprint(base.since)
+        to = spec.home.table_path(spec.operator.uid, *base.bounds, fingerprint)
     except OSError:
         return None
     return TableMovedError(

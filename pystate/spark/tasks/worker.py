@@ -99,25 +99,90 @@ def _rows(out: Any) -> int:
     return int(out.num_rows)
 
 
-class _Lifetime:
-    """That of an operator: it is opened with the table of its task, and closed once."""
+class _Run:
+    """An operator in its task: open while the task has a table, and closed once."""
 
-    def __init__(self, operator: Operator, task: RangeTask) -> None:
-        self._operator = operator
+    def __init__(
+        self,
+        task: RangeTask,
+        operator: Operator,
+        arrivals: Arrivals,
+        size: Callable[[Any], int],
+        output: OutputColumns | None,
+    ) -> None:
         self._task = task
+        self._operator = operator
+        self._arrivals = arrivals
+        self._size = size
+        self._output = output
         self._is_open = False
+        self._began_ns = time.perf_counter_ns()
+        self._held: deque[Any] = deque()
+        self.writer: DeltaWriter | None = None
+        task.metrics.update(operator.idle_metrics)
 
-    def open(self, index: int, inputs: Iterable[str]) -> None:
-        """Attach the table, and open the operator."""
-        self._task.attach(index, inputs)
-        self._is_open = True
-        self._operator.open(self._task.context)
+    def process(self, arrived: Iterable[Arrived]) -> Iterator[Any]:
+        """The output of the partition's rows; the first one says which table is attached."""
+        task, arrivals = self._task, self._arrivals
+        for rows, markers in arrived:
+            task.announce(markers)
+            task.go_on()
+            if rows is None:
+                continue
+            if not task.attached:
+                self._open(arrivals.owner(task.plan, rows))
+            for input, part in arrivals.parts(rows, task.plan, task.state.index):
+                task.count(input, part)
+                for out in self._pieces(self._operator.process(part, input)):
+                    if not task.takes(out):
+                        yield out
+                    task.go_on()
+
+    def finish(self) -> Iterator[Any]:
+        """The output of the operator's end; the last of it is held until the delta is begun."""
+        task = self._task
+        task.check_marker()
+        if not task.attached and task.due:
+            self._open(task.state.index)
+        if task.attached:
+            for out in self._pieces(self._operator.finish()):
+                self._held.append(out)
+                if len(self._held) > _HELD_BATCHES and not task.takes(out := self._held.popleft()):
+                    yield out
+            self.close()
+        task.metrics["process_ms"] = ms_since(self._began_ns)
+
+    def publish(self) -> Iterator[Any]:
+        """The output that was held, while the files are written; then the report."""
+        task = self._task
+        self.writer = task.seal()
+        while self._held:
+            if not task.takes(out := self._held.popleft()):
+                yield out
+        task.finish_files()
+        written = Written()
+        if self.writer is not None:
+            written = self.writer.result()
+            task.metrics["write_ms"] = self.writer.took_ms
+        task.report(written)
 
     def close(self) -> None:
         """Close the operator, if it was opened. Does nothing the second time."""
         if self._is_open:
             self._is_open = False
             self._operator.close()
+
+    def _open(self, index: int) -> None:
+        self._task.attach(index, self._arrivals.inputs)
+        self._is_open = True
+        self._operator.open(self._task.context)
+
+    def _pieces(self, outputs: Iterator[Any]) -> Iterator[Any]:
+        """What the operator emits, in the result's columns."""
+        for emitted in outputs:
+            for out in (emitted,) if self._output is None else self._output.from_value(emitted):
+                self._task.rows_out += self._size(out)
+                yield out
 
 
 def run_task(
@@ -134,59 +199,15 @@ def run_task(
     `output` are the result's columns, if the operator does not bring its output into them itself.
     """
     set_modules_aside()
-    began = time.perf_counter_ns()
-    writer: DeltaWriter | None = None
-    held: deque[Any] = deque()
-    metrics = task.metrics
-    metrics.update(operator.idle_metrics)
-    lifetime = _Lifetime(operator, task)
-
-    def declared(pieces: Iterator[Any]) -> Iterator[Any]:
-        if output is None:
-            return pieces
-        return (made for piece in pieces for made in output.from_value(piece))
-
+    run = _Run(task, operator, arrivals, size, output)
     try:
-        for rows, markers in arrived:
-            task.announce(markers)
-            task.go_on()
-            if rows is None:
-                continue
-            if not task.attached:
-                lifetime.open(arrivals.owner(task.plan, rows), arrivals.inputs)
-            for input, part in arrivals.parts(rows, task.plan, task.state.index):
-                task.count(input, part)
-                for out in declared(operator.process(part, input)):
-                    task.rows_out += size(out)
-                    if not task.takes(out):
-                        yield out
-                    task.go_on()
-        if not task.plan.markers and not task.attached:
-            return
-        task.check_marker()
-        if not task.attached and task.due:
-            lifetime.open(task.state.index, arrivals.inputs)
-        if task.attached:
-            for out in declared(operator.finish()):
-                task.rows_out += size(out)
-                held.append(out)
-                if len(held) > _HELD_BATCHES and not task.takes(out := held.popleft()):
-                    yield out
-            lifetime.close()
-        metrics["process_ms"] = ms_since(began)
-        writer = task.seal()
-        while held:
-            if not task.takes(out := held.popleft()):
-                yield out
-        task.finish_files()
-        written = Written()
-        if writer is not None:
-            written = writer.result()
-            metrics["write_ms"] = writer.took_ms
-        task.report(written)
+        yield from run.process(arrived)
+        if task.plan.markers or task.attached:
+            yield from run.finish()
+            yield from run.publish()
     except NoSpaceError as error:
-        lifetime.close()
-        moved = None if writer is not None else task.move_table(error)
+        run.close()
+        moved = None if run.writer is not None else task.move_table(error)
         if moved is None:
             raise
         raise moved from error
@@ -203,9 +224,9 @@ def run_task(
         raise reported from reported.__cause__
     finally:
         try:
-            if writer is not None:
-                writer.join()
-            lifetime.close()
+            if run.writer is not None:
+                run.writer.join()
+            run.close()
         finally:
             task.discard_files()
             task.release()

@@ -360,7 +360,7 @@ class Rescaled(RangeState):
     taken: tuple[RangeSource, ...] = ()
 
     @property
-    def rescaled(self) -> bool:
+    def changes_parallelism(self) -> bool:
         return True
 
     @property
@@ -372,7 +372,7 @@ def rescale(ranges: tuple[RangeState, ...], parallelism: int) -> list[Rescaled]:
     operator = OperatorState("op", len(ranges), (), (), ranges)
     found = []
     for state in plan_rescale(operator, parallelism, 128):
-        taken = sources_of(operator, state.first_key_group, state.last_key_group)
+        taken = sources_of(operator, state.bounds)
         fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(RangeState)}
         found.append(Rescaled(**fields, taken=taken))
     return found

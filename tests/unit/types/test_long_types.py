@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate.base.arguments import repeated
+from pystate.base.arguments import duplicates
 from pystate.errors import DeclarationError
 from pystate.operators.runtime.rows import RowFactory
 from pystate.state.columns import column_of
@@ -102,7 +102,7 @@ class Counted(str):
 def test_names_are_compared_with_few_others() -> None:
     names = [Counted(f"c{i}") for i in range(2000)]
     Counted.compared = 0
-    assert repeated([*names, Counted("c7"), Counted("c7")]) == ["c7"]
+    assert duplicates([*names, Counted("c7"), Counted("c7")]) == ["c7"]
     RowFactory(names)
     assert Counted.compared < 20 * len(names)
 

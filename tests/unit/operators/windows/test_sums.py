@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import pystate as ps
 from pystate.errors import InvalidRowError
 from pystate.testing import WindowHarness
-from tests.unit.operators.windows.test_partial_rows import SCHEMA, SwitchingWorld
+from tests.unit.operators.windows.test_partial_slices import SCHEMA, SwitchingWorld
 
 MOST = (1 << 63) - 1
 LEAST = -(1 << 63)

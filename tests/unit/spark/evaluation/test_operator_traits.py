@@ -7,7 +7,7 @@ import pytest
 from pystate.epochs.range_report import RangeReport
 from pystate.errors import InvalidArgumentError
 from pystate.operators.runtime.partial_rows import COMBINED_ROWS
-from pystate.spark.base.partial_aggregation import checked_combine, decided
+from pystate.spark.base.partial_aggregation import checked_combine, may_combine
 from pystate.spark.evaluation.operator_traits import CombinePolicy
 
 
@@ -80,7 +80,7 @@ def test_the_argument_is_checked(given: object) -> None:
 
 
 def test_what_is_asked_for_and_cannot_be_is_an_error() -> None:
-    assert decided("auto", None, "a") and decided(True, None, "a")
-    assert not decided(False, None, "a") and not decided("auto", "too hard", "a")
+    assert may_combine("auto", None, "a") and may_combine(True, None, "a")
+    assert not may_combine(False, None, "a") and not may_combine("auto", "too hard", "a")
     with pytest.raises(InvalidArgumentError, match=r"a: combine=True: .*too hard"):
-        decided(True, "too hard", "a")
+        may_combine(True, "too hard", "a")

@@ -31,7 +31,7 @@ from pystate.operators.windows.assigners import (
     Tumbling,
 )
 from pystate.operators.windows.kinds import make_operator
-from pystate.operators.windows.partial_rows import Part, parts, refusal, slice_rule
+from pystate.operators.windows.partial_slices import Part, parts, refusal, slice_rule
 from pystate.operators.windows.specification import WindowSpec, window_options
 from pystate.tables.backend import KeyedStateBackend
 from tests.drawn import drawn

@@ -42,8 +42,8 @@ from pystate.operators.runtime.instance_state import begin_with_items, checked_i
 from pystate.operators.runtime.task import Operator
 from pystate.spark.base.connection import at_once
 from pystate.spark.base.environment import require_classic
+from pystate.spark.base.frame_columns import FrameColumns, column_named, key_column
 from pystate.spark.base.job_description import plan_name
-from pystate.spark.base.resolve import FrameColumns, column_named, key_column
 from pystate.spark.base.routing import INSTANCE_COLUMN, RANGE_COLUMN, route, split_markers, spread
 from pystate.spark.base.schemas import key_schema
 from pystate.spark.tasks.arrivals import Arrivals
@@ -117,7 +117,7 @@ def like(columns: FrameColumns, given: Given, owner: str) -> DataFrame:
             raise WrongTypeError(
                 f"{what}: column {field.name!r} is {mine}, and {wanted} in the input: cast it"
             )
-    return columns.applied(rows).select(*map(column_named, columns.frame.columns))
+    return columns.with_fields(rows).select(*map(column_named, columns.frame.columns))
 
 
 class RowsOf(NamedTuple):
@@ -341,8 +341,7 @@ class _RangeTable:
     ) -> None:
         self._plan = plan
         self._state = state = plan.ranges[index]
-        bounds = state.first_key_group, state.last_key_group
-        self._backend = KeyedStateBackend.of(operator or plan.operator, bounds, plan.options)
+        self._backend = KeyedStateBackend.of(operator or plan.operator, state.bounds, plan.options)
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Handle rows."""

@@ -145,7 +145,7 @@ class FrameColumns:
         other._added = dict(self._added)
         return other
 
-    def applied(self, frame: DataFrame) -> DataFrame:
+    def with_fields(self, frame: DataFrame) -> DataFrame:
         """Another frame that has the columns of the input, with those that were added."""
         for parts, name in self._added.items():
             frame = frame.withColumn(name, column_named(*parts))
