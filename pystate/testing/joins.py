@@ -5,6 +5,7 @@ Thread safety: immutable.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -33,12 +34,12 @@ JoinSpec: TypeAlias = IntervalJoinSpec | AsofJoinSpec | WindowJoinSpec
 _OUTER = ("inner", "left", "right", "full")
 
 
-class HarnessJoin:
+class HarnessJoin(ABC):
     """Base of the joins of a harness."""
 
+    @abstractmethod
     def spec(self, left: JoinInput, right: JoinInput, owner: str) -> JoinSpec:
         """Check the join, and return what determines it."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pystate.operators.runtime.deduplicate import DeduplicateSpec
 from pystate.operators.runtime.invalid_rows import harness_rule
 from pystate.operators.runtime.late_rows import PROCESS_LATE, checked_late, late_tag
 from pystate.operators.runtime.output import SchemaLike
-from pystate.operators.runtime.task import Operator
+from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.operators.runtime.top import By, TopSpec, has_order
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.options import checked_parallelism
@@ -236,11 +236,22 @@ class _WithStructs(Operator):
 
     def __init__(self, operator: Operator, spec: TopSpec, keys: KeyColumns) -> None:
         self._operator, self._spec, self._keys = operator, spec, keys
-        self.open, self.process = operator.open, operator.process  # type: ignore[method-assign]
+
+    def open(self, task: TaskContext) -> None:
+        """See `Operator.open`."""
+        self._operator.open(task)
+
+    def process(self, rows: Any, input: str = INPUT) -> Iterator[Any]:
+        """See `Operator.process`."""
+        return map(self._with_structs, self._operator.process(rows, input))
 
     def finish(self) -> Iterator[Any]:
-        """Emit the best rows."""
+        """See `Operator.finish`."""
         return map(self._with_structs, self._operator.finish())
+
+    def close(self) -> None:
+        """See `Operator.close`."""
+        self._operator.close()
 
     def _with_structs(self, piece: Any) -> Any:
         more = piece.schema.names[len(self._spec.key) :]

@@ -29,7 +29,7 @@ import pyarrow as pa
 from pystate.epochs.watermarks import Holds, Lag
 from pystate.errors import InvalidArgumentError
 from pystate.operators.joins.inputs import JoinInput, Rows
-from pystate.operators.joins.operator import JoinOperator, JoinSpec
+from pystate.operators.joins.operator import ContinuousJoin, JoinSpec
 from pystate.operators.joins.stored import Loaded, StoredRows, declared_rows, due_lists
 from pystate.operators.runtime.grouping import group, take_rows
 from pystate.operators.runtime.late_rows import SideName
@@ -80,8 +80,8 @@ class AsofJoinSpec(JoinSpec):
         }
 
 
-class AsofJoin(JoinOperator):
-    """One task's run of an as-of join; see `JoinOperator`.
+class AsofJoin(ContinuousJoin):
+    """One task's run of an as-of join; see `ContinuousJoin`.
 
     Its table has namespaces of the type long, and timers.
     """

@@ -35,7 +35,7 @@ from pystate.operators.joins.inputs import (
     Rows,
     other_side,
 )
-from pystate.operators.joins.operator import How, JoinOperator, JoinSpec
+from pystate.operators.joins.operator import ContinuousJoin, How, JoinSpec
 from pystate.operators.joins.stored import Loaded, StoredRows, declared_rows, due_lists
 from pystate.operators.runtime.grouping import expand, group, pieces, take_rows
 from pystate.operators.runtime.late_rows import SIDES, SideName
@@ -131,8 +131,8 @@ class IntervalJoinSpec(JoinSpec):
         return states
 
 
-class IntervalJoin(JoinOperator):
-    """One task's run of an interval join; see `JoinOperator`.
+class IntervalJoin(ContinuousJoin):
+    """One task's run of an interval join; see `ContinuousJoin`.
 
     Its table has namespaces of the type long, and timers.
     """

@@ -5,6 +5,7 @@ Thread safety: as `pystate.operators.runtime.task`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -144,6 +145,10 @@ class JoinOperator(Operator):
             write = late_inputs.writer(side, task.side) if late_inputs else None
             self._late[side] = task.late(DROP_LATE, write, side)
 
+
+class ContinuousJoin(JoinOperator):
+    """Base of the joins whose rows meet those of the other input as they come."""
+
     def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Handle rows of an input; yield what they complete."""
         side: SideName = "left" if input == "left" else "right"
@@ -158,9 +163,9 @@ class JoinOperator(Operator):
         for begin in range(0, len(ready), _ROWS):
             yield from self.meet(side, ready.slice(begin, _ROWS))
 
+    @abstractmethod
     def meet(self, side: SideName, rows: Rows) -> Iterator[pa.RecordBatch]:
         """Handle rows of an input that others may match; yield what they complete."""
-        raise NotImplementedError
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Handle the watermark, below which rows are late from the next epoch on."""
@@ -168,6 +173,6 @@ class JoinOperator(Operator):
         if watermark is not None:
             yield from self.advance(watermark)
 
+    @abstractmethod
     def advance(self, watermark: int) -> Iterator[Any]:
         """Emit what can match nothing any more, and remove what is not needed."""
-        raise NotImplementedError
