@@ -14,23 +14,26 @@ from pystate.base.arguments import choice, shown
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.aggregates import Aggregate
 from pystate.operators.functions.base import StatefulFunction
+from pystate.operators.runtime.deduplicate import Deduplicate
 from pystate.operators.runtime.late_rows import (
     DROP_LATE,
     PROCESS_LATE,
     LateLike,
     late_tag_of_windows,
 )
+from pystate.operators.runtime.top import Top
 from pystate.operators.windows.assigners import Assigner
 from pystate.operators.windows.specification import window_options
 from pystate.spark.base.partial_aggregation import Combine
 from pystate.spark.evaluation.initial import Given
-from pystate.spark.operators import functions, processors, row_operators
+from pystate.spark.operators import functions, processors
 from pystate.spark.operators.aggregates import aggregate
 from pystate.spark.operators.broadcast import BroadcastFrame, BroadcastFrames
 from pystate.spark.operators.connected_frames import ConnectedFrames
 from pystate.spark.operators.inputs import KeyedInput
 from pystate.spark.operators.joins import JoinPair
 from pystate.spark.operators.processors import InitialFrame
+from pystate.spark.operators.row_operators import operate
 from pystate.spark.operators.windowed_frame import WindowedFrame
 from pystate.types.durations import Duration
 
@@ -232,7 +235,7 @@ class KeyedFrame:
         --------
         ``job.key_by(df, "id", uid="once", event_time="at").deduplicate(within="1 day")``
         """
-        return row_operators.deduplicate(self._rows, within, keep, late)
+        return operate(self._rows, Deduplicate(within, keep), late)
 
     def top(
         self,
@@ -291,7 +294,7 @@ class KeyedFrame:
         --------
         ``job.key_by(offers, "item", uid="best").top(5, by="price", descending=False)``
         """
-        return row_operators.top(self._rows, k, by, descending, rank, late, by_key)
+        return operate(self._rows, Top(k, by, descending, rank, by_key), late)
 
     @overload
     def connect(self, right: KeyedFrame) -> ConnectedFrames: ...
@@ -608,9 +611,10 @@ class KeyedFrame:
     def _pair(self, right: Any, method: str, suffixes: tuple[str, str] | None) -> JoinPair:
         """The inputs of a join, which has no use for updates."""
         taken = "what was joined with an earlier row cannot be taken back"
-        self._rows.refuse_all_updates(method, taken)
+        instead = "Join the rows before they are aggregated"
+        self._rows.refuse_all_updates(method, taken, instead)
         other = _other(right, method)._rows
-        other.refuse_all_updates(method, taken)
+        other.refuse_all_updates(method, taken, instead)
         return JoinPair.of(self._rows, other, suffixes)
 
 
