@@ -14,7 +14,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -185,9 +184,7 @@ class RowOperator(Operator):
         self._task = task
         self._backend = task.backend
         self._invalid = task.invalid(spec.key)
-        tag = late_tag(spec.late)
-        write = None if tag is None or task.side is None else partial(task.side, tag)
-        self._late = task.late(spec.late, write)
+        self._late = task.late(spec.late, task.writer(late_tag(spec.late)))
         self._what = f"{task.owner}: event-time column {spec.event_time!r}"
 
     def on_time(self, rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -145,6 +145,10 @@ class TaskContext:
         self._invalid.append(invalid)
         return invalid
 
+    def writer(self, tag: str | None) -> Writer | None:
+        """What takes rows for a side output; None if there is none of that tag."""
+        return None if tag is None or self.side is None else partial(self.side, tag)
+
     def late(
         self,
         word: str = PROCESS_LATE,
