@@ -32,7 +32,7 @@ from pystate.operators.joins.inputs import JoinInput, Rows
 from pystate.operators.joins.operator import ContinuousJoin, JoinSpec
 from pystate.operators.joins.stored import Loaded, StoredRows, declared_rows, due_lists
 from pystate.operators.runtime.grouping import group, take_rows
-from pystate.operators.runtime.late_rows import SideName
+from pystate.operators.runtime.late_rows import LateInputs, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
@@ -61,6 +61,10 @@ class AsofJoinSpec(JoinSpec):
     def __post_init__(self) -> None:
         if self.tolerance_ms is not None and self.tolerance_ms > _MOST_TOLERANCE_MS:
             raise InvalidArgumentError("asof_join: tolerance is at most a thousand years")
+
+    def make(self, late: LateInputs | None = None) -> AsofJoin:
+        """See `JoinSpec.make`."""
+        return AsofJoin(self, late)
 
     def holds(self) -> Holds:
         """How the result's watermark is behind that of the join.

@@ -38,7 +38,7 @@ from pystate.operators.joins.inputs import (
 from pystate.operators.joins.operator import ContinuousJoin, How, JoinSpec
 from pystate.operators.joins.stored import Loaded, StoredRows, declared_rows, due_lists
 from pystate.operators.runtime.grouping import expand, group, pieces, take_rows
-from pystate.operators.runtime.late_rows import SIDES, SideName
+from pystate.operators.runtime.late_rows import SIDES, LateInputs, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
@@ -93,6 +93,10 @@ class IntervalJoinSpec(JoinSpec):
     def shift(self) -> int:
         """A bucket has 2 to this power milliseconds, at least the interval's width."""
         return max((self.upper_ms - self.lower_ms).bit_length(), _LEAST_SHIFT)
+
+    def make(self, late: LateInputs | None = None) -> IntervalJoin:
+        """See `JoinSpec.make`."""
+        return IntervalJoin(self, late)
 
     def holds(self) -> Holds:
         """How the result's watermark is behind that of the join.
