@@ -38,7 +38,7 @@ from pystate.errors import (
 from pystate.state.declaration import Defaults, file_name, stored_parts
 from pystate.state.evolution import refusal, stored_change
 from pystate.state.identity import other_meaning, shown_as, without_kind
-from pystate.state.kinds import declared_as
+from pystate.state.kinds import declared_as, stored_state
 from pystate.state.value import ValueState
 from pystate.types.keys import MAX_PARALLELISM
 
@@ -329,6 +329,7 @@ def check_schemas(
         (former, before), (name, after) = old[each], new[each]
         if before == after:
             continue
+        stored_state(uid, former, before)  # a later version's is named
         change = stored_change(before, after)
         wrong = refusal(change, allow_unclaimed_state)
         if wrong:

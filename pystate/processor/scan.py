@@ -42,7 +42,7 @@ from pystate.state.aggregating import AggregatingState
 from pystate.state.declaration import State
 from pystate.state.defaults import default_columns, fill_defaults, mark_default
 from pystate.state.key_batch import KeyBatch
-from pystate.state.kinds import declared_as
+from pystate.state.kinds import stored_state
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.timers import TIMER_DOMAIN, TIMER_MS
@@ -117,7 +117,8 @@ class StateScan:
     @property
     def states(self) -> dict[str, State[Any]]:
         """The declarations of all states, as far as files know them."""
-        return {name: declared_as(stored) for name, stored in self.operator.state_schema}
+        uid, schema = self.operator.uid, self.operator.state_schema
+        return {name: stored_state(uid, name, stored) for name, stored in schema}
 
     def split(self) -> list[StateScan]:
         """One scan per part, which together have the rows of this one."""

@@ -10,6 +10,7 @@ import builtins
 import copy
 import json
 import re
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -202,6 +203,7 @@ class AggregatingHandle(Fold):
         super().__init__(table, column, name)
         self.declaration = declaration
 
+    @abstractmethod
     def add_all(self, keys: KeyBatch, values: Any) -> None:
         """Add a value to each key's aggregate, in order, also where a key repeats.
 
@@ -212,23 +214,23 @@ class AggregatingHandle(Fold):
         values : array-like or scalar
             As many as there are keys, or one for all.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def results(self, keys: KeyBatch) -> Any:
         """Compute the keys' results: an Arrow array of the aggregate's result type.
 
         For an `AggregateFunction` a list, with None where nothing was added.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def accumulators(self, keys: KeyBatch) -> Any:
         """The keys' accumulators in the form that `merge_all` takes; null where nothing was added.
 
         An Arrow array; for an `AggregateFunction` a list of the objects themselves, which must not
         be changed.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def merge_all(self, keys: KeyBatch, accumulators: Any) -> None:
         """Merge an accumulator into each key's, in order, also where a key repeats.
 
@@ -245,7 +247,6 @@ class AggregatingHandle(Fold):
         StateOverflowError
             A sum left its type's range. The epoch can then only be rolled back.
         """
-        raise NotImplementedError
 
 
 class ColumnAggregate(AggregatingHandle):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeAlias, TypeVar, overload
 
@@ -34,7 +35,7 @@ Defaults: TypeAlias = tuple[tuple[str, str], ...]
 MOST_TEXT_BYTES = 65535
 
 
-class State(Generic[H]):
+class State(ABC, Generic[H]):
     """Base of the declarations; the state's handles are `H`.
 
     A kind of state is a subclass in a file of its own, beside its handle, and is named in
@@ -127,12 +128,13 @@ class State(Generic[H]):
         first = self._column(name)._replace(name=file_name)
         return [first] if self._ttl is None else [first, time_column(file_name)]
 
+    @abstractmethod
     def _column(self, name: str) -> Column:
-        raise NotImplementedError
+        """The state's own column, under that name."""
 
+    @abstractmethod
     def handle(self, table: core.Table, column: int, name: str) -> H:
         """Make the state's handle in a table that is not open yet."""
-        raise NotImplementedError
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -166,8 +168,12 @@ class State(Generic[H]):
         return spelling if self._file_name is None else with_file_name(spelling, self._file_name)
 
     def _spelled(self) -> str:
-        """What `from_stored` takes: `stored_as` without names in files and durations."""
-        return self._column("state").ddl
+        """What `from_stored` takes: `stored_as` without names in files and durations.
+
+        A kind is spelled as it is declared, or else says here and in `identity` how it is.
+        """
+        listed = ", ".join("object" if a is object else repr(a) for a in self._arguments())
+        return f"{builtins.type(self).__name__}({listed})"
 
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
@@ -175,11 +181,12 @@ class State(Generic[H]):
 
         `DeclarationError`: a later version wrote it.
         """
-        return None
+        arguments = arguments_of(stored, cls.__name__)
+        return None if arguments is None else cls(*arguments)
 
+    @abstractmethod
     def _arguments(self) -> tuple[Any, ...]:
         """The arguments that make an equal declaration, without its `ttl`."""
-        raise NotImplementedError
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         raise DeclarationError(f"a declaration cannot be changed ({name})")
@@ -234,22 +241,6 @@ class State(Generic[H]):
     def __reduce__(self) -> tuple[Any, ...]:
         rest = self._previously, self._file_name, self._reference_ms
         return _declared, (builtins.type(self), self._arguments(), self._ttl, *rest)
-
-
-class CollectionState(State[H]):
-    """Base of the states with elements, which a checkpoint spells as they are declared."""
-
-    __slots__ = ()
-
-    def _spelled(self) -> str:
-        listed = ", ".join("object" if a is object else repr(a) for a in self._arguments())
-        return f"{builtins.type(self).__name__}({listed})"
-
-    @classmethod
-    def from_stored(cls, stored: str) -> Self | None:
-        """The declaration that a checkpoint's metadata spells so; None if it is of another kind."""
-        arguments = arguments_of(stored, cls.__name__)
-        return None if arguments is None else cls(*arguments)
 
 
 def _declared(
@@ -331,6 +322,12 @@ def as_literal(argument: Any) -> str:
 def type_literal(type: StateType) -> Any:
     """A type as a user would write it."""
     return object if type.is_object else type.ddl
+
+
+def stored_kind(spelling: str) -> str | None:
+    """The class of a declaration by its spelling; None of one that is spelled by a type alone."""
+    kind, bracket, _ = spelling.partition("(")
+    return kind if bracket and kind.endswith("State") and kind.isidentifier() else None
 
 
 def arguments_of(stored: str, kind: str) -> list[Any] | None:

@@ -17,6 +17,7 @@ from pystate.state.identity import other_meaning
 from pystate.state.kinds import declared_as
 from pystate.state.list import UnionListState
 from pystate.state.map import MapState
+from pystate.state.value import ValueState
 from pystate.types.conversion import TypeChange, TypeRow, change_of, keeps_identity, type_rows
 from pystate.types.state_type import StateType, parse_type
 
@@ -25,6 +26,7 @@ _ACCUMULATOR = re.compile(r"#((\w+)\(.*\)) of (.+)")
 _OF_DOUBLES = ("Mean", "Variance")
 #: Those that keep hashes of what they were given, which are other ones for another type.
 _OF_HASHES = ("ApproxDistinct",)
+_OTHER_KIND = "a state does not change its kind"
 
 _Rows = Sequence[TypeRow]
 _Ignored = Callable[[str], bool]
@@ -64,7 +66,7 @@ def column_change(old: Column, new: Column, ignored: _Ignored = lambda path: Fal
         return ColumnChange(old, new)
     types = TypeChange()
     if old.kind != new.kind or TIME in (old.kind, new.kind) or TIMERS in (old.kind, new.kind):
-        types.refused.append("a state does not change its kind")
+        types.refused.append(_OTHER_KIND)
     elif old.is_accumulator or new.is_accumulator:
         types.refused += _accumulators(old, new)
     else:
@@ -95,6 +97,12 @@ def stored_change(old: str, new: str) -> ColumnChange:
             "the list was a union, of which several instances may have the same items, and would "
             "now be divided as if each item were there once"
         )
+    if not change.types.refused and not (
+        isinstance(declared, type(stored))
+        or (isinstance(stored, ValueState) and isinstance(declared, ValueState))
+    ):
+        # Two kinds may have the same column.
+        change.types.refused.append(_OTHER_KIND)
     if not change.types.refused:
         wrong = other_meaning(old, new)
         change.types.refused += [] if wrong is None else [wrong]

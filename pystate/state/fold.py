@@ -6,6 +6,7 @@ Thread safety: a handle belongs to its table, and a table to one thread at a tim
 from __future__ import annotations
 
 import decimal
+from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -49,13 +50,13 @@ class Fold(NoValue, StateHandle):
         self.column = column
         self.name = name
 
+    @abstractmethod
     def add(self, value: Any, /) -> None:
         """Add a value to the current key's."""
-        raise NotImplementedError
 
+    @abstractmethod
     def get(self) -> Any:
         """The current key's result; None if nothing was added."""
-        raise NotImplementedError
 
     def clear_all(self, keys: KeyBatch) -> None:
         """Clear the keys' values. A key whose last state is cleared ceases to exist."""
@@ -64,9 +65,9 @@ class Fold(NoValue, StateHandle):
         else:
             self._kept.clear_all(keys)
 
+    @abstractmethod
     def _merge(self, kept: Any) -> None:
         """Merge the state of another namespace into that of the current one."""
-        raise NotImplementedError
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Merge the current key's state of the source namespaces into the target's, in order.

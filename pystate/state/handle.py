@@ -5,6 +5,7 @@ Thread safety: a handle belongs to its table, and a table to one thread at a tim
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NoReturn, Protocol
 
@@ -216,7 +217,7 @@ class Objects(Protocol):
         """Drop everything that is kept; what was not flushed is lost."""
 
 
-class StateHandle:
+class StateHandle(ABC):
     """What a backend needs of every handle."""
 
     name: str
@@ -224,16 +225,19 @@ class StateHandle:
     column: int
 
     @property
+    @abstractmethod
     def objects(self) -> Objects | None:
-        """The Python objects that it keeps, if any."""
-        return None
+        """The Python objects that it keeps until the epoch ends, which are lost if it forgets them.
 
+        None if it writes what it is given at once.
+        """
+
+    @abstractmethod
     def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
         """The keys' states as a column of the declaration's `arrow_type`, without defaults.
 
         Objects are in pickled form.
         """
-        raise NotImplementedError
 
     def clear_all(self, keys: KeyBatch) -> None:
         """Clear the keys' states. A key whose last state is cleared ceases to exist."""
@@ -267,6 +271,11 @@ class Elements(Named, StateHandle, core.CollectionHandle):
         self.type = type
         self._pickles = type.is_object
         super().__init__(table, column, codec, map_codec)
+
+    @property
+    def objects(self) -> None:
+        """None: elements are pickled when they come."""
+        return None
 
     def __len__(self) -> int:
         return self.count()

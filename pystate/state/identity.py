@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pystate.redaction import redacted
 from pystate.state import aggregators
 from pystate.state.aggregators import Aggregator
-from pystate.state.declaration import arguments_of, stored_parts, type_literal
+from pystate.state.declaration import arguments_of, stored_kind, stored_parts, type_literal
 from pystate.state.value import ValueState
 from pystate.types.state_type import StateType
 
@@ -212,14 +212,15 @@ def _meaning(spelling: str) -> tuple[str, str] | None:
             arguments = arguments_of(spelling, kind)
             name = arguments[1] if arguments and len(arguments) > 1 else _CUSTOM
             return kind.removesuffix("State").lower(), name
-    return "value", ""
+    kind_ = stored_kind(spelling)
+    return ("value" if kind_ is None else kind_.removesuffix("State").lower()), ""
 
 
 def _same(before: tuple[str, str], after: tuple[str, str]) -> bool:
     (kind, mine), (other, theirs) = before, after
     if kind != other:
         return False
-    if _BUILT_IN & {mine, theirs} or kind == "value":
+    if _BUILT_IN & {mine, theirs} or not mine:
         return mine == theirs
     if kind == "reducing" and _CUSTOM in (mine, theirs):
         return True  # a lambda that got a name, or lost it
@@ -233,6 +234,6 @@ def _without_module(name: str) -> str:
 
 def _meaning_text(meaning: tuple[str, str]) -> str:
     kind, name = meaning
-    if kind == "value":
-        return "a value"
+    if not name:
+        return f"a {kind}"
     return f"what {name} has {'reduced' if kind == 'reducing' else 'aggregated'}"

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.state.columns import LIST, Column, column_of
-from pystate.state.declaration import CollectionState, type_literal
+from pystate.state.declaration import State, type_literal
 from pystate.state.handle import LIST_NAMES, MISSING, Elements, batch_method_error
 from pystate.state.key_batch import KeyBatch
 from pystate.state.ttl import StateTtl
@@ -43,7 +43,7 @@ _DTYPES = {
 }
 
 
-class ListState(CollectionState["ListHandle"]):
+class ListState(State["ListHandle"]):
     """Declares a list per key.
 
     Parameters

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pystate._core import core
 from pystate.errors import DeclarationError, WrongTypeError
 from pystate.state.columns import MAP, Column, column_of
-from pystate.state.declaration import CollectionState, type_literal
+from pystate.state.declaration import State, type_literal
 from pystate.state.handle import MAP_NAMES, MISSING, Elements
 from pystate.state.key_batch import KeyBatch, read_array
 from pystate.state.objects import unpickled
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     pass
 
 
-class MapState(CollectionState["MapHandle"]):
+class MapState(State["MapHandle"]):
     """Declares a map per key.
 
     Parameters

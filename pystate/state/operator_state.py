@@ -22,6 +22,7 @@ Invariants
 from __future__ import annotations
 
 import builtins
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,7 +31,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from pystate._core.core import range_bounds
+from pystate._core import core
 from pystate.base.arguments import choice, integer, shown
 from pystate.errors import CheckpointError, DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.state.columns import Column
@@ -63,7 +64,7 @@ class Instance:
     @property
     def key_groups(self) -> tuple[int, int]:
         """Its first and last key group, both inclusive."""
-        first, last = range_bounds(self.index, self.max_parallelism, self.parallelism)
+        first, last = core.range_bounds(self.index, self.max_parallelism, self.parallelism)
         return first, last
 
     @property
@@ -169,9 +170,9 @@ class KeylessState(State[H]):
     #: The state of keys that is like it, if that is not what it is stored as.
     _of_keys: ClassVar[str | None] = None
 
+    @abstractmethod
     def stored(self) -> State[Any]:
         """The keyed state as which it is stored."""
-        raise NotImplementedError
 
     def kept(self) -> State[Any]:
         """The keyed state as which it is stored, with its former names and its name in files."""
@@ -179,21 +180,21 @@ class KeylessState(State[H]):
         object.__setattr__(keyed, "_previously", self._previously)
         return keyed
 
+    @abstractmethod
     def opened(self, handle: Any, own: InstanceRow) -> H:
         """Make the handle for functions, over that of the stored state."""
-        raise NotImplementedError
 
+    @abstractmethod
     def share(self, handle: Any, old: OldRows, instance: Instance, start: int) -> tuple[Any, int]:
         """Read an instance's part of the old state, for `put`, and where the next state begins.
 
         `handle` is the stored state in a table with all `old` rows, of which there is at least one.
         `start` is the instance that gets the first items, if they are divided.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def put(self, handle: Any, own: KeyBatch, share: Any) -> None:
         """Write a share into the instance's row, which is empty and has the current key."""
-        raise NotImplementedError
 
     def _spelled(self) -> str:
         return self.stored().stored_as()
@@ -208,7 +209,14 @@ class KeylessState(State[H]):
         return self.stored().arrow_type
 
     def _column(self, name: str) -> Column:
-        raise DeclarationError(
+        raise self._of_instance(name)
+
+    def handle(self, table: core.Table, column: int, name: str) -> H:
+        """Refuse to be a state of keys."""
+        raise self._of_instance(name)
+
+    def _of_instance(self, name: str) -> DeclarationError:
+        return DeclarationError(
             f"state {name!r}: {self!r} belongs to an instance of an operator, and not to a key: "
             f"declare it in a ps.{self._function}; here, take a "
             f"ps.{self._of_keys or builtins.type(self.stored()).__name__}"

@@ -103,6 +103,11 @@ class ReducingState(State["ReducingHandle"]):
     def _spelled(self) -> str:
         return stored_fold("ReducingState", self._type, function_name(self._function))
 
+    @classmethod
+    def from_stored(cls, stored: str) -> None:
+        """None: files know only the name of the function, so that it is read as a `StoredFold`."""
+        return None
+
     def _arguments(self) -> tuple[Any, ...]:
         return type_literal(self._type), self._function
 
@@ -139,6 +144,10 @@ class ReducingHandle(Fold):
         self._normalize = None if self._codec is None else self._codec.normalize
         self.get = self._kept.value  # type: ignore[method-assign]
         self.clear = self._kept.clear
+
+    def get(self) -> Any:
+        """The current key's value; None if nothing was added."""
+        return self._kept.value()
 
     def add(self, value: Any, /) -> None:
         """Reduce a value into the current key's.

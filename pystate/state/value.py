@@ -19,7 +19,13 @@ import pyarrow.compute as pc
 from pystate._core import core
 from pystate.errors import DeclarationError, InUseError, PystateError, WrongTypeError
 from pystate.state.columns import Column, value_column
-from pystate.state.declaration import MOST_TEXT_BYTES, State, as_literal, type_literal
+from pystate.state.declaration import (
+    MOST_TEXT_BYTES,
+    State,
+    as_literal,
+    stored_kind,
+    type_literal,
+)
 from pystate.state.handle import (
     MISSING,
     VALUE_NAMES,
@@ -184,9 +190,15 @@ class ValueState(State["ValueHandle"]):
             return self.default
         return unpickled(name, stored) if self._type.is_object else stored
 
+    def _spelled(self) -> str:
+        """A value is spelled by its type alone."""
+        return self._column("state").ddl
+
     @classmethod
     def from_stored(cls, stored: str) -> Self | None:
-        """Return a value state of that type: any spelling that no other kind accepts is one."""
+        """Return a value state of the type that is spelled so; None if it is a declaration."""
+        if stored_kind(stored) is not None:
+            return None
         return cls(object if stored == "object" else stored)
 
     def _arguments(self) -> tuple[Any, ...]:
@@ -229,6 +241,11 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
         self.type = declaration.type
         self._declaration = declaration
         super().__init__(table, column, codec_of(declaration.type, name), declaration.default)
+
+    @property
+    def objects(self) -> Objects | None:
+        """None but of an `ObjectHandle`."""
+        return None
 
     def values(self, keys: KeyBatch) -> Any:
         """Copy the keys' values.

@@ -5,6 +5,7 @@ Thread safety: a harness belongs to one thread.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class HarnessBase:
+class HarnessBase(ABC):
     """Base of the harnesses.
 
     `output` has the rows that all epochs so far have emitted, and `failures` is the number of
@@ -60,13 +61,13 @@ class HarnessBase:
         assert self._tables is not None
         return self._tables
 
+    @abstractmethod
     def _operator(self, table: RangeTable, attempt: Attempt) -> Operator:
         """Make the operator of a range."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Free the tables. Does nothing the second time."""
-        raise NotImplementedError
 
     # -- epochs
 
@@ -141,9 +142,9 @@ class HarnessBase:
 
     # -- the beginning
 
+    @abstractmethod
     def _process(self, rows: Any, *, drain: bool = False) -> list[Any]:
         """Run an epoch over rows as a user gives them."""
-        raise NotImplementedError
 
     def _begin_with_rows(self, rows: Any) -> None:
         """Run the operator over rows of the time before the first epoch; drop what it emits."""

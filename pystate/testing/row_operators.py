@@ -1,26 +1,24 @@
-"""A harness for operators that pass rows on or rank them: `deduplicate` and `top`.
+"""A harness for operators that pass rows on or rank them, such as `deduplicate` and `top`.
 
 Thread safety: a `RowHarness` belongs to one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from pystate.base.arguments import choice, integer, nearest, text
+from pystate.base.arguments import nearest, text
 from pystate.checkpoint.refs import INPUT
 from pystate.errors import InvalidArgumentError
-from pystate.operators.runtime.deduplicate import DeduplicateSpec
 from pystate.operators.runtime.invalid_rows import harness_rule
-from pystate.operators.runtime.late_rows import PROCESS_LATE, checked_late, late_tag
+from pystate.operators.runtime.late_rows import PROCESS_LATE, late_tag
 from pystate.operators.runtime.output import SchemaLike
-from pystate.operators.runtime.task import Operator
-from pystate.operators.runtime.top import By, TopSpec, has_order
+from pystate.operators.runtime.row_operator import RowInput, RowOperation, RowSpec
+from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.options import checked_parallelism
 from pystate.testing.clock import HarnessInput
@@ -28,32 +26,9 @@ from pystate.testing.epochs import Attempt, Watched
 from pystate.testing.input_rows import InputRows, key_of
 from pystate.testing.operator_harness import OperatorHarness, kept_arguments
 from pystate.testing.range_tables import RangeTable
-from pystate.types.durations import Duration, delay_milliseconds, milliseconds
+from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.keys import KeyColumns, whole
 from pystate.types.state_type import parse_type
-
-
-@dataclass(frozen=True)
-class Deduplicate:
-    """``keyed.deduplicate(within, keep=...)``, for a harness."""
-
-    within: Duration | None = None
-    keep: Literal["first", "last"] = "first"
-
-
-@dataclass(frozen=True)
-class Top:
-    """``keyed.top(k, by, descending=..., rank=..., by_key=...)``, for a harness.
-
-    Over updates, such as the counts of ``aggregate``, `by_key` names the columns of the aggregate's
-    key that are not columns of this one.
-    """
-
-    k: int
-    by: str | Sequence[str]
-    descending: bool | Sequence[bool] = True
-    rank: str = "rank"
-    by_key: str | Sequence[str] | None = None
 
 
 class RowHarness(OperatorHarness):
@@ -108,7 +83,7 @@ class RowHarness(OperatorHarness):
 
     def __init__(
         self,
-        operator: Deduplicate | Top,
+        operator: RowOperation,
         key: str | Sequence[str],
         *,
         columns: SchemaLike,
@@ -147,20 +122,23 @@ class RowHarness(OperatorHarness):
         stored_key = key_of(schema, names)
         key_names = tuple(name for name, _ in stored_key)
         self._keys = tuple((each, parse_type(schema.field(each).type, owner)) for each in names)
-        checked_late(late, (), owner)
-        self._spec: DeduplicateSpec | TopSpec
-        if isinstance(operator, Deduplicate):
-            self._spec = _deduplicate(operator, key_names, event_time, late, owner)
-        elif isinstance(operator, Top):
-            self._spec = _top(operator, names, schema, event_time, late, owner)
-            self._spec = replace(self._spec, key=key_names)
-        else:
+        if not isinstance(operator, RowOperation):
             raise InvalidArgumentError(
-                f"{owner}: {operator!r:.80} is no ps.testing.Deduplicate or Top"
+                f"{owner}: {operator!r:.80} is no ps.testing.Deduplicate or Top, and no other "
+                "operation on rows"
             )
-        # Without an order of their own, the first rows are those of the smallest event times.
-        first = isinstance(operator, Deduplicate) and operator.keep == "first"
-        self._sorted_by = event_time if first else None
+        self._spec = operator.spec(
+            RowInput(
+                owner,
+                names,
+                key_names,
+                [(field.name, field.type) for field in schema],
+                event_time,
+                False,
+                late,
+                self._finder(schema),
+            )
+        )
         rule = harness_rule(owner, event_time, max_ahead, invalid, on_invalid)
         super().__init__(
             OperatorSpec(uid, stored_key, self._spec.states(), max_parallelism=max_parallelism),
@@ -174,18 +152,30 @@ class RowHarness(OperatorHarness):
         if initial_rows is not None:
             self._begin_with_rows({INPUT: initial_rows})
 
+    def _finder(self, schema: pa.Schema) -> Callable[[Any, str], Sequence[str]]:
+        def find(name: Any, what: str) -> Sequence[str]:
+            if name not in schema.names:
+                raise InvalidArgumentError(
+                    f"{self._owner}: {what}: {name!r:.80} is not a column; columns: "
+                    f"{', '.join(schema.names)}{nearest(name, schema.names)}"
+                )
+            return (name,)
+
+        return find
+
     def _operator(self, table: RangeTable, attempt: Attempt) -> Operator:
         operator: Operator = self._spec.make()
-        # A job, too, makes structs of the fields that a ranked row comes with.
-        if isinstance(self._spec, TopSpec) and len(self._keys) < len(self._spec.key):
+        # A job, too, makes structs of the fields that come with what the operator adds.
+        if self._spec.added is not None and len(self._keys) < len(self._spec.key):
             operator = _WithStructs(operator, self._spec, self._keys)
         return Watched(operator, attempt)
 
     def _batches(self, given: Mapping[str, Any]) -> dict[str, pa.RecordBatch]:
         batches = super()._batches(given)
-        if self._sorted_by is None:
+        # Rows come in the order in which they are given only if no other is known.
+        if self._spec.sorted_by is None:
             return batches
-        return {name: rows.sort_by(self._sorted_by) for name, rows in batches.items()}
+        return {name: rows.sort_by(self._spec.sorted_by) for name, rows in batches.items()}
 
     def process(self, rows: Any = ()) -> list[Any]:
         """Run one epoch over some rows; return those that it emits, as named tuples.
@@ -234,74 +224,27 @@ class RowHarness(OperatorHarness):
 class _WithStructs(Operator):
     """An operator that emits structs in place of their fields in the key."""
 
-    def __init__(self, operator: Operator, spec: TopSpec, keys: KeyColumns) -> None:
+    def __init__(self, operator: Operator, spec: RowSpec, keys: KeyColumns) -> None:
         self._operator, self._spec, self._keys = operator, spec, keys
-        self.open, self.process = operator.open, operator.process  # type: ignore[method-assign]
+
+    def open(self, task: TaskContext) -> None:
+        """See `Operator.open`."""
+        self._operator.open(task)
+
+    def process(self, rows: Any, input: str = INPUT) -> Iterator[Any]:
+        """See `Operator.process`."""
+        return map(self._with_structs, self._operator.process(rows, input))
 
     def finish(self) -> Iterator[Any]:
-        """Emit the best rows."""
+        """See `Operator.finish`."""
         return map(self._with_structs, self._operator.finish())
+
+    def close(self) -> None:
+        """See `Operator.close`."""
+        self._operator.close()
 
     def _with_structs(self, piece: Any) -> Any:
         more = piece.schema.names[len(self._spec.key) :]
         arrays = [whole(piece, name, type_) for name, type_ in self._keys]
         names = [*(name for name, _ in self._keys), *more]
         return pa.RecordBatch.from_arrays([*arrays, *map(piece.column, more)], names)
-
-
-def _deduplicate(
-    given: Deduplicate, key: tuple[str, ...], event_time: str | None, late: str, owner: str
-) -> DeduplicateSpec:
-    within = None
-    if given.within is not None:
-        within = milliseconds(given.within, f"{owner}: within", least=1)
-    choice(given.keep, f"{owner}: keep", ("first", "last"))
-    return DeduplicateSpec(key, within, given.keep, event_time, False, late)
-
-
-def _top(
-    given: Top,
-    key: tuple[str, ...],
-    schema: pa.Schema,
-    event_time: str | None,
-    late: str,
-    owner: str,
-) -> TopSpec:
-    integer(given.k, f"{owner}: k", least=1, most=(1 << 31) - 1)
-    names = [given.by] if isinstance(given.by, str) else list(given.by)
-    down = given.descending
-    downs = [down] * len(names) if isinstance(down, bool) else list(down)
-    if len(downs) != len(names) or not names:
-        raise InvalidArgumentError(
-            f"{owner}: descending has {len(downs)} values for {len(names)} columns of by"
-        )
-    types = {
-        field.name: parse_type(field.type, f"{owner}: column {field.name!r}")
-        for field in schema
-        if field.name not in key
-    }
-    for name in names:
-        if name not in types or not has_order(types[name]):
-            raise InvalidArgumentError(
-                f"{owner}: by={name!r} is no column with an order besides the key; those are "
-                f"{', '.join(name for name, type_ in types.items() if has_order(type_))}"
-            )
-    identity = given.by_key
-    if isinstance(identity, str):
-        identity = [identity]
-    for name in identity or ():
-        if name not in schema.names or (name not in key and not has_order(types[name])):
-            raise InvalidArgumentError(
-                f"{owner}: by_key={name!r} is no column that can say which row replaces which; "
-                f"those are {', '.join(n for n, type_ in types.items() if has_order(type_))}"
-            )
-    return TopSpec(
-        key=key,
-        k=given.k,
-        by=tuple(By(name, each) for name, each in zip(names, downs, strict=True)),
-        columns=tuple(types.items()),
-        rank=given.rank,
-        event_time=event_time,
-        late=late,
-        by_key=None if identity is None else tuple(n for n in identity if n not in key),
-    )

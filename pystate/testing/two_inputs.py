@@ -9,16 +9,25 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
+import pyarrow as pa
+
 from pystate.base.arguments import choice, text
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.functions.base import KeyedCoProcessFunction, VectorizedCoFunction
 from pystate.operators.functions.binding import declarations, operator_spec, require_state
-from pystate.operators.joins.inputs import JoinInput, check_keys
+from pystate.operators.joins.inputs import JoinInput
+from pystate.operators.joins.kinds import Join
 from pystate.operators.runtime.function_operator import FunctionOperator
 from pystate.operators.runtime.function_spec import FunctionSpec, RightInput
 from pystate.operators.runtime.invalid_rows import harness_rule
 from pystate.operators.runtime.late_rows import DROP_LATE, PROCESS_LATE, SIDES, checked_late
-from pystate.operators.runtime.output import RowsAsYielded, SchemaLike, parse_columns, parse_sides
+from pystate.operators.runtime.output import (
+    OutputColumns,
+    RowsAsYielded,
+    SchemaLike,
+    parse_columns,
+    parse_sides,
+)
 from pystate.operators.runtime.task import Operator
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.options import checked_parallelism
@@ -26,7 +35,6 @@ from pystate.tables.registry import unknown_state_error
 from pystate.testing.clock import HarnessInput
 from pystate.testing.epochs import Attempt, Watched
 from pystate.testing.input_rows import InputRows, key_of
-from pystate.testing.joins import HarnessJoin, make_join
 from pystate.testing.operator_harness import OperatorHarness, kept_arguments
 from pystate.testing.range_tables import RangeTable
 from pystate.types.durations import Duration, delay_milliseconds
@@ -106,7 +114,7 @@ class TwoInputHarness(OperatorHarness):
 
     def __init__(
         self,
-        operator: _CoFunction | HarnessJoin,
+        operator: _CoFunction | Join,
         key: str | Sequence[str],
         *,
         left: SchemaLike,
@@ -241,7 +249,7 @@ class TwoInputHarness(OperatorHarness):
         max_parallelism: int,
     ) -> OperatorSpec:
         owner = self._owner
-        if not isinstance(operator, HarnessJoin):
+        if not isinstance(operator, Join):
             raise InvalidArgumentError(
                 f"{owner}: {operator!r:.80} is no function of two inputs, and no "
                 "ps.testing.IntervalJoin, AsofJoin or WindowJoin"
@@ -256,14 +264,20 @@ class TwoInputHarness(OperatorHarness):
             )
             for each in self._given
         )
-        check_keys(left, right, owner)
-        self._join = operator.spec(left, right, owner)
+        names = operator.names(left, right, owner)
+        types = [
+            *(type_.arrow for _, type_ in left.key),
+            *operator.added(left),
+            *(type_.arrow for _, type_ in (*left.columns, *right.columns)),
+        ]
+        output = OutputColumns(pa.schema(list(zip(names, types, strict=True))), owner)
+        self._join = operator.spec(left, right, output, owner)
         states = self._join.states()
         return OperatorSpec(uid, left.key, states, parse_type("long"), True, max_parallelism)
 
     def _operator(self, table: RangeTable, attempt: Attempt) -> Operator:
         if self._function is None:
-            return Watched(make_join(self._join), attempt)
+            return Watched(self._join.make(), attempt)
         return FunctionOperator(self._function_spec(attempt.copied(self._function)))
 
     # -- epochs

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F
 
+import pystate as ps
 from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.spark.operators.row_operators import operate
+from tests.lag import Lag
 
 from .conftest import rows_of, state_of
 
@@ -206,3 +209,26 @@ def refused(spark: SparkSession, make_job: MakeJob, apply: Any, **key: Any) -> s
 )
 def test_arguments(spark: SparkSession, make_job: MakeJob, apply: Any, words: str) -> None:
     assert words in refused(spark, make_job, apply)
+
+
+def test_an_operation_that_no_method_is_for(spark: SparkSession, make_job: MakeJob) -> None:
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        return operate(job.key_by(df, "id", uid="lag", order_by="at")._rows, Lag("at"), "process")
+
+    rows = [(1, 3, "c"), (1, 2, "b"), (2, 5, None)], [(1, 9, "x")]
+    assert epochs(spark, make_job, EVENTS, pipeline, *rows) == [
+        [(1, 2, "b", None), (1, 3, "c", 2), (2, 5, None, None)],
+        [(1, 9, "x", 3)],
+    ]
+
+
+def test_an_operation_that_says_nothing_of_updates_refuses_them(
+    spark: SparkSession, make_job: MakeJob
+) -> None:
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        sums = job.key_by(df, "id", uid="sums").aggregate(total=ps.sum("at"))
+        return operate(job.key_by(sums, "id", uid="lag")._rows, Lag("total"), "process")
+
+    frame = spark.createDataFrame([(1, 3, "c")], EVENTS)
+    with pytest.raises(InvalidArgumentError, match=r"lag gets updates .*'sums'.* of its own\. Com"):
+        make_job().run_epoch(frame, pipeline)

@@ -29,10 +29,10 @@ import pyarrow as pa
 from pystate.epochs.watermarks import Holds, Lag
 from pystate.errors import InvalidArgumentError
 from pystate.operators.joins.inputs import JoinInput, Rows
-from pystate.operators.joins.operator import JoinOperator, JoinSpec
+from pystate.operators.joins.operator import ContinuousJoin, JoinSpec
 from pystate.operators.joins.stored import Loaded, StoredRows, declared_rows, due_lists
 from pystate.operators.runtime.grouping import group, take_rows
-from pystate.operators.runtime.late_rows import SideName
+from pystate.operators.runtime.late_rows import LateInputs, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
@@ -62,6 +62,10 @@ class AsofJoinSpec(JoinSpec):
         if self.tolerance_ms is not None and self.tolerance_ms > _MOST_TOLERANCE_MS:
             raise InvalidArgumentError("asof_join: tolerance is at most a thousand years")
 
+    def make(self, late: LateInputs | None = None) -> AsofJoin:
+        """See `JoinSpec.make`."""
+        return AsofJoin(self, late)
+
     def holds(self) -> Holds:
         """How the result's watermark is behind that of the join.
 
@@ -80,8 +84,8 @@ class AsofJoinSpec(JoinSpec):
         }
 
 
-class AsofJoin(JoinOperator):
-    """One task's run of an as-of join; see `JoinOperator`.
+class AsofJoin(ContinuousJoin):
+    """One task's run of an as-of join; see `ContinuousJoin`.
 
     Its table has namespaces of the type long, and timers.
     """

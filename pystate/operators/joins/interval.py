@@ -35,10 +35,10 @@ from pystate.operators.joins.inputs import (
     Rows,
     other_side,
 )
-from pystate.operators.joins.operator import How, JoinOperator, JoinSpec
+from pystate.operators.joins.operator import ContinuousJoin, How, JoinSpec
 from pystate.operators.joins.stored import Loaded, StoredRows, declared_rows, due_lists
 from pystate.operators.runtime.grouping import expand, group, pieces, take_rows
-from pystate.operators.runtime.late_rows import SIDES, SideName
+from pystate.operators.runtime.late_rows import SIDES, LateInputs, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
@@ -94,6 +94,10 @@ class IntervalJoinSpec(JoinSpec):
         """A bucket has 2 to this power milliseconds, at least the interval's width."""
         return max((self.upper_ms - self.lower_ms).bit_length(), _LEAST_SHIFT)
 
+    def make(self, late: LateInputs | None = None) -> IntervalJoin:
+        """See `JoinSpec.make`."""
+        return IntervalJoin(self, late)
+
     def holds(self) -> Holds:
         """How the result's watermark is behind that of the join.
 
@@ -131,8 +135,8 @@ class IntervalJoinSpec(JoinSpec):
         return states
 
 
-class IntervalJoin(JoinOperator):
-    """One task's run of an interval join; see `JoinOperator`.
+class IntervalJoin(ContinuousJoin):
+    """One task's run of an interval join; see `ContinuousJoin`.
 
     Its table has namespaces of the type long, and timers.
     """

@@ -5,18 +5,21 @@ Thread safety: as `pystate.operators.runtime.task`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from pystate.checkpoint.refs import INPUT
+from pystate.epochs.watermarks import Holds
 from pystate.operators.joins.inputs import JoinInput, Rows, other_side
 from pystate.operators.runtime.grouping import take_rows
 from pystate.operators.runtime.late_rows import DROP_LATE, SIDES, LateInputs, LateRows, SideName
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator, TaskContext
+from pystate.state.declaration import State
 from pystate.types.key_codes import Ints, longs
 
 How: TypeAlias = Literal["inner", "left", "right", "full"]
@@ -30,7 +33,7 @@ _ROWS = 1 << 16
 _MOST_TIME = 1 << 60
 
 
-class JoinSpec:
+class JoinSpec(ABC):
     """What a join is made from: the base of what is pickled for the workers."""
 
     left: JoinInput
@@ -39,6 +42,18 @@ class JoinSpec:
     """The inputs whose rows are emitted even if they match none."""
     output: OutputColumns
     """The key columns, then the other columns of the left input, then those of the right one."""
+
+    @abstractmethod
+    def states(self) -> Mapping[str, State[Any]]:
+        """The states of the join."""
+
+    @abstractmethod
+    def holds(self) -> Holds:
+        """How the result's watermark is behind that of the join."""
+
+    @abstractmethod
+    def make(self, late: LateInputs | None = None) -> JoinOperator:
+        """The operator of one task; `late` says where late rows go, which else are dropped."""
 
     def input(self, side: SideName) -> JoinInput:
         """One of the inputs."""
@@ -144,6 +159,10 @@ class JoinOperator(Operator):
             write = late_inputs.writer(side, task.side) if late_inputs else None
             self._late[side] = task.late(DROP_LATE, write, side)
 
+
+class ContinuousJoin(JoinOperator):
+    """Base of the joins whose rows meet those of the other input as they come."""
+
     def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
         """Handle rows of an input; yield what they complete."""
         side: SideName = "left" if input == "left" else "right"
@@ -158,9 +177,9 @@ class JoinOperator(Operator):
         for begin in range(0, len(ready), _ROWS):
             yield from self.meet(side, ready.slice(begin, _ROWS))
 
+    @abstractmethod
     def meet(self, side: SideName, rows: Rows) -> Iterator[pa.RecordBatch]:
         """Handle rows of an input that others may match; yield what they complete."""
-        raise NotImplementedError
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Handle the watermark, below which rows are late from the next epoch on."""
@@ -168,6 +187,6 @@ class JoinOperator(Operator):
         if watermark is not None:
             yield from self.advance(watermark)
 
+    @abstractmethod
     def advance(self, watermark: int) -> Iterator[Any]:
         """Emit what can match nothing any more, and remove what is not needed."""
-        raise NotImplementedError

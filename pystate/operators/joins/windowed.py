@@ -115,6 +115,10 @@ class WindowJoinSpec(JoinSpec):
             )
         object.__setattr__(self, "options", in_local_times(self.options, left))
 
+    def make(self, late: LateInputs | None = None) -> WindowJoin:
+        """See `JoinSpec.make`."""
+        return WindowJoin(self, late)
+
     def holds(self) -> Holds:
         """How the result's watermark is behind that of the join."""
         return self.options.holds()
@@ -183,8 +187,7 @@ class WindowJoin(JoinOperator):
     def _late_rows(self, tag: str, rows: pa.RecordBatch) -> None:
         assert self._now is not None
         side, batch = self._now
-        self._task.late_rows += rows.num_rows
-        self._late[side].write(batch.take(rows.column(_PLACE)))
+        self._late[side].take_out(batch.take(rows.column(_PLACE)))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Join the windows that are over."""

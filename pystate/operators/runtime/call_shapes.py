@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ class Run(Protocol):
         """Go back to the default namespace, after a call that may have left it."""
 
 
-class Calls:
+class Calls(ABC):
     """How a function of one shape is called for an input; the shapes below fill it in.
 
     Method, key columns and columns are given if they are not the shape's own and those of the
@@ -128,9 +129,9 @@ class Calls:
         self.backend = run.backend
         self.output = run.spec.output
 
+    @abstractmethod
     def process(self, rows: pa.RecordBatch, times: pa.Array[Any] | None) -> Iterator[Any]:
         """Handle rows; `times` are their event times."""
-        raise NotImplementedError
 
     def finish(self) -> Iterator[Any]:
         """Handle the end of the rows."""
@@ -154,7 +155,7 @@ class Calls:
         return fired
 
     def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
-        """Call the function for some timers."""
+        """Call the function for some timers, which rows without keys do not have."""
         raise NotImplementedError
 
     def read(self, rows: pa.RecordBatch) -> pa.RecordBatch:

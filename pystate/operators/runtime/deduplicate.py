@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pystate.base.arguments import choice
 from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.grouping import keys_at
 from pystate.operators.runtime.late_rows import PROCESS_LATE
@@ -33,6 +34,8 @@ from pystate.operators.runtime.row_operator import (
     Flags,
     HeldRows,
     Longs,
+    RowInput,
+    RowOperation,
     RowOperator,
     RowSpec,
     Times,
@@ -44,12 +47,41 @@ from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListState
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ValueState
+from pystate.types.durations import Duration, milliseconds
 
 #: The newest time at which a row was passed on, and in event time the other ones that still count.
 KEPT, EARLIER = "kept", "earlier"
 
 #: So many rows of each key are found for all keys at once; what is left belongs to few keys.
 _ROUNDS = 16
+
+
+@dataclass(frozen=True)
+class Deduplicate(RowOperation):
+    """``keyed.deduplicate(within, keep=...)``, for a harness."""
+
+    within: Duration | None = None
+    keep: Literal["first", "last"] = "first"
+
+    method = "deduplicate"
+    instead = "keep='last' passes on the newest one of each key"
+
+    def spec(self, rows: RowInput) -> DeduplicateSpec:
+        """See `RowOperation.spec`."""
+        what, within = f"{rows.owner}: {self.method}", None
+        if self.within is not None:
+            within = milliseconds(self.within, f"{what}: within", least=1)
+        choice(self.keep, f"{what}: keep", ("first", "last"))
+        return DeduplicateSpec(
+            rows.key, within, self.keep, rows.event_time, rows.ordered, rows.late
+        )
+
+    @property
+    def updates_problem(self) -> str | None:
+        """The first row of a key stays."""
+        if self.keep == "last" and self.within is None:
+            return None
+        return "what was passed on first is replaced later"
 
 
 @dataclass(frozen=True)
@@ -83,6 +115,16 @@ class DeduplicateSpec(RowSpec):
     def make(self) -> Deduplicator:
         """The operator of one task."""
         return Deduplicator(self)
+
+    @property
+    def replaced_by(self) -> tuple[str, ...] | None:
+        """The last row of a key is another one in a later epoch."""
+        return () if self.keep == "last" else None
+
+    @property
+    def sorted_by(self) -> str | None:
+        """The first rows are those of the smallest event times."""
+        return self.event_time if self.keep == "first" else None
 
     @property
     def spaced(self) -> bool:

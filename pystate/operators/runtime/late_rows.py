@@ -2,7 +2,8 @@
 
 A row is late if its event time is below the epoch's late bound. It is counted in any case. Whether
 the operator handles it like others, drops it, or writes it to a side output, the user says with
-``late=``: by one of two words, or by a tag.
+``late=``: by one of two words, or by a tag. Of rows in windows, one of which may still be open when
+the row is late, those are taken out for which all of them are over (`LateRows.without_past`).
 
 Thread safety: a `LateRows` belongs to its task; `LateInputs` are immutable.
 """
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -48,7 +51,10 @@ class LateRows:
         word: str = PROCESS_LATE,
         write: Writer | None = None,
     ) -> None:
+        self._bound_ms = bound
         self._bound = None if bound is None else pa.scalar(bound, pa.int64())
+        #: How many rows were taken out because their windows are over.
+        self.past_rows = 0
         self._note = note
         self._handled = word == PROCESS_LATE
         self._write = write
@@ -86,6 +92,35 @@ class LateRows:
         self.write(rows.filter(late))
         on_time = pc.call_function("invert", [late])
         return rows.filter(on_time), times.filter(on_time)
+
+    def without_past(
+        self,
+        rows: pa.RecordBatch,
+        last_ends: npt.NDArray[np.int64],
+        lateness_ms: int = 0,
+        count: Callable[[pa.RecordBatch], int] = len,
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.bool_] | None]:
+        """The rows whose last windows, which have these ends, are open; and which rows these are.
+
+        None if they are all of them. A window is kept for `lateness_ms` after it is over. `count`
+        is how many rows of the input some rows stand for.
+        """
+        if self._bound_ms is None or not len(last_ends):
+            return rows, None
+        # Without a sum, which might overflow.
+        over = self._bound_ms - lateness_ms
+        if int(last_ends.min()) > over:
+            return rows, None
+        kept: npt.NDArray[np.bool_] = last_ends > over
+        past = rows.filter(pa.array(~kept))
+        self.past_rows += count(past)
+        self.write(past)
+        return rows.filter(pa.array(kept)), kept
+
+    def take_out(self, rows: pa.RecordBatch) -> None:
+        """Count rows as late that the operator has found to be, and write them."""
+        self._note(None, len(rows))
+        self.write(rows)
 
 
 def late_tag(late: str) -> str | None:

@@ -3,32 +3,38 @@
 Event times and late rows; rows that are held back until the epoch ends; and states with rows of a
 key: a list of them, or the newest row of each thing that they tell of.
 
+A kind of them is one file: what users ask for (`RowOperation`), what that comes to for the workers
+(`RowSpec`), and the operator (`RowOperator`). Spark and the harness run whatever is given as these.
+
 Thread safety: as `pystate.operators.runtime.task`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pystate.base.arguments import repeated
+from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.grouping import take_rows
-from pystate.operators.runtime.late_rows import late_tag
+from pystate.operators.runtime.late_rows import checked_late, late_tag
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator, TaskContext
+from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.value import ValueState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.ddl import quoted
 from pystate.types.key_codes import key_codes, longs
 from pystate.types.keys import leaf
-from pystate.types.state_type import StateType
+from pystate.types.state_type import StateType, parse_type
 
 #: Times are within these bounds, so that the difference of two of them does not overflow.
 _MOST = (1 << 61) - 1
@@ -50,7 +56,86 @@ class Times(NamedTuple):
     known: Flags
 
 
-class RowSpec:
+@dataclass(frozen=True)
+class RowInput:
+    """The rows that an operator is asked for, as whoever runs it knows them."""
+
+    owner: str
+    """Names the operator in errors."""
+    names: tuple[str, ...]
+    """The key columns."""
+    key: tuple[str, ...]
+    """The key columns in the tasks: of structs, their fields."""
+    columns: Sequence[tuple[str, Any]]
+    """All columns, with types as `parse_type` takes them."""
+    event_time: str | None
+    ordered: bool
+    """Whether a user has said in which order they come."""
+    late: str
+    find: Callable[[Any, str], Sequence[str]]
+    """Finds what a user calls a column: the path to it, which is longer to a field of a struct."""
+    identity: Callable[[], Sequence[str] | None] = lambda: None
+    """The columns that say which row replaces which, if the rows are updates."""
+
+    def __post_init__(self) -> None:
+        checked_late(self.late, (), self.owner)
+
+    def type_text(self, name: str) -> str:
+        """The type of a column as a user knows it."""
+        given = dict(self.columns)[name]
+        return str(given.simpleString() if hasattr(given, "simpleString") else given)
+
+    def stored_type(self, name: str, what: str) -> StateType:
+        """The type of a column that is kept in state."""
+        try:
+            return parse_type(dict(self.columns)[name], f"column {name!r}")
+        except DeclarationError as error:
+            raise WrongTypeError(
+                f"{what}: column {name!r} is {self.type_text(name)}, which state cannot hold: "
+                f"cast it, or leave it out with df.drop({name!r}) ({error})"
+            ) from None
+
+    def stored_columns(self, what: str) -> Columns:
+        """All columns but those of the key, if whole rows are kept in state."""
+        twice = sorted(repeated(name.lower() for name, _ in self.columns))
+        if twice:
+            raise InvalidArgumentError(f"{what}: two columns are called {', '.join(twice)}")
+        kept = [name for name, _ in self.columns if name not in self.names]
+        return tuple((name, self.stored_type(name, what)) for name in kept)
+
+
+class Added(NamedTuple):
+    """A column of the result that the operator adds."""
+
+    name: str
+    type: StateType
+    nullable: bool = True
+
+
+class RowOperation(ABC):
+    """What a user asks for: a method of `KeyedFrame`, and what stands for it in a harness."""
+
+    #: The method.
+    method: ClassVar[str]
+    #: What to do with updates in place of giving them to it, if they cannot be taken.
+    instead: ClassVar[str] = "Compute it from the rows themselves, not from the updates"
+
+    @abstractmethod
+    def spec(self, rows: RowInput) -> RowSpec:
+        """Check what is asked for, and return what determines the operator."""
+
+    @property
+    def updates_problem(self) -> str | None:
+        """Why rows of which each replaces an earlier one cannot be taken; None if they can."""
+        return "it takes each of them for a row of its own"
+
+    @property
+    def names_identity(self) -> bool:
+        """Whether the user says which row replaces which, whatever is known of the rows."""
+        return False
+
+
+class RowSpec(ABC):
     """What such an operator is made from: the base of what is pickled for the workers."""
 
     key: tuple[str, ...]
@@ -59,6 +144,32 @@ class RowSpec:
     """The column with the time at which a row happened."""
     late: str
     """What happens to rows below the late bound: a word, or the tag of a side output."""
+
+    @abstractmethod
+    def states(self) -> Mapping[str, State[Any]]:
+        """The operator's states."""
+
+    @abstractmethod
+    def make(self) -> RowOperator:
+        """The operator of one task."""
+
+    @property
+    def added(self) -> Sequence[Added] | None:
+        """The columns that follow on the key's and all others; None if rows are passed on."""
+        return None
+
+    @property
+    def replaced_by(self) -> tuple[str, ...] | None:
+        """The columns that say, with the key, which row a later epoch replaces.
+
+        None if what is emitted stays.
+        """
+        return None
+
+    @property
+    def sorted_by(self) -> str | None:
+        """The column by which rows are to come, where a user has not said another order."""
+        return None
 
 
 class RowOperator(Operator):
@@ -73,9 +184,7 @@ class RowOperator(Operator):
         self._task = task
         self._backend = task.backend
         self._invalid = task.invalid(spec.key)
-        tag = late_tag(spec.late)
-        write = None if tag is None or task.side is None else partial(task.side, tag)
-        self._late = task.late(spec.late, write)
+        self._late = task.late(spec.late, task.writer(late_tag(spec.late)))
         self._what = f"{task.owner}: event-time column {spec.event_time!r}"
 
     def on_time(self, rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -19,6 +19,7 @@ Invariants
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -38,7 +39,7 @@ from pystate.state.operator_state import Instance
 from pystate.tables.backend import KeyedStateBackend
 
 
-class Operator:
+class Operator(ABC):
     """What a task does with its rows; every kind of operator is a class of its own.
 
     It is made from what is pickled for the workers; all else comes with `open`.
@@ -47,19 +48,19 @@ class Operator:
     #: What a task reports that had neither rows nor anything else to do.
     idle_metrics: ClassVar[Mapping[str, int]] = MappingProxyType({})
 
+    @abstractmethod
     def open(self, task: TaskContext) -> None:
         """Begin; the task's table is attached."""
-        raise NotImplementedError
 
+    @abstractmethod
     def process(self, rows: Any, input: str = INPUT) -> Iterator[Any]:
         """Handle some rows of an input; return what this emits."""
-        raise NotImplementedError
 
     def finish(self) -> Iterator[Any]:
         """Handle the end of the epoch's rows and its times; return what this emits."""
         return iter(())
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Clean up, however the task ends; `open` may have failed."""
 
 
@@ -143,6 +144,10 @@ class TaskContext:
         invalid = InvalidRows(self.owner, key, rule, self.processing_time, self.side)
         self._invalid.append(invalid)
         return invalid
+
+    def writer(self, tag: str | None) -> Writer | None:
+        """What takes rows for a side output; None if there is none of that tag."""
+        return None if tag is None or self.side is None else partial(self.side, tag)
 
     def late(
         self,

@@ -25,16 +25,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pystate.base.arguments import flag, integer, shown, text
 from pystate.checkpoint.refs import INPUT
+from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.grouping import expand, take_rows
 from pystate.operators.runtime.late_rows import PROCESS_LATE
 from pystate.operators.runtime.row_operator import (
     LATEST,
+    Added,
     Flags,
     LatestRows,
     Longs,
     Merged,
+    RowInput,
     RowLists,
+    RowOperation,
     RowOperator,
     RowSpec,
     columns_of,
@@ -44,7 +49,7 @@ from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.value import ValueState
-from pystate.types.state_type import StateType
+from pystate.types.state_type import StateType, parse_type
 
 TOP = "top"
 #: Rows of an output batch, about.
@@ -68,6 +73,111 @@ class By(NamedTuple):
 
     column: str
     descending: bool
+
+
+@dataclass(frozen=True)
+class Top(RowOperation):
+    """``keyed.top(k, by, descending=..., rank=..., by_key=...)``, for a harness.
+
+    Over updates, such as the counts of ``aggregate``, `by_key` names the columns of the aggregate's
+    key that are not columns of this one.
+    """
+
+    k: int
+    by: str | Sequence[str]
+    descending: bool | Sequence[bool] = True
+    rank: str = "rank"
+    by_key: str | Sequence[str] | None = None
+
+    method = "top"
+    instead = "Name the columns that say which row replaces which, top(..., by_key='column')"
+
+    def spec(self, rows: RowInput) -> TopSpec:
+        """See `RowOperation.spec`."""
+        what = f"{rows.owner}: {self.method}"
+        integer(self.k, f"{what}: k", least=1, most=(1 << 31) - 1)
+        rank = text(self.rank, f"{what}: rank")
+        if rank.lower() in (name.lower() for name, _ in rows.columns):
+            raise InvalidArgumentError(
+                f"{what}: the input has a column {rank!r}: give the one with the ranks another "
+                "name, rank='place'"
+            )
+        columns = tuple(rows.stored_columns(what))
+        order = self._order(rows, what)
+        identity = self._identity(rows, what)
+        for name, _ in order:
+            if not has_order(dict(columns)[name]):
+                raise WrongTypeError(
+                    f"{what}: by={name!r} is {rows.type_text(name)}, which has no order here: "
+                    "numbers, strings, binaries, booleans, dates and timestamps have"
+                )
+        return TopSpec(rows.key, self.k, order, columns, rank, rows.event_time, rows.late, identity)
+
+    @property
+    def updates_problem(self) -> None:
+        """Updates replace one another by their identity."""
+        return None
+
+    @property
+    def names_identity(self) -> bool:
+        """Whether `by_key` does."""
+        return self.by_key is not None
+
+    def _order(self, rows: RowInput, what: str) -> tuple[By, ...]:
+        given = [self.by] if isinstance(self.by, str) else self.by
+        if not isinstance(given, (list, tuple)) or not given:
+            raise InvalidArgumentError(
+                f"{what}: by is the name of a column, or a list of names, not {shown(self.by)}"
+            )
+        if isinstance(self.descending, (list, tuple)):
+            downs = [flag(each, f"{what}: descending") for each in self.descending]
+        else:
+            downs = [flag(self.descending, f"{what}: descending")] * len(given)
+        if len(downs) != len(given):
+            raise InvalidArgumentError(
+                f"{what}: descending has {len(downs)} values for {len(given)} columns of by"
+            )
+        order: list[By] = []
+        for each, down in zip(given, downs, strict=True):
+            name, *below = rows.find(each, "top: by")
+            if below:
+                raise InvalidArgumentError(
+                    f"{what}: by={each!r} is a field of a struct: make it a column first, "
+                    f"df.withColumn({below[-1]!r}, df[{each!r}])"
+                )
+            if name in rows.names:
+                raise InvalidArgumentError(
+                    f"{what}: by={each!r} is a column of the key, which all of its rows share"
+                )
+            if name in (column for column, _ in order):
+                raise InvalidArgumentError(f"{what}: by names {name!r} twice")
+            order.append(By(name, down))
+        return tuple(order)
+
+    def _identity(self, rows: RowInput, what: str) -> tuple[str, ...] | None:
+        """The columns that, with the key, say which row replaces which; None if none does."""
+        if self.by_key is None:
+            known = rows.identity()
+            return None if known is None else tuple(n for n in known if n not in rows.names)
+        given = [self.by_key] if isinstance(self.by_key, str) else self.by_key
+        if not isinstance(given, (list, tuple)) or not given:
+            raise InvalidArgumentError(
+                f"{what}: by_key is the name of a column, or a list of names, not "
+                f"{shown(self.by_key)}"
+            )
+        names: list[str] = []
+        for each in given:
+            name, *below = rows.find(each, "top: by_key")
+            if below or not has_order(rows.stored_type(name, what)):
+                kind = "a field of a struct" if below else rows.type_text(name)
+                raise InvalidArgumentError(
+                    f"{what}: by_key={each!r} is {kind}: numbers, strings, binaries, booleans, "
+                    "dates and timestamps can say which row replaces which; make such a column of "
+                    "it first"
+                )
+            if name not in rows.names and name not in names:
+                names.append(name)
+        return tuple(names)
 
 
 @dataclass(frozen=True)
@@ -102,6 +212,16 @@ class TopSpec(RowSpec):
     def make(self) -> RowOperator:
         """The operator of one task."""
         return TopRows(self) if self.by_key is None else TopLatest(self)
+
+    @property
+    def added(self) -> tuple[Added]:
+        """The ranks."""
+        return (Added(self.rank, parse_type("int"), nullable=False),)
+
+    @property
+    def replaced_by(self) -> tuple[str, ...]:
+        """A later epoch has another row of that rank."""
+        return (self.rank,)
 
     @property
     def bar(self) -> str | None:

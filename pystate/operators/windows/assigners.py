@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import zoneinfo
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, ClassVar
@@ -31,7 +32,7 @@ class Assigner:
 
 
 @dataclass(frozen=True)
-class Aligned(Assigner):
+class Aligned(Assigner, ABC):
     """Windows that are the same for all keys; the base of those that are made of slices."""
 
     size_ms: int
@@ -47,8 +48,8 @@ class Aligned(Assigner):
     #: Whether all windows of a period start together, and grow.
     grows: ClassVar[bool] = False
 
-    def __init__(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def __init__(self) -> None: ...
 
     def _set(
         self, size_ms: int, slide_ms: int, slice_ms: int, offset: Any, zone: str | None = None

@@ -65,18 +65,17 @@ class WindowOperator(Operator):
         self.backend = task.backend
         self.owner = task.owner
         self.invalid = task.invalid(self.spec.key, event_time=TIME if self._combined else None)
-        self.late = task.late()
+        self.late = task.late(write=task.writer(self._late_tag))
         if self._combined:
             self.invalid.weight = total_weight
         self.columns = self.spec.kept(task.backend, task.owner)
-        self.dropped_rows = 0
         self._schema = self.spec.schema(task.backend.key)
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Emit the windows that are over, and others that are to be emitted."""
         task = self.task
         yield from self.fire(task.watermark)
-        task.metrics["dropped_rows"] = self.dropped_rows
+        task.metrics["dropped_rows"] = self.late.past_rows
         if task.tells_kept:
             task.kept = (self.oldest(),)
 
@@ -190,22 +189,10 @@ class WindowOperator(Operator):
             task.late_rows -= self.late.count(pa.array(times[bad]))
 
     def in_time(self, rows: pa.RecordBatch, last_ends: Times) -> tuple[pa.RecordBatch, Mask | None]:
-        """The rows that are not too late for the last of their windows, and which these are.
-
-        None if they are all of them.
-        """
-        bound = self.task.late_bound
-        if bound is None or self.domain != "event" or not len(last_ends):
+        """The rows that are not too late for the last of their windows; see `LateRows`."""
+        if self.domain != "event":
             return rows, None
-        # Without a sum, which might overflow.
-        if int(last_ends.min()) > bound - self.lateness:
-            return rows, None
-        kept: Mask = last_ends > bound - self.lateness
-        dropped = rows.filter(pa.array(~kept))
-        self.dropped_rows += self._weight(dropped)
-        if self._late_tag is not None and self.task.side is not None:
-            self.task.side(self._late_tag, dropped)
-        return rows.filter(pa.array(kept)), kept
+        return self.late.without_past(rows, last_ends, self.lateness, self._weight)
 
     def key_columns(self, rows: pa.RecordBatch) -> list[pa.Array[Any]]:
         """The key columns of some rows."""

@@ -19,6 +19,7 @@ from pystate.errors import InvalidArgumentError
 from pystate.operators.runtime.invalid_rows import InvalidRule, invalid_rule
 from pystate.operators.runtime.late_rows import late_tag
 from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.row_operator import RowOperation
 from pystate.operators.runtime.task import Operator
 from pystate.spark.base.arguments import OrderBy, as_columns, frame_input, late_schema
 from pystate.spark.base.frame_columns import FrameColumns, column_named
@@ -37,15 +38,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from pystate.spark.evaluation.evaluation import Evaluation
-
-#: What to do with updates instead, by the method that cannot take them.
-_INSTEAD = {
-    "top": "Name the columns that say which row replaces which, top(..., by_key='column')",
-    "deduplicate": "keep='last' passes on the newest one of each key",
-    "interval_join": "Join the rows before they are aggregated",
-    "asof_join": "Join the rows before they are aggregated",
-    "join": "Join the rows before they are aggregated",
-}
 
 
 @dataclass(frozen=True)
@@ -259,7 +251,7 @@ class KeyedInput(InputFrame):
 
     # -- rows that replace earlier ones
 
-    def updates(self, method: str) -> Updates | None:
+    def updates(self, method: str, instead: str = RowOperation.instead) -> Updates | None:
         """What is known of the rows if they are updates; refuses those that cannot be such."""
         updates = self._emitted()
         if updates is None:
@@ -270,23 +262,26 @@ class KeyedInput(InputFrame):
             if any(isinstance(each, st.StructType) for each in types):
                 problem = "the updates are of a struct: name its fields in the first key_by"
         if problem is not None:
-            self.refuse_updates(method, updates.uid, problem)
+            self.refuse_updates(method, updates.uid, problem, instead)
         return updates
 
-    def refuse_updates(self, method: str, uid: str, problem: str) -> NoReturn:
-        """Say why a method cannot take the updates of an operator."""
+    def refuse_updates(
+        self, method: str, uid: str, problem: str, instead: str = RowOperation.instead
+    ) -> NoReturn:
+        """Say why a method cannot take the updates of an operator, and what to do instead."""
         raise InvalidArgumentError(
             f"{self.owner}: {method} gets updates that operator {uid!r} emits, each of which "
-            f"replaces an earlier one, and cannot take them as such: {problem}. "
-            + _INSTEAD.get(method, "Compute it from the rows themselves, not from the updates")
-            + "; or take each update for a row of its own, key_by(..., as_rows=True)"
+            f"replaces an earlier one, and cannot take them as such: {problem}. {instead}; or take "
+            "each update for a row of its own, key_by(..., as_rows=True)"
         )
 
-    def refuse_all_updates(self, method: str, problem: str) -> None:
+    def refuse_all_updates(
+        self, method: str, problem: str, instead: str = RowOperation.instead
+    ) -> None:
         """Refuse updates in an operator that has no use for them."""
         updates = self._emitted()
         if updates is not None:
-            self.refuse_updates(method, updates.uid, problem)
+            self.refuse_updates(method, updates.uid, problem, instead)
 
     def _emitted(self) -> Updates | None:
         return None if self.options.as_rows else self.evaluation.updates(self.frame)

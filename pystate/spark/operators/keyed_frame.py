@@ -14,23 +14,27 @@ from pystate.base.arguments import choice, shown
 from pystate.errors import InvalidArgumentError
 from pystate.operators.functions.aggregates import Aggregate
 from pystate.operators.functions.base import StatefulFunction
+from pystate.operators.joins.kinds import AsofJoin, IntervalJoin, Join, WindowJoin
+from pystate.operators.runtime.deduplicate import Deduplicate
 from pystate.operators.runtime.late_rows import (
     DROP_LATE,
     PROCESS_LATE,
     LateLike,
     late_tag_of_windows,
 )
+from pystate.operators.runtime.top import Top
 from pystate.operators.windows.assigners import Assigner
 from pystate.operators.windows.specification import window_options
 from pystate.spark.base.partial_aggregation import Combine
 from pystate.spark.evaluation.initial_state import Given
-from pystate.spark.operators import functions, processors, row_operators
+from pystate.spark.operators import functions, processors
 from pystate.spark.operators.aggregates import aggregate
 from pystate.spark.operators.broadcast import BroadcastFrame, BroadcastFrames
 from pystate.spark.operators.connected_frames import ConnectedFrames
 from pystate.spark.operators.inputs import KeyedInput
-from pystate.spark.operators.joins import JoinPair
+from pystate.spark.operators.joins import joined
 from pystate.spark.operators.processors import InitialFrame
+from pystate.spark.operators.row_operators import operate
 from pystate.spark.operators.windowed_frame import WindowedFrame
 from pystate.types.durations import Duration
 
@@ -232,7 +236,7 @@ class KeyedFrame:
         --------
         ``job.key_by(df, "id", uid="once", event_time="at").deduplicate(within="1 day")``
         """
-        return row_operators.deduplicate(self._rows, within, keep, late)
+        return operate(self._rows, Deduplicate(within, keep), late)
 
     def top(
         self,
@@ -291,7 +295,7 @@ class KeyedFrame:
         --------
         ``job.key_by(offers, "item", uid="best").top(5, by="price", descending=False)``
         """
-        return row_operators.top(self._rows, k, by, descending, rank, late, by_key)
+        return operate(self._rows, Top(k, by, descending, rank, by_key), late)
 
     @overload
     def connect(self, right: KeyedFrame) -> ConnectedFrames: ...
@@ -373,8 +377,7 @@ class KeyedFrame:
         the interval's width, or an eighth of a second, after that would be possible, and rows leave
         the state up to twice its width after it, since they leave together.
         """
-        pair = self._pair(right, "interval_join", suffixes)
-        return pair.interval_join(lower, upper, how, late)
+        return self._joined(right, IntervalJoin(lower, upper, how, suffixes), late)
 
     def asof_join(
         self,
@@ -416,8 +419,7 @@ class KeyedFrame:
         A row is emitted once the watermark has passed it: until then an earlier version could come.
         Nulls and late rows are treated as in `interval_join`.
         """
-        pair = self._pair(right, "asof_join", suffixes)
-        return pair.asof_join(how, tolerance, late)
+        return self._joined(right, AsofJoin(how, tolerance, suffixes), late)
 
     def join(
         self,
@@ -466,8 +468,7 @@ class KeyedFrame:
         key equals nothing: an outer join emits such a row with its window. A row without a time is
         in no window.
         """
-        pair = self._pair(right, "join", suffixes)
-        return pair.window_join(window, how, late)
+        return self._joined(right, WindowJoin(window, how, suffixes), late)
 
     def transform_with_state(
         self,
@@ -605,13 +606,14 @@ class KeyedFrame:
         "applyInPandasWithState", apply_in_pandas_with_state
     )
 
-    def _pair(self, right: Any, method: str, suffixes: tuple[str, str] | None) -> JoinPair:
-        """The inputs of a join, which has no use for updates."""
+    def _joined(self, right: Any, join: Join, late: LateLike) -> DataFrame:
+        """Join with another input; a join has no use for updates."""
         taken = "what was joined with an earlier row cannot be taken back"
-        self._rows.refuse_all_updates(method, taken)
-        other = _other(right, method)._rows
-        other.refuse_all_updates(method, taken)
-        return JoinPair.of(self._rows, other, suffixes)
+        instead = "Join the rows before they are aggregated"
+        self._rows.refuse_all_updates(join.method, taken, instead)
+        other = _other(right, join.method)._rows
+        other.refuse_all_updates(join.method, taken, instead)
+        return joined(self._rows, other, join, late)
 
 
 def _other(right: Any, method: str, takes: str = "job.key_by(...)") -> KeyedFrame:

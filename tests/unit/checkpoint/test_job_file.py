@@ -231,6 +231,13 @@ def test_renames_are_looked_for_among_states_of_one_type(monkeypatch: pytest.Mon
     assert "old59" in text and "-> new58" in text
 
 
+def test_a_state_of_a_later_kind_is_named() -> None:
+    key = (("k", "long"),)
+    stored, declared = (("n", "BagState('long')"),), (("n", "long"),)
+    with pytest.raises(NewerFormatError, match=r"'u', state 'n' is stored as BagState\('long'\)"):
+        check_schemas("u", (key, stored), (key, declared), allow_unclaimed_state=True)
+
+
 def test_every_flipped_byte_of_the_identity(storage: LocalStorage) -> None:
     open_job(storage, "j", 2, None).with_operators((OperatorEntry("a", (), ()),)).save(storage)
     data = storage.read_bytes("job.json")

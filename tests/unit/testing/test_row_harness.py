@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate.errors import InvalidArgumentError
+from pystate.errors import InvalidArgumentError, WrongTypeError
 from tests.drawn import drawn
+from tests.lag import Lag
 
 rows = st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.integers(0, 9)), max_size=8)
 acts = st.sampled_from(["", "rows", "publish", "restore 1", "restore 3"])
@@ -100,13 +101,16 @@ def test_bad_arguments() -> None:
     for operator, match in (
         (7, "no ps.testing.Deduplicate or Top"),
         (ps.testing.Top(0, "n"), "k"),
-        (ps.testing.Top(1, "s"), "'s' is no column with an order"),
-        (ps.testing.Top(1, ["n", "k"]), "'k' is no column"),
+        (ps.testing.Top(1, "s"), "'s' is list<.*, which has no order here"),
+        (ps.testing.Top(1, "m"), "top: by: 'm' is not a column; columns: k, n, s"),
+        (ps.testing.Top(1, ["n", "k"]), "'k' is a column of the key"),
+        (ps.testing.Top(1, ["n", "n"]), "twice"),
+        (ps.testing.Top(1, "n", rank="N"), "the input has a column 'N'"),
         (ps.testing.Top(1, ["n"], [True, False]), "2 values for 1"),
         (ps.testing.Deduplicate(0), "within"),
         (ps.testing.Deduplicate(keep="middle"), "keep"),  # type: ignore[arg-type]
     ):
-        with pytest.raises(InvalidArgumentError, match=match):
+        with pytest.raises((InvalidArgumentError, WrongTypeError), match=match):
             make(operator)
     with pytest.raises(InvalidArgumentError, match=r"is not a column; .*did you mean 'at'\?"):
         make(ps.testing.Deduplicate(), columns="k string, at timestamp", event_time="att")
@@ -177,5 +181,17 @@ def best_of(newest: dict[tuple[Any, Any], Any], hour: Any) -> list[tuple[Any, An
 
 def test_the_columns_that_say_which_row_replaces_which_exist() -> None:
     top = ps.testing.Top(2, by="n", by_key="link")
-    with pytest.raises(InvalidArgumentError, match=r"by_key='link' is no column .* url, n"):
+    with pytest.raises(InvalidArgumentError, match=r"by_key: 'link' is not a column; .* url, n"):
         ps.testing.RowHarness(top, "hour", columns="hour long, url string, n long")
+
+
+def test_an_operation_that_the_harness_does_not_know() -> None:
+    with ps.testing.RowHarness(
+        Lag("n"), "k", columns="k struct<a: long>, n long", parallelism=3
+    ) as harness:
+        assert harness.process([({"a": 1}, 5), ({"a": 1}, 6), ({"a": 2}, 7)]) == [
+            ((1,), 5, None),
+            ((1,), 6, 5),
+            ((2,), 7, None),
+        ]
+        assert harness.process([({"a": 1}, 8)]) == [((1,), 8, 6)]

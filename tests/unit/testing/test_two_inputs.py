@@ -22,6 +22,8 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.operators.functions.binding import shape
+from pystate.operators.joins.interval import IntervalJoin as IntervalOperator
+from pystate.operators.joins.interval import IntervalJoinSpec
 from tests.drawn import drawn
 
 LEFT, RIGHT = "k string, t long, n long", "t long, key string, m long"
@@ -500,3 +502,36 @@ def test_a_join_in_days_of_a_zone() -> None:
         assert row.window_start.astimezone(zone) == dt.datetime(2024, 3, 10, tzinfo=zone)
     with pytest.raises(InvalidArgumentError, match=r"timestamp.*local times.*cast one of them"):
         harness("timestamp_ntz", "timestamp")
+
+
+class OfLeft(IntervalOperator):
+    """An interval join that emits only what right rows complete."""
+
+    def meet(self, side: Any, rows: Any) -> Any:
+        found = list(super().meet(side, rows))
+        return iter(found if side == "right" else ())
+
+
+class OfLeftSpec(IntervalJoinSpec):
+    def make(self, late: Any = None) -> OfLeft:
+        return OfLeft(self, late)
+
+
+class LeftFirst(ps.testing.IntervalJoin):
+    """A join that nothing but this file knows."""
+
+    ways = ("inner",)
+
+    def _spec(self, left: Any, right: Any, output: Any, owner: str) -> OfLeftSpec:
+        return OfLeftSpec(left, right, 0, 5, self.how, output)
+
+
+def test_a_join_that_the_harness_does_not_know() -> None:
+    columns: Any = {"left": "k string, t long, n long", "right": "k string, u long, m long"}
+    columns |= {"event_time": "t", "right_event_time": "u"}
+    with ps.testing.TwoInputHarness(LeftFirst(0, 5), "k", **columns) as harness:
+        assert harness.push_left([("a", 1, 7)]) == []
+        assert harness.push_right([("a", 3, 8), ("b", 3, 9)]) == [("a", 1, 7, 3, 8)]
+        assert harness.push_left([("b", 2, 6)]) == []
+    with pytest.raises(InvalidArgumentError, match="how is 'inner'"):
+        ps.testing.TwoInputHarness(LeftFirst(0, 5, "full"), "k", **columns)

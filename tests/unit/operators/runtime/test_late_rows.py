@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -85,3 +86,24 @@ def test_without_a_bound_nothing_is_late() -> None:
     late = LateRows(None, lambda *each: noted.append(each), "drop")
     times = pa.array([5, None], pa.int64())
     assert late.among(times) is None and noted == [(5, 0)] and late.count(times) == 0
+
+
+def test_rows_whose_windows_are_over_are_counted_and_written() -> None:
+    rows = pa.record_batch({"n": [1, 2, 3, 4]})
+    ends = np.array([10, 11, 19, 25], np.int64)
+    written: list[Any] = []
+    noted: list[tuple[int | None, int]] = []
+    late = LateRows(20, lambda *note: noted.append(note), write=lambda p: written.append(p["n"]))
+
+    def left(lateness: int, count: Any = len) -> tuple[list[Any], Any]:
+        rest, kept = late.without_past(rows, ends, lateness, count)
+        return rest["n"].to_pylist(), None if kept is None else kept.tolist()
+
+    assert left(11) == ([1, 2, 3, 4], None) and not written
+    assert left(10) == ([2, 3, 4], [False, True, True, True])
+    assert left(0, lambda piece: 2 * len(piece)) == ([4], [False, False, False, True])
+    assert late.past_rows == 1 + 6 and [p.to_pylist() for p in written] == [[1], [1, 2, 3]]
+    assert not noted
+    assert LateRows(None, lambda *note: None).without_past(rows, ends)[1] is None
+    late.take_out(rows)
+    assert noted == [(None, 4)] and written[-1].to_pylist() == [1, 2, 3, 4]

@@ -18,6 +18,7 @@ from pystate.operators.functions.binding import broadcast_states, instance_state
 from pystate.operators.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.operators.joins.inputs import JoinInput
 from pystate.operators.joins.interval import IntervalJoin, IntervalJoinSpec
+from pystate.operators.joins.operator import ContinuousJoin
 from pystate.operators.joins.windowed import WindowJoin, WindowJoinSpec, join_window
 from pystate.operators.runtime.aggregate import AggregateOperator, Aggregates, StateUpdate
 from pystate.operators.runtime.deduplicate import DeduplicateSpec
@@ -299,3 +300,12 @@ def test_a_loop() -> None:
             kept += [v for rows in LoopTable(spec, table).rows() for v in rows["v"].to_pylist()]
             table.close()
     assert kept == [4]
+
+
+@pytest.mark.parametrize(
+    ("base", "missing"), [(Operator, "open, process"), (ContinuousJoin, "advance, meet")]
+)
+def test_an_operator_that_lacks_a_method_cannot_be_made(base: Any, missing: str) -> None:
+    names = missing.split(", ")
+    with pytest.raises(TypeError, match=r"(?s)abstract.*" + ".*".join(names)):
+        type("Half", (base,), {})()
