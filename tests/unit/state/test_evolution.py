@@ -208,6 +208,9 @@ def timed(ttl: ps.StateTtl | None) -> dict[str, Any]:
         "v": ps.ValueState("long", ttl=ttl),
         "l": ps.ListState("int", ttl=ttl),
         "m": ps.MapState("string", "struct<a:int>", ttl=ttl),
+        "sum": ps.ReducingState("long", sum, ttl=ttl),
+        "mean": ps.AggregatingState(ps.Mean(), "long", ttl=ttl),
+        "any": ps.ValueState(object, ttl=ttl),
     }
 
 
@@ -217,9 +220,11 @@ def seen(backend: ps.KeyedStateBackend) -> tuple[Any, ...]:
         backend["v"].value(),
         list(backend["l"].get()),
         {k: v["a"] for k, v in backend["m"].items()},
+        *(backend["sum"].get(), backend["mean"].get(), backend["any"].value()),
     )
 
 
+@pytest.mark.parametrize("clock_first", [True, False])
 @pytest.mark.parametrize("start", [1000, 2**63 - 1 - HOUR_MS])
 @pytest.mark.parametrize(
     ("before", "after", "lives"),
@@ -231,7 +236,9 @@ def seen(backend: ps.KeyedStateBackend) -> tuple[Any, ...]:
     ],
     ids=["on", "off", "longer", "shorter"],
 )
-def test_a_time_to_live_changes(start: int, before: Any, after: Any, lives: int | None) -> None:
+def test_a_time_to_live_changes(
+    start: int, before: Any, after: Any, lives: int | None, clock_first: bool
+) -> None:
     """The values were written half an hour before the program changed; types change with it."""
     out = io.BytesIO()
     with ps.KeyedStateBackend("long", states=timed(before)) as backend:
@@ -240,21 +247,28 @@ def test_a_time_to_live_changes(start: int, before: Any, after: Any, lives: int 
         backend["v"].update(1)
         backend["l"].add_all([1, 2])
         backend["m"].put("a", {"a": 3})
+        for name, value in (("sum", 4), ("mean", 5)):
+            backend[name].add(value)
+        backend["any"].update([6])
         with backend.seal() as snapshot:
             snapshot.write(out)
     states = timed(after) | {"l": ps.ListState("long", ttl=after)}
     now = start + HOUR_MS // 2
-    full = (1, [1, 2], {"a": 3})
+    full = (1, [1, 2], {"a": 3}, 4, 5.0, [6])
     with ps.KeyedStateBackend("long", states=states) as backend:
-        backend.set_clock(processing_time=now)
+        if clock_first:
+            backend.set_clock(processing_time=now)
         backend.restore([out], allow_unclaimed_state=True)
+        if not clock_first:  # it counts from the first sweep
+            backend.set_clock(processing_time=now)
+            backend.expire()
         assert seen(backend) == full
         last = now + (lives or 0) - 1
         if last + 1 < 2**63:
             backend.set_clock(processing_time=last)
             assert seen(backend) == full
             backend.set_clock(processing_time=last + 1)
-            assert seen(backend) == (full if lives is None else (None, [], {}))
+            assert seen(backend) == (full if lives is None else (None, [], {}, *[None] * 3))
 
 
 @pytest.mark.parametrize("old", ["byte", "short", "int"])
