@@ -119,18 +119,12 @@ ROWS = [("a", 1, 10), ("b", 2, 20), ("a", 3, None)]
 # -- shapes
 
 
-def test_rows_one_by_one() -> None:
-    assert Run(Count(), ROWS[:2], ROWS[2:]).rows == [("a", 1, None), ("b", 2, None), ("a", 4, None)]
-
-
-def test_rows_by_key() -> None:
-    run = Run(CountRows(), ROWS[:2], ROWS[2:])
-    assert run.rows == [("a", 4, None), ("b", 2, None)]
-    assert run.state == {"a": 4, "b": 2}
-
-
-def test_batches() -> None:
-    [first, second] = Run(CountVector(), ROWS[:2], ROWS[2:]).pieces
+def test_rows_one_by_one_by_key_and_in_batches() -> None:
+    batches = ROWS[:2], ROWS[2:]
+    assert Run(Count(), *batches).rows == [("a", 1, None), ("b", 2, None), ("a", 4, None)]
+    run = Run(CountRows(), *batches)
+    assert (run.rows, run.state) == ([("a", 4, None), ("b", 2, None)], {"a": 4, "b": 2})
+    [first, second] = Run(CountVector(), *batches).pieces
     assert first["n"].to_pylist() == [1, 2] and second["n"].to_pylist() == [4]
 
 
@@ -184,54 +178,52 @@ def test_whatever_can_be_gone_through_is_returned(method: str) -> None:
         assert found == list(value or [])
 
 
-class Failing(ps.KeyedProcessFunction):
-    n = ps.ValueState("int", default=0)
+def failing(**methods: Any) -> ps.KeyedProcessFunction:
+    """A function that writes a text into a number's state where a value is 3."""
 
-    def fail(self, value: Any) -> None:
+    def fail(self: Any, value: Any) -> None:
         if value == 3:
             self.n.update("wrong")
 
-    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
-        self.fail(timestamp)
+    members = {"n": ps.ValueState("int", default=0), "fail": fail, **methods}
+    return type("Failing", (ps.KeyedProcessFunction,), members)()  # type: ignore[no-any-return]
 
 
-class FailingRow(Failing):
+class OneColumn(ps.KeyedProcessFunction):
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-        self.fail(row.v)
         yield (key,)
 
 
-class FailingRows(Failing):
-    def process_rows(self, key: Any, batch: Any, ctx: ps.RuntimeContext) -> Any:
-        self.fail(batch.column("v")[0].as_py())
-
-
-class FailingTimer(Failing):
-    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-        ctx.register_processing_time_timer(row.v)
-
-
 @pytest.mark.parametrize(
-    ("function", "where", "key"),
+    ("function", "where"),
     [
-        (FailingRow(), "FailingRow.process", "key 'c'"),
-        (FailingRows(), "FailingRows.process_rows", "key 'c'"),
-        (FailingTimer(), "FailingTimer.on_timer", "key 'c', timer 3"),
+        (failing(process=lambda f, key, row, ctx: f.fail(row.v)), "process of {}: key 'c'"),
+        (
+            failing(process_rows=lambda f, key, batch, ctx: f.fail(batch["v"][0].as_py())),
+            "process_rows of {}: key 'c'",
+        ),
+        (
+            failing(
+                process=lambda f, key, row, ctx: ctx.register_processing_time_timer(row.v),
+                on_timer=lambda f, key, timestamp, ctx: f.fail(timestamp),
+            ),
+            "on_timer of {}: key 'c', timer 3",
+        ),
     ],
 )
-def test_an_error_of_a_call_says_where_it_happened(function: Any, where: str, key: str) -> None:
+def test_an_error_of_a_call_says_where_it_happened(function: Any, where: str) -> None:
     with pytest.raises(WrongTypeError, match="state 'n' is int") as raised:
         Run(function, [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("d", 4, 4)])
-    assert notes_of(raised.value) == [f"in {where} of operator 'one': {key}"]
+    assert notes_of(raised.value) == ["in Failing." + where.format("operator 'one'")]
 
 
 def test_an_error_of_the_output_names_the_key_and_the_place_of_the_function() -> None:
     columns = parse_columns("k string, n long", "operator 'one'")
-    by = rf"by FailingRow.process \({re.escape(__file__)}, line \d+\)"
+    by = rf"by OneColumn.process \({re.escape(__file__)}, line \d+\)"
     with pytest.raises(
         WrongTypeError, match=f"yielded 1 values.*; yielded for key 'a' {by}"
     ) as raised:
-        Run(FailingRow(), [("a", 1, 1)], output=columns)
+        Run(OneColumn(), [("a", 1, 1)], output=columns)
     assert not notes_of(raised.value)
 
 
@@ -448,28 +440,25 @@ class Between(ps.KeyedProcessFunction):
     n = ps.ValueState("long", default=0, ttl=ps.StateTtl(milliseconds=15, time="event"))
 
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-        self.n.update(row.v)
+        return self.put(key, row.v, ctx)
+
+    def put(self, key: Any, value: int, ctx: ps.RuntimeContext) -> Any:
+        self.n.update(value)
         for timestamp in (40, 41):
             ctx.register_event_time_timer(timestamp)
-        yield key, row.v, ctx.watermark
+        yield key, value, ctx.watermark
 
     def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
         yield key, self.n.value(), ctx.watermark, timestamp
 
 
-class BetweenRows(ps.KeyedProcessFunction):
+class BetweenRows(Between):
     """Handles the rows of a key at the end of the input."""
 
-    n = ps.ValueState("long", default=0, ttl=ps.StateTtl(milliseconds=15, time="event"))
+    process = ps.KeyedProcessFunction.process
 
     def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
-        self.n.update(batch.column("v")[0].as_py())
-        for timestamp in (40, 41):
-            ctx.register_event_time_timer(timestamp)
-        yield key, self.n.value(), ctx.watermark
-
-    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
-        yield key, self.n.value(), ctx.watermark, timestamp
+        return self.put(key, batch.column("v")[0].as_py(), ctx)
 
 
 @pytest.mark.parametrize("drain", [False, True])
@@ -493,26 +482,22 @@ def test_rows_are_judged_by_the_late_bound_and_timers_fire_up_to_the_watermark(
     assert run.state == {"a": 7}
 
 
+@pytest.mark.parametrize("word", ["late", "drop"])
 @pytest.mark.parametrize("function", [Count(), CountRows(), CountVector()])
-def test_late_rows_go_to_their_side_output(function: Any) -> None:
+def test_late_rows_are_counted_and_dropped_or_go_to_their_side_output(
+    function: Any, word: str
+) -> None:
     batches = [ROWS, [("b", 4, 3)], [("b", 8, 20)]]
-    run = Run(function, *batches, event_time="at", watermark=20, late="late")
-    assert run.task.late_rows == 2
+    run = Run(function, *batches, event_time="at", watermark=20, late=word)
+    assert (run.task.late_rows, run.task.latest["input"]) == (2, 20)
     assert run.state == {"a": 3, "b": 10}
-    late = pa.Table.from_batches(run.sides["late"])
-    assert late.schema == COLUMNS
-    assert [tuple(row.values()) for row in late.to_pylist()] == [("a", 1, 10), ("b", 4, 3)]
-    assert run.task.latest["input"] == 20
-
-
-@pytest.mark.parametrize("function", [Count(), CountRows(), CountVector()])
-def test_late_rows_are_dropped_and_counted(function: Any) -> None:
-    batches = [ROWS, [("b", 4, 3)], [("b", 8, 20)]]
-    run = Run(function, *batches, event_time="at", watermark=20, late="drop")
-    assert (run.task.late_rows, run.sides) == (2, {})
-    assert run.state == {"a": 3, "b": 10}
-    assert run.task.latest["input"] == 20
-    run = Run(function, *batches, event_time="at", late="drop")
+    if word == "drop":
+        assert run.sides == {}
+    else:
+        late = pa.Table.from_batches(run.sides["late"])
+        assert late.schema == COLUMNS
+        assert [tuple(row.values()) for row in late.to_pylist()] == [("a", 1, 10), ("b", 4, 3)]
+    run = Run(function, *batches, event_time="at", late=word)
     assert (run.task.late_rows, run.state) == (0, {"a": 4, "b": 14})
 
 
@@ -603,7 +588,7 @@ def test_a_wrong_row_names_the_side_output() -> None:
         Run(Wrong(), ROWS, side_outputs={"bad": side("bad")})
 
 
-class Aside:
+class Aside(ps.KeyedProcessFunction):
     """Emits what does not fit, of one key."""
 
     n = ps.ValueState("long", default=0)
@@ -616,17 +601,17 @@ class Aside:
         ctx.output("bad", self.wrong if key == "c" else (key, 2))
 
 
-class AsideRow(Aside, ps.KeyedProcessFunction):
+class AsideRow(Aside):
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
         self.emit(key, ctx)
 
 
-class AsideRows(Aside, ps.KeyedProcessFunction):
+class AsideRows(Aside):
     def process_rows(self, key: Any, batch: Any, ctx: ps.RuntimeContext) -> None:
         self.emit(key, ctx)
 
 
-class AsideTimer(Aside, ps.KeyedProcessFunction):
+class AsideTimer(Aside):
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
         ctx.register_processing_time_timer(1)
 
@@ -651,14 +636,14 @@ def test_a_wrong_row_of_a_side_output_names_its_key_and_method(
         Run(kind(wrong), [(k, 1, 1) for k in "abcd"], side_outputs={"bad": side("bad")})
 
 
-class AsideBatch(Aside, ps.VectorizedFunction):
+class AsideBatch(ps.VectorizedFunction):
     def process(self, keys: Any, batch: Any, ctx: ps.RuntimeContext) -> None:
         ctx.output("bad", {"k": ["a"], "v": ["x"]})
 
 
 def test_a_wrong_batch_of_a_side_output_names_its_method() -> None:
     with pytest.raises(WrongTypeError, match=r"side output 'bad': .*; emitted by AsideBatch\.proc"):
-        Run(AsideBatch(None), ROWS, side_outputs={"bad": side("bad")})
+        Run(AsideBatch(), ROWS, side_outputs={"bad": side("bad")})
 
 
 def test_side_outputs_need_somewhere_to_go() -> None:
@@ -714,24 +699,6 @@ def test_namespaces_are_declared() -> None:
         Run(Wrong(), ROWS)
 
 
-def test_open_and_close_bracket_the_task() -> None:
-    seen: list[str] = []
-
-    class Open(Count):
-        def open(self, ctx: ps.RuntimeContext) -> None:
-            seen.append(f"open {ctx.uid}")
-
-        def close(self) -> None:
-            seen.append("close")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-            raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        Run(Open(), ROWS)
-    assert seen == ["open one", "close"]
-
-
 @pytest.mark.parametrize(
     ("type", "value"),
     [
@@ -776,19 +743,27 @@ def test_rows_of_a_task_may_take_more_than_32_bits_of_text() -> None:
     assert seen == [(i, pa.string(), len(text)) for i in range(rows)]
 
 
-@pytest.mark.parametrize("method", ["open", "close"])
-def test_an_error_of_open_and_close_says_whose_it_is(method: str) -> None:
-    class Fails(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
+def test_open_and_close_bracket_the_task_and_their_errors_say_whose_they_are() -> None:
+    seen: list[str] = []
 
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-            self.n.update(1)
+    def noting(name: str) -> Any:
+        def method(self: Any, *context: Any) -> None:
+            seen.append(f"{name} {'' if name == 'close' else context[-1].uid}")
+            if name == failing:
+                raise OSError("no")
 
-    def fail(*_: Any) -> None:
-        raise OSError("no")
+        return method
 
-    setattr(Fails, method, fail)
-    harness = ps.testing.Harness(Fails(), key="k")
-    with pytest.raises(OSError, match="no") as raised:
-        harness.process([{"k": 1}])
-    assert notes_of(raised.value) == [f"in Fails.{method} of operator 'harness'"]
+    for failing, calls in (
+        ("open", ["open one"]),
+        ("process", ["open one", "process one", "close "]),
+        ("close", ["open one", "process one", "close "]),
+    ):
+        methods = {name: noting(name) for name in ("open", "process", "close")}
+        function = type("Fails", (Count,), methods)()
+        with pytest.raises(OSError, match="no") as raised:
+            Run(function, ROWS[:1])
+        where = ": key 'a'" if failing == "process" else ""
+        assert notes_of(raised.value) == [f"in Fails.{failing} of operator 'one'{where}"]
+        assert seen == calls
+        seen.clear()

@@ -215,16 +215,6 @@ def test_times_at_the_ends_of_the_type() -> None:
 LONG_GAPS = GAPS.set(3, pa.field("gap", pa.int64()))
 
 
-@pytest.mark.parametrize("gap", [0, -5, None, -(1 << 63), (1 << 59) + 1, (1 << 63) - 1])
-def test_a_row_whose_gap_is_none_is_left_out(gap: int | None) -> None:
-    """As Spark filters such rows; the others of the batch are not touched."""
-    world = World(Session(column="gap"), SUMS, LONG_GAPS)
-    world.epoch([(1, 1, 1, 5), (1, 2, 1, gap), (2, 3, 7, 1)], None)
-    assert sorted(world.epoch([], 10)) == [(1, 1, 6, 1, 1), (2, 3, 4, 7, 1)]
-    assert world.timeless == 1
-    world.close()
-
-
 def test_a_gap_that_is_too_long_for_its_time_concerns_no_other_row() -> None:
     world = World(Session(column="gap"), SUMS, LONG_GAPS)
     far = (1 << 63) - (1 << 61)
