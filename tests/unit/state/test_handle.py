@@ -10,6 +10,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import DeclarationError, WrongTypeError
+from tests.tables import keyed
 
 STATES: dict[str, ps.State] = {
     "v": ps.ValueState("long", default=0),
@@ -27,8 +28,7 @@ STATES: dict[str, ps.State] = {
 
 @pytest.fixture
 def states() -> Iterator[Any]:
-    with ps.KeyedStateBackend("long", states=STATES) as backend:
-        backend.set_current_key(1)
+    with keyed(STATES) as backend:
         yield backend
 
 
