@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import pystate as ps
 from pystate.errors import InvalidArgumentError
 from tests.drawn import drawn
+from tests.unit.testing.disturbed import disturbed
 
 rows = st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.integers(0, 9)), max_size=8)
 acts = st.sampled_from(["", "rows", "publish", "restore 1", "restore 3"])
@@ -34,16 +35,8 @@ def test_top(epochs: list[Any], k: int, earlier: list[Any]) -> None:
         add(key, n, -1)
     try:
         for number, (given, act) in enumerate(epochs):
-            if act == "rows" and given:
-                harness.fail_after(0)
-            elif act == "publish":
-                harness.fail_at("publish")
-            elif act.startswith("restore"):
-                snapshot = harness.snapshot()
-                harness.close()
-                harness = ps.testing.RowHarness.restore(
-                    snapshot, operator, parallelism=int(act.split()[1])
-                )
+            if act != "rows" or given:
+                harness = disturbed(harness, act, operator)
             before = {key: list(rows) for key, rows in best.items()}
             for key, n in given:
                 add(key, n, number)
@@ -145,9 +138,7 @@ def test_top_of_updates_equals_a_recomputation(seed: int) -> None:
             for hour, url, _, n, rank in run.process(rows):
                 table[hour, rank] = url, n
             if generator.random() < 0.3:
-                snapshot = run.snapshot()
-                run.close()
-                run = ps.testing.RowHarness.restore(snapshot, top, parallelism=3)
+                run = disturbed(run, "restore 3", top)
     finally:
         run.close()
     found = {at: (url, repr(n)) for at, (url, n) in table.items()}

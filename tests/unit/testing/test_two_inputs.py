@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import zoneinfo
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +17,12 @@ from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
     NoEventTimeError,
-    ReplayError,
     UnknownStateError,
     WrongTypeError,
 )
 from pystate.operators.functions.binding import shape
 from tests.drawn import drawn
+from tests.unit.testing.disturbed import disturbed
 
 LEFT, RIGHT = "k string, t long, n long", "t long, key string, m long"
 
@@ -142,32 +142,15 @@ def test_functions_of_all_shapes(kind: str) -> None:
     def check(epochs: list[Any], delay: int) -> None:
         model = Model(delay)
         harness = ps.testing.TwoInputHarness(
-            make(),
-            "k",
-            left=LEFT,
-            right=RIGHT,
-            right_key="key",
-            event_time="t",
-            allowed_delay=delay,
-            late="drop",
-            schema="k string, t long, a long, b long",
+            make(), "k", left=LEFT, right=RIGHT, right_key="key", event_time="t",
+            allowed_delay=delay, late="drop", schema="k string, t long, a long, b long",
             batch_rows=3,
-        )
+        )  # fmt: skip
         try:
             for number, (left, right, act) in enumerate(epochs):
                 moved = [(k, t + 10 * number, n) for k, t, n in left]
                 other = [(k, t + 10 * number, n) for k, t, n in right]
-                if act in ("seal", "publish"):
-                    harness.fail_at(act)
-                elif act in ("rows", "timers"):
-                    harness.fail_after(**{act: 1})
-                elif act:
-                    snapshot = harness.snapshot()
-                    harness.close()
-                    count = int(act.split()[1])
-                    harness = ps.testing.TwoInputHarness.restore(
-                        snapshot, make(), parallelism=count
-                    )
+                harness = disturbed(harness, act, make(), rows=1, timers=1)
                 found = harness.process(moved, right_of(other))
                 assert sorted(map(tuple, found), key=repr) == model.epoch(moved, other)
                 assert harness.watermark == model.watermark
@@ -204,24 +187,6 @@ def test_watermarks_of_inputs_and_side_outputs() -> None:
         assert harness.processing_time == 1000 and harness.epoch == 5
 
 
-def test_a_function_that_remembers_outside_of_its_states() -> None:
-    class Forgetful(ps.KeyedCoProcessFunction):
-        n = ps.ValueState("long")
-        seen: ClassVar[list[Any]] = []
-
-        def process_left(self, key: Any, row: Any, ctx: Any) -> Any:
-            self.seen.append(key)
-            yield key, len(self.seen)
-
-        def process_right_rows(self, key: Any, batch: Any, ctx: Any) -> Any:
-            return None
-
-    with ps.testing.TwoInputHarness(Forgetful(), "k", left="k long", right="k long") as harness:
-        harness.fail_after(2)
-        with pytest.raises(ReplayError):
-            harness.process([(1,), (2,)], [(1,)])
-
-
 # -- joins
 
 
@@ -240,105 +205,67 @@ def model_join(left: list[Any], right: list[Any], lower: int, upper: int) -> lis
     return sorted(found, key=repr)
 
 
-@drawn(40)
-@given(
-    st.lists(
-        st.tuples(rows, rows, st.sampled_from(["", "rows", "seal", "restore 1", "restore 3"])),
-        max_size=5,
-    ),
-    st.integers(0, 2),
+JOINED = st.lists(
+    st.tuples(rows, rows, st.sampled_from(["", "rows", "seal", "restore 1", "restore 3"])),
+    max_size=5,
 )
-def test_an_interval_join(epochs: list[Any], earlier: int) -> None:
-    """All rows are in time; some may be rows of before the first epoch."""
+
+
+def joined(
+    operator: Any, epochs: list[Any], earlier: int = 0
+) -> tuple[list[Any], list[Any], list[list[Any]]]:
+    """What a join emits up to its drain, and after it; and the numbered rows of both sides.
+
+    All rows are in time; those of the first `earlier` epochs are rows of before the first one.
+    """
     numbers = iter(range(10_000))
     stream = [
         tuple([(k, t, next(numbers)) for k, t, _ in side] for side in (left, right))
         for left, right, _ in epochs
     ]
-    first = min(earlier, len(epochs))
-    begin = tuple([row for each in stream[:first] for row in each[i]] for i in (0, 1))
-    operator = ps.testing.IntervalJoin(-5, 10, how="full", suffixes=("", "_right"))
+    columns = "k string, t long, n long"
+    begin = tuple([row for each in stream[:earlier] for row in each[i]] for i in (0, 1))
     harness = ps.testing.TwoInputHarness(
-        operator,
-        "k",
-        left="k string, t long, n long",
-        right="k string, t long, n long",
-        event_time="t",
-        initial_rows=begin,
+        operator, "k", left=columns, right=columns, event_time="t", initial_rows=begin
     )
     found: list[Any] = []
     try:
         assert harness.epoch == 0 and harness.output == []
-        for (left, right), (_, _, act) in zip(stream[first:], epochs[first:], strict=True):
-            if act == "rows" and (left or right):
-                harness.fail_after(0)
-            elif act == "seal":
-                harness.fail_at("seal")
-            elif act.startswith("restore"):
-                snapshot = harness.snapshot()
-                harness.close()
-                harness = ps.testing.TwoInputHarness.restore(
-                    snapshot, operator, parallelism=int(act.split()[1])
-                )
+        for (left, right), (_, _, act) in zip(stream[earlier:], epochs[earlier:], strict=True):
+            if act != "rows" or left or right:
+                harness = disturbed(harness, act, operator)
             found += harness.process(left, right)
-        found += harness.drain()
-        assert harness.kept == 0
-    finally:
-        harness.close()
-    # Pairs of earlier rows were emitted before, and rows without a key at once.
-    dropped = model_join(*begin, -5, 10)
-    pairs = {row for row in dropped if row[2] is not None and row[4] is not None}
-    nameless = {row for row in dropped if row[0] is None}
-    both = [[row for each in stream for row in each[i]] for i in (0, 1)]
-    wanted = [row for row in model_join(*both, -5, 10) if row not in pairs | nameless]
-    assert sorted(map(tuple, found), key=repr) == wanted
-
-
-@drawn(40)
-@given(
-    st.lists(
-        st.tuples(rows, rows, st.sampled_from(["", "rows", "seal", "restore 1", "restore 3"])),
-        max_size=5,
-    )
-)
-def test_a_windowed_join(epochs: list[Any]) -> None:
-    """All rows are in time; the windows are those of ten milliseconds."""
-    numbers = iter(range(10_000))
-    stream = [
-        tuple([(k, t, next(numbers)) for k, t, _ in side] for side in (left, right))
-        for left, right, _ in epochs
-    ]
-    operator = ps.testing.WindowJoin(ps.Tumbling(10), how="full", suffixes=("", "_right"))
-    harness = ps.testing.TwoInputHarness(
-        operator,
-        "k",
-        left="k string, t long, n long",
-        right="k string, t long, n long",
-        event_time="t",
-    )
-    found: list[Any] = []
-    try:
-        for (left, right), (_, _, act) in zip(stream, epochs, strict=True):
-            if act == "rows" and (left or right):
-                harness.fail_after(0)
-            elif act == "seal":
-                harness.fail_at("seal")
-            elif act.startswith("restore"):
-                snapshot = harness.snapshot()
-                harness.close()
-                harness = ps.testing.TwoInputHarness.restore(
-                    snapshot, operator, parallelism=int(act.split()[1])
-                )
-            found += harness.process(left, right)
-        assert found == []
-        found = harness.drain()
+        last = harness.drain()
         assert harness.late_rows == 0 and harness.kept == 0
     finally:
         harness.close()
-    lefts, rights = ([row for each in stream for row in each[i]] for i in (0, 1))
+    return found, last, [[row for each in stream for row in each[i]] for i in (0, 1)]
+
+
+@drawn(40)
+@given(JOINED, st.integers(0, 2))
+def test_an_interval_join(epochs: list[Any], earlier: int) -> None:
+    operator = ps.testing.IntervalJoin(-5, 10, how="full", suffixes=("", "_right"))
+    earlier = min(earlier, len(epochs))
+    found, last, both = joined(operator, epochs, earlier)
+    # Pairs of earlier rows were emitted before, and rows without a key at once.
+    counts = [sum(len(each[i]) for each in epochs[:earlier]) for i in (0, 1)]
+    dropped = model_join(*(side[:n] for side, n in zip(both, counts, strict=True)), -5, 10)
+    pairs = {row for row in dropped if row[2] is not None and row[4] is not None}
+    nameless = {row for row in dropped if row[0] is None}
+    wanted = [row for row in model_join(*both, -5, 10) if row not in pairs | nameless]
+    assert sorted(map(tuple, found + last), key=repr) == wanted
+
+
+@drawn(40)
+@given(JOINED)
+def test_a_windowed_join(epochs: list[Any]) -> None:
+    operator = ps.testing.WindowJoin(ps.Tumbling(10), how="full", suffixes=("", "_right"))
+    before, found, both = joined(operator, epochs)
+    assert before == []
     wanted: list[Any] = []
     for start in range(0, 70, 10):
-        one, two = ([r for r in given if start <= r[1] < start + 10] for given in (lefts, rights))
+        one, two = ([r for r in side if start <= r[1] < start + 10] for side in both)
         for k, left_t, left_n, right_t, right_n in model_join(one, two, -10, 10):
             wanted.append((k, start, start + 10, left_t, left_n, right_t, right_n))
     assert sorted(map(tuple, found), key=repr) == sorted(wanted, key=repr)
@@ -451,33 +378,34 @@ def test_shapes_and_what_they_lack() -> None:
             def processElement1(self, value: Any, ctx: Any, out: Any) -> Any: ...  # noqa: N802
 
 
-def test_bad_arguments() -> None:
-    def make(operator: Any = None, **given: Any) -> None:
-        options: dict[str, Any] = {"left": LEFT, "right": RIGHT, "right_key": "key"}
-        options |= {"event_time": "t"} | given
-        operator = ByRow() if operator is None else operator
-        ps.testing.TwoInputHarness(operator, "k", **options).close()
+INTERVAL = ps.testing.IntervalJoin(0, 1)
 
-    interval = ps.testing.IntervalJoin(0, 1)
-    make()
-    with pytest.raises(InvalidArgumentError, match="no function of two inputs"):
-        make(ps.testing.Top(1, "n"))
-    with pytest.raises(InvalidArgumentError, match="schema is of a function"):
-        make(interval, schema="k string")
-    with pytest.raises(InvalidArgumentError, match="two columns of the result"):
-        make(interval)
-    with pytest.raises(InvalidArgumentError, match="by event time"):
-        make(interval, event_time=None)
-    with pytest.raises(WrongTypeError, match="different types"):
-        make(right="key long, t long, m long")
-    with pytest.raises(InvalidArgumentError, match="'side'"):
-        make(late="side")
-    with pytest.raises(InvalidArgumentError, match="allowed_delay"):
-        make(event_time=None, allowed_delay=1)
-    with pytest.raises(InvalidArgumentError, match="nothing declares the column 'x'"):
-        make(initial_state={"k": ["a"], "x": [1]})
-    with pytest.raises(WrongTypeError, match="initial_state"):
-        make(initial_state=7)
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"function": ps.testing.Top(1, "n")}, InvalidArgumentError, "no function of two inputs"),
+        ({"function": INTERVAL, "schema": "k string"}, InvalidArgumentError, "schema is of a func"),
+        ({"function": INTERVAL}, InvalidArgumentError, "two columns of the result"),
+        ({"function": INTERVAL, "event_time": None}, InvalidArgumentError, "by event time"),
+        ({"right": "key long, t long, m long"}, WrongTypeError, "different types"),
+        ({"late": "side"}, InvalidArgumentError, "'side'"),
+        ({"event_time": None, "allowed_delay": 1}, InvalidArgumentError, "allowed_delay"),
+        (
+            {"initial_state": {"k": ["a"], "x": [1]}},
+            InvalidArgumentError,
+            "nothing declares the column 'x'",
+        ),
+        ({"initial_state": 7}, WrongTypeError, "initial_state"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], error: Any, match: str) -> None:
+    good = {"left": LEFT, "right": RIGHT, "right_key": "key", "event_time": "t"}
+    ps.testing.TwoInputHarness(ByRow(), "k", **good).close()  # type: ignore[arg-type]
+    function = options.get("function", ByRow())
+    options = {name: value for name, value in options.items() if name != "function"}
+    with pytest.raises(error, match=match):
+        ps.testing.TwoInputHarness(function, "k", **(good | options))
     with pytest.raises(InvalidArgumentError, match="what snapshot"):
         ps.testing.TwoInputHarness.restore(7, ByRow())  # type: ignore[arg-type]
 
