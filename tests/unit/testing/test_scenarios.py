@@ -169,8 +169,6 @@ def test_snapshot_cancelled(backend: ps.KeyedStateBackend) -> None:
 
 
 class Full(io.RawIOBase):
-    """A file that has no room."""
-
     def writable(self) -> bool:
         return True
 

@@ -190,85 +190,39 @@ def test_watermarks_of_inputs_and_side_outputs() -> None:
 # -- joins
 
 
-def model_join(left: list[Any], right: list[Any], lower: int, upper: int) -> list[tuple[Any, ...]]:
-    found: list[tuple[Any, ...]] = []
-    pairs = [
-        (one, two)
-        for one in left
-        for two in right
-        if one[0] == two[0] is not None and lower <= two[1] - one[1] <= upper
-    ]
-    found += [(*one, two[1], two[2]) for one, two in pairs]
-    found += [(*one, None, None) for one in left if one not in [p[0] for p in pairs]]
-    alone = [two for two in right if two not in [p[1] for p in pairs]]
-    found += [(two[0], None, None, two[1], two[2]) for two in alone]
-    return sorted(found, key=repr)
-
-
-JOINED = st.lists(
-    st.tuples(rows, rows, st.sampled_from(["", "rows", "seal", "restore 1", "restore 3"])),
-    max_size=5,
-)
-
-
-def joined(
-    operator: Any, epochs: list[Any], earlier: int = 0
-) -> tuple[list[Any], list[Any], list[list[Any]]]:
-    """What a join emits up to its drain, and after it; and the numbered rows of both sides.
-
-    All rows are in time; those of the first `earlier` epochs are rows of before the first one.
-    """
-    numbers = iter(range(10_000))
-    stream = [
-        tuple([(k, t, next(numbers)) for k, t, _ in side] for side in (left, right))
-        for left, right, _ in epochs
-    ]
+@pytest.mark.parametrize("act", ["", "rows", "seal", "restore 1", "restore 3"])
+def test_joins_that_are_disturbed(act: str) -> None:
+    """Random rows are those of tests/model."""
     columns = "k string, t long, n long"
-    begin = tuple([row for each in stream[:earlier] for row in each[i]] for i in (0, 1))
-    harness = ps.testing.TwoInputHarness(
-        operator, "k", left=columns, right=columns, event_time="t", initial_rows=begin
-    )
-    found: list[Any] = []
-    try:
-        assert harness.epoch == 0 and harness.output == []
-        for (left, right), (_, _, act) in zip(stream[earlier:], epochs[earlier:], strict=True):
-            if act != "rows" or left or right:
-                harness = disturbed(harness, act, operator)
-            found += harness.process(left, right)
-        last = harness.drain()
+
+    def made(operator: Any, **more: Any) -> Any:
+        return ps.testing.TwoInputHarness(
+            operator, "k", left=columns, right=columns, event_time="t", **more
+        )
+
+    operator: Any = ps.testing.IntervalJoin(-5, 10, how="full", suffixes=("", "_right"))
+    harness = made(operator, initial_rows=([("a", 10, 1), ("b", 10, 2)], [("a", 12, 3)]))
+    assert harness.epoch == 0 and harness.output == []
+    with disturbed(harness, act, operator) as harness:
+        found = harness.process([("a", 14, 4), ("c", 30, 5)], [("b", 15, 6), (None, 15, 7)])
+        # The pair of earlier rows was emitted before, and a row without a key is at once.
+        assert sorted(map(tuple, found), key=repr) == [
+            *(("a", 14, 4, 12, 3), ("b", 10, 2, 15, 6), (None, None, None, 15, 7))
+        ]
+        assert harness.drain() == [("c", 30, 5, None, None)]
         assert harness.late_rows == 0 and harness.kept == 0
-    finally:
-        harness.close()
-    return found, last, [[row for each in stream for row in each[i]] for i in (0, 1)]
-
-
-@drawn(40)
-@given(JOINED, st.integers(0, 2))
-def test_an_interval_join(epochs: list[Any], earlier: int) -> None:
-    operator = ps.testing.IntervalJoin(-5, 10, how="full", suffixes=("", "_right"))
-    earlier = min(earlier, len(epochs))
-    found, last, both = joined(operator, epochs, earlier)
-    # Pairs of earlier rows were emitted before, and rows without a key at once.
-    counts = [sum(len(each[i]) for each in epochs[:earlier]) for i in (0, 1)]
-    dropped = model_join(*(side[:n] for side, n in zip(both, counts, strict=True)), -5, 10)
-    pairs = {row for row in dropped if row[2] is not None and row[4] is not None}
-    nameless = {row for row in dropped if row[0] is None}
-    wanted = [row for row in model_join(*both, -5, 10) if row not in pairs | nameless]
-    assert sorted(map(tuple, found + last), key=repr) == wanted
-
-
-@drawn(40)
-@given(JOINED)
-def test_a_windowed_join(epochs: list[Any]) -> None:
     operator = ps.testing.WindowJoin(ps.Tumbling(10), how="full", suffixes=("", "_right"))
-    before, found, both = joined(operator, epochs)
-    assert before == []
-    wanted: list[Any] = []
-    for start in range(0, 70, 10):
-        one, two = ([r for r in side if start <= r[1] < start + 10] for side in both)
-        for k, left_t, left_n, right_t, right_n in model_join(one, two, -10, 10):
-            wanted.append((k, start, start + 10, left_t, left_n, right_t, right_n))
-    assert sorted(map(tuple, found), key=repr) == sorted(wanted, key=repr)
+    harness = made(operator)
+    assert harness.process([("a", 1, 1), ("b", 5, 2)], [("a", 9, 3)]) == []
+    with disturbed(harness, act, operator) as harness:
+        assert harness.process([("a", 11, 4)], [("a", 2, 5)]) == []
+        assert sorted(map(tuple, harness.drain()), key=repr) == [
+            ("a", 0, 10, 1, 1, 2, 5),
+            ("a", 0, 10, 1, 1, 9, 3),
+            ("a", 10, 20, 11, 4, None, None),
+            ("b", 0, 10, 5, 2, None, None),
+        ]
+        assert harness.late_rows == 0 and harness.kept == 0
 
 
 def test_an_asof_join() -> None:

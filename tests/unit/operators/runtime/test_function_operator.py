@@ -301,56 +301,44 @@ def test_a_wrong_value_names_its_key_among_many(way: str, what: str, method: str
         Run(Typed(way), [(k, 1, 1) for k in "abcd"], output=columns)
 
 
-class Keyless(ps.KeyedProcessFunction):
-    n = ps.ValueState("long", default=0)
-
-    def __init__(self, act: str) -> None:
-        self.act = act
-
-    def open(self, ctx: ps.RuntimeContext) -> None:
-        if self.act == "timer":
-            ctx.register_processing_time_timer(1)
-        elif self.act == "update":
-            self.n.update(1)
-        else:
-            self.n.value()
-
-    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None: ...
-
-    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> None: ...
+def keyless(base: Any = ps.KeyedProcessFunction, **methods: Any) -> Any:
+    """A function of which a method uses a state while no key is current."""
+    members = {"n": ps.ValueState("long", default=0), "process": lambda *_: None, **methods}
+    members["on_timer" if base is ps.KeyedProcessFunction else "on_timers"] = (
+        lambda self, keys, timestamps, ctx: self.n.value()
+    )
+    return type("Keyless", (base,), members)()
 
 
-class KeylessVector(ps.VectorizedFunction):
-    n = ps.ValueState("long", default=0)
+def vector(process: Any) -> Any:
+    return keyless(ps.VectorizedFunction, process=process)
 
-    def __init__(self, act: str) -> None:
-        self.act = act
 
-    def process(self, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
-        if self.act == "timers":
-            return ctx.register_processing_time_timers(keys, 0)
-        if self.act == "select":
-            keys.select(1)
-            self.n.update(7)
-            return None
-        return self.late() if self.act == "yield" else self.n.update(1)
+def selecting(self: Any, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: Any) -> None:
+    if batch.num_rows == 2:
+        keys.select(1)
+    self.n.update(7)
 
-    def late(self) -> Any:
-        yield {"n": [self.n.value()]}
 
-    def on_timers(self, keys: ps.KeyBatch, timestamps: Any, ctx: ps.RuntimeContext) -> Any:
-        self.n.value()
+def yielding(self: Any, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: Any) -> Any:
+    yield {"n": [self.n.value()]}
 
 
 @pytest.mark.parametrize(
     ("function", "advice"),
     [
-        (Keyless("value"), "none is in open"),
-        (Keyless("update"), "none is in open"),
-        (Keyless("timer"), "none is in open"),
-        (KeylessVector("now"), r"values\(keys\) or .* keys.select\(i\)"),
-        (KeylessVector("yield"), r"values\(keys\) or .* keys.select\(i\)"),
-        (KeylessVector("timers"), r"values\(keys\) or .* keys.select\(i\)"),
+        (keyless(open=lambda self, ctx: self.n.value()), "none is in open"),
+        (keyless(open=lambda self, ctx: self.n.update(1)), "none is in open"),
+        (
+            keyless(open=lambda self, ctx: ctx.register_processing_time_timer(1)),
+            "none is in open",
+        ),
+        (vector(lambda self, *_: self.n.update(1)), r"values\(keys\) or .* keys.select\(i\)"),
+        (vector(yielding), r"values\(keys\) or .* keys.select\(i\)"),
+        (
+            vector(lambda self, keys, rows, ctx: ctx.register_processing_time_timers(keys, 0)),
+            r"values\(keys\) or .* keys.select\(i\)",
+        ),
     ],
 )
 def test_without_a_key_a_function_is_told_what_it_can_do(function: Any, advice: str) -> None:
@@ -359,19 +347,10 @@ def test_without_a_key_a_function_is_told_what_it_can_do(function: Any, advice: 
     assert "set_current_key" not in str(raised.value)
 
 
-def test_a_vectorised_function_selects_a_rows_key() -> None:
-    assert Run(KeylessVector("select"), ROWS[:2]).state == {"b": 7}
-
-
-def test_a_selected_key_ends_with_the_call() -> None:
-    class Once(KeylessVector):
-        def process(self, keys: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
-            if batch.num_rows == 2:
-                keys.select(1)
-            self.n.update(7)
-
+def test_a_vectorised_function_selects_a_rows_key_for_the_call() -> None:
+    assert Run(vector(selecting), ROWS[:2]).state == {"b": 7}
     with pytest.raises(NoCurrentKeyError, match=r"keys.select\(i\)"):
-        Run(Once("now"), ROWS[:2], ROWS[:1])
+        Run(vector(selecting), ROWS[:2], ROWS[:1])
 
 
 @pytest.mark.parametrize("value", [5, "ab"])

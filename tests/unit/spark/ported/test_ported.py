@@ -361,8 +361,6 @@ OPERATIONS = hs.one_of(
 
 
 class Operated(StatefulProcessor):
-    """Does what its rows say."""
-
     def __init__(self, scripts: dict[int, list[Any]]) -> None:
         self.scripts = scripts
 
@@ -770,8 +768,6 @@ def test_what_cannot_go_to_the_tasks_is_made_in_init() -> None:
 
 
 class Begun(Scripted):
-    """Adds numbers to what the initial state says."""
-
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         now = timerValues.getCurrentProcessingTimeInMs()
         self.n.update((initialState["start"],))

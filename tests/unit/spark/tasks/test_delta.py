@@ -190,8 +190,6 @@ def test_no_room_beside_the_tables(task: Range, monkeypatch: pytest.MonkeyPatch)
 
 
 class FullStorage(LocalStorage):
-    """A memory file system without room."""
-
     def __init__(self, folder: str) -> None:
         super().__init__("/nowhere")
 
