@@ -101,7 +101,6 @@ def test_a_default_is_that_of_the_epoch_that_adds_the_field(
 
 
 def test_what_changed_with_a_default(tmp_path: Path) -> None:
-    """Each key has got a value."""
     states = {"s": ps.ValueState("struct<a:int>")}
     Program(tmp_path, states, 1).run(0, {i: {"s": {"a": i}} for i in range(2)}, retained=9)
     states = {"s": ps.ValueState("struct<a:int,b:int>", {"b": 5})}

@@ -91,16 +91,15 @@ def test_a_handle_is_never_taken_for_its_value(states: Any, name: str) -> None:
     assert f"'{name}'" in repr(handle)
 
 
+def of(process: Any) -> ps.KeyedProcessFunction:
+    members = {"flag": ps.ValueState("boolean"), "process": process}
+    return type("Of", (ps.KeyedProcessFunction,), members)()  # type: ignore[no-any-return]
+
+
 def test_a_condition_in_a_function_says_where() -> None:
-    class Flags(ps.KeyedProcessFunction):
-        flag = ps.ValueState("boolean")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-            if self.flag:
-                yield key, 1
-
+    flags = of(lambda self, key, row, ctx: [key] if self.flag else [])
     with (
-        ps.testing.Harness(Flags(), key="k") as harness,
+        ps.testing.Harness(flags, key="k") as harness,
         pytest.raises(WrongTypeError, match=r"'flag' stands in a condition .* write \.value\(\)"),
     ):
         harness.process([{"k": 1}])
@@ -154,15 +153,9 @@ def test_lists_are_used_as_lists_are(states: Any, name: str) -> None:
     ],
 )
 def test_a_context_answers_to_the_names_of_others(name: str, instead: str) -> None:
-    class Asks(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-            getattr(ctx, name)
-            yield (key,)
-
+    asks = of(lambda self, key, row, ctx: [getattr(ctx, name)])
     with (
-        ps.testing.Harness(Asks(), key="k", columns="k long") as harness,
+        ps.testing.Harness(asks, key="k", columns="k long") as harness,
         pytest.raises(AttributeError, match=f"RuntimeContext has no '{name}': write .*{instead}"),
     ):
         harness.process({"k": 1})

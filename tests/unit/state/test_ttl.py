@@ -227,8 +227,6 @@ def test_what_is_seen_is_what_is_added_to(vectorised: bool) -> None:
 
 
 class Largest(ps.AggregateFunction[Any, Any, Any]):
-    """Objects as accumulators."""
-
     def create(self) -> list[int]:
         return []
 

@@ -92,8 +92,6 @@ FUNCTIONS = {"row": ByRow, "key": ByKey, "mixed": Mixed, "vector": Vector}
 
 
 class Model:
-    """What the functions do, with dicts."""
-
     def __init__(self, delay: int) -> None:
         self.delay = delay
         self.sums: dict[Any, list[int]] = {}

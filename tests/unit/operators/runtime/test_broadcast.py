@@ -227,16 +227,13 @@ def test_namespaces_and_expired_values() -> None:
 
 
 def test_timers_of_all_keys() -> None:
-    class Sweeps(Base):
-        def process_broadcast(self, row: Any, ctx: Any) -> Any:
-            ctx.apply_to_keyed_state(
-                self.n, lambda key, n: ctx.register_processing_time_timer(row["n"] + key)
-            )
-
-        def on_timer(self, key: Any, timestamp: int, ctx: Any) -> Any:
-            yield key, timestamp, self.n.value()
-
-    with BroadcastHarness(Sweeps(), KEY) as harness:
+    sweeps = base(
+        process_broadcast=lambda self, row, ctx: ctx.apply_to_keyed_state(
+            self.n, lambda key, n: ctx.register_processing_time_timer(row["n"] + key)
+        ),
+        on_timer=lambda self, key, timestamp, ctx: [(key, timestamp, self.n.value())],
+    )
+    with BroadcastHarness(sweeps, KEY) as harness:
         harness.process([{"k": 1}, {"k": 2}, {"k": 2}])
         assert harness.process(broadcast=[rule(n=1000)]) == []
         assert harness.advance_processing_time(1001) == [(1, 1001, 1)]

@@ -49,8 +49,6 @@ class Again(ps.KeyedProcessFunction):
 
 
 class AgainInNamespaces(Again):
-    """The same, each row in a namespace."""
-
     namespace = "long"
 
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
@@ -59,8 +57,6 @@ class AgainInNamespaces(Again):
 
 
 class AgainByKey(ps.KeyedProcessFunction):
-    """The same for all rows of a key."""
-
     def __init__(self, domain: str) -> None:
         self.domain = domain
 
@@ -73,8 +69,6 @@ class AgainByKey(ps.KeyedProcessFunction):
 
 
 class VectorAgain(ps.VectorizedFunction):
-    """The same, a batch at a time."""
-
     def __init__(self, domain: str) -> None:
         self.domain = domain
 
@@ -129,8 +123,6 @@ def test_two_clocks_that_register_each_other_have_no_end() -> None:
 
 
 class Back(Again):
-    """Registers an earlier timer each time."""
-
     def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Iterator[Any]:
         _REGISTER[self.domain](ctx, timestamp - 1)
         yield key, timestamp

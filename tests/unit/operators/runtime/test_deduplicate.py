@@ -27,8 +27,6 @@ def batch(*rows: tuple[int | None, int | None]) -> pa.RecordBatch:
 
 
 class Epochs:
-    """An operator without Spark."""
-
     def __init__(self, spec: DeduplicateSpec) -> None:
         self.spec = spec
         self.backend = ps.KeyedStateBackend({"id": "long"}, states=spec.states(), uid="op")

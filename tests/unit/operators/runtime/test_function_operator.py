@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -57,6 +57,11 @@ class CountVector(ps.VectorizedFunction):
     def process(self, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
         self.n.add(keys, batch.column("v"))
         return {"k": batch.column("k"), "n": self.n.values(keys), "t": [ctx.timestamp] * len(keys)}
+
+
+def of(process: Any, base: Any = ps.KeyedProcessFunction, name: str = "Of", **more: Any) -> Any:
+    """A function with a number, and with these members."""
+    return type(name, (base,), {"n": ps.ValueState("long"), "process": process, **more})()
 
 
 class Run:
@@ -303,11 +308,9 @@ def test_a_wrong_value_names_its_key_among_many(way: str, what: str, method: str
 
 def keyless(base: Any = ps.KeyedProcessFunction, **methods: Any) -> Any:
     """A function of which a method uses a state while no key is current."""
-    members = {"n": ps.ValueState("long", default=0), "process": lambda *_: None, **methods}
-    members["on_timer" if base is ps.KeyedProcessFunction else "on_timers"] = (
-        lambda self, keys, timestamps, ctx: self.n.value()
-    )
-    return type("Keyless", (base,), members)()
+    fired = "on_timer" if base is ps.KeyedProcessFunction else "on_timers"
+    methods[fired] = lambda self, keys, timestamps, ctx: self.n.value()
+    return of(methods.pop("process", lambda *_: None), base, "Keyless", **methods)
 
 
 def vector(process: Any) -> Any:
@@ -367,13 +370,8 @@ def test_an_epoch_without_rows(function: Any) -> None:
 
 
 def test_many_emitted_rows_leave_in_pieces() -> None:
-    class Many(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: Any) -> Iterator[tuple[Any, ...]]:
-            return iter([(1,)] * (OUTPUT_ROWS // 2 + 1))
-
-    sizes = [len(piece) for piece in Run(Many(), ROWS * 2).pieces]
+    many = of(lambda self, key, row, ctx: iter([(1,)] * (OUTPUT_ROWS // 2 + 1)))
+    sizes = [len(piece) for piece in Run(many, ROWS * 2).pieces]
     assert sizes == [OUTPUT_ROWS + 2] * 3
 
 
@@ -557,14 +555,9 @@ def test_an_unknown_tag_lists_those_that_are_declared() -> None:
 
 
 def test_a_wrong_row_names_the_side_output() -> None:
-    class Wrong(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-            ctx.output("bad", (key, "x"))
-
+    wrong = of(lambda self, key, row, ctx: ctx.output("bad", (key, "x")))
     with pytest.raises(WrongTypeError, match="side output 'bad': column 'v' is declared int16"):
-        Run(Wrong(), ROWS, side_outputs={"bad": side("bad")})
+        Run(wrong, ROWS, side_outputs={"bad": side("bad")})
 
 
 class Aside(ps.KeyedProcessFunction):
@@ -644,38 +637,25 @@ def test_a_context_of_no_task() -> None:
 
 
 def test_timers_of_a_function_without_on_timer() -> None:
-    class Rows(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-            ctx.register_processing_time_timer(0)
-
-    class Vector(ps.VectorizedFunction):
-        n = ps.ValueState("long")
-
-        def process(self, keys: Any, batch: Any, ctx: ps.RuntimeContext) -> None:
-            ctx.register_event_time_timers(keys, 1)
-
+    rows = of(lambda self, key, row, ctx: ctx.register_processing_time_timer(0), name="Rows")
+    vector = of(
+        lambda self, keys, batch, ctx: ctx.register_event_time_timers(keys, 1),
+        ps.VectorizedFunction,
+        "Vector",
+    )
     with pytest.raises(DeclarationError, match=r"Rows uses timers and has no on_timer\(self, key"):
-        Run(Rows(), ROWS)
+        Run(rows, ROWS)
     with pytest.raises(DeclarationError, match=r"Vector uses timers and has no on_timers\(self"):
-        Run(Vector(), ROWS)
+        Run(vector, ROWS)
 
 
 def test_namespaces_are_declared() -> None:
-    class Undeclared(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-            ctx.set_namespace(1)
-
-    class Wrong(Count):
-        namespace = object
-
+    undeclared = of(lambda self, key, row, ctx: ctx.set_namespace(1), name="Undeclared")
+    wrong = of(Count.process, name="Wrong", namespace=object)
     with pytest.raises(DeclarationError, match="Undeclared declares no namespace"):
-        Run(Undeclared(), ROWS)
+        Run(undeclared, ROWS)
     with pytest.raises(DeclarationError, match=r"Wrong\.namespace: objects are no namespaces"):
-        Run(Wrong(), ROWS)
+        Run(wrong, ROWS)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,6 @@ def computed(part: Part, rows: Sequence[dict[str, Any]]) -> Any:
 
 
 def type_of(part: Part, schema: pa.Schema) -> pa.DataType:
-    """The type that Spark gives it."""
     source = schema.field(part.source).type
     if part.function in ("min", "max"):
         return source
@@ -139,14 +138,11 @@ def _canonical(value: Any) -> Any:
 
 
 class Combining:
-    """An operator that gets its rows combined."""
-
     def __init__(self, spec: WindowSpec) -> None:
         self._spec = spec
         self.operator = make_operator(spec, combined=True)
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Combine the rows of a task, and add them."""
         return self.operator.process(combine(rows, self._spec, self.operator.task.late_bound))
 
     def __getattr__(self, name: str) -> Any:

@@ -100,7 +100,6 @@ def test_equals_a_recomputation(
 
 
 def totals(rows: list[Row]) -> tuple[Any, ...]:
-    """The results of `SUMS`."""
     n, total, *_ = numbers(rows)
     return total, n
 
