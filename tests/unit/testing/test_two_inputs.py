@@ -306,28 +306,22 @@ def test_the_harness_of_one_input_begins_with_state_and_rows() -> None:
 # -- what is refused
 
 
-def test_shapes_and_what_they_lack() -> None:
+@pytest.mark.parametrize(
+    ("base", "methods", "match"),
+    [
+        (ps.KeyedCoProcessFunction, ["process_left"], "neither process_right"),
+        (ByRow, ["process_left_rows"], "both process_left"),
+        (ps.VectorizedCoFunction, ["process_left"], "no process_right"),
+        (ps.KeyedCoProcessFunction, ["processElement1"], "process_left"),
+    ],
+)
+def test_shapes_and_what_they_lack(base: Any, methods: list[str], match: str) -> None:
     assert shape(Vector()) == "co_vectorized" and shape(Mixed()) == "co"
 
-    class Neither(ps.KeyedCoProcessFunction):
-        def process_left(self, key: Any, row: Any, ctx: Any) -> Any: ...
+    def method(self: Any, key: Any, row: Any, ctx: Any) -> Any: ...
 
-    class Both(ByRow):
-        process_left_rows = ByKey.process_left_rows
-
-    class Half(ps.VectorizedCoFunction):
-        def process_left(self, keys: Any, batch: Any, ctx: Any) -> Any: ...
-
-    with pytest.raises(DeclarationError, match="neither process_right"):
-        shape(Neither())
-    with pytest.raises(DeclarationError, match="both process_left"):
-        shape(Both())
-    with pytest.raises(DeclarationError, match="no process_right"):
-        shape(Half())
-    with pytest.raises(DeclarationError, match="process_left"):
-
-        class Flink(ps.KeyedCoProcessFunction):
-            def processElement1(self, value: Any, ctx: Any, out: Any) -> Any: ...  # noqa: N802
+    with pytest.raises(DeclarationError, match=match):
+        shape(type("Odd", (base,), dict.fromkeys(methods, method))())
 
 
 INTERVAL = ps.testing.IntervalJoin(0, 1)
