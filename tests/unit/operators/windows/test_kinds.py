@@ -34,7 +34,6 @@ def test_nothing_is_kept_of_a_complete_count_window() -> None:
     world = World(CountWindow(2), SUMS, event_time=None)
     world.epoch([(1, None, 1), (1, None, 2), (1, None, 3), (1, None, 4)], None)
     assert world.kept() == 0
-    world.close()
 
 
 def test_a_million_windows_fire_in_bounded_batches() -> None:
@@ -51,7 +50,6 @@ def test_a_million_windows_fire_in_bounded_batches() -> None:
     assert list(operator.process(batch)) == []
     sizes = [piece.num_rows for piece in operator.finish()]
     assert sum(sizes) == 300_000 and max(sizes) <= 32_768
-    world.close()
 
 
 @pytest.mark.parametrize("zone", ["Europe/Zurich", "America/Havana", "Asia/Kathmandu", "UTC"])
@@ -195,7 +193,6 @@ def test_the_time_s_own_type() -> None:
         assert world.epoch([(1, None, 1), (1, 5, 2)] if kind == pa.int32() else [], 10**9)[:1] == (
             [(1, 0, 86_400_000, 2, 1)] if kind == pa.int32() else []
         )
-        world.close()
 
 
 @pytest.mark.parametrize("windows", [Tumbling(10), Sliding(10, 5), Cumulating(5, 10)])
@@ -206,7 +203,6 @@ def test_times_at_the_ends_of_the_type(windows: Any) -> None:
     # The others would be in windows that end beyond 64 bits, and are in none.
     assert {row[0] for row in found} == {2}
     assert (world.kept(), world.timeless) == (0, 3)
-    world.close()
 
 
 def test_keys_may_be_null_or_several() -> None:
@@ -217,7 +213,6 @@ def test_keys_may_be_null_or_several() -> None:
     world.epoch([(None, 0.0, 1, 1), (None, -0.0, 2, 2), ("x", None, 3, 3)], None)
     found = {row[:2] + row[4:] for row in world.epoch([], 5)}
     assert found == {(None, 0.0, 3, 2), ("x", None, 3, 1)}
-    world.close()
 
 
 BAD: list[tuple[Any, str]] = [

@@ -111,7 +111,6 @@ def test_count_windows(worlds: type[World], size: int) -> None:
         expected += [(key, None, None, *numbers(mine[i : i + 3])) for i in range(0, whole, 3)]
     assert sorted(found, key=repr) == sorted(expected, key=repr)
     world.epoch([(key, None, 0) for key in (None, 0, 1, 2) for _ in range(2)], None)
-    world.close()
 
 
 def test_global_windows(worlds: type[World]) -> None:
@@ -123,7 +122,6 @@ def test_global_windows(worlds: type[World]) -> None:
     world.rescale(3)
     assert [row[:5] for row in world.epoch([(1, None, 7)], None)] == [(1, None, None, 2, 12)]
     assert world.epoch([], 1000) == []
-    world.close()
 
 
 @pytest.mark.parametrize(
@@ -143,7 +141,6 @@ def test_early_firings(worlds: type[World], windows: Any) -> None:
     assert fired(None, 0, 60_000) == {(3, 7)}
     assert fired(1, 250, 61_000) == {(4, 8)}
     assert not fired(None, 300, 99_000) and world.kept() == 0
-    world.close()
 
 
 @pytest.mark.parametrize("windows", [Tumbling("1 min"), Sliding("1 min", "30 s"), Session("1 min")])
@@ -154,7 +151,6 @@ def test_processing_time(worlds: type[World], windows: Any) -> None:
     assert {row[3:5] for row in found} == {(2, 3)}
     assert worlds is RowsWorld or found[0][1].tzinfo is not None
     assert world.kept() == 0
-    world.close()
 
 
 def test_a_row_is_kept_once() -> None:
@@ -165,7 +161,6 @@ def test_a_row_is_kept_once() -> None:
     found = as_dict(world.epoch([], 1_000))
     assert len(found) == 60 and {n for n, *_ in found.values()} == {500}
     assert world.kept() == 0
-    world.close()
 
 
 def harness(process: Any, schema: str = "k long, n long", **more: Any) -> WindowHarness:

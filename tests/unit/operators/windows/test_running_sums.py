@@ -28,7 +28,6 @@ def check(world: World, model: Model, *epochs: tuple[list[Any], int]) -> None:
     for rows, watermark in epochs:
         assert as_dict(world.epoch(rows, watermark)) == model.epoch(rows, watermark)
     assert world.kept() == 0
-    world.close()
 
 
 @pytest.mark.parametrize("key", [pa.int64(), pa.string()])
@@ -59,7 +58,6 @@ def test_many_keys_and_times(windows: tuple[int, int], key: pa.DataType, latenes
         assert as_dict(world.epoch([], 10_000)) == model.epoch([], 10_000)
     assert called.call_count >= 8
     assert world.kept() == 0
-    world.close()
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -113,7 +111,6 @@ def test_windows_of_small_steps_are_not_put_together_one_by_one() -> None:
             assert len(emitted) == 4_000
             assert {row[4] for row in emitted if row[2] == 8 * epoch + 8} == {8 * epoch + 8}
             assert called.call_count == epoch + 1
-    world.close()
 
 
 @pytest.mark.parametrize("most", [5, 1 << 17])

@@ -264,4 +264,3 @@ def test_what_was_combined_is_taken_out_as_a_whole() -> None:
         assert sum(each.invalid_rows for each in world.tasks) == 4
         found = world.epoch([], 1_000)
         assert sorted(row[3] for row in found) == [3, 5]
-        world.close()

@@ -36,7 +36,10 @@ Emitted = dict[tuple[Any, Any, Any], tuple[Any, ...]]
 
 
 class World:
-    """A windowed operator with its tables; epochs, crashes, restarts at another parallelism."""
+    """A windowed operator; epochs, crashes, restarts at another parallelism.
+
+    Its tables are freed with it.
+    """
 
     def __init__(
         self,
