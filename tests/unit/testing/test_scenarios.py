@@ -92,6 +92,28 @@ def test_null_handling(backend: ps.KeyedStateBackend) -> None:
     assert (backend["value"].value(), backend["list"].get()) == (None, [])
 
 
+def test_merged_namespaces() -> None:
+    states = {name: STATES[name] for name in ("list", "sum", "mean")}
+    with ps.KeyedStateBackend("long", states=states, namespace="string") as backend:
+        for key in (1, 2):
+            for n, space in enumerate(("a", "b", "c"), 1):
+                backend.set_current_key(key)
+                backend.set_current_namespace(space)
+                backend["list"].add(space)
+                backend["sum"].add(n)
+                backend["mean"].add(n)
+        for state in backend.states.values():
+            state.merge_namespaces("a", ["b", "missing", "c", "a"])
+        assert backend.current_namespace == "c"
+        files = [write(backend.seal())]
+        with ps.KeyedStateBackend("long", states=states, namespace="string") as other:
+            other.restore(files)
+            keys = other.keys([2, 2, 2, 1], ["a", "b", "c", "c"])
+            assert other["list"].lists(keys).to_pylist() == [["a", "b", "c"], [], [], ["c"]]
+            assert other["sum"].values(keys).to_pylist() == [6, None, None, 3]
+            assert other["mean"].results(keys).to_pylist() == [2.0, None, None, 3.0]
+
+
 def test_map_changed_while_iterated(backend: ps.KeyedStateBackend) -> None:
     backend.set_current_key(1)
     states = backend["map"]
