@@ -91,6 +91,11 @@ class Vector(ps.VectorizedCoFunction):
 FUNCTIONS = {"row": ByRow, "key": ByKey, "mixed": Mixed, "vector": Vector}
 
 
+def harness_of(function: Any, **more: Any) -> ps.testing.TwoInputHarness:
+    options = {"left": LEFT, "right": RIGHT, "right_key": "key", "event_time": "t", **more}
+    return ps.testing.TwoInputHarness(function, "k", **options)
+
+
 class Model:
     def __init__(self, delay: int) -> None:
         self.delay = delay
@@ -139,9 +144,8 @@ def test_functions_of_all_shapes(kind: str) -> None:
     @given(st.lists(st.tuples(rows, rows, acts), max_size=6), st.sampled_from([0, 7]))
     def check(epochs: list[Any], delay: int) -> None:
         model = Model(delay)
-        harness = ps.testing.TwoInputHarness(
-            make(), "k", left=LEFT, right=RIGHT, right_key="key", event_time="t",
-            allowed_delay=delay, late="drop", schema="k string, t long, a long, b long",
+        harness = harness_of(
+            make(), allowed_delay=delay, late="drop", schema="k string, t long, a long, b long",
             batch_rows=3,
         )  # fmt: skip
         try:
@@ -252,17 +256,7 @@ def test_an_asof_join() -> None:
 def test_a_function_begins_with_state_and_timers() -> None:
     state = {"k": ["a", "b"], "b": pa.array([7, 8], pa.int32())}
     timers = {"k": ["a"], "timer_domain": ["event"], "timer_ms": [5]}
-    with ps.testing.TwoInputHarness(
-        ByKey(),
-        "k",
-        left=LEFT,
-        right=RIGHT,
-        right_key="key",
-        event_time="t",
-        initial_state=state,
-        initial_timers=timers,
-        parallelism=2,
-    ) as harness:
+    with harness_of(ByKey(), initial_state=state, initial_timers=timers, parallelism=2) as harness:
         assert harness.state("b", "b") == 8 and harness.next_timer("event") == 5
         harness.push_left([("a", 9, 1)])
         assert harness.advance_watermark(9) == [("a", 5, 1, 7), ("a", 9, 1, 7)]
@@ -346,12 +340,10 @@ INTERVAL = ps.testing.IntervalJoin(0, 1)
     ],
 )
 def test_bad_arguments(options: dict[str, Any], error: Any, match: str) -> None:
-    good = {"left": LEFT, "right": RIGHT, "right_key": "key", "event_time": "t"}
-    ps.testing.TwoInputHarness(ByRow(), "k", **good).close()  # type: ignore[arg-type]
+    harness_of(ByRow()).close()
     function = options.get("function", ByRow())
-    options = {name: value for name, value in options.items() if name != "function"}
     with pytest.raises(error, match=match):
-        ps.testing.TwoInputHarness(function, "k", **(good | options))
+        harness_of(function, **{k: v for k, v in options.items() if k != "function"})
     with pytest.raises(InvalidArgumentError, match="what snapshot"):
         ps.testing.TwoInputHarness.restore(7, ByRow())  # type: ignore[arg-type]
 
