@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pystate.base.arguments import repeated
+from pystate.base.arguments import duplicates
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.grouping import take_rows
@@ -97,7 +97,7 @@ class RowInput:
 
     def stored_columns(self, what: str) -> Columns:
         """All columns but those of the key, if whole rows are kept in state."""
-        twice = sorted(repeated(name.lower() for name, _ in self.columns))
+        twice = sorted(duplicates(name.lower() for name, _ in self.columns))
         if twice:
             raise InvalidArgumentError(f"{what}: two columns are called {', '.join(twice)}")
         kept = [name for name, _ in self.columns if name not in self.names]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from pystate.errors import SchemaError, StateOverflowError
 from pystate.state.evolution import stored_change
 from pystate.types.conversion import change_of, field_paths
 from pystate.types.state_type import parse_type
+from tests.tables import keyed, sealed
 
 
 def opened(folder: Path, type_: str, **options: Any) -> ps.Store:
@@ -104,18 +104,13 @@ def test_a_probable_rename_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_rename_is_refused_without_a_manifest_too() -> None:
-    out = io.BytesIO()
-    with ps.KeyedStateBackend("long", states={"l": ps.ListState("struct<a:int>")}) as backend:
-        backend.set_current_key(1)
+    with keyed({"l": ps.ListState("struct<a:int>")}) as backend:
         backend["l"].add({"a": 1})
-        with backend.seal() as snapshot:
-            snapshot.write(out)
+        out = sealed(backend)
     states = {"l": ps.ListState("struct<b:int>")}
-    with ps.KeyedStateBackend("long", states=states) as backend:
-        with pytest.raises(SchemaError, match=r"state 'l' is .*rename, 'a' to 'b'"):
-            backend.restore([out])
-        backend.restore([out], allow_unclaimed_state=True)
-        backend.set_current_key(1)
+    with pytest.raises(SchemaError, match=r"state 'l' is .*rename, 'a' to 'b'"):
+        keyed(states, out)
+    with keyed(states, out, allow_unclaimed_state=True) as backend:
         assert list(backend["l"].get()) == [{"b": None}]
 
 
@@ -140,21 +135,16 @@ def test_a_rename_is_refused_without_a_manifest_too() -> None:
     ids=repr,
 )
 def test_accumulators(old: Any, new: Any, allowed: bool) -> None:
-    out = io.BytesIO()
-    with ps.KeyedStateBackend("long", states={"a": old}) as backend:
-        backend.set_current_key(1)
+    with keyed({"a": old}) as backend:
         for n in (3, -1, 2):
             backend["a"].add(n)
         before = backend["a"].get()
-        with backend.seal() as snapshot:
-            snapshot.write(out)
-    with ps.KeyedStateBackend("long", states={"a": new}) as backend:
-        if not allowed:
-            with pytest.raises(SchemaError, match="state 'a' is"):
-                backend.restore([out])
-            return
-        backend.restore([out])
-        backend.set_current_key(1)
+        out = sealed(backend)
+    if not allowed:
+        with pytest.raises(SchemaError, match="state 'a' is"):
+            keyed({"a": new}, out)
+        return
+    with keyed({"a": new}, out) as backend:
         assert backend["a"].get() == before
         backend["a"].add(2**40 if "long" in repr(new) else 3)
         assert backend["a"].get() is not None
@@ -208,6 +198,9 @@ def timed(ttl: ps.StateTtl | None) -> dict[str, Any]:
         "v": ps.ValueState("long", ttl=ttl),
         "l": ps.ListState("int", ttl=ttl),
         "m": ps.MapState("string", "struct<a:int>", ttl=ttl),
+        "sum": ps.ReducingState("long", sum, ttl=ttl),
+        "mean": ps.AggregatingState(ps.Mean(), "long", ttl=ttl),
+        "any": ps.ValueState(object, ttl=ttl),
     }
 
 
@@ -217,9 +210,11 @@ def seen(backend: ps.KeyedStateBackend) -> tuple[Any, ...]:
         backend["v"].value(),
         list(backend["l"].get()),
         {k: v["a"] for k, v in backend["m"].items()},
+        *(backend["sum"].get(), backend["mean"].get(), backend["any"].value()),
     )
 
 
+@pytest.mark.parametrize("clock_first", [True, False])
 @pytest.mark.parametrize("start", [1000, 2**63 - 1 - HOUR_MS])
 @pytest.mark.parametrize(
     ("before", "after", "lives"),
@@ -231,41 +226,43 @@ def seen(backend: ps.KeyedStateBackend) -> tuple[Any, ...]:
     ],
     ids=["on", "off", "longer", "shorter"],
 )
-def test_a_time_to_live_changes(start: int, before: Any, after: Any, lives: int | None) -> None:
+def test_a_time_to_live_changes(
+    start: int, before: Any, after: Any, lives: int | None, clock_first: bool
+) -> None:
     """The values were written half an hour before the program changed; types change with it."""
-    out = io.BytesIO()
     with ps.KeyedStateBackend("long", states=timed(before)) as backend:
         backend.set_clock(processing_time=start)
         backend.set_current_key(1)
         backend["v"].update(1)
         backend["l"].add_all([1, 2])
         backend["m"].put("a", {"a": 3})
-        with backend.seal() as snapshot:
-            snapshot.write(out)
+        for name, value in (("sum", 4), ("mean", 5)):
+            backend[name].add(value)
+        backend["any"].update([6])
+        out = sealed(backend)
     states = timed(after) | {"l": ps.ListState("long", ttl=after)}
     now = start + HOUR_MS // 2
-    full = (1, [1, 2], {"a": 3})
+    full = (1, [1, 2], {"a": 3}, 4, 5.0, [6])
     with ps.KeyedStateBackend("long", states=states) as backend:
-        backend.set_clock(processing_time=now)
+        if clock_first:
+            backend.set_clock(processing_time=now)
         backend.restore([out], allow_unclaimed_state=True)
+        if not clock_first:  # it counts from the first sweep
+            backend.set_clock(processing_time=now)
+            backend.expire()
         assert seen(backend) == full
         last = now + (lives or 0) - 1
         if last + 1 < 2**63:
             backend.set_clock(processing_time=last)
             assert seen(backend) == full
             backend.set_clock(processing_time=last + 1)
-            assert seen(backend) == (full if lives is None else (None, [], {}))
+            assert seen(backend) == (full if lives is None else (None, [], {}, *[None] * 3))
 
 
 @pytest.mark.parametrize("old", ["byte", "short", "int"])
 def test_keys_of_maps_become_wider_integers(old: str) -> None:
-    out = io.BytesIO()
-    with ps.KeyedStateBackend("long", states={"m": ps.MapState(old, "int")}) as backend:
-        backend.set_current_key(1)
+    with keyed({"m": ps.MapState(old, "int")}) as backend:
         backend["m"].put_all({-128: 1, 127: 2})
-        with backend.seal() as snapshot:
-            snapshot.write(out)
-    with ps.KeyedStateBackend("long", states={"m": ps.MapState("long", "int")}) as backend:
-        backend.restore([out])
-        backend.set_current_key(1)
+        out = sealed(backend)
+    with keyed({"m": ps.MapState("long", "int")}, out) as backend:
         assert dict(backend["m"].items()) == {-128: 1, 127: 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,25 @@ NEW = "struct<tags:array<string>,a:long,b:string,p:struct<y:double,x:int>,on:boo
 def state(type_: str, **default: Any) -> dict[str, Any]:
     whole = default or None
     return {"s": ps.ValueState(type_, whole), "l": ps.ListState(type_)}
+
+
+def store(folder: Path, type_: str, values: Mapping[int, Any]) -> None:
+    """A store of which some keys have a value."""
+    with ps.open(folder, key="long", states={"s": ps.ValueState(type_)}) as made:
+        for key, value in values.items():
+            made.set_current_key(key)
+            made["s"].update(value)
+        made.checkpoint()
+
+
+def reopened(folder: Path, type_: str, keys: Iterable[int], **default: Any) -> list[Any]:
+    """What a program sees of keys that has another type for it."""
+    with ps.open(folder, key="long", states={"s": ps.ValueState(type_, default)}) as made:
+        found = []
+        for key in keys:
+            made.set_current_key(key)
+            found.append(made["s"].value())
+        return found
 
 
 def old_row(i: int) -> dict[str, Any]:
@@ -81,7 +101,6 @@ def test_a_default_is_that_of_the_epoch_that_adds_the_field(
 
 
 def test_what_changed_with_a_default(tmp_path: Path) -> None:
-    """Each key has got a value."""
     states = {"s": ps.ValueState("struct<a:int>")}
     Program(tmp_path, states, 1).run(0, {i: {"s": {"a": i}} for i in range(2)}, retained=9)
     states = {"s": ps.ValueState("struct<a:int,b:int>", {"b": 5})}
@@ -96,32 +115,17 @@ def test_what_changed_with_a_default(tmp_path: Path) -> None:
 
 def test_a_store_fills_what_it_has(tmp_path: Path) -> None:
     """And keeps it with its next checkpoint, whatever is declared afterwards."""
-
-    def opened(type_: str, **default: Any) -> ps.Store:
-        return ps.open(tmp_path, key="long", states=state(type_, **default))
-
-    with opened(OLD) as store:
-        for i in range(4):
-            store.set_current_key(i)
-            store["s"].update(old_row(i)["s"])
-        store.checkpoint()
-    with opened(NEW, b="not kept") as store:
-        store.set_current_key(1)
-        assert store["s"].value()["b"] == "not kept"
-    with opened(NEW, **DEFAULT) as store:
-        for i in range(4):
-            store.set_current_key(i)
-            assert store["s"].value() == filled(i)
-        store.set_current_key(9)
-        assert store["s"].value() == {**DEFAULT, "a": None, "p": {"y": 0.5, "x": None}}
-        store["s"].update({"a": 9})
-        store.checkpoint()
-    with opened(NEW, b="other") as store:
-        for i in range(4):
-            store.set_current_key(i)
-            assert store["s"].value() == filled(i)
-        store.set_current_key(9)
-        assert store["s"].value() == {"tags": None, "a": 9, "b": None, "p": None, "on": None}
+    store(tmp_path, OLD, {i: old_row(i)["s"] for i in range(4)})
+    assert reopened(tmp_path, NEW, [1], b="not kept")[0]["b"] == "not kept"
+    wanted = [filled(i) for i in range(4)]
+    new = {**DEFAULT, "a": None, "p": {"y": 0.5, "x": None}}
+    assert reopened(tmp_path, NEW, [*range(4), 9], **DEFAULT) == [*wanted, new]
+    with ps.open(tmp_path, key="long", states={"s": ps.ValueState(NEW, DEFAULT)}) as made:
+        made.set_current_key(9)
+        made["s"].update({"a": 9})
+        made.checkpoint()
+    new = {"tags": None, "a": 9, "b": None, "p": None, "on": None}
+    assert reopened(tmp_path, NEW, [*range(4), 9], b="other") == [*wanted, new]
 
 
 def test_many_rows_are_filled_at_once(tmp_path: Path) -> None:
@@ -141,50 +145,29 @@ def test_many_rows_are_filled_at_once(tmp_path: Path) -> None:
         "w": Decimal("12345678901234567890.25"),
         "p": {"off": False, "n": None, "l": [{"y": "a"}, None, {"y": None}]},
     }
-    with ps.open(tmp_path, key="long", states={"s": ps.ValueState(old)}) as store:
-        for i in range(700):
-            store.set_current_key(i)
-            store["s"].update(None if i % 7 == 0 else {"a": None if i % 5 == 0 else i})
-        store.checkpoint()
-    states = {"s": ps.ValueState(new, default)}
-    with ps.open(tmp_path, key="long", states=states) as store:
-        for i in range(700):
-            store.set_current_key(i)
-            a = None if i % 5 == 0 or i % 7 == 0 else i
-            assert store["s"].value() == {**default, "a": a}
+    none = {i for i in range(700) if i % 7 == 0}
+    numbers = {i: None if i % 5 == 0 or i in none else i for i in range(700)}
+    store(tmp_path, old, {i: None if i in none else {"a": a} for i, a in numbers.items()})
+    found = reopened(tmp_path, new, numbers, **default)
+    assert found == [{**default, "a": a} for a in numbers.values()]
 
 
 def test_collections_of_collections_are_filled(tmp_path: Path) -> None:
     """In each of the rows, with bytes and numbers of several elements."""
     tags = [{"s": "ab", "xs": [1, 2]}, {"s": "c", "xs": []}, {"s": "", "xs": [3, None]}]
-    with ps.open(tmp_path, key="long", states={"s": ps.ValueState("struct<a:int>")}) as store:
-        for i in range(5):
-            store.set_current_key(i)
-            store["s"].update({"a": i})
-        store.checkpoint()
-    new = ps.ValueState("struct<a:int,tags:array<struct<s:string,xs:array<int>>>>", {"tags": tags})
-    with ps.open(tmp_path, key="long", states={"s": new}) as store:
-        for i in range(5):
-            store.set_current_key(i)
-            assert store["s"].value() == {"a": i, "tags": tags}
+    store(tmp_path, "struct<a:int>", {i: {"a": i} for i in range(5)})
+    new = "struct<a:int,tags:array<struct<s:string,xs:array<int>>>>"
+    found = reopened(tmp_path, new, range(5), tags=tags)
+    assert found == [{"a": i, "tags": tags} for i in range(5)]
 
 
 def test_within_an_array_nothing_is_filled(tmp_path: Path) -> None:
     """Neither a field that elements gain nor what lies in it: an array's default is another one."""
-    old = ps.ValueState("struct<x:array<struct<a:int>>>")
-    with ps.open(tmp_path, key="long", states={"s": old}) as store:
-        for i in range(4):
-            store.set_current_key(i)
-            store["s"].update({"x": [{"a": k} for k in range(i)]})
-        store.checkpoint()
-    new = ps.ValueState(
-        "struct<x:array<struct<a:int,b:struct<c:int,d:string>>>,y:int>",
-        {"x": [{"a": 1, "b": {"c": 2, "d": "no"}}], "y": 5},
-    )
-    with ps.open(tmp_path, key="long", states={"s": new}) as store:
-        for i in range(4):
-            store.set_current_key(i)
-            assert store["s"].value() == {"x": [{"a": k, "b": None} for k in range(i)], "y": 5}
+    old = {i: {"x": [{"a": k} for k in range(i)]} for i in range(4)}
+    store(tmp_path, "struct<x:array<struct<a:int>>>", old)
+    new = "struct<x:array<struct<a:int,b:struct<c:int,d:string>>>,y:int>"
+    found = reopened(tmp_path, new, range(4), x=[{"a": 1, "b": {"c": 2, "d": "no"}}], y=5)
+    assert found == [{"x": [{"a": k, "b": None} for k in range(i)], "y": 5} for i in range(4)]
 
 
 def test_a_harness_fills_what_it_restores() -> None:

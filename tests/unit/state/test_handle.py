@@ -10,6 +10,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import DeclarationError, WrongTypeError
+from tests.tables import keyed
 
 STATES: dict[str, ps.State] = {
     "v": ps.ValueState("long", default=0),
@@ -27,8 +28,7 @@ STATES: dict[str, ps.State] = {
 
 @pytest.fixture
 def states() -> Iterator[Any]:
-    with ps.KeyedStateBackend("long", states=STATES) as backend:
-        backend.set_current_key(1)
+    with keyed(STATES) as backend:
         yield backend
 
 
@@ -91,16 +91,15 @@ def test_a_handle_is_never_taken_for_its_value(states: Any, name: str) -> None:
     assert f"'{name}'" in repr(handle)
 
 
+def of(process: Any, **more: Any) -> ps.KeyedProcessFunction:
+    members = {"flag": ps.ValueState("boolean"), "process": process, **more}
+    return type("Of", (ps.KeyedProcessFunction,), members)()  # type: ignore[no-any-return]
+
+
 def test_a_condition_in_a_function_says_where() -> None:
-    class Flags(ps.KeyedProcessFunction):
-        flag = ps.ValueState("boolean")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-            if self.flag:
-                yield key, 1
-
+    flags = of(lambda self, key, row, ctx: [key] if self.flag else [])
     with (
-        ps.testing.Harness(Flags(), key="k") as harness,
+        ps.testing.Harness(flags, key="k") as harness,
         pytest.raises(WrongTypeError, match=r"'flag' stands in a condition .* write \.value\(\)"),
     ):
         harness.process([{"k": 1}])
@@ -154,15 +153,9 @@ def test_lists_are_used_as_lists_are(states: Any, name: str) -> None:
     ],
 )
 def test_a_context_answers_to_the_names_of_others(name: str, instead: str) -> None:
-    class Asks(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-            getattr(ctx, name)
-            yield (key,)
-
+    asks = of(lambda self, key, row, ctx: [getattr(ctx, name)])
     with (
-        ps.testing.Harness(Asks(), key="k", columns="k long") as harness,
+        ps.testing.Harness(asks, key="k", columns="k long") as harness,
         pytest.raises(AttributeError, match=f"RuntimeContext has no '{name}': write .*{instead}"),
     ):
         harness.process({"k": 1})
@@ -172,31 +165,16 @@ def test_a_context_answers_to_the_names_of_others(name: str, instead: str) -> No
 def test_methods_that_nobody_would_call_are_refused() -> None:
     for name in ("onTimer", "handleExpiredTimer", "processElement", "handleInputRows"):
         with pytest.raises(DeclarationError, match=rf"Mine\.{name} would never be called: write"):
-            type(ps.KeyedProcessFunction)("Mine", (ps.KeyedProcessFunction,), {name: lambda: None})
-
+            type("Mine", (ps.KeyedProcessFunction,), {name: lambda: None})
     with pytest.raises(DeclarationError, match=r"process.*is called with \(self, key, row, ctx\)"):
+        of(lambda self, key, row: [key])
 
-        class TooFew(ps.KeyedProcessFunction):
-            def process(self, key: Any, row: Any) -> Any:  # type: ignore[override]
-                yield key
+    def on_timer(self: Any, key: Any, time: Any, ctx: Any, more: Any) -> None: ...
 
     with pytest.raises(DeclarationError, match=r"def on_timer\(self, key, timestamp, ctx\)"):
-
-        class TooMany(ps.KeyedProcessFunction):
-            def process(self, key: Any, row: Any, ctx: Any) -> Any:
-                yield key
-
-            def on_timer(self, key: Any, time: Any, ctx: Any, more: Any) -> Any:  # type: ignore[override]
-                yield key
-
-    class Others(ps.KeyedProcessFunction):
-        """Other names, defaults and the like are fine."""
-
-        def process(self, *given: Any, **more: Any) -> Any:
-            yield given
-
-        def on_timer(self, key: Any, at: int, context: Any, more: int = 0) -> Any:
-            yield key
+        of(lambda self, key, row, ctx: [key], on_timer=on_timer)
+    # Other names, defaults and the like are fine.
+    of(lambda self, *given, **more: [given], on_timer=lambda self, key, at, context, more=0: [key])
 
 
 def test_the_package_says_where_a_name_is() -> None:

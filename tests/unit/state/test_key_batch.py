@@ -10,6 +10,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import StaleKeyBatchError
+from pystate.types.state_type import parse_type
 
 
 def counts(**key: str) -> ps.KeyedStateBackend:
@@ -160,16 +161,13 @@ def test_first_rows(kind: str, rows: int) -> None:
     names = [make(rng) for _ in range(rows)]
     seen: dict[Any, int] = {}
     with counts(**key) as backend:
-        columns = (
-            names if len(key) == 1 else [list(c) for c in zip(*names, strict=True)] or [[]] * 2
+        each = [name if isinstance(name, tuple) else (name,) for name in names]
+        keys = backend.keys(
+            [
+                pa.array([name[i] for name in each], parse_type(kind).arrow)
+                for i, kind in enumerate(key.values())
+            ]
         )
-        types = [
-            {"long": pa.int64(), "double": pa.float64(), "string": pa.string()}[t]
-            for t in key.values()
-        ]
-        given = [columns] if len(key) == 1 else columns
-        arrays = [pa.array(c, t) for c, t in zip(given, types, strict=True)]
-        keys = backend.keys(arrays)
         expected = [
             seen.setdefault(repr(0.0 if name == 0.0 else name), i) for i, name in enumerate(names)
         ]

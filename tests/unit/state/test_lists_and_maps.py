@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import gc
 import io
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from pystate.errors import (
     StateOverflowError,
     WrongTypeError,
 )
+from tests.tables import keyed, sealed
 
 STATES: dict[str, ps.State] = {
     "l": ps.ListState("int"),
@@ -33,14 +35,17 @@ STATES: dict[str, ps.State] = {
 
 @pytest.fixture
 def backend() -> Iterator[ps.KeyedStateBackend]:
-    with ps.KeyedStateBackend("long", states=STATES, uid="orders") as made:
-        made.set_current_key(1)
+    with keyed(STATES, uid="orders") as made:
         yield made
 
 
 def snapshot(backend: ps.KeyedStateBackend) -> list[Any]:
     backend.set_current_key(1)
-    return [backend["l"].get(), backend["texts"].get(), backend["m"].items()]
+    return [
+        backend["l"].get(),
+        [*backend["texts"].get(), *backend["things"].get()],
+        backend["m"].items(),
+    ]
 
 
 WRONG: list[tuple[str, Callable[[Any], None], str]] = [
@@ -53,6 +58,13 @@ WRONG: list[tuple[str, Callable[[Any], None], str]] = [
     ("l", lambda h: h.update([1, "2"]), "str"),
     ("texts", lambda h: h.add(b"x"), "bytes"),
     ("l", lambda h: h.add(None), "None is no item"),
+    ("l", lambda h: h.add_all([1, None]), "None is no item"),
+    ("l", lambda h: h.update([1, None]), "None is no item"),
+    ("texts", lambda h: h.update("abc"), "update takes items"),
+    ("texts", lambda h: h.update(b"abc"), "update takes items"),
+    ("texts", lambda h: h.update(5), "update takes items"),
+    ("things", lambda h: h.update([2, lambda: 0]), "cannot be pickled"),
+    ("things", lambda h: h.add_all([2, lambda: 0]), "cannot be pickled"),
     ("m", lambda h: h.put(1, 1), "int"),
     ("m", lambda h: h.put("a", "b"), "str"),
     ("m", lambda h: h.put(None, 1), "None is no map key"),
@@ -98,6 +110,7 @@ def test_columns_of_other_types_are_refused(backend: ps.KeyedStateBackend) -> No
         lambda: backend["m"].put_entries(keys, ["a", "b"], ["a", "b"]),
         lambda: backend["m"].get_entries(keys, [1, 2]),
         lambda: backend["things"].append(keys, "ab"),
+        lambda: backend["things"].append(keys, [None, 1]),
     ):
         with pytest.raises(WrongTypeError, match="state '"):
             use()
@@ -190,6 +203,9 @@ def test_columns_come_in_many_forms(backend: ps.KeyedStateBackend) -> None:
     backend["l"].update([])
     backend["l"].clear_all(keys)
     backend["l"].extend(keys, sliced)
+    pairs = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2))
+    backend["l"].extend(backend.keys([7, 8, 7]), pairs)
+    assert backend["l"].lists(backend.keys([7, 8])).to_pylist() == [[1, 2, 3, 4], []]
     assert backend["l"].lists(backend.keys([2, 1, 9])).to_pylist() == [[11, 12], [10], []]
 
 
@@ -213,9 +229,7 @@ def test_objects_are_pickled_and_those_that_cannot_be_are_named(
     assert backend["bag"].get(1) == {"a": None} and backend["bag"].get(2, "none") == "none"
     out = io.BytesIO()
     backend.seal().write(out)
-    with ps.KeyedStateBackend("long", states=STATES) as other:
-        other.restore([out])
-        other.set_current_key(1)
+    with keyed(STATES, out) as other:
         assert (other["things"].get(), other["bag"].values()) == ([[1]], [{"a": None}])
 
 
@@ -226,8 +240,6 @@ def test_keys_of_maps_are_scalars(key: Any) -> None:
 
 
 def test_handles_cannot_be_pickled(backend: ps.KeyedStateBackend) -> None:
-    import pickle
-
     for handle in backend.states.values():
         with pytest.raises((DeclarationError, WrongTypeError), match="cannot be pickled"):
             pickle.dumps(handle)
@@ -250,9 +262,7 @@ def test_a_key_with_many_elements_of_several_states() -> None:
             made[f"{name}-list"].append(keys, pa.array(map(str, numbers)))
         made.register_timers(keys, "event", numbers)
         made.register_timers(keys, "processing", numbers)
-        file = io.BytesIO()
-        with made.seal() as snapshot:
-            snapshot.write(file)
+        file = sealed(made)
         other.restore([file])
         other.set_current_key(7)
         for name in names:
@@ -282,36 +292,6 @@ def test_a_range_is_a_column_of_values() -> None:
         assert made["c"].results(keys).to_pylist() == [1, 1, 1]
         assert made["mean"].results(keys).to_pylist() == [0.0, 1.0, 2.0]
         assert made.next_timer("event") == 0
-
-
-def test_objects_that_cannot_be_pickled_leave_a_list_as_it_was(
-    backend: ps.KeyedStateBackend,
-) -> None:
-    things = backend["things"]
-    things.add(1)
-    for refused in (things.update, things.add_all):
-        with pytest.raises(WrongTypeError):
-            refused([2, lambda: 0])
-        assert things.get() == [1]
-
-
-def test_no_item_in_a_column_is_none(backend: ps.KeyedStateBackend) -> None:
-    with pytest.raises(WrongTypeError):
-        backend["things"].append(backend.keys([1, 1]), [None, 1])
-    backend.set_current_key(1)
-    assert backend["things"].get() == []
-
-
-def test_a_text_is_no_list_of_items(backend: ps.KeyedStateBackend) -> None:
-    for wrong in ("abc", b"abc", 5):
-        with pytest.raises(WrongTypeError, match="update takes items"):
-            backend["texts"].update(wrong)
-
-
-def test_lists_of_one_size_are_appended(backend: ps.KeyedStateBackend) -> None:
-    pairs = pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2))
-    backend["l"].extend(backend.keys([1, 2, 1]), pairs)
-    assert backend["l"].lists(backend.keys([1, 2])).to_pylist() == [[1, 2, 3, 4], []]
 
 
 def test_two_names_that_files_cannot_tell_apart() -> None:
@@ -347,8 +327,7 @@ def test_a_list_of_numbers_of_any_length(kind: str) -> None:
 @pytest.mark.parametrize("later", [[], [7], list(range(500))])
 def test_a_list_that_changes_while_the_collector_runs(kind: str, later: list[int]) -> None:
     """Making the list that `get` returns may run the garbage collector, and with it other code."""
-    with ps.KeyedStateBackend("long", states={"l": ps.ListState(kind)}) as backend:
-        backend.set_current_key(1)
+    with keyed({"l": ps.ListState(kind)}) as backend:
         items = backend["l"]
         items.add_all(list(map(float, range(300))) if kind == "double" else range(300))
         changes = 0
@@ -382,8 +361,8 @@ def write_and_restore(
     with ps.KeyedStateBackend(key, states=states, max_parallelism=4) as backend:
         array = pa.array(names if key == "long" else [f"{name:08}" * 25 for name in names])
         fill(backend, backend.keys(array), rows)
-        with backend.seal() as sealed:
-            sealed.write(out)
+        with backend.seal() as snapshot:
+            snapshot.write(out)
         before, table = backend.stats().committed_bytes, backend.to_arrow()
     with ps.KeyedStateBackend(key, states=states, max_parallelism=4) as backend:
         backend.restore([out])
@@ -460,8 +439,7 @@ def test_the_items_as_an_array(type_: str, ttl: ps.StateTtl | None, times: int) 
 
 def test_an_array_of_what_has_not_expired() -> None:
     states = {"l": ps.ListState("long", ttl=ps.StateTtl(seconds=1))}
-    with ps.KeyedStateBackend("long", states=states) as backend:
-        backend.set_current_key(1)
+    with keyed(states) as backend:
         backend.set_clock(processing_time=1_000)
         backend["l"].add(1)
         backend.set_clock(processing_time=1_900)
@@ -471,8 +449,7 @@ def test_an_array_of_what_has_not_expired() -> None:
 
 
 def test_an_array_in_utc(backend: ps.KeyedStateBackend) -> None:
-    with ps.KeyedStateBackend("long", states={"l": ps.ListState("timestamp")}) as times:
-        times.set_current_key(1)
+    with keyed({"l": ps.ListState("timestamp")}) as times:
         times["l"].add(dt.datetime(2024, 1, 1, 2, tzinfo=dt.timezone(dt.timedelta(hours=2))))
         assert times["l"].to_numpy().tolist() == [dt.datetime(2024, 1, 1)]
 

@@ -10,6 +10,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import DeclarationError, SchemaError
+from tests.tables import keyed, sealed
 
 
 class Visit(ps.Versioned):
@@ -88,21 +89,16 @@ STATES = {
 
 
 def stored(value: Any) -> io.BytesIO:
-    out = io.BytesIO()
-    with ps.KeyedStateBackend("long", states=STATES) as backend:
-        backend.set_current_key(1)
+    with keyed(STATES) as backend:
         backend["one"].update({"inner": [value]})
         backend["many"].add(value)
         backend["map"].put("a", value)
-        with backend.seal() as snapshot:
-            snapshot.write(out)
+        out = sealed(backend)
     return out
 
 
 def loaded(file: io.BytesIO) -> list[Any]:
-    with ps.KeyedStateBackend("long", states=STATES) as backend:
-        backend.restore([file])
-        backend.set_current_key(1)
+    with keyed(STATES, file) as backend:
         one = backend["one"].value()["inner"][0]
         return [one, *backend["many"].get(), *dict(backend["map"].items()).values()]
 

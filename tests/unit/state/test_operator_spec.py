@@ -51,8 +51,6 @@ def test_a_key_leaves_room_for_what_files_put_behind_it() -> None:
 
 
 class Listed(ps.KeyedProcessFunction):
-    """Keeps a list."""
-
     items = ps.ListState("int")
 
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
@@ -254,39 +252,34 @@ def test_fields_evolve_beside_a_rename(tmp_path: Path) -> None:
     }
 
 
-class Counts(ps.KeyedProcessFunction):
-    n = ps.ValueState("long", default=0)
+def counting(name: str, previously: Any = ()) -> ps.KeyedProcessFunction:
+    """A function that counts in a state of that name."""
 
-    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-        self.n.update(self.n.value() + 1)
-        yield key, self.n.value()
+    def process(self: Any, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        state = getattr(self, name)
+        state.update(state.value() + 1)
+        yield key, state.value()
 
-
-def clicks(previously: Any) -> ps.KeyedProcessFunction:
-    class Clicks(ps.KeyedProcessFunction):
-        clicks = ps.ValueState("long", default=0, previously=previously)
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-            self.clicks.update(self.clicks.value() + 1)
-            yield key, self.clicks.value()
-
-    return Clicks()
+    members = {name: ps.ValueState("long", default=0, previously=previously), "process": process}
+    return type("Counts", (ps.KeyedProcessFunction,), members)()  # type: ignore[no-any-return]
 
 
 def test_a_harness_continues_it() -> None:
-    with ps.testing.Harness(Counts(), key="k", parallelism=2) as harness:
+    with ps.testing.Harness(counting("n"), key="k", parallelism=2) as harness:
         harness.process([{"k": 1}] * 5 + [{"k": 2}])
         snapshot = pickle.loads(pickle.dumps(harness.snapshot()))
     with pytest.raises(
         UnclaimedStateError, match=r"^operator 'harness': .* a rename: n -> clicks \(same kind and"
     ):
-        ps.testing.Harness.restore(snapshot, clicks(()))
-    with ps.testing.Harness.restore(snapshot, clicks(["m", "n"]), parallelism=3) as harness:
+        ps.testing.Harness.restore(snapshot, counting("clicks"))
+    with ps.testing.Harness.restore(
+        snapshot, counting("clicks", ["m", "n"]), parallelism=3
+    ) as harness:
         assert harness.process([{"k": 1}]) == [(1, 6)]
         assert harness.state("clicks", 2) == 1
         again = harness.snapshot()
     for previously in (["m", "n"], ()):
-        with ps.testing.Harness.restore(again, clicks(previously)) as harness:
+        with ps.testing.Harness.restore(again, counting("clicks", previously)) as harness:
             assert harness.process([{"k": 1}]) == [(1, 7)]
 
 

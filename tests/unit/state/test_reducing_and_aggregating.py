@@ -23,6 +23,7 @@ from pystate.errors import (
     StateOverflowError,
     WrongTypeError,
 )
+from tests.tables import keyed
 
 
 class Longest(ps.AggregateFunction[Any, Any, Any]):
@@ -54,8 +55,7 @@ NUMBERS = ["r", "sum", "mean", "top"]
 
 @pytest.fixture
 def backend() -> Iterator[ps.KeyedStateBackend]:
-    with ps.KeyedStateBackend("long", states=STATES, uid="orders") as made:
-        made.set_current_key(1)
+    with keyed(STATES, uid="orders") as made:
         yield made
 
 
@@ -251,8 +251,7 @@ def test_a_function_that_raises_changes_nothing(backend: ps.KeyedStateBackend) -
             raise ValueError("no more")
 
     states = {"own": ps.AggregatingState(Angry())}
-    with ps.KeyedStateBackend("long", states=states) as other:
-        other.set_current_key(1)
+    with keyed(states) as other:
         with pytest.raises(ValueError, match="no more"):
             other["own"].add("x")
         with pytest.raises(ValueError, match="no more"):
@@ -307,8 +306,7 @@ def test_a_merge_that_is_refused_takes_nothing_away() -> None:
 )
 def test_sums_of_decimals_are_exact_in_both_forms(state: ps.State) -> None:
     values = [Decimal("123456789012345678901234567890"), Decimal(1), Decimal(-2)]
-    with ps.KeyedStateBackend("long", states={"s": state}) as made:
-        made.set_current_key(1)
+    with keyed({"s": state}) as made:
         for value in values:
             made["s"].add(value)
         made["s"].add_all(made.keys([2] * 3), values)
@@ -359,8 +357,7 @@ def test_a_function_that_returns_nothing_is_named() -> None:
         "r": ps.ReducingState("long", lambda a, b: None),
         "a": ps.AggregatingState(Forgets()),
     }
-    with ps.KeyedStateBackend("long", states=states, namespace="long") as backend:
-        backend.set_current_key(1)
+    with keyed(states, namespace="long") as backend:
         for name, value, said in (("r", 6, "made None of 1 and 6"), ("a", 6, "add of Forgets")):
             handle = backend[name]
             handle.add(1)

@@ -13,6 +13,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import DeclarationError
+from tests.tables import sealed
 
 NOW = 1_000_000
 HOUR = 3_600_000
@@ -23,14 +24,6 @@ def backend(**states: ps.State) -> ps.KeyedStateBackend:
     made.set_clock(processing_time=NOW)
     made.set_current_key(1)
     return made
-
-
-def sealed(made: ps.KeyedStateBackend) -> io.BytesIO:
-    out = io.BytesIO()
-    with made.seal() as snapshot:
-        snapshot.write(out)
-    made.set_current_key(1)
-    return out
 
 
 # -- declarations
@@ -234,8 +227,6 @@ def test_what_is_seen_is_what_is_added_to(vectorised: bool) -> None:
 
 
 class Largest(ps.AggregateFunction[Any, Any, Any]):
-    """Objects as accumulators."""
-
     def create(self) -> list[int]:
         return []
 

@@ -33,8 +33,6 @@ from pystate.testing import Harness, HarnessSnapshot
 
 
 class Moves(ps.KeyedProcessFunction):
-    """Follows each user from page to page."""
-
     clicks = ps.ValueState("long", default=0)
     page = ps.ValueState("string")
 
@@ -62,6 +60,12 @@ class RowSums(ps.KeyedProcessFunction):
         self.n.update(self.n.value() + sum(batch.column("v").to_pylist()))
         self.seen.update([*(self.seen.value() or []), batch.num_rows])
         yield key, self.n.value()
+
+
+def of(process: Any, base: Any = ps.KeyedProcessFunction, **members: Any) -> Any:
+    """A function with a number, and with these members."""
+    number = ps.ValueState("long", default=0)
+    return type("Of", (base,), {"n": number, "process": process, **members})()
 
 
 def clicks(*pairs: tuple[Any, str]) -> list[dict[str, Any]]:
@@ -99,13 +103,7 @@ def test_a_functions_own_unit_test() -> None:
 
 
 def test_without_a_schema_rows_are_taken_as_they_are() -> None:
-    class Anything(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-            return [row, {"any": key}]
-
-    with Harness(Anything(), key="k") as harness:
+    with Harness(of(lambda self, key, row, ctx: [row, {"any": key}]), key="k") as harness:
         first, second = harness.process(values((1, 2)))
         assert (first.k, first.v, second) == (1, 2, {"any": 1})
 
@@ -424,35 +422,21 @@ def test_the_watermark_follows_the_rows_with_an_allowed_delay() -> None:
         assert harness.state("last", "a") == begin + 5 * 60_000
 
 
-class Telling(ps.KeyedProcessFunction):
-    n = ps.ValueState("long")
-
-    def __init__(self, told: Any) -> None:
-        self.told = told
-
-    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-        ctx.output("news", self.told)
-
-
-class TellingAll(ps.VectorizedFunction):
-    n = ps.ValueState("long")
-
-    def __init__(self, told: Any) -> None:
-        self.told = told
-
-    def process(self, keys: Any, batch: Any, ctx: ps.RuntimeContext) -> None:
-        ctx.output("news", self.told)
+def telling(told: Any, base: Any = ps.KeyedProcessFunction) -> Any:
+    return of(lambda self, key, rows, ctx: ctx.output("news", told), base)
 
 
 def test_a_dict_is_a_row_of_a_side_output_unless_the_function_is_vectorised() -> None:
     row = {"b": "x", "a": 1}
-    with Harness(Telling(row), key="k", side_outputs={"news": "a long, b string"}) as harness:
+    with Harness(telling(row), key="k", side_outputs={"news": "a long, b string"}) as harness:
         harness.process([{"k": 1}])
         assert harness.side_output("news") == [(1, "x")]
-    with Harness(Telling(row), key="k", side_outputs=["news"]) as harness:
+    with Harness(telling(row), key="k", side_outputs=["news"]) as harness:
         harness.process([{"k": 1}])
         assert harness.side_output("news") == [row]
-    with Harness(TellingAll({"a": [1, 2]}), key="k", side_outputs={"news": "a long"}) as harness:
+    with Harness(
+        telling({"a": [1, 2]}, ps.VectorizedFunction), key="k", side_outputs={"news": "a long"}
+    ) as harness:
         harness.process([{"k": 1}])
         assert harness.side_output("news") == [(1,), (2,)]
 
@@ -461,22 +445,10 @@ def test_a_dict_is_a_row_of_a_side_output_unless_the_function_is_vectorised() ->
 @pytest.mark.parametrize("sides", [["news"], {"news": "a long"}], ids=str)
 def test_a_dict_that_is_no_batch_is_refused_by_the_side_outputs_name(sides: Any, told: Any) -> None:
     with (
-        Harness(TellingAll(told), key="k", side_outputs=sides, uid="one") as harness,
+        Harness(
+            telling(told, ps.VectorizedFunction), key="k", side_outputs=sides, uid="one"
+        ) as harness,
         pytest.raises(WrongTypeError, match=r"^operator 'one', side output 'news' got .* a tuple"),
-    ):
-        harness.process([{"k": 1}])
-
-
-def test_a_vectorised_function_yields_batches_without_a_schema_too() -> None:
-    class Odd(ps.VectorizedFunction):
-        n = ps.ValueState("long")
-
-        def process(self, keys: Any, batch: Any, ctx: Any) -> Any:
-            yield "k", 1
-
-    with (
-        Harness(Odd(), key="k", uid="one") as harness,
-        pytest.raises(WrongTypeError, match=r"^operator 'one' yielded \('k', 1\): .* RecordBatch"),
     ):
         harness.process([{"k": 1}])
 
@@ -506,19 +478,14 @@ def test_maps_are_dicts_in_rows_and_outputs() -> None:
 
 
 def test_side_outputs_with_and_without_columns() -> None:
-    class Splits(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-            ctx.output("odd" if row.v % 2 else "even", (key, row.v))
-
+    splits = of(lambda self, k, row, ctx: ctx.output("odd" if row.v % 2 else "even", (k, row.v)))
     rows = values(("a", 1), ("b", 2))
-    with Harness(Splits(), key="k", side_outputs=["odd", "even"]) as harness:
+    with Harness(splits, key="k", side_outputs=["odd", "even"]) as harness:
         harness.process(rows)
         assert harness.side_output("odd") == [("a", 1)]
         assert harness.side_output("even") == [("b", 2)]
     sides = {"odd": "user string, n int", "even": "user string, n byte"}
-    with Harness(Splits(), key="k", side_outputs=sides) as harness:
+    with Harness(splits, key="k", side_outputs=sides) as harness:
         harness.process(rows)
         assert harness.side_output("odd")[0].user == "a"
         with pytest.raises(WrongTypeError, match=r"side output 'even': column 'n' .*byte"):
@@ -591,12 +558,8 @@ def test_a_restore_with_other_code() -> None:
 
         def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None: ...
 
-    class Other(ps.KeyedProcessFunction):
-        clicks = ps.ValueState("string")
-        page = ps.ValueState("string")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None: ...
-
+    text = ps.ValueState("string")
+    other = type("Other", (Less.__base__,), {"clicks": text, "page": text, "process": Less.process})
     with Harness(Moves(), key="user") as harness:
         harness.process(clicks(("ada", "a")))
         snapshot = harness.snapshot()
@@ -607,12 +570,10 @@ def test_a_restore_with_other_code() -> None:
     with Harness.restore(snapshot, Less(), allow_unclaimed_state=True) as restored:
         assert restored.states("ada") == {"clicks": 1}
     with pytest.raises(SchemaError, match="clicks"):
-        Harness.restore(snapshot, Other())
+        Harness.restore(snapshot, other())
 
 
 class TimersAlone(ps.KeyedProcessFunction):
-    """Keeps nothing but timers."""
-
     namespace = "string"
 
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
@@ -716,19 +677,10 @@ def test_rows_until_the_failure_are_counted_over_epochs() -> None:
 def test_what_a_function_keeps_elsewhere_does_not_roll_back() -> None:
     total = itertools.count()
 
-    class Leaks(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-            yield key, next(total)
-
-    class VectorLeaks(ps.VectorizedFunction):
-        n = ps.ValueState("long")
-
-        def process(self, keys: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
-            return {"total": [next(total)]}
-
-    for function in (Leaks(), VectorLeaks()):
+    for function in (
+        of(lambda self, key, row, ctx: [(key, next(total))]),
+        of(lambda self, keys, batch, ctx: {"total": [next(total)]}, ps.VectorizedFunction),
+    ):
         with Harness(function, key="k", batch_rows=2) as harness:
             harness.fail_after(2)
             with pytest.raises(ReplayError, match=r"epoch 1 was computed twice.*its row 0 was"):
@@ -784,18 +736,12 @@ def test_it_needs_neither_spark_nor_java(tmp_path: Path) -> None:
     assert (done.stderr, done.stdout) == ("", "[(1, 1), (1, 2)]\n")
 
 
-class Yielding(ps.KeyedProcessFunction):
-    """Rows that are no tuples."""
-
-    n = ps.ValueState("long", default=0)
-
-    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+def test_rows_of_any_kind_survive_an_injected_failure() -> None:
+    def process(self: Any, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
         self.n.update(self.n.value() + 1)
         yield {"k": key, "nan": float("nan"), "many": np.array([key, np.nan])}
 
-
-def test_rows_of_any_kind_survive_an_injected_failure() -> None:
-    with Harness(Yielding(), key="k") as harness:
+    with Harness(of(process), key="k") as harness:
         harness.fail_after(2)
         rows = harness.process([{"k": k} for k in (1, 2, 3)])
         assert [row["k"] for row in rows] == [1, 2, 3]
@@ -824,8 +770,6 @@ def test_a_function_learns_of_checkpoints(caplog: pytest.LogCaptureFixture) -> N
 
 
 class EveryKind(ps.KeyedProcessFunction):
-    """A state of each kind, which it only shows."""
-
     value = ps.ValueState("long", default=0)
     nested = ps.ValueState("struct<a:long>")
     items = ps.ListState("string")
@@ -877,13 +821,9 @@ def test_states_are_set_and_read_between_epochs(parallelism: int) -> None:
 
 
 def test_a_state_that_was_set_expires_by_the_harness_s_time() -> None:
-    class Kept(ps.KeyedProcessFunction):
-        v = ps.ValueState("long", ttl=ps.StateTtl(1_000))
-
-        def process(self, key: Any, row: Any, ctx: Any) -> Iterator[Any]:
-            yield self.v.value()
-
-    with Harness(Kept(), key={"k": "string"}, processing_time=50_000) as harness:
+    kept = ps.ValueState("long", ttl=ps.StateTtl(1_000))
+    function = of(lambda self, key, row, ctx: [self.v.value()], v=kept)
+    with Harness(function, key={"k": "string"}, processing_time=50_000) as harness:
         harness.set_state("v", "a", 1)
         harness.advance_processing_time(50_999)
         assert harness.process([{"k": "a"}]) == [1]

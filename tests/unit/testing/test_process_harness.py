@@ -12,7 +12,6 @@ import pystate as ps
 from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
-    ReplayError,
     UnknownStateError,
     WrongTypeError,
 )
@@ -25,7 +24,6 @@ class Batches(ps.ProcessFunction):
     waiting = ps.OperatorListState("long")
 
     def process(self, row: Any, ctx: ps.InstanceContext) -> Any:
-        """Keep a row, or emit two."""
         self.waiting.add(row.v)
         ctx.output("seen", {"instance": ctx.instance, "at": ctx.timestamp})
         if len(self.waiting) == 2:
@@ -33,19 +31,15 @@ class Batches(ps.ProcessFunction):
             self.waiting.clear()
 
     def on_epoch_end(self, ctx: ps.InstanceContext) -> Any:
-        """Emit what is left once the watermark is far enough."""
         if ctx.watermark is not None and ctx.watermark >= 100 and self.waiting:
             yield self.waiting[0], None
             self.waiting.clear()
 
 
 class Columns(ps.ProcessFunction):
-    """Whole batches."""
-
     sums = ps.OperatorListState("long")
 
     def process_rows(self, batch: pa.RecordBatch, ctx: ps.InstanceContext) -> Any:
-        """Add up a batch."""
         total = sum(batch.column("v").to_pylist())
         self.sums.update([sum(self.sums) + total])
         ctx.output("seen", {"n": [batch.num_rows]})
@@ -100,20 +94,6 @@ def test_a_snapshot_is_restored_with_other_code_and_another_number() -> None:
             restored.keys()
         with pytest.raises(InvalidArgumentError, match="parallelism is 1 to"):
             restored.rescale(0)
-
-
-def test_a_function_that_keeps_something_elsewhere_is_found_out() -> None:
-    seen: list[int] = []
-
-    class Forgets(Batches):
-        def process(self, row: Any, ctx: ps.InstanceContext) -> Any:
-            seen.append(row.v)
-            yield (len(seen),)
-
-    with ProcessHarness(Forgets(), side_outputs=["seen"]) as harness:
-        harness.fail_after(1)
-        with pytest.raises(ReplayError):
-            harness.process([{"v": 1}, {"v": 2}])
 
 
 def made(**content: Any) -> ps.ProcessFunction:
@@ -191,14 +171,12 @@ class Begins(ps.ProcessFunction):
     streams = ps.RawState()
 
     def open(self, ctx: ps.InstanceContext) -> None:
-        """Keep a part of what every instance has."""
         if ctx.redistributed:
             self.every.update(
                 [one for one in self.every if ord(one) % ctx.parallelism == ctx.instance]
             )
 
     def process(self, row: Any, ctx: ps.InstanceContext) -> Any:
-        """Say whether it is the first epoch."""
         yield ctx.instance, ctx.redistributed, ctx.epoch
 
 

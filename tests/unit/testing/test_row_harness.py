@@ -7,58 +7,30 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.errors import InvalidArgumentError, WrongTypeError
-from tests.drawn import drawn
-from tests.lag import Lag
-
-rows = st.lists(st.tuples(st.sampled_from([None, "a", "b"]), st.integers(0, 9)), max_size=8)
-acts = st.sampled_from(["", "rows", "publish", "restore 1", "restore 3"])
+from tests.unit.testing.disturbed import disturbed
 
 
-@drawn(40)
-@given(st.lists(st.tuples(rows, acts), max_size=5), st.integers(1, 3), rows)
-def test_top(epochs: list[Any], k: int, earlier: list[Any]) -> None:
-    operator = ps.testing.Top(k, by="n", descending=[False])
+@pytest.mark.parametrize("act", ["", "rows", "publish", "restore 1", "restore 3"])
+def test_top(act: str) -> None:
+    """Random rows are those of tests/model; here an epoch is disturbed, and rows came before."""
+    operator = ps.testing.Top(2, by="n", descending=[False])
     harness = ps.testing.RowHarness(
-        operator, "k", columns="k string, n long, i long", initial_rows=[(*r, -1) for r in earlier]
+        operator,
+        "k",
+        columns="k string, n long, i long",
+        initial_rows=[("a", 5, -1), (None, 1, -1)],
     )
-    best: dict[Any, list[Any]] = {}
-
-    def add(key: Any, n: int, i: int) -> None:
-        best[key] = sorted([*best.get(key, []), (n, i)], key=lambda row: row[0])[:k]
-
-    for key, n in earlier:
-        add(key, n, -1)
-    try:
-        for number, (given, act) in enumerate(epochs):
-            if act == "rows" and given:
-                harness.fail_after(0)
-            elif act == "publish":
-                harness.fail_at("publish")
-            elif act.startswith("restore"):
-                snapshot = harness.snapshot()
-                harness.close()
-                harness = ps.testing.RowHarness.restore(
-                    snapshot, operator, parallelism=int(act.split()[1])
-                )
-            before = {key: list(rows) for key, rows in best.items()}
-            for key, n in given:
-                add(key, n, number)
-            wanted = [
-                (key, *row, rank)
-                for key, rows in best.items()
-                if rows != before.get(key)
-                for rank, row in enumerate(rows, 1)
-            ]
-            found = harness.process([(*row, number) for row in given])
-            assert sorted(map(tuple, found), key=repr) == sorted(wanted, key=repr)
-        assert sorted(harness.keys(), key=repr) == sorted(best, key=repr)
-    finally:
-        harness.close()
+    assert harness.process([("a", 7, 0)]) == [("a", 5, -1, 1), ("a", 7, 0, 2)]
+    with disturbed(harness, act, operator) as harness:
+        found = harness.process([("a", 5, 1), ("a", 9, 1), (None, 0, 1), ("b", 3, 1)])
+        assert sorted(map(tuple, found), key=repr) == [
+            *(("a", 5, -1, 1), ("a", 5, 1, 2), ("b", 3, 1, 1)),
+            *((None, 0, 1, 1), (None, 1, -1, 2)),
+        ]
+        assert sorted(harness.keys(), key=repr) == ["a", "b", None]
 
 
 def test_deduplicate_by_event_time_with_earlier_rows() -> None:
@@ -149,9 +121,7 @@ def test_top_of_updates_equals_a_recomputation(seed: int) -> None:
             for hour, url, _, n, rank in run.process(rows):
                 table[hour, rank] = url, n
             if generator.random() < 0.3:
-                snapshot = run.snapshot()
-                run.close()
-                run = ps.testing.RowHarness.restore(snapshot, top, parallelism=3)
+                run = disturbed(run, "restore 3", top)
     finally:
         run.close()
     found = {at: (url, repr(n)) for at, (url, n) in table.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import zoneinfo
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,6 @@ from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
     NoEventTimeError,
-    ReplayError,
     UnknownStateError,
     WrongTypeError,
 )
@@ -25,6 +24,7 @@ from pystate.operators.functions.binding import shape
 from pystate.operators.joins.interval import IntervalJoin as IntervalOperator
 from pystate.operators.joins.interval import IntervalJoinSpec
 from tests.drawn import drawn
+from tests.unit.testing.disturbed import disturbed
 
 LEFT, RIGHT = "k string, t long, n long", "t long, key string, m long"
 
@@ -93,9 +93,12 @@ class Vector(ps.VectorizedCoFunction):
 FUNCTIONS = {"row": ByRow, "key": ByKey, "mixed": Mixed, "vector": Vector}
 
 
-class Model:
-    """What the functions do, with dicts."""
+def harness_of(function: Any, **more: Any) -> ps.testing.TwoInputHarness:
+    options = {"left": LEFT, "right": RIGHT, "right_key": "key", "event_time": "t", **more}
+    return ps.testing.TwoInputHarness(function, "k", **options)
 
+
+class Model:
     def __init__(self, delay: int) -> None:
         self.delay = delay
         self.sums: dict[Any, list[int]] = {}
@@ -143,33 +146,15 @@ def test_functions_of_all_shapes(kind: str) -> None:
     @given(st.lists(st.tuples(rows, rows, acts), max_size=6), st.sampled_from([0, 7]))
     def check(epochs: list[Any], delay: int) -> None:
         model = Model(delay)
-        harness = ps.testing.TwoInputHarness(
-            make(),
-            "k",
-            left=LEFT,
-            right=RIGHT,
-            right_key="key",
-            event_time="t",
-            allowed_delay=delay,
-            late="drop",
-            schema="k string, t long, a long, b long",
+        harness = harness_of(
+            make(), allowed_delay=delay, late="drop", schema="k string, t long, a long, b long",
             batch_rows=3,
-        )
+        )  # fmt: skip
         try:
             for number, (left, right, act) in enumerate(epochs):
                 moved = [(k, t + 10 * number, n) for k, t, n in left]
                 other = [(k, t + 10 * number, n) for k, t, n in right]
-                if act in ("seal", "publish"):
-                    harness.fail_at(act)
-                elif act in ("rows", "timers"):
-                    harness.fail_after(**{act: 1})
-                elif act:
-                    snapshot = harness.snapshot()
-                    harness.close()
-                    count = int(act.split()[1])
-                    harness = ps.testing.TwoInputHarness.restore(
-                        snapshot, make(), parallelism=count
-                    )
+                harness = disturbed(harness, act, make(), rows=1, timers=1)
                 found = harness.process(moved, right_of(other))
                 assert sorted(map(tuple, found), key=repr) == model.epoch(moved, other)
                 assert harness.watermark == model.watermark
@@ -206,144 +191,42 @@ def test_watermarks_of_inputs_and_side_outputs() -> None:
         assert harness.processing_time == 1000 and harness.epoch == 5
 
 
-def test_a_function_that_remembers_outside_of_its_states() -> None:
-    class Forgetful(ps.KeyedCoProcessFunction):
-        n = ps.ValueState("long")
-        seen: ClassVar[list[Any]] = []
-
-        def process_left(self, key: Any, row: Any, ctx: Any) -> Any:
-            self.seen.append(key)
-            yield key, len(self.seen)
-
-        def process_right_rows(self, key: Any, batch: Any, ctx: Any) -> Any:
-            return None
-
-    with ps.testing.TwoInputHarness(Forgetful(), "k", left="k long", right="k long") as harness:
-        harness.fail_after(2)
-        with pytest.raises(ReplayError):
-            harness.process([(1,), (2,)], [(1,)])
-
-
 # -- joins
 
 
-def model_join(left: list[Any], right: list[Any], lower: int, upper: int) -> list[tuple[Any, ...]]:
-    found: list[tuple[Any, ...]] = []
-    pairs = [
-        (one, two)
-        for one in left
-        for two in right
-        if one[0] == two[0] is not None and lower <= two[1] - one[1] <= upper
-    ]
-    found += [(*one, two[1], two[2]) for one, two in pairs]
-    found += [(*one, None, None) for one in left if one not in [p[0] for p in pairs]]
-    alone = [two for two in right if two not in [p[1] for p in pairs]]
-    found += [(two[0], None, None, two[1], two[2]) for two in alone]
-    return sorted(found, key=repr)
+@pytest.mark.parametrize("act", ["", "rows", "seal", "restore 1", "restore 3"])
+def test_joins_that_are_disturbed(act: str) -> None:
+    """Random rows are those of tests/model."""
+    columns = "k string, t long, n long"
 
+    def made(operator: Any, **more: Any) -> Any:
+        return ps.testing.TwoInputHarness(
+            operator, "k", left=columns, right=columns, event_time="t", **more
+        )
 
-@drawn(40)
-@given(
-    st.lists(
-        st.tuples(rows, rows, st.sampled_from(["", "rows", "seal", "restore 1", "restore 3"])),
-        max_size=5,
-    ),
-    st.integers(0, 2),
-)
-def test_an_interval_join(epochs: list[Any], earlier: int) -> None:
-    """All rows are in time; some may be rows of before the first epoch."""
-    numbers = iter(range(10_000))
-    stream = [
-        tuple([(k, t, next(numbers)) for k, t, _ in side] for side in (left, right))
-        for left, right, _ in epochs
-    ]
-    first = min(earlier, len(epochs))
-    begin = tuple([row for each in stream[:first] for row in each[i]] for i in (0, 1))
-    operator = ps.testing.IntervalJoin(-5, 10, how="full", suffixes=("", "_right"))
-    harness = ps.testing.TwoInputHarness(
-        operator,
-        "k",
-        left="k string, t long, n long",
-        right="k string, t long, n long",
-        event_time="t",
-        initial_rows=begin,
-    )
-    found: list[Any] = []
-    try:
-        assert harness.epoch == 0 and harness.output == []
-        for (left, right), (_, _, act) in zip(stream[first:], epochs[first:], strict=True):
-            if act == "rows" and (left or right):
-                harness.fail_after(0)
-            elif act == "seal":
-                harness.fail_at("seal")
-            elif act.startswith("restore"):
-                snapshot = harness.snapshot()
-                harness.close()
-                harness = ps.testing.TwoInputHarness.restore(
-                    snapshot, operator, parallelism=int(act.split()[1])
-                )
-            found += harness.process(left, right)
-        found += harness.drain()
-        assert harness.kept == 0
-    finally:
-        harness.close()
-    # Pairs of earlier rows were emitted before, and rows without a key at once.
-    dropped = model_join(*begin, -5, 10)
-    pairs = {row for row in dropped if row[2] is not None and row[4] is not None}
-    nameless = {row for row in dropped if row[0] is None}
-    both = [[row for each in stream for row in each[i]] for i in (0, 1)]
-    wanted = [row for row in model_join(*both, -5, 10) if row not in pairs | nameless]
-    assert sorted(map(tuple, found), key=repr) == wanted
-
-
-@drawn(40)
-@given(
-    st.lists(
-        st.tuples(rows, rows, st.sampled_from(["", "rows", "seal", "restore 1", "restore 3"])),
-        max_size=5,
-    )
-)
-def test_a_windowed_join(epochs: list[Any]) -> None:
-    """All rows are in time; the windows are those of ten milliseconds."""
-    numbers = iter(range(10_000))
-    stream = [
-        tuple([(k, t, next(numbers)) for k, t, _ in side] for side in (left, right))
-        for left, right, _ in epochs
-    ]
-    operator = ps.testing.WindowJoin(ps.Tumbling(10), how="full", suffixes=("", "_right"))
-    harness = ps.testing.TwoInputHarness(
-        operator,
-        "k",
-        left="k string, t long, n long",
-        right="k string, t long, n long",
-        event_time="t",
-    )
-    found: list[Any] = []
-    try:
-        for (left, right), (_, _, act) in zip(stream, epochs, strict=True):
-            if act == "rows" and (left or right):
-                harness.fail_after(0)
-            elif act == "seal":
-                harness.fail_at("seal")
-            elif act.startswith("restore"):
-                snapshot = harness.snapshot()
-                harness.close()
-                harness = ps.testing.TwoInputHarness.restore(
-                    snapshot, operator, parallelism=int(act.split()[1])
-                )
-            found += harness.process(left, right)
-        assert found == []
-        found = harness.drain()
+    operator: Any = ps.testing.IntervalJoin(-5, 10, how="full", suffixes=("", "_right"))
+    harness = made(operator, initial_rows=([("a", 10, 1), ("b", 10, 2)], [("a", 12, 3)]))
+    assert harness.epoch == 0 and harness.output == []
+    with disturbed(harness, act, operator) as harness:
+        found = harness.process([("a", 14, 4), ("c", 30, 5)], [("b", 15, 6), (None, 15, 7)])
+        # The pair of earlier rows was emitted before, and a row without a key is at once.
+        assert sorted(map(tuple, found), key=repr) == [
+            *(("a", 14, 4, 12, 3), ("b", 10, 2, 15, 6), (None, None, None, 15, 7))
+        ]
+        assert harness.drain() == [("c", 30, 5, None, None)]
         assert harness.late_rows == 0 and harness.kept == 0
-    finally:
-        harness.close()
-    lefts, rights = ([row for each in stream for row in each[i]] for i in (0, 1))
-    wanted: list[Any] = []
-    for start in range(0, 70, 10):
-        one, two = ([r for r in given if start <= r[1] < start + 10] for given in (lefts, rights))
-        for k, left_t, left_n, right_t, right_n in model_join(one, two, -10, 10):
-            wanted.append((k, start, start + 10, left_t, left_n, right_t, right_n))
-    assert sorted(map(tuple, found), key=repr) == sorted(wanted, key=repr)
+    operator = ps.testing.WindowJoin(ps.Tumbling(10), how="full", suffixes=("", "_right"))
+    harness = made(operator)
+    assert harness.process([("a", 1, 1), ("b", 5, 2)], [("a", 9, 3)]) == []
+    with disturbed(harness, act, operator) as harness:
+        assert harness.process([("a", 11, 4)], [("a", 2, 5)]) == []
+        assert sorted(map(tuple, harness.drain()), key=repr) == [
+            ("a", 0, 10, 1, 1, 2, 5),
+            ("a", 0, 10, 1, 1, 9, 3),
+            ("a", 10, 20, 11, 4, None, None),
+            ("b", 0, 10, 5, 2, None, None),
+        ]
+        assert harness.late_rows == 0 and harness.kept == 0
 
 
 def test_an_asof_join() -> None:
@@ -375,17 +258,7 @@ def test_an_asof_join() -> None:
 def test_a_function_begins_with_state_and_timers() -> None:
     state = {"k": ["a", "b"], "b": pa.array([7, 8], pa.int32())}
     timers = {"k": ["a"], "timer_domain": ["event"], "timer_ms": [5]}
-    with ps.testing.TwoInputHarness(
-        ByKey(),
-        "k",
-        left=LEFT,
-        right=RIGHT,
-        right_key="key",
-        event_time="t",
-        initial_state=state,
-        initial_timers=timers,
-        parallelism=2,
-    ) as harness:
+    with harness_of(ByKey(), initial_state=state, initial_timers=timers, parallelism=2) as harness:
         assert harness.state("b", "b") == 8 and harness.next_timer("event") == 5
         harness.push_left([("a", 9, 1)])
         assert harness.advance_watermark(9) == [("a", 5, 1, 7), ("a", 9, 1, 7)]
@@ -429,57 +302,50 @@ def test_the_harness_of_one_input_begins_with_state_and_rows() -> None:
 # -- what is refused
 
 
-def test_shapes_and_what_they_lack() -> None:
+@pytest.mark.parametrize(
+    ("base", "methods", "match"),
+    [
+        (ps.KeyedCoProcessFunction, ["process_left"], "neither process_right"),
+        (ByRow, ["process_left_rows"], "both process_left"),
+        (ps.VectorizedCoFunction, ["process_left"], "no process_right"),
+        (ps.KeyedCoProcessFunction, ["processElement1"], "process_left"),
+    ],
+)
+def test_shapes_and_what_they_lack(base: Any, methods: list[str], match: str) -> None:
     assert shape(Vector()) == "co_vectorized" and shape(Mixed()) == "co"
 
-    class Neither(ps.KeyedCoProcessFunction):
-        def process_left(self, key: Any, row: Any, ctx: Any) -> Any: ...
+    def method(self: Any, key: Any, row: Any, ctx: Any) -> Any: ...
 
-    class Both(ByRow):
-        process_left_rows = ByKey.process_left_rows
-
-    class Half(ps.VectorizedCoFunction):
-        def process_left(self, keys: Any, batch: Any, ctx: Any) -> Any: ...
-
-    with pytest.raises(DeclarationError, match="neither process_right"):
-        shape(Neither())
-    with pytest.raises(DeclarationError, match="both process_left"):
-        shape(Both())
-    with pytest.raises(DeclarationError, match="no process_right"):
-        shape(Half())
-    with pytest.raises(DeclarationError, match="process_left"):
-
-        class Flink(ps.KeyedCoProcessFunction):
-            def processElement1(self, value: Any, ctx: Any, out: Any) -> Any: ...  # noqa: N802
+    with pytest.raises(DeclarationError, match=match):
+        shape(type("Odd", (base,), dict.fromkeys(methods, method))())
 
 
-def test_bad_arguments() -> None:
-    def make(operator: Any = None, **given: Any) -> None:
-        options: dict[str, Any] = {"left": LEFT, "right": RIGHT, "right_key": "key"}
-        options |= {"event_time": "t"} | given
-        operator = ByRow() if operator is None else operator
-        ps.testing.TwoInputHarness(operator, "k", **options).close()
+INTERVAL = ps.testing.IntervalJoin(0, 1)
 
-    interval = ps.testing.IntervalJoin(0, 1)
-    make()
-    with pytest.raises(InvalidArgumentError, match="no function of two inputs"):
-        make(ps.testing.Top(1, "n"))
-    with pytest.raises(InvalidArgumentError, match="schema is of a function"):
-        make(interval, schema="k string")
-    with pytest.raises(InvalidArgumentError, match="two columns of the result"):
-        make(interval)
-    with pytest.raises(InvalidArgumentError, match="by event time"):
-        make(interval, event_time=None)
-    with pytest.raises(WrongTypeError, match="different types"):
-        make(right="key long, t long, m long")
-    with pytest.raises(InvalidArgumentError, match="'side'"):
-        make(late="side")
-    with pytest.raises(InvalidArgumentError, match="allowed_delay"):
-        make(event_time=None, allowed_delay=1)
-    with pytest.raises(InvalidArgumentError, match="nothing declares the column 'x'"):
-        make(initial_state={"k": ["a"], "x": [1]})
-    with pytest.raises(WrongTypeError, match="initial_state"):
-        make(initial_state=7)
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"function": ps.testing.Top(1, "n")}, InvalidArgumentError, "no function of two inputs"),
+        ({"function": INTERVAL, "schema": "k string"}, InvalidArgumentError, "schema is of a func"),
+        ({"function": INTERVAL}, InvalidArgumentError, "two columns of the result"),
+        ({"function": INTERVAL, "event_time": None}, InvalidArgumentError, "by event time"),
+        ({"right": "key long, t long, m long"}, WrongTypeError, "different types"),
+        ({"late": "side"}, InvalidArgumentError, "'side'"),
+        ({"event_time": None, "allowed_delay": 1}, InvalidArgumentError, "allowed_delay"),
+        (
+            {"initial_state": {"k": ["a"], "x": [1]}},
+            InvalidArgumentError,
+            "nothing declares the column 'x'",
+        ),
+        ({"initial_state": 7}, WrongTypeError, "initial_state"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], error: Any, match: str) -> None:
+    harness_of(ByRow()).close()
+    function = options.get("function", ByRow())
+    with pytest.raises(error, match=match):
+        harness_of(function, **{k: v for k, v in options.items() if k != "function"})
     with pytest.raises(InvalidArgumentError, match="what snapshot"):
         ps.testing.TwoInputHarness.restore(7, ByRow())  # type: ignore[arg-type]
 

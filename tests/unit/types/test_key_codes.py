@@ -13,7 +13,6 @@ from pystate.types.key_codes import key_codes, ranks
 
 
 def same(codes: Any) -> list[list[int]]:
-    """Which rows have equal numbers."""
     found: dict[int, list[int]] = {}
     for row, code in enumerate(codes.tolist()):
         found.setdefault(code, []).append(row)

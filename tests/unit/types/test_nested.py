@@ -27,6 +27,7 @@ from pystate.types.arrays import hash_keys
 from pystate.types.keys import parse_key
 from pystate.types.nested import NestedCodec
 from pystate.types.state_type import StateType, inline_layout, parse_type
+from tests.drawn import count
 
 UTC = dt.timezone.utc
 
@@ -618,7 +619,7 @@ TYPED_COLUMNS = (ANY_TYPES | INLINE_TYPES).flatmap(
 )
 
 RELAXED = settings(
-    max_examples=300,
+    max_examples=count(300),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

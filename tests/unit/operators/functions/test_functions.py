@@ -53,13 +53,6 @@ def test_a_reserved_name_fails_when_the_class_is_made(name: str) -> None:
         )
 
 
-def test_process_declared_as_a_state_names_the_clash() -> None:
-    with pytest.raises(DeclarationError, match=r"Bad\.process: 'process' is reserved"):
-
-        class Bad(ps.VectorizedFunction):
-            process = ps.ValueState("long")  # type: ignore[assignment]
-
-
 def test_a_name_used_twice_in_the_body_fails() -> None:
     with pytest.raises(DeclarationError, match=r"Twice\.n is defined twice.*'long'.*'string'"):
 
@@ -78,60 +71,50 @@ def test_a_state_and_a_method_of_one_name_fail() -> None:
                 return 1
 
 
-def test_a_state_that_hides_an_inherited_one_fails() -> None:
-    with pytest.raises(
-        DeclarationError,
-        match=r"Child\.n .*Counter\.n, which it inherits, .*: a subclass cannot declare a state "
-        r"again; change the declaration in Counter itself, or copy the class$",
-    ):
-
-        class Child(Counter):
-            n = ps.ValueState("long", previously="count")
+class Stepping(ps.KeyedProcessFunction):
+    def step(self) -> int:
+        return 1
 
 
-def test_what_is_no_state_does_not_hide_an_inherited_one() -> None:
-    with pytest.raises(
-        DeclarationError,
-        match=r"Without\.n is None, and Counter\.n, .*: a subclass cannot hide a state; to do "
-        "without the state, take it out of Counter, or copy the class$",
-    ):
-
-        class Without(Counter):
-            n = None  # type: ignore[assignment]
-
-    with pytest.raises(DeclarationError, match=r"Fixed\.n is int 3, .* not a state another name$"):
-
-        class Fixed(Counter):
-            n = 3  # type: ignore[assignment]
+class Other(ps.KeyedProcessFunction):
+    n = ps.ValueState("string")
 
 
-def test_a_state_that_hides_an_inherited_method_fails() -> None:
-    class Base(ps.KeyedProcessFunction):
-        def step(self) -> int:
-            return 1
-
-    with pytest.raises(DeclarationError, match=r"Base\.step, .* give the state another name$"):
-
-        class Child(Base):
-            step = ps.ValueState("long")  # type: ignore[assignment]
-
-
-def test_a_method_that_hides_an_inherited_state_fails() -> None:
-    with pytest.raises(DeclarationError, match=r"Child\.last is a method, and Counter\.last"):
-
-        class Child(Counter):
-            def last(self) -> None:
-                pass
-
-
-def test_two_bases_with_one_name_fail() -> None:
-    class Other(ps.KeyedProcessFunction):
-        n = ps.ValueState("string")
-
-    with pytest.raises(DeclarationError, match=r"'n' from Counter and from Other.*another name$"):
-
-        class Both(Counter, Other):
-            pass
+@pytest.mark.parametrize(
+    ("bases", "members", "match"),
+    [
+        (
+            ps.VectorizedFunction,
+            {"process": ps.ValueState("long")},
+            r"Bad\.process: 'process' is reserved",
+        ),
+        (
+            Counter,
+            {"n": ps.ValueState("long", previously="count")},
+            r"Bad\.n .*Counter\.n, which it inherits, .*: a subclass cannot declare a state again; "
+            "change the declaration in Counter itself, or copy the class$",
+        ),
+        (
+            Counter,
+            {"n": None},
+            r"Bad\.n is None, and Counter\.n, .*: a subclass cannot hide a state; to do without "
+            "the state, take it out of Counter, or copy the class$",
+        ),
+        (Counter, {"n": 3}, r"Bad\.n is int 3, .* not a state another name$"),
+        (Counter, {"last": lambda self: None}, r"Bad\.last is a method, and Counter\.last"),
+        (
+            Stepping,
+            {"step": ps.ValueState("long")},
+            r"Bad\.step .*Stepping\.step, .* give the state another name$",
+        ),
+        ((Counter, Other), {}, "'n' from Counter and from Other.*another name$"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else None,
+)
+def test_names_that_clash_fail(bases: Any, members: dict[str, Any], match: str) -> None:
+    bases = bases if isinstance(bases, tuple) else (bases,)
+    with pytest.raises(DeclarationError, match=match):
+        type("Bad", bases, members)
 
 
 def test_underscored_names_fail_only_with_two() -> None:

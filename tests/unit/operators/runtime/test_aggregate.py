@@ -86,7 +86,6 @@ def test_a_sum_beyond_its_range_names_the_key() -> None:
 
 
 def test_a_row_that_is_too_much_takes_no_part() -> None:
-    """Nor does it in the other aggregates."""
     with sums(["b", "a"]) as epoch:
         assert epoch(
             [("p", 1.5, MOST, 1), ("p", 1.5, 1, 9), ("p", 1.5, -1, 2), ("p", 1.5, 1, 3)],

@@ -34,6 +34,11 @@ class Base(ps.KeyedBroadcastProcessFunction):
         yield key, self.rules.get("a")
 
 
+def base(parent: Any = Base, **members: Any) -> Any:
+    """Such a function with other members."""
+    return type("Odd", (parent,), members)()
+
+
 def rule(name: str = "a", n: int = 1) -> dict[str, Any]:
     return {"name": name, "n": n}
 
@@ -54,11 +59,8 @@ def test_rules_come_before_rows_and_stay() -> None:
 
 
 def test_each_instance_emits_what_a_rule_yields() -> None:
-    class Loud(Base):
-        def process_broadcast(self, row: Any, ctx: Any) -> Any:
-            yield ctx.key_group_range
-
-    [found] = run(Loud(), ([], [rule()]), parallelism=3)
+    loud = base(process_broadcast=lambda self, row, ctx: [ctx.key_group_range])
+    [found] = run(loud, ([], [rule()]), parallelism=3)
     assert found == [(0, 42), (43, 85), (86, 127)]
 
 
@@ -90,29 +92,19 @@ def test_the_keyed_side_only_reads(write: str, where: str) -> None:
         assert harness.broadcast_state("rules") == {"a": 1}
 
 
-def test_a_rule_has_no_key() -> None:
-    class Reads(Base):
-        def process_broadcast(self, row: Any, ctx: Any) -> Any:
-            self.n.value()
-
-    class Timed(Base):
-        def process_broadcast(self, row: Any, ctx: Any) -> Any:
-            ctx.register_processing_time_timer(5)
-
-        def on_timer(self, key: Any, timestamp: int, ctx: Any) -> Any:
-            pass
-
-    for function in (Reads(), Timed()):
-        with pytest.raises(NoCurrentKeyError, match="apply_to_keyed_state"):
-            # The key of the row before must not be current either.
-            run(
-                function,
-                ([{"k": 1, "at": 1}], [{**rule(), "at": 2}]),
-                parallelism=1,
-                event_time="at",
-                broadcast_event_time="at",
-                interleave="event_time",
-            )
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda self, row, ctx: self.n.value(),
+        lambda self, row, ctx: ctx.register_processing_time_timer(5),
+    ],
+)
+def test_a_rule_has_no_key(use: Any) -> None:
+    function = base(process_broadcast=use, on_timer=lambda self, key, timestamp, ctx: None)
+    times = {"event_time": "at", "broadcast_event_time": "at", "interleave": "event_time"}
+    with pytest.raises(NoCurrentKeyError, match="apply_to_keyed_state"):
+        # The key of the row before must not be current either.
+        run(function, ([{"k": 1, "at": 1}], [{**rule(), "at": 2}]), parallelism=1, **times)
 
 
 @pytest.mark.parametrize("instances", [1, 3])
@@ -235,16 +227,13 @@ def test_namespaces_and_expired_values() -> None:
 
 
 def test_timers_of_all_keys() -> None:
-    class Sweeps(Base):
-        def process_broadcast(self, row: Any, ctx: Any) -> Any:
-            ctx.apply_to_keyed_state(
-                self.n, lambda key, n: ctx.register_processing_time_timer(row["n"] + key)
-            )
-
-        def on_timer(self, key: Any, timestamp: int, ctx: Any) -> Any:
-            yield key, timestamp, self.n.value()
-
-    with BroadcastHarness(Sweeps(), KEY) as harness:
+    sweeps = base(
+        process_broadcast=lambda self, row, ctx: ctx.apply_to_keyed_state(
+            self.n, lambda key, n: ctx.register_processing_time_timer(row["n"] + key)
+        ),
+        on_timer=lambda self, key, timestamp, ctx: [(key, timestamp, self.n.value())],
+    )
+    with BroadcastHarness(sweeps, KEY) as harness:
         harness.process([{"k": 1}, {"k": 2}, {"k": 2}])
         assert harness.process(broadcast=[rule(n=1000)]) == []
         assert harness.advance_processing_time(1001) == [(1, 1001, 1)]
@@ -273,40 +262,28 @@ def test_timers_of_all_keys() -> None:
     ],
 )
 def test_mistakes_in_process_broadcast(attempt: Any, error: Any, match: str) -> None:
-    class Wrong(Base):
-        def process_broadcast(self, row: Any, ctx: Any) -> Any:
-            return attempt(self, ctx)
-
+    wrong = base(process_broadcast=lambda self, row, ctx: attempt(self, ctx))
     with pytest.raises(error, match=match):
-        run(Wrong(), ([{"k": 1}], []), ([], [rule()]), parallelism=1)
+        run(wrong, ([{"k": 1}], []), ([], [rule()]), parallelism=1)
 
 
 def test_only_process_broadcast_visits_all_keys() -> None:
-    class Early(Base):
-        def process(self, key: Any, row: Any, ctx: Any) -> Any:
-            ctx.apply_to_keyed_state(self.n, print)
-
-    class Plain(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: Any) -> Any:
-            ctx.apply_to_keyed_state(self.n, print)
+    def process(self: Any, key: Any, row: Any, ctx: Any) -> Any:
+        ctx.apply_to_keyed_state(self.n, print)
 
     with pytest.raises(InvalidArgumentError, match="is for process_broadcast: elsewhere the key"):
-        run(Early(), ([{"k": 1}], [rule()]))
+        run(base(process=process), ([{"k": 1}], [rule()]))
+    plain = base(ps.KeyedProcessFunction, n=ps.ValueState("long"), process=process)
     with (
         pytest.raises(InvalidArgumentError, match="of a KeyedBroadcastProcessFunction"),
-        Harness(Plain(), KEY) as harness,
+        Harness(plain, KEY) as harness,
     ):
         harness.process([{"k": 1}])
 
 
 def test_all_rows_of_a_key_at_once() -> None:
-    class Rows(ps.KeyedBroadcastProcessFunction):
-        rules = ps.BroadcastState("string", "long")
-
-        def process_broadcast(self, row: Any, ctx: Any) -> Any:
-            self.rules.put(row["name"], row["n"])
+    class Rows(Base):
+        process = ps.KeyedBroadcastProcessFunction.process
 
         def process_rows(self, key: Any, batch: Any, ctx: Any) -> Any:
             yield key, batch.num_rows, dict(self.rules.items())
@@ -397,11 +374,10 @@ def test_a_broadcast_without_times_holds_no_watermark_back() -> None:
 
 
 def test_copies_that_differ_are_noticed() -> None:
-    class Differs(Base):
-        def process_broadcast(self, row: Any, ctx: Any) -> Any:
-            self.rules.put("first", ctx.key_group_range[0])
-
-    with BroadcastHarness(Differs(), KEY) as harness:
+    differs = base(
+        process_broadcast=lambda self, row, ctx: self.rules.put("first", ctx.key_group_range[0])
+    )
+    with BroadcastHarness(differs, KEY) as harness:
         with pytest.raises(ReplayError, match=r"on instance 0 and .* on instance 1"):
             harness.process(broadcast=[rule()])
         assert harness.broadcast_state("rules") == {}
@@ -422,47 +398,25 @@ def test_any_number_of_instances_continues_with_the_same_copy() -> None:
 
 
 def test_declarations() -> None:
-    class NoMethod(ps.KeyedBroadcastProcessFunction):
-        rules = ps.BroadcastState("string", "long")
-
-        def process(self, key: Any, row: Any, ctx: Any) -> Any:
-            pass
-
-    class NoState(ps.KeyedBroadcastProcessFunction):
-        n = ps.ValueState("long")
-
-        def process_broadcast(self, row: Any, ctx: Any) -> Any:
-            pass
-
-        def process(self, key: Any, row: Any, ctx: Any) -> Any:
-            pass
-
-    class Lists(Base):
-        all = ps.OperatorListState("long")
-
-    class Plain(ps.KeyedProcessFunction):
-        rules = ps.BroadcastState("string", "long")
-
-        def process(self, key: Any, row: Any, ctx: Any) -> Any:
-            pass
-
-    with pytest.raises(DeclarationError, match="no process_broadcast"):
-        BroadcastHarness(NoMethod(), KEY)
-    with pytest.raises(DeclarationError, match=r"declares no ps\.BroadcastState"):
-        BroadcastHarness(NoState(), KEY)
-    with pytest.raises(DeclarationError, match=r"has ps\.BroadcastState alone"):
-        BroadcastHarness(Lists(), KEY)
+    rules, process = ps.BroadcastState("string", "long"), Base.process
+    of_rules = ps.KeyedBroadcastProcessFunction
+    told = {"process_broadcast": Base.process_broadcast, "process": process}
+    for function, match in (
+        (base(of_rules, rules=rules, process=process), "no process_broadcast"),
+        (base(of_rules, n=ps.ValueState("long"), **told), r"declares no ps\.BroadcastState"),
+        (base(all=ps.OperatorListState("long")), r"has ps\.BroadcastState alone"),
+    ):
+        with pytest.raises(DeclarationError, match=match):
+            BroadcastHarness(function, KEY)
+    plain = base(ps.KeyedProcessFunction, rules=rules, process=process)
     with pytest.raises(InvalidArgumentError, match="has no broadcast input"):
-        BroadcastHarness(Plain(), KEY)  # type: ignore[arg-type]
+        BroadcastHarness(plain, KEY)
     with pytest.raises(InvalidArgumentError, match="has a broadcast input: connect it"):
         Harness(Base(), KEY)
     with pytest.raises(DeclarationError, match=r"declare it in a ps\.KeyedBroad"):
-        Harness(Plain(), KEY)
+        Harness(plain, KEY)
     with pytest.raises(DeclarationError, match=r"write process_broadcast\(self, row, ctx\)"):
-
-        class Flink(Base):
-            def processBroadcastElement(self, row: Any, ctx: Any) -> Any:  # noqa: N802
-                pass
+        base(processBroadcastElement=lambda self, row, ctx: None)
 
 
 def test_the_harness_says_what_it_needs() -> None:

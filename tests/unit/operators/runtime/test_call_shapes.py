@@ -49,8 +49,6 @@ class Again(ps.KeyedProcessFunction):
 
 
 class AgainInNamespaces(Again):
-    """The same, each row in a namespace."""
-
     namespace = "long"
 
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
@@ -59,8 +57,6 @@ class AgainInNamespaces(Again):
 
 
 class AgainByKey(ps.KeyedProcessFunction):
-    """The same for all rows of a key."""
-
     def __init__(self, domain: str) -> None:
         self.domain = domain
 
@@ -73,8 +69,6 @@ class AgainByKey(ps.KeyedProcessFunction):
 
 
 class VectorAgain(ps.VectorizedFunction):
-    """The same, a batch at a time."""
-
     def __init__(self, domain: str) -> None:
         self.domain = domain
 
@@ -129,8 +123,6 @@ def test_two_clocks_that_register_each_other_have_no_end() -> None:
 
 
 class Back(Again):
-    """Registers an earlier timer each time."""
-
     def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Iterator[Any]:
         _REGISTER[self.domain](ctx, timestamp - 1)
         yield key, timestamp
@@ -176,42 +168,31 @@ def test_small_batches_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
         harness.process([{"k": key, "at": 0} for key in "abxc"])
 
 
-class CoAgain(ps.KeyedCoProcessFunction):
-    """A function of two inputs."""
+def again(base: Any, **members: Any) -> Any:
+    """A function of another base that registers a timer that is due, again and again."""
 
-    def process_left(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+    def register(self: Any, key: Any, row_or_time: Any, ctx: ps.RuntimeContext) -> None:
         ctx.register_processing_time_timer(0)
 
-    def process_right(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-        ctx.register_processing_time_timer(0)
-
-    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> None:
-        ctx.register_processing_time_timer(0)
-
-
-class BroadcastAgain(ps.KeyedBroadcastProcessFunction):
-    """A function with a broadcast input."""
-
-    limits = ps.BroadcastState("string", "long")
-
-    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-        ctx.register_processing_time_timer(0)
-
-    def process_broadcast(self, row: Any, ctx: ps.RuntimeContext) -> None:
-        self.limits.put("a", 1)
-
-    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> None:
-        ctx.register_processing_time_timer(0)
+    rows = dict.fromkeys(members.pop("rows"), register)
+    return type("Again", (base,), {**rows, "on_timer": register, **members})()
 
 
 def test_so_it_is_with_other_inputs() -> None:
+    both = again(ps.KeyedCoProcessFunction, rows=["process_left", "process_right"])
+    rules = again(
+        ps.KeyedBroadcastProcessFunction,
+        rows=["process"],
+        limits=ps.BroadcastState("string", "long"),
+        process_broadcast=lambda self, row, ctx: self.limits.put("a", 1),
+    )
     with (
-        TwoInputHarness(CoAgain(), "k", left="k string", right="k string") as both,
+        TwoInputHarness(both, "k", left="k string", right="k string") as harness,
         pytest.raises(EvaluationError, match="timers of key 'r' have no end"),
     ):
-        both.process(right=[{"k": "r"}])
+        harness.process(right=[{"k": "r"}])
     with (
-        BroadcastHarness(BroadcastAgain(), key="k") as rules,
+        BroadcastHarness(rules, key="k") as harness,
         pytest.raises(EvaluationError, match="timers of key 'b' have no end"),
     ):
-        rules.process([{"k": "b"}])
+        harness.process([{"k": "b"}])

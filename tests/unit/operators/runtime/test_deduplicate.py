@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -27,11 +27,9 @@ def batch(*rows: tuple[int | None, int | None]) -> pa.RecordBatch:
 
 
 class Epochs:
-    """An operator without Spark."""
-
-    def __init__(self, spec: DeduplicateSpec) -> None:
-        self.spec = spec
-        self.backend = ps.KeyedStateBackend({"id": "long"}, states=spec.states(), uid="op")
+    def __init__(self, **options: Any) -> None:
+        self.spec = DeduplicateSpec(("id",), **options)
+        self.backend = ps.KeyedStateBackend({"id": "long"}, states=self.spec.states(), uid="op")
         self.late: list[int] = []
 
     def run(
@@ -55,21 +53,8 @@ class Epochs:
         return [v for piece in pieces for v in piece["v"].to_pylist()]
 
 
-@pytest.fixture
-def made() -> Iterator[list[Epochs]]:
-    operators: list[Epochs] = []
-    yield operators
-    for operator in operators:
-        operator.backend.close()
-
-
-def make(made: list[Epochs], **options: Any) -> Epochs:
-    made.append(Epochs(DeduplicateSpec(("id",), **options)))
-    return made[-1]
-
-
-def test_state_is_that_of_the_open_interval(made: list[Epochs]) -> None:
-    operator = make(made, within_ms=10, event_time="at")
+def test_state_is_that_of_the_open_interval() -> None:
+    operator = Epochs(within_ms=10, event_time="at")
     sizes = []
     for epoch in range(50):
         begin = 100 * epoch
@@ -80,8 +65,8 @@ def test_state_is_that_of_the_open_interval(made: list[Epochs]) -> None:
     assert max(sizes) <= 300
 
 
-def test_a_changed_clock_forgets_nothing_early(made: list[Epochs]) -> None:
-    operator = make(made, within_ms=10)
+def test_a_changed_clock_forgets_nothing_early() -> None:
+    operator = Epochs(within_ms=10)
     assert operator.run(batch((1, None)), now=100) == [0]
     assert operator.run(batch((1, None)), now=109) == []
     # The clock was wrong, and went back.
@@ -89,21 +74,19 @@ def test_a_changed_clock_forgets_nothing_early(made: list[Epochs]) -> None:
     assert operator.run(batch((1, None)), now=110) == [0]
 
 
-def test_times_at_the_ends_of_the_range(made: list[Epochs]) -> None:
+def test_times_at_the_ends_of_the_range() -> None:
     schema = pa.schema({"id": pa.int64(), "at": pa.int64(), "v": pa.int64()})
     ends = [-(2**63), 2**63 - 1, 0, -(2**63), 2**63 - 1]
     rows = pa.record_batch([pa.array([1] * 5), pa.array(ends), pa.array(range(5))], schema=schema)
-    operator = make(made, within_ms=2**61, event_time="at", ordered=True)
+    operator = Epochs(within_ms=2**61, event_time="at", ordered=True)
     # Distances of the others do not fit 64 bits.
     assert operator.run(rows) == [2]
     assert operator.run(rows, watermark=-(2**63)) == []
 
 
-def test_held_rows_are_reduced_on_the_way(
-    made: list[Epochs], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_held_rows_are_reduced_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_operator, "_HELD_ROWS", 5)
-    operator = make(made, keep="last", event_time="at")
+    operator = Epochs(keep="last", event_time="at")
     pieces = [batch(*((key, 10 * i + key) for key in range(3))) for i in (1, 5, 2, 4, 3, 0)]
     marked = [
         p.set_column(2, "v", pa.array([100 * i + k for k in range(3)]))
@@ -121,22 +104,22 @@ def test_held_rows_are_reduced_on_the_way(
     assert held == [3, 3, 6, 9, 3, 6]
 
 
-def test_late_rows(made: list[Epochs]) -> None:
+def test_late_rows() -> None:
     rows = batch((1, 5), (2, 20), (1, None))
     passed = {"process": [0, 1, 2], "drop": [1, 2], "side": [1, 2]}
     for late, expected in passed.items():
-        operator = make(made, within_ms=100, event_time="at", late=late)
+        operator = Epochs(within_ms=100, event_time="at", late=late)
         assert operator.run(rows, watermark=10) == expected
         assert operator.late == ([0] if late == "side" else [])
 
 
-def test_what_was_seen_without_a_duration_is_remembered_for_ever(made: list[Epochs]) -> None:
-    operator = make(made, event_time="at")
+def test_what_was_seen_without_a_duration_is_remembered_for_ever() -> None:
+    operator = Epochs(event_time="at")
     assert operator.run(batch((1, 50), (1, 40), (2, None), (3, None), (3, 7))) == [1, 2, 4]
     assert operator.run(batch((1, 10**9), (2, 1), (3, None)), watermark=10**8) == []
 
 
-def test_repeated_rows_write_nothing(made: list[Epochs]) -> None:
+def test_repeated_rows_write_nothing() -> None:
     rows = batch(*((key, key) for key in range(100)))
     specs: Sequence[dict[str, Any]] = [
         {},
@@ -144,7 +127,7 @@ def test_repeated_rows_write_nothing(made: list[Epochs]) -> None:
         {"within_ms": 1000, "event_time": "at"},
     ]
     for options in specs:
-        operator = make(made, **options)
+        operator = Epochs(**options)
         assert len(operator.run(rows)) == 100
         task = operator.spec.make()
         time = OperatorTime(50, 50)
@@ -153,11 +136,11 @@ def test_repeated_rows_write_nothing(made: list[Epochs]) -> None:
         assert not operator.backend.dirty
 
 
-def test_what_the_watermark_has_passed_is_forgotten_to_the_millisecond(made: list[Epochs]) -> None:
+def test_what_the_watermark_has_passed_is_forgotten_to_the_millisecond() -> None:
     # Both are stored in one batch, so that their times to live end together, after that of the
     # second one.
     for watermark, expected in ((9, []), (10, [0])):
-        operator = make(made, within_ms=10, event_time="at")
+        operator = Epochs(within_ms=10, event_time="at")
         assert operator.run(batch((1, 0), (1, 20), (2, 0), (3, 20))) == [0, 1, 2, 3]
         assert operator.run(batch((1, 5)), watermark=watermark) == expected
         assert operator.run(batch((2, 5)), watermark=watermark) == expected

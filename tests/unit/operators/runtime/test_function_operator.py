@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -57,6 +57,11 @@ class CountVector(ps.VectorizedFunction):
     def process(self, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
         self.n.add(keys, batch.column("v"))
         return {"k": batch.column("k"), "n": self.n.values(keys), "t": [ctx.timestamp] * len(keys)}
+
+
+def of(process: Any, base: Any = ps.KeyedProcessFunction, name: str = "Of", **more: Any) -> Any:
+    """A function with a number, and with these members."""
+    return type(name, (base,), {"n": ps.ValueState("long"), "process": process, **more})()
 
 
 class Run:
@@ -119,18 +124,12 @@ ROWS = [("a", 1, 10), ("b", 2, 20), ("a", 3, None)]
 # -- shapes
 
 
-def test_rows_one_by_one() -> None:
-    assert Run(Count(), ROWS[:2], ROWS[2:]).rows == [("a", 1, None), ("b", 2, None), ("a", 4, None)]
-
-
-def test_rows_by_key() -> None:
-    run = Run(CountRows(), ROWS[:2], ROWS[2:])
-    assert run.rows == [("a", 4, None), ("b", 2, None)]
-    assert run.state == {"a": 4, "b": 2}
-
-
-def test_batches() -> None:
-    [first, second] = Run(CountVector(), ROWS[:2], ROWS[2:]).pieces
+def test_rows_one_by_one_by_key_and_in_batches() -> None:
+    batches = ROWS[:2], ROWS[2:]
+    assert Run(Count(), *batches).rows == [("a", 1, None), ("b", 2, None), ("a", 4, None)]
+    run = Run(CountRows(), *batches)
+    assert (run.rows, run.state) == ([("a", 4, None), ("b", 2, None)], {"a": 4, "b": 2})
+    [first, second] = Run(CountVector(), *batches).pieces
     assert first["n"].to_pylist() == [1, 2] and second["n"].to_pylist() == [4]
 
 
@@ -184,54 +183,52 @@ def test_whatever_can_be_gone_through_is_returned(method: str) -> None:
         assert found == list(value or [])
 
 
-class Failing(ps.KeyedProcessFunction):
-    n = ps.ValueState("int", default=0)
+def failing(**methods: Any) -> ps.KeyedProcessFunction:
+    """A function that writes a text into a number's state where a value is 3."""
 
-    def fail(self, value: Any) -> None:
+    def fail(self: Any, value: Any) -> None:
         if value == 3:
             self.n.update("wrong")
 
-    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
-        self.fail(timestamp)
+    members = {"n": ps.ValueState("int", default=0), "fail": fail, **methods}
+    return type("Failing", (ps.KeyedProcessFunction,), members)()  # type: ignore[no-any-return]
 
 
-class FailingRow(Failing):
+class OneColumn(ps.KeyedProcessFunction):
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-        self.fail(row.v)
         yield (key,)
 
 
-class FailingRows(Failing):
-    def process_rows(self, key: Any, batch: Any, ctx: ps.RuntimeContext) -> Any:
-        self.fail(batch.column("v")[0].as_py())
-
-
-class FailingTimer(Failing):
-    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-        ctx.register_processing_time_timer(row.v)
-
-
 @pytest.mark.parametrize(
-    ("function", "where", "key"),
+    ("function", "where"),
     [
-        (FailingRow(), "FailingRow.process", "key 'c'"),
-        (FailingRows(), "FailingRows.process_rows", "key 'c'"),
-        (FailingTimer(), "FailingTimer.on_timer", "key 'c', timer 3"),
+        (failing(process=lambda f, key, row, ctx: f.fail(row.v)), "process of {}: key 'c'"),
+        (
+            failing(process_rows=lambda f, key, batch, ctx: f.fail(batch["v"][0].as_py())),
+            "process_rows of {}: key 'c'",
+        ),
+        (
+            failing(
+                process=lambda f, key, row, ctx: ctx.register_processing_time_timer(row.v),
+                on_timer=lambda f, key, timestamp, ctx: f.fail(timestamp),
+            ),
+            "on_timer of {}: key 'c', timer 3",
+        ),
     ],
 )
-def test_an_error_of_a_call_says_where_it_happened(function: Any, where: str, key: str) -> None:
+def test_an_error_of_a_call_says_where_it_happened(function: Any, where: str) -> None:
     with pytest.raises(WrongTypeError, match="state 'n' is int") as raised:
         Run(function, [("a", 1, 1), ("b", 2, 2), ("c", 3, 3), ("d", 4, 4)])
-    assert notes_of(raised.value) == [f"in {where} of operator 'one': {key}"]
+    assert notes_of(raised.value) == ["in Failing." + where.format("operator 'one'")]
 
 
 def test_an_error_of_the_output_names_the_key_and_the_place_of_the_function() -> None:
     columns = parse_columns("k string, n long", "operator 'one'")
-    by = rf"by FailingRow.process \({re.escape(__file__)}, line \d+\)"
+    by = rf"by OneColumn.process \({re.escape(__file__)}, line \d+\)"
     with pytest.raises(
         WrongTypeError, match=f"yielded 1 values.*; yielded for key 'a' {by}"
     ) as raised:
-        Run(FailingRow(), [("a", 1, 1)], output=columns)
+        Run(OneColumn(), [("a", 1, 1)], output=columns)
     assert not notes_of(raised.value)
 
 
@@ -309,56 +306,42 @@ def test_a_wrong_value_names_its_key_among_many(way: str, what: str, method: str
         Run(Typed(way), [(k, 1, 1) for k in "abcd"], output=columns)
 
 
-class Keyless(ps.KeyedProcessFunction):
-    n = ps.ValueState("long", default=0)
-
-    def __init__(self, act: str) -> None:
-        self.act = act
-
-    def open(self, ctx: ps.RuntimeContext) -> None:
-        if self.act == "timer":
-            ctx.register_processing_time_timer(1)
-        elif self.act == "update":
-            self.n.update(1)
-        else:
-            self.n.value()
-
-    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None: ...
-
-    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> None: ...
+def keyless(base: Any = ps.KeyedProcessFunction, **methods: Any) -> Any:
+    """A function of which a method uses a state while no key is current."""
+    fired = "on_timer" if base is ps.KeyedProcessFunction else "on_timers"
+    methods[fired] = lambda self, keys, timestamps, ctx: self.n.value()
+    return of(methods.pop("process", lambda *_: None), base, "Keyless", **methods)
 
 
-class KeylessVector(ps.VectorizedFunction):
-    n = ps.ValueState("long", default=0)
+def vector(process: Any) -> Any:
+    return keyless(ps.VectorizedFunction, process=process)
 
-    def __init__(self, act: str) -> None:
-        self.act = act
 
-    def process(self, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
-        if self.act == "timers":
-            return ctx.register_processing_time_timers(keys, 0)
-        if self.act == "select":
-            keys.select(1)
-            self.n.update(7)
-            return None
-        return self.late() if self.act == "yield" else self.n.update(1)
+def selecting(self: Any, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: Any) -> None:
+    if batch.num_rows == 2:
+        keys.select(1)
+    self.n.update(7)
 
-    def late(self) -> Any:
-        yield {"n": [self.n.value()]}
 
-    def on_timers(self, keys: ps.KeyBatch, timestamps: Any, ctx: ps.RuntimeContext) -> Any:
-        self.n.value()
+def yielding(self: Any, keys: ps.KeyBatch, batch: pa.RecordBatch, ctx: Any) -> Any:
+    yield {"n": [self.n.value()]}
 
 
 @pytest.mark.parametrize(
     ("function", "advice"),
     [
-        (Keyless("value"), "none is in open"),
-        (Keyless("update"), "none is in open"),
-        (Keyless("timer"), "none is in open"),
-        (KeylessVector("now"), r"values\(keys\) or .* keys.select\(i\)"),
-        (KeylessVector("yield"), r"values\(keys\) or .* keys.select\(i\)"),
-        (KeylessVector("timers"), r"values\(keys\) or .* keys.select\(i\)"),
+        (keyless(open=lambda self, ctx: self.n.value()), "none is in open"),
+        (keyless(open=lambda self, ctx: self.n.update(1)), "none is in open"),
+        (
+            keyless(open=lambda self, ctx: ctx.register_processing_time_timer(1)),
+            "none is in open",
+        ),
+        (vector(lambda self, *_: self.n.update(1)), r"values\(keys\) or .* keys.select\(i\)"),
+        (vector(yielding), r"values\(keys\) or .* keys.select\(i\)"),
+        (
+            vector(lambda self, keys, rows, ctx: ctx.register_processing_time_timers(keys, 0)),
+            r"values\(keys\) or .* keys.select\(i\)",
+        ),
     ],
 )
 def test_without_a_key_a_function_is_told_what_it_can_do(function: Any, advice: str) -> None:
@@ -367,19 +350,10 @@ def test_without_a_key_a_function_is_told_what_it_can_do(function: Any, advice: 
     assert "set_current_key" not in str(raised.value)
 
 
-def test_a_vectorised_function_selects_a_rows_key() -> None:
-    assert Run(KeylessVector("select"), ROWS[:2]).state == {"b": 7}
-
-
-def test_a_selected_key_ends_with_the_call() -> None:
-    class Once(KeylessVector):
-        def process(self, keys: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
-            if batch.num_rows == 2:
-                keys.select(1)
-            self.n.update(7)
-
+def test_a_vectorised_function_selects_a_rows_key_for_the_call() -> None:
+    assert Run(vector(selecting), ROWS[:2]).state == {"b": 7}
     with pytest.raises(NoCurrentKeyError, match=r"keys.select\(i\)"):
-        Run(Once("now"), ROWS[:2], ROWS[:1])
+        Run(vector(selecting), ROWS[:2], ROWS[:1])
 
 
 @pytest.mark.parametrize("value", [5, "ab"])
@@ -396,13 +370,8 @@ def test_an_epoch_without_rows(function: Any) -> None:
 
 
 def test_many_emitted_rows_leave_in_pieces() -> None:
-    class Many(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: Any) -> Iterator[tuple[Any, ...]]:
-            return iter([(1,)] * (OUTPUT_ROWS // 2 + 1))
-
-    sizes = [len(piece) for piece in Run(Many(), ROWS * 2).pieces]
+    many = of(lambda self, key, row, ctx: iter([(1,)] * (OUTPUT_ROWS // 2 + 1)))
+    sizes = [len(piece) for piece in Run(many, ROWS * 2).pieces]
     assert sizes == [OUTPUT_ROWS + 2] * 3
 
 
@@ -448,28 +417,25 @@ class Between(ps.KeyedProcessFunction):
     n = ps.ValueState("long", default=0, ttl=ps.StateTtl(milliseconds=15, time="event"))
 
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-        self.n.update(row.v)
+        return self.put(key, row.v, ctx)
+
+    def put(self, key: Any, value: int, ctx: ps.RuntimeContext) -> Any:
+        self.n.update(value)
         for timestamp in (40, 41):
             ctx.register_event_time_timer(timestamp)
-        yield key, row.v, ctx.watermark
+        yield key, value, ctx.watermark
 
     def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
         yield key, self.n.value(), ctx.watermark, timestamp
 
 
-class BetweenRows(ps.KeyedProcessFunction):
+class BetweenRows(Between):
     """Handles the rows of a key at the end of the input."""
 
-    n = ps.ValueState("long", default=0, ttl=ps.StateTtl(milliseconds=15, time="event"))
+    process = ps.KeyedProcessFunction.process
 
     def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> Any:
-        self.n.update(batch.column("v")[0].as_py())
-        for timestamp in (40, 41):
-            ctx.register_event_time_timer(timestamp)
-        yield key, self.n.value(), ctx.watermark
-
-    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
-        yield key, self.n.value(), ctx.watermark, timestamp
+        return self.put(key, batch.column("v")[0].as_py(), ctx)
 
 
 @pytest.mark.parametrize("drain", [False, True])
@@ -493,26 +459,22 @@ def test_rows_are_judged_by_the_late_bound_and_timers_fire_up_to_the_watermark(
     assert run.state == {"a": 7}
 
 
+@pytest.mark.parametrize("word", ["late", "drop"])
 @pytest.mark.parametrize("function", [Count(), CountRows(), CountVector()])
-def test_late_rows_go_to_their_side_output(function: Any) -> None:
+def test_late_rows_are_counted_and_dropped_or_go_to_their_side_output(
+    function: Any, word: str
+) -> None:
     batches = [ROWS, [("b", 4, 3)], [("b", 8, 20)]]
-    run = Run(function, *batches, event_time="at", watermark=20, late="late")
-    assert run.task.late_rows == 2
+    run = Run(function, *batches, event_time="at", watermark=20, late=word)
+    assert (run.task.late_rows, run.task.latest["input"]) == (2, 20)
     assert run.state == {"a": 3, "b": 10}
-    late = pa.Table.from_batches(run.sides["late"])
-    assert late.schema == COLUMNS
-    assert [tuple(row.values()) for row in late.to_pylist()] == [("a", 1, 10), ("b", 4, 3)]
-    assert run.task.latest["input"] == 20
-
-
-@pytest.mark.parametrize("function", [Count(), CountRows(), CountVector()])
-def test_late_rows_are_dropped_and_counted(function: Any) -> None:
-    batches = [ROWS, [("b", 4, 3)], [("b", 8, 20)]]
-    run = Run(function, *batches, event_time="at", watermark=20, late="drop")
-    assert (run.task.late_rows, run.sides) == (2, {})
-    assert run.state == {"a": 3, "b": 10}
-    assert run.task.latest["input"] == 20
-    run = Run(function, *batches, event_time="at", late="drop")
+    if word == "drop":
+        assert run.sides == {}
+    else:
+        late = pa.Table.from_batches(run.sides["late"])
+        assert late.schema == COLUMNS
+        assert [tuple(row.values()) for row in late.to_pylist()] == [("a", 1, 10), ("b", 4, 3)]
+    run = Run(function, *batches, event_time="at", late=word)
     assert (run.task.late_rows, run.state) == (0, {"a": 4, "b": 14})
 
 
@@ -593,17 +555,12 @@ def test_an_unknown_tag_lists_those_that_are_declared() -> None:
 
 
 def test_a_wrong_row_names_the_side_output() -> None:
-    class Wrong(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-            ctx.output("bad", (key, "x"))
-
+    wrong = of(lambda self, key, row, ctx: ctx.output("bad", (key, "x")))
     with pytest.raises(WrongTypeError, match="side output 'bad': column 'v' is declared int16"):
-        Run(Wrong(), ROWS, side_outputs={"bad": side("bad")})
+        Run(wrong, ROWS, side_outputs={"bad": side("bad")})
 
 
-class Aside:
+class Aside(ps.KeyedProcessFunction):
     """Emits what does not fit, of one key."""
 
     n = ps.ValueState("long", default=0)
@@ -616,17 +573,17 @@ class Aside:
         ctx.output("bad", self.wrong if key == "c" else (key, 2))
 
 
-class AsideRow(Aside, ps.KeyedProcessFunction):
+class AsideRow(Aside):
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
         self.emit(key, ctx)
 
 
-class AsideRows(Aside, ps.KeyedProcessFunction):
+class AsideRows(Aside):
     def process_rows(self, key: Any, batch: Any, ctx: ps.RuntimeContext) -> None:
         self.emit(key, ctx)
 
 
-class AsideTimer(Aside, ps.KeyedProcessFunction):
+class AsideTimer(Aside):
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
         ctx.register_processing_time_timer(1)
 
@@ -651,14 +608,14 @@ def test_a_wrong_row_of_a_side_output_names_its_key_and_method(
         Run(kind(wrong), [(k, 1, 1) for k in "abcd"], side_outputs={"bad": side("bad")})
 
 
-class AsideBatch(Aside, ps.VectorizedFunction):
+class AsideBatch(ps.VectorizedFunction):
     def process(self, keys: Any, batch: Any, ctx: ps.RuntimeContext) -> None:
         ctx.output("bad", {"k": ["a"], "v": ["x"]})
 
 
 def test_a_wrong_batch_of_a_side_output_names_its_method() -> None:
     with pytest.raises(WrongTypeError, match=r"side output 'bad': .*; emitted by AsideBatch\.proc"):
-        Run(AsideBatch(None), ROWS, side_outputs={"bad": side("bad")})
+        Run(AsideBatch(), ROWS, side_outputs={"bad": side("bad")})
 
 
 def test_side_outputs_need_somewhere_to_go() -> None:
@@ -680,56 +637,25 @@ def test_a_context_of_no_task() -> None:
 
 
 def test_timers_of_a_function_without_on_timer() -> None:
-    class Rows(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-            ctx.register_processing_time_timer(0)
-
-    class Vector(ps.VectorizedFunction):
-        n = ps.ValueState("long")
-
-        def process(self, keys: Any, batch: Any, ctx: ps.RuntimeContext) -> None:
-            ctx.register_event_time_timers(keys, 1)
-
+    rows = of(lambda self, key, row, ctx: ctx.register_processing_time_timer(0), name="Rows")
+    vector = of(
+        lambda self, keys, batch, ctx: ctx.register_event_time_timers(keys, 1),
+        ps.VectorizedFunction,
+        "Vector",
+    )
     with pytest.raises(DeclarationError, match=r"Rows uses timers and has no on_timer\(self, key"):
-        Run(Rows(), ROWS)
+        Run(rows, ROWS)
     with pytest.raises(DeclarationError, match=r"Vector uses timers and has no on_timers\(self"):
-        Run(Vector(), ROWS)
+        Run(vector, ROWS)
 
 
 def test_namespaces_are_declared() -> None:
-    class Undeclared(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-            ctx.set_namespace(1)
-
-    class Wrong(Count):
-        namespace = object
-
+    undeclared = of(lambda self, key, row, ctx: ctx.set_namespace(1), name="Undeclared")
+    wrong = of(Count.process, name="Wrong", namespace=object)
     with pytest.raises(DeclarationError, match="Undeclared declares no namespace"):
-        Run(Undeclared(), ROWS)
+        Run(undeclared, ROWS)
     with pytest.raises(DeclarationError, match=r"Wrong\.namespace: objects are no namespaces"):
-        Run(Wrong(), ROWS)
-
-
-def test_open_and_close_bracket_the_task() -> None:
-    seen: list[str] = []
-
-    class Open(Count):
-        def open(self, ctx: ps.RuntimeContext) -> None:
-            seen.append(f"open {ctx.uid}")
-
-        def close(self) -> None:
-            seen.append("close")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-            raise ValueError("broken")
-
-    with pytest.raises(ValueError, match="broken"):
-        Run(Open(), ROWS)
-    assert seen == ["open one", "close"]
+        Run(wrong, ROWS)
 
 
 @pytest.mark.parametrize(
@@ -776,19 +702,27 @@ def test_rows_of_a_task_may_take_more_than_32_bits_of_text() -> None:
     assert seen == [(i, pa.string(), len(text)) for i in range(rows)]
 
 
-@pytest.mark.parametrize("method", ["open", "close"])
-def test_an_error_of_open_and_close_says_whose_it_is(method: str) -> None:
-    class Fails(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
+def test_open_and_close_bracket_the_task_and_their_errors_say_whose_they_are() -> None:
+    seen: list[str] = []
 
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-            self.n.update(1)
+    def noting(name: str) -> Any:
+        def method(self: Any, *context: Any) -> None:
+            seen.append(f"{name} {'' if name == 'close' else context[-1].uid}")
+            if name == failing:
+                raise OSError("no")
 
-    def fail(*_: Any) -> None:
-        raise OSError("no")
+        return method
 
-    setattr(Fails, method, fail)
-    harness = ps.testing.Harness(Fails(), key="k")
-    with pytest.raises(OSError, match="no") as raised:
-        harness.process([{"k": 1}])
-    assert notes_of(raised.value) == [f"in Fails.{method} of operator 'harness'"]
+    for failing, calls in (
+        ("open", ["open one"]),
+        ("process", ["open one", "process one", "close "]),
+        ("close", ["open one", "process one", "close "]),
+    ):
+        methods = {name: noting(name) for name in ("open", "process", "close")}
+        function = type("Fails", (Count,), methods)()
+        with pytest.raises(OSError, match="no") as raised:
+            Run(function, ROWS[:1])
+        where = ": key 'a'" if failing == "process" else ""
+        assert notes_of(raised.value) == [f"in Fails.{failing} of operator 'one'{where}"]
+        assert seen == calls
+        seen.clear()

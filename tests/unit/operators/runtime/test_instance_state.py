@@ -48,8 +48,6 @@ def test_the_slots_of_stored_rows_never_change() -> None:
 
 
 class Instances:
-    """All instances of an operator, without Spark."""
-
     def __init__(
         self,
         parallelism: int,

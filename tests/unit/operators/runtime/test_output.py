@@ -139,36 +139,30 @@ def test_names_that_are_not_exactly_the_schemas_are_refused(row: Any, error: str
         columns.from_rows([(1, 2), row])
 
 
+def of(process: Any) -> ps.KeyedProcessFunction:
+    members = {"n": ps.ValueState("long"), "process": process}
+    return type("Of", (ps.KeyedProcessFunction,), members)()  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("row", ROWS, ids=repr)
 def test_a_function_yields_rows_with_names(row: Any) -> None:
-    class Yields(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
+    def process(self: Any, key: Any, given: Any, ctx: ps.RuntimeContext) -> Any:
+        ctx.output("side", row)
+        yield row
 
-        def process(self, key: Any, given: Any, ctx: ps.RuntimeContext) -> Any:
-            ctx.output("side", row)
-            yield row
-
+    columns = "first long, second long"
     with ps.testing.Harness(
-        Yields(),
-        key="k",
-        schema="first long, second long",
-        side_outputs={"side": "first long, second long"},
+        of(process), key="k", schema=columns, side_outputs={"side": columns}
     ) as harness:
         assert harness.process([{"k": 1}]) == [(1, 2)]
         assert harness.side_output("side") == [(1, 2)]
 
 
 def test_a_harness_is_fed_rows_of_spark_by_name() -> None:
-    class Copies(ps.KeyedProcessFunction):
-        n = ps.ValueState("long")
-
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-            yield row.first, row.second
-
-    with ps.testing.Harness(Copies(), key="first", columns="first long, second long") as harness:
-        assert harness.process([Row(second=2, first=1)]) == [(1, 2)]
-    with ps.testing.Harness(Copies(), key="first") as harness:
-        assert harness.process([Row(second=2, first=1)]) == [(1, 2)]
+    copies = of(lambda self, key, row, ctx: [(row.first, row.second)])
+    for columns in ("first long, second long", None):
+        with ps.testing.Harness(copies, key="first", columns=columns) as harness:
+            assert harness.process([Row(second=2, first=1)]) == [(1, 2)]
 
 
 UTC = datetime.timezone.utc

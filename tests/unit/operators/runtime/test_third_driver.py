@@ -118,8 +118,6 @@ def output(*names: str) -> OutputColumns:
 
 
 class Later(ps.KeyedProcessFunction):
-    """Emits what a key has come to so far, and its sum ten milliseconds after each row."""
-
     total = ps.ValueState("long", default=0)
 
     def process(self, key: Any, row: Any, ctx: Any) -> Any:
@@ -133,8 +131,6 @@ class Later(ps.KeyedProcessFunction):
 
 
 class Both(ps.KeyedCoProcessFunction):
-    """Emits the products of the rows of both inputs."""
-
     left = ps.ListState("long")
 
     def process_left(self, key: Any, row: Any, ctx: Any) -> None:
@@ -146,8 +142,6 @@ class Both(ps.KeyedCoProcessFunction):
 
 
 class Scaled(ps.KeyedBroadcastProcessFunction):
-    """Counts by steps that all ranges were told."""
-
     steps = ps.BroadcastState("long", "long")
     n = ps.ValueState("long", default=0)
 
@@ -160,8 +154,6 @@ class Scaled(ps.KeyedBroadcastProcessFunction):
 
 
 class Seen(ps.ProcessFunction):
-    """Emits how many rows its instance has seen."""
-
     rows = ps.OperatorListState("long")
 
     def process(self, row: Any, ctx: Any) -> Any:

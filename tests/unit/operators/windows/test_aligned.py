@@ -98,21 +98,18 @@ def test_equals_a_recomputation(
 def compare(world: World, model: Model, epochs: Any) -> None:
     """Run both over epochs, with crashes and rescales, and to the end."""
     watermark = None
-    try:
-        for given_, later, crash, parallelism in epochs:
-            moved = [(k, None if t is None else t + (watermark or 0) // 2, v) for k, t, v in given_]
-            watermark = (-10 if watermark is None else watermark) + later
-            if parallelism is not None:
-                world.rescale(parallelism)
-            emitted = world.epoch(moved, watermark, crash=crash)
-            found = as_dict(emitted) if model.emit == "final" else {r[:3]: r[3:] for r in emitted}
-            assert found == model.epoch(moved, watermark)
-        assert sorted(world.late, key=repr) == sorted(model.late, key=repr)
-        assert world.dropped == len(model.late)
-        assert as_dict(world.epoch([], 10_000)) == model.epoch([], 10_000)
-        assert world.kept() == 0
-    finally:
-        world.close()
+    for given_, later, crash, parallelism in epochs:
+        moved = [(k, None if t is None else t + (watermark or 0) // 2, v) for k, t, v in given_]
+        watermark = (-10 if watermark is None else watermark) + later
+        if parallelism is not None:
+            world.rescale(parallelism)
+        emitted = world.epoch(moved, watermark, crash=crash)
+        found = as_dict(emitted) if model.emit == "final" else {r[:3]: r[3:] for r in emitted}
+        assert found == model.epoch(moved, watermark)
+    assert sorted(world.late, key=repr) == sorted(model.late, key=repr)
+    assert world.dropped == len(model.late)
+    assert as_dict(world.epoch([], 10_000)) == model.epoch([], 10_000)
+    assert world.kept() == 0
 
 
 @pytest.mark.parametrize(("windows", "expected"), KINDS, ids=lambda k: repr(k)[:30])
@@ -130,17 +127,14 @@ def test_one_watermark_per_epoch(
     world.one_watermark = True
     model = Model(expected, numbers if all_ else lambda found: (numbers(found)[1], len(found)))
     watermark = -10
-    try:
-        for given_, later, crash, _ in epochs:
-            moved = [(k, None if t is None else t + watermark // 2, v) for k, t, v in given_]
-            watermark += later
-            emitted = as_dict(world.epoch(moved, watermark, crash=crash))
-            over = model.epoch([], watermark)
-            assert emitted == {**over, **model.epoch(moved, watermark)}
-        assert as_dict(world.epoch([], 10_000)) == model.epoch([], 10_000)
-        assert world.kept() == 0
-    finally:
-        world.close()
+    for given_, later, crash, _ in epochs:
+        moved = [(k, None if t is None else t + watermark // 2, v) for k, t, v in given_]
+        watermark += later
+        emitted = as_dict(world.epoch(moved, watermark, crash=crash))
+        over = model.epoch([], watermark)
+        assert emitted == {**over, **model.epoch(moved, watermark)}
+    assert as_dict(world.epoch([], 10_000)) == model.epoch([], 10_000)
+    assert world.kept() == 0
 
 
 @pytest.mark.parametrize("windows", [Tumbling(10), Sliding(10, 10), Session(6)])
@@ -153,4 +147,3 @@ def test_a_late_row_at_the_very_end_of_its_window(windows: Assigner) -> None:
     assert world.epoch([], 16) == []
     assert world.epoch([(1, 3, 8)], 20) == [] and world.dropped == 1
     assert world.kept() == 0
-    world.close()

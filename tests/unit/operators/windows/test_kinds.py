@@ -1,4 +1,4 @@
-"""Count and global windows, early firings, zones, types of times, and arguments."""
+"""Count windows, zones, types of times, and arguments."""
 
 from __future__ import annotations
 
@@ -30,65 +30,10 @@ SUMS: dict[str, Any] = {"total": ps.sum("v"), "n": ps.count()}
 HOUR = 3_600_000
 
 
-@pytest.mark.parametrize("size", [1, 3, 100])
-def test_count_windows(size: int) -> None:
-    world = World(CountWindow(3), SUMS, event_time=None, batch_rows=size)
-    rows = [(k % 3 if k % 4 else None, None, k) for k in range(50)]
-    found: list[Any] = world.epoch(rows[:20], None)
-    world.rescale(4)
-    found += world.epoch(rows[20:], None, crash=True)
-    expected = []
-    for key in (None, 0, 1, 2):
-        mine = [row[2] for row in rows if row[0] == key]
-        whole = len(mine) // 3 * 3
-        expected += [(key, None, None, sum(mine[i : i + 3]), 3) for i in range(0, whole, 3)]
-    assert sorted(found, key=repr) == sorted(expected, key=repr)
-    world.epoch([(key, None, 0) for key in (None, 0, 1, 2) for _ in range(2)], None)
-    world.close()
-
-
 def test_nothing_is_kept_of_a_complete_count_window() -> None:
     world = World(CountWindow(2), SUMS, event_time=None)
     world.epoch([(1, None, 1), (1, None, 2), (1, None, 3), (1, None, 4)], None)
     assert world.kept() == 0
-    world.close()
-
-
-def test_global_windows() -> None:
-    world = World(Global(), SUMS, event_time=None, emit="update")
-    assert world.epoch([(1, None, 5), (2, None, 6)], None) == [
-        (1, None, None, 5, 1),
-        (2, None, None, 6, 1),
-    ]
-    assert world.epoch([(1, None, 7)], None) == [(1, None, None, 12, 2)]
-    assert world.epoch([], 1000) == []
-    world.close()
-
-
-@pytest.mark.parametrize("windows", [Tumbling(100), Sliding(100, 100), Session(60)])
-def test_early_firings(windows: Any) -> None:
-    world = World(windows, SUMS, early="10 s")
-    assert world.epoch([(1, 5, 1)], 0, now=3_000) == []
-    assert world.epoch([], 0, now=9_999) == []
-    assert [r[3:] for r in world.epoch([(1, 6, 2)], 0, now=12_000)] == [(3, 2)]
-    assert world.epoch([], 0, now=50_000) == []  # nothing has changed
-    world.epoch([(1, 7, 4)], 0, now=51_000)
-    assert [r[3:] for r in world.epoch([], 0, now=60_000)] == [(7, 3)]
-    assert [r[3:] for r in world.epoch([(1, 8, 1)], 200, now=61_000)] == [(8, 4)]
-    assert world.epoch([], 300, now=99_000) == []
-    assert world.kept() == 0
-    world.close()
-
-
-@pytest.mark.parametrize("windows", [Tumbling("1 min"), Sliding("1 min", "30 s"), Session("1 min")])
-def test_processing_time(windows: Any) -> None:
-    world = World(windows, SUMS, processing_time=True)
-    assert world.epoch([(1, None, 1), (1, None, 2)], None, now=5_000) == []
-    found = world.epoch([], None, now=300_000)
-    assert {row[3:] for row in found} == {(3, 2)}
-    assert found[0][1].tzinfo is not None
-    assert world.kept() == 0
-    world.close()
 
 
 def test_a_million_windows_fire_in_bounded_batches() -> None:
@@ -105,21 +50,6 @@ def test_a_million_windows_fire_in_bounded_batches() -> None:
     assert list(operator.process(batch)) == []
     sizes = [piece.num_rows for piece in operator.finish()]
     assert sum(sizes) == 300_000 and max(sizes) <= 32_768
-    world.close()
-
-
-def test_memory_is_that_of_the_open_windows() -> None:
-    world = World(Tumbling(60_000), SUMS)
-    _, backend = world.ranges[0]
-    sizes = []
-    for minute in range(200):
-        rows = [(k, minute * 60_000 + k, 1) for k in range(300)]
-        world.epoch(rows, minute * 60_000)
-        world._files.clear()
-        sizes.append(backend.stats().committed_bytes)
-        assert world.kept() <= 600
-    assert sizes[-1] <= 1.1 * sizes[50]
-    world.close()
 
 
 @pytest.mark.parametrize("zone", ["Europe/Zurich", "America/Havana", "Asia/Kathmandu", "UTC"])
@@ -263,7 +193,6 @@ def test_the_time_s_own_type() -> None:
         assert world.epoch([(1, None, 1), (1, 5, 2)] if kind == pa.int32() else [], 10**9)[:1] == (
             [(1, 0, 86_400_000, 2, 1)] if kind == pa.int32() else []
         )
-        world.close()
 
 
 @pytest.mark.parametrize("windows", [Tumbling(10), Sliding(10, 5), Cumulating(5, 10)])
@@ -274,7 +203,6 @@ def test_times_at_the_ends_of_the_type(windows: Any) -> None:
     # The others would be in windows that end beyond 64 bits, and are in none.
     assert {row[0] for row in found} == {2}
     assert (world.kept(), world.timeless) == (0, 3)
-    world.close()
 
 
 def test_keys_may_be_null_or_several() -> None:
@@ -285,7 +213,6 @@ def test_keys_may_be_null_or_several() -> None:
     world.epoch([(None, 0.0, 1, 1), (None, -0.0, 2, 2), ("x", None, 3, 3)], None)
     found = {row[:2] + row[4:] for row in world.epoch([], 5)}
     assert found == {(None, 0.0, 3, 2), ("x", None, 3, 1)}
-    world.close()
 
 
 BAD: list[tuple[Any, str]] = [

@@ -88,7 +88,6 @@ def computed(part: Part, rows: Sequence[dict[str, Any]]) -> Any:
 
 
 def type_of(part: Part, schema: pa.Schema) -> pa.DataType:
-    """The type that Spark gives it."""
     source = schema.field(part.source).type
     if part.function in ("min", "max"):
         return source
@@ -139,14 +138,11 @@ def _canonical(value: Any) -> Any:
 
 
 class Combining:
-    """An operator that gets its rows combined."""
-
     def __init__(self, spec: WindowSpec) -> None:
         self._spec = spec
         self.operator = make_operator(spec, combined=True)
 
     def process(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Combine the rows of a task, and add them."""
         return self.operator.process(combine(rows, self._spec, self.operator.task.late_bound))
 
     def __getattr__(self, name: str) -> Any:
@@ -219,19 +215,15 @@ def test_both_roads_are_one(
     other = SwitchingWorld(lambda: roads.random() < 0.7, windows, aggregates, SCHEMA, **options)
     assert refusal(plain.spec) is None
     watermark = -10
-    try:
-        for given_, later, crash, parallelism in [*epochs, ([], 10_000, False, None)]:
-            moved = [(k, t and t + watermark // 2, *values) for k, t, *values in given_]
-            watermark += later
-            for world in (plain, other):
-                if parallelism is not None:
-                    world.rescale(parallelism)
-            mine = plain.epoch(moved, watermark, crash=crash)
-            assert _shown(other.epoch(moved, watermark, crash=crash)) == _shown(mine)
-            assert other.noted() == plain.noted()
-    finally:
-        plain.close()
-        other.close()
+    for given_, later, crash, parallelism in [*epochs, ([], 10_000, False, None)]:
+        moved = [(k, t and t + watermark // 2, *values) for k, t, *values in given_]
+        watermark += later
+        for world in (plain, other):
+            if parallelism is not None:
+                world.rescale(parallelism)
+        mine = plain.epoch(moved, watermark, crash=crash)
+        assert _shown(other.epoch(moved, watermark, crash=crash)) == _shown(mine)
+        assert other.noted() == plain.noted()
 
 
 @given(
@@ -255,16 +247,12 @@ def test_sessions_of_rows_that_lie_close(epochs: Any, lateness: int, gap: int) -
         for c in (False, True)
     )
     watermark = 0
-    try:
-        for given_, later in [*epochs, ([], 1000)]:
-            some = [(k, watermark + t, t, None, None, None) for k, t in given_]
-            watermark += later
-            found = [_shown(world.epoch(some, watermark)) for world in (plain, other)]
-            assert found[0] == found[1]
-            assert other.noted() == plain.noted()
-    finally:
-        plain.close()
-        other.close()
+    for given_, later in [*epochs, ([], 1000)]:
+        some = [(k, watermark + t, t, None, None, None) for k, t in given_]
+        watermark += later
+        found = [_shown(world.epoch(some, watermark)) for world in (plain, other)]
+        assert found[0] == found[1]
+        assert other.noted() == plain.noted()
 
 
 def _shown(emitted: Sequence[Any]) -> list[str]:
@@ -293,8 +281,6 @@ def test_windows_of_processing_time(windows: Assigner, zone: str | None) -> None
     found = [[_shown(w.epoch(some, None, now)) for now in (5, 7, 12)] for w in worlds]
     assert found[0] == found[1] and all(found[0])
     assert worlds[0].noted() == worlds[1].noted()
-    for world in worlds:
-        world.close()
 
 
 @pytest.mark.parametrize("end", [(1 << 63) - 500, -(1 << 63) + 500])
@@ -310,8 +296,6 @@ def test_times_near_an_end_of_64_bits_are_in_one_slice_on_both_roads(
     found = [_shown(world.epoch(some, None)) for world in worlds]
     assert found[0] == found[1] and found[0]
     assert worlds[0].timeless == worlds[1].timeless
-    for world in worlds:
-        world.close()
 
 
 def test_only_the_sum_of_combined_rows_counts() -> None:
@@ -321,7 +305,6 @@ def test_only_the_sum_of_combined_rows_counts() -> None:
     world.epoch([(1.0, 1, v, None, None, None) for v in (big, -big, big)], 0)
     assert [row[3] for row in world.epoch([], 100)] == [big]
     assert not any(each.invalid_rows for each in world.tasks)
-    world.close()
 
 
 def test_what_cannot_be_combined() -> None:

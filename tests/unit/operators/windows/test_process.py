@@ -26,8 +26,10 @@ from pystate.operators.windows.assigners import (
     Sliding,
     Tumbling,
 )
+from pystate.operators.windows.specification import WindowOptions, WindowSpec
+from pystate.testing import WindowHarness
 from tests.drawn import drawn
-from tests.unit.operators.windows.test_aligned import KINDS, compare
+from tests.unit.operators.windows.test_aligned import ALL, KINDS, compare
 from tests.unit.operators.windows.test_aligned import epochs as aligned_epochs
 from tests.unit.operators.windows.test_sessions import GAPS, Sessions
 from tests.unit.operators.windows.test_sessions import compare as compare_sessions
@@ -37,6 +39,7 @@ from tests.unit.operators.windows.windows_world import (
     ManyWorld,
     Model,
     RowsWorld,
+    World,
     as_dict,
     numbers,
 )
@@ -53,6 +56,18 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ty
     for module in (kinds, operator, slices):
         monkeypatch.setattr(module, "FIRED_ROWS", 2)
     return ManyWorld
+
+
+class Aggregated(World):
+    """With the aggregates that give what functions make of the rows."""
+
+    def _spec(self, options: WindowOptions, key: Any, aggregates: Any) -> WindowSpec:
+        return super()._spec(options, key, ALL)
+
+
+@pytest.fixture(params=["aggregates", "rows"])
+def worlds(request: pytest.FixtureRequest, sizes: type[World]) -> type[World]:
+    return Aggregated if request.param == "aggregates" else sizes
 
 
 @pytest.mark.parametrize("emit", ["final", "update"])
@@ -83,8 +98,8 @@ def test_sessions(sizes: type[RowsWorld], column: bool, emit: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
-def test_count_windows(sizes: type[RowsWorld], size: int) -> None:
-    world = sizes(CountWindow(3), {}, event_time=None, batch_rows=size)
+def test_count_windows(worlds: type[World], size: int) -> None:
+    world = worlds(CountWindow(3), {}, event_time=None, batch_rows=size)
     rows = [(k % 3 if k % 4 else None, None, k) for k in range(50)]
     found: list[Any] = world.epoch(rows[:20], None)
     world.rescale(4)
@@ -95,38 +110,47 @@ def test_count_windows(sizes: type[RowsWorld], size: int) -> None:
         whole = len(mine) // 3 * 3
         expected += [(key, None, None, *numbers(mine[i : i + 3])) for i in range(0, whole, 3)]
     assert sorted(found, key=repr) == sorted(expected, key=repr)
-    world.close()
+    world.epoch([(key, None, 0) for key in (None, 0, 1, 2) for _ in range(2)], None)
 
 
-def test_global_windows(sizes: type[RowsWorld]) -> None:
-    world = sizes(Global(), {}, event_time=None, emit="update")
-    assert [row[3:5] for row in world.epoch([(1, None, 5), (2, None, 6)], None)] == [(1, 5), (1, 6)]
+def test_global_windows(worlds: type[World]) -> None:
+    world = worlds(Global(), {}, event_time=None, emit="update")
+    assert [row[:5] for row in world.epoch([(1, None, 5), (2, None, 6)], None)] == [
+        (1, None, None, 1, 5),
+        (2, None, None, 1, 6),
+    ]
     world.rescale(3)
     assert [row[:5] for row in world.epoch([(1, None, 7)], None)] == [(1, None, None, 2, 12)]
     assert world.epoch([], 1000) == []
-    world.close()
 
 
-@pytest.mark.parametrize("windows", [Tumbling(100), Sliding(100, 50), Session(60)])
-def test_early_firings(sizes: type[RowsWorld], windows: Any) -> None:
-    world = sizes(windows, {}, early="10 s")
-    assert world.epoch([(1, 55, 1)], 0, now=3_000) == []
-    assert {r[3:5] for r in world.epoch([(1, 56, 2)], 0, now=12_000)} == {(2, 3)}
-    assert world.epoch([], 0, now=50_000) == []  # nothing has changed
-    assert {r[3:5] for r in world.epoch([(1, 58, 1)], 250, now=61_000)} == {(3, 4)}
-    assert world.epoch([], 300, now=99_000) == []
-    assert world.kept() == 0
-    world.close()
+@pytest.mark.parametrize(
+    "windows", [Tumbling(100), Sliding(100, 50), Sliding(100, 100), Session(60)]
+)
+def test_early_firings(worlds: type[World], windows: Any) -> None:
+    world = worlds(windows, {}, early="10 s")
+
+    def fired(value: int | None, watermark: int, now: int) -> set[Any]:
+        rows = [] if value is None else [(1, 54 + value, value)]
+        return {row[3:5] for row in world.epoch(rows, watermark, now=now)}
+
+    assert not fired(1, 0, 3_000) and not fired(None, 0, 9_999)
+    assert fired(2, 0, 12_000) == {(2, 3)}
+    assert not fired(None, 0, 50_000)  # nothing has changed
+    fired(4, 0, 51_000)
+    assert fired(None, 0, 60_000) == {(3, 7)}
+    assert fired(1, 250, 61_000) == {(4, 8)}
+    assert not fired(None, 300, 99_000) and world.kept() == 0
 
 
 @pytest.mark.parametrize("windows", [Tumbling("1 min"), Sliding("1 min", "30 s"), Session("1 min")])
-def test_processing_time(sizes: type[RowsWorld], windows: Any) -> None:
-    world = sizes(windows, {}, processing_time=True)
+def test_processing_time(worlds: type[World], windows: Any) -> None:
+    world = worlds(windows, {}, processing_time=True)
     assert world.epoch([(1, None, 1), (1, None, 2)], None, now=5_000) == []
     found = world.epoch([], None, now=300_000)
     assert {row[3:5] for row in found} == {(2, 3)}
+    assert worlds is RowsWorld or found[0][1].tzinfo is not None
     assert world.kept() == 0
-    world.close()
 
 
 def test_a_row_is_kept_once() -> None:
@@ -137,11 +161,15 @@ def test_a_row_is_kept_once() -> None:
     found = as_dict(world.epoch([], 1_000))
     assert len(found) == 60 and {n for n, *_ in found.values()} == {500}
     assert world.kept() == 0
-    world.close()
+
+
+def harness(process: Any, schema: str = "k long, n long", **more: Any) -> WindowHarness:
+    options: dict[str, Any] = {"key": "k", "columns": COLUMNS, "event_time": "t", **more}
+    return WindowHarness(Tumbling(10), process=process, schema=schema, **options)
 
 
 def test_rows_of_a_key_alone() -> None:
-    with ps.testing.WindowHarness(
+    with WindowHarness(
         CountWindow(2),
         process=lambda key, window, rows: [(key, len(rows))],
         schema="k long, n long",
@@ -153,8 +181,6 @@ def test_rows_of_a_key_alone() -> None:
 
 
 class Spread(ps.WindowFunction):
-    """Emits rows, batches and rows aside."""
-
     #: Of all copies: each epoch works on one.
     calls: ClassVar[list[str]] = []
 
@@ -175,7 +201,7 @@ class Spread(ps.WindowFunction):
 
 def test_a_function_in_the_harness() -> None:
     function = Spread()
-    with ps.testing.WindowHarness(
+    with WindowHarness(
         Tumbling("10 s"),
         process=function,
         schema="key long, end long, low long",
@@ -203,23 +229,15 @@ def test_an_epoch_that_fails_changes_nothing() -> None:
             raise RuntimeError("once")
         return [(key, batch.num_rows)]
 
-    with ps.testing.WindowHarness(
-        Tumbling(10),
-        process=process,
-        schema="k long, n long",
-        key="k",
-        columns=COLUMNS,
-        event_time="t",
-        side_outputs=["aside"],
-    ) as harness:
-        harness.process([(1, 5, 5)])
+    with harness(process, side_outputs=["aside"]) as windows:
+        windows.process([(1, 5, 5)])
         with pytest.raises(RuntimeError, match="once") as error:
-            harness.advance_watermark(10)
+            windows.advance_watermark(10)
         assert "key 1, window 0 to 10" in str(notes_of(error.value))
-        assert harness.side_outputs == {"aside": []} and harness.watermark is None
+        assert windows.side_outputs == {"aside": []} and windows.watermark is None
         fails[0] = False
-        assert harness.advance_watermark(10) == [(1, 1)]
-        assert harness.side_outputs == {"aside": [(1,)]}
+        assert windows.advance_watermark(10) == [(1, 1)]
+        assert windows.side_outputs == {"aside": [(1,)]}
 
 
 @pytest.mark.parametrize(
@@ -234,17 +252,10 @@ def test_an_epoch_that_fails_changes_nothing() -> None:
     ],
 )
 def test_what_cannot_be_returned(returned: Any, message: str) -> None:
-    with ps.testing.WindowHarness(
-        Tumbling(10),
-        process=lambda *_: returned,
-        schema="k long, n long",
-        key="k",
-        columns=COLUMNS,
-        event_time="t",
-    ) as harness:
-        harness.process([(1, 5, 5)])
+    with harness(lambda *_: returned) as windows:
+        windows.process([(1, 5, 5)])
         with pytest.raises(WrongTypeError, match=message):
-            harness.advance_watermark(10)
+            windows.advance_watermark(10)
 
 
 @pytest.mark.parametrize("wrong", [(2, "x"), {"k": 2, "m": 1}, pa.record_batch({"k": ["x"]})])
@@ -257,51 +268,34 @@ def test_a_wrong_row_names_its_key_and_window(aside: bool, wrong: Any) -> None:
         ctx.output("aside", row)
         return []
 
-    with ps.testing.WindowHarness(
-        Tumbling(10),
-        process=process,
-        schema="k long, n long",
-        key="k",
-        columns=COLUMNS,
-        event_time="t",
-        side_outputs={"aside": "k long, n long"},
-    ) as harness:
-        harness.process([(key, 5, 5) for key in (1, 2, 3)])
+    with harness(process, side_outputs={"aside": "k long, n long"}) as windows:
+        windows.process([(key, 5, 5) for key in (1, 2, 3)])
         line = process.__code__.co_firstlineno
         place = rf"process \({re.escape(__file__)}, line {line}\)"
         match = f"; emitted for key 2, window 0 to 10 by {place}"
         with pytest.raises(WrongTypeError, match=match) as raised:
-            harness.advance_watermark(10)
+            windows.advance_watermark(10)
         assert ("side output 'aside'" in str(raised.value)) == aside
 
 
 def test_a_side_output_that_is_not_declared() -> None:
-    with ps.testing.WindowHarness(
-        Tumbling(10),
-        process=lambda k, w, b, ctx: ctx.output("x", (1,)),
-        schema="k long",
-        key="k",
-        columns=COLUMNS,
-        event_time="t",
-    ) as harness:
-        harness.process([(1, 5, 5)])
+    with harness(lambda k, w, b, ctx: ctx.output("x", (1,)), "k long") as windows:
+        windows.process([(1, 5, 5)])
         with pytest.raises(InvalidArgumentError, match="no side output 'x'"):
-            harness.advance_watermark(10)
+            windows.advance_watermark(10)
 
 
 class Neither(ps.WindowFunction):
-    """Without a method."""
+    pass
 
 
 class Both(Spread):
-    """With both."""
-
     def process_windows(self, windows: Any, offsets: Any, batch: Any, ctx: Any) -> Any:
         return None
 
 
 async def later(key: Any, window: Any, batch: Any) -> None:
-    """Nothing awaits it."""
+    pass
 
 
 @pytest.mark.parametrize(
@@ -328,7 +322,7 @@ def test_a_function_over_windows_has_no_states() -> None:
 def test_the_harness_takes_one_of_both() -> None:
     for more in ({}, {"aggregates": {"n": ps.count()}, "process": lambda k, w, b: []}):
         with pytest.raises(InvalidArgumentError, match="aggregates or process="):
-            ps.testing.WindowHarness(Tumbling(10), key="k", columns=COLUMNS, event_time="t", **more)
+            WindowHarness(Tumbling(10), key="k", columns=COLUMNS, event_time="t", **more)
 
 
 def test_many_windows_are_read_in_pieces() -> None:
@@ -341,17 +335,9 @@ def test_many_windows_are_read_in_pieces() -> None:
     sizes: list[int] = []
     rows = 300_000
     keys = np.arange(rows) % 100_000
-    with ps.testing.WindowHarness(
-        Tumbling(10),
-        process=Count(),
-        schema="k long, n long",
-        key="k",
-        columns=SCHEMA,
-        event_time="t",
-        batch_rows=1 << 20,
-    ) as harness:
+    with harness(Count(), columns=SCHEMA, batch_rows=1 << 20) as windows:
         batch = pa.record_batch({"k": keys, "t": keys % 7, "v": np.ones(rows, np.int64)})
-        assert harness.process(batch) == []
-        found = harness.advance_watermark(10)
+        assert windows.process(batch) == []
+        found = windows.advance_watermark(10)
         assert len(found) == 100_000 and {row.n for row in found} == {3}
         assert max(sizes) <= 32_768

@@ -23,6 +23,13 @@ def results(rows: list[Any]) -> tuple[Any, ...]:
     return sum(values) if values else None, len(rows), len(values)
 
 
+def check(world: World, model: Model, *epochs: tuple[list[Any], int]) -> None:
+    """Run both over epochs, after which nothing is kept."""
+    for rows, watermark in epochs:
+        assert as_dict(world.epoch(rows, watermark)) == model.epoch(rows, watermark)
+    assert world.kept() == 0
+
+
 @pytest.mark.parametrize("key", [pa.int64(), pa.string()])
 @pytest.mark.parametrize("windows", [(60, 5), (60, 25), (90, 30)])
 @pytest.mark.parametrize("lateness", [0, 17])
@@ -51,22 +58,19 @@ def test_many_keys_and_times(windows: tuple[int, int], key: pa.DataType, latenes
         assert as_dict(world.epoch([], 10_000)) == model.epoch([], 10_000)
     assert called.call_count >= 8
     assert world.kept() == 0
-    world.close()
 
 
 @pytest.mark.parametrize("ahead", [True, False])
 def test_sums_near_the_end_of_their_range(ahead: bool) -> None:
     world = World(Sliding(12, 4), AGGREGATES, ahead=[(0, 100 if ahead else 1)], few=[0])
     model = Model(sliding(12, 4), results)
-    epochs = [
+    check(
+        world,
+        model,
         ([(1, 0, LARGE), (1, 5, LARGE), (2, 5, -LARGE)], 6),
         ([(1, 12, 5), (2, 9, -LARGE), (2, 9, -2)], 21),
         ([(1, 21, 3)], 200),
-    ]
-    for rows, watermark in epochs:
-        assert as_dict(world.epoch(rows, watermark)) == model.epoch(rows, watermark)
-    assert world.kept() == 0
-    world.close()
+    )
 
 
 def of_slices(rows: list[Any]) -> tuple[Any, ...]:
@@ -85,17 +89,15 @@ def of_slices(rows: list[Any]) -> tuple[Any, ...]:
 def test_a_sum_beyond_its_range_does_without_slices(most: int) -> None:
     world = World(Sliding(12, 4), AGGREGATES, ahead=[(0, most)], few=[0])
     model = Model(sliding(12, 4), of_slices)
-    epochs = [
+    check(
+        world,
+        model,
         ([(1, 0, LARGE), (1, 5, LARGE), (1, 9, 2), (2, 5, 1), (2, 6, -1)], 5),
         ([(1, 13, -LARGE), (1, 15, -LARGE), (2, 17, LARGE), (1, 17, 1)], 14),
         ([(1, 21, LARGE), (1, 25, LARGE), (1, 30, LARGE), (3, 20, 1)], 22),
         ([(1, 60, 1), (2, 60, 1)], 30),
         ([], 300),
-    ]
-    for rows, watermark in epochs:
-        assert as_dict(world.epoch(rows, watermark)) == model.epoch(rows, watermark)
-    assert world.kept() == 0
-    world.close()
+    )
 
 
 def test_windows_of_small_steps_are_not_put_together_one_by_one() -> None:
@@ -109,7 +111,6 @@ def test_windows_of_small_steps_are_not_put_together_one_by_one() -> None:
             assert len(emitted) == 4_000
             assert {row[4] for row in emitted if row[2] == 8 * epoch + 8} == {8 * epoch + 8}
             assert called.call_count == epoch + 1
-    world.close()
 
 
 @pytest.mark.parametrize("most", [5, 1 << 17])
@@ -118,10 +119,7 @@ def test_keys_that_pause(most: int) -> None:
     world = World(Sliding(12, 4), AGGREGATES, ahead=[(0, most)], few=[0])
     model = Model(sliding(12, 4), results)
     rows = [(k, t, 1) for k in range(2) for t in (0, 60 + k, 61, 200, 400 + 9 * k)]
-    for given, watermark in ((rows, 350), ([(0, 390, 1)], 700)):
-        assert as_dict(world.epoch(given, watermark)) == model.epoch(given, watermark)
-    assert world.kept() == 0
-    world.close()
+    check(world, model, (rows, 350), ([(0, 390, 1)], 700))
 
 
 def test_ahead_of_windows_that_were_put_together_from_their_slices() -> None:
@@ -129,10 +127,7 @@ def test_ahead_of_windows_that_were_put_together_from_their_slices() -> None:
     world = World(Sliding(12, 4), AGGREGATES, ahead=[(99, 100)], few=[9])
     model = Model(sliding(12, 4), results)
     rows = [(1, 0, 1), *((k, 8, 10) for k in range(9)), (1, 13, 100)]
-    with mock.patch.object(
-        RunningSums, "ahead", autospec=True, side_effect=RunningSums.ahead
-    ) as called:
-        assert as_dict(world.epoch(rows, 100)) == model.epoch(rows, 100)
+    ahead = mock.patch.object(RunningSums, "ahead", autospec=True, side_effect=RunningSums.ahead)
+    with ahead as called:
+        check(world, model, (rows, 100))
     assert called.called
-    assert world.kept() == 0
-    world.close()

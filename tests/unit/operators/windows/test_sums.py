@@ -10,12 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import pystate as ps
 from pystate.errors import InvalidRowError
 from pystate.testing import WindowHarness
+from tests.drawn import drawn
 from tests.unit.operators.windows.test_partial_slices import SCHEMA, SwitchingWorld
 
 MOST = (1 << 63) - 1
@@ -51,7 +52,7 @@ VALUES = st.sampled_from([MOST, LEAST, 1 << 62, -(1 << 62), 1, -1, None])
 ROWS = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 19), VALUES), max_size=9)
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(st.lists(ROWS, max_size=3), st.booleans())
 def test_rows_that_are_too_much_for_a_window(batches: list[list[Row]], aside: bool) -> None:
     with harness(ps.Tumbling(10), **({"invalid": "odd"} if aside else {})) as windows:
@@ -70,7 +71,7 @@ def test_rows_that_are_too_much_for_a_window(batches: list[list[Row]], aside: bo
         assert len(windows.side_output("odd") if aside else ()) == (others if aside else 0)
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(st.lists(ROWS, max_size=3))
 def test_rows_that_are_too_much_for_a_key(batches: list[list[Row]]) -> None:
     with harness(ps.Global(), emit="update") as windows:
@@ -83,7 +84,7 @@ def test_rows_that_are_too_much_for_a_key(batches: list[list[Row]]) -> None:
         assert windows.invalid_rows == sum(len(others) for _, others in parts.values())
 
 
-@settings(max_examples=40, deadline=None)
+@drawn(40)
 @given(st.lists(ROWS, max_size=3))
 def test_rows_that_are_too_much_take_no_place_in_a_window_of_rows(batches: list[list[Row]]) -> None:
     with harness(ps.CountWindow(3)) as windows:
@@ -125,7 +126,7 @@ def sessions(rows: list[Row], gap: int) -> tuple[dict[Any, list[Row]], int]:
     return {min(r[1] for r in each): each for each in found}, gone
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(
     st.lists(st.tuples(st.just("a"), st.integers(0, 19), VALUES), max_size=9),
     st.lists(st.booleans(), min_size=9, max_size=9),
@@ -263,4 +264,3 @@ def test_what_was_combined_is_taken_out_as_a_whole() -> None:
         assert sum(each.invalid_rows for each in world.tasks) == 4
         found = world.epoch([], 1_000)
         assert sorted(row[3] for row in found) == [3, 5]
-        world.close()

@@ -36,7 +36,10 @@ Emitted = dict[tuple[Any, Any, Any], tuple[Any, ...]]
 
 
 class World:
-    """A windowed operator with its tables; epochs, crashes, restarts at another parallelism."""
+    """A windowed operator; epochs, crashes, restarts at another parallelism.
+
+    Its tables are freed with it.
+    """
 
     def __init__(
         self,
@@ -93,12 +96,10 @@ class World:
         self._open(parallelism)
 
     def close(self) -> None:
-        """Free the tables."""
         for _, backend in self.ranges:
             backend.close()
 
     def batch(self, rows: Iterable[Row]) -> pa.RecordBatch:
-        """Rows as a batch."""
         columns = list(zip(*rows, strict=True)) or [[] for _ in self.schema]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, self.schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -172,7 +173,6 @@ class World:
         return emitted, late, dropped, timeless
 
     def kept(self) -> int:
-        """Rows that the tables have."""
         return sum(backend.stats().keys for _, backend in self.ranges)
 
 
@@ -201,8 +201,6 @@ class RowsWorld(World):
 
 
 class ManyWorld(RowsWorld):
-    """With a function of many windows."""
-
     many = True
 
 
@@ -213,8 +211,6 @@ def whole(key: Any, window: TimeWindow, batch: pa.RecordBatch) -> Any:
 
 
 class Whole(WindowFunction):
-    """The same for many windows."""
-
     def process_windows(self, windows: Any, offsets: Any, batch: Any, ctx: Any) -> Any:
         assert (np.diff(offsets) > 0).all() and offsets[0] == 0 and offsets[-1] == len(batch)
         rows = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), batch.to_struct_array())
@@ -254,7 +250,6 @@ class Process(WindowProcess):
 
 
 def tuples(batch: pa.RecordBatch) -> list[Row]:
-    """A batch's rows."""
     if isinstance(batch, Pieces):
         return list(batch)
     return list(zip(*(column.to_pylist() for column in batch.columns), strict=True))
@@ -277,7 +272,6 @@ class Model:
         return self.bound is None or end + self.lateness > self.bound
 
     def epoch(self, rows: Iterable[Row], watermark: int | None) -> Emitted:
-        """What an epoch emits."""
         changed = set()
         for row in rows:
             if row[1] is None:
@@ -310,8 +304,6 @@ def tumbling(size: int, offset: int = 0) -> Callable[[int], list[tuple[int, int]
 
 
 def sliding(size: int, slide: int, offset: int = 0) -> Callable[[int], list[tuple[int, int]]]:
-    """The windows of a time."""
-
     def windows(time: int) -> list[tuple[int, int]]:
         last = time - (time - offset) % slide
         starts = range(last, time - size, -slide)
@@ -321,8 +313,6 @@ def sliding(size: int, slide: int, offset: int = 0) -> Callable[[int], list[tupl
 
 
 def cumulating(step: int, size: int, offset: int = 0) -> Callable[[int], list[tuple[int, int]]]:
-    """The windows of a time."""
-
     def windows(time: int) -> list[tuple[int, int]]:
         start = time - (time - offset) % size
         first = start + ((time - start) // step + 1) * step

@@ -12,7 +12,6 @@ from pystate.spark.base import connection
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a TCP connection within this host."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         one = socket.create_connection(server.getsockname())
         return one, server.accept()[0]

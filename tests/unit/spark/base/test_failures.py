@@ -28,8 +28,6 @@ Traceback (most recent call last):
 
 
 class Reported(PythonException):
-    """Spark's report of what a worker raised."""
-
     def __init__(self, text: str) -> None:
         self.text = text
 

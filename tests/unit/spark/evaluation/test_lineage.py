@@ -155,7 +155,6 @@ def test_a_plan_over_something_else() -> None:
 
 
 def chain(nodes: list[str]) -> str:
-    """The text of the plan A below some nodes."""
     text = A
     for node in reversed(nodes):
         text = over(node, text)

@@ -12,7 +12,6 @@ from pystate.spark.evaluation.operator_traits import CombinePolicy
 
 
 def reports(rows: int, changed: int, came: int | None = None, uid: str = "a") -> list[RangeReport]:
-    """Those of an epoch, of two ranges."""
     found = []
     for index in range(2):
         metrics: dict[str, float | int | str] = {}

@@ -188,9 +188,9 @@ def test_the_harness_runs_a_processor_of_frames() -> None:
     assert frame.to_dict("records") == [{"k": "a", "total": 9}]
 
 
-def output(ddl: dict[str, st.DataType], zone: str = "UTC") -> FrameOutput:
+def output(ddl: dict[str, st.DataType], zone: str = "UTC", **options: Any) -> FrameOutput:
     fields = [st.StructField(name, kind) for name, kind in ddl.items()]
-    return FrameOutput.of(st.StructType(fields), "operator 'one'", zone)
+    return FrameOutput.of(st.StructType(fields), "operator 'one'", zone, **options)
 
 
 def test_frames_are_output_by_name_or_by_place() -> None:
@@ -208,27 +208,23 @@ def test_frames_are_output_by_name_or_by_place() -> None:
 
 
 def test_frames_may_be_output_by_place_alone() -> None:
-    fields = [st.StructField("k", st.StringType()), st.StructField("n", st.LongType())]
-    made = FrameOutput.of(st.StructType(fields), "operator 'one'", "UTC", by_name=False)
-    assert made.from_rows([pd.DataFrame({"n": ["a"], "k": [1]})]).to_pydict() == {
-        "k": ["a"],
-        "n": [1],
-    }
+    made = output({"k": st.StringType(), "n": st.LongType()}, by_name=False)
+    found = made.from_rows([pd.DataFrame({"n": ["a"], "k": [1]})])
+    assert found.to_pydict() == {"k": ["a"], "n": [1]}
 
 
 @pytest.mark.parametrize("kind", ["int64", "int16", "Int64", "object"])
 def test_whole_numbers_go_into_decimals_where_that_is_wanted(kind: str) -> None:
     frame = pd.DataFrame({"n": pd.Series([12345, 1], dtype=kind)})
-    schema = st.StructType([st.StructField("n", st.DecimalType(10, 2))])
-    owner = "operator 'one'"
-    made = FrameOutput.of(schema, owner, "UTC", ints_to_decimals=True)
+    kinds = {"n": st.DecimalType(10, 2)}
+    made = output(kinds, ints_to_decimals=True)
     found = made.from_rows([frame, pd.DataFrame({"n": pd.array([None, 2], "Int64")})])
     assert found.to_pydict() == {"n": [Decimal("12345.00"), Decimal(1), None, Decimal(2)]}
     with pytest.raises(WrongTypeError, match="declared decimal"):
         made.from_rows([pd.DataFrame({"n": [10**9]})])
     if kind == "int64":
         with pytest.raises(WrongTypeError, match="column 'n' is declared"):
-            FrameOutput.of(schema, owner, "UTC").from_rows([frame])
+            output(kinds).from_rows([frame])
 
 
 def test_frames_are_output_as_if_each_were_alone() -> None:

@@ -54,27 +54,9 @@ def test_rows_are_rows_of_spark() -> None:
 
 
 def test_rows_are_output_by_name_as_spark_does() -> None:
-    schema = st.StructType.fromJson(
-        {
-            "type": "struct",
-            "fields": [
-                {"name": n, "type": t, "nullable": n != "k", "metadata": {}}
-                for n, t in [
-                    ("k", "long"),
-                    ("s", "string"),
-                    (
-                        "in",
-                        {
-                            "type": "struct",
-                            "fields": [
-                                {"name": "x", "type": "long", "nullable": True, "metadata": {}}
-                            ],
-                        },
-                    ),
-                ]
-            ],
-        }
-    )
+    inner = st.StructType([st.StructField("x", st.LongType())])
+    kinds = {"k": st.LongType(), "s": st.StringType(), "in": inner}
+    schema = st.StructType([st.StructField(n, kind, n != "k") for n, kind in kinds.items()])
     output = RowOutput.of(schema, "operator 'one'")
     rows = [Row(s="a", k=1, more=5, **{"in": Row(x=2)}), Row(k=2, s="b", **{"in": None}), Row(k=3)]
     assert output.from_rows(rows).to_pylist() == [

@@ -149,18 +149,16 @@ def test_what_does_not_become_less_is_left(tmp_path: Path) -> None:
     assert pq.read_table(root / "epoch=4", partitioning=None).column_names == ["w"]
 
 
-def hooked(patch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
-    """Have something done before and after each step."""
-    for module, name in STEPS:
-        real = getattr(module, name)
+def around(real: Any, act: Callable[[], None]) -> Any:
+    """A function that has something done before and after it."""
 
-        def step(*arguments: Any, _real: Any = real, **options: Any) -> Any:
-            act()
-            result = _real(*arguments, **options)
-            act()
-            return result
+    def call(*arguments: Any, **options: Any) -> Any:
+        act()
+        result = real(*arguments, **options)
+        act()
+        return result
 
-        patch.setattr(module, name, step)
+    return call
 
 
 def test_killed_at_every_step(out: Path, tmp_path: Path) -> None:
@@ -198,7 +196,8 @@ def killed_at(out: Path, last: int) -> int:
 
     try:
         with pytest.MonkeyPatch.context() as patch:
-            hooked(patch, step)
+            for module, name in STEPS:
+                patch.setattr(module, name, around(getattr(module, name), step))
             compact(out, [1, 2, 3, 4])
         os._exit(0)
     except BaseException:
@@ -246,21 +245,11 @@ def test_readers_at_every_step(out: Path, monkeypatch: pytest.MonkeyPatch) -> No
             assert sorted(found) == ALL, files
 
     with monkeypatch.context() as patch:
-        patch.setattr(compaction, "exchange", _around(compaction.exchange, read))
-        patch.setattr(shutil, "rmtree", _around(shutil.rmtree, read))
-        patch.setattr(compaction, "_complete", _around(compaction._complete, read))
+        patch.setattr(compaction, "exchange", around(compaction.exchange, read))
+        patch.setattr(shutil, "rmtree", around(shutil.rmtree, read))
+        patch.setattr(compaction, "_complete", around(compaction._complete, read))
         assert compact(out, [1, 2, 3, 4]).files_after == 1
     assert len(roots) == 2 and outcomes == {"whole", "not found"}
-
-
-def _around(real: Any, act: Callable[[], None]) -> Any:
-    def call(*arguments: Any, **options: Any) -> Any:
-        act()
-        result = real(*arguments, **options)
-        act()
-        return result
-
-    return call
 
 
 def test_one_at_a_time_and_not_within_an_epoch(out: Path) -> None:
@@ -305,17 +294,15 @@ def test_file_systems_that_cannot(out: Path, monkeypatch: pytest.MonkeyPatch, fa
         raise OSError(22, "Invalid argument", "somewhere")
 
     with monkeypatch.context() as patch:
-        if failing == "probe":
-            patch.setattr(compaction, "exchange", refuse)
-        elif failing == "mount":
+        if failing == "mount":
             patch.setattr(os.path, "ismount", lambda path: True)
+        elif failing == "link":
+            patch.setattr(os, "link", refuse)
         else:
+            patch.setattr(compaction, "exchange", refuse)
             if failing == "exchange":
                 # The probe goes well: a folder of an image's lower layer, or one that is mounted.
                 patch.setattr(compaction, "_check_exchange", lambda *_: None)
-                patch.setattr(compaction, "exchange", refuse)
-            else:
-                patch.setattr(os, "link", refuse)
         with pytest.raises(CheckpointError, match=r"cannot be (compacted|exchanged)"):
             compact(out, [1, 2, 3, 4])
     assert os.listdir(out.parent) == ["out"]

@@ -46,7 +46,6 @@ class Range:
         self.expected: dict[int, tuple[int, list[int], dict[int, int]]] = {}
 
     def change(self, keys: range) -> None:
-        """Change some keys, and forget one."""
         for key in keys:
             n, items, by = self.expected.get(key, (0, [], {}))
             self.backend.set_current_key(key)
@@ -63,7 +62,6 @@ class Range:
     def step(
         self, keys: range, *, closes: bool, tolerant: bool = False, timeout_ms: int = 60_000
     ) -> Written:
-        """What a task does."""
         self.serial += 1
         self.change(keys)
         snapshot = None
@@ -79,24 +77,14 @@ class Range:
             writer = DeltaWriter(target, snapshot)
             writer.start()
             written = writer.result()
-        report = RangeReport(
-            "op",
-            0,
-            "e",
-            sealed,
-            self.state.id,
-            written.file,
-            held=written.held,
-            merged=written.merged,
-            failure=written.failure,
-        )
+        more = {"held": written.held, "merged": written.merged, "failure": written.failure}
+        report = RangeReport("op", 0, "e", sealed, self.state.id, written.file, **more)
         check_report(report, self.state, "here", 1, (0, 127), closes=closes)
         self.state = advance_range(self.state, report, closed=closes and not written.failure)
         self.files.remove_older(self.serial, {ref.path for ref in self.state.held})
         return written
 
     def check(self) -> None:
-        """The files hold what the steps have made."""
         backend = KeyedStateBackend.of(self.operator)
         handles: Any = {name: backend.register(name, d) for name, d in STATES.items()}
         with backend, ExitStack() as stack:
@@ -190,8 +178,6 @@ def test_no_room_beside_the_tables(task: Range, monkeypatch: pytest.MonkeyPatch)
 
 
 class FullStorage(LocalStorage):
-    """A memory file system without room."""
-
     def __init__(self, folder: str) -> None:
         super().__init__("/nowhere")
 
