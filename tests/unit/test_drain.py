@@ -17,33 +17,30 @@ from pystate.testing import Harness
 from tests.conftest import KEY, STATE, FakeWork
 
 
-class Alarms(ps.KeyedProcessFunction):
-    """Rings 10 ms after each row, and tells what it sees."""
-
+class Rings(ps.KeyedProcessFunction):
     n = ps.ValueState("long", default=0)
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        yield key, timestamp, self.n.value(), ctx.watermark
+
+
+class Alarms(Rings):
+    """Rings 10 ms after each row, and tells what it sees."""
 
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
         assert ctx.watermark != ps.MAX_WATERMARK
         self.n.update(self.n.value() + 1)
         ctx.register_event_time_timer(row.at + 10)
 
-    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
-        yield key, timestamp, self.n.value(), ctx.watermark
 
-
-class KeyAlarms(ps.KeyedProcessFunction):
+class KeyAlarms(Rings):
     """The same, a key's rows at a time: they are held back until the rows have ended."""
-
-    n = ps.ValueState("long", default=0)
 
     def process_rows(self, key: Any, batch: pa.RecordBatch, ctx: ps.RuntimeContext) -> None:
         assert ctx.watermark != ps.MAX_WATERMARK
         self.n.update(self.n.value() + batch.num_rows)
         for at in batch["at"].to_pylist():
             ctx.register_event_time_timer(at + 10)
-
-    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
-        yield key, timestamp, self.n.value(), ctx.watermark
 
 
 class VectorAlarms(ps.VectorizedFunction):

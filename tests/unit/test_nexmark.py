@@ -260,11 +260,7 @@ def test_q12_counts_by_the_time_of_processing() -> None:
 
 def test_q18_keeps_the_last_and_of_equal_times_the_largest() -> None:
     bid = bids((1, 1, 9, 5), (1, 1, 2, 6), (1, 1, 3, 6), (2, 1, 4, 0), (1, 2, 5, 0))
-    assert [row[:4] for row in result("q18", bid=bid)] == [
-        (1, 1, 6, 3),
-        (1, 2, 0, 4),
-        (2, 1, 0, 5),
-    ]
+    assert [row[:4] for row in result("q18", bid=bid)] == [(1, 1, 6, 3), (1, 2, 0, 4), (2, 1, 0, 5)]
 
 
 def test_q19_ranks_by_price_then_time_then_bidder() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import textwrap
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,6 +29,7 @@ from pystate.errors import (
     UnclaimedStateError,
 )
 from pystate.store import Store
+from tests.forks import FORKS, copied, ended, forked
 
 STATES = {
     "n": ps.ValueState("long", default=0),
@@ -148,42 +147,32 @@ def test_retained_checkpoints_can_be_chosen(tmp_path: Path) -> None:
     assert names(tmp_path, "manifests") == {"manifests/00000006.manifest"}
 
 
+@FORKS
 def test_one_owner_at_a_time(tmp_path: Path) -> None:
     with opened(tmp_path):
         with pytest.raises(TableBusyError, match=rf"open in process {os.getpid()}"):
             opened(tmp_path)
-        script = textwrap.dedent(
-            f"""
-            import pystate as ps
-            try:
-                ps.open({str(tmp_path)!r}, key="long", states={{}}, lock_timeout_ms=50)
-            except ps.errors.TableBusyError as error:
-                print(error)
-            """
-        )
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-        assert f"open in process {os.getpid()}" in done.stdout, done
+
+        def open_it() -> None:
+            with pytest.raises(TableBusyError, match=rf"open in process {os.getppid()}"):
+                opened(tmp_path, lock_timeout_ms=50)
+
+        assert copied(open_it) == (0, "", "")
     with opened(tmp_path):
         pass
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@FORKS
 def test_a_forked_child_gives_up_the_lock(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    go, child_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(child_end)
-        os.read(go, 1)
-        os._exit(0)
-    os.close(go)
+    child = forked((0, 1, 2), signal.pause)
     try:
         store.close()
         with opened(tmp_path) as again:
             assert again.epoch == 0
     finally:
-        os.close(child_end)
-        os.waitpid(child, 0)
+        os.kill(child, signal.SIGKILL)
+        ended(child)
 
 
 def test_leftovers_of_a_killed_owner_are_removed(tmp_path: Path) -> None:
@@ -272,31 +261,18 @@ def test_a_failed_checkpoint_loses_nothing(
         assert store.epoch == epoch
 
 
+@pytest.mark.parametrize("after", [False, True])
 def test_a_checkpoint_that_failed_is_completed_without_new_changes(
-    tmp_path: Path, trouble: Trouble
+    tmp_path: Path, trouble: Trouble, after: bool
 ) -> None:
+    """A manifest that may not be durable is followed by one that is."""
     with opened(tmp_path) as store:
         store["n"].add(store.keys([1]), 1)
-        trouble.suffix = ".manifest"
-        with pytest.raises(NoSpaceError):
+        trouble.suffix, trouble.after = ".manifest", after
+        with pytest.raises(CheckpointError if after else NoSpaceError):
             store.checkpoint()
         trouble.suffix = ""
-        assert store.checkpoint() == 1
-    with opened(tmp_path) as store:
-        assert rows(store) == {1: (1, None)}
-
-
-def test_a_manifest_that_may_not_be_durable_is_followed_by_one_that_is(
-    tmp_path: Path, trouble: Trouble
-) -> None:
-    with opened(tmp_path) as store:
-        store["n"].add(store.keys([1]), 1)
-        trouble.suffix, trouble.after = ".manifest", True
-        with pytest.raises(CheckpointError):
-            store.checkpoint()
-        trouble.suffix = ""
-        assert store.checkpoint() == 2
-        assert store.checkpoint() == 2
+        assert [store.checkpoint() for _ in range(2)] == [1 + after] * 2
     with opened(tmp_path) as store:
         assert rows(store) == {1: (1, None)}
 
@@ -430,23 +406,28 @@ def test_a_wrong_declaration_makes_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_lost_file_is_named(tmp_path: Path) -> None:
-    with opened(tmp_path) as store:
-        store["n"].add(store.keys([1]), 1)
-        store.checkpoint()
-    [delta] = names(tmp_path, "state")
-    (tmp_path / delta).unlink()
-    with pytest.raises(CheckpointError, match=Path(delta).name):
-        opened(tmp_path)
-
-
-def test_a_lost_manifest_is_not_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pattern", "damaged", "error"),
+    [
+        ("state/**/00000003-*.delta", False, CheckpointError),
+        ("state/**/00000003-*.delta", True, CorruptFileError),
+        ("manifests/00000003.manifest", False, CheckpointError),
+    ],
+)
+def test_a_lost_or_damaged_file_is_named(
+    tmp_path: Path, pattern: str, damaged: bool, error: type[Exception]
+) -> None:
     with opened(tmp_path) as store:
         for _ in range(3):
-            store["n"].add(store.keys([1]), 1)
+            store["name"].update_all(store.keys(range(100)), "x" * 20)
             store.checkpoint()
-    (tmp_path / "manifests" / "00000003.manifest").unlink()
-    with pytest.raises(CheckpointError, match=r"00000003\.manifest"):
+    [path] = tmp_path.glob(pattern)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.unlink()
+    if damaged:
+        path.write_bytes(data)
+    with pytest.raises(error, match=path.name):
         opened(tmp_path)
 
 
@@ -469,18 +450,6 @@ def test_several_key_columns_and_a_relocated_folder(tmp_path: Path) -> None:
         assert sorted(store, key=str) == [("x", 1), (None, 2)]
         store.set_current_key((None, 2))
         assert str(store["n"].value()) == "5.00"
-
-
-def test_damage_is_not_read(tmp_path: Path) -> None:
-    with opened(tmp_path) as store:
-        store["name"].update_all(store.keys(range(100)), "x" * 20)
-        store.checkpoint()
-    [delta] = names(tmp_path, "state")
-    data = bytearray((tmp_path / delta).read_bytes())
-    data[len(data) // 2] ^= 1
-    (tmp_path / delta).write_bytes(data)
-    with pytest.raises(CorruptFileError, match=Path(delta).name):
-        opened(tmp_path)
 
 
 def test_what_expired_is_gone_for_good_with_the_next_checkpoint(tmp_path: Path) -> None:

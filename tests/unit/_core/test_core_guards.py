@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pystate as ps
 from pystate._core import core
 from pystate.errors import ClosedError, InvalidArgumentError
 from pystate.types.arrays import reference
+from tests.forks import FORKS, copied
 
 SOURCES = sorted(Path(core.__file__).parent.glob("*.p[yx]*"))
 #: Functions that use nobody's handle.
@@ -144,29 +143,22 @@ def use_unmade(kind: type) -> None:
         del thing
 
 
-def main() -> None:
-    """Use what is unmade of every type; what is printed says how far this has come."""
+def use_all() -> None:
+    """What is printed says how far this has come."""
     for kind in TYPES:
         print(kind.__name__, flush=True)
         use_unmade(kind)
-    print("done")
 
 
+@FORKS
 def test_unmade_objects_raise() -> None:
     """`__new__` without `__init__` gives something that refuses, and takes nothing with it."""
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", __file__],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    last = done.stdout.strip().rpartition("\n")[2]
-    assert done.returncode == 0, f"{last}: {done.stderr[-3000:]}"
-    assert last == "done"
+    code, said, wrong = copied(use_all)
+    assert code == 0, f"{said.splitlines()[-1:]}: {wrong[-3000:]}"
+    assert said.splitlines() == [kind.__name__ for kind in TYPES]
 
 
 def test_an_unmade_handle_says_so() -> None:
-    """In words."""
     for kind in (ps.KeyBatch, core.ScalarHandle, core.TimerService, core.DueTimers):
         thing: Any = kind.__new__(kind)
         with pytest.raises(ClosedError, match="made by __new__ alone"):
@@ -203,7 +195,3 @@ def test_what_is_made_is_made_once() -> None:
                 second()
         n.update(3)
         assert n.values(keys).to_pylist() == [3]
-
-
-if __name__ == "__main__":
-    main()

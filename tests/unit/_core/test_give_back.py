@@ -14,14 +14,18 @@ import pystate as ps
 
 KEYS, MOST_EPOCHS = 300_000, 6000
 EVERY = 20  # one in so many keys stays
-STATES: dict[str, Any] = {
-    "n": ps.ValueState("bigint", default=0),
-    "text": ps.ValueState("string"),
-}
+STATES: dict[str, Any] = {"n": ps.ValueState("bigint", default=0), "text": ps.ValueState("string")}
 
 
-@pytest.mark.parametrize("timers", [False, True])
-@pytest.mark.parametrize("home", ["heap", "shared"])
+@pytest.mark.parametrize(
+    ("home", "timers"),
+    [
+        ("heap", False),
+        ("shared", True),
+        pytest.param("heap", True, marks=pytest.mark.slow),
+        pytest.param("shared", False, marks=pytest.mark.slow),
+    ],
+)
 def test_long_keys_leave_spans_that_are_mostly_free(
     home: str, timers: bool, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import subprocess
+import re
 import sys
 import threading
 import time
@@ -23,6 +23,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import PystateError
+from tests.forks import FORKS, copied
 
 Action = Callable[["World"], object]
 
@@ -63,7 +64,6 @@ class World:
         self.action = action
 
     def fill(self) -> None:
-        """The same under both keys."""
         b = self.backend
         for key in (1, 2):
             b.set_current_key(key)
@@ -92,41 +92,32 @@ class World:
             action(self)
 
     def reduce(self, a: Any, b: Any) -> Any:
-        """A reduce function."""
         self.strike()
         return a + b
 
     def keys(self) -> ps.KeyBatch:
-        """Both keys."""
         return self.backend.keys(pa.array([1, 2]))
 
     def rows(self) -> list[dict[str, Any]]:
-        """All that is stored."""
         return sorted(self.backend.to_arrow().to_pylist(), key=repr)
 
 
 class Plus(ps.AggregateFunction[int, int, int]):
-    """A sum, in Python."""
-
     def __init__(self, world: World) -> None:
         self.world = world
 
     def create(self) -> int:
-        """Nothing yet."""
         return 0
 
     def add(self, accumulator: int, value: int) -> int:
-        """One more."""
         self.world.strike()
         return accumulator + value
 
     def merge(self, a: int, b: int) -> int:
-        """Both."""
         self.world.strike()
         return a + b
 
     def result(self, accumulator: int) -> int:
-        """The sum."""
         self.world.strike()
         return accumulator
 
@@ -151,7 +142,6 @@ class Text:
         self.text = text
 
     def as_py(self) -> str:
-        """The string."""
         self.world.strike()
         return self.text
 
@@ -179,7 +169,6 @@ class Column:
         return len(self.values)
 
     def to_numpy(self) -> Any:
-        """As a series has it."""
         return np.array(self.values)
 
     def __arrow_array__(self, type: Any = None) -> Any:
@@ -206,12 +195,10 @@ class Unpickled:
 
 
 def made() -> Any:
-    """What comes back."""
     return [1]
 
 
 def struck() -> Any:
-    """What comes back, after."""
     WORLD[-1].strike()
     return [1]
 
@@ -235,18 +222,15 @@ class Raw(io.BytesIO):
     world: World
 
     def readinto(self, buffer: Any) -> int:
-        """As of `io.RawIOBase`."""
         self.world.strike()
         return super().readinto(buffer)
 
     def write(self, data: Any) -> int:
-        """As of `io.RawIOBase`."""
         self.world.strike()
         return super().write(data)
 
 
 def raw(world: World) -> Raw:
-    """An empty one."""
     file = Raw()
     file.world = world
     return file
@@ -267,7 +251,6 @@ def written(world: World) -> Raw:
 
 
 def dropped_key(w: World) -> None:
-    """The current key is replaced by another."""
     w.backend.set_current_key(Gone(w))
     w.backend.set_current_key(2)
 
@@ -283,7 +266,6 @@ def read_later(w: World) -> object:
 
 
 def read_all_later(w: World) -> object:
-    """The same by batch."""
     action, w.action = w.action, None
     w.backend["o"].update(Unpickled())
     w.backend.seal().close()
@@ -293,13 +275,11 @@ def read_all_later(w: World) -> object:
 
 
 def pickle_one(w: World) -> object:
-    """An object is pickled as the epoch ends."""
     w.backend["o"].update(Pickled())
     return w.backend.seal().close()
 
 
 def sealed(w: World) -> Any:
-    """The reader of the last sealed epoch."""
     return w.backend.reader()
 
 
@@ -387,17 +367,14 @@ CASES: dict[str, Callable[[World], object]] = {
 
 
 def again(w: World) -> object:
-    """The same call, within itself."""
     return w.again()
 
 
 def boom(w: World) -> None:
-    """An error of the caller's own."""
     raise BoomError
 
 
 def in_thread(w: World) -> None:
-    """Another thread closes the table."""
     errors: list[BaseException] = []
 
     def close() -> None:
@@ -425,44 +402,28 @@ ACTIONS: dict[str, Action] = {
 }
 
 #: What a case may write under key 2 by itself, where the action only made it current.
-BOTH = (
-    "_all",
-    "append",
-    "extend",
-    "entries",
-    "objects",
-    "values.",
-    "timers",
-    "delete",
-    "load",
-    "changed",
-)
+BOTH = re.compile(r"_all|append|extend|entries|objects|values\.|timers|delete|load|changed")
 
 
 def under_two(world: World) -> Any:
     """What the batch forms read under key 2, in the default namespace."""
     keys = world.backend.keys(pa.array([2]))
-    states = world.backend.states
+    forms = {
+        "values": ("n", "s", "p", "r", "ro", "o"),
+        "lists": ("l", "ls", "lo"),
+        "maps": ("m", "mo"),
+        "results": ("mean", "sum", "py"),
+    }
+    read = {
+        name: getattr(world.backend[name], form)(keys) for form, of in forms.items() for name in of
+    }
     return {
-        "n": states["n"].values(keys).to_pylist(),
-        "s": states["s"].values(keys).to_pylist(),
-        "p": states["p"].values(keys).to_pylist(),
-        "l": states["l"].lists(keys).to_pylist(),
-        "ls": states["ls"].lists(keys).to_pylist(),
-        "lo": states["lo"].lists(keys),
-        "m": states["m"].maps(keys).to_pylist(),
-        "mo": states["mo"].maps(keys),
-        "r": states["r"].values(keys).to_pylist(),
-        "ro": states["ro"].values(keys),
-        "o": states["o"].values(keys),
-        "mean": states["mean"].results(keys).to_pylist(),
-        "sum": states["sum"].results(keys).to_pylist(),
-        "py": states["py"].results(keys),
+        name: found.to_pylist() if isinstance(found, (pa.Array, pa.ChunkedArray)) else found
+        for name, found in read.items()
     }
 
 
 def run_case(case: str, action: str) -> None:
-    """One call with one strike in its midst."""
     world = World(ACTIONS[action])
     WORLD.append(world)
     world.again = lambda: CASES[case](world)
@@ -473,7 +434,7 @@ def run_case(case: str, action: str) -> None:
     with contextlib.suppress(PystateError, BoomError, RecursionError, TypeError):
         CASES[case](world)
     world.action = None
-    kept = action == "another key" and not any(part in case for part in BOTH)
+    kept = action == "another key" and not BOTH.search(case)
     if kept and world.backend.is_open:
         assert under_two(world) == before, "written under a key that was made current meanwhile"
     if world.backend.is_open:
@@ -542,31 +503,21 @@ BESIDE = ["fire_all", "reader", "values", "keys"]
 
 
 def main(action: str) -> None:
-    """Run all cases with one action."""
     if action in BESIDE:
         beside(action)
-        print("done")
         return
     for case in CASES:
         print(case, flush=True)
         run_case(case, action)
-    print("done")
 
 
 @pytest.mark.parametrize("action", [*ACTIONS, *BESIDE])
+@FORKS
 def test_callers_code_in_the_midst(action: str) -> None:
-    """Whatever the caller's code does, here or in another thread, the process lives and no other
-    key is touched.
-    """
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", __file__, action],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    last = done.stdout.strip().rpartition("\n")[2]
-    assert done.returncode == 0, f"{last}: {done.stderr[-3000:]}"
-    assert last == "done"
+    """Whatever the caller's code does, the process lives and no other key is touched."""
+    code, said, wrong = copied(partial(main, action))
+    assert code == 0, f"{said.splitlines()[-1:]}: {wrong[-3000:]}"
+    assert said.splitlines() == ([] if action in BESIDE else [*CASES])
 
 
 def test_a_reduce_function_does_not_move_the_key() -> None:
@@ -576,7 +527,3 @@ def test_a_reduce_function_does_not_move_the_key() -> None:
         world.backend["r"].add(1)
     assert world.backend["r"].values(world.keys()).to_pylist() == [1, 1]
     world.backend.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -24,6 +24,7 @@ from pystate.checkpoint.state_files import merge_files, open_file
 from pystate.errors import InvalidArgumentError, MemoryLimitError
 from pystate.tables.host import choose_home, counted_home
 from pystate.tables.options import TableOptions
+from tests.forks import FORKS, copied, ended, forked
 
 STATES: dict[str, Any] = {"n": ps.ValueState("bigint"), "s": ps.ValueState("string")}
 MIB = 1 << 20
@@ -240,43 +241,30 @@ def test_a_full_table_of_small_rows_can_be_emptied(home: str, tmp_path: Path) ->
         raise AssertionError(backend.stats())
 
 
-_CHILD = """
-import sys
-import numpy as np
-import pystate as ps
-from pystate.errors import MemoryLimitError
-from pystate.base.memory import memory_use
-
-states = {"n": ps.ValueState("bigint"), "s": ps.ValueState("string")}
-backend = ps.KeyedStateBackend("long", states=states, home="shared", path=sys.argv[1])
-try:
-    for first in range(0, int(sys.argv[2]), 1 << 14):
-        backend["n"].add(backend.keys(np.arange(first, first + (1 << 14))), 1)
-    backend.seal(snapshot=False)
-    print("full", memory_use().shared_bytes, flush=True)
-except MemoryLimitError as error:
-    print("limit", error, flush=True)
-sys.stdin.read()
-"""
-
-
-def start(path: str, keys: int, limit_bytes: int) -> tuple[subprocess.Popen[str], str]:
+def start(path: Path, keys: int, limit_bytes: int) -> tuple[int, str]:
     """A process that fills a shared table, and the line that it says then."""
-    environment = {**os.environ, "PYSTATE_MEMORY_LIMIT_BYTES": str(limit_bytes)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, path, str(keys)],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    return process, process.stdout.readline()
+
+    def act() -> None:
+        os.environ["PYSTATE_MEMORY_LIMIT_BYTES"] = str(limit_bytes)
+        backend = ps.KeyedStateBackend("long", states=STATES, home="shared", path=path)
+        try:
+            fill(backend, keys)
+            backend.seal(snapshot=False)
+            print("full", memory_use().shared_bytes, flush=True)
+        except MemoryLimitError as error:
+            print("limit", error, flush=True)
+        signal.pause()
+
+    reading, writing = os.pipe()
+    process = forked((0, writing, 2), act)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        return process, said.readline()
 
 
-def stop(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+def stop(process: int) -> None:
+    os.kill(process, signal.SIGKILL)
+    assert ended(process) == -signal.SIGKILL
 
 
 @pytest.fixture
@@ -291,13 +279,14 @@ def shm() -> Any:
         folder.rmdir()
 
 
+@FORKS
 def test_processes_of_a_host_share_the_limit(shm: Path) -> None:
-    one, said = start(str(shm / "one.table"), 200_000, 32 * MIB)
+    one, said = start(shm / "one.table", 200_000, 32 * MIB)
     try:
         assert said.startswith("full ")
         taken = (shm / "one.table").stat().st_blocks * 512
         assert int(said.split()[1]) == taken > 8 * MIB
-        two, said = start(str(shm / "two.table"), 2_000_000, 32 * MIB)
+        two, said = start(shm / "two.table", 2_000_000, 32 * MIB)
         stop(two)
         pattern = r"limit of 32\.0 MiB: this process has [\d.]+ KiB .* take 3[12]"
         assert re.search(pattern, said), said
@@ -306,12 +295,12 @@ def test_processes_of_a_host_share_the_limit(shm: Path) -> None:
     finally:
         stop(one)
     # Both were killed. Their tables stay, and count, until somebody removes them.
-    three, said = start(str(shm / "three.table"), 300_000, 32 * MIB)
+    three, said = start(shm / "three.table", 300_000, 32 * MIB)
     stop(three)
     assert said.startswith("limit "), said
     for name in ("one", "two", "three"):
         (shm / f"{name}.table").unlink()
-    four, said = start(str(shm / "four.table"), 300_000, 32 * MIB)
+    four, said = start(shm / "four.table", 300_000, 32 * MIB)
     stop(four)
     assert said.startswith("full "), said
     assert int(said.split()[1]) == (shm / "four.table").stat().st_blocks * 512
@@ -353,20 +342,24 @@ def test_counted_home(path: str, home: str, depth: int) -> None:
     assert counted_home(path) == (home, depth)
 
 
-def test_the_limit_of_the_environment() -> None:
-    def said(value: str | None) -> str:
-        environment = {k: v for k, v in os.environ.items() if k != "PYSTATE_MEMORY_LIMIT_BYTES"}
-        if value is not None:
-            environment["PYSTATE_MEMORY_LIMIT_BYTES"] = value
-        code = "from pystate.base.memory import memory_use; print(memory_use().limit_bytes)"
-        run = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-        )
-        return run.stdout.strip() or run.stderr.strip().splitlines()[-1]
-
-    assert said("123456789") == "123456789"
-    assert said(None) == said("0") == str(memory_limit_bytes() // 4 * 3)
-    assert said("1g").startswith("pystate.errors.InvalidArgumentError: PYSTATE_MEMORY_LIMIT_BYTES")
+@FORKS
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("123456789", "123456789"),
+        (None, str(memory_limit_bytes() // 4 * 3)),
+        ("0", str(memory_limit_bytes() // 4 * 3)),
+        ("1g", "pystate.errors.InvalidArgumentError: PYSTATE_MEMORY_LIMIT_BYTES"),
+    ],
+)
+def test_the_limit_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, said: str
+) -> None:
+    monkeypatch.delenv("PYSTATE_MEMORY_LIMIT_BYTES", raising=False)
+    if value is not None:
+        monkeypatch.setenv("PYSTATE_MEMORY_LIMIT_BYTES", value)
+    _, printed, wrong = copied(lambda: print(memory_use().limit_bytes))
+    assert (printed or wrong).splitlines()[-1].startswith(said)
 
 
 def test_a_forked_child_begins_anew() -> None:

@@ -131,12 +131,7 @@ def test_marks_of_a_driver_that_died_are_collected(tmp_path: Path) -> None:
 
     def collect(now_ms: int) -> None:
         orphans = find_orphans(
-            storage,
-            term=1,
-            grace_ms=0,
-            live=frozenset,
-            check_owner=lambda: None,
-            now_ms=now_ms,
+            storage, term=1, grace_ms=0, live=frozenset, check_owner=lambda: None, now_ms=now_ms
         )
         delete_orphans(storage, orphans)
 

@@ -124,10 +124,7 @@ def test_without_the_savepoint_nothing_begins_empty(
 
 
 def test_options_that_have_no_effect_any_more(
-    work: Work,
-    origin: LocalStorage,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    work: Work, origin: LocalStorage, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = work.go_on(
         Path(origin.uri), tmp_path / "job", uid_map={"old": "new"}, uids=("new",)
@@ -159,18 +156,17 @@ def test_a_start_that_is_forgotten_may_be_killed(
 ) -> None:
     ps.savepoint(work.some(2).root, tmp_path / "other")
 
-    def prepared(root: Path) -> None:
-        begin_with(LocalStorage(tmp_path / "other"), LocalStorage(root), job="job")
-        spark_files(root, "d1", 2)
-
     def act(storage: LocalStorage) -> None:
         begin_with(origin, storage, job="job", uid_map={"old": "new"})
 
+    def after_another(storage: LocalStorage) -> None:
+        begin_with(LocalStorage(tmp_path / "other"), LocalStorage(storage.uri), job="job")
+        spark_files(Path(storage.uri), "d1", 2)
+        act(storage)
+
     wanted = dict(read(Path(origin.uri), "old"))
-    for number in range(100):
-        prepared(tmp_path / "cuts" / str(number))
     steps = 0
-    for step, cut in enumerate(cuts(tmp_path / "cuts", act)):
+    for step, cut in enumerate(cuts(tmp_path / "cuts", after_another)):
         root, steps = tmp_path / "cuts" / str(step), steps + cut
         act(LocalStorage(root))
         assert read(root, "new") == wanted

@@ -215,9 +215,7 @@ def test_renames_are_looked_for_among_states_of_one_type(monkeypatch: pytest.Mon
     """Two types are compared once, however many states have them."""
     compared: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        job_file,
-        "stored_change",
-        lambda *pair: compared.append(pair) or stored_change(*pair),
+        job_file, "stored_change", lambda *pair: compared.append(pair) or stored_change(*pair)
     )
     key = (("k", "long"),)
     kinds = ["long", "ReducingState('long', 'max')", "ListState('long')"]

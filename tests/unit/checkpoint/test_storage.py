@@ -13,11 +13,7 @@ import pytest
 
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.storage import LocalStorage
-from pystate.errors import (
-    CheckpointError,
-    NoSpaceError,
-    PystateError,
-)
+from pystate.errors import CheckpointError, NoSpaceError, PystateError
 
 
 @pytest.fixture

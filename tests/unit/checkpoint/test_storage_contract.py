@@ -25,6 +25,7 @@ from pystate.errors import (
     InvalidArgumentError,
     NoSpaceError,
 )
+from tests.forks import FORKS
 
 KINDS = ["local", "s3"]
 
@@ -86,6 +87,12 @@ def test_of_many_publishers_one_wins(storage: CheckpointStorage) -> None:
     assert all_files(storage) == ["manifests/1"]
 
 
+def context_of(storage: CheckpointStorage) -> Any:
+    """Processes may be forked that have a folder, which is quicker, and none that have a client."""
+    local = isinstance(storage, LocalStorage)
+    return multiprocessing.get_context("fork" if local else "spawn")
+
+
 def publish_all(storage: CheckpointStorage, number: int, gate: Any, won: Any) -> None:
     gate.wait()
     for name in range(20):
@@ -97,8 +104,9 @@ def publish_all(storage: CheckpointStorage, number: int, gate: Any, won: Any) ->
     won.put(None)
 
 
+@FORKS
 def test_of_two_processes_one_wins_each_name(storage: CheckpointStorage) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = context_of(storage)
     gate, won = context.Barrier(2), context.Queue()
     workers = [context.Process(target=publish_all, args=(storage, n, gate, won)) for n in range(2)]
     for worker in workers:
@@ -159,8 +167,9 @@ def killed_within_create(storage: CheckpointStorage, begun: Any) -> None:
         time.sleep(600)
 
 
+@FORKS
 def test_a_kill_within_create_leaves_nothing_visible(storage: CheckpointStorage) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = context_of(storage)
     begun = context.Event()
     worker = context.Process(target=killed_within_create, args=(storage, begun))
     worker.start()

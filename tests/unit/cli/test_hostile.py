@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import io
 import json
 import os
 import pty
@@ -10,15 +12,20 @@ import signal
 import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
 
 import pystate as ps
 from pystate.checkpoint.storage import LocalStorage
-from tests.unit.cli.test_cli import COMMANDS, program, run
+from pystate.cli.program import main
+from tests.forks import FORKS, ended, forked
+from tests.unit.cli.test_cli import COMMANDS, run
 from tests.work import Work, content, read
 
 #: What each command has after its checkpoint.
@@ -42,47 +49,46 @@ def more_of(name: str) -> list[str]:
     return [word.replace("out", f"out-{name}") for word in MORE.get(name, [])]
 
 
-def begin(name: str, *options: str, **streams: Any) -> subprocess.Popen[str]:
-    given = [sys.executable, "-W", "error", "-m", "pystate", name, "c", *MORE.get(name, [])]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **streams}
-    return subprocess.Popen([*given, *options], stdin=subprocess.DEVNULL, **streams)
+def program(
+    streams: tuple[int, int, int], *arguments: str, encoding: str = "utf-8", **environment: str
+) -> int:
+    """Start the program on these streams; the value is its process's id."""
+
+    def act() -> None:
+        for name in ("COLUMNS", "NO_COLOR", "CI"):
+            os.environ.pop(name, None)
+        os.environ.update(environment)
+        sys.argv = ["pystate", *arguments]
+        assert isinstance(sys.stdout, io.TextIOWrapper)
+        sys.stdout.reconfigure(encoding=encoding)
+        main()
+
+    return forked(streams, act)
 
 
 # ---- wrong places --------------------------------------------------------------------------------
 
 
-def nothing(work: Work) -> tuple[Path, str]:
-    return work.root / "none", "does not exist"
-
-
-def a_file(work: Work) -> tuple[Path, str]:
-    return work.root / "job.json", "is no folder"
-
-
-def below_a_file(work: Work) -> tuple[Path, str]:
-    return work.root / "job.json" / "x", "does not exist"
-
-
-def an_empty_folder(work: Work) -> tuple[Path, str]:
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("c/none", "does not exist"),
+        ("c/job.json", "is no folder"),
+        ("c/job.json/x", "does not exist"),
+        ("empty", "(there is no job.json)"),
+        ("c/state/op", "only a part of the checkpoint or savepoint {root}"),
+    ],
+)
+def test_a_wrong_place_is_said(work: Work, place: str, message: str) -> None:
+    path = work.root.parent / place
     (work.root.parent / "empty").mkdir()
-    return work.root.parent / "empty", "(there is no job.json)"
-
-
-def a_part(work: Work) -> tuple[Path, str]:
-    return work.root / "state" / "op", f"only a part of the checkpoint or savepoint {work.root}"
-
-
-@pytest.mark.parametrize("place", [nothing, a_file, below_a_file, an_empty_folder, a_part])
-def test_a_wrong_place_is_said(work: Work, place: Callable[[Work], tuple[Path, str]]) -> None:
-    path, message = place(work)
     before = content(work.root)
     for name in COMMANDS:
         code, said, wrong = run(name, path, *MORE.get(name, []))
         assert (code, said) == (2, ""), name
         [line] = wrong.splitlines()
-        assert (
-            line.startswith(f"pystate: {path} ") and message in line and "give the folder" in line
-        )
+        assert line.startswith(f"pystate: {path} ") and message.format(root=work.root) in line
+        assert "give the folder" in line
     assert content(work.root) == before and not Path("out").exists()
 
 
@@ -130,58 +136,59 @@ def test_commands_beside_a_running_job(work: Work) -> None:
 
 
 @pytest.mark.parametrize("name", ["inspect", "history", "verify", "read", "diff"])
-@pytest.mark.parametrize("option", ["--json", None])
-def test_a_reader_that_has_seen_enough(work: Work, name: str, option: str | None) -> None:
+@pytest.mark.parametrize("options", [["--json"], []])
+@FORKS
+def test_a_reader_that_has_seen_enough(work: Work, name: str, options: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    options = [] if option is None else [option]
-    with begin(name, *options, stdout=writing) as done:
+    with TemporaryFile() as said:
+        child = program((0, writing, said.fileno()), name, "c", *MORE.get(name, []), *options)
         os.close(writing)
-        assert done.stderr is not None and done.stderr.read() == ""
-    assert done.returncode == 141
+        assert ended(child) == 141
+        said.seek(0)
+        assert said.read() == b""
 
 
-def test_a_reader_that_stops_in_the_middle(work: Work) -> None:
-    with ps.open("c2", key="long", states={"s": ps.ValueState("string")}) as store:
+@pytest.fixture
+def heard() -> Iterator[None]:
+    """Ctrl-C counts: who runs the tests may ignore it, and what they start inherits that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("stops", "code"), [("reader", 141), ("Ctrl-C", 130)])
+@pytest.mark.usefixtures("heard")
+def test_a_process_that_ends_in_the_middle(work: Work, stops: str, code: int) -> None:
+    with ps.open("long", key="long", states={"s": ps.ValueState("string")}) as store:
         store["s"].update_all(store.keys(list(range(2000))), ["x" * 1000] * 2000)
         store.checkpoint()
-    os.rename("c", "c1")
-    os.rename("c2", "c")
-    with begin("read", "--format", "jsonl") as done:
+    command = [sys.executable, "-W", "error", "-m", "pystate", "read", "long", "--format", "jsonl"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as done:
         assert done.stdout is not None and done.stderr is not None
         assert json.loads(done.stdout.readline())["s"] == "x" * 1000
-        done.stdout.close()
-        assert done.stderr.read() == ""
-    assert done.returncode == 141
+        # The rest does not fit into the pipe.
+        if stops == "reader":
+            done.stdout.close()
+        else:
+            done.send_signal(signal.SIGINT)
+        assert done.stderr.read() == ("pystate: interrupted\n" if stops == "Ctrl-C" else "")
+    assert done.returncode == code
 
 
 def terminal(columns: int, *arguments: str, **environment: str) -> str:
     """What a terminal of that width gets."""
     master, slave = pty.openpty()
-    import fcntl
-    import termios
-
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    kept = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR", "CI")}
-    done = subprocess.Popen(
-        [sys.executable, "-m", "pystate", *arguments],
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        env={**kept, "TERM": "xterm-256color", **environment},
-    )
+    child = program((slave, slave, slave), *arguments, TERM="xterm-256color", **environment)
     os.close(slave)
     said = b""
-    while True:
-        try:
-            some = os.read(master, 4096)
-        except OSError:  # the other end is closed
-            break
-        if not some:
-            break
-        said += some
+    with suppress(OSError):  # the other end is closed
+        while some := os.read(master, 4096):
+            said += some
     os.close(master)
-    assert done.wait() == 0
+    assert ended(child) == 0, said
     return said.decode()
 
 
@@ -191,6 +198,7 @@ def bare(text: str) -> str:
 
 
 @pytest.mark.parametrize("columns", [20, 40, 70, 200])
+@FORKS
 def test_no_screen_is_too_narrow(work: Work, columns: int) -> None:
     """No cell is cut: columns that say less are left out, or each has a line of its own."""
     said = bare(terminal(columns, "inspect", "c"))
@@ -204,33 +212,35 @@ def test_no_screen_is_too_narrow(work: Work, columns: int) -> None:
         assert "4  20" in past and "changed" in past
 
 
+@FORKS
 def test_a_terminal_without_colours(work: Work) -> None:
     coloured = terminal(100, "verify", "c")
     assert "\x1b[32mNothing is wrong" in coloured
     plain = terminal(100, "verify", "c", NO_COLOR="1")
     assert not re.findall(r"\x1b\[[0-9;]*3[0-9;]*m", plain) and "Nothing is wrong" in plain
-    code, said, wrong = program("verify", "c")
+    code, said, wrong = run("verify", "c")
     assert code == 0 and "\x1b" not in said + wrong
 
 
+@FORKS
 def test_a_terminal_that_has_not_all_characters(work: Work) -> None:
     with ps.open("ü", key="string", states={"n": ps.ValueState("long")}) as store:
         store["n"].update_all(store.keys(["ß", "\x1b[2J\n"]), [1, 2])
         store.checkpoint()
     for encoding in ("ascii", "latin-1", "utf-8"):
         for options in (["--json"], ["--format", "csv"], []):
-            done = subprocess.run(
-                [sys.executable, "-m", "pystate", "read", "ü", *options],
-                capture_output=True,
-                env={**os.environ, "PYTHONIOENCODING": encoding},
-                check=False,
-            )
-            assert (done.returncode, done.stderr) == (0, b""), done.stderr
+            with TemporaryFile() as out:
+                streams = (0, out.fileno(), out.fileno())
+                assert ended(program(streams, "read", "ü", *options, encoding=encoding)) == 0
+                out.seek(0)
+                said = out.read()
             if options == ["--json"]:
-                rows = json.loads(done.stdout.decode(encoding))
+                rows = json.loads(said.decode(encoding))
                 assert {row["key"] for row in rows} == {"ß", "\x1b[2J\n"}
-            elif not options:
-                assert b"\x1b" not in done.stdout and rb"\x1b[2J\n" in done.stdout
+            elif options:
+                assert said.decode(encoding).splitlines()[0] == "key,n"
+            else:
+                assert b"\x1b" not in said and rb"\x1b[2J\n" in said
 
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------
@@ -264,31 +274,6 @@ def test_ctrl_c_leaves_nothing_half_done(
         code, said, wrong = run(name, work.root, *MORE.get(name, []), *options)
         assert (code, wrong) == (130, "pystate: interrupted\n"), said
         assert content(work.root) == before
-        assert not content(Path("out")) and [p.name for p in Path().iterdir()] in (
-            ["c"], ["c", "out"], ["out", "c"]
-        )  # fmt: skip
+        assert not content(Path("out")) and {p.name for p in Path().iterdir()} <= {"c", "out"}
     left[0] = 0
     assert run(name, work.root, *MORE.get(name, []), *options)[0] == 0
-
-
-@pytest.fixture
-def heard() -> Iterator[None]:
-    """Ctrl-C counts: who runs the tests may ignore it, and what they start inherits that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("heard")
-def test_a_signal_ends_a_command(work: Work) -> None:
-    with ps.open("c2", key="long", states={"s": ps.ValueState("string")}) as store:
-        store["s"].update_all(store.keys(list(range(2000))), ["x" * 1000] * 2000)
-        store.checkpoint()
-    os.rename("c", "c1")
-    os.rename("c2", "c")
-    with begin("read", "--format", "jsonl") as done:
-        assert done.stdout is not None and done.stderr is not None
-        done.stdout.readline()  # the rest does not fit into the pipe
-        done.send_signal(signal.SIGINT)
-        assert done.stderr.read() == "pystate: interrupted\n"
-    assert done.returncode == 130

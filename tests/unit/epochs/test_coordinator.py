@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -48,6 +48,25 @@ def opened(coordinator: Coordinator, **position: Any) -> Epoch:
     epoch = coordinator.open_epoch(**position)
     assert isinstance(epoch, Epoch)
     return epoch
+
+
+def reported(work: FakeWork, coordinator: Coordinator, text: str = "x", **position: Any) -> Epoch:
+    """An epoch whose tasks have all reported."""
+    epoch = opened(coordinator, **position)
+    for report in work.reports(epoch, text):
+        epoch.report(report)
+    return epoch
+
+
+Drivers = tuple[Coordinator, Coordinator]
+
+
+@pytest.fixture
+def drivers(work: FakeWork) -> Iterator[Drivers]:
+    first, second = work.coordinator(), work.coordinator()
+    yield first, second
+    first.close()
+    second.close()
 
 
 # ---- one driver, one query ----------------------------------------------------------------------
@@ -118,53 +137,35 @@ def test_output_may_go_once_it_is_committed(work: FakeWork) -> None:
 
     with work.coordinator() as coordinator:
         coordinator.run(work.evaluate("b0"), **batch(0))
-    with (
-        work.coordinator(commit_sinks=lost) as coordinator,
-        pytest.raises(CheckpointError, match="output is lost"),
-    ):
-        coordinator.run(work.evaluate("b1"), **batch(1))
-    with (
-        work.coordinator(commit_sinks=lost) as coordinator,
-        pytest.raises(CheckpointError, match="output is lost"),
-    ):
-        coordinator.run(work.evaluate("b2"), **batch(2))
+    for number in (1, 2):
+        with (
+            work.coordinator(commit_sinks=lost) as coordinator,
+            pytest.raises(CheckpointError, match="output is lost"),
+        ):
+            coordinator.run(work.evaluate(), **batch(number))
     # The first epoch's is no obstacle, that of the second is not known to be there.
     assert retained_epochs(work.storage) == (1, 2)
 
 
-def test_same_batch_with_other_offsets(work: FakeWork) -> None:
-    with work.coordinator() as coordinator:
-        coordinator.run(work.evaluate(), **batch(0))
-        with pytest.raises(CheckpointError, match=r"batch 0 of query q .* other source offsets"):
-            coordinator.open_epoch(**batch(0, offsets="different"))
-
-
-def test_older_batch(work: FakeWork) -> None:
+def test_batches_that_do_not_follow(work: FakeWork) -> None:
+    """With other offsets, not retained any more, after a gap, and not a query's first."""
     with work.coordinator(retained=2) as coordinator:
+        for restore in ({}, {"restore": "latest"}):
+            with pytest.raises(CheckpointError, match="batch 7 is not its first"):
+                coordinator.open_epoch(**batch(7), **restore)
         for number in range(4):
             coordinator.run(work.evaluate(), **batch(number))
         done = coordinator.open_epoch(**batch(2))
         assert isinstance(done, AlreadyDone) and done.epoch == 3
-        with pytest.raises(CheckpointError, match="other source offsets"):
-            coordinator.open_epoch(**batch(2, offsets="different"))
-        with pytest.raises(CheckpointError, match="not retained any more"):
-            coordinator.open_epoch(**batch(0))
-
-
-def test_gap_is_an_error(work: FakeWork) -> None:
-    with work.coordinator() as coordinator:
-        coordinator.run(work.evaluate(), **batch(0))
-        with pytest.raises(CheckpointError, match="manifest of batch 1 is missing"):
-            coordinator.open_epoch(**batch(2))
-        coordinator.run(work.evaluate(), **batch(1))
-
-
-def test_first_batch_that_is_not_the_querys_first(work: FakeWork) -> None:
-    with work.coordinator() as coordinator:
-        with pytest.raises(CheckpointError, match="batch 7 is not its first"):
-            coordinator.open_epoch(**batch(7))
-        with pytest.raises(CheckpointError, match="is not its first"):
-            coordinator.open_epoch(**batch(7), restore="latest")
+        for wrong, message in (
+            (batch(3, offsets="different"), "batch 3 of query q .* other source offsets"),
+            (batch(2, offsets="different"), "other source offsets"),
+            (batch(0), "not retained any more"),
+            (batch(5), "manifest of batch 4 is missing"),
+        ):
+            with pytest.raises(CheckpointError, match=message):
+                coordinator.open_epoch(**wrong)
+        coordinator.run(work.evaluate(), **batch(4))
 
 
 # ---- several queries, runs ----------------------------------------------------------------------
@@ -400,20 +401,18 @@ def test_lineage_is_verified(work: FakeWork) -> None:
 
     with work.coordinator() as coordinator:
         coordinator.run(work.evaluate(), **batch(0))
-        with pytest.raises(LineageError, match=r"range 0: built on 0{32}, but the base stands at"):
-            with_report(parent=EMPTY_ID, file_parent=EMPTY_ID)
-        with pytest.raises(LineageError, match="expected"):
-            with_report(file_id="f" * 32)
-        with pytest.raises(LineageError, match="expected"):
-            with_report(file_epoch=1)
-        with pytest.raises(LineageError, match="other key groups"):
-            with_report(file_last_key_group=127)
-        with pytest.raises(LineageError, match="names no file"):
-            with_report(file=None)
-        with pytest.raises(EvaluationError, match="never declared"):
-            with_report(index=2)
-        with pytest.raises(EvaluationError, match="never declared"):
-            with_report(uid="other")
+        empty = {"parent": EMPTY_ID, "file_parent": EMPTY_ID}
+        for changes, error, message in (
+            (empty, LineageError, r"range 0: built on 0{32}, but the base stands at"),
+            ({"file_id": "f" * 32}, LineageError, "expected"),
+            ({"file_epoch": 1}, LineageError, "expected"),
+            ({"file_last_key_group": 127}, LineageError, "other key groups"),
+            ({"file": None}, LineageError, "names no file"),
+            ({"index": 2}, EvaluationError, "never declared"),
+            ({"uid": "other"}, EvaluationError, "never declared"),
+        ):
+            with pytest.raises(error, match=message):
+                with_report(**changes)
         assert coordinator.head is not None and coordinator.head.epoch == 1
         with_report()
 
@@ -525,12 +524,13 @@ def test_schemas_are_compared(work: FakeWork) -> None:
     with work.coordinator() as coordinator:
         coordinator.run(work.evaluate(), **batch(0))
         with opened(coordinator, **batch(1)) as epoch:
-            with pytest.raises(SchemaError, match=r"keyed by \(k bigint\)"):
-                epoch.declare("op", key_schema={"k": "string"}, state_schema=STATE)
-            with pytest.raises(SchemaError, match="'n': stored as bigint, declared as double"):
-                epoch.declare("op", key_schema=KEY, state_schema={"n": "double"})
-            with pytest.raises(UnclaimedStateError, match="no declaration claims: n"):
-                epoch.declare("op", key_schema=KEY, state_schema={"m": "bigint"})
+            for key, state, error, message in (
+                ({"k": "string"}, STATE, SchemaError, r"keyed by \(k bigint\)"),
+                (KEY, {"n": "double"}, SchemaError, "'n': stored as bigint, declared as double"),
+                (KEY, {"m": "bigint"}, UnclaimedStateError, "no declaration claims: n"),
+            ):
+                with pytest.raises(error, match=message):
+                    epoch.declare("op", key_schema=key, state_schema=state)
             epoch.declare("op", key_schema=KEY, state_schema={"m": "string", "n": "bigint"})
 
 
@@ -742,16 +742,12 @@ def test_failed_commit_is_repeated_before_anything_else(work: FakeWork) -> None:
 
 
 def test_transactions_without_a_sink(work: FakeWork) -> None:
-    with (
-        work.coordinator(commit_sinks=None) as coordinator,
-        pytest.raises(CheckpointError, match="no sink to commit them"),
-    ):
-        coordinator.run(work.evaluate(), **batch(0))
-    with (
-        work.coordinator(commit_sinks=None) as coordinator,
-        pytest.raises(CheckpointError, match="no sink to commit them"),
-    ):
-        coordinator.open_epoch(**batch(1))
+    for number in range(2):
+        with (
+            work.coordinator(commit_sinks=None) as coordinator,
+            pytest.raises(CheckpointError, match="no sink to commit them"),
+        ):
+            coordinator.run(work.evaluate(), **batch(number))
     with work.coordinator() as coordinator:
         coordinator.run(work.evaluate(), **batch(1))
 
@@ -782,32 +778,34 @@ def test_lost_manifest(work: FakeWork, lost: int, same_driver: bool) -> None:
         user.run(work.evaluate(), **batch(4))
 
 
-def test_all_manifests_lost(work: FakeWork) -> None:
+@pytest.mark.parametrize(
+    ("hurt", "error", "message"),
+    [
+        ({manifest_path(1): None}, CheckpointError, r"00000001\.manifest is lost"),
+        (
+            {manifest_path(1): None, "manifests/latest": None},
+            CheckpointError,
+            r"00000001\.manifest is lost \(history/ tells of it",
+        ),
+        ({manifest_path(1): b"torn"}, CorruptFileError, r"00000001\.manifest"),
+        ({"manifests/latest": b""}, None, ""),
+    ],
+)
+def test_the_only_manifest(
+    work: FakeWork, hurt: dict[str, bytes | None], error: type[Exception] | None, message: str
+) -> None:
+    """Lost, damaged, or only the hint of where it is."""
     with work.coordinator() as coordinator:
         coordinator.run(work.evaluate(), **batch(0))
-    work.storage.delete(manifest_path(1))
-    with (
-        work.coordinator() as coordinator,
-        pytest.raises(CheckpointError, match=r"00000001\.manifest is lost"),
-    ):
-        coordinator.open_epoch(**batch(0))
-    work.storage.delete("manifests/latest")
-    with (
-        work.coordinator() as coordinator,
-        pytest.raises(CheckpointError, match=r"00000001\.manifest is lost \(history/ tells of it"),
-    ):
-        coordinator.open_epoch(**batch(1))
-
-
-def test_damaged_manifest(work: FakeWork) -> None:
-    with work.coordinator() as coordinator:
-        coordinator.run(work.evaluate(), **batch(0))
-    work.storage.replace(manifest_path(1), b"torn")
-    with (
-        work.coordinator() as coordinator,
-        pytest.raises(CorruptFileError, match=r"00000001\.manifest"),
-    ):
-        coordinator.open_epoch(**batch(1))
+    for path, data in hurt.items():
+        work.storage.delete(path) if data is None else work.storage.replace(path, data)
+    for number in (0, 1):
+        with work.coordinator() as coordinator:
+            if error is None:
+                coordinator.run(work.evaluate(), **batch(number))
+                continue
+            with pytest.raises(error, match=message):
+                coordinator.open_epoch(**batch(number))
 
 
 def test_damaged_older_manifest_is_retired_in_its_turn(work: FakeWork) -> None:
@@ -878,25 +876,24 @@ def test_run_that_a_damaged_manifest_may_hold(work: FakeWork, retired: bool) -> 
         assert coordinator.run(work.evaluate("d"), run_key="d").already_done
 
 
-def test_damaged_hint_is_no_obstacle(work: FakeWork) -> None:
-    with work.coordinator() as coordinator:
-        coordinator.run(work.evaluate(), **batch(0))
-        work.storage.replace("manifests/latest", b"")
-        coordinator.run(work.evaluate(), **batch(1))
-
-
 # ---- two drivers --------------------------------------------------------------------------------
 
 
-def test_second_driver_fences_the_first(work: FakeWork) -> None:
-    first, second = work.coordinator(), work.coordinator()
+@pytest.mark.parametrize("checks", [True, False])
+def test_second_driver_fences_the_first(
+    work: FakeWork, drivers: Drivers, monkeypatch: pytest.MonkeyPatch, checks: bool
+) -> None:
+    """Also where it passes its check, and only then is overtaken."""
+    first, second = drivers
     first.run(work.evaluate("b0"), **batch(0))
-    epoch = opened(first, **batch(1))
-    for report in work.reports(epoch, "first"):
-        epoch.report(report)
+    epoch = reported(work, first, "first", **batch(1))
     second.run(work.evaluate("second"), **batch(1))
-    with pytest.raises(FencedError, match=second.run_id):
-        epoch.complete(("out",))
+    with monkeypatch.context() as patch:
+        if not checks:
+            patch.setattr(first._ownership, "check", lambda: None)
+        message = second.run_id if checks else "published by another driver"
+        with pytest.raises(FencedError, match=message):
+            epoch.complete(("out",))
     epoch.abort()
     with pytest.raises(FencedError, match="another owner"):
         first.open_epoch(**batch(2))
@@ -904,49 +901,24 @@ def test_second_driver_fences_the_first(work: FakeWork) -> None:
     assert work.committed.count(2) == 1
 
 
-def test_overtaken_driver_stops_before_it_publishes(work: FakeWork) -> None:
-    first, second = work.coordinator(), work.coordinator()
-    epoch = opened(first, **batch(0))
-    for report in work.reports(epoch):
-        epoch.report(report)
-    with opened(second, **batch(0)):
+def test_overtaken_driver_stops_before_it_publishes(work: FakeWork, drivers: Drivers) -> None:
+    epoch = reported(work, drivers[0], **batch(0))
+    with opened(drivers[1], **batch(0)):
         with pytest.raises(FencedError, match="another owner"):
             epoch.complete(("out",))
         assert read_head(work.storage) is None
-    first.close()
-    second.close()
-
-
-def test_publish_is_safe_without_the_early_check(
-    work: FakeWork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The old driver passes its check, and only then is overtaken."""
-    first, second = work.coordinator(), work.coordinator()
-    first.run(work.evaluate("b0"), **batch(0))
-    epoch = opened(first, **batch(1))
-    for report in work.reports(epoch, "first"):
-        epoch.report(report)
-    second.run(work.evaluate("second"), **batch(1))
-    monkeypatch.setattr(first._ownership, "check", lambda: None)
-    with pytest.raises(FencedError, match="published by another driver"):
-        epoch.complete(("out",))
-    assert second.head is not None and work.text(second.head) == ["b0", "second"]
-    first.close()
-    second.close()
 
 
 def test_nothing_is_built_on_a_successors_epoch(
-    work: FakeWork, monkeypatch: pytest.MonkeyPatch
+    work: FakeWork, drivers: Drivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever a listing of the owners shows: the successor has removed what could be needed."""
-    first, second = work.coordinator(), work.coordinator()
+    first, second = drivers
     first.run(work.evaluate("b0"), **batch(0))
     second.run(work.evaluate("b1"), **batch(1))
     monkeypatch.setattr(first._ownership, "check", lambda: None)
     with pytest.raises(FencedError, match=f"another owner now: run {second.run_id}"):
         first.open_epoch(**batch(2))
-    first.close()
-    second.close()
 
 
 def test_late_note_of_a_commit_hides_no_newer_one(work: FakeWork) -> None:
@@ -986,9 +958,9 @@ def test_overtaken_driver_whose_output_was_taken_away(work: FakeWork, newest: bo
 
 @pytest.mark.parametrize("error", [OSError("a folder is gone"), CheckpointError("no such file")])
 def test_overtaken_driver_says_so_whatever_it_stumbles_over(
-    work: FakeWork, error: Exception
+    work: FakeWork, drivers: Drivers, error: Exception
 ) -> None:
-    first, second = work.coordinator(), work.coordinator()
+    first, second = drivers
 
     def evaluate(epoch: Epoch) -> Sequence[Any]:
         if second.head is None:
@@ -1000,8 +972,6 @@ def test_overtaken_driver_says_so_whatever_it_stumbles_over(
     assert caught.value.__cause__ is error
     with pytest.raises(type(error)):
         work.coordinator().run(evaluate, **batch(1))
-    first.close()
-    second.close()
 
 
 def test_an_epoch_is_durable_before_another_driver_commits_its_output(
@@ -1028,9 +998,7 @@ def test_driver_held_up_until_its_epoch_is_retired(
     """The manifest's name is free again: the epoch is over all the same."""
     first, second = work.coordinator(), work.coordinator(retained=1)
     first.run(work.evaluate("b0"), **batch(0))
-    epoch = opened(first, **batch(1))
-    for report in work.reports(epoch, "held up"):
-        epoch.report(report)
+    epoch = reported(work, first, "held up", **batch(1))
     for number in range(1, 5):
         second.run(work.evaluate(f"b{number}"), **batch(number))
     second._maintenance.wait()
@@ -1055,14 +1023,12 @@ def test_driver_held_up_until_its_epoch_is_retired(
 
 
 def test_older_driver_publishes_after_the_takeover(
-    work: FakeWork, monkeypatch: pytest.MonkeyPatch
+    work: FakeWork, drivers: Drivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the owner takes its epoch as done, or builds the next one on it."""
-    first, second = work.coordinator(), work.coordinator()
+    first, second = drivers
     first.run(work.evaluate("b0"), **batch(0))
-    epoch = opened(first, **batch(1))
-    for report in work.reports(epoch, "first"):
-        epoch.report(report)
+    epoch = reported(work, first, "first", **batch(1))
     monkeypatch.setattr(first._ownership, "check", lambda: None)
 
     def evaluate(inner: Epoch) -> Sequence[Any]:
@@ -1074,9 +1040,7 @@ def test_older_driver_publishes_after_the_takeover(
     assert result.already_done and second.head is not None
     assert work.text(second.head) == ["b0", "first"]
 
-    epoch = opened(first, run_key="r1")
-    for report in work.reports(epoch, "first again"):
-        epoch.report(report)
+    epoch = reported(work, first, "first again", run_key="r1")
     second.run(evaluate, **batch(2))
     assert work.text(second.head) == ["b0", "first", "first again", "second"]
 

@@ -88,6 +88,11 @@ def run(coordinator: Coordinator, work: FakeWork, *texts: str, uids: Sequence[st
     coordinator._maintenance.wait()
 
 
+def driver(work: FakeWork, runner: Runner, parallelism: int, **options: Any) -> Coordinator:
+    options = {"merge_policy": EAGER, **options}
+    return work.coordinator(merge_runner=runner, parallelism=parallelism, **options)
+
+
 def head(coordinator: Coordinator) -> Manifest:
     assert coordinator.head is not None
     return coordinator.head
@@ -104,8 +109,7 @@ def texts(work: FakeWork, coordinator: Coordinator) -> set[str]:
 
 
 def test_many_merges_go_to_the_runner(work: FakeWork, runner: Runner, here: list[str]) -> None:
-    options: Any = {"merge_policy": EAGER, "merge_runner": runner, "parallelism": 8}
-    with work.coordinator(**options) as coordinator:
+    with driver(work, runner, 8) as coordinator:
         run(coordinator, work, "a", "b", "c")
         # The last ones are too few for it.
         assert [len(batch) for batch in runner.batches] == [6, 6] and len(here) == 4
@@ -125,8 +129,7 @@ def test_driver_merges_if_the_runner_has_no_tasks(
     work: FakeWork, runner: Runner, here: list[str]
 ) -> None:
     runner.count = 0
-    options: Any = {"merge_policy": EAGER, "merge_runner": runner, "parallelism": 8}
-    with work.coordinator(**options) as coordinator:
+    with driver(work, runner, 8) as coordinator:
         run(coordinator, work, "a", "b", "c", "d")
         assert not runner.batches and len(here) == 16
 
@@ -137,8 +140,7 @@ def test_few_large_merges_go_to_the_runner(
     """By their bytes; and then a batch is not longer than it has tasks."""
     monkeypatch.setattr(pystate.epochs.merges, "_MANY_BYTES", 100)
     monkeypatch.setattr(pystate.epochs.merges, "_PER_TASK_BYTES", 10)
-    options: Any = {"merge_policy": EAGER, "merge_runner": runner, "parallelism": 5}
-    with work.coordinator(**options) as coordinator:
+    with driver(work, runner, 5) as coordinator:
         run(coordinator, work, "a" * 14, "b" * 14, "c", uids=("op",))
         # A merge reads 28 bytes. The third one leaves 56 bytes waiting.
         assert [len(batch) for batch in runner.batches] == [2] and len(here) == 3
@@ -156,8 +158,7 @@ def test_failed_merges_wait_while_others_are_adopted(
         return merged(runner.storage, plan)
 
     runner.merge = broken
-    options: Any = {"merge_policy": EAGER, "merge_runner": runner, "parallelism": 3}
-    with work.coordinator(**options) as coordinator:
+    with driver(work, runner, 3) as coordinator:
         run(coordinator, work, "a", "b", "c")
         assert len(bases(work)) == 3 and not here
         assert caplog.text.count("state/x is damaged") == 1
@@ -186,8 +187,7 @@ def test_runner_that_fails_loses_nothing(
         raise CheckpointError("the executors are gone")
 
     runner.merge, runner.count = lost, 1
-    options: Any = {"merge_policy": EAGER, "merge_runner": runner, "parallelism": 3}
-    with work.coordinator(orphan_grace_ms=0, **options) as coordinator:
+    with driver(work, runner, 3, orphan_grace_ms=0) as coordinator:
         coordinator._merges._runner.count = 2  # type: ignore[union-attr]
         run(coordinator, work, "a", "b", "c")
         assert len(late) >= 2 and not bases(work) and not here
@@ -208,8 +208,7 @@ def test_search_for_orphans_leaves_what_runs(work: FakeWork, runner: Runner) -> 
         return ref
 
     runner.merge = searched
-    options: Any = {"merge_policy": EAGER, "merge_runner": runner, "parallelism": 3}
-    with work.coordinator(**options) as coordinator:
+    with driver(work, runner, 3) as coordinator:
         run(coordinator, work, "a", "b", "c")
         assert len(bases(work)) == 6
 
@@ -223,8 +222,7 @@ def test_epochs_do_not_wait_for_the_runner(work: FakeWork, runner: Runner) -> No
         return merged(runner.storage, plan)
 
     runner.merge = slow
-    options: Any = {"merge_policy": EAGER, "merge_runner": runner, "parallelism": 3}
-    with work.coordinator(**options) as coordinator:
+    with driver(work, runner, 3) as coordinator:
         for text in "abc":
             coordinator.run(work.evaluate(text, uids=UIDS))
         coordinator._maintenance.submit(lambda: None)
@@ -253,8 +251,7 @@ def test_merges_that_are_given_up_leave_nothing(
         return ref
 
     runner.merge = ended
-    options: Any = {"merge_policy": EAGER, "merge_runner": runner, "parallelism": 8}
-    coordinator = work.coordinator(**options)
+    coordinator = driver(work, runner, 8)
     go_on = threading.Event()
     coordinator._maintenance.submit(lambda: go_on.wait(60))
     for text in "abc":
@@ -296,14 +293,9 @@ def test_merging_is_in_proportion_to_epochs(
 ) -> None:
     """Many ranges with changes of random sizes; wherever they are merged."""
     rng = random.Random(0)
-    options: Any = {
-        "merge_policy": MergePolicy(max_deltas=12),
-        "merge_runner": runner,
-        "parallelism": 3,
-        "retained": 1,
-    }
+    policy = MergePolicy(max_deltas=12)
     written, found = 0, Counter[str]()
-    with work.coordinator(**options) as coordinator:
+    with driver(work, runner, 3, merge_policy=policy, retained=1) as coordinator:
         for number in range(90):
             text = "x" * int(20 * rng.paretovariate(1.2))
             written += 6 * len(text)

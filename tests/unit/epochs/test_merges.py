@@ -34,26 +34,33 @@ def fake_merge(
     """Joins the texts of `FakeWork`, separated by commas."""
     text = b",".join(storage.read_bytes(source.path) for source in sources)
     storage.publish(output, text)
-    epoch = sources[-1].epoch
-    return FileRef(
-        output,
-        kind,
-        merged_id,
-        sources[0 if kind == "delta" else -1].parent,
-        epoch,
-        first_key_group,
-        last_key_group,
-        len(text),
-        0,
-        1,
-        0,
-        len(text),
-    )
+    parent = sources[0 if kind == "delta" else -1].parent
+    at = (sources[-1].epoch, first_key_group, last_key_group)
+    return FileRef(output, kind, merged_id, parent, *at, len(text), 0, 1, 0, len(text))
 
 
 @pytest.fixture
 def merging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pystate.epochs.merges, "merge_range", fake_merge)
+
+
+class SlowMerge:
+    """A merge that begins, and goes on when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go_on, self.finished = (threading.Event() for _ in range(3))
+        monkeypatch.setattr(pystate.epochs.merges, "merge_range", self.merge)
+
+    def merge(self, *arguments: Any, **options: Any) -> FileRef:
+        self.begun.set()
+        assert self.go_on.wait(60)
+        self.finished.set()
+        return fake_merge(*arguments, **options)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> SlowMerge:
+    return SlowMerge(monkeypatch)
 
 
 def bases(work: FakeWork) -> list[FileEntry]:
@@ -150,63 +157,38 @@ def test_merge_that_is_given_up_leaves_nothing(work: FakeWork) -> None:
 
 
 def test_epoch_waits_for_a_merge_rather_than_grow_without_bound(
-    work: FakeWork, monkeypatch: pytest.MonkeyPatch
+    work: FakeWork, slow: SlowMerge
 ) -> None:
-    go_on = threading.Event()
-
-    def slow(*arguments: Any, **options: Any) -> FileRef:
-        assert go_on.wait(60)
-        return fake_merge(*arguments, **options)
-
-    monkeypatch.setattr(pystate.epochs.merges, "merge_range", slow)
     policy = dataclasses.replace(EAGER, max_deltas=4, most_deltas=7)
     with work.coordinator(merge_policy=policy, parallelism=1) as coordinator:
         run(coordinator, work, *"abcdef")
         assert work.text(coordinator.head) == list("abcdef")  # type: ignore[arg-type]
-        timer = threading.Timer(0.1, go_on.set)
+        timer = threading.Timer(0.1, slow.go_on.set)
         timer.start()
         run(coordinator, work, "g")
         assert work.text(coordinator.head) == ["a,b", *"cdefg"]  # type: ignore[arg-type]
         timer.join()
 
 
-def test_merge_never_blocks_an_epoch(work: FakeWork, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(*arguments: Any, **options: Any) -> FileRef:
-        begun.set()
-        assert go_on.wait(60)
-        return fake_merge(*arguments, **options)
-
-    monkeypatch.setattr(pystate.epochs.merges, "merge_range", slow)
+def test_merge_never_blocks_an_epoch(work: FakeWork, slow: SlowMerge) -> None:
     with work.coordinator(merge_policy=EAGER, parallelism=1) as coordinator:
         run(coordinator, work, "a", "b", "c")
-        assert begun.wait(60)
+        assert slow.begun.wait(60)
         run(coordinator, work, "d", "e")
         assert work.text(coordinator.head) == ["a", "b", "c", "d", "e"]  # type: ignore[arg-type]
-        go_on.set()
+        slow.go_on.set()
         coordinator.maintain()
         run(coordinator, work, "f")
         assert work.text(coordinator.head) == ["a,b", "c", "d", "e", "f"]  # type: ignore[arg-type]
 
 
-def test_close_joins_the_thread(work: FakeWork, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, finished = threading.Event(), threading.Event()
-    go_on = threading.Event()
-
-    def slow(*arguments: Any, **options: Any) -> FileRef:
-        begun.set()
-        assert go_on.wait(60)
-        finished.set()
-        return fake_merge(*arguments, **options)
-
-    monkeypatch.setattr(pystate.epochs.merges, "merge_range", slow)
+def test_close_joins_the_thread(work: FakeWork, slow: SlowMerge) -> None:
     coordinator = work.coordinator(merge_policy=EAGER, parallelism=1)
     run(coordinator, work, "a", "b", "c")
-    assert begun.wait(60)
-    threading.Timer(0.05, go_on.set).start()
+    assert slow.begun.wait(60)
+    threading.Timer(0.05, slow.go_on.set).start()
     coordinator.close()
-    assert finished.is_set()
+    assert slow.finished.is_set()
     assert not [t for t in threading.enumerate() if t.name == "pystate-maintenance"]
 
 
@@ -263,20 +245,8 @@ def test_base_replaces_only_the_files_it_was_made_from(work: FakeWork) -> None:
 
 
 def delta(number: int, size: int) -> FileRef:
-    return FileRef(
-        f"d{number}",
-        "delta",
-        f"{number:032x}",
-        f"{number - 1:032x}",
-        number,
-        0,
-        127,
-        size,
-        0,
-        1,
-        0,
-        size,
-    )
+    ids = f"{number:032x}", f"{number - 1:032x}"
+    return FileRef(f"d{number}", "delta", *ids, number, 0, 127, size, 0, 1, 0, size)
 
 
 def chain(base: int | None, sizes: list[int]) -> RangeState:
@@ -338,7 +308,12 @@ def test_files_of_former_ranges_become_a_base() -> None:
 
 
 @pytest.mark.parametrize(
-    ("base", "epochs", "most"), [(100, 1000, 2.0), (1000, 4000, 3.0), (10_000, 20_000, 3.5)]
+    ("base", "epochs", "most"),
+    [
+        (100, 1000, 2.0),
+        (1000, 4000, 3.0),
+        pytest.param(10_000, 20_000, 3.5, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("seed", [None, 1])
 def test_merging_is_bounded(base: int, epochs: int, most: float, seed: int | None) -> None:

@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 
 from pystate.checkpoint.refs import KEPT, InputState, OperatorState
 from pystate.epochs.range_report import InputSeen
-from pystate.epochs.watermarks import (
-    Holds,
-    Input,
-    Lag,
-    OperatorTime,
-    Watermarks,
-    smallest,
-)
+from pystate.epochs.watermarks import Holds, Input, Lag, OperatorTime, Watermarks, smallest
 from tests.drawn import drawn
 
 LEAST = -(1 << 63)
@@ -156,12 +149,7 @@ def test_several_inputs_and_those_that_are_idle() -> None:
         [operator] = found.after([operator], {"j": seen})
         marks.append((found.time("j"), operator.watermark_ms))
     # It is left out from the end of the epoch on in which it has been without rows for so long.
-    assert marks == [
-        (time(10, 10), 10),
-        (time(10, 10), 80),
-        (time(80, 80), 80),
-        (time(80, 80), 80),
-    ]
+    assert marks == [(time(10, 10), 10), (time(10, 10), 80), (time(80, 80), 80), (time(80, 80), 80)]
     assert operator.inputs[1] == InputState("right", 12, 31)
 
 

@@ -120,10 +120,7 @@ def test_a_stream_goes_on_where_it_stood(tmp_path: Path, policy: MergePolicy | N
         progress, path = head.progress(whole.query_id), root / "spark/offsets/8"
         assert progress is not None and (progress.batch_id, progress.epoch) == (8, 9)
         assert progress.offsets_hash == offsets_hash(path.read_bytes(), str(path))
-        streaming = Streaming.__new__(Streaming)
-        streaming.__dict__.update(vars(whole), root=root, work=Work(root, uids=UIDS))
-        streaming.then = dict(whole.then)
-        streaming.go_on(9, 11)
+        whole.at(root).go_on(9, 11)
 
 
 def runs(root: Path, epochs: int = 6) -> Work:

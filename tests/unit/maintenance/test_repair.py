@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import shutil
@@ -47,6 +48,12 @@ class Streaming:
                 coordinator.maintain()
         spark_files(root, self.query_id, epochs)
         (root / "spark/offsets" / str(epochs)).write_text("v1\n{}")
+
+    def at(self, root: Path) -> Streaming:
+        """The same job over a copy of its checkpoint."""
+        other = copy.copy(self)
+        other.root, other.work, other.then = root, Work(root, uids=UIDS), dict(self.then)
+        return other
 
     def step(self, coordinator: Any, number: int) -> int:
         counts = dict.fromkeys(range(number, number + 40), number + 1)
@@ -184,12 +191,9 @@ def test_files_that_others_make_superfluous_cost_nothing(tmp_path: Path) -> None
             assert plan.rebuilt and not plan.lost
         elif not plan.lost:
             assert plan.good_epoch == 6
-        streaming = Streaming.__new__(Streaming)
-        streaming.__dict__.update(vars(whole), root=root, work=Work(root, uids=UIDS))
-        streaming.then = dict(whole.then)
         (root / "spark/offsets/6").unlink(missing_ok=True)
         if number % 5 == 0:
-            streaming.go_on(plan.good_epoch, 8)
+            whole.at(root).go_on(plan.good_epoch, 8)
     assert costless > 2
 
 
@@ -406,10 +410,7 @@ def test_a_repair_that_was_killed_is_run_again(tmp_path: Path, case: str) -> Non
         there = set(content(root)) | kept
         assert set(content(whole.root)) <= there | {"manifests/latest", "manifests/committed"}
         if interrupted % 7 == 1:
-            streaming = Streaming.__new__(Streaming)
-            streaming.__dict__.update(vars(whole), root=root, work=Work(root, uids=UIDS))
-            streaming.then = dict(whole.then)
-            streaming.go_on(wanted.good_epoch, 8)
+            whole.at(root).go_on(wanted.good_epoch, 8)
     assert interrupted > 5, (steps, interrupted)
 
 

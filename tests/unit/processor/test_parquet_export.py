@@ -6,9 +6,9 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from pystate.errors import (
 )
 from pystate.processor.epochs import missing_file
 from pystate.processor.parquet_export import _ExportWriter
+from tests.forks import FORKS, copied
 from tests.work import Work, read
 
 
@@ -192,38 +193,38 @@ def test_an_epoch_that_is_retired_meanwhile(
         ps.export_state(work.root, tmp_path / "new", "a", epoch=5)
 
 
-_KILLED = """
-import os, signal, sys
-import pystate as ps
-left = [int(sys.argv[3])]
-def hook(event, args):
-    if event in ("open", "os.rename", "os.mkdir", "os.rmdir", "shutil.rmtree", "os.remove"):
-        if str(args[0]).startswith(sys.argv[2].rpartition("/")[0]) and "/c/" not in str(args[0]):
-            left[0] -= 1
-            if left[0] < 0:
+def killed_at(step: int, root: Path, out: Path) -> None:
+    """Export over what is there; before so many changes of files the process is killed."""
+    left = step
+
+    def hook(event: str, arguments: Any) -> None:
+        nonlocal left
+        changes = ("open", "os.rename", "os.mkdir", "os.rmdir", "shutil.rmtree", "os.remove")
+        if event in changes and str(arguments[0]).startswith(str(out.parent)):
+            left -= 1
+            if left < 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(hook)
-ps.export_state(sys.argv[1], sys.argv[2], "a", overwrite=True)
-"""
+
+    sys.addaudithook(hook)
+    ps.export_state(root, out, "a", overwrite=True)
 
 
+@FORKS
 def test_a_kill_at_each_step_leaves_nothing_half_written(work: Work, tmp_path: Path) -> None:
     ps.export_state(work.root, tmp_path / "old", "a", epoch=3)
     before = sums(tmp_path / "old")
     for step in range(60):
         out = tmp_path / str(step) / "out"
         shutil.copytree(tmp_path / "old", out)
-        done = subprocess.run(
-            [sys.executable, "-c", _KILLED, str(work.root), str(out), str(step)], check=False
-        )
+        code, _, wrong = copied(partial(killed_at, step, work.root, out))
         if out.exists():
             assert sums(out) in (before, work.counts), step
         else:
             [old] = (p for p in out.parent.iterdir() if p.name.endswith(".old"))
             assert sums(old) == before, step
-        if done.returncode == 0:
+        if code == 0:
             assert sums(out) == work.counts and beside(out) == {"out"}
             break
-        assert done.returncode == -signal.SIGKILL
+        assert code == -signal.SIGKILL, wrong
         shutil.rmtree(out.parent)
     assert 6 < step < 59

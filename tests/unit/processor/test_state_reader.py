@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from threading import Barrier
 from typing import Any, BinaryIO
@@ -27,26 +29,39 @@ def values(storage: LocalStorage) -> dict[int, int]:
     return {row["k"]: row["v"] for row in read_all(storage, "op").to_pylist()}
 
 
+def when_opened(patch: pytest.MonkeyPatch, act: Callable[[LocalStorage, str], object]) -> list[str]:
+    """Do something before each file that is opened; the value has their paths."""
+    opened: list[str] = []
+    real = LocalStorage.open_read
+
+    def open_read(self: LocalStorage, path: str) -> BinaryIO:
+        opened.append(path)
+        act(self, path)
+        return real(self, path)
+
+    patch.setattr(LocalStorage, "open_read", open_read)
+    return opened
+
+
 @pytest.mark.parametrize("often", [1, 3])
 def test_epochs_that_are_retired_while_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, often: int
 ) -> None:
     storage = LocalStorage(tmp_path)
     operator = Operator(LocalStorage(tmp_path))
-    real, moved = LocalStorage.open_read, []
+    moved: list[str] = []
 
-    def open_read(self: LocalStorage, path: str) -> BinaryIO:
-        if self is storage and path.startswith("state/") and len(moved) < often:
+    def move(at: LocalStorage, path: str) -> None:
+        if at is storage and path.startswith("state/") and len(moved) < often:
             moved.append(path)
             for number in range(4):
                 run(coordinator, operator, [(1, "put", 10 * len(moved) + number)])
             assert not storage.exists(path)
-        return real(self, path)
 
     with operator.coordinator(1) as coordinator:
         for number in range(2):
             run(coordinator, operator, [(1, "put", number)])
-        monkeypatch.setattr(LocalStorage, "open_read", open_read)
+        when_opened(monkeypatch, move)
         assert values(storage) == {1: 10 * often + 3}
 
 
@@ -65,16 +80,14 @@ def test_driver_that_is_always_faster(tmp_path: Path, monkeypatch: pytest.Monkey
     storage = LocalStorage(tmp_path)
     operator = Operator(LocalStorage(tmp_path))
 
-    def open_read(self: LocalStorage, path: str) -> Any:
-        if self is storage and path.startswith("state/"):
+    def retire(at: LocalStorage, path: str) -> None:
+        if at is storage and path.startswith("state/"):
             run(coordinator, operator, [(1, "put", 1)])
             raise FileNotFoundError(2, "gone", path)
-        return real(self, path)
 
-    real = LocalStorage.open_read
     with operator.coordinator(1) as coordinator:
         run(coordinator, operator, [(1, "put", 1)])
-        monkeypatch.setattr(LocalStorage, "open_read", open_read)
+        when_opened(monkeypatch, retire)
         with pytest.raises(CheckpointError, match="each of 10 epochs was retired"):
             values(storage)
 
@@ -82,7 +95,7 @@ def test_driver_that_is_always_faster(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_ranges_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LocalStorage(tmp_path)
     operator = Operator(LocalStorage(tmp_path))
-    together, real = Barrier(2, timeout=30), LocalStorage.open_read
+    together = Barrier(2, timeout=30)
     rows = [(key, "put", 2 * key) for key in range(20)]
     with operator.coordinator(2) as coordinator:
         [first, second] = [
@@ -90,15 +103,14 @@ def test_ranges_are_read_side_by_side(tmp_path: Path, monkeypatch: pytest.Monkey
         ]
     opened: list[str] = []
 
-    def open_read(self: LocalStorage, path: str) -> BinaryIO:
+    def meet(_: LocalStorage, path: str) -> None:
         # The first file is opened once before, for what it says of namespaces.
         if path.startswith("state/"):
             opened.append(path)
             if len(opened) > 1:
                 together.wait()
-        return real(self, path)
 
-    monkeypatch.setattr(LocalStorage, "open_read", open_read)
+    when_opened(monkeypatch, meet)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     assert values(storage) == {key: 2 * key for key in range(20)}
     assert opened[0] == first and sorted(opened[1:]) == sorted([first, second])
@@ -125,15 +137,8 @@ def test_scan_that_is_dropped_reads_no_further(
     operator = Operator(LocalStorage(tmp_path))
     with operator.coordinator(16) as coordinator:
         run(coordinator, operator, [(key, "put", key) for key in range(KEYS)])
-    opened: list[str] = []
-    real = LocalStorage.open_read
-
-    def open_read(self: LocalStorage, path: str) -> BinaryIO:
-        opened.append(path)
-        return real(self, path)
-
     scan = StateScan.of(LocalStorage(tmp_path), "op")
-    monkeypatch.setattr(LocalStorage, "open_read", open_read)
+    opened = when_opened(monkeypatch, lambda *_: None)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     batches = scan.batches()
     first = next(batches)
@@ -173,17 +178,24 @@ def state_of(folder: Path, **asked: Any) -> list[dict[str, Any]]:
     return sorted(table.to_pylist(), key=str)
 
 
-@pytest.fixture
-def filled(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Keys 0 to 5 with states of each kind; 6 with only a timer, 7 with only a value."""
-    operator = Operator(LocalStorage(tmp_path))
+    folder = tmp_path_factory.mktemp("filled") / "checkpoint"
+    operator = Operator(LocalStorage(folder))
     rows = [(key, "put", number) for key in range(6) for number in (key, key + 4)]
     with operator.coordinator(3, retained=3) as coordinator:
         run(coordinator, operator, rows)
         operator.apply = only_timer_or_value  # type: ignore[method-assign]
         run(coordinator, operator, [(6, "timer", 60), (7, "value", 70)])
         run(coordinator, operator, [(7, "value", 71)])
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def spoiled(filled: Path, tmp_path: Path) -> Path:
+    """A copy that a test may change."""
+    return shutil.copytree(filled, tmp_path / "copy")
 
 
 def only_timer_or_value(backend: ps.KeyedStateBackend, row: tuple[int, str, int]) -> None:
@@ -253,14 +265,7 @@ def test_only_some_keys(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert state_of(filled, keys=pa.table({"x": [1.5, 2.5], "k": [2, 7]})) == wanted
     assert state_of(filled, keys=[]) == []
     assert state_of(filled, keys=[2, 7], key_groups=[GROUPS[7]]) == wanted[1:]
-    opened: list[str] = []
-    real = LocalStorage.open_read
-
-    def open_read(self: LocalStorage, path: str) -> BinaryIO:
-        opened.append(path)
-        return real(self, path)
-
-    monkeypatch.setattr(LocalStorage, "open_read", open_read)
+    opened = when_opened(monkeypatch, lambda *_: None)
     scan = StateScan.of(LocalStorage(filled), "op", keys=[2])
     del opened[:]
     assert sum(batch.num_rows for batch in scan.batches()) == 1
@@ -308,8 +313,8 @@ def test_epochs(filled: Path) -> None:
         read_state(filled, "op", epoch=4)
 
 
-def test_an_epoch_that_was_asked_for_is_not_replaced(filled: Path) -> None:
-    storage = LocalStorage(filled)
+def test_an_epoch_that_was_asked_for_is_not_replaced(spoiled: Path) -> None:
+    storage = LocalStorage(spoiled)
     scan = StateScan.of(storage, "op", epoch=1)
     storage.delete(scan.operator.files[-1].path)
     with pytest.raises(CheckpointError, match=r"00000001.manifest names is missing"):
@@ -434,18 +439,18 @@ def test_duckdb_reads_it(filled: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut"])
-def test_damaged_file_is_named(filled: Path, damage: str) -> None:
-    ref = StateScan.of(LocalStorage(filled), "op").operator.ranges[1].files[0]
-    path = filled / ref.path
+def test_damaged_file_is_named(spoiled: Path, damage: str) -> None:
+    ref = StateScan.of(LocalStorage(spoiled), "op").operator.ranges[1].files[0]
+    path = spoiled / ref.path
     data = bytearray(path.read_bytes())
     if damage == "flipped":
         data[len(data) // 2] ^= 1
     path.write_bytes(data if damage == "flipped" else data[: len(data) // 2])
     for asked in ({}, {"state": "v"}, {"timers": True}, {"keys": [*range(KEYS)]}):
         with pytest.raises(CorruptFileError, match=path.name):
-            read_state(filled, "op", **asked)
+            read_state(spoiled, "op", **asked)
     with pytest.raises(CorruptFileError, match=path.name):
-        ps.changes(filled, "op", from_epoch=0)
+        ps.changes(spoiled, "op", from_epoch=0)
 
 
 def test_files_of_former_ranges_count_for_their_own_keys_only(

@@ -163,10 +163,7 @@ def test_one_operator_of_a_savepoint_is_replaced(tmp_path: Path) -> None:
     made = ps.write_state(tmp_path / "second", second, base=tmp_path / "first")
     assert made.job == "mine" and read_savepoint(LocalStorage(tmp_path / "second")) == made
     assert rows_of(tmp_path / "second", "one") == rows_of(tmp_path / "first", "one")
-    assert rows_of(tmp_path / "second", "two") == [
-        {"k": "key-1", "n": 1},
-        {"k": "key-2", "n": 2},
-    ]
+    assert rows_of(tmp_path / "second", "two") == [{"k": "key-1", "n": 1}, {"k": "key-2", "n": 2}]
     assert sorted((tmp_path / "first").rglob("*")) == before
     shared = [
         path for path in (tmp_path / "second/state").rglob("*.delta") if path.stat().st_nlink == 2
@@ -208,9 +205,7 @@ def _rows(**columns: Any) -> ps.StateRows:
         (ps.StateRows({}, {"k": "long"}, {"n": "long"}), "expected a declaration, not 'long'"),
         (
             ps.StateRows(
-                {"k": [1], "m": [1.0]},
-                {"k": "long"},
-                {"m": ps.AggregatingState(ps.Mean(), "long")},
+                {"k": [1], "m": [1.0]}, {"k": "long"}, {"m": ps.AggregatingState(ps.Mean(), "long")}
             ),
             "does not follow from its result",
         ),

@@ -6,8 +6,6 @@ import errno
 import gc
 import io
 import os
-import subprocess
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
@@ -43,6 +41,7 @@ from pystate.errors import (
     WrongTypeError,
 )
 from pystate.types.keys import parse_key
+from tests.forks import FORKS, copied
 
 STATES = {
     "n": ps.ValueState("long", default=0),
@@ -539,9 +538,7 @@ def test_a_change_in_place_counts_only_after_update(backend: ps.KeyedStateBacken
     assert seen.value() == [1, 3]
 
 
-def test_an_epoch_without_a_write_drops_what_was_changed_in_place(
-    tmp_path: Path,
-) -> None:
+def test_an_epoch_without_a_write_drops_what_was_changed_in_place(tmp_path: Path) -> None:
     with ps.open(tmp_path, key="long", states={"o": ps.ValueState(object)}) as store:
         store.set_current_key(1)
         store["o"].update([0])
@@ -903,9 +900,7 @@ def test_short_writes_and_reads_are_completed(backend: ps.KeyedStateBackend) -> 
 
 
 def test_registering(backend: ps.KeyedStateBackend) -> None:
-    assert backend.register("n", ps.ValueState("long", default=0)) is backend["n"]
-    with pytest.raises(DeclarationError, match="'n' is registered as"):
-        backend.register("n", ps.ValueState("int"))
+    """What `test_registry.py` has not: the column of namespaces, and a state that is added."""
     for key, name, error in (
         ("namespace", "n", "a key column is called 'namespace'"),
         ("k", "namespace", "state 'namespace': the column of the namespaces has that name"),
@@ -914,62 +909,23 @@ def test_registering(backend: ps.KeyedStateBackend) -> None:
             ps.KeyedStateBackend(
                 {key: "long"}, namespace="long", states={name: ps.ValueState("long")}
             )
-    with pytest.raises(DeclarationError, match="a key column has that name"):
-        backend.register("key", ps.ValueState("int"))
     extra = backend.register("extra", ps.ValueState("int"))
     backend.set_current_key(1)
     extra.update(1)
     assert backend.register("extra", ps.ValueState("int")) is extra
-    with pytest.raises(DeclarationError, match="before the table's first use"):
-        backend.register("late", ps.ValueState("int"))
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        [],
-        "array<int>",
-        object,
-        [("a", object)],
-        [("a", "int"), ("a", "int")],
-        ["int"],
-        ("a", "int"),
-    ],
-)
-def test_wrong_keys_are_refused(key: Any) -> None:
-    with pytest.raises(DeclarationError, match="key"):
-        ps.KeyedStateBackend(key)
+def test_wrong_keys_are_refused() -> None:
+    twice = [("a", "int"), ("a", "int")]
+    for key in ([], "array<int>", object, [("a", object)], twice, ["int"], ("a", "int")):
+        with pytest.raises(DeclarationError, match="key"):
+            ps.KeyedStateBackend(key)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_parallelism": 0},
-        {"max_parallelism": 32769},
-        {"key_group_range": (5, 4)},
-        {"key_group_range": (0, 128)},
-        {"home": "disk"},
-        {"home": "cloud"},
-        {"home": "shared"},
-        {"path": "x"},
-    ],
-)
-def test_wrong_options_are_refused(options: Any) -> None:
-    with pytest.raises(InvalidArgumentError):
-        ps.KeyedStateBackend("long", **options)
-
-
-def test_sixty_four_states_work_and_no_more() -> None:
-    states = {f"s{i}": ps.ValueState("int") for i in range(64)}
-    with ps.KeyedStateBackend("long", states=states) as backend:
-        with pytest.raises(DeclarationError, match="64"):
-            backend.register("more", ps.ValueState("int"))
-        backend.set_current_key(1)
-        for i in (0, 31, 63):
-            backend[f"s{i}"].update(i)
-        assert {n: v for n, v in zip(states, rows(backend)[1], strict=True) if v is not None} == {
-            "s0": 0, "s31": 31, "s63": 63,
-        }  # fmt: skip
+def test_a_path_and_a_shared_home_belong_together() -> None:
+    for options in ({"home": "shared"}, {"path": "x"}):
+        with pytest.raises(InvalidArgumentError, match="a shared table needs a path, and only it"):
+            ps.KeyedStateBackend("long", **options)  # type: ignore[arg-type]
 
 
 def test_after_close_everything_refuses(backend: ps.KeyedStateBackend) -> None:
@@ -1094,7 +1050,7 @@ def test_another_thread_is_told_that_the_table_is_busy(backend: ps.KeyedStateBac
         assert other["n"].values(keys).to_pylist() == [1]
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@FORKS
 def test_a_forked_childs_handles_refuse_and_harm_nothing(backend: ps.KeyedStateBackend) -> None:
     keys = backend.keys([1])
     backend["n"].add(keys, 1)
@@ -1102,10 +1058,8 @@ def test_a_forked_childs_handles_refuse_and_harm_nothing(backend: ps.KeyedStateB
     reader = backend.reader()
     keys = backend.keys([1])
     backend.set_current_key(1)
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        said = []
+
+    def use_all() -> None:
         for use in (
             backend["n"].value,
             lambda: backend["n"].values(keys),
@@ -1114,22 +1068,12 @@ def test_a_forked_childs_handles_refuse_and_harm_nothing(backend: ps.KeyedStateB
             lambda: snapshot.write(io.BytesIO()),
             lambda: reader.get(1),
         ):
-            try:
+            with pytest.raises(ClosedError):
                 use()
-                said.append("no error")
-            except ClosedError:
-                said.append("ok")
-            except BaseException as error:
-                said.append(type(error).__name__)
-        reader.close()
-        snapshot.close()
-        backend.close()
-        os.write(write, ",".join(said).encode())
-        os._exit(0)
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        assert pipe.read() == b"ok,ok,ok,ok,ok,ok"
-    assert os.waitpid(child, 0)[1] == 0
+        for each in (reader, snapshot, backend):
+            each.close()
+
+    assert copied(use_all) == (0, "", "")
     assert backend["n"].value() == 1
     assert reader.get(1) == {"n": 1, "name": None, "seen": []}
     assert snapshot.write(io.BytesIO()).rows == 1
@@ -1163,6 +1107,7 @@ def test_a_shared_table_outlives_its_backend(tmp_path: Path) -> None:
         assert second.lineage() == sealed
 
 
+@FORKS
 def test_a_shared_tables_file_is_read_beside_its_writer(tmp_path: Path) -> None:
     path = tmp_path / "t.table"
     key = parse_key("long")
@@ -1171,19 +1116,12 @@ def test_a_shared_tables_file_is_read_beside_its_writer(tmp_path: Path) -> None:
         backend["name"].update_all(backend.keys([1]), "long " * 20)
         backend.seal()
         backend["n"].add(backend.keys([1]), 5)
-        script = (
-            "import sys\n"
-            "import pystate as ps\n"
-            "from pystate.types.keys import parse_key\n"
-            "states = {'n': ps.ValueState('long', 0), 'name': ps.ValueState('string'),\n"
-            "          'seen': ps.ValueState(object)}\n"
-            "with ps.SealedReader(None, parse_key('long'), states, sys.argv[1]) as reader:\n"
-            "    print(sorted(reader), reader.get(1)['n'], len(reader.get(1)['name']))\n"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", script, path], capture_output=True, text=True, check=False
-        )
-        assert (done.stdout, done.stderr) == ("[1, 2] 1 100\n", "")
+
+        def read() -> None:
+            with ps.SealedReader(None, key, STATES, path) as reader:
+                print(sorted(reader), reader.get(1)["n"], len(reader.get(1)["name"]))
+
+        assert copied(read) == (0, "[1, 2] 1 100\n", "")
         with pytest.raises(FileNotFoundError):
             ps.SealedReader(None, key, STATES, tmp_path / "none")
         with pytest.raises(TableMismatchError):

@@ -28,7 +28,7 @@ APPLICATION = bytes(range(32))
 
 
 def child() -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    return subprocess.Popen(["cat"], stdin=subprocess.PIPE)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -41,6 +41,16 @@ def wait_for(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+#: Runs a file whose pauses are short.
+QUICK = """
+import runpy, sys, time
+sleep = time.sleep
+time.sleep = lambda pause_s: sleep(pause_s / 40)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 class Executor:
@@ -75,7 +85,7 @@ class Executor:
         assert self.home.identity is not None
         owner = map(str, self.home.identity[2:4])
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", janitor.__file__, *owner, *self.home.folders]
+            [sys.executable, "-I", "-S", "-c", QUICK, janitor.__file__, *owner, *self.home.folders]
         )
 
     @property
@@ -216,10 +226,7 @@ def test_a_later_driver_has_the_last_word(tmp_path: Path) -> None:
 
 def table(path: Path) -> ps.KeyedStateBackend:
     backend = ps.KeyedStateBackend(
-        "long",
-        states={"n": ps.ValueState("long", default=0)},
-        home="shared",
-        path=path,
+        "long", states={"n": ps.ValueState("long", default=0)}, home="shared", path=path
     )
     backend["n"].add(backend.keys(pa.array(range(50_000))), 1)
     backend.seal(snapshot=False)

@@ -84,6 +84,7 @@ def test_sixty_four_columns_and_no_more(timers: bool, ttl: ps.StateTtl | None, m
         backend.set_current_key(1)
         for i in range(most):
             backend[f"s{i}"].add(i)
+        assert [backend[f"s{i}"].get() for i in range(most)] == [[i] for i in range(most)]
         if timers:
             backend.register_timer("event", 5)
         backend.rollback(0)
