@@ -86,6 +86,10 @@ class KindsMachine(RuleBasedStateMachine):
         self.swept = False
         self.batches: list[tuple[ps.KeyBatch, list[Row]]] = []
         self.stale: list[ps.KeyBatch] = []
+        # A reader, the epoch it is of and what it must see; and those older than the last roll back
+        # of a sealed epoch.
+        self.readers: list[tuple[ps.SealedReader, ps.Lineage, dict[str, Any]]] = []
+        self.cut_off: list[ps.SealedReader] = []
 
     # -- life
 
@@ -163,6 +167,8 @@ class KindsMachine(RuleBasedStateMachine):
         else:
             self.backend.detach()
             self.backend.attach()
+        self.readers.clear()
+        self.cut_off.clear()
         self.ended(self.sealed[-1][1])
         if reopen:
             self.stale.clear()
@@ -402,6 +408,9 @@ class KindsMachine(RuleBasedStateMachine):
         for _ in range(back):
             self.sealed.pop()
             self.files.pop()
+        if back:
+            self.cut_off += [reader for reader, _, _ in self.readers]
+            self.readers.clear()
         self.ended(self.sealed[-1][1])
         assert self.backend.lineage() == self.sealed[-1][0]
         assert not self.backend.dirty
@@ -579,24 +588,6 @@ class TableMachine(KindsMachine):
     ttls = st.none()
     spaces_drawn = ("none",)
     timed_drawn = (False,)
-
-    def __init__(self) -> None:
-        super().__init__()
-        # A reader, the epoch it is of and what it must see; and those older than the last roll back
-        # of a sealed epoch.
-        self.readers: list[tuple[ps.SealedReader, ps.Lineage, dict[str, Any]]] = []
-        self.cut_off: list[ps.SealedReader] = []
-
-    def detach(self, reopen: bool) -> None:
-        super().detach(reopen)
-        self.readers.clear()
-        self.cut_off.clear()
-
-    def rollback(self, back: int) -> None:
-        if 0 < back <= self.window():
-            self.cut_off += [reader for reader, _, _ in self.readers]
-            self.readers.clear()
-        super().rollback(back)
 
     @rule(start=st.integers(0, 20), count=st.sampled_from([300, 3000]), drop=st.booleans())
     def grow(self, start: int, count: int, drop: bool) -> None:
