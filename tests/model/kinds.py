@@ -110,8 +110,13 @@ class ValueDriver(Driver):
             for row in rows:
                 kind.clear(row)
             return
-        values = one_each(data, maybe_null(self.spec.values), rows)
-        getattr(handle, what)(keys, values)
+        one, scalar = maybe_null(self.spec.values), self.spec.more.get("scalar", False)
+        if len(rows) > 1 and scalar and data.draw(st.booleans(), label="a scalar"):
+            values = [data.draw(one, label="value")] * len(rows)
+            getattr(handle, what)(keys, values[0])
+        else:
+            values = one_each(data, one, rows)
+            getattr(handle, what)(keys, values)
         for row, value in zip(rows, values, strict=True):
             if what == "update_all":
                 kind.write(row, value)

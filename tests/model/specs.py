@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -142,12 +143,12 @@ def _aggregate(aggregate: Any, type_: Any, values: Any, how: str = "core", **mor
     return Spec(make, FoldDriver, values, {"merge": operator.add, "how": how, **more})
 
 
-NUMERIC = {"operations": ["add", "min", "max"]}
+NUMERIC = {"operations": ["add", "min", "max"], "scalar": True}
 
 VALUES = {
     "n": _value("long", LONGS, **NUMERIC),
     "five": _value("int", SMALL, 5, **NUMERIC),
-    "text": _value("string", TEXTS),
+    "text": _value("string", TEXTS, scalar=True),
     "point": _value("struct<a:int,b:double>", STRUCTS),
     "words": _value("array<string>", ARRAYS, ["none"]),
     "any": _value(object, OBJECTS, [0]),
@@ -208,10 +209,30 @@ TTLS = st.one_of(
         time=st.sampled_from(["processing", "event"]),
     ),
 )
-KEYS: dict[str, tuple[Any, list[Any]]] = {
-    "long": ("long", [None, 0, 1, -1, 2**63 - 1]),
-    "string": ("string", [None, "", "a", "b" * 12, "c" * 13]),
-    "pair": ({"a": "int", "b": "string"}, [(1, "x"), (None, "y" * 30), (2, None), (1, "")]),
+NAN = float("nan")
+#: By name: the type, keys to draw, and the i-th of many that are distinct.
+KEYS: dict[str, tuple[Any, st.SearchStrategy[Any], Callable[[int], Any]]] = {
+    "long": (
+        "long",
+        st.sampled_from([None, 0, 1, -1, -(2**63), 2**63 - 1, 2**32]) | st.integers(0, 9),
+        lambda i: i,
+    ),
+    "string": (
+        "string",
+        st.sampled_from([None, "", "a", "b" * 12, "c" * 13, "ż" * 200, "\0"]) | st.text(max_size=3),
+        lambda i: f"{i:04d}" * (1 + i % 5),
+    ),
+    "pair": (
+        {"a": "int", "b": "string"},
+        st.tuples(st.none() | st.integers(-3, 3), st.none() | st.sampled_from(["", "x", "y" * 30])),
+        lambda i: (i if i % 7 else None, f"{i}"),
+    ),
+    "double": (
+        "double",
+        st.sampled_from([None, 0.0, 1.5, float("inf"), float("-inf"), 5e-324, NAN])
+        | st.floats(allow_nan=False),
+        lambda i: i / 8,
+    ),
 }
 SPACES: dict[str, tuple[Any, list[Any]]] = {
     "none": (None, [None]),

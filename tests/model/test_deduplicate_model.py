@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,72 +13,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pystate as ps
-from pystate._core.core import range_bounds
-from pystate.checkpoint.state_files import merge_files
 from pystate.epochs.watermarks import OperatorTime
 from pystate.operators.runtime.deduplicate import DeduplicateSpec, Deduplicator
-from pystate.operators.runtime.task import TaskContext
-from pystate.types.arrays import hash_keys, key_groups
 from tests.drawn import drawn
+from tests.model.ranges import Ranges, Row
 
-GROUPS = 8
 SCHEMA = pa.schema({"k": pa.int64(), "name": pa.string(), "at": pa.int64(), "v": pa.int64()})
 KEY = ("k", "name")
 
-Row = dict[str, Any]
 
-
-class Operator:
-    """The ranges of an operator, which live in files between two epochs."""
-
+class Task(Ranges):
     def __init__(self, spec: DeduplicateSpec) -> None:
+        super().__init__({"k": "long", "name": "string"}, SCHEMA)
         self.spec = spec
-        self.files: list[bytes] = []
 
-    def epoch(
+    def run(
         self, batches: Sequence[list[Row]], parallelism: int, now: int, watermark: int | None
     ) -> tuple[list[Row], list[Row]]:
-        out: list[Row] = []
+        """An epoch's rows, and those that were late."""
         late: list[Row] = []
-        files = []
-        for index in range(parallelism):
-            bounds = range_bounds(index, GROUPS, parallelism)
-            with ps.KeyedStateBackend(
-                {"k": "long", "name": "string"},
-                states=self.spec.states(),
-                max_parallelism=GROUPS,
-                key_group_range=bounds,
-            ) as backend:
-                backend.restore([io.BytesIO(data) for data in self.files])
-                task = Deduplicator(self.spec)
-                task.open(
-                    TaskContext(
-                        backend,
-                        processing_time=now,
-                        time=OperatorTime(watermark, watermark),
-                        side=lambda _, rows: late.extend(rows.to_pylist()),
-                    )
-                )
-                pieces = []
-                for batch in batches:
-                    rows = pa.RecordBatch.from_pylist(batch, schema=SCHEMA)
-                    groups = key_groups(hash_keys([rows["k"], rows["name"]]), GROUPS)
-                    own = (groups >= bounds[0]) & (groups <= bounds[1])
-                    pieces += task.process(rows.filter(pa.array(own)))
-                pieces += task.finish()
-                for piece in pieces:
-                    assert piece.schema == SCHEMA
-                    out += piece.to_pylist()
-                with backend.seal() as snapshot:
-                    data = io.BytesIO()
-                    snapshot.write(data)
-                whole = io.BytesIO()
-                sources = [io.BytesIO(each) for each in (*self.files, data.getvalue())]
-                merge_files(sources, whole, first_key_group=bounds[0], last_key_group=bounds[1])
-                files.append(whole.getvalue())
-        self.files = files
-        return out, late
+        early, last = self.epoch(
+            self.spec,
+            Deduplicator,
+            batches,
+            parallelism,
+            processing_time=now,
+            time=OperatorTime(watermark, watermark),
+            side=lambda _, rows: late.extend(rows.to_pylist()),
+        )
+        pieces = early + last
+        assert all(piece.schema == SCHEMA for piece in pieces)
+        return [row for piece in pieces for row in piece.to_pylist()], late
 
 
 @dataclass
@@ -152,7 +116,7 @@ specs = st.builds(
 @drawn(150)
 @given(st.data(), specs)
 def test_random_streams(data: st.DataObject, spec: DeduplicateSpec) -> None:
-    operator, model = Operator(spec), Model(spec)
+    operator, model = Task(spec), Model(spec)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     spread = data.draw(st.sampled_from([0, 5, 60]))
     keys = data.draw(st.sampled_from([1, 3, 20]))
@@ -176,7 +140,7 @@ def test_random_streams(data: st.DataObject, spec: DeduplicateSpec) -> None:
             given_rows = sorted(rows, key=lambda r: 10**6 if r["at"] is None else r["at"])
         edges = [0, *cuts, len(rows)]
         batches = [given_rows[a:b] for a, b in itertools.pairwise(edges)]
-        found = operator.epoch(batches, int(rng.integers(1, 4)), now, watermark)
+        found = operator.run(batches, int(rng.integers(1, 4)), now, watermark)
         wanted = model.epoch(rows, now, watermark)
         for mine, theirs in zip(found, wanted, strict=True):
             assert sorted(mine, key=expected_order) == sorted(theirs, key=expected_order)
@@ -191,13 +155,13 @@ def test_random_streams(data: st.DataObject, spec: DeduplicateSpec) -> None:
 def test_a_key_with_very_many_rows(ordered: bool) -> None:
     spec = DeduplicateSpec(KEY, within_ms=3, event_time="at", ordered=ordered)
     rng = np.random.default_rng(7)
-    operator, model = Operator(spec), Model(spec)
+    operator, model = Task(spec), Model(spec)
     for epoch in range(3):
         rows = [
             {"k": int(rng.integers(2)), "name": None, "at": int(at), "v": i}
             for i, at in enumerate(rng.integers(0, 1000, 600) + epoch * 300)
         ]
-        found, _ = operator.epoch([rows], 1, 0, None)
+        found, _ = operator.run([rows], 1, 0, None)
         wanted, _ = model.epoch(rows, 0, None)
         assert sorted(found, key=expected_order) == sorted(wanted, key=expected_order)
         assert len(found) > 60 if epoch == 0 else found

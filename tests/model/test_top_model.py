@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import decimal
-import io
 import math
 from collections.abc import Sequence
 from functools import cmp_to_key
@@ -15,16 +14,11 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pystate as ps
-from pystate._core.core import range_bounds
-from pystate.checkpoint.state_files import merge_files
-from pystate.operators.runtime.task import TaskContext
 from pystate.operators.runtime.top import By, TopRows, TopSpec
-from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.state_type import parse_type
 from tests.drawn import drawn
+from tests.model.ranges import Ranges, Row
 
-GROUPS = 8
 DDL = {
     "n": "long",
     "i": "int",
@@ -42,7 +36,6 @@ COLUMNS = tuple((name, parse_type(ddl)) for name, ddl in DDL.items())
 SCHEMA = pa.schema(
     [("k", pa.int64()), ("v", pa.string()), *((name, t.arrow) for name, t in COLUMNS)]
 )
-Row = dict[str, Any]
 LIMITS = np.iinfo(np.int64)
 
 
@@ -94,50 +87,6 @@ def better(by: Sequence[By]) -> Any:
     return cmp_to_key(order)
 
 
-class Operator:
-    """The ranges of an operator, which live in files between two epochs."""
-
-    def __init__(self) -> None:
-        self.files: list[bytes] = []
-
-    def epoch(self, spec: TopSpec, batches: Sequence[list[Row]], parallelism: int) -> list[Row]:
-        out: list[Row] = []
-        files = []
-        for index in range(parallelism):
-            bounds = range_bounds(index, GROUPS, parallelism)
-            with ps.KeyedStateBackend(
-                {"k": "long", "v": "string"},
-                states=spec.states(),
-                max_parallelism=GROUPS,
-                key_group_range=bounds,
-            ) as backend:
-                sources = [io.BytesIO(data) for data in self.files]
-                backend.restore(sources, allow_unclaimed_state=True)
-                task = TopRows(spec)
-                task.open(TaskContext(backend))
-                for batch in batches:
-                    rows = pa.RecordBatch.from_pylist(batch, schema=SCHEMA)
-                    groups = key_groups(hash_keys([rows["k"], rows["v"]]), GROUPS)
-                    own = (groups >= bounds[0]) & (groups <= bounds[1])
-                    assert not list(task.process(rows.filter(pa.array(own))))
-                for piece in task.finish():
-                    out += piece.to_pylist()
-                data = io.BytesIO()
-                with backend.seal() as snapshot:
-                    snapshot.write(data)
-                whole = io.BytesIO()
-                parts = [*self.files, data.getvalue()]
-                merge_files(
-                    [io.BytesIO(part) for part in parts],
-                    whole,
-                    first_key_group=bounds[0],
-                    last_key_group=bounds[1],
-                )
-                files.append(whole.getvalue())
-        self.files = files
-        return out
-
-
 def shown(rows: Sequence[Row]) -> list[str]:
     return sorted(repr(sorted(row.items(), key=lambda item: item[0])) for row in rows)
 
@@ -154,7 +103,7 @@ def test_random_streams(data: st.DataObject, columns: list[str], k: int) -> None
     spec = TopSpec(("k", "v"), k, by, COLUMNS)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     keys = data.draw(st.sampled_from([1, 2, 8]))
-    operator = Operator()
+    operator = Ranges({"k": "long", "v": "string"}, SCHEMA)
     best: dict[Any, list[Row]] = {}
     number = 0
     for _ in range(data.draw(st.integers(1, 5))):
@@ -169,7 +118,9 @@ def test_random_streams(data: st.DataObject, columns: list[str], k: int) -> None
             best[key] = sorted([*best.get(key, []), row], key=better(by))[:k]
         cuts = sorted(int(c) for c in rng.integers(0, len(rows) + 1, int(rng.integers(0, 3))))
         batches = [rows[a:b] for a, b in pairwise([0, *cuts, len(rows)])]
-        found = operator.epoch(spec, batches, int(rng.integers(1, 4)))
+        early, pieces = operator.epoch(spec, TopRows, batches, int(rng.integers(1, 4)))
+        assert not early
+        found = [row for piece in pieces for row in piece.to_pylist()]
         wanted = [
             {**row, "rank": rank}
             for key, top in best.items()
