@@ -40,7 +40,7 @@ class Waiting(ps.KeyedProcessFunction):
         from tests.spark.conftest import wait_for
 
         (self.folder / f"began-{row.v}").touch()
-        wait_for((self.folder / "go").exists, "leave to go on", 300)
+        wait_for(lambda: not (self.folder / "held").exists(), "leave to go on", 300)
         self.n.update(self.n.value() + 1)
         yield key, self.n.value()
 
@@ -57,8 +57,9 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """Where the tasks say that they have begun; lets them end."""
     path = tmp_path / "signs"
     path.mkdir()
+    (path / "held").touch()
     yield path
-    (path / "go").touch()
+    (path / "held").unlink(missing_ok=True)
 
 
 def stop_by_handle(query: Any, spark: SparkSession) -> None:
@@ -88,7 +89,7 @@ def test_to_stop_is_no_failure(
     assert not query.isActive
     assert (job.failure, query.exception()) == (None, None)
     query.awaitTermination()  # raises nothing either
-    (folder / "go").touch()
+    (folder / "held").unlink()
     # What was interrupted is computed by the next start.
     job.start(
         source.stream(), waiting(job, folder), trigger={"availableNow": True}
@@ -101,7 +102,7 @@ def test_the_failure_is_that_of_the_newest_query(
 ) -> None:
     job = make_job()
     source.add("a,1")
-    (folder / "go").touch()
+    (folder / "held").unlink()
 
     def fails(df: DataFrame) -> DataFrame:
         raise InvalidArgumentError("not today")

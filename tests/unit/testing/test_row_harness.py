@@ -10,6 +10,7 @@ import pytest
 
 import pystate as ps
 from pystate.errors import InvalidArgumentError, WrongTypeError
+from tests.lag import Lag
 from tests.unit.testing.disturbed import disturbed
 
 
