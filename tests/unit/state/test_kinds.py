@@ -41,6 +41,9 @@ class Thing:
 class Things(ps.AggregateFunction[Thing, list[Thing], list[Thing]]):
     """An aggregate of objects, which are changed in place."""
 
+    def __repr__(self) -> str:
+        return "Things()"  # for the names of tests
+
     def create(self) -> list[Thing]:
         return []
 
