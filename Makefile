@@ -12,6 +12,8 @@ ifeq ($(origin CC),default)
 CC :=
 endif
 export CC PYTHON
+# Python keeps what it compiled, whatever the environment says: a run starts it hundreds of times.
+export PYTHONDONTWRITEBYTECODE :=
 
 # As many of its programs at a time as there are processors.
 C_TESTS = $(MAKE) -s -C csrc/tests -j $$(nproc) --output-sync

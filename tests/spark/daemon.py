@@ -3,15 +3,20 @@
 A worker of its own takes a second of processor time to import it, and tests start many.
 """
 
-import pandas  # noqa: F401
+import sys
+
+# Spark puts its own zip first, whose modules would be compiled anew in each daemon.
+sys.path[:] = [path for path in sys.path if not path.endswith("pyspark.zip")]
+
+import pandas
 import pyarrow.compute
-import pyarrow.parquet  # noqa: F401
+import pyarrow.parquet
 import pyspark.sql.pandas.types
-import pyspark.worker  # noqa: F401
+import pyspark.worker
 from pyspark.daemon import manager
 
 import pystate.spark.job
-import pystate.spark.tasks.worker  # noqa: F401
+import pystate.spark.tasks.worker
 
 if __name__ == "__main__":
     manager()
