@@ -272,6 +272,7 @@ def test_rows_in_the_order_of_their_times(spark: SparkSession, make_job: MakeJob
     assert job.last_progress is not None and job.last_progress.watermark_ms == 1500
 
 
+@pytest.mark.slow
 def test_a_broadcast_without_times_or_rows_holds_nothing_back(
     spark: SparkSession, make_job: MakeJob
 ) -> None:

@@ -89,7 +89,7 @@ def test_empty_after_a_filter_and_at_another_parallelism(
     assert len(plans) == 4
 
 
-@pytest.mark.parametrize("more", [1, -1])
+@pytest.mark.parametrize("more", [1, pytest.param(-1, marks=pytest.mark.slow)])
 def test_another_number_of_rows_does_not_count(
     spark: SparkSession,
     make_job: MakeJob,
@@ -112,7 +112,11 @@ def test_another_number_of_rows_does_not_count(
 
 @pytest.mark.parametrize(
     "form",
-    [lambda out: out.persist(), lambda out: out.localCheckpoint(), lambda out: out.distinct()],
+    [
+        pytest.param(lambda out: out.persist(), marks=pytest.mark.slow),
+        lambda out: out.localCheckpoint(),
+        lambda out: out.distinct(),
+    ],
     ids=["persisted", "checkpointed", "distinct"],
 )
 def test_computed_by_something_else_than_the_write(
