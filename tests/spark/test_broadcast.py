@@ -129,7 +129,7 @@ def test_rules_survive_kills_and_another_number_of_instances(
 ) -> None:
     source = Source(spark, tmp_path / "rows", COLUMNS)
     sink, draw, model = ParquetSink(tmp_path / "out"), random.Random(5), Model()
-    job = make_job(parallelism=2)
+    job = make_job(parallelism=2, checkpoints=ps.CheckpointOptions(interval=2))
     progress: list[EpochProgress] = []
     query = job.start(
         source.stream(),
@@ -142,14 +142,13 @@ def test_rules_survive_kills_and_another_number_of_instances(
     counted: list[int] = []
     kill: Row = ("row", "d1", 0, 13)
     kill_rule: Row = ("rule", "b", 13, 13)
+    # Of the batches the second one is held, and so is the last.
     steps: list[tuple[int, list[Row]]] = [
-        (2, drawn(draw, 6, 60)),
-        (2, [*drawn(draw, 6, 60), kill]),
+        (2, [*drawn(draw, 8, 60), kill]),
         # Most instances get no row, and still their copy.
-        (3, [("row", "d2", 0, 0)]),
-        (3, [*drawn(draw, 4, 60), kill_rule]),
-        (1, drawn(draw, 0, 60)),
-        (2, drawn(draw, 5, 0)),
+        (3, [("row", "d2", 0, 0), ("rule", "count", 0, 0)]),
+        (3, [*drawn(draw, 8, 60), kill_rule]),
+        (1, drawn(draw, 5, 20)),
     ]
     for number, (parallelism, rows) in enumerate(steps, 1):
         job.rescale(parallelism)
@@ -157,13 +156,16 @@ def test_rules_survive_kills_and_another_number_of_instances(
         expected += found
         counted += counts
         source.add(*(",".join(map(str, row)) for row in rows))
-        wait_for(lambda number=number: len(progress) == number, f"epoch {number}", 120)
-        assert copies(job) == [(model.limits, model.history)] * parallelism
+        wait_for(lambda number=number: len(progress) == number, f"batch {number}", 120)
+        if number in (1, 3):
+            assert copies(job) == [(model.limits, model.history)] * parallelism
         keyed, rules = progress[-1].operators
         of_rules = sum(row[0] == "rule" for row in rows)
         assert (keyed.uid, keyed.rows_in) == ("alerts", len(rows) - of_rules)
         assert (rules.uid, rules.rows_in) == ("limits", of_rules * parallelism)
     query.stop()
+    assert [step.epoch for step in progress] == [1, 2, 2, 3]
+    assert copies(job) == [(model.limits, model.history)]
     found_rows = [tuple(row)[:3] for row in sink.read(spark).select("k", "v", "n").collect()]
     commands = [row for row in found_rows if row[0] == "count"]
     assert sorted(row for row in found_rows if row[0] != "count") == sorted(expected)
@@ -182,57 +184,30 @@ class Writes(Alerts):
         self.limits.put("a", 5)
 
 
-def test_a_keyed_row_cannot_write_the_broadcast_state(
-    spark: SparkSession, make_job: MakeJob
-) -> None:
-    job = make_job()
-    rows: list[Row] = [("rule", "a", 1, 0)]
-    job.run_epoch(frame(spark, rows), alerts)
-    rows = [("rule", "a", 2, 0), ("row", "a1", 1, 0)]
-    with pytest.raises(ReadOnlyStateError, match="'limits': put is not allowed here"):
-        job.run_epoch(frame(spark, rows), lambda df, job: alerts(df, job, Writes()))
-    assert copies(job) == [({"a": 1}, ["a=1"])] * 2
-
-
-def test_output_that_is_read_twice_is_evaluated_once(
+def test_output_that_is_read_twice_and_a_write_that_is_refused(
     spark: SparkSession, make_job: MakeJob
 ) -> None:
     job, draw, model = make_job(), random.Random(3), Model()
+
+    def pipeline(df: DataFrame, job: Job) -> DataFrame:
+        out = alerts(df, job)
+        out.limit(1).count()
+        return out
+
     for evaluations in (2, 1):
         rows = drawn(draw, 4, 40)
-
-        def pipeline(df: DataFrame, job: Job) -> DataFrame:
-            out = alerts(df, job)
-            out.limit(1).count()
-            return out
-
         found = rows_of(job.run_epoch(frame(spark, rows), pipeline).dataframe)
         expected, _ = model.epoch(rows)
         assert [row for row in found if row[0] != "count"] == sorted(expected, key=repr)
         assert job.last_progress is not None
         assert job.last_progress.evaluations == evaluations
         assert copies(job) == [(model.limits, model.history)] * 2
-
-
-def test_epochs_of_several_batches(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
-    source = Source(spark, tmp_path / "rows", COLUMNS)
-    draw, model, expected = random.Random(8), Model(), []
-    for parallelism, batches in ((2, 4), (3, 3)):
-        for _ in range(batches):
-            rows = drawn(draw, 3, 30)
-            expected += model.epoch(rows)[0]
-            source.add(*(",".join(map(str, row)) for row in rows))
-        job = make_job(parallelism=parallelism, checkpoints=ps.CheckpointOptions(interval=3))
-        job.start(
-            source.stream(),
-            alerts,
-            sink=ParquetSink(tmp_path / "out"),
-            trigger={"availableNow": True},
-        ).awaitTermination()
-        assert copies(job) == [(model.limits, model.history)] * parallelism
-        job.close()
-    found = ParquetSink(tmp_path / "out").read(spark).select("k", "v", "n").collect()
-    assert sorted(tuple(row) for row in found if row.k != "count") == sorted(expected)
+    with pytest.raises(ReadOnlyStateError, match="'limits': put is not allowed here"):
+        job.run_epoch(
+            frame(spark, [("rule", "a", 2, 0), ("row", "a1", 1, 0)]),
+            lambda df, job: alerts(df, job, Writes()),
+        )
+    assert copies(job) == [(model.limits, model.history)] * 2
 
 
 class Traced(ps.KeyedBroadcastProcessFunction):
@@ -251,25 +226,29 @@ class Traced(ps.KeyedBroadcastProcessFunction):
         yield f"{key} timer", ctx.watermark, self.last.get("last")
 
 
-@pytest.mark.parametrize("kinds", [("t", "timestamp_millis(t)"), ("timestamp_ntz", "t")])
-def test_rows_in_the_order_of_their_times(
-    spark: SparkSession, make_job: MakeJob, kinds: tuple[str, str]
-) -> None:
+def test_rows_in_the_order_of_their_times(spark: SparkSession, make_job: MakeJob) -> None:
     ntz = "to_timestamp_ntz(date_format(timestamp_millis(t), 'yyyy-MM-dd HH:mm:ss.SSS'))"
-    of_rows, of_rules = (ntz if kind == "timestamp_ntz" else kind for kind in kinds)
+    kinds = [("t", "timestamp_millis(t)"), (ntz, "t")]
     job = make_job()
 
-    def pipeline(df: DataFrame, job: Job) -> DataFrame:
-        rules = df.where("side = 'rule'").selectExpr("n", f"{of_rules} AS at")
-        rows = df.where("side = 'row'").selectExpr("k", "n", f"{of_rows} AS at")
-        keyed = job.key_by(rows, "k", uid="traced", event_time="at")
-        broadcast = job.broadcast(rules, uid="last", event_time="at", order_by="n")
-        schema = "what string, at long, last long"
-        return keyed.connect(broadcast).process(Traced(), schema, interleave="event_time")
+    def pipeline(df: DataFrame, job: Job) -> dict[str, DataFrame]:
+        found = {}
+        for i, (of_rows, of_rules) in enumerate(kinds):
+            rules = df.where("side = 'rule'").selectExpr("n", f"{of_rules} AS at")
+            rows = df.where("side = 'row'").selectExpr("k", "n", f"{of_rows} AS at")
+            keyed = job.key_by(rows, "k", uid=f"traced{i}", event_time="at")
+            broadcast = job.broadcast(rules, uid=f"last{i}", event_time="at", order_by="n")
+            schema = "what string, at long, last long"
+            connected = keyed.connect(broadcast)
+            found[f"kind{i}"] = connected.process(Traced(), schema, interleave="event_time")
+        return found
 
     def run(*rows: tuple[str, str, int | None, int]) -> list[Any]:
         given = spark.createDataFrame(rows, "side string, k string, t long, n long")
-        return rows_of(job.run_epoch(given.repartition(4), pipeline).dataframe)
+        frames = job.run_epoch(given.repartition(4), pipeline).dataframes
+        one, other = map(rows_of, frames.values())
+        assert one == other
+        return one
 
     assert run(
         ("rule", "", 500, 3),
@@ -287,34 +266,36 @@ def test_rows_in_the_order_of_their_times(
         ("b row", 1, 1),
         ("b row", 3, 2),
     ]
+    assert run(("row", "a", 2000, 5), ("rule", "", 1500, 4)) == [("a row", 5, 4)]
     # The watermark is that of the slower input.
-    assert run(("row", "a", 2000, 5)) == [("a row", 5, 3)]
-    assert run() == []
-    assert run(("rule", "", 1500, 4)) == []
     assert run() == [("a timer", 1500, 4), ("b timer", 1500, 4)]
     assert job.last_progress is not None and job.last_progress.watermark_ms == 1500
 
 
+@pytest.mark.slow
 def test_a_broadcast_without_times_or_rows_holds_nothing_back(
     spark: SparkSession, make_job: MakeJob
 ) -> None:
     class Strict(Traced):
         pass
 
-    def run(job: Job, rows: str, idle: bool) -> list[Any]:
-        def pipeline(df: DataFrame, job: Job) -> DataFrame:
-            times = {"event_time": "t", "idle_after": 1} if idle else {}
-            rules = job.broadcast(spark.range(0).selectExpr("id AS n", "id AS t"), uid="l", **times)
-            keyed = job.key_by(df, "k", uid="traced", event_time="t")
-            return keyed.connect(rules).process(Strict(), "what string, at long, last long")
+    job = make_job()
 
+    def pipeline(df: DataFrame, job: Job) -> dict[str, DataFrame]:
+        found = {}
+        for uid, times in (("timeless", {}), ("idle", {"event_time": "t", "idle_after": 1})):
+            none = spark.range(0).selectExpr("id AS n", "id AS t")
+            rules = job.broadcast(none, uid=f"rules {uid}", **times)
+            keyed = job.key_by(df, "k", uid=uid, event_time="t")
+            found[uid] = keyed.connect(rules).process(Strict(), "what string, at long, last long")
+        return found
+
+    found: dict[str, list[Any]] = {"timeless": [], "idle": []}
+    for rows in ("(0L)", "(3000L)", "(4000L)"):
         given = spark.sql(f"SELECT 'a' AS k, 1 AS n, t FROM VALUES {rows} AS v(t)")
-        return rows_of(job.run_epoch(given, pipeline).dataframe)
-
-    for idle in (False, True):
-        job = make_job(checkpoint=Path(make_job().checkpoint) / str(idle))
-        found = [row for rows in ("(0L)", "(3000L)", "(4000L)") for row in run(job, rows, idle)]
-        assert ("a timer", 3000, None) in found
+        for uid, out in job.run_epoch(given, pipeline).dataframes.items():
+            found[uid] += rows_of(out)
+    assert all(("a timer", 3000, None) in out for out in found.values())
 
 
 def test_what_is_refused(spark: SparkSession, make_job: MakeJob) -> None:

@@ -52,8 +52,8 @@ class Seen:
 
     def __call__(self, df: DataFrame, epoch: int) -> None:
         # Any number of actions are the caller's affair: the rows are files by now.
-        assert df.count() == len(df.collect())
         self.calls.append((epoch, rows_of(df)))
+        assert df.count() == len(self.calls[-1][1])
         if epoch in self.fails:
             self.fails.remove(epoch)
             raise OSError("the database is away\nsecond line")
@@ -102,7 +102,7 @@ def test_each_epoch_once(
 def test_what_it_raises_comes_again_with_the_same_rows(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:
-    seen, second = Seen(1, 1), Seen()
+    seen, second = Seen(1), Seen()
     side = {"second": ParquetSink(tmp_path / "second")}
 
     def run(text: str, function: Any = seen) -> None:
@@ -111,12 +111,11 @@ def test_what_it_raises_comes_again_with_the_same_rows(
         sink = foreach_epoch(function, name="a/b é")
         job.run_epoch(frame, counting(job), sink=sink, side_outputs=side)
 
-    for _ in range(2):
-        with pytest.raises(SinkError, match=r"'a/b é': commit failed: OSError: the .* away; ep"):
-            run("ab")
+    with pytest.raises(SinkError, match=r"'a/b é': commit failed: OSError: the .* away; ep"):
+        run("ab")
     run("aa")
     first = [("a", 1), ("b", 1)]
-    assert seen.calls == [(1, first), (1, first), (1, first), (2, [("a", 2), ("a", 3)])]
+    assert seen.calls == [(1, first), (1, first), (2, [("a", 2), ("a", 3)])]
     assert ParquetSink(tmp_path / "second").epochs() == [2]
     # Another of the epoch's outputs fails: what has returned is not called again.
     job = make_job()

@@ -5,7 +5,7 @@ Such code is compiled in each epoch, and runs slowly at first, which may take lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MakeJob = Callable[..., "Job"]
 
 
-def keyed(df: DataFrame, job: Job, uid: str = "a") -> Any:
+def keyed(df: DataFrame, job: Job, uid: str) -> Any:
     return job.key_by(df, "k", uid=uid, event_time="at", allowed_delay="1 second")
 
 
@@ -48,39 +48,73 @@ class Both(ps.KeyedCoProcessFunction):
         yield key, 0
 
 
-PIPELINES: dict[str, Callable[[DataFrame, Job], DataFrame]] = {
-    "process": lambda df, job: keyed(df, job).process(Counted(), "k long, n long"),
-    "connect": lambda df, job: (
-        keyed(df, job).connect(keyed(df, job)).process(Both(), "k long, n long")
+PIPELINES: dict[str, Callable[[DataFrame, Job, str], DataFrame]] = {
+    "process": lambda df, job, uid: keyed(df, job, uid).process(Counted(), "k long, n long"),
+    "connect": lambda df, job, uid: (
+        keyed(df, job, uid).connect(keyed(df, job, uid)).process(Both(), "k long, n long")
     ),
-    "aggregate": lambda df, job: keyed(df, job).aggregate(total=ps.sum("v"), combine=True),
-    "tumbling": lambda df, job: (
-        keyed(df, job).window(ps.Tumbling("2 s")).aggregate(n=ps.count(), combine=True)
+    "aggregate": lambda df, job, uid: keyed(df, job, uid).aggregate(
+        total=ps.sum("v"), combine=True
     ),
-    "session": lambda df, job: (
-        keyed(df, job).window(ps.Session("2 s")).aggregate(n=ps.count(), combine=True)
+    "tumbling": lambda df, job, uid: (
+        keyed(df, job, uid).window(ps.Tumbling("2 s")).aggregate(n=ps.count(), combine=True)
     ),
-    "windows of windows": lambda df, job: job.key_by(
-        keyed(df, job).window(ps.Tumbling("2 s")).aggregate(n=ps.count()), "k", uid="b"
+    "session": lambda df, job, uid: (
+        keyed(df, job, uid).window(ps.Session("2 s")).aggregate(n=ps.count(), combine=True)
+    ),
+    "windows of windows": lambda df, job, uid: job.key_by(
+        keyed(df, job, uid).window(ps.Tumbling("2 s")).aggregate(n=ps.count()), "k", uid="b"
     ).aggregate(total=ps.sum("n")),
-    "interval join": lambda df, job: keyed(df, job).interval_join(
-        keyed(df.withColumnRenamed("v", "w"), job), "-1 second", "1 second", suffixes=("", "_right")
+    "interval join": lambda df, job, uid: keyed(df, job, uid).interval_join(
+        keyed(df.withColumnRenamed("v", "w"), job, uid),
+        "-1 second",
+        "1 second",
+        suffixes=("", "_right"),
     ),
-    "deduplicate": lambda df, job: keyed(df, job).deduplicate(within="2 s"),
-    "top": lambda df, job: keyed(df, job).top(2, by="v"),
+    "deduplicate": lambda df, job, uid: keyed(df, job, uid).deduplicate(within="2 s"),
+    "top": lambda df, job, uid: keyed(df, job, uid).top(2, by="v"),
 }
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_later_epochs_compile_nothing(name: str, spark: SparkSession, make_job: MakeJob) -> None:
+#: One of each road, in one job.
+TELLING = ("process", "aggregate", "session", "interval join")
+
+
+@pytest.fixture
+def generated(spark: SparkSession) -> Iterator[None]:
+    """Code is generated, whatever the other tests do."""
+    name = "spark.sql.codegen.wholeStage"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "true")
+    yield
+    spark.conf.set(name, before)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [TELLING, *(pytest.param((name,), marks=pytest.mark.slow) for name in PIPELINES)],
+    ids=", ".join,
+)
+@pytest.mark.usefixtures("generated")
+def test_later_epochs_compile_nothing(
+    names: Sequence[str], spark: SparkSession, make_job: MakeJob
+) -> None:
     metrics: Any = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics  # type: ignore[union-attr]
+
+    def count() -> int:
+        return int(metrics.METRIC_COMPILATION_TIME().getCount())
+
+    def pipeline(df: DataFrame, job: Job) -> dict[str, DataFrame]:
+        return {name: PIPELINES[name](df, job, name) for name in names}
+
     compiled: list[int] = []
     with make_job() as job:
-        for number in range(5):
+        for number in range(4):
             frame = spark.createDataFrame(
                 [(n % 5, n, 3_000 * number + n * 37) for n in range(100)], "k long, v long, ms long"
             ).select("k", "v", F.timestamp_millis("ms").alias("at"))
-            job.run_epoch(frame, PIPELINES[name]).dataframe.collect()
-            compiled.append(metrics.METRIC_COMPILATION_TIME().getCount())
+            for out in job.run_epoch(frame, pipeline).dataframes.values():
+                out.collect()
+            compiled.append(count())
         assert job.last_progress is not None and job.last_progress.watermark_ms
-    assert compiled[-1] == compiled[-2] == compiled[-3], compiled
+    assert 0 < compiled[-1] == compiled[-2], compiled

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,12 @@ import pystate as ps
 from pystate.epochs.retention import find_orphans
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 
-from .conftest import Source
+from .conftest import Source, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pystate.spark import Job
+    from pystate.spark import EpochProgress, Job
 
 MakeJob = Callable[..., "Job"]
 
@@ -71,7 +72,9 @@ def values(result: Any) -> list[tuple[Any, ...]]:
     return sorted(map(tuple, result.dataframe.collect()), key=repr)
 
 
-def test_states_and_timers(spark: SparkSession, make_job: MakeJob) -> None:
+def test_states_and_timers(
+    spark: SparkSession, make_job: MakeJob, caplog: pytest.LogCaptureFixture
+) -> None:
     state = spark.createDataFrame(
         [("a", 100, [1, 2], {"day": 7}), ("b", 5, None, {}), (None, -1, [], None)],
         "k string, balance int, seen array<int>, limits map<string,long>",
@@ -113,13 +116,22 @@ def test_states_and_timers(spark: SparkSession, make_job: MakeJob) -> None:
         ]
         assert made == [1]
         assert job.read_state("balance").num_rows == 4
+    no_effect = "'balance': initial_state, initial_rows or initial_items has no effect any more"
+    assert no_effect not in caplog.text
     with make_job(parallelism=2) as job:
         third = spark.createDataFrame([("b", 10_001, 1)], rows)
-        assert values(job.run_epoch(third, pipeline)) == [("b", 6, 1, None)]
+        for balance in (6, 7):
+            found = values(job.run_epoch(third, pipeline))
+            assert found == [("b", balance, balance - 5, None)]
+            assert caplog.text.count(no_effect) == 1
 
 
-def operators(job: Job, df: DataFrame, history: Any) -> DataFrame:
-    """Every kind of operator over the same rows, with their results as text."""
+#: One of each road: rows in order, aggregates, windows and two inputs.
+TELLING = ("process", "aggregate", "session", "interval")
+
+
+def operators(job: Job, df: DataFrame, history: Any, names: Sequence[str]) -> DataFrame:
+    """Operators over the same rows, with their results as text."""
     from pyspark.sql import functions as F
 
     def keyed(uid: str, **more: Any) -> Any:
@@ -144,27 +156,31 @@ def operators(job: Job, df: DataFrame, history: Any) -> DataFrame:
             other(df), "key", event_time="at", allowed_delay=1000, initial_rows=earlier
         )
 
-    made = {
-        "process": keyed("process", order_by=["t", "n"]).process(Balance(), SCHEMA),
-        "aggregate": keyed("aggregate").aggregate(n=ps.count(), m=ps.mean("n"), x=ps.max("n")),
-        "tumbling": keyed("tumbling")
-        .window(ps.Tumbling(2000))
-        .aggregate(n=ps.count(), m=(ps.Mean(), "n"), d=(ps.ApproxDistinct(), "n")),
-        "session": keyed("session")
-        .window(ps.Session(700), allowed_lateness=500)
-        .aggregate(n=ps.count()),
-        "count": keyed("count", order_by=["t", "n"])
-        .window(ps.CountWindow(3))
-        .aggregate(s=ps.sum("n")),
-        "once": keyed("once", order_by=["t", "n"]).deduplicate(within=3000),
-        "top": keyed("top").top(2, by="n"),
-        "interval": keyed("interval").interval_join(right(), -1000, 1000, how="full"),
-        "asof": keyed("asof").asof_join(right(), how="left"),
-        "co": keyed("co").connect(right()).process(Both(), "k string, n long, other long"),
+    kinds: dict[str, Callable[[Any], DataFrame]] = {
+        "process": lambda rows: rows(order_by=["t", "n"]).process(Balance(), SCHEMA),
+        "aggregate": lambda rows: rows().aggregate(n=ps.count(), m=ps.mean("n"), x=ps.max("n")),
+        "tumbling": lambda rows: (
+            rows()
+            .window(ps.Tumbling(2000))
+            .aggregate(n=ps.count(), m=(ps.Mean(), "n"), d=(ps.ApproxDistinct(), "n"))
+        ),
+        "session": lambda rows: (
+            rows().window(ps.Session(700), allowed_lateness=500).aggregate(n=ps.count())
+        ),
+        "count": lambda rows: (
+            rows(order_by=["t", "n"]).window(ps.CountWindow(3)).aggregate(s=ps.sum("n"))
+        ),
+        "once": lambda rows: rows(order_by=["t", "n"]).deduplicate(within=3000),
+        "top": lambda rows: rows().top(2, by="n"),
+        "interval": lambda rows: rows().interval_join(right(), -1000, 1000, how="full"),
+        "asof": lambda rows: rows().asof_join(right(), how="left"),
+        "co": lambda rows: rows().connect(right()).process(Both(), "k string, n long, other long"),
     }
     frames = [
-        frame.select(F.lit(name).alias("op"), F.to_json(F.struct("*")).alias("row"))
-        for name, frame in made.items()
+        kinds[name](partial(keyed, name)).select(
+            F.lit(name).alias("op"), F.to_json(F.struct("*")).alias("row")
+        )
+        for name in names or kinds
     ]
     out = frames[0]
     for frame in frames[1:]:
@@ -189,8 +205,15 @@ class Both(ps.KeyedCoProcessFunction):
         yield key, self.left.value(), self.right.value()
 
 
+@pytest.mark.parametrize(
+    ("names", "inputs"),
+    [
+        pytest.param(TELLING, 5, id="some"),
+        pytest.param((), 13, id="all", marks=pytest.mark.slow),
+    ],
+)
 def test_earlier_rows_are_an_epoch_of_their_own(
-    spark: SparkSession, make_job: MakeJob, tmp_path: Path
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, names: Sequence[str], inputs: int
 ) -> None:
     rng = random.Random(5)
     numbers = iter(range(10_000))
@@ -218,28 +241,26 @@ def test_earlier_rows_are_an_epoch_of_their_own(
         given = [] if begins else [earlier, earlier.limit(0)]
 
         def pipeline(df: DataFrame, job: Job, begins: bool = begins) -> DataFrame:
-            return operators(job, df, history if begins else None)
+            return operators(job, df, history if begins else None, names)
 
         with job:
             out = []
             for rows in (*given, *later):
-                result = job.run_epoch(rows, pipeline)
+                result = job.run_epoch(rows, pipeline, drain=rows is later[-1])
                 out.append(Counter(map(tuple, result.dataframe.collect())))
-            result = job.run_epoch(later[0].limit(0), pipeline, drain=True)
-            out.append(Counter(map(tuple, result.dataframe.collect())))
         found.append(out[len(given) :])
-    # Three operators have two inputs.
-    assert len(reads) == 13
+    assert len(reads) == inputs
     for mine, wanted in zip(*found, strict=True):
         assert {op for op, _ in wanted} == {op for op, _ in mine}
         assert mine == wanted
-    assert len({op for epoch in found[0] for op, _ in epoch}) == 10
+    assert len({op for epoch in found[0] for op, _ in epoch}) == (len(names) or 10)
 
 
-def test_a_stream_that_is_killed_in_its_first_epoch(
+def test_held_epochs_begin_once_though_the_first_was_killed(
     spark: SparkSession, make_job: MakeJob, source: Source, tmp_path: Path
 ) -> None:
     state = spark.sql("SELECT 'a' AS k, 100L AS balance, array(1L) AS seen")
+    items = spark.range(100).selectExpr("id AS left")
     fails = tmp_path / "fails"
     fails.touch()
 
@@ -252,77 +273,52 @@ def test_a_stream_that_is_killed_in_its_first_epoch(
     def pipeline(df: DataFrame, job: Job) -> DataFrame:
         rows = df.selectExpr("k", "0L AS t", "v AS n")
         keyed = job.key_by(rows, "k", uid="balance", event_time="t")
-        return keyed.process(Fails(), SCHEMA, initial_state=state)
-
-    source.add("a,1", "b,1")
-    for _ in range(2):
-        with make_job(parallelism=2) as job:
-            query = job.start(source.stream(), pipeline, trigger={"availableNow": True})
-            if fails.exists():
-                with pytest.raises(Exception, match="killed"):
-                    query.awaitTermination()
-                fails.unlink()
-                assert job.latest_epoch() is None
-            else:
-                query.awaitTermination()
-    got = spark.read.parquet(str(Path(job.checkpoint) / "results")).collect()
-    assert sorted((row.k, row.balance, row.seen) for row in got) == [("a", 101, 2), ("b", 1, 1)]
-
-
-def test_what_an_operator_has_begun_with_is_not_asked_for_again(
-    spark: SparkSession, make_job: MakeJob, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = spark.sql("SELECT 'a' AS k, 0L AS t, 1L AS n")
-
-    def pipeline(df: DataFrame, job: Job) -> DataFrame:
-        keyed = job.key_by(df, "k", uid="balance", event_time="t")
-        state = spark.sql("SELECT 'a' AS k, 100L AS balance")
-        return keyed.process(Balance(), SCHEMA, initial_state=state)
-
-    said: list[int] = []
-    for _ in range(2):
-        with make_job(parallelism=2) as job:
-            for _ in range(2):
-                job.run_epoch(rows, pipeline)
-                said.append(caplog.text.count("has no effect any more: it goes on with its state"))
-    assert said == [0, 0, 1, 1] and "'balance'" in caplog.text
-
-
-def test_held_epochs_begin_once(spark: SparkSession, make_job: MakeJob, source: Source) -> None:
-    state = spark.sql("SELECT 'a' AS k, 100L AS balance")
-    items = spark.range(100).selectExpr("id AS left")
-
-    def pipeline(df: DataFrame, job: Job) -> DataFrame:
-        rows = df.selectExpr("k", "0L AS t", "v AS n")
-        keyed = job.key_by(rows, "k", uid="balance", event_time="t")
         numbers = job.operator(rows, uid="numbers").process(
             Numbers(), "instance int, first boolean, n long", initial_state=items
         )
         numbers = numbers.selectExpr(
             "'n' AS k", "n AS balance", "CAST(first AS long) AS seen", "0L AS day"
         )
-        return keyed.process(Balance(), SCHEMA, initial_state=state).union(numbers)
+        return keyed.process(Fails(), SCHEMA, initial_state=state).union(numbers)
 
-    options = ps.CheckpointOptions(interval="1 hour")
-    with make_job(parallelism=2, checkpoints=options) as job:
-        for _ in range(3):
+    epochs: list[int] = []
+
+    def note(progress: EpochProgress) -> None:
+        epochs.append(progress.epoch)
+        if len(epochs) == 1:
             source.add("a,1", "b,1")
-        query = job.start(source.stream(), pipeline, trigger={"availableNow": True})
-        query.awaitTermination()
+
+    source.add("a,1", "b,1")
+    for fail in (True, False):
+        with make_job(parallelism=2, checkpoints=ps.CheckpointOptions(interval="1 hour")) as job:
+            trigger = {"processingTime": "0 seconds"}
+            query = job.start(source.stream(), pipeline, trigger=trigger, on_epoch=note)
+            if fail:
+                with pytest.raises(Exception, match="killed"):
+                    query.awaitTermination()
+                fails.unlink()
+                assert job.latest_epoch() is None
+            else:
+                wait_for(lambda: len(epochs) == 2, "the epochs", 120)
+                query.stop()
+    assert epochs == [1, 2]
     got = spark.read.parquet(str(Path(job.checkpoint) / "results")).collect()
-    assert sorted(row.balance for row in got if row.k == "a") == [101, 102, 103]
+    assert sorted((row.k, row.balance, row.seen) for row in got if row.k != "n") == [
+        *[("a", 101, 2), ("a", 102, 3)],
+        *[("b", 1, 1), ("b", 2, 2)],
+    ]
     numbers = [row for row in got if row.k == "n"]
     assert sum(row.seen for row in numbers) == 2 and {row.epoch for row in numbers if row.seen} == {
         1
     }
-    assert len({row.balance for row in numbers} - {None}) == len(numbers) == 6
+    assert len({row.balance for row in numbers} - {None}) == len(numbers) == 4
     with make_job(parallelism=2) as job:
         rows = job.read_state("numbers").to_pylist()
         assert sorted(n for row in rows for n in row["left"]) == sorted(
             {*range(100)} - {row.balance for row in numbers}
         )
         table = job.read_state("balance", state="balance")
-        assert sorted(table["balance"].to_pylist()) == [3, 103]
+        assert sorted(table["balance"].to_pylist()) == [2, 102]
 
 
 def test_what_is_refused(spark: SparkSession, make_job: MakeJob) -> None:

@@ -82,30 +82,30 @@ def test_all_types(spark: SparkSession, tmp_path: Path) -> None:
         "d": ("date", [datetime.date(1, 1, 1), datetime.date(9999, 12, 31)]),
         "p": ("decimal(20,2)", [Decimal("-1.50"), Decimal("0.00")]),
     }
-    for name, (ddl, values) in types.items():
-        sink = ParquetSink(tmp_path / name, partition_by=name)
-        frame = spark.createDataFrame([(1, v) for v in [*values, None]], f"x int, {name} {ddl}")
-        commit(stage(sink, frame, 1))
-        read = sink.read(spark)
-        assert dict(read.dtypes)[name] == ddl
-        assert sorted(map(str, (row[name] for row in read.collect()))) == sorted(
-            map(str, [*values, None])
-        )
+    sink = ParquetSink(tmp_path, partition_by=list(types))
+    values = [found for _, found in types.values()]
+    rows = [(0, *(one for one, _ in values)), (1, *(other for _, other in values))]
+    rows.append((2, *(None for _ in values)))
+    schema = ", ".join(["x int", *(f"{name} {ddl}" for name, (ddl, _) in types.items())])
+    commit(stage(sink, spark.createDataFrame(rows, schema), 1))
+    read = sink.read(spark, 1)
+    assert dict(read.dtypes) == {"x": "int", **{name: ddl for name, (ddl, _) in types.items()}}
+    assert sorted(map(tuple, read.select("x", *types).collect())) == rows
 
 
-def test_staged_rows_are_hidden_at_every_depth(spark: SparkSession, tmp_path: Path) -> None:
-    for deep in (1, 2, 3):
-        by = ["a", "b", "c"][:deep]
-        sink = ParquetSink(tmp_path / str(deep), partition_by=by)
-        frame = spark.range(4).selectExpr("id", "id % 2 AS a", "1 AS b", "1 AS c")
-        commit(stage(sink, frame, 3, "published"))
-        stage(sink, spark.range(100).selectExpr("id", "7L AS a", "1 AS b", "1 AS c"), 4, "staged")
-        reader = spark.read.option("basePath", uri(tmp_path / str(deep)))
-        for depth in range(deep + 3):
-            pattern = uri(tmp_path / str(deep)) + "/*" * depth
-            assert reader.parquet(pattern).count() == 4, (deep, depth)
-        files = glob(f"{tmp_path}/{deep}/**/*.parquet", recursive=True)
-        assert files and all("/epoch=3/" in name for name in files)
+@pytest.mark.parametrize("deep", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
+def test_staged_rows_are_hidden_at_every_depth(
+    spark: SparkSession, tmp_path: Path, deep: int
+) -> None:
+    sink = ParquetSink(tmp_path, partition_by=["a", "b", "c"][:deep])
+    frame = spark.range(4).selectExpr("id", "id % 2 AS a", "1 AS b", "1 AS c")
+    commit(stage(sink, frame, 3, "published"))
+    stage(sink, spark.range(100).selectExpr("id", "7L AS a", "1 AS b", "1 AS c"), 4, "staged")
+    reader = spark.read.option("basePath", uri(tmp_path))
+    for depth in range(deep + 3):
+        assert reader.parquet(uri(tmp_path) + "/*" * depth).count() == 4, depth
+    files = glob(f"{tmp_path}/**/*.parquet", recursive=True)
+    assert files and all("/epoch=3/" in name for name in files)
 
 
 def test_what_a_folder_cannot_say_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -115,9 +115,9 @@ def test_what_a_folder_cannot_say_is_refused(spark: SparkSession, tmp_path: Path
         with pytest.raises(InvalidArgumentError, match=r"'word': a row has ''.*would find null"):
             sink.stage_frame(frame, 3, "e")
         sink.abort(3, "e")
-        fixed = frame.withColumn("word", F.nullif("word", F.lit(word)))
-        stage(sink, fixed, 3, "other")
-        sink.abort(3, "other")
+    fixed = frame.withColumn("word", F.nullif("word", F.lit(word)))
+    stage(sink, fixed, 3, "other")
+    sink.abort(3, "other")
     assert sink.epochs() == []
 
 

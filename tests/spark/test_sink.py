@@ -149,20 +149,21 @@ def test_the_part_of_a_sink_in_an_epoch(
         run(job, spark, "c", sink, run_key="two")
 
 
-@pytest.mark.parametrize("fails", ["begin", "stage", "prepare"])
 def test_what_fails_before_the_manifest_publishes_nothing(
-    spark: SparkSession, make_job: MakeJob, tmp_path: Path, fails: str
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:
-    job, sink = make_job(), Lines(tmp_path / "lines", fails)
-    message = rf"^sink 'lines', epoch 1.*: {fails} failed: OSError: no {fails} today; nothing"
-    with pytest.raises(SinkError, match=message) as raised:
-        run(job, spark, "ab", sink)
-    assert "\n" not in str(raised.value)
-    printed = "".join(traceback.format_exception(raised.value))
-    assert "K7MDENG" not in printed
-    # Of what tasks raise, Spark reports the last exception only.
-    assert ("***@host" in printed) == (fails != "stage")
-    assert sink.calls[-1] == "abort 1" and sink.left() == [] and job.latest_epoch() is None
+    job, sink = make_job(), Lines(tmp_path / "lines")
+    for fails in ("begin", "stage", "prepare"):
+        sink.fails = fails
+        message = rf"^sink 'lines', epoch 1.*: {fails} failed: OSError: no {fails} today; nothing"
+        with pytest.raises(SinkError, match=message) as raised:
+            run(job, spark, "ab", sink)
+        assert "\n" not in str(raised.value)
+        printed = "".join(traceback.format_exception(raised.value))
+        assert "K7MDENG" not in printed
+        # Of what tasks raise, Spark reports the last exception only.
+        assert ("***@host" in printed) == (fails != "stage")
+        assert sink.calls[-1] == "abort 1" and sink.left() == [] and job.latest_epoch() is None
     sink.fails = ""
     run(job, spark, "ab", sink)
     assert sink.rows(1) == [("a", 1), ("b", 1)]
@@ -362,29 +363,27 @@ class Frames(Lines):
         frame.write.parquet(f"file://{self.folder}/frames")
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
+def test_what_nobody_could_commit_is_never_published(
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong: list[tuple[type[Lines], str]] = [
         (Reads, "partition . returned|: stage returned before it had read all its rows"),
         (Odd, r"stage returned .* of type set, and must return plain JSON"),
         (Yields, "stage returned .* of type generator, and must return plain JSON"),
         (NotANumber, "epoch 1: prepare returned {'size': nan} .*, and must return plain JSON"),
         (Renamed, "staged in a sink 'other', and no known sink .*must keep its name; nothing"),
         (Frames, "stage_frame failed: TypeError: 'NoneType'"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_what_nobody_could_commit_is_never_published(
-    spark: SparkSession, make_job: MakeJob, tmp_path: Path, kind: type[Lines], message: str
-) -> None:
+    ]
+    job = make_job(parallelism=1)
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "2")
     try:
-        job = make_job(parallelism=1)
-        with pytest.raises(SinkError, match=message):
-            run(job, spark, "aaaaaa", kind(tmp_path / "lines"))
+        for kind, message in wrong:
+            monkeypatch.setattr("pystate.spark.sinks.sink._registry", {})
+            with pytest.raises(SinkError, match=message):
+                run(job, spark, "aaaaaa", kind(tmp_path / kind.__name__))
+            assert job.latest_epoch() is None
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-    assert job.latest_epoch() is None
     run(job, spark, "a", Lines(tmp_path / "lines"))
 
 

@@ -182,20 +182,20 @@ def test_equals_a_recomputation(
     models = [Recomputed(kind) for kind in kinds]
     bound, latest = LEAST, LEAST
     disturbed = {
-        1: "pystate.spark.sinks.commits.commit",
-        2: "worker",
-        3: "pystate.epochs.epoch.Epoch.complete",
+        0: "pystate.spark.sinks.commits.commit",
+        1: "worker",
+        2: "pystate.epochs.epoch.Epoch.complete",
     }
-    for number in range(5):
+    for number in range(4):
         now += rng.choice([0, 4_000, 13_000])
         rows: list[Row] = []
         for _ in range(rng.randrange(3, 16)):
             moment = None if rng.random() < 0.05 else number * 8 + rng.randrange(-14, 16)
             rows.append((rng.randrange(3), moment, len(rows) + 100 * number, 4))
-        if number == 3:
+        if number == 2:
             rows = []
         where = disturbed.get(number)
-        more = {"drain": True} if number == 4 else {}
+        more = {"drain": True} if number == 3 else {}
         if where == "worker":
             # Its window is updated, so that the function is called.
             rows.append((0, latest + 20, 999, 4))
