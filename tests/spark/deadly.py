@@ -1,10 +1,10 @@
-"""Tasks that kill their own worker, once, at a given point: workers import this module."""
+"""Tasks that kill their own worker, once at each of some points: workers import this module."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,7 +14,7 @@ from pystate.spark.tasks.delta import Written
 from pystate.spark.tasks.range_task import RangeTask
 from pystate.spark.tasks.worker import ArrowOperator
 
-__all__ = ["POINTS", "deadly_map", "first_to"]
+__all__ = ["POINTS", "deadly_map", "deadly_maps", "first_to"]
 
 #: Where a worker may die: with some rows in the table, once its files are complete, and after its
 #: report, which then nobody gets.
@@ -31,13 +31,12 @@ def first_to(flag: Path) -> bool:
 
 
 class DeadlyTask(RangeTask):
-    """A range's task that dies at one of the points, if it is the first to be there."""
+    """A range's task that dies at a point, if it is the first to be there."""
 
-    where: str
-    flag: Path
+    flags: Mapping[str, Path]
 
     def _die(self, where: str) -> None:
-        if where == self.where and first_to(self.flag):
+        if where in self.flags and first_to(self.flags[where]):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def go_on(self) -> None:
@@ -56,22 +55,26 @@ class DeadlyTask(RangeTask):
 class DeadlyOperator(ArrowOperator):
     """Makes tasks that die."""
 
-    where: str
-    flag: Path
+    flags: Mapping[str, Path]
 
     def task(self) -> RangeTask:
         """Make one."""
         task = DeadlyTask(self._plan)
-        task.where, task.flag = self.where, self.flag
+        task.flags = self.flags
         return task
 
 
 def deadly_map(where: str, flag: Path) -> Callable[..., Any]:
-    """Return `arrow_map` with tasks that die."""
+    """Return `arrow_map` with tasks of which one dies at a point."""
+    return deadly_maps({where: flag})
+
+
+def deadly_maps(flags: Mapping[str, Path]) -> Callable[..., Any]:
+    """Return `arrow_map` with tasks of which one dies at each point."""
 
     def operator(*given: Any) -> DeadlyOperator:
         made = DeadlyOperator(*given)
-        made.where, made.flag = where, flag
+        made.flags = flags
         return made
 
     def mapped(*given: Any) -> Any:

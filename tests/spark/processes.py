@@ -1,4 +1,4 @@
-"""The processes of a driver, found in ``/proc``: Python, JVM, daemon and workers."""
+"""What belongs to a driver: Python, JVM, daemon and workers, found in ``/proc``, and its tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pystate.tables.host import process_start
 
-__all__ = ["Process", "of_session", "send", "workers_of"]
+__all__ = ["Process", "of_session", "send", "tables_in", "workers_of"]
 
 
 class Process(NamedTuple):
@@ -32,7 +32,7 @@ class _Entry(NamedTuple):
 
     @property
     def is_daemon(self) -> bool:
-        return b"pyspark.daemon" in self.command
+        return any(name in self.command for name in (b"pyspark.daemon", b"tests.spark.daemon"))
 
 
 def workers_of(root: int) -> list[int]:
@@ -63,6 +63,12 @@ def send(process: Process, number: signal.Signals) -> bool:
         os.kill(process.pid, number)
         return True
     return False
+
+
+def tables_in(folder: Path) -> set[str]:
+    """The tables of a folder, which may be removed meanwhile, by their key groups."""
+    names = (name for _, _, files in os.walk(folder) for name in files)
+    return {name[:11] for name in names if name.endswith(".table")}
 
 
 def all_processes() -> Iterator[_Entry]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,8 @@ import pystate as ps
 from pystate.errors import FunctionError, NoEventTimeError
 from pystate.spark import EpochProgress, ParquetSink
 
-from .conftest import Source, rows_of, wait_for
+from .conftest import Source, rows_of
+from .gate import Gate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,32 +28,28 @@ SCHEMA = "k string, at long, n long, mark long"
 
 
 class Alarms(ps.KeyedProcessFunction):
-    """Rings 10 ms of event time after each row; a folder holds it up while it has a file."""
+    """Rings 10 ms of event time after each row; it may be held up at a row or at a timer."""
 
     n = ps.ValueState("long", default=0)
 
-    def __init__(self, held: Path | None = None) -> None:
-        self.held = held
+    def __init__(self, gate: Gate | None = None) -> None:
+        self.gate = gate
 
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
         self.n.update(self.n.value() + 1)
         ctx.register_event_time_timer(row["v"] + 10)
-        self.hold("row")
+        if self.gate is not None:
+            self.gate.pass_through("row")
 
     def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
-        self.hold("timer")
+        if self.gate is not None:
+            self.gate.pass_through("timer")
         yield key, timestamp, self.n.value(), ctx.watermark
 
-    def hold(self, what: str) -> None:
-        if self.held is not None and (self.held / what).exists():
-            (self.held / "is held").touch()
-            while (self.held / what).exists():
-                time.sleep(0.02)
 
-
-def ringing(df: DataFrame, job: Job, held: Path | None = None) -> DataFrame:
+def ringing(df: DataFrame, job: Job, gate: Gate | None = None) -> DataFrame:
     keyed = job.key_by(df, "k", uid="alarms", event_time="v", allowed_delay=5, order_by="v")
-    return keyed.process(Alarms(held), SCHEMA, late="drop")
+    return keyed.process(Alarms(gate), SCHEMA, late="drop")
 
 
 def run(job: Job, source: Source, sink: ParquetSink, **options: Any) -> list[EpochProgress]:
@@ -104,7 +100,11 @@ def crash(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["pystate.epochs.epoch.Epoch.complete", "pystate.spark.sinks.commits.commit"]
+    "where",
+    [
+        pytest.param("pystate.epochs.epoch.Epoch.complete", marks=pytest.mark.slow),
+        "pystate.spark.sinks.commits.commit",
+    ],
 )
 def test_a_drain_that_is_killed_is_done_once(
     spark: SparkSession,
@@ -135,30 +135,28 @@ def test_a_stop_leaves_the_drain_to_the_next_start(
     spark: SparkSession, make_job: MakeJob, source: Source, tmp_path: Path
 ) -> None:
     sink = ParquetSink(tmp_path / "out")
-    held = tmp_path / "held"
-    held.mkdir()
     source.add("a,1")
     # Somebody stops the query behind the job's back, then the drain itself is stopped.
-    for what, stop in (("row", StreamingQuery.stop), ("timer", None)):
-        (held / what).touch()
-        job = make_job()
-        query = job.start(
-            source.stream(),
-            lambda df, job: ringing(df, job, held),
-            sink=sink,
-            trigger=ONCE,
-            drain=True,
-        )
-        wait_for((held / "is held").exists, "the function")
-        assert query.isActive and query.awaitTermination(1) is False  # type: ignore[func-returns-value]
-        if stop is None:
-            query.stop()
-        else:
-            stop(StreamingQuery(query._jsq))
-        query.awaitTermination()
-        assert not query.isActive and job.failure is None
-        for file in held.iterdir():
-            file.unlink()
+    with Gate(tmp_path / "gate") as gate:
+        for what, stop in (("row", StreamingQuery.stop), ("timer", None)):
+            gate.close(what)
+            job = make_job()
+            query = job.start(
+                source.stream(),
+                lambda df, job: ringing(df, job, gate),
+                sink=sink,
+                trigger=ONCE,
+                drain=True,
+            )
+            gate.wait_until_reached(what)
+            assert query.isActive and query.awaitTermination(1) is False  # type: ignore[func-returns-value]
+            if stop is None:
+                query.stop()
+            else:
+                stop(StreamingQuery(query._jsq))
+            query.awaitTermination()
+            assert not query.isActive and job.failure is None
+            gate.open()
     assert make_job().latest_epoch() == 1
     run(make_job(), source, sink, drain=True)
     assert rows_of(sink.read(spark)) == [("a", 11, 1, END, 2)]

@@ -15,10 +15,10 @@ from pystate.errors import FunctionError, InvalidArgumentError
 from pystate.spark import EpochProgress
 from pystate.spark.epochs.heartbeat import HeartbeatReader
 
-from .conftest import Source, state_of, wait_for
+from .conftest import Source, rows_of, state_of, wait_for
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from pystate.spark import Job
 
@@ -47,12 +47,27 @@ def test_positions_never_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(reader.read(reader.partitions({}, {})[0])) == []
 
 
-def counting(job: Job, rows: list[int]) -> Callable[[DataFrame], DataFrame]:
-    def pipeline(df: DataFrame) -> DataFrame:
-        rows.append(df.count())
-        return job.key_by(df, "k", uid="counts").aggregate(n=ps.count())
+class Timeouts(ps.KeyedProcessFunction):
+    """Counts a key's rows, and tells how many when it was silent for 100 ms."""
 
-    return pipeline
+    n = ps.ValueState("long", default=0)
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
+        self.n.update(self.n.value() + 1)
+        ctx.register_processing_time_timer(ctx.processing_time + 100)
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        assert timestamp <= ctx.processing_time
+        yield key, self.n.value()
+
+
+def pipeline(df: DataFrame, job: Job) -> DataFrame:
+    """Timers, and rows that go round `v` times."""
+    loop = job.feedback("again", "k string, v long")
+    rows = df.unionByName(loop.rows())
+    loop.feed(rows.where("v > 0").selectExpr("k", "v - 1 AS v"))
+    silent = job.key_by(df, "k", uid="counts").process(Timeouts(), "k string, n long")
+    return silent.union(rows.where("v = 0").selectExpr("k", "-v"))
 
 
 def position(folder: Path, batch: int) -> int:
@@ -61,31 +76,32 @@ def position(folder: Path, batch: int) -> int:
     return int(json.loads(lines[-1])["pystate_heartbeat_ms"])
 
 
-def test_epochs_without_rows(make_job: MakeJob, source: Source, tmp_path: Path) -> None:
+def test_epochs_without_rows(
+    spark: SparkSession, make_job: MakeJob, source: Source, tmp_path: Path
+) -> None:
+    """Their timers fire, and rows of a loop go round; then the query goes on with other beats."""
     job = make_job()
     progress: list[EpochProgress] = []
-    rows: list[int] = []
 
     def start(job: Job, **options: Any) -> Any:
-        stream = source.stream()
-        return job.start(stream, counting(job, rows), on_epoch=progress.append, **options)
+        return job.start(source.stream(), pipeline, on_epoch=progress.append, **options)
 
-    query = start(job, heartbeat="1500 ms")
+    query = start(job, heartbeat="500 ms")
     try:
-        wait_for(lambda: len(progress) >= 3, "three beats")
-        assert rows[:3] == [0, 0, 0]
-        beats = [position(tmp_path, batch) for batch in range(3)]
-        assert all(beat % 1500 == 0 for beat in beats) and len(set(beats)) == 3, beats
+        wait_for(lambda: len(progress) >= 2, "two beats")
+        assert [p.rows_in for p in progress[:2]] == [0, 0]
+        beats = [position(tmp_path, batch) for batch in range(2)]
+        assert all(beat % 500 == 0 for beat in beats) and len(set(beats)) == 2, beats
         source.add("a,1", "b,2")
-        wait_for(lambda: sum(p.rows_in for p in progress) == 2, "the rows")
-        before = len(progress)
-        wait_for(lambda: len(progress) >= before + 2, "beats after the rows")
+        wait_for(lambda: sum(p.rows_out for p in progress) == 4, "timers, and rows that come out")
     finally:
         query.stop()
     assert job.failure is None
-    assert set(rows) == {0, 2} and rows.count(2) == 1
+    assert next(p.rows_in for p in progress if p.rows_in) == 2
+    assert [n for n in dict.fromkeys(p.in_flight["again"] for p in progress) if n] == [2, 1]
+    found = rows_of(spark.read.parquet(f"{job.checkpoint}/results").select("k", "n"))
+    assert found == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     job.close()
-    # The query goes on, with another interval too, but not without a heartbeat.
     again = make_job()
     with pytest.raises(InvalidArgumentError, match=r"has run with a heartbeat.*pass heartbeat="):
         start(again)
@@ -93,47 +109,28 @@ def test_epochs_without_rows(make_job: MakeJob, source: Source, tmp_path: Path) 
         start(again, heartbeat="often")
     with pytest.raises(InvalidArgumentError, match="between 1 and"):
         start(again, heartbeat=0)
-    source.add("a,3")
+    # One file at a time, also where the trigger takes all that there is now.
+    for line in ("a,0", "c,0"):
+        source.add(line)
     seen = len(progress)
     start(again, heartbeat="1 hour", trigger={"availableNow": True}).awaitTermination()
-    assert sum(p.rows_in for p in progress[seen:]) == 1
+    assert [p.rows_in for p in progress[seen:]] == [1] * 2
     assert progress[seen].epoch == progress[seen - 1].epoch + 1
-    assert state_of(again, "counts") == {"a": 2, "b": 1}
+    assert state_of(again, "counts") == {"a": 2, "b": 1, "c": 1}
 
 
-def test_available_now_still_takes_one_file_at_a_time(make_job: MakeJob, source: Source) -> None:
-    job = make_job()
-    progress: list[EpochProgress] = []
-    options: dict[str, Any] = {"heartbeat": "1 hour", "trigger": {"availableNow": True}}
-    for _ in range(2):
-        for line in ("a,1", "b,2", "c,3"):
-            source.add(line)
-        query = job.start(source.stream(), counting(job, []), on_epoch=progress.append, **options)
-        query.awaitTermination()
-    assert [p.rows_in for p in progress] == [1] * 6
-
-
-def test_a_query_that_published_nothing_may_get_a_heartbeat(
+def test_only_a_query_that_published_nothing_may_get_or_lose_a_heartbeat(
     make_job: MakeJob, source: Source
 ) -> None:
     def fails(df: Any) -> Any:
         raise ValueError("not yet")
 
-    source.add("a,1")
+    source.add("a,0")
     once = {"availableNow": True}
     job = make_job()
-    for heartbeat in ("1 hour", None):
-        with pytest.raises(FunctionError, match="ValueError: not yet"):
-            job.start(source.stream(), fails, trigger=once, heartbeat=heartbeat).awaitTermination()
-    query = job.start(source.stream(), counting(job, []), trigger=once, heartbeat="1 hour")
-    query.awaitTermination()
+    with pytest.raises(FunctionError, match="ValueError: not yet"):
+        job.start(source.stream(), fails, trigger=once, heartbeat="1 hour").awaitTermination()
+    job.start(source.stream(), pipeline, trigger=once).awaitTermination()
     assert state_of(job, "counts") == {"a": 1}
-
-
-def test_no_heartbeat_for_a_query_that_has_run_without(make_job: MakeJob, source: Source) -> None:
-    job = make_job()
-    source.add("a,1")
-    once = {"availableNow": True}
-    job.start(source.stream(), counting(job, []), trigger=once).awaitTermination()
     with pytest.raises(InvalidArgumentError, match=r"has run without a heartbeat.*folder 'spark'"):
-        job.start(source.stream(), counting(job, []), heartbeat="1 second")
+        job.start(source.stream(), pipeline, heartbeat="1 second")

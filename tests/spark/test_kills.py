@@ -1,8 +1,8 @@
 """The flights job, killed with SIGKILL at any moment: the same output and state in the end.
 
-``make test`` kills workers of a short run, and a driver in test_loop_kills.py. The long ones, on
-all flights with ten kills, are ``pytest -m slow tests/spark/test_kills.py``. The moments are drawn
-from a seed that is printed.
+``make test`` kills workers of a short run in this process, and a driver in test_driver_process.py.
+The others are ``pytest -m slow tests/spark/test_kills.py``. The moments are drawn from a seed that
+is printed.
 """
 
 from __future__ import annotations
@@ -14,20 +14,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.dataset as ds
 import pytest
 
 from pystate.checkpoint.storage import LocalStorage
+from pystate.examples import _driver
+from pystate.examples import flights as example
 from pystate.processor.state_reader import read_all
 from pystate.tables.host import process_start
 
 from .conftest import ROOT, wait_for
 from .processes import workers_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SHORT = ("--rows", "12000", "--epochs", "12")
 LONG = ("--epochs", "16")
@@ -38,16 +44,15 @@ class Flights:
 
     def __init__(self, folder: Path, options: tuple[str, ...]) -> None:
         self.folder = folder
-        self._options = options
+        self.arguments = [*options, "--checkpoint", str(folder)]
         self._manifests = folder / "checkpoint" / "manifests"
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[str]]:
         """Start the job; whatever is left of it at the end is killed."""
-        command = [sys.executable, "-m", "pystate.examples.flights", *self._options]
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         process = subprocess.Popen(
-            [*command, "--checkpoint", str(self.folder)],
+            [sys.executable, "-m", "pystate.examples.flights", *self.arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -152,9 +157,55 @@ def test_driver(
     compare(flights, undisturbed, options, tmp_path_factory)
 
 
-@pytest.mark.parametrize(
-    ("options", "kills"), [(SHORT, 3), pytest.param(LONG, 20, marks=pytest.mark.slow)]
-)
+def kill_workers(
+    root: int, flights: Flights, most: int, going_on: Callable[[], bool], rng: random.Random
+) -> int:
+    """Kill workers below a process at any moment; returns how many."""
+    killed = 0
+    in_epoch: list[int] = []
+    while going_on() and killed < most:
+        workers = workers_of(root)
+        # Four attempts of one task that die twice over are the job's failure, and rightly so.
+        if workers and in_epoch.count(flights.epoch) < 2:
+            in_epoch.append(flights.epoch)
+            victim = rng.choice(workers)
+            started = process_start(victim)
+            time.sleep(rng.uniform(0, 0.3))
+            if started is not None and process_start(victim) == started:
+                os.kill(victim, signal.SIGKILL)
+                killed += 1
+        time.sleep(rng.uniform(0, 1.0))
+    return killed
+
+
+def test_workers_of_a_short_run(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    monkeypatch.setattr(_driver, "quiet_session", lambda *_: nullcontext(spark))
+    flights = Flights(tmp_path / "killed", ("--rows", "4000", "--epochs", "4"))
+    ended = threading.Event()
+
+    def kill() -> int:
+        root, rng = os.getpid(), random.Random(seed)
+        return kill_workers(root, flights, 3, lambda: not ended.is_set(), rng)
+
+    with ThreadPoolExecutor(1) as killer:
+        killing = killer.submit(kill)
+        try:
+            assert example.main(flights.arguments) == 0
+        finally:
+            ended.set()
+    assert killing.result() and flights.epoch == 4
+    assert "verified: " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("options", "kills"), [(SHORT, 3), (LONG, 20)])
 def test_workers(
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -164,31 +215,18 @@ def test_workers(
 ) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    rng = random.Random(seed)
     flights = Flights(tmp_path / "killed", options)
-    killed: list[int] = []
-    in_epoch: list[int] = []
-
-    def kill(process: subprocess.Popen[str]) -> None:
-        while process.poll() is None and len(killed) < kills:
-            workers = workers_of(process.pid)
-            # Four attempts of one task that die twice over are the job's failure, and rightly so.
-            if workers and in_epoch.count(flights.epoch) < 2:
-                in_epoch.append(flights.epoch)
-                victim = rng.choice(workers)
-                started = process_start(victim)
-                time.sleep(rng.uniform(0, 0.3))
-                if started is not None and process_start(victim) == started:
-                    os.kill(victim, signal.SIGKILL)
-                    killed.append(victim)
-            time.sleep(rng.uniform(0, 1.0))
-
-    with flights.running() as process:
-        killer = threading.Thread(target=kill, args=(process,))
-        killer.start()
+    with flights.running() as process, ThreadPoolExecutor(1) as killer:
+        killing = killer.submit(
+            kill_workers,
+            process.pid,
+            flights,
+            kills,
+            lambda: process.poll() is None,
+            random.Random(seed),
+        )
         printed, _ = process.communicate(timeout=600)
-        killer.join()
     assert process.returncode == 0, printed
-    assert killed
+    assert killing.result()
     assert "verified: " in printed and "Traceback" not in printed and "\tat " not in printed
     compare(flights, undisturbed, options, tmp_path_factory)

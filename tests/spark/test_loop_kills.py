@@ -1,7 +1,8 @@
 """The components of a graph, by a job that is killed at any moment: those that networkx finds.
 
-``make test`` runs a short form. The long one, on two days of flights with twenty kills, is
-``pytest -m slow tests/spark/test_loop_kills.py``; its moments are drawn from a seed that it prints.
+``make test`` runs it in this process without kills, and kills the driver of another loop, in
+test_driver_process.py. The kills are ``pytest -m slow tests/spark/test_loop_kills.py``, the long
+form on two days of flights; their moments are drawn from a seed that is printed.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import networkx as nx
 import pytest
 
+from pystate.examples import _driver, components
+
 from .conftest import ROOT, wait_for
 from .processes import of_session, send
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+VERIFIED = r"verified: [\d,]+ nodes in \d+ components, as networkx finds"
 
 
 class Components:
@@ -58,9 +67,27 @@ class Components:
         return max((int(path.stem) for path in self._manifests.glob("*.manifest")), default=0)
 
 
-@pytest.mark.parametrize(
-    ("days", "kills"), [(0, 1), pytest.param(2, 20, marks=pytest.mark.slow)], ids=["short", "long"]
-)
+def write_graph(path: Path, nodes: int, edges: int) -> Path:
+    found = nx.gnm_random_graph(nodes, edges, seed=5).edges
+    path.write_text("# a comment\n" + "".join(f"n{a} n{b}\n" for a, b in found))
+    return path
+
+
+def test_components_are_those_of_networkx(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(_driver, "quiet_session", lambda *_: nullcontext(spark))
+    graph = write_graph(tmp_path / "graph", 12, 7)
+    folder = tmp_path / "components"
+    assert components.main([str(graph), "--parts", "1", "--checkpoint", str(folder)]) == 0
+    assert re.search(VERIFIED, capsys.readouterr().out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("days", "kills"), [(0, 1), (2, 20)], ids=["short", "long"])
 def test_components_are_those_of_networkx_after_kills(
     tmp_path: Path, days: int, kills: int
 ) -> None:
@@ -71,9 +98,7 @@ def test_components_are_those_of_networkx_after_kills(
     if days:
         options, epochs = ["--days", str(days)], 50
     else:
-        graph = tmp_path / "graph"
-        edges = list(nx.gnm_random_graph(30, 16, seed=5).edges)
-        graph.write_text("# a comment\n" + "".join(f"n{a} n{b}\n" for a, b in edges))
+        graph = write_graph(tmp_path / "graph", 30, 16)
         options, epochs = [str(graph), "--parts", "1"], 4
     job = Components(tmp_path / "killed", options)
     for moment in sorted(rng.randrange(epochs) for _ in range(kills)):
@@ -95,4 +120,4 @@ def test_components_are_those_of_networkx_after_kills(
     with job.running() as process:
         printed, _ = process.communicate(timeout=600)
     assert process.returncode == 0, printed
-    assert re.search(r"verified: [\d,]+ nodes in \d+ components, as networkx finds", printed)
+    assert re.search(VERIFIED, printed)

@@ -1,13 +1,9 @@
-"""Attempts that do not count never become anyone's base, whenever they seal.
-
-Files named by `flag` make a failure happen once, or let a worker wait for the test.
-"""
+"""Attempts that do not count never become anyone's base, whenever they seal."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +18,7 @@ from pystate.spark import EpochProgress, ParquetSink
 
 from .conftest import Source, rows_of, set_lock_timeout, state_of, wait_for
 from .deadly import first_to
+from .gate import Gate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,18 +59,17 @@ class Killed(Marking):
 
 
 class Gated(Marking):
-    """Waits at its last row until a file appears, the first time."""
+    """May be held up at its last row."""
 
-    def __init__(self, flag: Path, gate: Path) -> None:
-        self.flag = flag
+    def __init__(self, gate: Gate) -> None:
         self.gate = gate
 
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Iterator[tuple[Any, ...]]:
         yield from super().process(key, row, ctx)
-        if row.v == 7 and first_to(self.flag):
+        if row.v == 7:
             # It does not notice that its evaluation is over.
             LocalStorage.touch_every_s = 1e9
-            wait_for(self.gate.exists, "the gate")
+            self.gate.pass_through("row")
 
 
 def letters(spark: SparkSession, *rows: tuple[str, int]) -> DataFrame:
@@ -148,35 +144,35 @@ def test_the_loser_seals_after_the_winner(
     spark: SparkSession, make_job: MakeJob, source: Source, tmp_path: Path
 ) -> None:
     """A stopped query's worker seals after the next query has run its batch."""
-    flag, gate = tmp_path / "flag", tmp_path / "gate"
     sink = ParquetSink(tmp_path / "out")
-    source.add("a,1", "b,1")
     job = make_job(parallelism=1)
     set_lock_timeout(job, 300)
-    now = {"availableNow": True}
-    job.start(
-        source.stream(), lambda df: keyed(job, df, Marking()), sink=sink, trigger=now
-    ).awaitTermination()
+
+    def start(function: Any) -> Any:
+        return job.start(
+            source.stream(),
+            lambda df: keyed(job, df, function),
+            sink=sink,
+            trigger={"availableNow": True},
+        )
+
+    source.add("a,1", "b,1")
+    start(Marking()).awaitTermination()
     source.add("a,7", "b,2")
-    stuck = job.start(
-        source.stream(), lambda df: keyed(job, df, Gated(flag, gate)), sink=sink, trigger=now
-    )
-    wait_for(flag.exists, "the gated row")
-    stuck.stop()
-    assert len(files_of(tmp_path)) == 1
-    # The worker holds the table's lock: this batch works on a replica.
-    job.start(
-        source.stream(), lambda df: keyed(job, df, Marking()), sink=sink, trigger=now
-    ).awaitTermination()
-    assert len(files_of(tmp_path)) == 2
-    gate.touch()
+    with Gate(tmp_path / "gate") as gate:
+        gate.close("row")
+        stuck = start(Gated(gate))
+        gate.wait_until_reached("row")
+        stuck.stop()
+        assert len(files_of(tmp_path)) == 1
+        # The worker holds the table's lock: this batch works on a replica.
+        start(Marking()).awaitTermination()
+        assert len(files_of(tmp_path)) == 2
     wait_for(lambda: len(files_of(tmp_path)) == 3, "the loser's delta")
     check_state(job, sink.read(spark, 2), {"a": 8, "b": 3})
     # The loser's seal stands in the shared table now; the next batch must not build on it.
     source.add("a,1")
-    job.start(
-        source.stream(), lambda df: keyed(job, df, Marking()), sink=sink, trigger=now
-    ).awaitTermination()
+    start(Marking()).awaitTermination()
     check_state(job, sink.read(spark, 3), {"a": 9, "b": 3})
 
 
@@ -222,38 +218,3 @@ def test_a_failed_job_is_evaluated_again(
     assert progress[0].evaluations == 2
     check_state(job, result.dataframe, {"a": 1, "b": 1})
     assert not list((tmp_path / "checkpoint/results/_staging").iterdir())
-
-
-def test_a_mistake_of_the_users_is_not_repeated(
-    spark: SparkSession, make_job: MakeJob, tmp_path: Path
-) -> None:
-    job = make_job(parallelism=1)
-    runs = []
-
-    class Wrong(Marking):
-        def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
-            raise ZeroDivisionError("the user's own")
-
-    def pipeline(df: DataFrame) -> DataFrame:
-        runs.append(1)
-        return keyed(job, df, Wrong())
-
-    with pytest.raises(Exception, match="ZeroDivisionError: the user's own"):
-        job.run_epoch(letters(spark, ("a", 1)), pipeline)
-    assert len(runs) == 1
-    assert not files_of(tmp_path)
-
-
-def test_stopping_a_query_stops_it(
-    spark: SparkSession, make_job: MakeJob, source: Source, tmp_path: Path
-) -> None:
-    job = make_job(parallelism=1)
-    flag, gate = tmp_path / "flag", tmp_path / "gate"
-    source.add("a,7")
-    query = job.start(source.stream(), lambda df: keyed(job, df, Gated(flag, gate)))
-    wait_for(flag.exists, "the gated row")
-    began = time.monotonic()
-    query.stop()
-    assert not query.isActive and time.monotonic() - began < 30
-    gate.touch()
-    assert not (tmp_path / "checkpoint" / "manifests").exists()

@@ -1,11 +1,12 @@
-"""What ends a streaming query, and what is said of it."""
+"""What ends a streaming query, and what is said of it.
+
+What is printed is in test_driver_process.py.
+"""
 
 from __future__ import annotations
 
 import html
-import os
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,8 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.ownership import Ownership
 from pystate.errors import FencedError, FunctionError, InvalidArgumentError
 
-from .conftest import ROOT, Source, state_of, wait_for
+from .conftest import Source, state_of, wait_for
+from .gate import Gate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,42 +30,42 @@ MakeJob = Callable[..., "Job"]
 
 
 class Waiting(ps.KeyedProcessFunction):
-    """Says that it is at work, and waits until it may go on."""
+    """Counts, if it may."""
 
     n = ps.ValueState("long", default=0)
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
 
     def process(self, key: str, row: ps.functions.InputRow, ctx: ps.RuntimeContext) -> Any:
         """Count the row."""
-        from tests.spark.conftest import wait_for
-
-        (self.folder / f"began-{row.v}").touch()
-        wait_for(lambda: not (self.folder / "held").exists(), "leave to go on", 300)
+        self.gate.pass_through("row")
         self.n.update(self.n.value() + 1)
         yield key, self.n.value()
 
 
-def waiting(job: Job, folder: Path) -> Callable[[DataFrame], DataFrame]:
+def counting(job: Job) -> Callable[[DataFrame], DataFrame]:
+    return lambda df: job.key_by(df, "k", uid="counts").aggregate(n=ps.count())
+
+
+def waiting(job: Job, gate: Gate) -> Callable[[DataFrame], DataFrame]:
     def pipeline(df: DataFrame) -> DataFrame:
-        return job.key_by(df, "k", uid="counts").process(Waiting(folder), schema="k string, n long")
+        return job.key_by(df, "k", uid="counts").process(Waiting(gate), schema="k string, n long")
 
     return pipeline
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """Where the tasks say that they have begun; lets them end."""
-    path = tmp_path / "signs"
-    path.mkdir()
-    (path / "held").touch()
-    yield path
-    (path / "held").unlink(missing_ok=True)
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    with Gate(tmp_path / "gate") as made:
+        yield made
 
 
 def stop_by_handle(query: Any, spark: SparkSession) -> None:
+    began = time.monotonic()
     query.stop()
+    # The function waits for longer.
+    assert time.monotonic() - began < 30
 
 
 def stop_by_session(query: Any, spark: SparkSession) -> None:
@@ -72,37 +74,32 @@ def stop_by_session(query: Any, spark: SparkSession) -> None:
     found.stop()
 
 
-@pytest.mark.parametrize("stop", [stop_by_handle, stop_by_session])
 def test_to_stop_is_no_failure(
-    spark: SparkSession,
-    make_job: MakeJob,
-    source: Source,
-    folder: Path,
-    stop: Callable[[Any, SparkSession], None],
+    spark: SparkSession, make_job: MakeJob, source: Source, gate: Gate, tmp_path: Path
 ) -> None:
     job = make_job()
     source.add("a,1")
-    query = job.start(source.stream(), waiting(job, folder))
-    wait_for((folder / "began-1").exists, "the row")
-    assert query.isActive and job.failure is None
-    stop(query, spark)
-    assert not query.isActive
-    assert (job.failure, query.exception()) == (None, None)
-    query.awaitTermination()  # raises nothing either
-    (folder / "held").unlink()
+    for stop in (stop_by_handle, stop_by_session):
+        gate.close("row")
+        query = job.start(source.stream(), waiting(job, gate))
+        gate.wait_until_reached("row")
+        assert query.isActive and job.failure is None
+        stop(query, spark)
+        assert not query.isActive
+        assert (job.failure, query.exception()) == (None, None)
+        query.awaitTermination()  # raises nothing either
+        gate.open()
+        assert not (tmp_path / "checkpoint" / "manifests").exists()
     # What was interrupted is computed by the next start.
     job.start(
-        source.stream(), waiting(job, folder), trigger={"availableNow": True}
+        source.stream(), waiting(job, gate), trigger={"availableNow": True}
     ).awaitTermination()
     assert state_of(job, "counts") == {"a": 1} and job.failure is None
 
 
-def test_the_failure_is_that_of_the_newest_query(
-    make_job: MakeJob, source: Source, folder: Path
-) -> None:
+def test_the_failure_is_that_of_the_newest_query(make_job: MakeJob, source: Source) -> None:
     job = make_job()
     source.add("a,1")
-    (folder / "held").unlink()
 
     def fails(df: DataFrame) -> DataFrame:
         raise InvalidArgumentError("not today")
@@ -113,7 +110,7 @@ def test_the_failure_is_that_of_the_newest_query(
     assert isinstance(job.failure, InvalidArgumentError)
     query.stop()
     assert str(job.failure) == "not today"  # to stop what has failed changes nothing
-    again = job.start(source.stream(), waiting(job, folder), trigger={"availableNow": True})
+    again = job.start(source.stream(), counting(job), trigger={"availableNow": True})
     again.awaitTermination()
     assert job.failure is None and query.exception() is not None
 
@@ -134,134 +131,12 @@ def test_a_late_word_of_an_old_query_is_not_the_new_ones(
     job = make_job()
     source.add("a,1")
     for _ in range(2):
-        query = job.start(
-            source.stream(),
-            lambda df: job.key_by(df, "k", uid="counts").aggregate(n=ps.count()),
-            trigger={"availableNow": True},
-        )
+        query = job.start(source.stream(), counting(job), trigger={"availableNow": True})
         query.awaitTermination()
     outcomes[-2].note(ValueError("too late"))
     assert job.failure is None
     assert repr(query) == f"<query of job {job.name!r}: ended>"  # its batch had been published
     assert f"Query of job {job.name!r}" in html.unescape(query._repr_html_())
-
-
-PROGRAM = """
-import logging, os, sys
-from pathlib import Path
-
-from pyspark.sql import SparkSession
-
-import pystate as ps
-from pystate.spark import Job
-from tests.spark.conftest import wait_for
-
-class Waiting(ps.KeyedProcessFunction):
-    n = ps.ValueState("long", default=0)
-
-    def process(self, key, row, ctx):
-        import os
-        from pathlib import Path
-        from threading import Event
-        Path("began.tmp").write_text(str(os.getpid()))
-        Path("began.tmp").rename("began")
-        Event().wait()
-
-logging.basicConfig(level=logging.WARNING)
-spark = (
-    SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    .config("spark.ui.showConsoleProgress", "false").getOrCreate()
-)
-level = "org.apache.spark.scheduler"
-log4j = spark._jvm.org.apache.logging.log4j
-before = str(log4j.LogManager.getLogger(level).getLevel())
-job = Job("waits", "checkpoint", parallelism=2)
-Path("input").mkdir()
-Path("input/1.csv").write_text("a,1")
-query = job.start(
-    spark.readStream.schema("k string, v long").csv("input"),
-    lambda df: job.key_by(df, "k", uid="u").process(Waiting(), schema="k string"))
-wait_for(Path("began").exists, "the row")
-worker = Path("/proc") / Path("began").read_text()
-print("stopping", file=sys.stderr, flush=True)
-query.stop()
-wait_for(lambda: not worker.exists(), "the end of the worker")
-wait_for(lambda: str(log4j.LogManager.getLogger(level).getLevel()) == before, "the log")
-print("stopped", file=sys.stderr, flush=True)
-assert log4j.LogManager.getContext(False).getConfiguration().getLoggerConfig(level).getName() == ""
-assert before != "OFF"
-print(before, job.failure, query.exception())
-"""
-
-
-def test_to_stop_prints_nothing(tmp_path: Path) -> None:
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SPARK_LOCAL_IP": "127.0.0.1"},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.endswith(" None None\n")
-    lines = done.stderr.splitlines()
-    assert lines[lines.index("stopping") + 1 : lines.index("stopped")] == []
-
-
-DRAINED = """
-import sys
-from pathlib import Path
-
-from pyspark.sql import SparkSession
-
-import pystate as ps
-from pystate.spark import Job
-
-class Fails(ps.KeyedProcessFunction):
-    n = ps.ValueState("long", default=0)
-
-    def process(self, key, row, ctx):
-        ctx.register_event_time_timer(row["v"] + 1)
-
-    def on_timer(self, key, timestamp, ctx):
-        yield key, 1 // 0
-
-spark = (
-    SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    .config("spark.ui.showConsoleProgress", "false").getOrCreate()
-)
-job = Job("drained", "checkpoint", parallelism=1)
-Path("input").mkdir()
-Path("input/1.csv").write_text("a,1")
-query = job.start(
-    spark.readStream.schema("k string, v long").csv("input"),
-    lambda df: job.key_by(df, "k", uid="u", event_time="v").process(Fails(), "k string, n long"),
-    trigger={"availableNow": True}, drain=True)
-print("waiting", file=sys.stderr, flush=True)
-query.awaitTermination()
-"""
-
-
-def test_an_error_of_the_drain_is_printed_once(tmp_path: Path) -> None:
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    done = subprocess.run(
-        [sys.executable, "-c", DRAINED],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SPARK_LOCAL_IP": "127.0.0.1"},
-    )
-    assert done.returncode == 1, done.stderr[-4000:]
-    lines = done.stderr.splitlines()
-    printed = lines[lines.index("waiting") + 1 :]
-    assert [line for line in printed if "Executor" in line or "\tat " in line] == []
-    assert len([line for line in printed if line.startswith("Traceback")]) == 1
-    place = "in Fails.on_timer of operator 'u': key 'a', timer 2, line 17 of <string>"
-    assert printed[-1] == place
-    assert "FunctionError: ZeroDivisionError" in printed[-2]
 
 
 class Divides(ps.KeyedProcessFunction):
@@ -272,14 +147,18 @@ class Divides(ps.KeyedProcessFunction):
         yield key, 1 // (row.v - 2)
 
 
-def test_an_error_of_a_function_is_what_the_query_raises(make_job: MakeJob, source: Source) -> None:
-    job = make_job()
+def test_an_error_of_a_function_is_what_the_query_raises(
+    make_job: MakeJob, source: Source, tmp_path: Path
+) -> None:
+    """The pipeline is called once: an epoch is not repeated for a mistake of the user's."""
+    job, calls = make_job(), []
     source.add("a,1", "b,2")
-    query = job.start(
-        source.stream(),
-        lambda df: job.key_by(df, "k", uid="u").process(Divides(), "k string, n long"),
-        trigger={"availableNow": True},
-    )
+
+    def pipeline(df: DataFrame) -> DataFrame:
+        calls.append(df)
+        return job.key_by(df, "k", uid="u").process(Divides(), "k string, n long")
+
+    query = job.start(source.stream(), pipeline, trigger={"availableNow": True})
     with pytest.raises(FunctionError) as raised:
         query.awaitTermination()
     line = Divides.process.__code__.co_firstlineno + 2
@@ -289,14 +168,13 @@ def test_an_error_of_a_function_is_what_the_query_raises(make_job: MakeJob, sour
     )
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
     assert raised.value is job.failure and query.exception() is not None
+    assert len(calls) == 1 and not [*tmp_path.glob("checkpoint/state/**/*.delta")]
 
 
 def test_a_stream_that_another_driver_takes_over(make_job: MakeJob, source: Source) -> None:
     job = make_job()
     source.add("a,1")
-    query = job.start(
-        source.stream(), lambda df: job.key_by(df, "k", uid="u").aggregate(n=ps.count())
-    )
+    query = job.start(source.stream(), counting(job))
     wait_for(lambda: job.latest_epoch() == 1, "the first epoch")
     storage = LocalStorage(job.checkpoint)
     owners = Path(job.checkpoint, "owners")
@@ -313,9 +191,6 @@ def test_a_stream_that_another_driver_takes_over(make_job: MakeJob, source: Sour
         job.start(source.stream(), lambda df: df)
     source.add("a,1")
     again = make_job()
-    again.start(
-        source.stream(),
-        lambda df: again.key_by(df, "k", uid="u").aggregate(n=ps.count()),
-        trigger={"availableNow": True},
-    ).awaitTermination()
-    assert state_of(again, "u") == {"a": 2}
+    query = again.start(source.stream(), counting(again), trigger={"availableNow": True})
+    query.awaitTermination()
+    assert state_of(again, "counts") == {"a": 2}

@@ -1,18 +1,19 @@
-"""Tables end with their job, their parallelism, their checkpoint and their executor."""
+"""Tables end with their job, their parallelism, their checkpoint and their executor.
+
+The end of a session, and of a driver that is killed, is in test_driver_process.py.
+"""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pystate as ps
 
-from .conftest import ROOT, wait_for
+from .conftest import wait_for
+from .processes import tables_in
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,12 +26,6 @@ MakeJob = Callable[..., "Job"]
 def count(job: Job, spark: SparkSession) -> None:
     df = spark.range(1000).selectExpr("id AS k")
     job.run_epoch(df, lambda df: job.key_by(df, "k", uid="counts").aggregate(n=ps.count()))
-
-
-def tables_in(folder: Path) -> set[str]:
-    # Unlike `rglob`, it takes a folder that is removed meanwhile for an empty one.
-    names = (name for _, _, files in os.walk(folder) for name in files)
-    return {name[:11] for name in names if name.endswith(".table")}
 
 
 def test_tables_end_with_their_parallelism_and_their_job(
@@ -73,36 +68,4 @@ def test_tables_end_with_their_checkpoint(
     count(make_job(table_home=home), spark)
     assert tables_in(home)
     shutil.rmtree(tmp_path / "checkpoint")
-    wait_for(lambda: not tables_in(home), "the janitor")
-
-
-def test_tables_end_with_their_session(tmp_path: Path) -> None:
-    """One that stops, and the next one in the same process, which is killed."""
-    home = tmp_path / "home"
-    program = Path(__file__).with_name("stopping_job.py")
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    process = subprocess.Popen(
-        [sys.executable, str(program), str(tmp_path / "checkpoint"), str(home)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable},
-        text=True,
-    )
-    with process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            assert process.stdout.readline() == "computed\n"
-            assert tables_in(home) == {"00000-00127"}
-            process.stdin.write("\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "stopped\n"
-            wait_for(lambda: not tables_in(home), "the janitor")
-            assert process.poll() is None
-            process.stdin.write("\n")
-            process.stdin.flush()
-            assert process.stdout.readline() == "computed\n"
-            assert tables_in(home) == {"00000-00127"}
-        finally:
-            process.kill()
     wait_for(lambda: not tables_in(home), "the janitor")

@@ -11,7 +11,8 @@ import pytest
 import pystate as ps
 from pystate.errors import EvaluationError, InvalidArgumentError
 
-from .conftest import rows_of, set_lock_timeout, state_of, wait_for
+from .conftest import rows_of, set_lock_timeout, state_of
+from .gate import Gate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,41 +23,38 @@ MakeJob = Callable[..., "Job"]
 
 
 class Hanging(ps.KeyedProcessFunction):
-    """Says at one key that it hangs, and does so while a file is there."""
+    """Counts; it may be held up at one key."""
 
     n = ps.ValueState("long", default=0)
 
-    def __init__(self, hangs: Path | None, gate: Path) -> None:
-        self.hangs = hangs
+    def __init__(self, gate: Gate, evaluation: int) -> None:
         self.gate = gate
+        self.evaluation = evaluation
 
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Iterator[tuple[Any, ...]]:
         self.n.update(self.n.value() + 1)
-        if key == 7 and self.hangs is not None:
-            self.hangs.touch()
-            wait_for(lambda: not self.gate.exists(), "the gate", 300)
+        if key == 7:
+            self.gate.pass_through(str(self.evaluation))
         yield key, self.n.value()
 
 
 class Epoch:
     """Runs an epoch; an hour passes at each look at the clock while a function hangs."""
 
-    def __init__(self, folder: Path, job: Job, hanging: int) -> None:
+    def __init__(self, gate: Gate, job: Job) -> None:
         self.calls = 0
-        self._folder = folder
+        self._gate = gate
         self._job = job
-        self._hanging = hanging
         self._hours = 0
 
     def monotonic(self) -> float:
-        self._hours += (self._folder / f"hangs-{self.calls}").exists()
+        self._hours += self._gate.is_reached(str(self.calls))
         return self._hours * 3600.0
 
     def pipeline(self, df: DataFrame) -> DataFrame:
         self.calls += 1
-        hangs = self._folder / f"hangs-{self.calls}" if self.calls <= self._hanging else None
-        function = Hanging(hangs, self._folder / "gate")
-        return self._job.key_by(df, "k", uid="hanging").process(function, "k long, n long")
+        keyed = self._job.key_by(df, "k", uid="hanging")
+        return keyed.process(Hanging(self._gate, self.calls), "k long, n long")
 
 
 @pytest.fixture
@@ -65,18 +63,17 @@ def run(
 ) -> Iterator[Callable[[int], tuple[Job, EpochResult]]]:
     """Run an epoch whose function hangs in so many evaluations."""
     job = make_job(epoch_timeout="2 hours")
-    gate = tmp_path / "gate"
     set_lock_timeout(job, 300)
+    with Gate(tmp_path / "gate") as gate:
 
-    def run_epoch(hanging: int) -> tuple[Job, EpochResult]:
-        epoch = Epoch(tmp_path, job, hanging)
-        gate.touch()
-        monkeypatch.setattr("pystate.spark.evaluation.watch.time", epoch)
-        monkeypatch.setattr("pystate.spark.evaluation.watch._MOST_S", 0.2)
-        return job, job.run_epoch(spark.range(10).selectExpr("id AS k"), epoch.pipeline)
+        def run_epoch(hanging: int) -> tuple[Job, EpochResult]:
+            epoch = Epoch(gate, job)
+            gate.close(*(str(number) for number in range(1, hanging + 1)))
+            monkeypatch.setattr("pystate.spark.evaluation.watch.time", epoch)
+            monkeypatch.setattr("pystate.spark.evaluation.watch._MOST_S", 0.2)
+            return job, job.run_epoch(spark.range(10).selectExpr("id AS k"), epoch.pipeline)
 
-    yield run_epoch
-    gate.unlink()
+        yield run_epoch
 
 
 def test_an_epoch_that_hangs_once_is_computed_again(

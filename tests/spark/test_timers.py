@@ -1,7 +1,11 @@
-"""Timers on Spark: in ranges without rows, through rescaling, replays and idle streams."""
+"""Timers on Spark: in ranges without rows, through rescaling and replays.
+
+Those of idle streams are in test_heartbeat.py.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +14,9 @@ import pytest
 
 import pystate as ps
 from pystate.errors import NoEventTimeError
-from pystate.spark import EpochProgress, ParquetSink
+from pystate.spark import ParquetSink
 
-from .conftest import Source, rows_of, state_of, wait_for
+from .conftest import Source, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -68,29 +72,11 @@ def test_timers_fire_in_ranges_without_rows(spark: SparkSession, make_job: MakeJ
     job = make_job(parallelism=8)
     keys = "abcdefgh"
     assert run(spark, job, *((key, i) for i, key in enumerate(keys))) == []
-    timers = next_timers(job)
-    assert min(t for t in timers if t is not None) == 10
+    assert min(t for t in next_timers(job) if t is not None) == 10
     assert run(spark, job, ("z", 14)) == []  # the watermark is still 7
     # Now it is 14; the only row goes to one range.
-    assert run(spark, job, ("z", 14)) == [(k, 10 + i, 1, 14) for i, k in enumerate("abcde")]
-    assert run(spark, job, ("z", 30)) == []
-    assert run(spark, job, ("z", 31)) == [("f", 15, 1, 30), ("g", 16, 1, 30), ("h", 17, 1, 30)]
-    assert [t for t in next_timers(job) if t is not None] == [41]
-
-
-@pytest.mark.parametrize("parallelism", [1, 3, 7])
-def test_timers_survive_another_parallelism(
-    spark: SparkSession, make_job: MakeJob, parallelism: int
-) -> None:
-    job = make_job(parallelism=2)
-    run(spark, job, *((key, i) for i, key in enumerate("abcdefgh")), ("a", 5))
-    job.close()
-    again = make_job(parallelism=parallelism)
-    assert run(spark, again, ("z", 100)) == []
-    found = run(spark, again, ("z", 100))
-    times = {"a": 15, **{key: 11 + i for i, key in enumerate("bcdefgh")}}
-    assert found == [(k, at, 2 if k == "a" else 1, 100) for k, at in times.items()]
-    assert [t for t in next_timers(again) if t is not None] == [110]
+    assert run(spark, job, ("z", 31)) == [(k, 10 + i, 1, 14) for i, k in enumerate("abcde")]
+    assert min(t for t in next_timers(job) if t is not None) == 15
 
 
 class TimersAlone(ps.KeyedProcessFunction):
@@ -98,29 +84,11 @@ class TimersAlone(ps.KeyedProcessFunction):
         ctx.register_event_time_timer(ctx.timestamp + 10)
 
     def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
-        yield key, timestamp
-
-
-@pytest.mark.parametrize("parallelism", [1, 3])
-def test_timers_alone_are_state(spark: SparkSession, make_job: MakeJob, parallelism: int) -> None:
-    def epoch(job: Job, *rows: tuple[str, int]) -> list[tuple[Any, ...]]:
-        def pipeline(df: DataFrame) -> DataFrame:
-            keyed = job.key_by(df, "k", uid="alone", event_time="v")
-            return keyed.process(TimersAlone(), "k string, at long")
-
-        frame = spark.createDataFrame(list(rows), "k string, v long")
-        return rows_of(job.run_epoch(frame, pipeline).dataframe)
-
-    job = make_job(parallelism=2)
-    assert epoch(job, *((key, i) for i, key in enumerate("abcdefgh"))) == []
-    job.close()
-    again = make_job(parallelism=parallelism)
-    assert epoch(again, ("z", 100)) == []
-    assert sorted(epoch(again, ("z", 100))) == [(k, 10 + i) for i, k in enumerate("abcdefgh")]
+        yield key, timestamp, None, None
 
 
 class Rooms(ps.KeyedProcessFunction):
-    """Counts per key and room, and closes a room when its timer fires."""
+    """Counts per key and room, and tells of a room when its timer fires."""
 
     namespace = "string"
     n = ps.ValueState("long", default=0)
@@ -128,7 +96,7 @@ class Rooms(ps.KeyedProcessFunction):
     def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
         ctx.set_namespace(f"room {row.v % 2}")
         self.n.update(self.n.value() + 1)
-        ctx.register_event_time_timer(row.v)
+        ctx.register_event_time_timer(row.v + 10)
 
     def on_timer(
         self, key: Any, timestamp: int, ctx: ps.RuntimeContext
@@ -136,26 +104,49 @@ class Rooms(ps.KeyedProcessFunction):
         yield key, timestamp, self.n.value(), ctx.watermark
 
 
-def test_state_with_namespaces_and_timers_is_read_after_rescaling(
-    spark: SparkSession, make_job: MakeJob
+@pytest.mark.parametrize(
+    "parallelism",
+    [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(7, marks=pytest.mark.slow)],
+)
+def test_timers_survive_another_parallelism(
+    spark: SparkSession, make_job: MakeJob, parallelism: int
 ) -> None:
-    wanted: dict[tuple[str, str], int] = {}
-    for parallelism, values in ((1, range(40)), (2, range(100, 110)), (1, ())):
-        job = make_job(parallelism=parallelism)
+    """With state, alone, and in namespaces; so does the state."""
 
-        def pipeline(df: DataFrame, job: Job = job) -> DataFrame:
-            keyed = job.key_by(df, "k", uid="rooms", event_time="v", allowed_delay="1 day")
-            return keyed.process(Rooms(), SCHEMA)
+    def epoch(job: Job, *rows: tuple[str, int]) -> dict[str, list[tuple[Any, ...]]]:
+        def pipeline(df: DataFrame) -> dict[str, DataFrame]:
+            rooms = job.key_by(df, "k", uid="rooms", event_time="v", order_by="v")
+            alone = job.key_by(df, "k", uid="alone", event_time="v")
+            return {
+                "alarms": ringing(job)(df),
+                "alone": alone.process(TimersAlone(), SCHEMA),
+                "rooms": rooms.process(Rooms(), SCHEMA),
+            }
 
-        rows = [(f"key {i % 13}", i) for i in values]
-        for key, value in rows:
-            place = key, f"room {value % 2}"
-            wanted[place] = wanted.get(place, 0) + 1
-        job.run_epoch(spark.createDataFrame(rows, "k string, v long"), pipeline)
-        columns = job.read_state("rooms").to_pydict().values()
-        found = {(key, room): n for key, room, n in zip(*columns, strict=True)}
-        assert found == wanted
-        job.close()
+        frames = job.run_epoch(spark.createDataFrame(list(rows), "k string, v long"), pipeline)
+        return {name: rows_of(f.drop("epoch")) for name, f in frames.dataframes.items()}
+
+    none: dict[str, list[Any]] = {"alarms": [], "alone": [], "rooms": []}
+    rows = [*((key, i) for i, key in enumerate("abcdefgh")), ("a", 5)]
+    job = make_job(parallelism=2)
+    assert epoch(job, *rows) == none
+    job.close()
+    again = make_job(parallelism=parallelism)
+    assert epoch(again, ("z", 100)) == none
+    found = epoch(again, ("z", 101))
+    assert found == {
+        "alarms": sorted((k, 10 + v, 2 if k == "a" else 1, 100) for k, v in dict(rows).items()),
+        "alone": sorted((k, 10 + v, None, None) for k, v in rows),
+        "rooms": sorted((k, 10 + v, 1, 100) for k, v in rows),
+    }
+    assert [t for t in next_timers(again) if t is not None] == [111]
+    again.close()
+    # A third one, which takes the state together.
+    job = make_job(parallelism=1)
+    epoch(job)
+    columns = job.read_state("rooms").to_pydict().values()
+    rooms = Counter((k, f"room {v % 2}") for k, v in [*rows, ("z", 100), ("z", 101)])
+    assert {(key, room): n for key, room, n in zip(*columns, strict=True)} == rooms
 
 
 class CrashError(Exception):
@@ -167,7 +158,11 @@ def crash(*_: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "where", ["pystate.epochs.epoch.Epoch.complete", "pystate.spark.sinks.commits.commit"]
+    "where",
+    [
+        "pystate.epochs.epoch.Epoch.complete",
+        pytest.param("pystate.spark.sinks.commits.commit", marks=pytest.mark.slow),
+    ],
 )
 def test_timers_fire_once_through_a_crash(
     spark: SparkSession,
@@ -196,46 +191,6 @@ def test_timers_fire_once_through_a_crash(
     source.add("z,22")
     start(make_job())
     assert rows_of(sink.read(spark)) == [("a", 11, 1, 20, 3), ("b", 12, 1, 20, 3)]
-
-
-class Timeouts(ps.KeyedProcessFunction):
-    """Tells of keys that were silent for 100 ms of processing time."""
-
-    n = ps.ValueState("long", default=0)
-
-    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> None:
-        self.n.update(row.v)
-        ctx.register_processing_time_timer(ctx.processing_time + 100)
-
-    def on_timer(
-        self, key: Any, timestamp: int, ctx: ps.RuntimeContext
-    ) -> Iterator[tuple[Any, ...]]:
-        assert timestamp <= ctx.processing_time
-        yield key, self.n.value()
-        self.n.clear()
-
-
-def test_a_heartbeat_lets_timers_fire_on_an_idle_stream(
-    spark: SparkSession, make_job: MakeJob, source: Source, tmp_path: Path
-) -> None:
-    job = make_job()
-    sink = ParquetSink(tmp_path / "out")
-    progress: list[EpochProgress] = []
-
-    def pipeline(df: DataFrame) -> DataFrame:
-        return job.key_by(df, "k", uid="timeouts").process(Timeouts(), "k string, v long")
-
-    source.add("a,1", "b,2")
-    query = job.start(
-        source.stream(), pipeline, sink=sink, heartbeat="1 second", on_epoch=progress.append
-    )
-    try:
-        wait_for(lambda: sum(p.rows_out for p in progress) == 2, "the timers")
-    finally:
-        query.stop()
-    assert progress[0].rows_in == 2 and progress[0].rows_out == 0
-    assert rows_of(sink.read(spark).select("k", "v")) == [("a", 1), ("b", 2)]
-    assert state_of(job, "timeouts") == {}
 
 
 class Early(ps.KeyedProcessFunction):
@@ -268,10 +223,6 @@ def test_event_time_timers_need_event_time_of_the_operator(
     def early(df: Any) -> Any:
         return job.key_by(df, "k", uid="early").process(Early(), schema)
 
-    with pytest.raises(NoEventTimeError, match=r"^operator 'early': an event-time timer"):
-        job.run_epoch(first, early)
-    assert job.latest_epoch() is None
-
     def passing(df: Any) -> Any:
         return job.key_by(df, "k", uid="passing", event_time="v").process(Passing(), schema)
 
@@ -279,9 +230,5 @@ def test_event_time_timers_need_event_time_of_the_operator(
     with pytest.raises(NoEventTimeError, match=r"^operator 'early': an event-time timer"):
         job.run_epoch(first, lambda df: passing(df).union(early(df)))
     assert job.latest_epoch() is None
-    assert rows_of(job.run_epoch(first, lambda df: early(passing(df))).dataframe) == []
-    second = spark.createDataFrame([("a", 100)], schema)
-    job.run_epoch(second, lambda df: early(passing(df)))
-    third = spark.createDataFrame([("b", 100)], schema)
-    result = job.run_epoch(third, lambda df: early(passing(df)))
+    result = job.run_epoch(first, lambda df: early(passing(df)), drain=True)
     assert rows_of(result.dataframe) == [("a", 15)]
