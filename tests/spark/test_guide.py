@@ -1,71 +1,130 @@
-"""The guide's pages: their code runs as it stands there, and prints what they say."""
+"""The guide and the README: their code runs as it stands there, and prints what they say."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
+import io
 import json
-import os
 import re
-import subprocess
-import sys
-from typing import Any
+import traceback
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.guide import PAGES, ROOT, Block, blocks, plain
 
+from .programs import programs, working_in
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 WITH_CODE = [page for page in PAGES if blocks(page)]
 #: What its programs print when they are run again where they have run before.
 SINKS_AGAIN = ["[('ann', 42), ('bob', 10)]", None]
+README = "../README.md"
+STORE, JOB = blocks(README)
+EPOCH = r"epoch {} \(batch {}\): {}, .*\d+\.\d\d s"
+
+
+def run(page: str) -> list[str]:
+    """Run a page's blocks in order, as the cells of a notebook are; return what they have printed.
+
+    Functions that are called test_... are called, as pytest would.
+    """
+    space: dict[str, Any] = {"__name__": "__main__"}
+    printed: list[str] = []
+    for block in blocks(page):
+        if block.reason is not None:
+            printed.append("")
+            continue
+        before = dict(space)
+        out = io.StringIO()
+        # Errors name the page's own lines.
+        code = compile("\n" * (block.line - 1) + block.text, page, "exec")
+        try:
+            with contextlib.redirect_stdout(out):
+                exec(code, space)
+                for name, value in list(space.items()):
+                    if name.startswith("test_") and value is not before.get(name):
+                        test: Callable[[], None] = value
+                        test()
+        except BaseException:
+            pytest.fail(out.getvalue() + traceback.format_exc())
+        printed.append(out.getvalue())
+    return printed
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the blocks of each page have printed, and those of the sinks' page once more."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
-    }
-    options = " ".join(f"--conf {name}={value}" for name, value in settings.items())
-    pages = [*WITH_CODE, "sinks.md"]
+def here(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of the pages' programs."""
     folder = tmp_path_factory.mktemp("guide")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.spark.run_guide", *pages],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "PYSPARK_SUBMIT_ARGS": f"{options} pyspark-shell",
-            "SPARK_LOCAL_IP": "127.0.0.1",
-        },
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    *found, again = json.loads(done.stdout.splitlines()[-1])
-    assert not list(folder.glob("staged/*"))
-    return {**dict(zip(WITH_CODE, found, strict=True)), "again": again}
+    with programs(spark), working_in(spark, folder, workers=True):
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def once(here: Path) -> Callable[[str], list[str]]:
+    """What a page has printed the first time."""
+    return cache(run)
 
 
 @pytest.mark.parametrize("page", WITH_CODE)
-def test_the_code_runs_and_prints_what_the_page_says(results: dict[str, Any], page: str) -> None:
-    assert results[page]["error"] is None, results[page]["error"]
-    for block, printed in zip(blocks(page), results[page]["printed"], strict=True):
+def test_the_code_runs_and_prints_what_the_page_says(
+    once: Callable[[str], list[str]], page: str
+) -> None:
+    for block, printed in zip(blocks(page), once(page), strict=True):
         assert plain(printed) == plain(block.printed), f"docs/{page}, line {block.line}"
 
 
-def test_sinks_go_on_when_their_programs_run_again(results: dict[str, Any]) -> None:
-    assert results["again"]["error"] is None
-    printed = results["again"]["printed"]
-    for found, wanted in zip(printed, SINKS_AGAIN, strict=True):
+def test_sinks_go_on_when_their_programs_run_again(
+    once: Callable[[str], list[str]], here: Path
+) -> None:
+    once("sinks.md")
+    for found, wanted in zip(run("sinks.md"), SINKS_AGAIN, strict=True):
         assert wanted is None or plain(found) == wanted
+    assert (here / "staged").exists() and not list(here.glob("staged/*"))
+
+
+def test_the_readme_goes_on_where_it_ended(spark: SparkSession, here: Path, tmp_path: Path) -> None:
+    def moves(printed: list[str]) -> list[str]:
+        return [re.sub(r"[ |]+", " ", line).strip() for line in printed if line.startswith("|")]
+
+    with working_in(spark, tmp_path):
+        store, job = run(README)
+        assert store == "[{'key': 1, 'n': 2}, {'key': 2, 'n': 11}]\n"
+        first, *table = job.splitlines()
+        assert re.fullmatch(EPOCH.format(1, 0, "4 rows in, 3 out, 2 keys"), first)
+        rows = ["ann 1 NULL home 1", "ann 3 home cart 1", "bob 1 NULL home 1"]
+        assert moves(table) == ["user clicks came_from page epoch", *rows]
+
+        more = {"user": "ann", "page": "pay", "at": "2026-01-01T10:00:20Z"}
+        (tmp_path / "clicks/2.json").write_text(json.dumps(more))
+        store, job = run(README)
+        assert store == "[{'key': 1, 'n': 4}, {'key': 2, 'n': 22}]\n"
+        second, *table = job.splitlines()
+        assert re.fullmatch(EPOCH.format(2, 1, "1 rows in, 1 out"), second)
+        assert moves(table)[1:] == [*rows[:2], "ann 4 cart pay 2", rows[2]]
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text("utf-8"))
+    assert "docs/from-spark.md" in links
+    assert not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_the_first_screen_has_a_program_and_the_commands() -> None:
+    """The store of ten lines, which runs at once, before anything else; then a job."""
+    first = (ROOT / "README.md").read_text("utf-8").splitlines()[:40]
+    shown = [i for i, line in enumerate(first) if line in ("```python", "## A job")]
+    commands = [i for i, line in enumerate(first) if line.startswith("make ")]
+    assert len(STORE.text.strip().splitlines()) <= 10 and "ps.open" in STORE.text
+    assert shown[0] < commands[0] < shown[1]
+    assert {first[i].split()[1] for i in commands} == {"demo", "test"}
 
 
 def not_run() -> list[tuple[str, Block]]:

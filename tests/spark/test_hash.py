@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -108,21 +108,35 @@ def columns() -> dict[str, pa.Array]:
     return {name: maker(rng) for name, maker in MAKERS.items()}
 
 
-def spark_hashes(
-    spark: SparkSession, keys: dict[str, pa.Array], max_parallelism: int
-) -> tuple[Any, Any]:
-    """Spark's xxhash64 and key group of each row, in order."""
+def several(case: int) -> tuple[list[str], int]:
+    """A drawn key, and into how many groups it goes."""
+    rng = random.Random(SEED + case)
+    names = rng.sample(list(MAKERS), rng.randint(2, 7))
+    return names, rng.choice([1, 7, 100, 1000, 32768])
+
+
+KEYS = {**{name: ([name], 128) for name in MAKERS}, **{str(i): several(i) for i in range(8)}}
+
+
+@pytest.fixture(scope="module")
+def sparks(spark: SparkSession, columns: dict[str, pa.Array]) -> pa.Table:
+    """Spark's xxhash64 and key group of each key, row by row."""
     from pyspark.sql import functions as f
 
-    frame = spark.createDataFrame(pa.table(keys))
-    value = f.xxhash64(*keys)
-    group = f.pmod(value, f.lit(max_parallelism))
-    out = frame.select(value.alias("hash"), group.cast("int").alias("group")).toArrow()
-    return out["hash"].to_numpy().view(np.uint64), out["group"].to_numpy()
+    chosen = []
+    for key, (names, max_parallelism) in KEYS.items():
+        value = f.xxhash64(*names)
+        group = f.pmod(value, f.lit(max_parallelism)).cast("int")
+        chosen += [value.alias(f"{key} hash"), group.alias(f"{key} group")]
+    return spark.createDataFrame(pa.table(columns)).select(*chosen).toArrow()
 
 
-def check(spark: SparkSession, keys: dict[str, pa.Array], max_parallelism: int) -> None:
-    hashes, groups = spark_hashes(spark, keys, max_parallelism)
+@pytest.mark.parametrize("key", KEYS)
+def test_keys_hash_as_sparks_do(sparks: pa.Table, columns: dict[str, pa.Array], key: str) -> None:
+    names, max_parallelism = KEYS[key]
+    keys = {name: columns[name] for name in names}
+    hashes = sparks[f"{key} hash"].to_numpy().view(np.uint64)
+    groups = sparks[f"{key} group"].to_numpy()
     ours = hash_keys(list(keys.values()))
     different = np.flatnonzero(ours != hashes)
     if len(different):
@@ -130,20 +144,6 @@ def check(spark: SparkSession, keys: dict[str, pa.Array], max_parallelism: int) 
         key = {name: column[row] for name, column in keys.items()}
         pytest.fail(f"{len(different)} keys hash differently, first row {row}: {key}")
     assert [key_group(int(h), max_parallelism) for h in ours] == groups.tolist()
-
-
-@pytest.mark.parametrize("name", MAKERS)
-def test_one_column(spark: SparkSession, columns: dict[str, pa.Array], name: str) -> None:
-    check(spark, {name: columns[name]}, 128)
-
-
-@pytest.mark.parametrize("case", range(8))
-def test_several_columns_with_nulls(
-    spark: SparkSession, columns: dict[str, pa.Array], case: int
-) -> None:
-    rng = random.Random(SEED + case)
-    names = rng.sample(list(columns), rng.randint(2, 7))
-    check(spark, {name: columns[name] for name in names}, rng.choice([1, 7, 100, 1000, 32768]))
 
 
 def test_a_null_leaves_the_seed(columns: dict[str, pa.Array]) -> None:

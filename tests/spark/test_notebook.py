@@ -38,7 +38,7 @@ def epochs(job: Job) -> int:
     return job.latest_epoch() or 0
 
 
-@pytest.mark.parametrize("pipeline", [by_name, given])
+@pytest.mark.parametrize("pipeline", [by_name, pytest.param(given, marks=pytest.mark.slow)])
 def test_the_old_query_goes_on_until_it_is_replaced(
     spark: SparkSession, make_job: MakeJob, source: Source, pipeline: Any
 ) -> None:

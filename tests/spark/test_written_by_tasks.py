@@ -123,10 +123,16 @@ def notes_of(path: Path) -> dict[bytes, Any]:
     return {**notes, b"schema": schema}
 
 
-@pytest.mark.parametrize("kind", ["INT96", "TIMESTAMP_MICROS"])
-@pytest.mark.parametrize("codec", ["snappy", "zstd", "none"])
+@pytest.mark.parametrize(
+    ("codec", "kind"),
+    [
+        ("snappy", "INT96"),
+        ("zstd", "TIMESTAMP_MICROS"),
+        pytest.param("none", "INT96", marks=pytest.mark.slow),
+    ],
+)
 def test_files_are_as_spark_would_write_them(
-    spark: SparkSession, tmp_path: Path, make_job: MakeJob, kind: str, codec: str
+    spark: SparkSession, tmp_path: Path, make_job: MakeJob, codec: str, kind: str
 ) -> None:
     def pipeline(frame: DataFrame, job: Job) -> DataFrame:
         return job.key_by(frame, "k", uid="all").process(AllTypes(), TYPES)
@@ -180,19 +186,19 @@ SELECTED: dict[str, tuple[Callable[[DataFrame], DataFrame], bool]] = {
 }
 
 
-@pytest.mark.parametrize("form", SELECTED)
-def test_columns_are_selected(spark: SparkSession, make_job: MakeJob, form: str) -> None:
-    select, directly = SELECTED[form]
+def test_columns_are_selected(spark: SparkSession, make_job: MakeJob) -> None:
+    """Each form is the whole result of an epoch."""
     job = make_job()
-    for epoch in (1, 2):
-        result = job.run_epoch(keys(spark), lambda df: select(counted(job, df)))
-        assert by_tasks(result) == directly
-        assert job.last_progress is not None and job.last_progress.evaluations == 1
+    for epoch, (form, (select, directly)) in enumerate(SELECTED.items(), 1):
+        sink = ParquetSink(f"{job.checkpoint}-{epoch}")
+        result = job.run_epoch(keys(spark), lambda df, s=select: s(counted(job, df)), sink=sink)
+        assert by_tasks(result) == directly, form
+        assert job.last_progress is not None and job.last_progress.evaluations == 1, form
         wanted = select(keys(spark).selectExpr("k", f"{epoch}L AS n"))
-        assert result.dataframe.columns == wanted.columns
+        assert result.dataframe.columns == wanted.columns, form
         if form != "sample":
-            assert rows_of(result.dataframe) == rows_of(wanted)
-        assert not any(Path(job.checkpoint, "results", "_staging").iterdir())
+            assert rows_of(result.dataframe) == rows_of(wanted), form
+        assert not any(Path(sink.path, "_staging").iterdir()), form
 
 
 SETTINGS = {
@@ -204,18 +210,17 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_what_only_spark_does_it_does(spark: SparkSession, make_job: MakeJob, name: str) -> None:
+def test_what_only_spark_does_it_does(spark: SparkSession, make_job: MakeJob) -> None:
     job = make_job()
     schema = "k long, at timestamp"
 
     def pipeline(df: DataFrame) -> DataFrame:
         return job.key_by(df, "k", uid="keys").process(Stamps(), schema)
 
-    with setting(spark, name, SETTINGS[name]):
-        result = job.run_epoch(keys(spark), pipeline)
-    assert not by_tasks(result)
-    assert by_tasks(job.run_epoch(keys(spark), pipeline))
+    for name, value in SETTINGS.items():
+        with setting(spark, name, value):
+            assert not by_tasks(job.run_epoch(keys(spark, 20), pipeline)), name
+    assert by_tasks(job.run_epoch(keys(spark, 20), pipeline))
 
 
 class Stamps(ps.KeyedProcessFunction):
@@ -226,26 +231,23 @@ class Stamps(ps.KeyedProcessFunction):
         yield key, datetime.datetime(2026, 1, 1, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
-    ("schema", "directly"),
-    [
-        ("k long, at timestamp_ntz", True),
-        ("at timestamp, plain timestamp_ntz", False),
-        ("k long, d interval day to second", False),
-        ("k long, l struct<a:long not null>", False),
-    ],
-)
-def test_types_that_only_spark_writes(
-    spark: SparkSession, make_job: MakeJob, schema: str, directly: bool
-) -> None:
+def test_types_that_only_spark_writes(spark: SparkSession, make_job: MakeJob) -> None:
     job = make_job()
-
-    def pipeline(df: DataFrame) -> DataFrame:
-        return job.key_by(df, "k", uid="keys").process(Nothing(), schema)
-
-    result = job.run_epoch(keys(spark, 20), pipeline)
-    assert by_tasks(result) == directly
-    assert result.dataframe.count() == 20
+    for number, (schema, directly) in enumerate(
+        [
+            ("k long, at timestamp_ntz", True),
+            ("at timestamp, plain timestamp_ntz", False),
+            ("k long, d interval day to second", False),
+            ("k long, l struct<a:long not null>", False),
+        ]
+    ):
+        result = job.run_epoch(
+            keys(spark, 20),
+            lambda df, to=schema: job.key_by(df, "k", uid="keys").process(Nothing(), to),
+            sink=ParquetSink(f"{job.checkpoint}-{number}"),
+        )
+        assert by_tasks(result) == directly, schema
+        assert result.dataframe.count() == 20
 
 
 class Nothing(ps.KeyedProcessFunction):
@@ -299,7 +301,7 @@ def test_files_of_a_killed_worker_do_not_count(
     assert [path.name for path in files(result)] == [name for name, _ in transaction["files"]]
 
 
-@pytest.mark.parametrize("where", ["files", "reported"])
+@pytest.mark.parametrize("where", ["files", pytest.param("reported", marks=pytest.mark.slow)])
 def test_a_complete_file_without_a_report_does_not_count(
     where: str,
     spark: SparkSession,
