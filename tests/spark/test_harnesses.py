@@ -17,6 +17,8 @@ import pystate as ps
 from pystate import testing
 from pystate.spark import adapt
 
+from .plans import configured
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -341,27 +343,10 @@ def of_a_harness(case: Case) -> list[Epoch]:
     return found
 
 
-#: A plan of so many operators is made and run for a few rows: Spark neither generates code for it
-#: nor plans its stages anew, and has one task for each.
-CHEAP = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.shuffle.partitions": "1",
-}
-
-
 @pytest.fixture(scope="module")
 def cheap_plans(spark: SparkSession) -> Iterator[None]:
-    before = {name: spark.conf.get(name, None) for name in CHEAP}
-    for name, value in CHEAP.items():
-        spark.conf.set(name, value)
-    yield
-    for name, old in before.items():
-        if old is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, old)
+    with configured(spark):
+        yield
 
 
 @pytest.fixture(scope="module")

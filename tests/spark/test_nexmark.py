@@ -14,6 +14,8 @@ from bench.nexmark.pystate_jobs import JOBS
 from bench.nexmark.reference import QUERIES, Parameters
 from bench.nexmark.run import Input, in_pystate, write_input
 
+from .plans import configured
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -25,24 +27,30 @@ PLAN = Plan(9_000, events_per_second=100)
 
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> Input:
-    return write_input(PLAN, tmp_path_factory.mktemp("nexmark"), PLAN.events // 3)
+    return write_input(PLAN, tmp_path_factory.mktemp("nexmark"), PLAN.events // 2)
 
 
-@pytest.fixture(autouse=True)
-def settings_kept(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    if "spark" in request.fixturenames:
-        for name in ("numRecentProgressUpdates", "minBatchesToRetain"):
-            request.getfixturevalue("spark").conf.unset(f"spark.sql.streaming.{name}")
+@pytest.fixture
+def cheap_plans(spark: SparkSession) -> Iterator[None]:
+    with configured(spark):
+        yield
+    for name in ("numRecentProgressUpdates", "minBatchesToRetain"):
+        spark.conf.unset(f"spark.sql.streaming.{name}")
+
+
+#: A join, windows that slide, windows by the clock, the last rows and the best ones.
+QUICK = ("q3", "q5", "q12", "q18", "q19")
 
 
 def test_every_query_is_there() -> None:
     assert sorted(JOBS) == sorted(QUERIES)
 
 
-@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in QUERIES]
+)
 def test_equals_the_reference(
-    spark: SparkSession, events: Input, tmp_path: Path, name: str
+    spark: SparkSession, cheap_plans: None, events: Input, tmp_path: Path, name: str
 ) -> None:
     found = in_pystate(spark, name, events, tmp_path / "run", Parameters())
     assert found.result.num_rows > 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator
+from functools import reduce
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeErro
 from pystate.spark import EpochProgress, ParquetSink
 
 from .conftest import Source, rows_of, state_of
+from .plans import CHEAP, configured
 
 if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
@@ -100,20 +103,6 @@ def test_watermarks_late_rows_and_side_outputs(
     assert not [p for s in sides.values() for p in (Path(s.path) / "_staging").iterdir()]
 
 
-def test_late_rows_are_handled_and_counted_without_an_output(
-    spark: SparkSession, make_job: MakeJob, tmp_path: Path
-) -> None:
-    job, sides = make_job(), sinks(tmp_path, "odd")
-    progress: list[EpochProgress] = []
-    for values in ([100, 2], [1, 200], [199]):
-        frame = spark.createDataFrame([("a", v) for v in values], "k string, v long")
-        result = job.run_epoch(frame, timing(job, 0), side_outputs=sides, on_epoch=progress.append)
-    assert [p.late_rows["times"] for p in progress] == [0, 1, 1]
-    assert result.manifest is not None and result.manifest.watermark_ms == 200
-    assert state_of(job, "times") == {"a": 5}
-    assert rows_of(sides["odd"].read(spark)) == [("a", 1, 2), ("a", 199, 3)]
-
-
 class CrashError(Exception):
     """Stands for the end of the driver."""
 
@@ -122,25 +111,20 @@ def crash(*_: object, **__: object) -> None:
     raise CrashError
 
 
-@pytest.mark.parametrize("where", ["before the manifest", "before the commit", "after it"])
 def test_a_replayed_epoch_has_the_same_times_and_outputs(
     spark: SparkSession,
     make_job: MakeJob,
     source: Source,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    where: str,
 ) -> None:
+    """A driver dies before its manifest, the next one before its commit, and one after it."""
     sink, sides = ParquetSink(tmp_path / "out"), sinks(tmp_path, "odd", "late")
-    options: dict[str, Any] = {"sink": sink, "side_outputs": sides}
-    first = make_job()
-    source.add("a,100", "b,31")
-    start(first, source, timing(first, late="late"), **options).awaitTermination()
-    source.add("a,3", "b,201")
-    second = make_job()
     seen: list[tuple[int, OperatorTime | None]] = []
 
-    def watched(job: Job) -> Callable[[DataFrame], DataFrame]:
+    def run() -> Job:
+        job = make_job()
+
         def pipeline(df: DataFrame) -> DataFrame:
             assert job._evaluation is not None
             epoch = job._evaluation.epoch
@@ -148,36 +132,37 @@ def test_a_replayed_epoch_has_the_same_times_and_outputs(
             seen.append((epoch.processing_time_ms, epoch.time("times")))
             return out
 
-        return pipeline
+        start(job, source, pipeline, sink=sink, side_outputs=sides).awaitTermination()
+        return job
 
-    with monkeypatch.context() as patch:
-        if where == "before the manifest":
-            patch.setattr("pystate.epochs.epoch.Epoch.complete", crash)
-        elif where == "before the commit":
-            patch.setattr("pystate.spark.sinks.commits.commit", crash)
-        else:
-            patch.setattr("pystate.spark.epochs.epochs.notify", crash)
-        with pytest.raises(Exception, match="CrashError"):
-            start(second, source, watched(second), **options).awaitTermination()
-    if where != "after it":
+    def fail(place: str) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(place, crash)
+            with pytest.raises(Exception, match="CrashError"):
+                run()
+
+    source.add("a,100", "b,31")
+    run()
+    source.add("a,3", "b,201")
+    for place in ("pystate.epochs.epoch.Epoch.complete", "pystate.spark.sinks.commits.commit"):
+        fail(place)
         assert not list(Path(sides["late"].path).glob("epoch=2"))
-    third = make_job()
-    start(third, source, watched(third), **options).awaitTermination()
-    assert len(set(seen)) == 1 and seen[0][1] == OperatorTime(95, 95)
-    assert len(seen) == (2 if where == "before the manifest" else 1)
+    source.add("c,2")
+    fail("pystate.spark.epochs.epochs.notify")
+    job = run()
+    assert len(seen) == 4 and seen[1] == seen[2]
+    assert [time for _, time in seen[2:]] == [OperatorTime(95, 95), OperatorTime(196, 196)]
+    # The clock may have gone back: a later epoch's time does not.
+    assert seen[3][0] >= seen[2][0]
     assert rows_of(sink.read(spark).select("v", "mark", "epoch")) == [
         (100, None, 1),
         (201, 95, 2),
         (31, None, 1),
     ]
     assert rows_of(sides["odd"].read(spark)) == [("b", 201, 2), ("b", 31, 1)]
-    assert rows_of(sides["late"].read(spark)) == [("a", 3, 2)]
-    # The clock may have gone back: a later epoch's time does not.
-    source.add("c,2")
-    progress: list[EpochProgress] = []
-    start(third, source, watched(third), **options, on_epoch=progress.append).awaitTermination()
-    assert progress[0].processing_time_ms >= seen[0][0]
-    assert progress[0].watermark_ms == 196 and seen[-1][1] == OperatorTime(196, 196)
+    assert rows_of(sides["late"].read(spark)) == [("a", 3, 2), ("c", 2, 3)]
+    [times] = ps.describe(job.checkpoint).operators
+    assert times.watermark_ms == 196
 
 
 class Fragile(Times):
@@ -237,56 +222,50 @@ def test_operators_have_watermarks_of_their_own(
         [("left", 100)],
         [("right", 90)],
         [("left", 120), ("left", 98), ("left", 99), ("right", 10), (None, 1000)],
-        [("right", 121)],
     ):
         frame = spark.createDataFrame(rows, "k string, s long")
         frame = frame.selectExpr("k", "timestamp_seconds(s) AS t")
         job.run_epoch(frame, pipeline, on_epoch=progress.append)
     marks = [p.watermark_ms for p in progress]
-    assert marks == [99_000, 88_000, 88_000, 119_000]
+    assert marks == [99_000, 88_000, 88_000]
     assert [[o.watermark_ms for o in p.operators] for p in progress] == [
         [99_000, None],
         [99_000, 88_000],
         [119_000, 88_000],
-        [119_000, 119_000],
     ]
     late = [p.late_rows for p in progress]
-    assert late == [{"left": 0, "right": 0}] * 2 + [
-        {"left": 1, "right": 1},
-        {"left": 0, "right": 0},
-    ]
+    assert late == [{"left": 0, "right": 0}] * 2 + [{"left": 1, "right": 1}]
 
 
-@pytest.mark.parametrize(
-    ("sql", "wanted"),
-    [
-        ("timestamp'2026-01-02 03:04:05.678901'", 1767323045678),
-        ("timestamp_ntz'2026-01-02 03:04:05.678901'", 1767323045678),
-        ("date'2026-01-02'", 1767312000000),
-        ("date'1969-12-31'", -86_400_000),
-        ("1767323045678L", 1767323045678),
-        ("CAST(NULL AS TIMESTAMP)", None),
-    ],
-)
-def test_types_of_event_time(
-    spark: SparkSession, make_job: MakeJob, tmp_path: Path, sql: str, wanted: int | None
-) -> None:
+#: Event times by how they are written in SQL.
+INSTANTS = {
+    "timestamp'2026-01-02 03:04:05.678901Z'": 1767323045678,
+    "timestamp_ntz'2026-01-02 03:04:05.678901'": 1767323045678,
+    "date'2026-01-02'": 1767312000000,
+    "date'1969-12-31'": -86_400_000,
+    "1767323045678L": 1767323045678,
+    "CAST(NULL AS TIMESTAMP)": None,
+}
+
+
+def test_types_of_event_time(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job(parallelism=1)
-    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
-    try:
-        if "timestamp'" in sql:
-            sql = sql.replace("901'", "901Z'")
-        frame = spark.sql(f"SELECT 'a' AS k, 1L AS v, {sql} AS t")
 
-        def pipeline(df: DataFrame) -> DataFrame:
-            keyed = job.key_by(df, "k", uid="times", event_time="t")
-            return keyed.process(Times(), SCHEMA, side_outputs={"odd": "k string, v long"})
+    def pipeline(df: DataFrame) -> DataFrame:
+        parts = []
+        for number, sql in enumerate(INSTANTS):
+            rows = df.selectExpr("'a' AS k", "1L AS v", f"{sql} AS t")
+            keyed = job.key_by(rows, "k", uid=f"times-{number}", event_time="t")
+            out = keyed.process(Times(), SCHEMA, side_outputs={"odd": "k string, v long"})
+            parts.append(out.selectExpr(f"{number} AS number", "time"))
+        return reduce(type(df).union, parts)
 
-        result = job.run_epoch(frame, pipeline, side_outputs=sinks(tmp_path, "odd"))
-        assert rows_of(result.dataframe.select("time")) == [(wanted,)]
-        assert result.manifest is not None and result.manifest.watermark_ms == wanted
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
+    with configured(spark, {**CHEAP, "spark.sql.session.timeZone": "Asia/Tokyo"}):
+        result = job.run_epoch(spark.range(1), pipeline, side_outputs=sinks(tmp_path, "odd"))
+        assert rows_of(result.dataframe) == list(enumerate(INSTANTS.values()))
+    assert result.manifest is not None
+    found = {each.uid: each.watermark_ms for each in ps.describe(job.checkpoint).operators}
+    assert list(found.values()) == list(INSTANTS.values())
 
 
 def test_what_is_refused(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
@@ -294,56 +273,67 @@ def test_what_is_refused(spark: SparkSession, make_job: MakeJob, tmp_path: Path)
     frame = spark.createDataFrame([("a", 1, 0.5)], "k string, v long, x double")
     odd = {"odd": "k string, v long"}
     every = sinks(tmp_path, "odd", "late")
+    uids = (f"times-{number}" for number in count())
 
-    def run(sides: Any, keys: dict[str, Any], **options: Any) -> None:
-        def pipeline(df: DataFrame) -> DataFrame:
-            keyed = job.key_by(df, "k", uid="times", **keys)
-            return keyed.process(Times(), SCHEMA, **options)
-
-        job.run_epoch(frame, pipeline, side_outputs=sides)
-
-    one = {"odd": every["odd"]}
-    for sides, keys, options, kind, text in (
-        (
-            None,
-            {},
-            {"side_outputs": odd},
-            InvalidArgumentError,
-            "'times' has the side output 'odd'",
-        ),
-        (every, {}, {"side_outputs": odd}, InvalidArgumentError, "names 'late', which no operator"),
-        ({"odd": "x"}, {}, {"side_outputs": odd}, InvalidArgumentError, "ParquetSink"),
-        (one, {}, {"late": "odd"}, InvalidArgumentError, "event_time='column'"),
-        (
-            one,
-            {"event_time": "v"},
-            {"side_outputs": odd, "late": "odd"},
-            InvalidArgumentError,
-            "with the columns k, v, x; side_outputs names other ones for it: k, v",
-        ),
-        (one, {"event_time": "z"}, {}, InvalidArgumentError, "event_time: 'z' is not a column"),
-        (one, {"event_time": "x"}, {}, WrongTypeError, "event-time column 'x' is double"),
-        (one, {"allowed_delay": 5}, {}, InvalidArgumentError, "name the column of the event time"),
-        (one, {"idle_after": 5}, {}, InvalidArgumentError, "name the column of the event time"),
-        (one, {"event_time": "v", "idle_after": 0}, {}, InvalidArgumentError, "between 1 and"),
-        (one, {"event_time": "v", "allowed_delay": "soon"}, {}, InvalidArgumentError, "'soon'"),
-        (one, {}, {"side_outputs": {"": "k string"}}, InvalidArgumentError, "which is no name"),
-        (one, {}, {"side_outputs": {"odd": "k strin g"}}, InvalidArgumentError, "does not parse"),
-    ):
-        with pytest.raises(kind, match=text):
-            run(sides, keys, **options)
+    def times(df: DataFrame, keys: dict[str, Any], **options: Any) -> DataFrame:
+        return job.key_by(df, "k", uid=next(uids), **keys).process(Times(), SCHEMA, **options)
 
     def twice(df: DataFrame) -> DataFrame:
-        one = job.key_by(df, "k", uid="a").process(Times(), SCHEMA, side_outputs=odd)
         other = {"odd": "k string, v int"}
-        return one.union(job.key_by(df, "k", uid="b").process(Times(), SCHEMA, side_outputs=other))
+        return times(df, {}, side_outputs=odd).union(times(df, {}, side_outputs=other))
 
-    with pytest.raises(DeclarationError, match="'a' and 'b' share the side output 'odd'"):
-        job.run_epoch(frame, twice, side_outputs=one)
-    with pytest.raises(WrongTypeError, match=r"'times', side output 'odd'.*'v' is declared int"):
-        run(one, {}, side_outputs={"odd": "v int, k string"})
+    one = {"odd": every["odd"]}
+    for pipeline, sides, kind, text in (
+        (lambda df: times(df, {}, side_outputs=odd), None, InvalidArgumentError, "has the side"),
+        (
+            lambda df: times(df, {}, side_outputs=odd),
+            every,
+            InvalidArgumentError,
+            "names 'late', which no operator",
+        ),
+        (
+            lambda df: times(df, {}, side_outputs=odd),
+            {"odd": "x"},
+            InvalidArgumentError,
+            "ParquetSink",
+        ),
+        (twice, one, DeclarationError, r"'times-\d' and 'times-\d' share the side output 'odd'"),
+    ):
+        with pytest.raises(kind, match=text):
+            job.run_epoch(frame, pipeline, side_outputs=sides)
+
+    by_v = {"event_time": "v"}
+
+    def refused(df: DataFrame) -> DataFrame:
+        for keys, options, kind, text in (
+            ({}, {"late": "odd"}, InvalidArgumentError, "event_time='column'"),
+            (
+                by_v,
+                {"side_outputs": odd, "late": "odd"},
+                InvalidArgumentError,
+                "with the columns k, v, x; side_outputs names other ones for it: k, v",
+            ),
+            ({"event_time": "z"}, {}, InvalidArgumentError, "event_time: 'z' is not a column"),
+            ({"event_time": "x"}, {}, WrongTypeError, "event-time column 'x' is double"),
+            ({"allowed_delay": 5}, {}, InvalidArgumentError, "name the column of the event time"),
+            ({"idle_after": 5}, {}, InvalidArgumentError, "name the column of the event time"),
+            ({**by_v, "idle_after": 0}, {}, InvalidArgumentError, "between 1 and"),
+            ({**by_v, "allowed_delay": "soon"}, {}, InvalidArgumentError, "'soon'"),
+            ({}, {"side_outputs": {"": "k string"}}, InvalidArgumentError, "which is no name"),
+            ({}, {"side_outputs": {"odd": "k strin g"}}, InvalidArgumentError, "does not parse"),
+        ):
+            with pytest.raises(kind, match=text):
+                times(df, keys, **options)
+        return times(df, {}, side_outputs=odd)
+
+    with pytest.raises(WrongTypeError, match=r", side output 'odd'.*'v' is declared int"):
+        job.run_epoch(
+            frame,
+            lambda df: times(df, {}, side_outputs={"odd": "v int, k string"}),
+            side_outputs=one,
+        )
     assert not list(tmp_path.glob("side-*/_staging/*"))
-    run(one, {}, side_outputs=odd)
+    job.run_epoch(frame, refused, side_outputs=one)
     assert job.latest_epoch() == 1
 
 
@@ -370,108 +360,105 @@ def utc(ms: int | None) -> datetime.datetime | None:
     return None if ms is None else epoch + datetime.timedelta(milliseconds=ms)
 
 
-@pytest.mark.parametrize("late", ["process", "drop", "late"])
-@pytest.mark.parametrize("event_time", [lambda row: row.v, lambda row: utc(row.v)])
+#: What is done with late rows, and how an element says its time.
+LATE: dict[str, Callable[[Any], object]] = {
+    "process": lambda row: row.v,
+    "drop": lambda row: utc(row.v),
+    "late": lambda row: row.v,
+}
+
+
 def test_an_rdd_has_the_times_that_a_frame_has(
-    spark: SparkSession,
-    make_job: MakeJob,
-    tmp_path: Path,
-    event_time: Callable[[Any], object],
-    late: str,
+    spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:
-    odd = "k string, v long"
-    frames, rdds = (make_job(checkpoint=tmp_path / name) for name in ("frames", "rdds"))
+    job, odd = make_job(), "k string, v long"
+    sides = sinks(tmp_path, "odd", "late")
 
-    def of_frame(df: DataFrame) -> DataFrame:
-        keyed = frames.key_by(df, "k", uid="times", event_time="v", allowed_delay=5)
-        sides = {"odd": odd}
-        return keyed.process(Rung(), SCHEMA, side_outputs=sides, late=late)
-
-    def of_rdd(rdd: RDD[Any]) -> RDD[Any]:
-        split = rdds.partition_by(
-            rdd,
-            lambda row: row.k,
-            key_type="string",
-            uid="times",
-            event_time=event_time,
-            allowed_delay=5,
-        )
-        sides = {"odd": odd, "late": odd} if late == "late" else {"odd": odd}
-        return split.mapPartitions(
-            rdds.partitions(Rung(), uid="times", side_outputs=sides, late=late)
-        )
-
-    batches: list[list[tuple[str, int | None]]] = [
-        [("a", 100), ("b", 90), ("c", None)],
-        [("a", 94), ("b", 95), ("a", 120)],
-        [("b", 7), ("a", 114), ("b", 200)],
-        [("b", 8)],
-    ]
-    found: list[list[Any]] = []
-    for job, pipeline in ((frames, of_frame), (rdds, of_rdd)):
-        tags = ("odd", "late") if late == "late" else ("odd",)
-        sides = sinks(tmp_path / job.checkpoint.rsplit("/")[-1], *tags)
-        progress: list[EpochProgress] = []
-        epochs = []
-        for batch in batches:
-            rows = spark.createDataFrame(batch, odd).coalesce(1)
-            result = job.run_epoch(
-                rows if job is frames else rows.rdd,
-                pipeline,
-                schema=None if job is frames else SCHEMA,
-                side_outputs=sides,
-                on_epoch=progress.append,
+    def pipeline(df: DataFrame) -> DataFrame:
+        parts = []
+        for late, event_time in LATE.items():
+            # Keys say of which operator a row is.
+            rows = df.selectExpr(f"concat('{late} frame ', k) AS k", "v")
+            keyed = job.key_by(rows, "k", uid=f"{late}-frame", event_time="v", allowed_delay=5)
+            tags = {"odd": odd}
+            parts.append(keyed.process(Rung(), SCHEMA, side_outputs=tags, late=late))
+            split = job.partition_by(
+                df.selectExpr(f"concat('{late} rdd ', k) AS k", "v").rdd,
+                lambda row: row.k,
+                key_type="string",
+                uid=f"{late}-rdd",
+                event_time=event_time,
+                allowed_delay=5,
             )
+            if late == "late":
+                tags = {"odd": odd, "late": odd}
+            found = split.mapPartitions(
+                job.partitions(Rung(), uid=f"{late}-rdd", side_outputs=tags, late=late)
+            )
+            parts.append(spark.createDataFrame(found, SCHEMA))
+        return reduce(type(df).union, parts)
+
+    progress: list[EpochProgress] = []
+    epochs = []
+    with configured(spark):
+        for batch in (
+            [("a", 100), ("b", 90), ("c", None)],
+            [("a", 94), ("b", 95), ("a", 120)],
+            [("b", 7), ("a", 114), ("b", 200)],
+        ):
+            rows = spark.createDataFrame(batch, odd).coalesce(1)
+            result = job.run_epoch(rows, pipeline, side_outputs=sides, on_epoch=progress.append)
             epochs.append([row[:4] for row in rows_of(result.dataframe)])
-        found.append(
+        given = [*epochs, *(rows_of(sides[tag].read(spark)) for tag in sides)]
+    for late in LATE:
+        frame, rdd = (
             [
-                epochs,
-                [(p.watermark_ms, p.late_rows, p.side_rows) for p in progress],
-                {tag: rows_of(sides[tag].read(spark)) for tag in tags},
-                state_of(job, "times"),
+                [(row[0].removeprefix(of), *row[1:]) for row in rows if row[0].startswith(of)]
+                for rows in given
             ]
+            for of in (f"{late} frame ", f"{late} rdd ")
         )
-    assert found[0] == found[1]
-    assert found[1][1][-1][:2] == (195, {"times": 1})
+        assert frame == rdd and all(frame[:4])
+        assert bool(frame[4]) == (late == "late")
+        states = [state_of(job, f"{late}-{kind}") for kind in ("frame", "rdd")]
+        n = {"a": 4, "b": 4, "c": 1} if late == "process" else {"a": 2, "b": 3, "c": 1}
+        assert [{key[-1]: value for key, value in state.items()} for state in states] == [n, n]
+    assert [p.watermark_ms for p in progress] == [95, 115, 195]
+    assert [set(p.late_rows.values()) for p in progress] == [{0}, {1}, {2}]
+    assert all(len(p.late_rows) == 2 * len(LATE) for p in progress)
 
 
 def test_what_is_refused_of_an_rdd(spark: SparkSession, make_job: MakeJob, tmp_path: Path) -> None:
     job, every = make_job(), sinks(tmp_path, "odd", "late")
     rdd = spark.createDataFrame([("a", 100)], "k string, v long").rdd
-    odd = {"odd": "k string, v long"}
+    odd, one = {"odd": "k string, v long"}, {"odd": every["odd"]}
+    by_v = {"event_time": lambda row: row.v}
+    uids = (f"times-{number}" for number in count())
 
-    def run(split: dict[str, Any], sides: Any = every, **options: Any) -> None:
-        def pipeline(data: RDD[Any]) -> RDD[Any]:
-            routed = job.partition_by(
-                data, lambda row: row.k, key_type="string", uid="times", **split
-            )
-            return routed.mapPartitions(job.partitions(Times(), uid="times", **options))
+    def times(data: RDD[Any], split: dict[str, Any], **options: Any) -> RDD[Any]:
+        uid = next(uids)
+        routed = job.partition_by(data, lambda row: row.k, key_type="string", uid=uid, **split)
+        return routed.mapPartitions(job.partitions(Times(), uid=uid, **options))
 
+    def refused(data: RDD[Any]) -> RDD[Any]:
+        for split, options, text in (
+            ({"allowed_delay": 5}, {}, "allowed_delay .*event_time=lambda"),
+            ({"event_time": "v"}, {}, "a function from an element .*not 'v'"),
+            ({**by_v, "allowed_delay": "soon"}, {}, "'soon'"),
+            ({}, {"side_outputs": odd, "late": "odd"}, "pass partition_by a function that says it"),
+            (by_v, {"late": "late"}, "name their columns"),
+        ):
+            with pytest.raises(InvalidArgumentError, match=text):
+                times(data, split, **options)
+        return times(data, {**by_v, "allowed_delay": "1 second"}, side_outputs=odd)
+
+    def run(pipeline: Callable[[RDD[Any]], RDD[Any]], sides: Any = one) -> None:
         job.run_epoch(rdd, pipeline, schema=SCHEMA, side_outputs=sides)
 
-    by_v = {"event_time": lambda row: row.v}
-    for split, options, kind, text in (
-        ({"allowed_delay": 5}, {}, InvalidArgumentError, "allowed_delay .*event_time=lambda"),
-        ({"event_time": "v"}, {}, InvalidArgumentError, "a function from an element .*not 'v'"),
-        ({**by_v, "allowed_delay": "soon"}, {}, InvalidArgumentError, "'soon'"),
-        (
-            {},
-            {"side_outputs": odd, "late": "odd"},
-            InvalidArgumentError,
-            "pass partition_by a function that says it",
-        ),
-        (by_v, {"late": "late"}, InvalidArgumentError, "name their columns"),
-        (by_v, {"side_outputs": odd}, InvalidArgumentError, "names 'late', which no operator"),
-    ):
-        with pytest.raises(kind, match=text):
-            run(split, **options)
-    one = {"odd": every["odd"]}
-    for wrong, text in (
-        (lambda row: "noon", "'times': the event time of an element .* not 'noon'"),
-        (lambda row: 1 << 70, "the event time of an element does not fit"),
-    ):
-        with pytest.raises(WrongTypeError, match=text):
-            run({"event_time": wrong}, one, side_outputs=odd)
+    with pytest.raises(InvalidArgumentError, match="names 'late', which no operator"):
+        run(lambda data: times(data, by_v, side_outputs=odd), every)
+    with pytest.raises(WrongTypeError, match=r"'times-1': the event time of an .* not 'noon'"):
+        run(lambda data: times(data, {"event_time": lambda row: "noon"}, side_outputs=odd))
     assert job.latest_epoch() is None
-    run({**by_v, "allowed_delay": "1 second"}, one, side_outputs=odd)
+    run(refused)
     assert job.latest_epoch() == 1

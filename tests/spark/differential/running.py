@@ -16,8 +16,8 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -32,6 +32,7 @@ import pystate as ps
 from pystate.spark import Job
 from pystate.spark.ported.schemas import read_struct
 from pystate.spark.ported.states import MapKeys
+from tests.spark.plans import CHEAP, configured
 
 COLUMNS = "k string, j int, i long, op string, v long, x double, t timestamp, ms long"
 SCHEMA = pa.schema(
@@ -50,10 +51,10 @@ OPS = ("add", "add", "add", "more", "put", "get", "remove", "clear")
 BASE = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
 DELAY = "2 seconds"
 SETTINGS = {
+    **CHEAP,
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
-    "spark.sql.shuffle.partitions": "1",
     # An operator over a reused exchange does not see the watermark, if batches without rows are on.
     "spark.sql.exchange.reuse": "false",
 }
@@ -139,21 +140,9 @@ def write_batches(folder: Path, batches: Sequence[Batch]) -> list[Path]:
     return paths
 
 
-@contextmanager
-def settings(spark: SparkSession, **more: str) -> Iterator[None]:
+def settings(spark: SparkSession, **more: str) -> AbstractContextManager[None]:
     """Spark with the state store that transformWithState needs, and few partitions."""
-    wanted = {**SETTINGS, **more}
-    before = {name: spark.conf.get(name) for name in wanted}
-    for name, value in wanted.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
+    return configured(spark, {**SETTINGS, **more})
 
 
 def as_text(name: str, frame: DataFrame) -> DataFrame:
@@ -325,15 +314,12 @@ def on_pystate(
         return united_branches(cases, rows, job, branch)
 
     outputs = []
-    job = Job("differential", checkpoint=checkpoint, parallelism=1)
-    try:
+    with configured(spark), Job("differential", checkpoint=checkpoint, parallelism=1) as job:
         for path in [*paths, None] if no_data else paths:
             reader = spark.read.schema(COLUMNS)
             rows = reader.parquet(str(path)) if path else spark.createDataFrame([], COLUMNS)
             result = job.run_epoch(rows, pipeline)
             outputs.append(Counter((r.case, r.row) for r in result.dataframe.collect()))
-    finally:
-        job.close()
     return Run(outputs, checkpoint)
 
 

@@ -864,7 +864,8 @@ def test_states_are_set_between_epochs() -> None:
 def quiet(key: Any, frames: Any, state: Any) -> Iterator[Any]:
     if state.hasTimedOut:
         assert all(frame.empty and list(frame.columns) == ["k", "at"] for frame in frames)
-        state.remove()
+        if key[0] != "again":
+            state.remove()
         yield pd.DataFrame({"k": [key[0]], "n": [-1]})
         return
     n = sum(map(len, frames)) + (state.getOption or (0,))[0]
@@ -899,6 +900,26 @@ def test_a_function_with_group_state_runs_in_the_harness() -> None:
         assert found(harness.process([("a", 1)])) == [("a", 1)]
         assert found(harness.advance_processing_time(3_000)) == []
         assert found(harness.advance_processing_time(3_001)) == [("a", -1)]
+
+
+def test_a_timeout_that_is_neither_removed_nor_set_anew_stays() -> None:
+    function = adapt(quiet, "k", state_schema="n long", timeout="EventTimeTimeout")
+    with Harness(function, key="k", event_time="at", allowed_delay=0) as harness:
+        harness.process([{"k": "again", "at": 1_000}])
+        for at in (5_000, 6_000):
+            [frame] = harness.advance_watermark(at)
+            assert frame.to_dict("records") == [{"k": "again", "n": -1}]
+            assert harness.state("state", "again") == (1,)
+
+
+def test_a_function_with_group_state_gives_frames() -> None:
+    for wrong in (lambda *_: pd.DataFrame(), lambda *_: None):
+        function = adapt(wrong, "k", state_schema="n long", timeout="NoTimeout")
+        with (
+            Harness(function, key="k", columns="k string") as harness,
+            pytest.raises(WrongTypeError, match=r"the function returned .*yield DataFrames"),
+        ):
+            harness.process([("a",)])
 
 
 def test_what_adapt_does_not_take() -> None:
