@@ -1,5 +1,8 @@
 /* Rows that move into lower slots after most have gone, beside a model: through every phase of a
- * cut, with roll backs, readers of older epochs and growth in the middle of it. */
+ * cut, with roll backs, readers of older epochs and growth in the middle of it.
+ *
+ *   test_slots [rounds] [seed]
+ */
 #include "access/current_key.h"
 #include "elements/timers.h"
 #include "slots_check.h"
