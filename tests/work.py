@@ -175,10 +175,10 @@ class Cut(LocalStorage):
         super().remove_folder(path)
 
 
-def cuts(root: Path, act: Callable[[Cut], Any]) -> Iterator[bool]:
-    """Do something in a folder of its own, cut one step later each time; False when it was not."""
-    for left in range(1000):
-        storage = Cut(root / str(left))
+def cuts(root: Path, act: Callable[[Cut], Any], every: int = 1) -> Iterator[bool]:
+    """Do something in folders 0, 1, ..., cut some steps later each time; False when it was not."""
+    for number, left in enumerate(range(0, 1000, every)):
+        storage = Cut(root / str(number))
         storage.left = left
         try:
             act(storage)

@@ -10,7 +10,7 @@
 #include "forge.h"
 #include "gather_check.h"
 
-enum { WORLDS = 60, EPOCHS = 4, ROUNDS = 4000 };
+enum { WORLDS = 60, EPOCHS = 4, ROUNDS = 1500 };
 
 /* A world's deltas, and in the end the base that they make. */
 typedef struct corpus {

@@ -109,7 +109,7 @@ static inline void model_cell(pst_type type, uint64_t seed, pst_cell *cell, mode
 
 static inline int model_same(pst_type type, uint64_t seed, const pst_cell *cell) {
     model_bytes room;
-    pst_cell want;
+    pst_cell want = {{0, 0}, {NULL, 0}};
     model_cell(type, seed, &want, &room);
     if ((type >= PST_STRING))
         return cell->bytes.size == want.bytes.size &&

@@ -425,7 +425,7 @@ static void test_sealed(void) {
 
 /* Buffers of an epoch that is much larger than others are not kept. */
 static void test_large_epoch(void) {
-    enum { ROWS = 3000000 };
+    enum { ROWS = 1000000 };
     pst_budget *b = make_budget(512 * MIB);
     pst_table *t = open_at(&NUMBERS, b, 0, NULL, NULL);
     CHECK_EQ(fill(t, 0, ROWS), PST_OK);

@@ -8,7 +8,7 @@
  */
 #include "chain_compare.h"
 
-enum { WORLDS = 200, EPOCHS = 60, CHAIN = 10 };
+enum { WORLDS = 60, EPOCHS = 60, CHAIN = 10 };
 
 /* What was tried, over all worlds. */
 static struct {

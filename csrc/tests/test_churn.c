@@ -526,11 +526,11 @@ static void test_kills(const pst_column *key, int kills, uint64_t seed) {
 }
 
 int main(int argc, char **argv) {
-    uint64_t epochs = argc > 1 ? strtoull(argv[1], NULL, 10) : 800;
+    uint64_t epochs = argc > 1 ? strtoull(argv[1], NULL, 10) : 250;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     test_churn(LONG_KEY, epochs, seed);
     test_churn(TEXT_KEY, epochs, seed + 1);
-    int kills = argc > 3 ? atoi(argv[3]) : 15, fd = mkstemp(path);
+    int kills = argc > 3 ? atoi(argv[3]) : 8, fd = mkstemp(path);
     REQUIRE(fd >= 0);
     close(fd);
     test_kills(LONG_KEY, kills, seed);

@@ -105,7 +105,7 @@ static void run(int spaces, int64_t ttl_ms, int steps, uint64_t seed) {
 int main(int argc, char **argv) {
     int steps = argc > 1 ? atoi(argv[1]) : 100;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-    sweep.every = argc > 3 ? strtoull(argv[3], NULL, 10) : 7;
+    sweep.every = argc > 3 ? strtoull(argv[3], NULL, 10) : 17;
     for (int spaces = 0; spaces < 2; spaces++)
         for (int64_t ttl_ms = 0; ttl_ms < 200; ttl_ms += 100)
             run(spaces, ttl_ms, steps, seed++);

@@ -247,9 +247,9 @@ static void open_churn(int shared) {
     live = 0;
 }
 
-static void test_growing(int shared) {
+static void test_growing(int shared, int steps) {
     open_churn(shared);
-    for (uint32_t size = 100; size <= 3800; size += size / 8)
+    for (uint32_t size = 100; size <= 3800; size += size / (uint32_t)steps)
         for (uint32_t part = 0; part < 8; part++) {
             for (uint32_t k = part; k < CHURN_KEYS; k += 8)
                 put_text(k, size);
@@ -531,7 +531,7 @@ int main(int argc, char **argv) {
         test_undo(shared);
         test_taking_turns(shared);
         test_reader(shared);
-        test_growing(shared);
+        test_growing(shared, rounds / 2);
         test_drifting(shared, rounds);
         test_collections(shared);
         test_refused_moves(shared);

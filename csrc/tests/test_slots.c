@@ -1,5 +1,8 @@
 /* Rows that move into lower slots after most have gone, beside a model: through every phase of a
- * cut, with roll backs, readers of older epochs and growth in the middle of it. */
+ * cut, with roll backs, readers of older epochs and growth in the middle of it.
+ *
+ *   test_slots [rounds] [seed]
+ */
 #include "access/current_key.h"
 #include "elements/timers.h"
 #include "slots_check.h"
@@ -223,10 +226,10 @@ static void close_run(void) {
     free(run.m);
 }
 
-static void test_cut(const pst_schema *s, uint64_t seed) {
+static void test_cut(const pst_schema *s, int rounds, uint64_t seed) {
     pst_table_stats full, now;
     open_run(s, seed, NULL);
-    for (int round = 0; round < 6; round++) {
+    for (int round = 0; round < rounds; round++) {
         for (int32_t k = 0; k < MODEL_KEYS; k++)
             set(k, 1);
         seal();
@@ -279,12 +282,12 @@ static void check_reader(pst_reader *reader, const model_state *wanted) {
 
 /* Those that stay lie everywhere, also the bytes of their keys. Others come and go, so that sweeps
  * go far. */
-static void test_leaving(const pst_schema *s, uint64_t seed) {
+static void test_leaving(const pst_schema *s, int rounds, uint64_t seed) {
     enum { EVERY = 15, FIRST = 200, LAST = 500 };
     model_state *wanted = calloc(1, sizeof *wanted);
     REQUIRE(wanted);
     open_run(s, seed, NULL);
-    for (int round = 0; round < 6; round++) {
+    for (int round = 0; round < rounds; round++) {
         for (int32_t k = 0; k < MODEL_KEYS; k++)
             set(k, 1);
         seal();
@@ -373,7 +376,8 @@ static void test_readers(const pst_schema *s, uint64_t seed) {
 }
 
 int main(int argc, char **argv) {
-    uint64_t seed = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+    int rounds = argc > 1 ? atoi(argv[1]) : 3;
+    uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     pst_schema schemas[] = {{1, 2, MODEL_LONG_KEY, MODEL_STATES},
                             {1, 3, MODEL_TEXT_KEY, MODEL_STATES},
                             {1, 9, MODEL_LONG_KEY, MODEL_STATES},
@@ -381,8 +385,8 @@ int main(int argc, char **argv) {
                             {1, 2, MODEL_TEXT_KEY, TIMED}};
     for (int i = 0; i < 5; i++) {
         run.left = 0;
-        test_cut(&schemas[i], seed);
-        test_leaving(&schemas[i], seed);
+        test_cut(&schemas[i], rounds, seed);
+        test_leaving(&schemas[i], rounds, seed);
         test_growth(&schemas[i], seed);
         test_readers(&schemas[i], seed);
         fprintf(stderr, "schema %d: the bytes of %llu keys have moved\n", i,

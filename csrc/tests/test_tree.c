@@ -135,10 +135,10 @@ static void test_random(const pst_tree_shape *shape, uint32_t keys, int steps, u
 
 /* Runs of ascending keys, as files have them, at the end of what is there and elsewhere; what is
  * said to follow does so, or not. */
-static void test_append(const pst_tree_shape *shape, uint64_t seed) {
-    enum { KEYS = 2000, ROUNDS = 150 };
+static void test_append(const pst_tree_shape *shape, int rounds, uint64_t seed) {
+    enum { KEYS = 2000 };
     tree_model *m = tree_model_open(*shape, KEYS, 0);
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < rounds; round++) {
         uint32_t from = (uint32_t)(check_random(&seed) % KEYS);
         uint32_t end = from + (uint32_t)(check_random(&seed) % (round % 3 ? 40 : 700));
         int lies = round % 5 == 4;
@@ -554,13 +554,13 @@ static void test_nonsense(const pst_tree_shape *shape, int rounds) {
 }
 
 int main(int argc, char **argv) {
-    int steps = argc > 1 ? atoi(argv[1]) : 120;
+    int steps = argc > 1 ? atoi(argv[1]) : 50;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     for (int i = 0; i < SHAPE_COUNT; i++) {
         const pst_tree_shape *s = &SHAPES[i];
         test_random(s, 40, steps, seed + (uint64_t)i);
         test_random(s, 3000, steps / 2, seed + 100 + (uint64_t)i);
-        test_append(s, seed + 200 + (uint64_t)i);
+        test_append(s, steps, seed + 200 + (uint64_t)i);
         test_nothing_leaks(s);
         test_rewritten_is_not_changed(s);
         test_limit(s);

@@ -14,7 +14,7 @@ import pytest
 
 import pystate as ps
 
-ROUNDS = int(os.environ.get("PYSTATE_KILLS", "12"))
+ROUNDS = int(os.environ.get("PYSTATE_KILLS", "5"))
 STATES = {"n": ps.ValueState("long", default=0), "text": ps.ValueState("string")}
 
 # Each step touches 200 of 1000 keys, in a way that only the step's number decides. A checkpoint

@@ -35,7 +35,7 @@ from tests.work import CutError, Work, read
 #: Deltas become larger deltas, and now and then a base.
 POLICY = MergePolicy(min_deltas=2, max_deltas=3, keep_deltas=1, base_part=2)
 #: How many images of each story `make test` looks at, and every which of them goes on.
-LOOKS, GOES_ON = 40, 3
+LOOKS, GOES_ON = 15, 3
 
 
 @pytest.fixture

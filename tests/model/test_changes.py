@@ -15,7 +15,7 @@ import pystate as ps
 from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import CheckpointError, PystateError
 from pystate.tables.backend import KeyedStateBackend
-from tests.drawn import drawn
+from tests.drawn import THOROUGH, drawn
 from tests.model.test_merges import ALL, GROUPS, KEYS, Model, Operator, follow, run
 
 ROWS = st.lists(
@@ -28,7 +28,9 @@ ROWS = st.lists(
 )
 #: Each epoch: with which parallelism, and what it does.
 EPOCHS = st.lists(
-    st.tuples(st.sampled_from([None, None, 1, 2, 3, 5]), ROWS), min_size=1, max_size=9
+    st.tuples(st.sampled_from([None, None, 1, 2, 3, 5]), ROWS),
+    min_size=1,
+    max_size=9 if THOROUGH else 5,
 )
 
 

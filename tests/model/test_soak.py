@@ -25,8 +25,15 @@ def seed() -> int:
     return int(os.environ.get("PYSTATE_SOAK_SEED") or time.time_ns() % 2**32)
 
 
-@pytest.mark.parametrize("limit_mib", [0, 3])
-@pytest.mark.parametrize("home", ["heap", "shared"])
+@pytest.mark.parametrize(
+    ("home", "limit_mib"),
+    [
+        ("heap", 3),
+        ("shared", 0),
+        pytest.param("heap", 0, marks=pytest.mark.slow),
+        pytest.param("shared", 3, marks=pytest.mark.slow),
+    ],
+)
 def test_short(home: str, limit_mib: int) -> None:
     number = 1 if os.environ.get("CI") else seed()
     print(f"seed {number}")

@@ -11,11 +11,12 @@ import pystate.checkpoint.parts
 import pystate.epochs.merges
 from pystate.epochs.ownership import Ownership
 from pystate.errors import FencedError
+from tests.drawn import THOROUGH
 from tests.drivers import READS, Driver, World, check, fake_merge, run_whole
 
 BEFORE, AFTER = 3, 6
 # Every pause of the one against every so many pauses of the other, at another one each time.
-STRIDE = 3
+STRIDE = 3 if THOROUGH else 11
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def settle(world: World) -> None:
 
 
 def test_one_driver_that_ends_at_any_step(before: World) -> None:
-    for first in range(len(run_whole(before.copy(), AFTER).steps) + 1):
+    for first in pauses(run_whole(before.copy(), AFTER).steps):
         world = before.copy()
         driver = Driver(world, AFTER)
         driver.run(first)
@@ -74,6 +75,7 @@ def interleave(before: World, first: int, second: int, crash: bool) -> None:
     settle(world)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize(
     ("crash", "checked"),
     [
@@ -99,7 +101,7 @@ def test_two_drivers(
         for second in pauses(other.steps)[first % STRIDE :: STRIDE]:
             interleave(before, first, second, crash)
             count += 1
-    assert count > 250
+    assert count > 750 // STRIDE
 
 
 @pytest.mark.slow
@@ -125,11 +127,12 @@ def drawn(before: World, seed: int) -> None:
     settle(world)
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("checked", [False, True])
 def test_three_drivers(before: World, monkeypatch: pytest.MonkeyPatch, checked: bool) -> None:
     if not checked:
         monkeypatch.setattr(Ownership, "check", lambda self: None)
-    for seed in range(50):
+    for seed in range(100 if THOROUGH else 20):
         drawn(before, seed)
 
 

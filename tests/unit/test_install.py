@@ -56,7 +56,13 @@ def test_nothing_tells_to_install_somebody_elses_package() -> None:
     assert not wrong.search("pip install 'pystate_spark-0.1.0-cp311-cp311-linux_x86_64.whl[s3]'")
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize(
+    "extra",
+    [
+        name if name in ("demo", "cli", "s3") else pytest.param(name, marks=pytest.mark.slow)
+        for name in EXTRAS
+    ],
+)
 def test_each_extra_is_complete_by_itself(tmp_path: Path, extra: str) -> None:
     environment = Environment(tmp_path / "environment", [extra])
     done = environment.run(*EXTRAS[extra], cwd=tmp_path)

@@ -28,7 +28,7 @@ from pystate.errors import (
 )
 from pystate.maintenance.repair import repair_storage
 from pystate.maintenance.repair_plan import salvage
-from tests.drawn import THOROUGH
+from tests.drawn import stride
 from tests.work import Cut, CutError, Work, batch, content, read, spark_files
 
 UIDS = ("a", "b")
@@ -173,11 +173,13 @@ def merged(root: Path) -> Streaming:
     return found
 
 
+@pytest.mark.drawn
 def test_files_that_others_make_superfluous_cost_nothing(tmp_path: Path) -> None:
     """Each state file in turn: what is lost is what a recomputation of all chains says."""
     whole = merged(tmp_path / "whole")
-    costless = 0
-    for number, name in enumerate(sorted(n for n in content(whole.root) if n[:6] == "state/")):
+    costless, every = 0, stride(3)
+    names = sorted(n for n in content(whole.root) if n[:6] == "state/")
+    for number, name in enumerate(names[::every]):
         root = tmp_path / str(number)
         shutil.copytree(whole.root, root, copy_function=os.link)
         damage(root / name)
@@ -194,7 +196,7 @@ def test_files_that_others_make_superfluous_cost_nothing(tmp_path: Path) -> None
         (root / "spark/offsets/6").unlink(missing_ok=True)
         if number % 5 == 0:
             whole.at(root).go_on(plan.good_epoch, 8)
-    assert costless > 2
+    assert costless > 2 // every
 
 
 def test_a_base_and_what_it_was_made_from_do_not_replace_each_other_across_a_dropped_state(
@@ -356,7 +358,7 @@ class Killed(Cut):
 
 
 #: Every so many changes are looked at.
-STRIDES = {"superfluous": 1, "newest": 2, "manifests": 6}
+STRIDES = {"superfluous": 3, "newest": 5, "manifests": 16}
 
 
 @pytest.mark.drawn
@@ -382,12 +384,13 @@ def test_a_repair_that_was_killed_is_run_again(tmp_path: Path, case: str) -> Non
         damage(whole.root / base.path)
     wanted = ps.repair(whole.root, dry_run=True)
     steps = interrupted = 0
+    every = stride(STRIDES.get(case, 8))
     while True:
         root = tmp_path / str(steps)
         shutil.copytree(whole.root, root, copy_function=os.link)
         storage = Killed(root)
         storage.left = steps
-        steps += 1 if THOROUGH else STRIDES.get(case, 3)
+        steps += every
         try:
             repair_storage(storage, threads=1)
             break
@@ -411,7 +414,7 @@ def test_a_repair_that_was_killed_is_run_again(tmp_path: Path, case: str) -> Non
         assert set(content(whole.root)) <= there | {"manifests/latest", "manifests/committed"}
         if interrupted % 7 == 1:
             whole.at(root).go_on(wanted.good_epoch, 8)
-    assert interrupted > 5, (steps, interrupted)
+    assert interrupted > (5 if every == 1 else 1), (steps, interrupted)
 
 
 def test_the_names_are_those_of_a_checkpoint(streaming: Streaming) -> None:

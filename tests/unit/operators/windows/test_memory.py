@@ -117,7 +117,7 @@ def test_windows_fire_in_bounded_memory(
 
 @pytest.mark.parametrize("kind", [World, ManyWorld])
 @pytest.mark.parametrize("windows", [Tumbling("1 min"), Sliding("2 min", "1 min"), Session("30 s")])
-@pytest.mark.parametrize("minutes", [250, pytest.param(1440, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("minutes", [150, pytest.param(1440, marks=pytest.mark.slow)])
 def test_memory_is_that_of_the_open_windows(
     kind: type[World], windows: Assigner, minutes: int
 ) -> None:

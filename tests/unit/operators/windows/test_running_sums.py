@@ -31,8 +31,17 @@ def check(world: World, model: Model, *epochs: tuple[list[Any], int]) -> None:
 
 
 @pytest.mark.parametrize("key", [pa.int64(), pa.string()])
-@pytest.mark.parametrize("windows", [(60, 5), (60, 25), (90, 30)])
-@pytest.mark.parametrize("lateness", [0, 17])
+@pytest.mark.parametrize(
+    ("windows", "lateness"),
+    [
+        ((60, 5), 0),
+        ((60, 25), 17),
+        ((90, 30), 17),
+        pytest.param((60, 5), 17, marks=pytest.mark.slow),
+        pytest.param((60, 25), 0, marks=pytest.mark.slow),
+        pytest.param((90, 30), 0, marks=pytest.mark.slow),
+    ],
+)
 def test_many_keys_and_times(windows: tuple[int, int], key: pa.DataType, lateness: int) -> None:
     schema = pa.schema([("k", key), ("t", pa.int64()), ("v", pa.int64())])
     options: dict[str, Any] = {"batch_rows": 700, "ahead": [(0, 1 << 17), (0, 3_000)], "few": [0]}
