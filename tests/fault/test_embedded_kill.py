@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import pystate as ps
+from tests.drawn import THOROUGH
 
-ROUNDS = int(os.environ.get("PYSTATE_KILLS", "5"))
+ROUNDS = int(os.environ.get("PYSTATE_KILLS", "12" if THOROUGH else "5"))
 STATES = {"n": ps.ValueState("long", default=0), "text": ps.ValueState("string")}
 
 # Each step touches 200 of 1000 keys, in a way that only the step's number decides. A checkpoint
@@ -91,6 +92,7 @@ def start(script: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.drawn
 def test_a_killed_store_is_at_its_last_checkpoint(tmp_path: Path) -> None:
     rng = random.Random(20260720)
     promised = 0

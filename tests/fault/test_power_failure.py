@@ -29,13 +29,14 @@ from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.merges import MergePolicy
 from pystate.epochs.split_groups import split
+from tests.drawn import THOROUGH
 from tests.power import Disk, Image, Note
 from tests.work import CutError, Work, read
 
 #: Deltas become larger deltas, and now and then a base.
 POLICY = MergePolicy(min_deltas=2, max_deltas=3, keep_deltas=1, base_part=2)
 #: How many images of each story `make test` looks at, and every which of them goes on.
-LOOKS, GOES_ON = 15, 3
+LOOKS, GOES_ON = 40 if THOROUGH else 15, 3
 
 
 @pytest.fixture
@@ -443,6 +444,7 @@ def test_power_fails_at_every_step(tmp_path: Path, told: Callable[[Story], Check
     look_at(tmp_path, told, random.randrange(1 << 32), None)
 
 
+@pytest.mark.drawn
 def test_a_store_keeps_its_checkpoints(tmp_path: Path) -> None:
     """The embedded form: each checkpoint that was made is there."""
     world = tmp_path / "world"

@@ -1,6 +1,6 @@
 """The examples as a user runs them, but in this process and on its Spark, for the sake of a JVM.
 
-In a process of its own is flights in test_kills.py, and components in test_loop_kills.py.
+flights is run by test_kills.py, and components by test_loop_kills.py.
 """
 
 from __future__ import annotations
