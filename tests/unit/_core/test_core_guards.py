@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate._core import core
+from pystate._core import calls, core, ported
 from pystate.errors import ClosedError, InvalidArgumentError
 from pystate.types.arrays import reference
 from tests.forks import FORKS, copied
@@ -96,8 +96,8 @@ def test_the_rule_sees_what_breaks_it() -> None:
 # -- types that were made by __new__ alone ---------------------------------------------------------
 
 TYPES = sorted(
-    (value for value in vars(core).values() if isinstance(value, type)
-     and value.__module__ == core.__name__),
+    (value for module in (core, calls, ported) for value in vars(module).values()
+     if isinstance(value, type) and value.__module__ == module.__name__),
     key=lambda kind: kind.__name__,
 )  # fmt: skip
 
