@@ -23,8 +23,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from pystate._core.core cimport (
-    Cells, append_cell, array_of, cell_width, free_cells, once, pst_load_offset, refused,
-    select_row, take_timer, timer_at, timers_stale,
+    Cells, append_cell, array_of, as_batch, as_due_timers, cell_width, free_cells, once,
+    pst_load_offset, refused, select_row, take_timer, timer_at, timers_stale,
 )
 from pystate._core.cpystate cimport (
     PST_BOOL, PST_FLOAT64, PST_INT8, PST_INT16, PST_INT32, PST_INT64, PST_OK, PST_STRING,
@@ -33,7 +33,6 @@ from pystate._core.cpystate cimport (
 from pystate._core.new_row cimport pst_new_row
 
 from pystate import errors
-from pystate._core.core import ArrayRef, Batch, DueTimers
 
 cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
@@ -626,9 +625,7 @@ cdef class RowLoop(_Calls):
     def __init__(self, keys not None, rows not None, key_of, ColumnReader times,
                  call, context, Emitted emitted, tuple checked not None, clock=None, leave=None):
         self.set_call(call, context, emitted, checked, clock, leave)
-        if not isinstance(keys, Batch):
-            raise TypeError(f"keys are a Batch, not {keys!r:.80}")
-        self.keys = keys
+        self.keys = as_batch(keys)
         self.times = times
         self.end = len(keys)
         if isinstance(rows, list):
@@ -722,9 +719,7 @@ cdef class TimerLoop(_Calls):
                  Emitted emitted, tuple checked not None, clock=None, leave=None,
                  Firing firing=None, before=None, after=None):
         self.set_call(call, context, emitted, checked, clock, leave)
-        if not isinstance(due, DueTimers):
-            raise TypeError(f"timers are DueTimers, not {due!r:.80}")
-        self.due = due
+        self.due = as_due_timers(due)
         self.names = keys
         self.timed = timed
         if firing is not None and not (callable(before) and callable(after)):

@@ -1,5 +1,6 @@
 # What the modules beside the core call of it: a few functions, so that they share no class's fields.
-# A handle comes as an object, whose type is checked.
+# A handle comes as an object, whose type only `array_of` and the functions `as_...` look at. The others
+# trust that one of these gave it: whoever keeps a handle to call them with has checked it once.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
@@ -24,8 +25,14 @@ cdef int refused(pst_status status) except -1
 
 # ---- handles -------------------------------------------------------------------------------------
 
-# Of an ArrayRef; it lives as long as that.
+# Of an ArrayRef, or TypeError; it lives as long as that.
 cdef const pst_array *array_of(object reference) except NULL
+
+# The same object, or TypeError. An object's own `__class__` does not count.
+cdef object as_batch(object keys)
+cdef object as_due_timers(object due)
+cdef object as_scalar_handle(object handle)
+cdef object as_map_elements(object handle)
 
 # Makes the key of a row of a Batch current.
 cdef int select_row(object keys, Py_ssize_t row) except -1

@@ -111,9 +111,13 @@ cdef class MapElements(CollectionHandle):
         return data
 
 
+cdef object as_map_elements(object handle):
+    return <MapElements?> handle
+
+
 # Not methods, for the reason that `words_list` has.
 cdef object map_get(object handle, object key, object default):
-    cdef MapElements elements = <MapElements?> handle
+    cdef MapElements elements = <MapElements> handle
     cdef pst_cell at, cell
     cdef pst_status status
     cdef int is_null = 0
@@ -131,7 +135,7 @@ cdef object map_get(object handle, object key, object default):
 
 
 cdef int map_put(object handle, object key, object value) except -1:
-    cdef MapElements elements = <MapElements?> handle
+    cdef MapElements elements = <MapElements> handle
     cdef pst_cell at, cell
     cdef unsigned long turn = elements.table.turn
     if key is None:
@@ -145,7 +149,7 @@ cdef int map_put(object handle, object key, object value) except -1:
 
 
 cdef bint map_contains(object handle, object key) except -1:
-    cdef MapElements elements = <MapElements?> handle
+    cdef MapElements elements = <MapElements> handle
     cdef pst_cell at, cell
     cdef pst_status status
     cdef int is_null
@@ -161,7 +165,7 @@ cdef bint map_contains(object handle, object key) except -1:
 
 
 cdef int map_remove(object handle, object key) except -1:
-    cdef MapElements elements = <MapElements?> handle
+    cdef MapElements elements = <MapElements> handle
     cdef pst_cell at
     cdef pst_status status
     cdef unsigned long turn = elements.table.turn

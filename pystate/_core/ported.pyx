@@ -10,12 +10,12 @@ from cpython.tuple cimport (
 )
 
 from pystate._core.core cimport (
-    map_contains, map_get, map_put, map_remove, once, read_value, write_value,
+    as_map_elements, as_scalar_handle, map_contains, map_get, map_put, map_remove, once, read_value,
+    write_value,
 )
 from pystate._core.new_row cimport pst_new_row
 
 from pystate import errors
-from pystate._core.core import MapElements, ScalarHandle
 
 
 cdef inline int made(object handle) except -1:
@@ -43,9 +43,7 @@ cdef class TupleValue:
 
     def __init__(self, handle not None, Py_ssize_t size, pack):
         once(self.handle is not None, "a state")
-        if not isinstance(handle, ScalarHandle):
-            raise TypeError(f"a value's handle is a ScalarHandle, not {handle!r:.80}")
-        self.handle = handle
+        self.handle = as_scalar_handle(handle)
         self.size = size
         self.pack = pack
 
@@ -87,11 +85,9 @@ cdef class TupleMap:
 
     def __init__(self, handle not None, Py_ssize_t size, pack, key_of, kind not None):
         once(self.handle is not None, "a state")
-        if not isinstance(handle, MapElements):
-            raise TypeError(f"a map's handle is MapElements, not {handle!r:.80}")
         if not (isinstance(kind, type) and issubclass(kind, tuple)):
             raise errors.InvalidArgumentError(f"rows are tuples, not {kind!r:.80}")
-        self.handle = handle
+        self.handle = as_map_elements(handle)
         self.size = size
         self.pack = pack
         self.key_of = key_of

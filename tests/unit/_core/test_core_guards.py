@@ -170,6 +170,38 @@ def test_an_unmade_handle_says_so() -> None:
             }[kind.__name__]()
 
 
+class Pretender:
+    """Another object that `isinstance` takes for a handle."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+    @property
+    def __class__(self) -> Any:
+        return self.kind
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_a_handle_is_what_its_type_says() -> None:
+    """The modules beside the core look at a handle's type once, and then read its fields."""
+    rows, to, checked = [(1,)], calls.Emitted(None), (set[type](), None)
+    makers: dict[type, Any] = {
+        core.Batch: lambda keys: calls.RowLoop(keys, rows, [1], None, print, None, to, checked),
+        core.DueTimers: lambda due: calls.TimerLoop(due, [1], True, print, None, to, checked),
+        core.ScalarHandle: lambda handle: ported.TupleValue(handle, 1, tuple),
+        core.MapElements: lambda handle: ported.TupleMap(handle, 1, tuple, tuple, tuple),
+        core.ArrayRef: lambda array: calls.ColumnReader(array),
+    }
+    for kind, make in makers.items():
+        pretender = Pretender(kind)
+        assert isinstance(pretender, kind)
+        for wrong in (pretender, None, 3):
+            with pytest.raises(TypeError):
+                make(wrong)
+
+
 def test_what_is_made_is_made_once() -> None:
     """A second `__init__` would pull away what others rely on."""
     with ps.KeyedStateBackend("long", states={"n": ps.ValueState("long")}, timers=True) as backend:
