@@ -82,7 +82,7 @@ lint: $(VENV)/.lint $(VENV)/.built ## ruff, mypy, stubtest, clang-format, C warn
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
-	@$(PY) -m mypy.stubtest pystate._core.core --mypy-config-file pyproject.toml
+	@$(PY) -m mypy.stubtest pystate._core.core pystate._core.calls pystate._core.ported --mypy-config-file pyproject.toml
 	@$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES) $(C_HEADERS)
 	@for cc in gcc clang; do \
 	    command -v $$cc >/dev/null 2>&1 || continue; \

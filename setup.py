@@ -1,4 +1,4 @@
-"""Builds `pystate._core.core`: the core under its own strict flags, the Cython wrapper under none.
+"""Builds `pystate._core`: the core under its own strict flags, the Cython modules under none.
 
 ``PYSTATE_SANITIZE=address,undefined`` or ``PYSTATE_SANITIZE=thread`` instruments both.
 ``PYSTATE_WERROR=0`` lets warnings of an unknown compiler pass. What a build needs is looked for
@@ -65,6 +65,8 @@ from setuptools import Extension, setup  # noqa: E402
 from setuptools.command.build import build  # noqa: E402
 from setuptools.command.build_ext import build_ext  # noqa: E402
 
+# The extension that the core is linked into.
+CORE = "pystate._core.core"
 WARNINGS = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wstrict-prototypes"]
 CORE_FLAGS = ["-std=c11", "-D_GNU_SOURCE", "-O3", "-fvisibility=hidden"]
 WRAPPER_FLAGS = ["-std=c11", "-O3", "-w", "-fvisibility=hidden"]
@@ -97,7 +99,7 @@ def core_files(pattern: str) -> list[Path]:
 
 
 class BuildCore(build_ext):
-    """Compiles `csrc` and the wrapper side by side, and links them into the extension."""
+    """Compiles `csrc` and the wrappers side by side, and links them into the extensions."""
 
     def finalize_options(self) -> None:
         """Let an editable install find what `build_ext --inplace` has compiled, and leave it so."""
@@ -107,7 +109,7 @@ class BuildCore(build_ext):
             usual.ensure_finalized()
             self.build_lib, self.build_temp = usual.build_platlib, usual.build_temp
 
-    def build_extension(self, ext: Extension) -> None:
+    def build_extensions(self) -> None:
         """Compile what changed, a file for each core, and link."""
         sanitize = sanitize_flags()
         kind = "-".join(["core", *(flag.split("=")[-1] for flag in sanitize[:1])])
@@ -115,45 +117,51 @@ class BuildCore(build_ext):
         flags = CORE_FLAGS + WARNINGS + werror + sanitize
         headers = [path.stat().st_mtime_ns for path in core_files("*.h")]
         folder = str(Path(self.build_temp) / kind)
-        objects = []
 
         def compiled(source: Path, flags: list[str]) -> None:
             self.compiler.compile(
                 [str(source)], output_dir=folder, include_dirs=["csrc"], extra_postargs=flags
             )
 
-        # The wrapper first: it takes the longest.
-        wrapper = [(Path(source), WRAPPER_FLAGS + sanitize) for source in ext.sources]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             running = []
-            for source, own in [*wrapper, *((path, flags) for path in core_files("*.c"))]:
-                [name] = self.compiler.object_filenames([str(source)], output_dir=folder)
-                objects.append(name)
-                newest = max([source.stat().st_mtime_ns, *headers])
-                if self.force or not os.path.exists(name) or os.stat(name).st_mtime_ns < newest:
-                    running.append(pool.submit(compiled, source, own))
+            for ext in self.extensions:
+                objects = []
+                # The wrappers first: the core's takes the longest.
+                sources = [(Path(source), WRAPPER_FLAGS + sanitize) for source in ext.sources]
+                if ext.name == CORE:
+                    sources += [(path, flags) for path in core_files("*.c")]
+                for source, own in sources:
+                    [name] = self.compiler.object_filenames([str(source)], output_dir=folder)
+                    objects.append(name)
+                    newest = max([source.stat().st_mtime_ns, *headers])
+                    if self.force or not os.path.exists(name) or os.stat(name).st_mtime_ns < newest:
+                        running.append(pool.submit(compiled, source, own))
+                ext.sources = []
+                ext.extra_objects = objects
+                ext.extra_link_args = sanitize
+                ext.depends = [*ext.depends, *objects]
             for each in running:
                 each.result()
-        ext.sources = []
-        ext.extra_objects = objects
-        ext.extra_link_args = sanitize
-        ext.depends = [*ext.depends, *objects]
-        # The module's name does not tell which flags it was built with.
+        # The modules' names do not tell which flags they were built with.
         stamp = Path(self.build_temp) / "kind"
         self.force = self.force or not stamp.exists() or stamp.read_text() != kind
-        super().build_extension(ext)
+        super().build_extensions()
         stamp.write_text(kind)
 
 
 if __name__ == "__main__":
-    extension = Extension(
-        "pystate._core.core",
-        ["pystate/_core/core.pyx"],
-        include_dirs=["csrc"],
-        depends=["csrc/pystate.h", *map(str, core_files("interface/*.h"))],
-    )
+    extensions = [
+        Extension(
+            f"pystate._core.{name}",
+            [f"pystate/_core/{name}.pyx"],
+            include_dirs=["csrc"],
+            depends=["csrc/pystate.h", *map(str, core_files("interface/*.h"))],
+        )
+        for name in ("core", "calls", "ported")
+    ]
     setup(
         # Its errors are printed all the same.
-        ext_modules=cythonize([extension], build_dir="build/cython", quiet=True),
+        ext_modules=cythonize(extensions, build_dir="build/cython", quiet=True),
         cmdclass={"build_ext": BuildCore},
     )

@@ -1,15 +1,5 @@
 # Values: Python objects <-> pst_cell, schemas, arrays by address.
 
-cdef extern from *:
-    """
-    #include <stdint.h>
-    /* Loads an offset once, however often it is used: its owner may write to it meanwhile. */
-    static inline int64_t pst_load_offset(const int32_t *at) {
-        return __atomic_load_n(at, __ATOMIC_RELAXED);
-    }
-    """
-    int64_t pst_load_offset(const int32_t *at) noexcept nogil
-
 cdef enum:
     PST_MAX_KEYS_ = 16
     PST_MAX_STATES_ = 64
@@ -507,6 +497,10 @@ cdef class ArrayRef:
                 (self.validity_at, (rows + 7) // 8) if self.c.validity else None,
                 (self.offsets_at, (rows + 1) * 4) if self.c.offsets else None,
                 (self.values_at, self.c.values_bytes))
+
+
+cdef const pst_array *array_of(object reference) except NULL:
+    return &(<ArrayRef?> reference).c
 
 
 cdef bint offsets_rise(const int32_t *offsets, int64_t length, int64_t most) noexcept nogil:

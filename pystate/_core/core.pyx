@@ -3,7 +3,9 @@
 
 Only `pystate` itself uses it. Every C call goes through one `check`. Batches, seals, snapshots,
 loads and file access run without the GIL; a single get or put keeps it. Arrays arrive as addresses
-with an owner that is kept alive; pyarrow and numpy are not known here.
+with an owner that is kept alive; pyarrow and numpy are not known here. What calls users' functions
+is `calls`, and what looks like Spark is `ported`: modules of their own, which call the functions
+that `core.pxd` declares.
 
 Thread safety: a handle that is at work without the GIL is marked busy, and any other use of it,
 `close` included, raises `InUseError`. After a fork the child's handles refuse to work.
@@ -168,10 +170,6 @@ include "rows.pxi"
 include "elements.pxi"
 include "maps.pxi"
 include "timers.pxi"
-include "named_rows.pxi"
-include "emitted.pxi"
-include "calls.pxi"
-include "tuple_states.pxi"
 
 
 # ---- key groups ----------------------------------------------------------------------------------

@@ -365,6 +365,14 @@ cdef class Batch(_Dependent):
 cdef Batch NO_BATCH = Batch.__new__(Batch)
 
 
+cdef object as_batch(object keys):
+    return <Batch?> keys
+
+
+cdef int select_row(object keys, Py_ssize_t row) except -1:
+    return (<Batch> keys).select_row(row)
+
+
 cdef class ScalarHandle:
     """One state of the current key."""
 
@@ -479,3 +487,15 @@ cdef class ScalarHandle:
         cdef pst_status status = pst_value_clear(table.t, self.column)
         if status != PST_NOT_FOUND:
             table.check(status)
+
+
+cdef object as_scalar_handle(object handle):
+    return <ScalarHandle?> handle
+
+
+cdef object read_value(object handle):
+    return (<ScalarHandle> handle).read()
+
+
+cdef int write_value(object handle, object value) except -1:
+    return (<ScalarHandle> handle).write(value)

@@ -6,7 +6,7 @@ cdef class MapElements(CollectionHandle):
     @cython.binding(False)
     def get(self, key, default=None, /):
         """Return the value under `key`, or the default."""
-        return looked_up(self, key, default)
+        return map_get(self, key, default)
 
     @cython.binding(False)
     def put(self, key, value, /):
@@ -17,20 +17,20 @@ cdef class MapElements(CollectionHandle):
         WrongTypeError
             The key is None, or the key or the value is of another type; nothing was written.
         """
-        stored(self, key, value)
+        map_put(self, key, value)
 
     @cython.binding(False)
     def remove(self, key, /):
         """Remove the entry under `key`, if there is one."""
-        removed(self, key)
+        map_remove(self, key)
 
     @cython.binding(False)
     def contains(self, key, /):
         """Whether there is an entry under `key`."""
-        return held(self, key)
+        return map_contains(self, key)
 
     def __contains__(self, key):
-        return held(self, key)
+        return map_contains(self, key)
 
     @cython.binding(False)
     def entries_list(self):
@@ -111,8 +111,13 @@ cdef class MapElements(CollectionHandle):
         return data
 
 
+cdef object as_map_elements(object handle):
+    return <MapElements?> handle
+
+
 # Not methods, for the reason that `words_list` has.
-cdef object looked_up(MapElements elements, key, default):
+cdef object map_get(object handle, object key, object default):
+    cdef MapElements elements = <MapElements> handle
     cdef pst_cell at, cell
     cdef pst_status status
     cdef int is_null = 0
@@ -129,7 +134,8 @@ cdef object looked_up(MapElements elements, key, default):
     elements.table.check(status)
 
 
-cdef int stored(MapElements elements, key, value) except -1:
+cdef int map_put(object handle, object key, object value) except -1:
+    cdef MapElements elements = <MapElements> handle
     cdef pst_cell at, cell
     cdef unsigned long turn = elements.table.turn
     if key is None:
@@ -142,7 +148,8 @@ cdef int stored(MapElements elements, key, value) except -1:
     return 0
 
 
-cdef bint held(MapElements elements, key) except -1:
+cdef bint map_contains(object handle, object key) except -1:
+    cdef MapElements elements = <MapElements> handle
     cdef pst_cell at, cell
     cdef pst_status status
     cdef int is_null
@@ -157,7 +164,8 @@ cdef bint held(MapElements elements, key) except -1:
     return status == PST_OK
 
 
-cdef int removed(MapElements elements, key) except -1:
+cdef int map_remove(object handle, object key) except -1:
+    cdef MapElements elements = <MapElements> handle
     cdef pst_cell at
     cdef pst_status status
     cdef unsigned long turn = elements.table.turn

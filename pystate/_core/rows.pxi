@@ -6,17 +6,6 @@ cdef enum:
 
 # ---- rows as columns -----------------------------------------------------------------------------
 
-cdef struct Cells:
-    int code
-    size_t width        # 0: variable
-    uint8_t *values
-    uint8_t *valid
-    int32_t *offsets
-    size_t rows_capacity
-    size_t data_capacity
-    size_t used         # of values, variable width
-
-
 cdef class _Rows:
     """Collects records into Arrow-layout buffers, keys first, then states."""
 

@@ -119,6 +119,22 @@ cdef class DueTimers:
         keys.table.check(status)
 
 
+cdef object as_due_timers(object due):
+    return <DueTimers?> due
+
+
+cdef bint take_timer(object due, Py_ssize_t i) except -1:
+    return (<DueTimers> due).take(i)
+
+
+cdef int64_t timer_at(object due, Py_ssize_t i) except? -1:
+    return (<DueTimers> due).time_at(i)
+
+
+cdef bint timers_stale(object due) except -1:
+    return (<DueTimers> due).is_stale()
+
+
 cdef class TimerService:
     """A table's timers."""
 

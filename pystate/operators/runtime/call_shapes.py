@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from pystate._core import core
+from pystate._core import calls, core
 from pystate.base.notes import add_note
 from pystate.errors import EvaluationError, InvalidArgumentError, NoCurrentKeyError, WrongTypeError
 from pystate.operators.functions.binding import instead_of_missing, takes_rows
@@ -287,7 +287,7 @@ class KeyedCalls(RowsOut):
         timed = domain == "event"
         if not timed:
             context.timestamp = None
-        loop = core.TimerLoop(
+        loop = calls.TimerLoop(
             due,
             list(self.key_values(due.keys.key_arrays())),
             timed,
@@ -303,7 +303,7 @@ class KeyedCalls(RowsOut):
             yield from self.drain("on_timer")
         return loop.fired
 
-    def fired(self, loop: core.TimerLoop, method: str, *, to_end: bool = False) -> bool:
+    def fired(self, loop: calls.TimerLoop, method: str, *, to_end: bool = False) -> bool:
         """Call the function for more timers, until output is due or the loop ends."""
         try:
             return loop.run(self.most, to_end)
@@ -348,15 +348,15 @@ class RowCalls(KeyedCalls):
         self,
         columns: Sequence[pa.Array[Any]],
         key_of: int | list[Any],
-        rows: core.RowSource | list[Any],
+        rows: calls.RowSource | list[Any],
         times: core.ArrayRef | list[Any] | None,
     ) -> Iterator[Any]:
         run, method = self.run, self.method
-        loop = core.RowLoop(
+        loop = calls.RowLoop(
             self.backend.keys(columns),
             rows,
             key_of,
-            None if times is None else core.ColumnReader(times),
+            None if times is None else calls.ColumnReader(times),
             getattr(self.function, method),
             self.context,
             self.emitted,

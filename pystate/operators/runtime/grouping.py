@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pystate._core import core
+from pystate._core import calls
 from pystate.state.key_batch import KeyBatch
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.key_codes import MOST_CODES, Ints, dense_codes, key_codes, longs
@@ -23,7 +23,7 @@ from pystate.types.key_codes import MOST_CODES, Ints, dense_codes, key_codes, lo
 def grouped_rows(keys: KeyBatch) -> tuple[np.ndarray[Any, Any], list[int], list[int]]:
     """The rows in the order of their keys, each key's first row, and where in the order it ends."""
     first, order = keys.first_rows(), np.empty(len(keys), np.int64)
-    firsts, ends = core.grouped(first.ctypes.data, len(keys), order.ctypes.data)
+    firsts, ends = calls.grouped(first.ctypes.data, len(keys), order.ctypes.data)
     return order, firsts, ends
 
 

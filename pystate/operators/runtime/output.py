@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from pystate._core import core
+from pystate._core import calls
 from pystate.base.arguments import NO_INSTANT, duplicates, shortened, text
 from pystate.base.arguments import shown as described
 from pystate.errors import (
@@ -61,10 +61,10 @@ _AS_IT_IS = (-1,)
 class Output(Protocol):
     """Converts yielded rows; `OutputColumns` and `RowsAsYielded` implement it."""
 
-    def collector(self) -> core.Emitted:
+    def collector(self) -> calls.Emitted:
         """What rows are collected in until `pieces` outputs them."""
 
-    def pieces(self, emitted: core.Emitted) -> Iterator[Any]:
+    def pieces(self, emitted: calls.Emitted) -> Iterator[Any]:
         """Pieces of output from collected rows, which are taken."""
 
     def from_rows(self, rows: list[Any]) -> Any:
@@ -92,11 +92,11 @@ class OutputColumns:
         #: The types of the columns that are made in the core, as long as values fit exactly.
         self._codes = [0 if type_ is None else type_.code for type_ in plain]
 
-    def collector(self) -> core.Emitted:
+    def collector(self) -> calls.Emitted:
         """What rows are collected in until `pieces` outputs them."""
-        return core.Emitted(self._codes)
+        return calls.Emitted(self._codes)
 
-    def pieces(self, emitted: core.Emitted) -> Iterator[pa.RecordBatch]:
+    def pieces(self, emitted: calls.Emitted) -> Iterator[pa.RecordBatch]:
         """Batches of collected rows, which are taken; raises what `from_rows` does.
 
         Its errors name the key whose row it was.
@@ -269,7 +269,7 @@ def place_of(error: WrongTypeError) -> int | None:
 
 
 @contextmanager
-def _named_key(emitted: core.Emitted, taken: int) -> Iterator[None]:
+def _named_key(emitted: calls.Emitted, taken: int) -> Iterator[None]:
     """Let an error about a row name its key; `taken` rows came before those of the block."""
     try:
         yield
@@ -375,11 +375,11 @@ class RowsAsYielded:
         self._check = check
         self._owner = owner
 
-    def collector(self) -> core.Emitted:
+    def collector(self) -> calls.Emitted:
         """What rows are collected in until `pieces` outputs them."""
-        return core.Emitted(None)
+        return calls.Emitted(None)
 
-    def pieces(self, emitted: core.Emitted) -> Iterator[list[Any]]:
+    def pieces(self, emitted: calls.Emitted) -> Iterator[list[Any]]:
         """Collected rows, which are taken."""
         taken = 0
         for part in emitted.take():

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as at
 
-from pystate._core import core
+from pystate._core import calls, core
 from pystate.base.arguments import duplicates, nearest
 from pystate.errors import InvalidArgumentError
 from pystate.types.arrays import datetimes, reference
@@ -31,7 +31,7 @@ READABLE: dict[pa.DataType, StateType] = {
 if TYPE_CHECKING:
     _Named: TypeAlias = tuple[Any, ...]
 else:
-    _Named = core.named_tuple()
+    _Named = calls.named_tuple()
 
 
 class Row(_Named):
@@ -204,9 +204,9 @@ class RowFactory:
         self._row = _row_class(tuple(names))
         self._make: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, self._row)
 
-    def source(self, batch: pa.RecordBatch) -> core.RowSource:
+    def source(self, batch: pa.RecordBatch) -> calls.RowSource:
         """The rows of a batch, which are made when they are asked for."""
-        source = core.RowSource(self._row, batch.num_columns)
+        source = calls.RowSource(self._row, batch.num_columns)
         source.fill(0, list(map(readable, batch.columns, batch.schema.names)))
         return source
 
@@ -225,7 +225,7 @@ def python_values(array: pa.Array[Any], name: str) -> list[Any]:
     """
     plain = READABLE.get(array.type)
     if plain is not None:
-        return core.ColumnReader(reference(array, plain)).to_list()
+        return calls.ColumnReader(reference(array, plain)).to_list()
     if not (at.is_timestamp(array.type) and array.type.unit == "us"):
         values: list[Any] = array.to_pylist()
         convert = _converter(array.type)
@@ -258,7 +258,7 @@ def unreadable(rows: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 def _is_held(column: pa.Array[Any], name: str) -> bool:
     try:
-        core.ColumnReader(readable(column, name)).to_list()
+        calls.ColumnReader(readable(column, name)).to_list()
     except (InvalidArgumentError, ValueError, OverflowError):
         return False
     return True

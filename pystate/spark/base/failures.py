@@ -24,7 +24,7 @@ _PYTHON_ERROR = re.compile(
 #: What pystate itself imports in a worker; other missing modules are those of users' functions.
 _NO_MODULE = re.compile(
     r"ModuleNotFoundError: No module named "
-    r"'(pystate|pystate\._core\.core|numpy|pyarrow|lz4|pandas)'"
+    r"'(pystate|pystate\._core\.\w+|numpy|pyarrow|lz4|pandas)'"
 )
 #: Where a worker's trace begins, a frame of it, and what it ends with.
 _TRACE = "Traceback (most recent call last):\n"

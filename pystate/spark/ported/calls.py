@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as at
 
-from pystate._core import core
+from pystate._core import calls
 from pystate.operators.runtime.call_shapes import Firing, KeyedCalls, one_batch
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.grouping import grouped_rows
@@ -142,7 +142,7 @@ class PortedCalls(KeyedCalls):
     def on_due(self, due: DueTimers, domain: TimeDomain) -> Firing:
         """Call the processor for some timers."""
         timers = self.function._timers
-        loop = core.TimerLoop(
+        loop = calls.TimerLoop(
             due,
             self._timer_key(due.keys.key_arrays()),
             False,
@@ -172,7 +172,7 @@ class _KeyRows:
     def __call__(self, columns: Sequence[pa.Array[Any]]) -> list[Any]:
         row = self._row
         if not self._types:
-            source = core.RowSource(row, len(columns))
+            source = calls.RowSource(row, len(columns))
             named = zip(columns, self._leaves, strict=True)
             source.fill(0, [readable(column, name, _local) for column, name in named])
             return list(source.rows(0, len(columns[0])))

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.types as at
 from pyspark.sql.types import StructType
 
-from pystate._core import core
+from pystate._core import calls
 from pystate.errors import WrongTypeError
 from pystate.operators.runtime.output import OutputColumns, shown
 from pystate.spark.base.schemas import output_columns
@@ -63,9 +63,9 @@ class FrameOutput(OutputColumns):
         output._by_name = by_name
         return output
 
-    def collector(self) -> core.Emitted:
+    def collector(self) -> calls.Emitted:
         """What frames are collected in."""
-        return core.Emitted(None)
+        return calls.Emitted(None)
 
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
         """Turn frames that a processor yielded into a batch."""

@@ -23,7 +23,7 @@ from pyspark.errors import PySparkValueError
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
-from pystate._core import core
+from pystate._core import calls, core, ported
 from pystate.errors import WrongTypeError
 from pystate.operators.runtime.output import OutputColumns, shown
 from pystate.operators.runtime.rows import READABLE
@@ -62,7 +62,7 @@ def row_class(names: tuple[str, ...]) -> type[Row]:
 
 
 #: Spark's row with the core's way of finding a field.
-_Named: Any = core.named_tuple(Row)
+_Named: Any = calls.named_tuple(Row)
 
 
 def _other_item(row: Row, item: Any) -> Any:
@@ -79,7 +79,7 @@ class RowMaker:
         self._row = row_class(tuple(names))
         self._width = len(names)
 
-    def source(self, batch: pa.RecordBatch, order: np.ndarray[Any, Any]) -> core.RowSource:
+    def source(self, batch: pa.RecordBatch, order: np.ndarray[Any, Any]) -> calls.RowSource:
         """The rows of a batch in another order, whose columns are read piece by piece."""
 
         def refill(i: int) -> None:
@@ -87,7 +87,7 @@ class RowMaker:
             piece = batch.take(pa.array(order[begin : begin + _PIECE]))
             source.fill(begin, list(map(_readable, piece.columns)))
 
-        source = core.RowSource(self._row, self._width, refill)
+        source = calls.RowSource(self._row, self._width, refill)
         return source
 
 
@@ -100,7 +100,7 @@ def arrow_values(array: pa.Array[Any]) -> list[Any]:
     """The values of an array as Spark's workers give them to a processor: years 1 to 9999 only."""
     plain = READABLE.get(array.type)
     if plain is not None:
-        return core.ColumnReader(reference(array, plain)).to_list()
+        return calls.ColumnReader(reference(array, plain)).to_list()
     if not (at.is_timestamp(array.type) and array.type.unit == "us"):
         values: list[Any] = array.to_pylist()
         return values
@@ -178,9 +178,9 @@ class RowOutput(OutputColumns):
         wanted = pa.schema([field.with_nullable(not required) for field, required in fields])
         return cls(wanted, owner, columns.ddl)
 
-    def collector(self) -> core.Emitted:
+    def collector(self) -> calls.Emitted:
         """What rows are collected in: those that name exactly the columns are taken apart."""
-        return core.Emitted(self._codes, Row, [sys.intern(name) for name in self.names])
+        return calls.Emitted(self._codes, Row, [sys.intern(name) for name in self.names])
 
     def from_rows(self, rows: Sequence[Any]) -> pa.RecordBatch:
         """Turn rows that a processor yielded into a batch."""
@@ -246,10 +246,10 @@ def use_quick_rows() -> None:
 def use_quick_rows_of(kind: Any) -> bool:
     """The same for a class of rows; return False, and change nothing, if it is not Spark's."""
     slow = kind.__dict__.get("__new__")
-    if not isinstance(slow, staticmethod) or not core.set_quick_rows(kind, True):
+    if not isinstance(slow, staticmethod) or not ported.set_quick_rows(kind, True):
         return False
     if not _same(kind, slow.__func__):
-        core.set_quick_rows(kind, False)
+        ported.set_quick_rows(kind, False)
         return False
     return True
 

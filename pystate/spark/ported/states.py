@@ -14,7 +14,7 @@ from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueS
 import pystate.state.list as lists
 import pystate.state.map as maps
 import pystate.state.value as values
-from pystate._core import core
+from pystate._core import ported
 from pystate.spark.base.errors import StatefulProcessorError
 from pystate.spark.ported.rows import row_class
 from pystate.spark.ported.schemas import Struct, read_struct
@@ -177,11 +177,11 @@ class PortedValue(ValueState):
         self._write(self._pack(newValue))
 
 
-class PlainValue(core.TupleValue, PortedValue):
+class PlainValue(ported.TupleValue, PortedValue):
     """The same of plain fields: what is called for every row is a method of the core."""
 
     def __init__(self, name: str, handle: values.ValueHandle, struct: Struct) -> None:
-        core.TupleValue.__init__(self, handle, len(struct.names), struct.pack)
+        ported.TupleValue.__init__(self, handle, len(struct.names), struct.pack)
         PortedValue.__init__(self, name, handle, struct)
 
 
@@ -273,12 +273,12 @@ class PortedMap(MapState):
         self._handle.remove(self._key(key))
 
 
-class PlainMap(core.TupleMap, PortedMap):
+class PlainMap(ported.TupleMap, PortedMap):
     """The same of plain fields, and with keys of one plain field."""
 
     def __init__(self, name: str, handle: maps.MapHandle, struct: Struct, keys: MapKeys) -> None:
         row = row_class(struct.names)
-        core.TupleMap.__init__(self, handle, len(struct.names), struct.pack, keys.pack, row)
+        ported.TupleMap.__init__(self, handle, len(struct.names), struct.pack, keys.pack, row)
         PortedMap.__init__(self, name, handle, struct, keys)
 
 

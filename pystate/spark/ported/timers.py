@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pystate._core import core
+from pystate._core import calls
 from pystate.operators.functions.context import RuntimeContext
 from pystate.operators.runtime.event_time import MAX_WATERMARK
 from pystate.tables.backend import KeyedStateBackend
@@ -63,7 +63,7 @@ class KeyTimers:
         #: Up to when timers fire in the pass that runs; None outside of it.
         self._until: int | None = None
         #: The timer that fires; watched once the calls below have something to do.
-        self.firing = core.Firing()
+        self.firing = calls.Firing()
         #: Timers that are due already and wait for the next pass; the order is that of the calls.
         self._later: dict[tuple[Any, int], None] = {}
         #: Timers that fire in this pass, although they were deleted.

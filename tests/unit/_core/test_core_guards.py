@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
-from pystate._core import core
+from pystate._core import calls, core, ported
 from pystate.errors import ClosedError, InvalidArgumentError
 from pystate.types.arrays import reference
 from tests.forks import FORKS, copied
@@ -96,8 +96,8 @@ def test_the_rule_sees_what_breaks_it() -> None:
 # -- types that were made by __new__ alone ---------------------------------------------------------
 
 TYPES = sorted(
-    (value for value in vars(core).values() if isinstance(value, type)
-     and value.__module__ == core.__name__),
+    (value for module in (core, calls, ported) for value in vars(module).values()
+     if isinstance(value, type) and value.__module__ == module.__name__),
     key=lambda kind: kind.__name__,
 )  # fmt: skip
 
@@ -168,6 +168,38 @@ def test_an_unmade_handle_says_so() -> None:
                 "TimerService": lambda thing=thing: thing.next("event"),
                 "DueTimers": lambda thing=thing: thing.fire_all(),
             }[kind.__name__]()
+
+
+class Pretender:
+    """Another object that `isinstance` takes for a handle."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+    @property
+    def __class__(self) -> Any:
+        return self.kind
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_a_handle_is_what_its_type_says() -> None:
+    """The modules beside the core look at a handle's type once, and then read its fields."""
+    rows, to, checked = [(1,)], calls.Emitted(None), (set[type](), None)
+    makers: dict[type, Any] = {
+        core.Batch: lambda keys: calls.RowLoop(keys, rows, [1], None, print, None, to, checked),
+        core.DueTimers: lambda due: calls.TimerLoop(due, [1], True, print, None, to, checked),
+        core.ScalarHandle: lambda handle: ported.TupleValue(handle, 1, tuple),
+        core.MapElements: lambda handle: ported.TupleMap(handle, 1, tuple, tuple, tuple),
+        core.ArrayRef: lambda array: calls.ColumnReader(array),
+    }
+    for kind, make in makers.items():
+        pretender = Pretender(kind)
+        assert isinstance(pretender, kind)
+        for wrong in (pretender, None, 3):
+            with pytest.raises(TypeError):
+                make(wrong)
 
 
 def test_what_is_made_is_made_once() -> None:

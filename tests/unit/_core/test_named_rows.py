@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pystate._core import core
+from pystate._core import calls, core
 from pystate.errors import InvalidArgumentError
 from pystate.operators.runtime.rows import READABLE, RowFactory, python_values, readable
 from pystate.types.arrays import reference
@@ -39,7 +39,7 @@ def arrays(draw: st.DrawFn) -> Any:
 
 @given(arrays())
 def test_values_are_those_of_arrow(array: pa.Array[Any]) -> None:
-    found = core.ColumnReader(reference(array, READABLE[array.type])).to_list()
+    found = calls.ColumnReader(reference(array, READABLE[array.type])).to_list()
     assert found == array.to_pylist() == python_values(array, "x")
     assert [type(value) for value in found] == [type(value) for value in array.to_pylist()]
 
@@ -54,7 +54,7 @@ def test_a_type_that_is_not_read_in_the_core() -> None:
     assert readable(pa.array([1.5], pa.float32()), "x") == [1.5]
     with pytest.raises(InvalidArgumentError, match="read from a list"):
         code = core.TYPE_CODES["decimal"]
-        core.ColumnReader(core.ArrayRef(code, 1, 0, 0, 0, 0, 0, None))
+        calls.ColumnReader(core.ArrayRef(code, 1, 0, 0, 0, 0, 0, None))
 
 
 def test_rows_stay_when_their_batch_is_gone() -> None:
@@ -78,7 +78,7 @@ def test_rows_are_found_in_windows() -> None:
         begin = i - i % 10
         source.fill(begin, [list(range(begin, begin + 10)), [None] * 10])
 
-    source = core.RowSource(tuple, 2, refill)
+    source = calls.RowSource(tuple, 2, refill)
     assert [row[0] for row in source.rows(3, 25)] == list(range(3, 25)) and asked == [3, 10, 20]
     rows = source.rows(25, 40)
     assert rows.num_rows == 15 and next(rows) == (25, None)
@@ -87,7 +87,7 @@ def test_rows_are_found_in_windows() -> None:
 
 
 def test_a_window_that_has_not_the_row() -> None:
-    source = core.RowSource(tuple, 1, lambda i: source.fill(0, [[1]]))
+    source = calls.RowSource(tuple, 1, lambda i: source.fill(0, [[1]]))
     rows = source.rows(0, 5)
     assert next(rows) == (1,)
     for _ in range(2):
@@ -97,9 +97,9 @@ def test_a_window_that_has_not_the_row() -> None:
         with pytest.raises(InvalidArgumentError, match="for 1 fields"):
             source.fill(0, columns)
     with pytest.raises(InvalidArgumentError, match="differ in length"):
-        core.RowSource(tuple, 2).fill(0, [[1], [1, 2]])
+        calls.RowSource(tuple, 2).fill(0, [[1], [1, 2]])
     with pytest.raises(InvalidArgumentError, match="rows are tuples"):
-        core.RowSource(list, 1)  # type: ignore[arg-type]
+        calls.RowSource(list, 1)  # type: ignore[arg-type]
 
 
 @drawn(50)
@@ -107,7 +107,7 @@ def test_a_window_that_has_not_the_row() -> None:
 def test_rows_are_grouped_by_their_first(keys: list[int]) -> None:
     first = np.array([keys.index(key) for key in keys], np.int32)
     order = np.empty(len(keys), np.int64)
-    firsts, ends = core.grouped(first.ctypes.data, len(keys), order.ctypes.data)
+    firsts, ends = calls.grouped(first.ctypes.data, len(keys), order.ctypes.data)
     expected = {key: [i for i, other in enumerate(keys) if other == key] for key in keys}
     assert [order[a:b].tolist() for a, b in zip([0, *ends], ends, strict=False)] == [
         *expected.values()
@@ -118,11 +118,11 @@ def test_rows_are_grouped_by_their_first(keys: list[int]) -> None:
 def test_groups_that_begin_behind_their_rows() -> None:
     first, order = np.array([1, 1], np.int32), np.empty(2, np.int64)
     with pytest.raises(InvalidArgumentError, match="comes after it"):
-        core.grouped(first.ctypes.data, 2, order.ctypes.data)
+        calls.grouped(first.ctypes.data, 2, order.ctypes.data)
 
 
 def test_names_of_rows() -> None:
-    class Pair(core.named_tuple()):  # type: ignore[misc]
+    class Pair(calls.named_tuple()):  # type: ignore[misc]
         __slots__ = ()
         __positions__: ClassVar[dict[str, Any]] = {"a": 0, "b": 1, "far": 2, "odd": "x"}
 
@@ -136,4 +136,4 @@ def test_names_of_rows() -> None:
     with pytest.raises(IndexError):
         pair[2]
     with pytest.raises(InvalidArgumentError, match="rows are tuples"):
-        core.named_tuple(list)  # type: ignore[arg-type]
+        calls.named_tuple(list)  # type: ignore[arg-type]

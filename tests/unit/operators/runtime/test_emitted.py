@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import pystate as ps
-from pystate._core import core
+from pystate._core import calls
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.output import OutputColumns, RowsAsYielded, parse_columns
 from tests.drawn import drawn
@@ -158,7 +158,7 @@ def test_what_a_generator_yields_before_it_raises_is_not_output_twice() -> None:
         yield (1,)
         raise RuntimeError("in the middle")
 
-    emitted = core.Emitted([COLUMNS._codes[0]])
+    emitted = calls.Emitted([COLUMNS._codes[0]])
     with pytest.raises(RuntimeError, match="in the middle"):
         emitted.extend(broken())
     assert len(emitted) == 1
@@ -169,7 +169,7 @@ def test_what_a_generator_yields_before_it_raises_is_not_output_twice() -> None:
 def test_columns_that_it_cannot_have() -> None:
     for codes, kind, names in (([99], None, ()), ([1, 1], tuple, ("a",))):
         with pytest.raises(InvalidArgumentError):
-            core.Emitted(codes, kind, names)
+            calls.Emitted(codes, kind, names)
 
 
 class Odd(ps.KeyedProcessFunction):

@@ -17,7 +17,7 @@ FRAMES = """An exception was thrown from the Python worker:
 Traceback (most recent call last):
   File "/env/lib/python3.11/site-packages/pystate/spark/tasks/worker.py", line 205, in run_task
     task.release()
-  File "pystate/_core/emitted.pxi", line 116, in pystate._core.core.Emitted.add_all
+  File "pystate/_core/calls.pyx", line 322, in pystate._core.calls.Emitted.add_all
   File "/home/ann/job.py", line 9, in process
     yield key, self.rate(row)
   File "/home/ann/pystate/rates.py", line 4, in rate

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkRuntimeError, PySparkValueError
 from pyspark.sql import Row
 from pyspark.sql import types as st
 
-from pystate._core import core
+from pystate._core import ported
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.spark.ported.rows import (
     RowMaker,
@@ -111,7 +111,7 @@ def slow() -> Iterator[Any]:
     """How Spark makes a row, while its class makes them in one step."""
     assert use_quick_rows_of(Row)
     yield partial(Row.__dict__["__new__"].__func__, Row)
-    assert core.set_quick_rows(Row, False)
+    assert ported.set_quick_rows(Row, False)
 
 
 def test_quick_rows_are_those_of_spark(slow: Any) -> None:
@@ -165,17 +165,17 @@ def test_another_class_is_left_alone() -> None:
 
 def test_sparks_class_is_quick_only_in_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     use_quick_rows()
-    assert not core.set_quick_rows(Row, False)
+    assert not ported.set_quick_rows(Row, False)
     monkeypatch.setattr(TaskContext, "get", lambda: object())
     use_quick_rows()
     try:
         assert Row(a=1).asDict() == {"a": 1}
         use_quick_rows()
     finally:
-        assert core.set_quick_rows(Row, False)
+        assert ported.set_quick_rows(Row, False)
 
 
 def test_only_classes_of_tuples_have_quick_rows() -> None:
     for wrong in (tuple, dict, 3, Row(a=1)):
         with pytest.raises(InvalidArgumentError, match="rows are tuples"):
-            core.set_quick_rows(wrong, True)  # type: ignore[arg-type]
+            ported.set_quick_rows(wrong, True)  # type: ignore[arg-type]

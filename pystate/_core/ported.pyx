@@ -1,5 +1,22 @@
-# States of structs as Spark's processors use them, and the rows that these make: each call of a
-# processor is one call of the core.
+# cython: language_level=3, binding=True, auto_pickle=False, autotestdict=False
+"""States of structs as Spark's processors use them, and Spark's rows: each call of a processor is
+one call of the core, through `core.pxd`.
+"""
+
+cimport cython
+from cpython.ref cimport Py_INCREF
+from cpython.tuple cimport (
+    PyTuple_CheckExact, PyTuple_GET_ITEM, PyTuple_GET_SIZE, PyTuple_SET_ITEM,
+)
+
+from pystate._core.core cimport (
+    as_map_elements, as_scalar_handle, map_contains, map_get, map_put, map_remove, once, read_value,
+    write_value,
+)
+from pystate._core.new_row cimport pst_new_row
+
+from pystate import errors
+
 
 cdef inline int made(object handle) except -1:
     if handle is None:
@@ -20,13 +37,13 @@ cdef class TupleValue:
         Makes such a tuple of anything else that is taken.
     """
 
-    cdef ScalarHandle handle
+    cdef object handle
     cdef Py_ssize_t size
     cdef object pack
 
-    def __init__(self, ScalarHandle handle not None, Py_ssize_t size, pack):
+    def __init__(self, handle not None, Py_ssize_t size, pack):
         once(self.handle is not None, "a state")
-        self.handle = handle
+        self.handle = as_scalar_handle(handle)
         self.size = size
         self.pack = pack
 
@@ -34,7 +51,7 @@ cdef class TupleValue:
     def get(self):
         """Return the current key's value, or None."""
         made(self.handle)
-        return self.handle.read()
+        return read_value(self.handle)
 
     @cython.binding(False)
     def update(self, newValue):
@@ -42,7 +59,7 @@ cdef class TupleValue:
         made(self.handle)
         if not (PyTuple_CheckExact(newValue) and PyTuple_GET_SIZE(newValue) == self.size):
             newValue = self.pack(newValue)
-        self.handle.write(newValue)
+        write_value(self.handle, newValue)
 
 
 cdef class TupleMap:
@@ -60,17 +77,17 @@ cdef class TupleMap:
         The class of the rows that are given.
     """
 
-    cdef MapElements handle
+    cdef object handle
     cdef Py_ssize_t size
     cdef object pack
     cdef object key_of
     cdef object kind
 
-    def __init__(self, MapElements handle not None, Py_ssize_t size, pack, key_of, kind not None):
+    def __init__(self, handle not None, Py_ssize_t size, pack, key_of, kind not None):
         once(self.handle is not None, "a state")
         if not (isinstance(kind, type) and issubclass(kind, tuple)):
             raise errors.InvalidArgumentError(f"rows are tuples, not {kind!r:.80}")
-        self.handle = handle
+        self.handle = as_map_elements(handle)
         self.size = size
         self.pack = pack
         self.key_of = key_of
@@ -89,7 +106,7 @@ cdef class TupleMap:
         """Return the value of a key as a row, or None."""
         cdef Py_ssize_t i
         made(self.handle)
-        found = looked_up(self.handle, self.key(key), None)
+        found = map_get(self.handle, self.key(key), None)
         if found is None:
             return None
         if not PyTuple_CheckExact(found):
@@ -108,19 +125,19 @@ cdef class TupleMap:
         key = self.key(key)
         if not (PyTuple_CheckExact(value) and PyTuple_GET_SIZE(value) == self.size):
             value = self.pack(value)
-        stored(self.handle, key, value)
+        map_put(self.handle, key, value)
 
     @cython.binding(False)
     def containsKey(self, key):
         """Whether there is the key."""
         made(self.handle)
-        return held(self.handle, self.key(key))
+        return map_contains(self.handle, self.key(key))
 
     @cython.binding(False)
     def removeKey(self, key):
         """Remove a key."""
         made(self.handle)
-        removed(self.handle, self.key(key))
+        map_remove(self.handle, self.key(key))
 
 
 # ---- Spark's rows --------------------------------------------------------------------------------
