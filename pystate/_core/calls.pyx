@@ -627,23 +627,25 @@ cdef class RowLoop(_Calls):
         self.set_call(call, context, emitted, checked, clock, leave)
         self.keys = as_batch(keys)
         self.times = times
-        self.end = len(keys)
+        cdef Py_ssize_t length = len(keys)
         if isinstance(rows, list):
             self.elements = rows
-            if len(self.elements) != self.end:
-                raise errors.InvalidArgumentError(f"{len(rows)} rows for {self.end} keys")
+            if len(self.elements) != length:
+                raise errors.InvalidArgumentError(f"{len(rows)} rows for {length} keys")
         else:
             self.rows = <RowSource?> rows
         if isinstance(key_of, list):
             self.names = key_of
-            if len(self.names) != self.end:
-                raise errors.InvalidArgumentError(f"{len(key_of)} keys for {self.end} rows")
+            if len(self.names) != length:
+                raise errors.InvalidArgumentError(f"{len(key_of)} keys for {length} rows")
         else:
             self.field = key_of
             if self.rows is None or not 0 <= self.field < self.rows.width:
                 raise errors.InvalidArgumentError(f"rows have no field {key_of}")
-        if times is not None and times.length() != self.end:
-            raise errors.InvalidArgumentError(f"{times.length()} times for {self.end} rows")
+        if times is not None and times.length() != length:
+            raise errors.InvalidArgumentError(f"{times.length()} times for {length} rows")
+        # Last: what was refused has no rows.
+        self.end = length
 
     def run(self, Py_ssize_t most):
         """Go on with the next rows; False at their end, True once `most` rows were emitted."""
@@ -727,9 +729,9 @@ cdef class TimerLoop(_Calls):
         self.firing = firing
         self.before = before
         self.after = after
+        if len(keys) != len(due):
+            raise errors.InvalidArgumentError(f"{len(keys)} keys for {len(due)} timers")
         self.end = len(due)
-        if len(keys) != self.end:
-            raise errors.InvalidArgumentError(f"{len(keys)} keys for {self.end} timers")
 
     def run(self, Py_ssize_t most, bint to_end):
         """Go on with the next timers; False at their end, True once `most` rows were emitted. It

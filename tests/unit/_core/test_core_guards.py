@@ -202,6 +202,17 @@ def test_a_handle_is_what_its_type_says() -> None:
                 make(wrong)
 
 
+def test_a_loop_that_was_refused_has_no_rows() -> None:
+    with ps.KeyedStateBackend("long", states={"n": ps.ValueState("long")}) as backend:
+        keys, loop = backend.keys(pa.array([1])), calls.RowLoop.__new__(calls.RowLoop)
+        to, checked = calls.Emitted(None), (set[type](), None)
+        for rows, key_of in [([3], 0), ([3], [1, 2]), ([3, 4], [1])]:
+            with pytest.raises(InvalidArgumentError):
+                loop.__init__(keys, rows, key_of, None, print, None, to, checked)
+            assert not loop.run(1)
+            loop = calls.RowLoop.__new__(calls.RowLoop)
+
+
 def test_what_is_made_is_made_once() -> None:
     """A second `__init__` would pull away what others rely on."""
     with ps.KeyedStateBackend("long", states={"n": ps.ValueState("long")}, timers=True) as backend:
