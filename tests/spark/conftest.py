@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from .plans import CHEAP, configured
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -58,6 +60,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(paths))
         # A stopped query's worker lives on until its test lets it end, however slow the host is.
         .config("spark.python.task.killTimeout", "600s")
+        .config(map=CHEAP)
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
@@ -72,6 +75,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         process.stdin.close()
         process.wait(timeout=60)
         SparkContext._gateway = SparkContext._jvm = None
+
+
+@pytest.fixture(scope="module")
+def default_plans(spark: SparkSession) -> Iterator[None]:
+    """Spark plans as it does for users."""
+    with configured(spark, dict.fromkeys(CHEAP)):
+        yield
 
 
 @pytest.fixture(autouse=True)

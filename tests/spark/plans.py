@@ -1,4 +1,4 @@
-"""Plans of many operators and few rows, which Spark makes and runs quickly."""
+"""How Spark plans in tests: quickly, as they have few rows and many plans."""
 
 from __future__ import annotations
 
@@ -9,26 +9,31 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: No code is generated and no stage planned anew, and each stage has one task.
+#: What the session of the tests has: no code is generated, and no stage is planned anew.
 CHEAP = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.shuffle.partitions": "1",
 }
+#: Where operators are many.
+ONE_TASK = {"spark.sql.shuffle.partitions": "1"}
 
 
 @contextmanager
-def configured(spark: SparkSession, settings: Mapping[str, str] = CHEAP) -> Iterator[None]:
-    """Spark with other settings, for as long as it takes."""
+def configured(spark: SparkSession, settings: Mapping[str, str | None]) -> Iterator[None]:
+    """Spark with other settings, or without some, for as long as it takes."""
     before = {name: spark.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
+    change(spark, settings)
     try:
         yield
     finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
+        change(spark, before)
+
+
+def change(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
+    """Set settings; None is Spark's own."""
+    for name, value in settings.items():
+        if value is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, value)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pystate.spark import Job
 
 MakeJob = Callable[..., "Job"]
+#: Plans are what these are about.
+pytestmark = pytest.mark.usefixtures("default_plans")
 NAN = float("nan")
 SCHEMA = "`k.1` double, s struct<u:string>, at timestamp, v long, i int, f float, d decimal(9,2)"
 

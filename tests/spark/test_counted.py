@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pystate.spark import Job
 
 MakeJob = Callable[..., "Job"]
+#: Plans are what these are about.
+pytestmark = pytest.mark.usefixtures("default_plans")
 RANGES = 4
 
 

@@ -98,6 +98,7 @@ class Listener(StreamingQueryListener):
     def onQueryTerminated(self, event: Any) -> None: ...  # noqa: N802
 
 
+@pytest.mark.usefixtures("default_plans")
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_a_streams_jobs_and_progress_tell_of_state(
     spark: SparkSession, make_job: MakeJob, source: Source, shuffled: bool

@@ -28,6 +28,7 @@ LINE = '1.2.3.4 - - [17/May/2015:10:05:03 +0000] "{request}" 200 {size}{rest}'
 REST = ' "http://x/" "agent \\"quoted\\""'
 #: Gives the exit status of an example, and what it has printed.
 Run = Callable[..., tuple[int, str]]
+pytestmark = pytest.mark.usefixtures("default_plans")
 
 
 def run(example: str, *options: str) -> tuple[int, str]:
@@ -35,6 +36,7 @@ def run(example: str, *options: str) -> tuple[int, str]:
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [example, *options])
+        patch.delitem(sys.modules, f"pystate.examples.{example}", raising=False)
         for name in ("py4j", "pystate"):
             # Its logs are in a folder that goes with it.
             patch.setattr(logging.getLogger(name), "handlers", [])

@@ -5,7 +5,7 @@ Such code is compiled in each epoch, and runs slowly at first, which may take lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -80,22 +80,12 @@ PIPELINES: dict[str, Callable[[DataFrame, Job, str], DataFrame]] = {
 TELLING = ("process", "aggregate", "session", "interval join")
 
 
-@pytest.fixture
-def generated(spark: SparkSession) -> Iterator[None]:
-    """Code is generated, whatever the other tests do."""
-    name = "spark.sql.codegen.wholeStage"
-    before = spark.conf.get(name)
-    spark.conf.set(name, "true")
-    yield
-    spark.conf.set(name, before)
-
-
 @pytest.mark.parametrize(
     "names",
     [TELLING, *(pytest.param((name,), marks=pytest.mark.slow) for name in PIPELINES)],
     ids=", ".join,
 )
-@pytest.mark.usefixtures("generated")
+@pytest.mark.usefixtures("default_plans")
 def test_later_epochs_compile_nothing(
     names: Sequence[str], spark: SparkSession, make_job: MakeJob
 ) -> None:

@@ -17,7 +17,7 @@ import pystate as ps
 from pystate import testing
 from pystate.spark import adapt
 
-from .plans import configured
+from .plans import ONE_TASK, configured
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -344,14 +344,14 @@ def of_a_harness(case: Case) -> list[Epoch]:
 
 
 @pytest.fixture(scope="module")
-def cheap_plans(spark: SparkSession) -> Iterator[None]:
-    with configured(spark):
+def one_task(spark: SparkSession) -> Iterator[None]:
+    with configured(spark, ONE_TASK):
         yield
 
 
 @pytest.fixture(scope="module")
 def epochs(
-    spark: SparkSession, cheap_plans: None, tmp_path_factory: pytest.TempPathFactory
+    spark: SparkSession, one_task: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, list[Epoch]]]:
     """The same of one job of all operators, and what its loop had in flight."""
     from pystate.spark import Job

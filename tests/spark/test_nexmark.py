@@ -14,7 +14,7 @@ from bench.nexmark.pystate_jobs import JOBS
 from bench.nexmark.reference import QUERIES, Parameters
 from bench.nexmark.run import Input, in_pystate, write_input
 
-from .plans import configured
+from .plans import ONE_TASK, configured
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,8 +31,8 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Input:
 
 
 @pytest.fixture
-def cheap_plans(spark: SparkSession) -> Iterator[None]:
-    with configured(spark):
+def one_task(spark: SparkSession) -> Iterator[None]:
+    with configured(spark, ONE_TASK):
         yield
     for name in ("numRecentProgressUpdates", "minBatchesToRetain"):
         spark.conf.unset(f"spark.sql.streaming.{name}")
@@ -50,7 +50,7 @@ def test_every_query_is_there() -> None:
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in QUERIES]
 )
 def test_equals_the_reference(
-    spark: SparkSession, cheap_plans: None, events: Input, tmp_path: Path, name: str
+    spark: SparkSession, one_task: None, events: Input, tmp_path: Path, name: str
 ) -> None:
     found = in_pystate(spark, name, events, tmp_path / "run", Parameters())
     assert found.result.num_rows > 0

@@ -188,6 +188,7 @@ def test_what_is_read_once_is_evaluated_once(
     assert state_of(job, "all") == before
 
 
+@pytest.mark.usefixtures("default_plans")
 def test_a_join_with_a_side_that_is_empty_today(spark: SparkSession, make_job: MakeJob) -> None:
     job = make_job()
 

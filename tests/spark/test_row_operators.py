@@ -17,7 +17,7 @@ from pystate.spark.operators.row_operators import operate
 from tests.lag import Lag
 
 from .conftest import rows_of, state_of
-from .plans import configured
+from .plans import ONE_TASK, configured
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,8 +32,8 @@ EVENTS = "id long, at long, v string"
 
 
 @pytest.fixture(autouse=True)
-def cheap_plans(spark: SparkSession) -> Iterator[None]:
-    with configured(spark):
+def one_task(spark: SparkSession) -> Iterator[None]:
+    with configured(spark, ONE_TASK):
         yield
 
 

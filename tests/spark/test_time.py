@@ -17,7 +17,7 @@ from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeErro
 from pystate.spark import EpochProgress, ParquetSink
 
 from .conftest import Source, rows_of, state_of
-from .plans import CHEAP, configured
+from .plans import ONE_TASK, configured
 
 if TYPE_CHECKING:
     from pyspark.core.rdd import RDD
@@ -260,7 +260,7 @@ def test_types_of_event_time(spark: SparkSession, make_job: MakeJob, tmp_path: P
             parts.append(out.selectExpr(f"{number} AS number", "time"))
         return reduce(type(df).union, parts)
 
-    with configured(spark, {**CHEAP, "spark.sql.session.timeZone": "Asia/Tokyo"}):
+    with configured(spark, {**ONE_TASK, "spark.sql.session.timeZone": "Asia/Tokyo"}):
         result = job.run_epoch(spark.range(1), pipeline, side_outputs=sinks(tmp_path, "odd"))
         assert rows_of(result.dataframe) == list(enumerate(INSTANTS.values()))
     assert result.manifest is not None
@@ -400,7 +400,7 @@ def test_an_rdd_has_the_times_that_a_frame_has(
 
     progress: list[EpochProgress] = []
     epochs = []
-    with configured(spark):
+    with configured(spark, ONE_TASK):
         for batch in (
             [("a", 100), ("b", 90), ("c", None)],
             [("a", 94), ("b", 95), ("a", 120)],

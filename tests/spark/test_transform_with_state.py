@@ -19,7 +19,7 @@ from pystate.errors import InvalidArgumentError, UnclaimedStateError, WrongTypeE
 from pystate.spark import StatefulProcessorError
 
 from .conftest import rows_of
-from .plans import configured
+from .plans import ONE_TASK, configured
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,8 +30,8 @@ MakeJob = Callable[..., "Job"]
 
 
 @pytest.fixture(autouse=True)
-def cheap_plans(spark: SparkSession) -> Iterator[None]:
-    with configured(spark):
+def one_task(spark: SparkSession) -> Iterator[None]:
+    with configured(spark, ONE_TASK):
         yield
 
 

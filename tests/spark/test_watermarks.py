@@ -18,7 +18,7 @@ from pystate.errors import InvalidArgumentError, NoEventTimeError
 from pystate.spark import ParquetSink
 
 from .conftest import Source, rows_of
-from .plans import configured
+from .plans import ONE_TASK, configured
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,8 +31,8 @@ OUT = "k string, t long, mark long"
 
 
 @pytest.fixture(autouse=True)
-def cheap_plans(spark: SparkSession) -> Iterator[None]:
-    with configured(spark):
+def one_task(spark: SparkSession) -> Iterator[None]:
+    with configured(spark, ONE_TASK):
         yield
 
 

@@ -32,7 +32,7 @@ import pystate as ps
 from pystate.spark import Job
 from pystate.spark.ported.schemas import read_struct
 from pystate.spark.ported.states import MapKeys
-from tests.spark.plans import CHEAP, configured
+from tests.spark.plans import ONE_TASK, configured
 
 COLUMNS = "k string, j int, i long, op string, v long, x double, t timestamp, ms long"
 SCHEMA = pa.schema(
@@ -51,7 +51,7 @@ OPS = ("add", "add", "add", "more", "put", "get", "remove", "clear")
 BASE = dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)
 DELAY = "2 seconds"
 SETTINGS = {
-    **CHEAP,
+    **ONE_TASK,
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
@@ -314,7 +314,10 @@ def on_pystate(
         return united_branches(cases, rows, job, branch)
 
     outputs = []
-    with configured(spark), Job("differential", checkpoint=checkpoint, parallelism=1) as job:
+    with (
+        configured(spark, ONE_TASK),
+        Job("differential", checkpoint=checkpoint, parallelism=1) as job,
+    ):
         for path in [*paths, None] if no_data else paths:
             reader = spark.read.schema(COLUMNS)
             rows = reader.parquet(str(path)) if path else spark.createDataFrame([], COLUMNS)
