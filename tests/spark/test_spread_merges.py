@@ -21,7 +21,8 @@ from pystate.epochs.merges import PlannedMerge, Run
 from pystate.errors import CheckpointError
 from pystate.spark.epochs.file_jobs import SpreadMerges, _distribute, _MergeAll
 
-from .conftest import ROOT, wait_for
+from .conftest import ROOT
+from .gate import Gate
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,8 +84,7 @@ class Slow(_MergeAll):
     """Runs until the test lets it end: a cancelled task's process is not killed here."""
 
     def __call__(self, lists: Iterator[Any]) -> Iterator[Any]:
-        self.storage.publish("begun", b"")
-        wait_for(lambda: self.storage.exists("let go"), "the test", 300)
+        Gate(Path(self.storage.uri)).pass_through("merge")
         yield from super().__call__(lists)
 
 
@@ -118,15 +118,14 @@ def test_giving_up_cancels_the_job(
             errors.append(error)
 
     thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        wait_for(lambda: storage.exists("begun"), "the task")
+    with Gate(tmp_path) as gate:
+        gate.close("merge")
+        thread.start()
+        gate.wait_until_reached("merge")
         merges.give_up()
         thread.join(60)
         assert not thread.is_alive() and "cancel" in str(errors[0])
         assert spark.range(3).count() == 3
-    finally:
-        storage.publish("let go", b"")
 
 
 def test_session_that_has_ended(tmp_path: Path) -> None:
