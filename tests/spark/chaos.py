@@ -46,9 +46,9 @@ from tests.spark.chaos_acts import (
 )
 from tests.spark.chaos_job import ACTIONS, Segment, Spec, action_of
 from tests.spark.chaos_model import Found, MismatchError, check, draw_plan, input_rows
+from tests.spark.conftest import python_path
 from tests.spark.processes import send
 
-ROOT = Path(__file__).parents[2]
 #: A driver that publishes nothing for so long while nothing is done to it hangs.
 PATIENCE_S = 180.0
 MIB = 1 << 20
@@ -166,8 +166,7 @@ class Scenario:
             conf=self._conf(),
             takes=self.rng.choice((0, 0, 2)),
         )
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        environment = {**os.environ, "PYTHONPATH": python_path()}
         with open(spec.path("log"), "wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.spark.chaos_job", str(spec.save())],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .plans import CHEAP, configured
+from .plans import CHEAP, ONE_TASK, configured
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 #: Where tables are by default.
 SHARED = Path("/dev/shm")
 ROOT = Path(__file__).parents[2]
+
+
+def python_path() -> str:
+    """The PYTHONPATH with which other processes find the tests."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,7 +49,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pystate.spark.base.environment import use_this_python
 
     folder = tmp_path_factory.mktemp("spark")
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     session = (
         SparkSession.builder.master("local[2,4]")
         .appName("pystate tests")
@@ -57,7 +61,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
-        .config("spark.executorEnv.PYTHONPATH", os.pathsep.join(paths))
+        .config("spark.executorEnv.PYTHONPATH", python_path())
         # A stopped query's worker lives on until its test lets it end, however slow the host is.
         .config("spark.python.task.killTimeout", "600s")
         .config(map=CHEAP)
@@ -81,6 +85,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def default_plans(spark: SparkSession) -> Iterator[None]:
     """Spark plans as it does for users."""
     with configured(spark, dict.fromkeys(CHEAP)):
+        yield
+
+
+@pytest.fixture(scope="module")
+def one_task(spark: SparkSession) -> Iterator[None]:
+    """Spark shuffles into one partition: for pipelines of many operators."""
+    with configured(spark, ONE_TASK):
         yield
 
 

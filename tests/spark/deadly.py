@@ -14,7 +14,7 @@ from pystate.spark.tasks.delta import Written
 from pystate.spark.tasks.range_task import RangeTask
 from pystate.spark.tasks.worker import ArrowOperator
 
-__all__ = ["POINTS", "deadly_map", "deadly_maps", "first_to"]
+__all__ = ["POINTS", "deadly_map", "first_to"]
 
 #: Where a worker may die: with some rows in the table, once its files are complete, and after its
 #: report, which then nobody gets.
@@ -64,12 +64,7 @@ class DeadlyOperator(ArrowOperator):
         return task
 
 
-def deadly_map(where: str, flag: Path) -> Callable[..., Any]:
-    """Return `arrow_map` with tasks of which one dies at a point."""
-    return deadly_maps({where: flag})
-
-
-def deadly_maps(flags: Mapping[str, Path]) -> Callable[..., Any]:
+def deadly_map(flags: Mapping[str, Path]) -> Callable[..., Any]:
     """Return `arrow_map` with tasks of which one dies at each point."""
 
     def operator(*given: Any) -> DeadlyOperator:

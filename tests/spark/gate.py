@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import TracebackType
 
 from .conftest import wait_for
-
-__all__ = ["Gate"]
 
 
 class Gate:
@@ -23,12 +20,7 @@ class Gate:
     def __enter__(self) -> Gate:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.open()
 
     def close(self, *places: str) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from pystate.spark.state_source import StateSource
 
+from .plans import change
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -25,12 +27,8 @@ def programs(spark: SparkSession) -> Iterator[None]:
         warnings.simplefilter("default")
         patch.setattr(type(spark), "stop", lambda session: None)
         yield
-    after = dict(spark.conf.getAll)
-    for name in after.keys() - before.keys():
-        spark.conf.unset(name)
-    for name, value in before.items():
-        if after.get(name) != value:
-            spark.conf.set(name, value)
+    names = {name for name, _ in before.items() ^ dict(spark.conf.getAll).items()}
+    change(spark, {name: before.get(name) for name in names})
 
 
 @contextmanager

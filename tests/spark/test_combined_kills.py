@@ -22,8 +22,8 @@ from pystate.spark import ParquetSink
 from pystate.spark.evaluation import operator_traits
 
 from .combined_job import CRASHES, KINDS, PARALLELISM, Recomputed, frame, pipeline, rows_of_epoch
-from .conftest import ROOT
-from .deadly import POINTS, deadly_maps
+from .conftest import python_path
+from .deadly import POINTS, deadly_map
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,7 +116,7 @@ def test_equals_a_recomputation(
             job = make_job(parallelism=PARALLELISM)
         with monkeypatch.context() as patch:
             if where == "workers":
-                mapped = deadly_maps(flags)
+                mapped = deadly_map(flags)
                 patch.setattr("pystate.spark.operators.apply.arrow_map", mapped)
             result = run(number)
         assert where != "workers" or all(flag.exists() for flag in flags.values())
@@ -135,13 +135,12 @@ def test_a_killed_driver(
     kind: str, where: str, spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:
     epochs = 3
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     job_file = Path(__file__).with_name("combined_job.py")
     done = subprocess.run(
         [sys.executable, str(job_file), str(tmp_path), kind, str(epochs), where],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": python_path()},
         timeout=300,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from . import driver_program
-from .conftest import ROOT, rows_of, state_of, wait_for
+from .conftest import python_path, rows_of, state_of, wait_for
 from .driver_program import HOME, INPUT, SCHEMA, Fails, counting
 from .processes import tables_in
 
@@ -29,14 +29,13 @@ MakeJob = Callable[..., "Job"]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the program ran, to its end; what it printed is in a file."""
     path = tmp_path_factory.mktemp("driver")
-    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (path / "printed").open("wb") as printed:
         done = subprocess.run(
             [sys.executable, "-m", "tests.spark.driver_program"],
             cwd=path,
             stdout=printed,
             stderr=printed,
-            env={**os.environ, "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable},
+            env={**os.environ, "PYTHONPATH": python_path(), "PYSPARK_PYTHON": sys.executable},
             timeout=300,
         )
     assert done.returncode == -signal.SIGKILL, (path / "printed").read_text()[-4000:]

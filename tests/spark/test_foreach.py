@@ -20,7 +20,7 @@ import pystate as ps
 from pystate.errors import CheckpointError, InvalidArgumentError, SinkError
 from pystate.spark import Job, ParquetSink, foreach_epoch
 
-from .conftest import ROOT, Source, rows_of
+from .conftest import Source, python_path, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -327,13 +327,12 @@ job.run_epoch(spark.createDataFrame([(c,) for c in text], "k string"), pipeline,
 
 def drive(folder: Path, text: str, die: str) -> list[str]:
     """Run a driver, which kills itself; returns what its function has logged."""
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, str(folder), text, die],
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": python_path()},
         start_new_session=True,
     )
     assert done.returncode == (-signal.SIGKILL if die else 0), done.stderr[-3000:]

@@ -17,8 +17,6 @@ import pystate as ps
 from pystate import testing
 from pystate.spark import adapt
 
-from .plans import ONE_TASK, configured
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -341,12 +339,6 @@ def of_a_harness(case: Case) -> list[Epoch]:
             out = (harness.drain if number == DRAINED else harness.process)(**given)
             found.append(Epoch(plain(out), harness.watermark, harness.late_rows - before))
     return found
-
-
-@pytest.fixture(scope="module")
-def one_task(spark: SparkSession) -> Iterator[None]:
-    with configured(spark, ONE_TASK):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from pystate.examples import flights as example
 from pystate.processor.state_reader import read_all
 from pystate.tables.host import process_start
 
-from .conftest import ROOT, wait_for
+from .conftest import python_path, wait_for
 from .processes import workers_of
 
 if TYPE_CHECKING:
@@ -50,13 +50,12 @@ class Flights:
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[str]]:
         """Start the job; whatever is left of it at the end is killed."""
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         process = subprocess.Popen(
             [sys.executable, "-m", "pystate.examples.flights", *self.arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, "PYTHONPATH": python_path()},
             start_new_session=True,
         )
         try:

@@ -24,7 +24,7 @@ import pytest
 
 from pystate.examples import _driver, components
 
-from .conftest import ROOT, wait_for
+from .conftest import python_path, wait_for
 from .processes import of_session, send
 
 if TYPE_CHECKING:
@@ -43,13 +43,12 @@ class Components:
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[str]]:
         """Start the job; whatever is left of it at the end is killed."""
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         process = subprocess.Popen(
             [sys.executable, "-m", "pystate.examples.components", *self._options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, "PYTHONPATH": python_path()},
             start_new_session=True,
         )
         try:

@@ -14,8 +14,6 @@ from bench.nexmark.pystate_jobs import JOBS
 from bench.nexmark.reference import QUERIES, Parameters
 from bench.nexmark.run import Input, in_pystate, write_input
 
-from .plans import ONE_TASK, configured
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -31,9 +29,9 @@ def events(tmp_path_factory: pytest.TempPathFactory) -> Input:
 
 
 @pytest.fixture
-def one_task(spark: SparkSession) -> Iterator[None]:
-    with configured(spark, ONE_TASK):
-        yield
+def settings(spark: SparkSession, one_task: None) -> Iterator[None]:
+    """Those of a query are taken back."""
+    yield
     for name in ("numRecentProgressUpdates", "minBatchesToRetain"):
         spark.conf.unset(f"spark.sql.streaming.{name}")
 
@@ -50,7 +48,7 @@ def test_every_query_is_there() -> None:
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in QUERIES]
 )
 def test_equals_the_reference(
-    spark: SparkSession, one_task: None, events: Input, tmp_path: Path, name: str
+    spark: SparkSession, settings: None, events: Input, tmp_path: Path, name: str
 ) -> None:
     found = in_pystate(spark, name, events, tmp_path / "run", Parameters())
     assert found.result.num_rows > 0

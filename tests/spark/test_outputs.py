@@ -18,7 +18,7 @@ import pystate as ps
 from pystate.errors import CheckpointError, InvalidArgumentError, SinkError
 from pystate.spark import Job, ParquetSink, Sink, SinkTask, foreach_epoch
 
-from .conftest import ROOT, Source
+from .conftest import Source, python_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -163,13 +163,12 @@ Job("test", checkpoint=folder / "checkpoint", parallelism=2).run_epoch(
 def test_a_driver_killed_between_the_commits_of_two_outputs(
     spark: SparkSession, make_job: MakeJob, tmp_path: Path
 ) -> None:
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": python_path()},
         start_new_session=True,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ from pystate.spark.operators.row_operators import operate
 from tests.lag import Lag
 
 from .conftest import rows_of, state_of
-from .plans import ONE_TASK, configured
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,10 +30,7 @@ Rows = list[tuple[Any, ...]]
 EVENTS = "id long, at long, v string"
 
 
-@pytest.fixture(autouse=True)
-def one_task(spark: SparkSession) -> Iterator[None]:
-    with configured(spark, ONE_TASK):
-        yield
+pytestmark = pytest.mark.usefixtures("one_task")
 
 
 def test_rows_by_a_new_driver_for_each_epoch(

@@ -24,7 +24,7 @@ from pystate.examples.sessions import parse, read_lines, recompute
 from pystate.processor.state_reader import read_all
 from pystate.spark import ParquetSink
 
-from .conftest import ROOT, wait_for
+from .conftest import python_path, wait_for
 
 
 def made_up_log(lines: int) -> str:
@@ -43,14 +43,13 @@ def made_up_log(lines: int) -> str:
 
 
 def start(path: str, folder: Path, epochs: int) -> subprocess.Popen[str]:
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     options = [path, "--epochs", str(epochs), "--checkpoint", str(folder)]
     return subprocess.Popen(
         [sys.executable, "-m", "pystate.examples.sessions", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": python_path()},
         start_new_session=True,
     )
 

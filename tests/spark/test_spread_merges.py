@@ -21,7 +21,7 @@ from pystate.epochs.merges import PlannedMerge, Run
 from pystate.errors import CheckpointError
 from pystate.spark.epochs.file_jobs import SpreadMerges, _distribute, _MergeAll
 
-from .conftest import ROOT
+from .conftest import python_path
 from .gate import Gate
 
 if TYPE_CHECKING:
@@ -152,12 +152,11 @@ def test_tasks_get_about_as_many_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_executors_merge_and_one_is_lost(tmp_path: Path) -> None:
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("merging_job.py")), str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=600,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": python_path()},
     )
     assert done.returncode == 0, done.stdout + done.stderr

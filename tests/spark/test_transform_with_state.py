@@ -19,7 +19,6 @@ from pystate.errors import InvalidArgumentError, UnclaimedStateError, WrongTypeE
 from pystate.spark import StatefulProcessorError
 
 from .conftest import rows_of
-from .plans import ONE_TASK, configured
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,10 +28,7 @@ if TYPE_CHECKING:
 MakeJob = Callable[..., "Job"]
 
 
-@pytest.fixture(autouse=True)
-def one_task(spark: SparkSession) -> Iterator[None]:
-    with configured(spark, ONE_TASK):
-        yield
+pytestmark = pytest.mark.usefixtures("one_task")
 
 
 OUTPUT = "user string, n long, at timestamp, note string"

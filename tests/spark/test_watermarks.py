@@ -18,7 +18,6 @@ from pystate.errors import InvalidArgumentError, NoEventTimeError
 from pystate.spark import ParquetSink
 
 from .conftest import Source, rows_of
-from .plans import ONE_TASK, configured
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,10 +29,7 @@ ROWS = "k string, t long"
 OUT = "k string, t long, mark long"
 
 
-@pytest.fixture(autouse=True)
-def one_task(spark: SparkSession) -> Iterator[None]:
-    with configured(spark, ONE_TASK):
-        yield
+pytestmark = pytest.mark.usefixtures("one_task")
 
 
 class Windows(ps.KeyedProcessFunction):

@@ -16,7 +16,6 @@ from pystate.errors import WrongTypeError
 from pystate.spark import StatefulProcessorError
 
 from .conftest import rows_of
-from .plans import ONE_TASK, configured
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,10 +25,7 @@ if TYPE_CHECKING:
 MakeJob = Callable[..., "Job"]
 
 
-@pytest.fixture(autouse=True)
-def one_task(spark: SparkSession) -> Iterator[None]:
-    with configured(spark, ONE_TASK):
-        yield
+pytestmark = pytest.mark.usefixtures("one_task")
 
 
 class Totals(StatefulProcessor):

@@ -324,7 +324,7 @@ def test_a_complete_file_without_a_report_does_not_count(
     job.run_epoch(keys(spark), lambda df: counted(job, df), sink=sink)
     with monkeypatch.context() as patch:
         patch.setattr(ParquetSink, "stage_files", staged)
-        mapped = deadly_map(where, tmp_path / "killed")
+        mapped = deadly_map({where: tmp_path / "killed"})
         patch.setattr("pystate.spark.operators.apply.arrow_map", mapped)
         result = job.run_epoch(keys(spark), lambda df: counted(job, df), sink=sink)
     # The file of the worker that was killed was there, complete, beside those that count.
