@@ -212,29 +212,25 @@ def test_what_lost_is_never_taken_for_the_state(tmp_path: Path, policy: MergePol
     assert last in ends and {*ends} - {0, last} and (0 in ends) == (policy is None)
 
 
-def test_another_parallelism(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", [None, POLICY])
+def test_another_parallelism(tmp_path: Path, policy: MergePolicy | None) -> None:
     """What former ranges have left only a manifest can tell, until merges have replaced it."""
     work, then = Work(tmp_path / "c"), dict[int, dict[int, int]]()
-    ends = set()
     for step, parallelism in enumerate((2, 3, 3, 1, 4)):
-        with work.coordinator(parallelism=parallelism, merge_policy=POLICY) as driver:
+        with work.coordinator(parallelism=parallelism, merge_policy=policy) as driver:
             for number in range(1 + step % 3 * 3):
-                driver.maintain()
                 epoch = work.run(driver, {number: 1, 50 + step: 1})
                 then[epoch] = dict(work.counts)
+                driver.maintain()
                 root = copy(work.root, tmp_path / "lost")
                 shutil.rmtree(root / "manifests")
                 for mark in (root / "owners").iterdir():
                     mark.unlink()
-                try:
-                    plan = ps.repair(root)
-                except CheckpointError as error:
-                    assert "cannot be made anew" in str(error)
-                    ends.add(False)
-                else:
-                    ends.add(plan.remade == plan.newest_epoch)
-                    assert read(root) == then[plan.good_epoch]
-    assert ends == {True, False}
+                plan = ps.repair(root)
+                assert plan.newest_epoch == epoch
+                # The first parallelism has one epoch.
+                assert plan.remade == plan.good_epoch == (1 if policy is None else epoch)
+                assert read(root) == then[plan.good_epoch]
 
 
 def test_what_cannot_be_known(tmp_path: Path) -> None:
@@ -243,7 +239,8 @@ def test_what_cannot_be_known(tmp_path: Path) -> None:
         "history": "the history, which knows what epochs were published, is lost, too",
         "job.json": "job.json, which names the operators, is lost, too",
         "spark/offsets": "where the stream stood is not known: spark/offsets/3 is lost or damaged",
-        "state/a/00000-00063": "operator 'a', range 0: state files are lost",
+        # A range's id may begin like that of an empty one.
+        "state/a/00000-00063": "operator 'a'(, range 0: state files are lost|: its files)",
     }.items():
         root = without_manifests(whole.root, tmp_path / "lost", KEPT["all"])
         shutil.rmtree(root / path) if (root / path).is_dir() else (root / path).unlink()
