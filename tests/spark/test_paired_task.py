@@ -88,8 +88,11 @@ class World:
                 assert self.storage.exists(report.file.path)
         self.found += reports
 
-    def run(self, index: int, *batches: pa.RecordBatch) -> list[tuple[Any, ...]]:
-        """Run one range's task as the only one of an epoch, and publish it."""
+    def run(self, index: int, *batches: pa.RecordBatch, **more: Any) -> list[tuple[Any, ...]]:
+        """Run one range's task as the only one of an epoch, and publish it.
+
+        `more` is what the plan of the rules has.
+        """
         self.epoch += 1
         self.found = []
         marks = BeginMarks(self.storage, self.epoch, "e" * 32)
@@ -128,6 +131,7 @@ class World:
             key_schema=INSTANCE_SCHEMA,
             ranges=tuple(self.ranges["steps"]),
             query=8,
+            **more,
         )
 
         make = partial(FunctionOperator, spec, broadcast=states)
@@ -197,6 +201,13 @@ def test_a_range_without_rows_has_the_rules(world: World) -> None:
     assert world.run(0, batch(of_key(key), marker(0))) == [(key, 3)]
     assert world.run(0, batch(marker(0))) == []
     assert [report.file for report in world.found] == [None, None]
+
+
+def test_a_range_without_rows_has_work_where_its_rules_have(world: World) -> None:
+    """All of them have where their number changes, and each gets a copy of the rules."""
+    for works in (False, True):
+        assert world.run(0, batch(marker(0)), every_epoch=works) == []
+        assert ["attached" in report.metrics for report in world.found] == [works] * 2
 
 
 def test_a_task_that_fails_leaves_both_tables_as_they_were(
