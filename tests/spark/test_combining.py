@@ -77,7 +77,8 @@ def test_aggregates_of_keys(
     monkeypatch.setattr(combining, "_partial", lambda *a: partial.append(real(*a)) or partial[-1])
 
     def pipeline(df: DataFrame, job: Job, combine: bool) -> dict[str, DataFrame]:
-        keyed = job.key_by(df, "`k.1`", "s", uid="a", event_time="at", allowed_delay="20 s")
+        # A row is at the late bound, and on time.
+        keyed = job.key_by(df, "`k.1`", "s", uid="a", event_time="at", allowed_delay="20263 ms")
         out = keyed.aggregate(
             n=ps.count(),
             some=ps.count("v"),
