@@ -540,6 +540,19 @@ def test_timers_of_any_key_are_listed(keys: tuple[Any, ...], names: list[str]) -
             keys = tuple(-key if key == 0 else key for key in keys) if names == ["k"] else keys
 
 
+def test_a_due_timer_that_is_deleted_and_registered_again_is_listed() -> None:
+    def timer(self: Any, key: Any, times: Any, info: Any) -> Iterator[Any]:
+        if info.getExpiryTimeInMs() == 1:
+            self.handle.deleteTimer(2)
+            self.handle.registerTimer(2)
+            yield sorted(self.handle.listTimers())
+
+    function = adapt(Scripted(no_state, registering, timer), "k", time_mode="ProcessingTime")
+    with Harness(function, key="k") as harness:
+        harness.process([{"k": 1, "v": v} for v in (1, 2, 9)])
+        assert harness.advance_processing_time(3) == [[1, 2, 9]]
+
+
 def test_timers_of_a_key_are_listed() -> None:
     def rows(self: Any, key: Any, rows: Any, times: Any) -> Iterator[Any]:
         for row in rows:
@@ -910,6 +923,19 @@ def test_a_timeout_that_is_neither_removed_nor_set_anew_stays() -> None:
             [frame] = harness.advance_watermark(at)
             assert frame.to_dict("records") == [{"k": "again", "n": -1}]
             assert harness.state("state", "again") == (1,)
+
+
+def test_a_timeout_is_kept_without_a_change_of_state() -> None:
+    def later(key: Any, frames: Any, state: Any) -> Iterator[Any]:
+        if not state.hasTimedOut:
+            state.setTimeoutTimestamp(3_000)
+        yield pd.DataFrame({"out": [state.hasTimedOut]})
+
+    function = adapt(later, "k", state_schema="n long", timeout="EventTimeTimeout")
+    with Harness(function, key="k", event_time="at", allowed_delay=0) as harness:
+        harness.process([{"k": "a", "at": 1_000}])
+        [frame] = harness.advance_watermark(3_001)
+        assert frame["out"].tolist() == [True]
 
 
 def test_a_function_with_group_state_gives_frames() -> None:
