@@ -104,6 +104,12 @@ def test_held_rows_are_reduced_on_the_way(monkeypatch: pytest.MonkeyPatch) -> No
     assert held == [3, 3, 6, 9, 3, 6]
 
 
+def test_a_later_row_of_the_same_time_is_the_last_one() -> None:
+    operator = Epochs(keep="last", event_time="at")
+    for time, expected in ((5, [0]), (5, [0]), (4, [])):
+        assert operator.run(batch((1, time))) == expected
+
+
 def test_late_rows() -> None:
     rows = batch((1, 5), (2, 20), (1, None))
     passed = {"process": [0, 1, 2], "drop": [1, 2], "side": [1, 2]}
