@@ -57,6 +57,15 @@ def test_many_rows_of_one_key_come_in_pieces() -> None:
         assert list(join.finish()) == [] and len(backend) == 0
 
 
+def test_a_row_at_the_late_bound_waits_for_one_of_the_same_time() -> None:
+    spec = spec_of(0, 0)
+    with backend_of(spec) as backend:
+        join, task = opened(spec, backend)
+        task.time = OperatorTime(5, 5)
+        assert list(join.process(rows("at", 1), "left")) == []
+        assert [pairs.num_rows for pairs in join.process(rows("bu", 1), "right")] == [1]
+
+
 def test_another_interval_of_the_same_buckets_keeps_the_state() -> None:
     """Timers of the one before are not those of this one; the rows leave all the same."""
     first, second = spec_of(-10, 10), spec_of(-300, 400)
