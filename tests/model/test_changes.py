@@ -152,6 +152,18 @@ def test_one_state(tmp_path: Path) -> None:
     assert values == [{"k": 2, "change": "delete", "before": 1, "after": None}]
 
 
+def test_one_state_of_a_key_that_keeps_another(tmp_path: Path) -> None:
+    states = {name: ps.ValueState("long") for name in ("a", "b")}
+    with ps.open(tmp_path, key="long", states=states) as store:
+        for name in states:
+            store[name].update_all(store.keys([1, 2]), [1, 2])
+        store.checkpoint()
+        store["a"].update_all(store.keys([1]), [None])
+        store.checkpoint()
+    changed = ps.changes(tmp_path, from_epoch=1, state="a").to_pylist()
+    assert changed == [{"key": 1, "change": "delete", "before": 1, "after": None}]
+
+
 def test_operator_that_came_later(tmp_path: Path) -> None:
     with ps.open(tmp_path, key="long", states={"v": ps.ValueState("double")}) as store:
         store["v"].update_all(store.keys([1, 2]), [1.0, float("nan")])
