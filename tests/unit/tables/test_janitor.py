@@ -190,6 +190,12 @@ def test_a_janitor_that_was_killed_is_replaced(executor: Executor, tmp_path: Pat
     assert upkeep.replace_janitors(base) == upkeep.replace_janitors(str(tmp_path / "nothing")) == 0
 
 
+def test_a_later_process_with_its_number_is_not_the_executor(executor: Executor) -> None:
+    pid, start = executor.process.pid, process_start(executor.process.pid)
+    assert start is not None
+    assert janitor.is_alive(pid, start) and not janitor.is_alive(pid, start - 1)
+
+
 def test_what_is_over(tmp_path: Path) -> None:
     storage, root = LocalStorage(tmp_path / "ck"), str(tmp_path / "ck")
     assert janitor.is_over(root, closing_mark(1))  # there is no checkpoint
