@@ -174,6 +174,13 @@ def test_a_start_that_is_forgotten_may_be_killed(
     assert 10 < steps < 100
 
 
+def test_a_start_of_which_only_a_position_is_left(origin: LocalStorage, tmp_path: Path) -> None:
+    """It began without a savepoint; the one that forgot it was killed after job.json had gone."""
+    spark_files(tmp_path / "job", "d1", 2)
+    assert begin_with(origin, LocalStorage(tmp_path / "job"), job="job")
+    assert not (tmp_path / "job" / "spark").exists()
+
+
 def test_a_claim_waits_for_the_first_epoch(
     work: Work, origin: LocalStorage, tmp_path: Path
 ) -> None:
