@@ -601,8 +601,10 @@ class KeyedStateBackend:
         if snapshot:
             # Never while files are applied: the removals would not be in any delta.
             self.expire()
-        name = (self.lineage() or EMPTY_LINEAGE).next() if lineage is None else lineage
-        sealed = self._seal(name, snapshot)
+        if lineage is None:
+            last = self._table.lineage(0)
+            lineage = (EMPTY_LINEAGE if last is None else Lineage(*last)).next()
+        sealed = self._seal(lineage, snapshot)
         return None if sealed is None else Snapshot(sealed)
 
     def snapshot(self) -> Snapshot:
