@@ -115,8 +115,7 @@ def test_epochs_without_rows(
     seen = len(progress)
     start(again, heartbeat="1 hour", trigger={"availableNow": True}).awaitTermination()
     # The stop may have come before a beat's epoch was published: that is done first.
-    assert [p.rows_in for p in progress[seen:] if p.rows_in] == [1] * 2
-    assert len(progress) <= seen + 3
+    assert [p.rows_in for p in progress[seen:]] in ([1, 1], [0, 1, 1])
     assert progress[seen].epoch == progress[seen - 1].epoch + 1
     assert state_of(again, "counts") == {"a": 2, "b": 1, "c": 1}
 

@@ -240,7 +240,8 @@ def test_what_cannot_be_known(tmp_path: Path) -> None:
         "job.json": "job.json, which names the operators, is lost, too",
         "spark/offsets": "where the stream stood is not known: spark/offsets/3 is lost or damaged",
         # A range's id may begin like that of an empty one.
-        "state/a/00000-00063": "operator 'a'(, range 0: state files are lost|: its files)",
+        "state/a/00000-00063": "operator 'a'(, range 0: state files are lost"
+        "|: its files, or its states in job.json, are not those of the epoch)",
     }.items():
         root = without_manifests(whole.root, tmp_path / "lost", KEPT["all"])
         shutil.rmtree(root / path) if (root / path).is_dir() else (root / path).unlink()
