@@ -234,4 +234,4 @@ def test_wheels_are_built_for_each_python_that_is_supported() -> None:
     assert 'repair-wheel-command = "auditwheel repair' in config
     workflow = (ROOT / ".github/workflows/check.yml").read_text("utf-8")
     assert "- run: .ci/run\n" in workflow and "pypa/cibuildwheel@" in workflow
-    assert re.search(r"^step .*\bpythons\b", (ROOT / ".ci/run").read_text("utf-8"), re.MULTILINE)
+    assert 'step sanitize "wheel pythons"\n' in (ROOT / ".ci/run").read_text("utf-8")
