@@ -59,6 +59,7 @@ def fill(world: World, rows: int, keys: int) -> Any:
         operator.open(TaskContext(backend))
         target = getattr(operator, "operator", operator)
         assert list(target.process(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))) == []
+        assert list(target.finish()) == []  # registers the timers that were kept back
         backend.seal(snapshot=False)
     return backend
 
