@@ -115,6 +115,8 @@ typedef struct pst_file_info {
     uint64_t file_bytes;
     uint64_t checksum; /* XXH64 of the whole file, what a manifest records */
     int null_entries;  /* entries of maps may have no value, which older versions cannot read */
+    uint32_t
+        block_bytes; /* 0, or of a guided file, 4096 to 65536: the keys and values of a block */
 } pst_file_info;
 
 /* Sorts the sealed rows by (key group, hash, key) and writes them as a delta file. It may be called
