@@ -34,15 +34,12 @@ enum {
     PST_GUIDE_UNITS = 65535, /* the most of a segment's blocks as stored; above it, one block */
     PST_GUIDE_ROWS = 32767,  /* the most of a block */
     PST_GUIDE_KEYS = 131072, /* a segment of more hashes gets no further block */
-    PST_GUIDE_KEY_GROUPS = 65536,
     PST_GUIDE_SEGMENT_BYTES = 64, /* of the tail's index */
     PST_GUIDE_HEAD_BYTES = 16,    /* before the entries */
     PST_GUIDE_ENTRY_BYTES = 24,
     PST_GUIDE_LINE_BYTES = 64,
     PST_GUIDE_KEY_BITS = 12, /* of the filter, for each hash */
-    PST_GUIDE_PROBES = 7,
-    PST_GUIDE_LEAST_BLOCK = 4096, /* bounds of pst_file_info.block_bytes */
-    PST_GUIDE_LARGEST_BLOCK = 65536
+    PST_GUIDE_PROBES = 7
 };
 
 /* What the tail says of a segment. Blocks lie in [offset, guide), entries in [guide, filter), the
@@ -84,10 +81,14 @@ typedef struct pst_guide {
 } pst_guide;
 
 /* Reads header, schema and tail, and verifies them. PST_SCHEMA: a file without a guide; else as
- * pst_sst_reader_open. The memory, some 64 bytes a segment, is not charged. */
+ * pst_sst_reader_open, and `io` is not kept. The memory, some 72 bytes a segment, is not charged. */
 pst_status pst_guide_open(const pst_io *io, uint64_t file_bytes, pst_guide **guide,
                           pst_detail *detail);
 void pst_guide_close(pst_guide *g);
+
+/* Checks a verified tail, and fills segments, bounds and totals of a guide that has the rest; the
+ * segments are the guide's also after a failure. PST_CORRUPT, PST_NO_MEMORY. */
+pst_status pst_guide_read_index(pst_guide *g, const pst_sst_footer *footer, const uint8_t *tail);
 
 /* Whether every value of the key is within the bounds of its column; `key` has a cell for each of
  * the first `n` key columns. 0: the file has no such key. */
@@ -177,5 +178,16 @@ static inline int pst_guide_line_has(const uint8_t *line, uint64_t hash) {
  * a look into the filter. */
 int pst_guide_may_have(const pst_guide_segment *s, const uint8_t *entries, const uint8_t *filter,
                        int32_t key_group, uint64_t hash);
+
+/* ---- as bytes -------------------------------------------------------------------------------- */
+
+static inline size_t pst_guide_entries_bytes(uint32_t blocks) {
+    return (size_t)pst_sst_align(PST_GUIDE_HEAD_BYTES + (uint64_t)blocks * PST_GUIDE_ENTRY_BYTES);
+}
+
+void pst_guide_put_segment(const pst_guide_segment *s, uint8_t out[PST_GUIDE_SEGMENT_BYTES]);
+/* `end` and `filter` are set where the other parts say so: the latter follows from the former. */
+void pst_guide_put_entry(const pst_guide_block *b, uint32_t end, uint32_t raw,
+                         uint8_t out[PST_GUIDE_ENTRY_BYTES]);
 
 #endif

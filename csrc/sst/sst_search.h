@@ -32,19 +32,20 @@ typedef struct pst_search {
     const pst_guide *guide;
     pst_sst_view view;
     pst_buffer raw;
-    uint32_t row;      /* rows before it are behind the key that was found last */
-    uint64_t row_hash; /* of that row, or a hash that it is not below */
-    int32_t row_group;
-    uint64_t last_hash; /* no row is above this place */
-    int32_t last_group;
+    uint32_t row;      /* rows before it come before the place that was wanted last */
+    int32_t row_group; /* no row from there on is below this place */
+    uint64_t row_hash;
+    int32_t last_group; /* no row is above this place */
+    uint64_t last_hash;
 } pst_search;
 
 /* Zeroes are an empty one. */
 void pst_search_free(pst_search *s);
 
-/* Opens a block: `stored` has block->stored bytes, and must live as long as it is searched, as must
- * the guide. `last` is the place that no row of the block is above: the first one of the next block,
- * or the last one of the segment. PST_CORRUPT, PST_NO_MEMORY. */
+/* Opens a block: `stored` has block->stored bytes, is aligned as malloc does, and must live as long
+ * as the block is searched, as must the guide. The last place is one that no row of the block is
+ * above: the first one of the next block, or the last one of the segment. PST_CORRUPT,
+ * PST_NO_MEMORY. */
 pst_status pst_search_open(pst_search *s, const pst_guide *guide, const pst_guide_block *block,
                            int32_t last_key_group, uint64_t last_hash, const uint8_t *stored);
 

@@ -215,7 +215,7 @@ static inline void forge_tail(forge_writer *w) {
     REQUIRE(tail);
     for (size_t i = 0; i < w->n_refs; i++)
         pst_sst_put_ref(&w->refs[i], tail + i * PST_SST_REF_BYTES);
-    size_t properties = pst_sst_put_properties(&w->totals, &w->f->info.lineage, tail + bytes);
+    size_t properties = pst_sst_put_properties(&w->totals, &w->f->info.lineage, NULL, 0, tail + bytes);
     bytes += properties;
     pst_sst_footer footer = {.index_offset = index,
                              .blocks = w->n_refs,
