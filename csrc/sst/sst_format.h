@@ -50,10 +50,11 @@ enum {
 
 /* Incompatible features that this version reads. A file bears only those that it needs, so that one
  * without lists, maps, timers, namespaces and nested types is a file of the first release. */
-#define PST_SST_FEATURE_KINDS UINT64_C(1) /* the schema section says more of each column */
-#define PST_SST_FEATURE_TIMER UINT64_C(2) /* a row's record may bear the key's only timer */
-#define PST_SST_FEATURE_NULLS UINT64_C(4) /* a map's entry may have no value */
-#define PST_SST_FEATURE_GUIDE UINT64_C(8) /* small blocks, and guides that lead to them */
+#define PST_SST_FEATURE_KINDS UINT64_C(1)  /* the schema section says more of each column */
+#define PST_SST_FEATURE_TIMER UINT64_C(2)  /* a row's record may bear the key's only timer */
+#define PST_SST_FEATURE_NULLS UINT64_C(4)  /* a map's entry may have no value */
+#define PST_SST_FEATURE_GUIDE UINT64_C(8)  /* small blocks, and guides that lead to them */
+#define PST_SST_FEATURE_TIMES UINT64_C(16) /* of a guided file: an index of the timers */
 #define PST_SST_KNOWN_FEATURES                                                                     \
     (PST_SST_FEATURE_KINDS | PST_SST_FEATURE_TIMER | PST_SST_FEATURE_NULLS | PST_SST_FEATURE_GUIDE)
 #define PST_SST_LZ4_MAX_INPUT UINT64_C(0x7E000000)

@@ -43,7 +43,7 @@ enum {
 };
 
 /* What the tail says of a segment. Blocks lie in [offset, guide), entries in [guide, filter), the
- * filter in [filter, end); the next segment begins at `end`. */
+ * filter in [filter, end); the next segment begins at `end`, or behind times that follow it. */
 typedef struct pst_guide_segment {
     uint64_t offset;
     uint64_t guide;

@@ -94,7 +94,7 @@ static inline void forge_reseal_guides(uint8_t *p, const memory_file *original, 
         uint64_t at = forge_get64(segment), guide = forge_get64(segment + 8);
         uint32_t blocks = pst_get_u16(segment + 52);
         uint64_t entries = pst_guide_entries_bytes(blocks), filter = guide + entries;
-        uint64_t end = i + 1 < segments ? forge_get64(segment + PST_GUIDE_SEGMENT_BYTES) : index;
+        uint64_t end = filter + UINT64_C(64) * forge_get32(segment + 56);
         for (uint32_t b = 0; b < blocks; b++) {
             const uint8_t *entry = old + guide + 16 + b * PST_GUIDE_ENTRY_BYTES;
             uint64_t before = b ? pst_get_u16(entry - 8) : 0;
