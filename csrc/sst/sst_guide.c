@@ -117,6 +117,25 @@ static int read_bounds(pst_guide *g, const uint8_t *properties, size_t size) {
     return 1;
 }
 
+/* The time index lies between blocks and tail, its blocks between the segments. */
+static int read_times(pst_guide *g, const uint8_t *properties, size_t size) {
+    size_t length = 0;
+    const uint8_t *p = pst_sst_property_value(properties, size, PST_PROPERTY_TIMES, &length);
+    if (!(g->features & PST_SST_FEATURE_TIMES))
+        return 1;
+    if (!p || length != PST_SST_TIMES_BYTES)
+        return 0;
+    uint64_t offset = pst_get_u64(p), blocks = pst_get_u64(p + 8), end = g->data_end;
+    g->timers = pst_get_u64(p + 16);
+    g->times_checksum = pst_get_u64(p + 24);
+    if (offset < g->data_offset || offset > end || offset % PST_SST_ALIGN || blocks > INT32_MAX ||
+        pst_sst_align(blocks * PST_GUIDE_TIMES_REF) != end - offset)
+        return 0;
+    g->times_blocks = (uint32_t)blocks;
+    g->data_end = offset;
+    return 1;
+}
+
 /* Reads the segments, which lie from the file's first block on and before data_end. */
 static int read_segments(pst_guide *g, const uint8_t *index, pst_sst_totals *totals) {
     uint64_t begin = g->data_offset;
@@ -151,7 +170,7 @@ pst_status pst_guide_read_index(pst_guide *g, const pst_sst_footer *f, const uin
     if (!g->segments)
         return PST_NO_MEMORY;
     g->n_segments = (uint32_t)f->blocks;
-    if (!read_segments(g, tail, &totals) ||
+    if (!read_times(g, properties, f->properties_bytes) || !read_segments(g, tail, &totals) ||
         pst_sst_check_properties(properties, f->properties_bytes, &totals, &g->info.lineage) ||
         !read_bounds(g, properties, f->properties_bytes))
         return PST_CORRUPT;
