@@ -2,6 +2,7 @@
  * Rows are a long, a count and a sum, from and to memory. Prints medians; asserts nothing about
  * time. */
 #include "guided.h"
+#include "sst/sst_times.h"
 
 #include <time.h>
 
@@ -206,6 +207,81 @@ static void run(const pst_schema *s, const char *name, uint32_t block_bytes, sma
     free(r);
 }
 
+static double write_timers(const pst_schema *s, const small_row *rows, memory_file *f) {
+    row_style style = {.max_parallelism = 128, .last_key_group = 127, .block_bytes = 4096};
+    pst_file_info info = info_of(PST_BASE, &style, 1);
+    pst_io io = file_io(f, 1);
+    pst_sst_writer *w = NULL;
+    pst_record *r = calloc(1, sizeof *r);
+    REQUIRE(r);
+    f->size = 0;
+    r->op = PST_PUT;
+    r->key_nulls = 2;
+    r->changed = r->present = s->n_states == 3 ? 5 : 1;
+    double t = now();
+    REQUIRE(pst_sst_writer_create(s, &info, &io, &w) == PST_OK);
+    for (size_t i = 0; i < ROWS; i++) {
+        r->key[0].word[0] = rows[i].key;
+        r->hash = rows[i].hash;
+        r->key_group = rows[i].key_group;
+        r->cells[2].word[0] = (rows[i].key * 7919 % 1000003 + UINT64_C(1700000000000)) * 2;
+        if (pst_sst_writer_add(w, r))
+            exit(1);
+    }
+    REQUIRE(pst_sst_writer_finish(w, &info) == PST_OK);
+    pst_sst_writer_destroy(w);
+    free(r);
+    return now() - t;
+}
+
+/* A timer for each row, at any of a million milliseconds. */
+static void run_timers(small_row *rows) {
+    pst_column columns[] = {{.name = "k", .type = PST_INT64},
+                            {.name = PST_ELEMENT_COLUMN, .type = PST_BINARY},
+                            {.name = "v", .type = PST_INT64},
+                            {.name = "#timers", .type = PST_BOOL, .kind = PST_TIMERS},
+                            {.name = "#timer", .type = PST_INT64, .kind = PST_TIMER}};
+    pst_schema with = {2, 3, columns, columns + 2, 1}, without = {2, 1, columns, columns + 2, 1};
+    memory_file f = {0};
+    double timers[ROUNDS], plain[ROUNDS], walks[ROUNDS];
+    uint64_t bytes = 0, blocks = 0;
+    for (size_t i = 0; i < ROWS; i++) {
+        pst_cell key = {{i, 0}, {NULL, 0}};
+        rows[i] = (small_row){0, pst_hash_key(columns, 1, &key, 0), i};
+        rows[i].key_group = pst_key_group(rows[i].hash, 128);
+    }
+    qsort(rows, ROWS, sizeof *rows, by_place);
+    for (int round = 0; round < ROUNDS; round++) {
+        pst_guide *g;
+        pst_times *times;
+        pst_timer_hint hint;
+        uint64_t n = 0;
+        plain[round] = write_timers(&without, rows, &f);
+        timers[round] = write_timers(&with, rows, &f);
+        pst_io io = file_io(&f, 1);
+        REQUIRE(pst_guide_open(&io, f.size, &g, NULL) == PST_OK);
+        double t = now();
+        REQUIRE(pst_times_open(&io, g, &times) == PST_OK);
+        pst_times_seek(times, 0, 0);
+        while (!pst_times_next(times, &hint))
+            n++;
+        walks[round] = now() - t;
+        REQUIRE(n == ROWS);
+        blocks = g->times_blocks;
+        bytes = blocks * PST_GUIDE_TIMES_REF;
+        for (uint32_t i = 0; i < g->times_blocks; i++)
+            bytes += UINT64_C(64) *
+                     pst_get_u16(f.data + g->data_end + (size_t)i * PST_GUIDE_TIMES_REF + 24);
+        pst_times_close(times);
+        pst_guide_close(g);
+    }
+    printf("timers  write %.1f ns/row, %.1f with them   index %.2f B each, %.0f in a block   read "
+           "%.1f ns each\n",
+           median(plain) / ROWS * 1e9, median(timers) / ROWS * 1e9, (double)bytes / ROWS,
+           (double)ROWS / (double)blocks, median(walks) / ROWS * 1e9);
+    file_free(&f);
+}
+
 int main(void) {
     small_row *rows = malloc(ROWS * sizeof *rows);
     REQUIRE(rows);
@@ -230,6 +306,7 @@ int main(void) {
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
             run(&s.schema, text ? "string" : "long", sizes[i], rows);
     }
+    run_timers(rows);
     free(rows);
     return 0;
 }

@@ -149,6 +149,7 @@ static void search_all(guided *g, const original *o, uint64_t *rng) {
             REQUIRE(stored);
             pst_status st = pst_search_open(&g->search, g->guide, &b, group, hash, stored);
             CHECK(st == PST_OK || st == PST_CORRUPT);
+            CHECK(st || g->search.view.rows == b.rows);
             for (int n = 0; !st && n < 6; n++) {
                 const pst_record *r = &o->rows.rows[check_random(rng) % o->rows.n];
                 uint32_t found, first;

@@ -409,8 +409,19 @@ static int by_place(const void *a, const void *b) {
     return pst_place_compare(x->key_group, x->hash, y->key_group, y->hash);
 }
 
+/* No filter is of more hashes than a segment may have. */
+static void check_segments(memory_file *f) {
+    guided g;
+    REQUIRE(guided_open(&g, f) == PST_OK);
+    CHECK(g.guide->n_segments > 1);
+    for (uint32_t i = 0; i < g.guide->n_segments; i++)
+        CHECK(pst_guide_filter_size(&g.guide->segments[i]) <=
+              (PST_GUIDE_KEYS + PST_GUIDE_ROWS) * PST_GUIDE_KEY_BITS / 8);
+    guided_close(&g);
+}
+
 /* What a writer of n rows holds at most. */
-static uint64_t peak_of(const random_schema *s, size_t n) {
+static uint64_t peak_of(const random_schema *s, size_t n, uint32_t block_bytes) {
     small_row *rows = malloc(n * sizeof *rows);
     pst_record *r = calloc(1, sizeof *r);
     memory_file f = {0};
@@ -428,6 +439,7 @@ static uint64_t peak_of(const random_schema *s, size_t n) {
     qsort(rows, n, sizeof *rows, by_place);
     pst_file_info info = info_of(PST_BASE, &WHOLE, 7);
     pst_sst_writer *w;
+    info.block_bytes = block_bytes;
     REQUIRE(pst_sst_writer_create(&s->schema, &info, &io, &w) == PST_OK);
     for (size_t i = 0; i < n; i++) {
         r->key[0].word[0] = rows[i].key;
@@ -444,6 +456,7 @@ static uint64_t peak_of(const random_schema *s, size_t n) {
     pst_budget_get_stats(io.budget, &stats);
     CHECK_EQ(stats.private_bytes, 0);
     pst_budget_release(io.budget);
+    check_segments(&f);
     file_free(&f);
     free(rows);
     free(r);
@@ -454,7 +467,8 @@ static uint64_t peak_of(const random_schema *s, size_t n) {
 static void test_memory(void) {
     random_schema s;
     make_longs(&s, 2);
-    uint64_t small = peak_of(&s, 60000), large = peak_of(&s, 300000);
+    uint64_t small = peak_of(&s, 60000, 4096), large = peak_of(&s, 300000, 4096);
+    (void)peak_of(&s, 300000, 65536);
     CHECK(small > 400000);
     CHECK(large < small + 100000);
 }

@@ -10,7 +10,6 @@ import pytest
 
 import pystate as ps
 from pystate._core import core
-from pystate.checkpoint import state_files
 
 GUIDED = 8  # the incompatible feature, at 24 in the header
 
@@ -35,12 +34,12 @@ def values(backend: ps.KeyedStateBackend) -> tuple[list[Any], list[Any]]:
 
 @pytest.fixture
 def merging_guided(monkeypatch: pytest.MonkeyPatch) -> None:
-    merge = core.merge
+    merge: Any = core.merge
 
     def merged(*args: Any) -> Any:
         return merge(*args, block_bytes=8192)
 
-    monkeypatch.setattr(state_files.core, "merge", merged)
+    monkeypatch.setattr(core, "merge", merged)
 
 
 @pytest.mark.usefixtures("merging_guided")
