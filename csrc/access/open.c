@@ -196,6 +196,8 @@ static pst_status initialise(pst_table *t, const pst_table_options *o, int fd) {
     pst_meta *m = pst_meta_of(t, 0);
     m->heap_top = PST_SPAN_GRANULES; /* granule 0 means none */
     m->directory_bits = first_directory_bits(pst_group_count(t));
+    m->whole = 1;
+    m->horizon[PST_EVENT] = m->horizon[PST_PROCESSING] = INT64_MAX;
     for (uint32_t i = 0; i < pst_directory_size(t, m); i++)
         m->shards[i].shape = m->directory_bits << 24;
     pst_release64(&h->magic, PST_TABLE_MAGIC);
@@ -410,7 +412,7 @@ pst_status pst_table_map_view(const pst_schema *schema, const char *path, pst_ta
 pst_status pst_table_detach(pst_table *t) {
     if (t->arena.fd < 0 || !t->attached)
         return PST_INVALID;
-    if (pst_table_dirty(t) || t->poisoned)
+    if (pst_table_dirty(t) || t->admitted || t->poisoned)
         (void)pst_table_rollback(t, 0);
     pst_span_leave(t);
     t->attached = 0;

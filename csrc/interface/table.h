@@ -133,7 +133,7 @@ void pst_table_abandon(pst_table *t);
 const pst_detail *pst_table_detail(const pst_table *t);
 
 typedef struct pst_table_stats {
-    uint64_t keys;        /* live rows                                              */
+    uint64_t keys;        /* live rows, of those below none                         */
     uint64_t slots;       /* rows ever taken (live, dead and reusable)              */
     uint64_t row_bytes;   /* committed for rows                                     */
     uint64_t index_bytes; /* in use by the index                                    */
@@ -202,8 +202,17 @@ pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *line
  * not attached, or `back` is negative. Nothing else fails. */
 pst_status pst_table_rollback(pst_table *t, int32_t back);
 
-/* 1 while the open epoch has touched anything. */
+/* 1 while the open epoch has touched anything. Rows that were admitted from files are no change. */
 int pst_table_dirty(const pst_table *t);
+
+/* ---- a table above files --------------------------------------------------------------------- */
+
+/* Whether the table has all rows of its key groups. A new one has. 0, when files with rows are set
+ * below it: then a key without a row may have one there, and what counts or visits all rows sees
+ * those alone that are here. Of all epochs that can be returned to; 1 is said from the open epoch
+ * on, and undone with it. */
+void pst_table_set_whole(pst_table *t, int whole);
+int pst_table_is_whole(const pst_table *t);
 
 #ifdef __cplusplus
 }

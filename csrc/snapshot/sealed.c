@@ -792,8 +792,8 @@ static pst_status gather_touched(pst_sealed *s, const pst_table *t) {
     return PST_OK;
 }
 
-/* A slot that the epoch took. Where its name only left the ring, the row may be of an insert that
- * was undone: its header alone tells (V2). */
+/* A row that is new as a whole. Where a slot's name only left the ring, the row may be of an insert
+ * that was undone: its header alone tells (V2). */
 static pst_status gather_inserted(pst_sealed *s, const pst_table *t, uint32_t slot) {
     const uint64_t *row = pst_row(t, slot);
     uint64_t present = pst_presence(&t->lay, row);
@@ -802,6 +802,12 @@ static pst_status gather_inserted(pst_sealed *s, const pst_table *t, uint32_t sl
     if (t->lay.has_elements)
         return gather_with_elements(s, t, row, 0, NULL);
     return present ? emit(s, t, row, 0, present, present) : PST_OK;
+}
+
+/* A slot that the epoch took. The row may have been admitted, and then it is no change, or one that
+ * an undo record tells. */
+static pst_status gather_taken(pst_sealed *s, const pst_table *t, uint32_t slot) {
+    return pst_row_is_made(t, pst_row(t, slot)) ? gather_inserted(s, t, slot) : PST_OK;
 }
 
 /* Words of an entry, at most. */
@@ -827,10 +833,10 @@ static pst_status gather(pst_sealed *s, const pst_table *t) {
     for (uint32_t p = from; !st && p != to; p++) {
         if (to - p > AHEAD)
             pst_prefetch_row(t, pst_ring_at(t, PST_RING_SLOTS, p + AHEAD));
-        st = gather_inserted(s, t, pst_ring_at(t, PST_RING_SLOTS, p));
+        st = gather_taken(s, t, pst_ring_at(t, PST_RING_SLOTS, p));
     }
     for (uint32_t slot = before->slots; !st && slot < t->m->slots; slot++)
-        st = gather_inserted(s, t, slot);
+        st = gather_taken(s, t, slot);
     return !st && t->lay.timers >= 0 ? gather_timers(s, t) : st;
 }
 
