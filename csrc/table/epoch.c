@@ -100,6 +100,7 @@ void pst_epoch_begin(pst_table *t) {
     t->row_capacity = h->committed[PST_SPACE_ROWS] / t->lay.row_size;
     t->stamp = pst_stamp(e) << 8;
     t->birth = (uint32_t)e;
+    t->admitted_timers.size = 0;
     t->poisoned = PST_OK;
     t->hot = t->deaths = 0;
     t->index_due = 1;
@@ -155,6 +156,33 @@ pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *line
     if ((uint64_t)back > h->sealed || h->sealed - (uint64_t)back < h->floor)
         return PST_NO_UNDO;
     *lineage = pst_meta_of(t, h->sealed - (uint64_t)back)->lineage;
+    return PST_OK;
+}
+
+/* Has the open epoch left everything as it found it, blocks too? */
+static int is_pristine(const pst_table *t) {
+    const pst_meta *before = pst_meta_of(t, t->h->sealed), *m = t->m;
+    int same = m->heap_top == before->heap_top && m->free_spans == before->free_spans &&
+               m->index_granules == before->index_granules &&
+               !memcmp(m->bump, before->bump, sizeof m->bump) &&
+               !memcmp(m->bump_left, before->bump_left, sizeof m->bump_left);
+    for (int r = 0; r < PST_RINGS && same; r++)
+        same =
+            m->rings[r].head == before->rings[r].head && m->rings[r].tail == before->rings[r].tail;
+    return same;
+}
+
+pst_status pst_table_settle(pst_table *t) {
+    pst_header *h = t->h;
+    if (!t->attached || pst_table_dirty(t) || t->admitted)
+        return PST_INVALID;
+    if (t->poisoned)
+        return PST_POISONED;
+    if (h->floor < h->sealed)
+        pst_release64(&h->floor, h->sealed);
+    if (!is_pristine(t))
+        return pst_table_rollback(t, 0);
+    pst_epoch_begin(t);
     return PST_OK;
 }
 
