@@ -17,6 +17,7 @@
 #include "elements/collections.h"
 #include "elements/timers.h"
 #include "list/list.h"
+#include "memory/size_class.h"
 #include "memory/span.h"
 #include "table/epoch.h"
 
@@ -320,6 +321,7 @@ static pst_status open_table(pst_table *t, const pst_schema *schema, const pst_t
     if (s)
         return s;
     t->pool = pst_pool_create(t->budget);
+    t->admitted_charge = (pst_charge){t->budget, 0, PST_SMALL_BUFFER};
     if (!t->ttl || !t->pool)
         return PST_NO_MEMORY;
     t->clock = (pst_clock){PST_NO_TIME, PST_NO_TIME, PST_NO_TIME};
@@ -453,6 +455,8 @@ static void free_table(pst_table *t) {
     pst_free(t->collections);
     pst_free(t->ttl);
     pst_free(t->current_bytes.data);
+    pst_charge_drop(&t->admitted_charge);
+    pst_free(t->admitted_timers.data);
     pst_free(t->path);
     pst_budget_release(t->budget);
     pst_free(t);
@@ -481,6 +485,25 @@ void pst_table_refusal(const pst_table *t, pst_refusal *refusal) {
         pst_budget_refusal(t->budget, refusal);
     else
         *refusal = (pst_refusal){a->refused, a->committed_total, 0, a->limit, 1};
+}
+
+void pst_table_get_resident(const pst_table *t, pst_resident *resident) {
+    const pst_meta *m = t->m;
+    const pst_ring *slots = &m->rings[PST_RING_SLOTS];
+    uint64_t taken = pst_span_taken_bytes(t), listed = 0;
+    uint64_t index = m->index_granules * PST_GRANULE;
+    for (uint32_t c = 0; c < PST_CLASSES; c++) {
+        uint32_t names = m->rings[c].tail - m->rings[c].head;
+        listed += (names > m->stale[c] ? names - m->stale[c] : 0) * pst_class_size(c);
+    }
+    *resident = (pst_resident){
+        .rows = m->live,
+        .row_bytes = m->live * t->lay.row_size,
+        .index_bytes = index,
+        .block_bytes = taken > listed + index ? taken - listed - index : 0,
+        .free_rows = slots->sealed_tail[2] - slots->head + (t->row_capacity - m->slots),
+        .free_block_bytes = listed,
+    };
 }
 
 void pst_table_get_stats(const pst_table *t, pst_table_stats *stats) {

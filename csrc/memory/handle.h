@@ -125,6 +125,8 @@ struct pst_table {
     uint64_t entries_made; /* of maps, since what has expired was last looked for */
     int64_t due_until[2];  /* per domain: up to where timers were handed out last */
     uint64_t timers_missed;
+    pst_buffer admitted_timers; /* of the open epoch, see timers.h */
+    pst_charge admitted_charge;
     /* The row whose record of a file was last applied, and the timer that it bears; PST_NONE. */
     uint32_t applied;
     uint64_t applied_timer;
