@@ -99,7 +99,7 @@ static pst_status leave(pst_table *t, crowd *c, uint32_t slot, uint32_t *rows) {
     } else if (timers) {
         if (!c->stay && !c->refused)
             s = begin_crowd(t, c);
-        if (s || c->refused || has_bit(c->stay, slot))
+        if (s || c->refused || has_bit(c->stay, slot) || has_bit(c->leave, slot))
             return s;
         set_bit(c->leave, slot);
         c->slots[c->n++] = slot;

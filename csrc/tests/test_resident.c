@@ -1,0 +1,386 @@
+/* Rows come from files and leave again, beside a table that has all of them.
+ *
+ * The same random operations are done to both, and to a model each. Only the table above files
+ * admits rows, lets them leave and settles. Both must then have the same rows, and seal the same
+ * deltas, byte for byte where nothing expires: so what was admitted is no change, and what was changed afterwards is.
+ *
+ *   test_resident [epochs] [seed]
+ */
+#include <unistd.h>
+
+#include "below.h"
+#include "elements_model.h"
+#include "table_model.h"
+
+/* A model with its operations, as both kinds of tables have them. */
+typedef struct kind {
+    int keys;
+    void (*cells)(const void *m, int k, pst_cell cells[2], model_bytes *room);
+    void (*step)(void *m, pst_table *t, uint64_t *random);
+    void (*pass)(void *m, pst_table *t, int64_t ms);
+    int (*compare)(const void *m, pst_table *t);
+    void (*seal)(void *m, pst_table *t, pst_sealed **sealed);
+    void (*back)(void *m, uint64_t epoch);
+    size_t size;
+} kind;
+
+static void cells_of_elements(const void *m, int k, pst_cell cells[2], model_bytes *room) {
+    em_key_cells(m, k, cells, room->data);
+}
+
+static void step_elements(void *m, pst_table *t, uint64_t *random) {
+    em_step(m, t, random);
+}
+
+static void pass_elements(void *m, pst_table *t, int64_t ms) {
+    if (((elements_model *)m)->ttl_ms)
+        em_pass(m, t, ms, 1 << 20);
+}
+
+static int compare_elements(const void *m, pst_table *t) {
+    return em_compare(m, &((const elements_model *)m)->now, t);
+}
+
+static void seal_elements(void *m, pst_table *t, pst_sealed **sealed) {
+    em_seal(m, t, sealed);
+}
+
+static void back_elements(void *of, uint64_t epoch) {
+    elements_model *m = of;
+    m->seals = epoch;
+    m->now = m->sealed[epoch % EM_EPOCHS];
+}
+
+static const kind ELEMENTS = {EM_KEYS,       cells_of_elements,     step_elements,
+                              pass_elements, compare_elements,      seal_elements,
+                              back_elements, sizeof(elements_model)};
+
+enum { VALUE_KEYS = 120 };
+
+static void cells_of_values(const void *m, int k, pst_cell cells[2], model_bytes *room) {
+    model_key(((const model *)m)->schema, k, cells, room);
+}
+
+static void step_values(void *m, pst_table *t, uint64_t *random) {
+    if (check_random(random) % 3)
+        model_one_key(t, m, random);
+    else
+        model_many(t, m, random, 1 + (int)(check_random(random) % 20),
+                   (int)(check_random(random) % 4));
+}
+
+static void pass_values(void *m, pst_table *t, int64_t ms) {
+    (void)m;
+    (void)t;
+    (void)ms;
+}
+
+static int compare_values(const void *model_of, pst_table *t) {
+    const model *m = model_of;
+    return model_compare(t, &m->now, m->schema, m->keys);
+}
+
+static void seal_values(void *m, pst_table *t, pst_sealed **sealed) {
+    model_seal(t, m, sealed);
+}
+
+static void back_values(void *model_of, uint64_t epoch) {
+    model *m = model_of;
+    m->seals = epoch;
+    m->now = m->sealed[epoch % MODEL_EPOCHS];
+}
+
+static const kind VALUES = {VALUE_KEYS,     cells_of_values, step_values, pass_values,
+                            compare_values, seal_values,     back_values, sizeof(model)};
+
+/* ---- both tables ----------------------------------------------------------------------------- */
+
+typedef struct pair {
+    const kind *kind;
+    pst_table *disk, *whole;
+    void *disk_model, *whole_model;
+    below_files files;
+    uint64_t random, seals;
+    uint64_t admitted, left, back, reopened, refused, poisoned;
+    pst_table *(*open)(struct pair *p);
+    int alike; /* the deltas; not where what of a list has expired goes chunk by chunk */
+} pair;
+
+static int admit_some(pair *p, uint64_t one_in) {
+    model_bytes room;
+    pst_cell cells[2];
+    for (int k = 0; k < p->kind->keys; k++) {
+        p->kind->cells(p->disk_model, k, cells, &room);
+        if (check_random(&p->random) % one_in || below_is_here(p->disk, cells))
+            continue;
+        uint64_t changed = pst_changed_rows(p->disk);
+        pst_status s = below_admit(&p->files, p->disk, cells, UINT64_MAX);
+        if (!CHECK(s == PST_OK || s == PST_NOT_FOUND) ||
+            !CHECK_EQ(pst_changed_rows(p->disk), changed))
+            return 0;
+        p->admitted += s == PST_OK;
+    }
+    return 1;
+}
+
+/* With rows in every state of coming, what fails leaves nothing. */
+static int admit_refused(pair *p) {
+    model_bytes room;
+    pst_cell cells[2];
+    int k = (int)(check_random(&p->random) % (uint64_t)p->kind->keys);
+    p->kind->cells(p->disk_model, k, cells, &room);
+    if (below_is_here(p->disk, cells) || pst_table_dirty(p->disk))
+        return 1;
+    uint64_t live = p->disk->m->live, limit = p->disk->arena.limit;
+    int by_limit = check_random(&p->random) % 2 != 0;
+    for (int n = 0; n < 50; n++) {
+        if (by_limit)
+            p->disk->arena.limit = p->disk->arena.committed_total + 4096 * (uint64_t)n;
+        else
+            p->files.refuse = n + 1;
+        pst_status s = below_admit(&p->files, p->disk, cells, UINT64_MAX);
+        int refused = check_alloc_failed();
+        check_fail_alloc(-1, 0);
+        p->files.refuse = 0;
+        p->disk->arena.limit = limit;
+        if (s == PST_OK || s == PST_NOT_FOUND) {
+            if (by_limit || !refused)
+                break;
+            continue;
+        }
+        p->refused++;
+        if (!CHECK(s == PST_NO_MEMORY || s == PST_LIMIT))
+            return 0;
+        if (p->disk->poisoned) {
+            p->poisoned++;
+            CHECK_EQ(pst_table_rollback(p->disk, 0), PST_OK);
+            live = p->disk->m->live;
+        }
+        if (!CHECK_EQ(p->disk->m->live, live) || !CHECK(!below_is_here(p->disk, cells)))
+            return 0;
+    }
+    return 1;
+}
+
+static void leave_some(pair *p) {
+    if (p->disk->admitted)
+        CHECK_EQ(pst_table_rollback(p->disk, 0), PST_OK);
+    pst_room wanted = {check_random(&p->random) % (uint64_t)(p->kind->keys + 1), 0}, left;
+    if (check_random(&p->random) % 4 == 0)
+        wanted = (pst_room){0, check_random(&p->random) % 10000};
+    if (p->disk->lay.timers >= 0 && check_random(&p->random) % 4 == 0)
+        for (int d = 0; d < 2; d++)
+            CHECK_EQ(pst_table_set_horizon(p->disk, (pst_domain)d,
+                                           em_time((int)(check_random(&p->random) % EM_TIMERS))),
+                     PST_OK);
+    pst_resident before, after;
+    pst_table_get_resident(p->disk, &before);
+    uint64_t looked = p->disk->m->live;
+    CHECK_EQ(pst_table_leave(p->disk, &wanted, &left), PST_OK);
+    pst_table_get_resident(p->disk, &after);
+    CHECK_EQ(before.rows - after.rows, left.rows);
+    CHECK_EQ(p->disk->m->live, looked - left.rows);
+    CHECK(!left.rows || left.bytes >= left.rows * p->disk->lay.row_size);
+    CHECK(!left.rows || !pst_table_is_whole(p->disk));
+    CHECK(!left.rows || (p->disk->h->floor == p->disk->h->sealed && after.free_rows >= left.rows));
+    CHECK(before.block_bytes >= after.block_bytes);
+    p->left += left.rows;
+    check_ownership(p->disk);
+}
+
+static int same_deltas(pst_sealed *a, pst_sealed *b) {
+    memory_file f = {.calls_left = -1}, g = {.calls_left = -1};
+    pst_io one = file_io(&f, 0), other = file_io(&g, 0);
+    pst_file_info info;
+    REQUIRE(pst_sealed_write(a, &one, &info) == PST_OK);
+    REQUIRE(pst_sealed_write(b, &other, &info) == PST_OK);
+    int ok = CHECK_EQ(f.size, g.size) && CHECK(!memcmp(f.data, g.data, f.size));
+    file_free(&f);
+    file_free(&g);
+    return ok;
+}
+
+static int seal_both(pair *p) {
+    pst_sealed *disk = NULL, *whole = NULL;
+    p->kind->seal(p->disk_model, p->disk, &disk);
+    p->kind->seal(p->whole_model, p->whole, &whole);
+    int ok = !p->alike || same_deltas(disk, whole);
+    below_add(&p->files, ++p->seals, disk);
+    pst_sealed_destroy(disk);
+    pst_sealed_destroy(whole);
+    return ok;
+}
+
+static void roll_back(pair *p) {
+    int32_t back = (int32_t)(check_random(&p->random) % 3);
+    pst_lineage l;
+    if (pst_table_lineage(p->disk, back, &l) || pst_table_lineage(p->whole, back, &l))
+        back = 0;
+    /* Epochs in which rows left have the number of the one before. */
+    REQUIRE(pst_table_lineage(p->disk, back, &l) == PST_OK);
+    int32_t same = 0;
+    pst_lineage w;
+    while (!pst_table_lineage(p->whole, same, &w) && w.epoch != l.epoch)
+        same++;
+    REQUIRE(w.epoch == l.epoch);
+    CHECK_EQ(pst_table_rollback(p->disk, back), PST_OK);
+    CHECK_EQ(pst_table_rollback(p->whole, same), PST_OK);
+    p->kind->back(p->disk_model, l.epoch);
+    p->kind->back(p->whole_model, l.epoch);
+    p->seals = l.epoch;
+    below_back(&p->files, l.epoch);
+    p->back += (uint64_t)back;
+}
+
+/* The process is gone, and another one attaches. Of a heap table the open epoch is undone. */
+static void reopen(pair *p) {
+    if (p->disk->path) {
+        pst_table_abandon(p->disk);
+        p->disk = p->open(p);
+    } else {
+        CHECK_EQ(pst_table_rollback(p->disk, 0), PST_OK);
+    }
+    CHECK_EQ(pst_table_rollback(p->whole, 0), PST_OK);
+    p->kind->back(p->disk_model, p->seals);
+    p->kind->back(p->whole_model, p->seals);
+    p->reopened++;
+}
+
+/* One epoch of both. */
+static int go_on(pair *p) {
+    uint64_t what = check_random(&p->random);
+    if (what % 3 == 0 && p->seals)
+        leave_some(p);
+    else if (what % 16 == 1 && !p->disk->admitted)
+        CHECK_EQ(pst_table_settle(p->disk), PST_OK);
+    if (what / 16 % 4 == 0 && !admit_refused(p))
+        return 0;
+    if (!admit_some(p, 1 + what / 64 % 4))
+        return 0;
+    int steps = (int)(what / 256 % 12);
+    if (steps || what / 4096 % 2) {
+        if (!admit_some(p, 1))
+            return 0;
+        for (int i = 0; i < steps; i++) {
+            uint64_t random = check_random(&p->random), same = random;
+            p->kind->step(p->disk_model, p->disk, &random);
+            p->kind->step(p->whole_model, p->whole, &same);
+        }
+        int64_t ms = (int64_t)(check_random(&p->random) % 40);
+        p->kind->pass(p->disk_model, p->disk, ms);
+        p->kind->pass(p->whole_model, p->whole, ms);
+        if (!p->kind->compare(p->disk_model, p->disk) ||
+            !p->kind->compare(p->whole_model, p->whole))
+            return 0;
+    }
+    if (what / 8192 % 8 == 0)
+        roll_back(p);
+    else if (what / 8192 % 8 == 1)
+        reopen(p);
+    else
+        return seal_both(p);
+    return admit_some(p, 1) && p->kind->compare(p->disk_model, p->disk);
+}
+
+static void run(pair *p, int epochs) {
+    below_init(&p->files, &p->disk->schema, p->disk->max_parallelism);
+    pst_table_set_whole(p->disk, 0);
+    for (int e = 0; e < epochs; e++)
+        if (!go_on(p)) {
+            fprintf(stderr, "    in epoch %d\n", e);
+            break;
+        }
+    fprintf(stderr,
+            "%llu admitted, %llu left, %llu back, %llu reopened, %llu refused, %llu poisoned\n",
+            (unsigned long long)p->admitted, (unsigned long long)p->left,
+            (unsigned long long)p->back, (unsigned long long)p->reopened,
+            (unsigned long long)p->refused, (unsigned long long)p->poisoned);
+    CHECK(p->admitted && p->left && p->back && p->refused && (!p->disk->path || p->reopened));
+    below_free(&p->files);
+    pst_table_close(p->disk);
+    pst_table_close(p->whole);
+    free(p->disk_model);
+    free(p->whole_model);
+}
+
+static char *shared_path(void) {
+    static char path[200];
+    const char *folder = getenv("TMPDIR");
+    snprintf(path, sizeof path, "%s/pst_resident_%d.table", folder ? folder : "/tmp", getpid());
+    return path;
+}
+
+static pst_table *open_shared(const pst_schema *schema, int32_t max_parallelism) {
+    static const pst_identity identity = {.owner_pid = 1};
+    pst_table_options o = {.max_parallelism = max_parallelism,
+                           .last_key_group = max_parallelism - 1,
+                           .limit_bytes = (uint64_t)1 << 26,
+                           .path = shared_path(),
+                           .identity = &identity,
+                           .lock_timeout_ms = 1000,
+                           .create = 1};
+    pst_table *t = NULL;
+    REQUIRE(pst_table_open(schema, &o, &t, NULL, NULL) == PST_OK);
+    return t;
+}
+
+static pst_table *open_elements_shared(pair *p) {
+    elements_model *m = p->disk_model;
+    pst_table *t = open_shared(&m->schema, 4);
+    static const int timed[] = {EM_N, EM_LONGS, EM_STRINGS, EM_MAP, EM_BOOK};
+    pst_ttl ttl = {.duration_ms = m->ttl_ms};
+    for (size_t i = 0; m->ttl_ms && i < sizeof timed / sizeof *timed; i++)
+        REQUIRE(pst_table_set_ttl(t, m->column[timed[i]], &ttl) == PST_OK);
+    em_clock(m, t);
+    return t;
+}
+
+static void run_elements(int spaces, int64_t ttl_ms, int shared, int epochs, uint64_t seed) {
+    pair p = {.kind = &ELEMENTS, .alike = !ttl_ms, .random = seed, .open = open_elements_shared};
+    elements_model *m = p.disk_model = calloc(1, sizeof *m);
+    elements_model *w = p.whole_model = calloc(1, sizeof *w);
+    REQUIRE(m && w);
+    em_init(m, spaces, ttl_ms);
+    em_init(w, spaces, ttl_ms);
+    p.disk = shared ? open_elements_shared(&p) : em_open(m, 0, 3);
+    p.whole = em_open(w, 0, 3);
+    run(&p, epochs);
+    if (shared)
+        unlink(shared_path());
+}
+
+static pst_table *open_values_shared(pair *p) {
+    return open_shared(((model *)p->disk_model)->schema, 2);
+}
+
+static void run_values(const pst_schema *s, int shared, int epochs, uint64_t seed) {
+    pst_table_options o = {
+        .max_parallelism = 2, .last_key_group = 1, .limit_bytes = (uint64_t)1 << 26};
+    pair p = {.kind = &VALUES, .alike = 1, .random = seed, .open = open_values_shared};
+    model *m = p.disk_model = calloc(1, sizeof *m), *w = p.whole_model = calloc(1, sizeof *w);
+    REQUIRE(m && w);
+    m->schema = w->schema = s;
+    m->keys = w->keys = VALUE_KEYS;
+    REQUIRE(pst_table_open(s, &o, &p.whole, NULL, NULL) == PST_OK);
+    if (shared)
+        p.disk = open_values_shared(&p);
+    else
+        REQUIRE(pst_table_open(s, &o, &p.disk, NULL, NULL) == PST_OK);
+    run(&p, epochs);
+    if (shared)
+        unlink(shared_path());
+}
+
+int main(int argc, char **argv) {
+    int epochs = argc > 1 ? atoi(argv[1]) : 200;
+    uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    pst_schema schemas[] = {{1, 2, MODEL_LONG_KEY, MODEL_STATES},
+                            {1, 1, MODEL_LONG_KEY, MODEL_STATES},
+                            {1, 3, MODEL_TEXT_KEY, MODEL_STATES},
+                            {1, 9, MODEL_LONG_KEY, MODEL_STATES}};
+    for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++)
+        run_values(&schemas[i], (int)i % 2, epochs, seed + i);
+    for (int i = 0; i < 4; i++)
+        run_elements(i % 2, i < 2 ? 0 : 100, i % 2, epochs, seed + 10 + (uint64_t)i);
+    return check_report();
+}
