@@ -149,12 +149,17 @@ static pst_status leave_crowd(pst_table *t, const crowd *c) {
     return s;
 }
 
-/* Bytes of blocks that rings name. */
+/* Bytes of blocks that rings name. Trees of timers take some of these. */
 static uint64_t listed_bytes(const pst_table *t) {
     uint64_t bytes = 0;
     for (uint32_t c = 0; c < PST_CLASSES; c++)
         bytes += (t->m->rings[c].tail - t->m->rings[c].head) * pst_class_size(c);
     return bytes;
+}
+
+static uint64_t more_listed(const pst_table *t, uint64_t before) {
+    uint64_t now = t->lay.has_blocks ? listed_bytes(t) : 0;
+    return now > before ? now - before : 0;
 }
 
 /* Of a row, without what its states have in blocks. */
@@ -184,9 +189,9 @@ static pst_status go_round(pst_table *t, pst_leaving *l, crowd *c, uint32_t *row
         bytes += row_bytes(t, slot);
         /* Counting what lists and maps were is dear. */
         if (!t->lay.has_blocks || *rows % COUNTED == 0)
-            l->left.bytes = bytes + (t->lay.has_blocks ? listed_bytes(t) - before : 0);
+            l->left.bytes = bytes + more_listed(t, before);
     }
-    l->left.bytes = bytes + listed_bytes(t) - before;
+    l->left.bytes = bytes + more_listed(t, before);
     pst_put64(&t->h->hand, at);
     return s;
 }

@@ -18,6 +18,8 @@ typedef struct below_files {
     int n;
     memory_file files[BELOW_FILES];
     pst_sst_reader *readers[BELOW_FILES];
+    pst_sst_reader *inner[BELOW_FILES]; /* where something is admitted within an admission */
+    int within;
     uint64_t epochs[BELOW_FILES]; /* the file has what was changed up to there */
     pst_schema *own;
     int64_t refuse; /* the allocation of an admission that is refused, from 1; 0: none */
@@ -30,8 +32,18 @@ static inline void below_init(below_files *b, const pst_schema *table, int32_t m
     b->max_parallelism = max_parallelism;
 }
 
+static inline void below_open(below_files *b, int i) {
+    REQUIRE(file_open(&b->files[i], &b->readers[i]) == PST_OK);
+    REQUIRE(file_open(&b->files[i], &b->inner[i]) == PST_OK);
+}
+
+static inline void below_close(below_files *b, int i) {
+    pst_sst_reader_close(b->readers[i]);
+    pst_sst_reader_close(b->inner[i]);
+}
+
 static inline void below_drop(below_files *b) {
-    pst_sst_reader_close(b->readers[--b->n]);
+    below_close(b, --b->n);
     file_free(&b->files[b->n]);
 }
 
@@ -50,7 +62,7 @@ static inline void below_merge(below_files *b) {
     info.kind = PST_BASE;
     REQUIRE(file_merge(b->schema, &info, b->readers, NULL, n, &io) == PST_OK);
     for (int i = 0; i < n; i++) {
-        pst_sst_reader_close(b->readers[i]);
+        below_close(b, i);
         file_free(&b->files[i]);
     }
     b->epochs[0] = b->epochs[n - 1];
@@ -58,11 +70,11 @@ static inline void below_merge(below_files *b) {
     for (int i = 0; i < BELOW_KEPT; i++) {
         b->files[1 + i] = b->files[n + i];
         b->epochs[1 + i] = b->epochs[n + i];
-        pst_sst_reader_close(b->readers[n + i]);
+        below_close(b, n + i);
     }
     b->n = BELOW_KEPT + 1;
     for (int i = 0; i < b->n; i++)
-        REQUIRE(file_open(&b->files[i], &b->readers[i]) == PST_OK);
+        below_open(b, i);
 }
 
 /* Adds what an epoch changed. */
@@ -74,7 +86,7 @@ static inline void below_add(below_files *b, uint64_t epoch, pst_sealed *sealed)
     pst_io io = file_io(f, 0);
     pst_file_info info;
     REQUIRE(pst_sealed_write(sealed, &io, &info) == PST_OK);
-    REQUIRE(file_open(f, &b->readers[b->n]) == PST_OK);
+    below_open(b, b->n);
     b->epochs[b->n++] = epoch;
 }
 
@@ -107,7 +119,8 @@ static inline int below_is_key(const pst_table *t, const pst_record *r, const ps
 /* Adds all records of the key in files up to that epoch. */
 static inline pst_status below_add_records(const below_files *b, pst_admission *a,
                                            const pst_cell *cells, uint64_t epoch, int *found) {
-    static pst_record r;
+    static pst_record records[2]; /* large */
+    pst_record *r = &records[b->within];
     const pst_table *t = a->t;
     pst_mapping m;
     uint64_t hash = pst_hash_key(t->schema.keys, pst_schema_hashed(&t->schema), cells, 0);
@@ -115,13 +128,14 @@ static inline pst_status below_add_records(const below_files *b, pst_admission *
     int has_element = b->schema->n_keys > n_keys;
     REQUIRE(pst_mapping_make(t, NULL, t->schema.n_states, &m));
     for (int i = 0; i < b->n && b->epochs[i] <= epoch; i++) {
-        pst_status s = pst_sst_reader_seek(b->readers[i], group, group);
-        while (!s && (s = pst_sst_reader_next(b->readers[i], &r)) == PST_OK) {
-            if (!below_is_key(t, &r, cells, hash))
+        pst_sst_reader *from = b->within ? b->inner[i] : b->readers[i];
+        pst_status s = pst_sst_reader_seek(from, group, group);
+        while (!s && (s = pst_sst_reader_next(from, r)) == PST_OK) {
+            if (!below_is_key(t, r, cells, hash))
                 continue;
-            int element = has_element && !(r.key_nulls >> n_keys & 1);
+            int element = has_element && !(r->key_nulls >> n_keys & 1);
             *found = 1;
-            s = pst_admission_add(a, &r, &m, element, 0);
+            s = pst_admission_add(a, r, &m, element, 0);
             if (s)
                 return s;
         }
