@@ -25,6 +25,7 @@
 
 #include "base/key.h"
 #include "memory/handle.h"
+#include "table/resident.h"
 #include "table/slots.h"
 #include "table/value.h"
 

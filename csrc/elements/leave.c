@@ -10,7 +10,7 @@ enum { AHEAD = 16, COUNTED = 64 };
 static const pst_domain domains[] = {PST_EVENT, PST_PROCESSING};
 
 void pst_leaving_begin(const pst_table *t, const pst_room *wanted, pst_leaving *l) {
-    *l = (pst_leaving){.wanted = *wanted, .looks = (PST_HEAT_MOST + UINT64_C(1)) * t->m->slots};
+    *l = (pst_leaving){.wanted = *wanted, .looks = (PST_HEAT_MOST + UINT64_C(3)) * t->m->slots};
 }
 
 int pst_leaving_is_done(const pst_leaving *l) {
@@ -75,6 +75,27 @@ static void end_crowd(crowd *c) {
     pst_free(c->stay);
     pst_free(c->leave);
     pst_free(c->slots);
+}
+
+/* Was the row admitted, or touched, since the hand began its last round? */
+static int is_fresh(const pst_table *t, const uint64_t *row) {
+    uint64_t header = row[0], since = t->h->active - t->h->hand_before;
+    uint32_t stamp = pst_header_stamp(header) >> 8, now = t->stamp >> 8,
+             by = (uint32_t)(header >> 32);
+    if (!stamp)
+        return by != PST_NONE && (uint32_t)t->h->active - by <= since;
+    uint64_t age = now >= stamp ? now - stamp : now + PST_STAMP_PERIOD - stamp;
+    return age <= since;
+}
+
+static void begin_round(pst_header *h) {
+    pst_put64(&h->hand_before, h->hand_began);
+    pst_put64(&h->hand_began, h->active);
+}
+
+/* Has the row been used since the hand last came by? If so it has one more turn. */
+static int is_warm(pst_table *t, uint32_t slot) {
+    return pst_heat_lower(t, slot) || is_fresh(t, pst_row(t, slot));
 }
 
 /* ---- leaving --------------------------------------------------------------------------------- */
@@ -177,10 +198,12 @@ static pst_status go_round(pst_table *t, pst_leaving *l, crowd *c, uint32_t *row
     pst_status s = PST_OK;
     for (; !s && *rows < PST_LEAVE_MOST && !pst_leaving_is_done(l); l->looks--) {
         uint32_t slot = (uint32_t)at, already = *rows;
+        if (!slot)
+            begin_round(t->h);
         at = at + 1 == slots ? 0 : at + 1;
         if (slot + AHEAD < slots)
             pst_prefetch_row(t, slot + AHEAD);
-        if (!pst_is_live(pst_row(t, slot)[0]) || pst_heat_lower(t, slot))
+        if (!pst_is_live(pst_row(t, slot)[0]) || is_warm(t, slot))
             continue;
         s = leave(t, c, slot, rows);
         if (*rows == already)

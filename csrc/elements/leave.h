@@ -1,7 +1,8 @@
 /* leave.h: which rows leave a table, and that they do.
  *
- * Purpose: a table over files keeps the rows that are used. A clock's hand goes over the slots: it
- * lowers the heat of a row, or if it has none takes the row out.
+ * Purpose: a table over files keeps the rows that are used. A clock's hand goes over the slots. A
+ * row leaves that has no heat and, as its header says, was neither touched nor admitted since the
+ * hand began the round before. Otherwise the hand lowers its heat and passes it over.
  *
  * Thread safety: the writer's alone.
  *

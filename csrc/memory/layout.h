@@ -218,7 +218,11 @@ typedef struct pst_header {
     uint64_t absent_bytes; /* of spans that were given back, within committed[] */
     pst_span_hints spans;
     pst_slot_hints slots;
-    uint64_t hand;    /* the slot at which looking for cold rows goes on; a hint */
+    /* Where looking for cold rows goes on, and in which epochs it was last at the first slot, and
+     * before that. Hints. */
+    uint64_t hand;
+    uint64_t hand_began;
+    uint64_t hand_before;
     uint64_t counted; /* 1: the last owner left with pst_span.listed as the rings have it */
     uint64_t ring_capacity[PST_RINGS]; /* entries, a power of two or 0 */
     uint64_t huge_rows;                /* bytes of rows that were taken for huge pages (huge.h)  */

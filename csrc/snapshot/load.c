@@ -109,28 +109,10 @@ static pst_status check_schema(const pst_table *t, const pst_schema *from, const
 
 enum { LINES_AHEAD = 32, ROWS_AHEAD = 16 };
 
-/* Where the walk for a hash begins. A block may have rows that are not of this table. */
-static inline __attribute__((always_inline)) int home_of(const pst_table *t, uint64_t hash,
-                                                         uint32_t *tag, pst_probe *c) {
-    int32_t group = pst_group_of(t, hash);
-    if (group < t->first_key_group || group > t->last_key_group)
-        return 0;
-    *tag = pst_tag_of(t, hash);
-    uint32_t at = pst_directory_at(t, t->m->directory_bits, hash, *tag);
-    return pst_probe_home(c, &t->m->shards[at], t->heap, *tag);
-}
-
-PST_PREFETCH void prefetch_line(const pst_table *t, uint64_t hash) {
-    uint32_t tag;
-    pst_probe c;
-    if (home_of(t, hash, &tag, &c))
-        __builtin_prefetch(c.line, 1, 2);
-}
-
 PST_PREFETCH void prefetch_row(const pst_table *t, uint64_t hash) {
     uint32_t tag;
     pst_probe c;
-    if (!home_of(t, hash, &tag, &c))
+    if (!pst_probe_hash(t, hash, &tag, &c))
         return;
     uint32_t m = pst_line_matches(c.line, tag);
     uint32_t slot = m ? pst_entry_slot(c.line[__builtin_ctz(m)]) : PST_NONE;
@@ -147,7 +129,7 @@ static void prefetch_ahead(const pst_table *t, const loading *m, pst_ahead ahead
     uint32_t rows = passed < ROWS_AHEAD ? ROWS_AHEAD - passed : 1;
     for (uint32_t i = ahead.begins ? 0 : lines; i <= LINES_AHEAD && i < ahead.rows; i++)
         if (!i || ahead.hash[i] != ahead.hash[i - 1])
-            prefetch_line(t, ahead.hash[i]);
+            pst_index_prefetch(t, ahead.hash[i]);
     if (m->all_new)
         return;
     for (uint32_t i = rows; i <= ROWS_AHEAD && i < ahead.rows; i++)

@@ -47,7 +47,7 @@ static inline int pst_is_whole(const pst_table *t) {
  * batches found stay as they are, and a key that they did not find is looked for again (M1).
  * REQUIRES: room for a touch and a row was reserved (pst_undo_reserve), for each row that has not
  * ended; the hash is the one under which the index has the key (pst_key_spread). What pst_row_make
- * says; then nothing has changed. */
+ * says; then nothing has changed. Whoever knows the next keys calls pst_index_prefetch ahead. */
 pst_status pst_admit_begin(pst_table *t, const pst_key *key, uint32_t *slot, int *here);
 /* Ends it. 0: the row has no state, so the key does not exist, neither here nor below. */
 int pst_admit_end(pst_table *t, uint32_t slot);
@@ -77,8 +77,9 @@ static inline void pst_heat(pst_table *t, uint32_t slot) {
         return;
     uint8_t *at = t->heat + slot / PST_HEAT_SLOTS;
     uint32_t shift = slot % PST_HEAT_SLOTS * 2, now = pst_get8(at);
-    if ((now >> shift & PST_HEAT_MOST) != PST_HEAT_MOST)
-        pst_put8(at, (uint8_t)(now + (1u << shift)));
+    uint32_t more = (now >> shift & PST_HEAT_MOST) != PST_HEAT_MOST;
+    /* Without a branch, which would wait for a line that is in nobody's cache. */
+    pst_put8(at, (uint8_t)(now + (more << shift)));
 }
 
 static inline void pst_heat_set(pst_table *t, uint32_t slot, uint32_t heat) {
