@@ -12,7 +12,9 @@
  *  DK2. A row with a timer before its domain's horizon stays. The horizon is at the end of all time
  *       until somebody sets it: then no row with timers leaves. So all timers before it are here.
  *  DK3. While rows are to stay in their slots (pst_table_keep_rows) none leaves.
- *  DK4. A leaving row dies under undo as any other, and no delta says so: the epoch is sealed
+ *  DK4. So every timer before its domain's horizon is of a row that is here. Whoever raises the
+ *       horizon has admitted the rows of timers up to there before.
+ *  DK5. A leaving row dies under undo as any other, and no delta says so: the epoch is sealed
  *       without one, under the lineage of the epoch before.
  *
  * Complexity: O(slots looked at + what leaves); of rows with several timers that leave, also the
