@@ -17,9 +17,12 @@ pst_status pst_admission_begin(pst_admission *a, pst_table *t, const pst_key *ke
     *a = (pst_admission){.t = t, .key = *key, .slot = PST_NONE, .birth = t->birth};
     a->timers = a->few;
     a->room = PST_ADMIT_TIMERS;
+    pst_status s = pst_check_group(t, key->hash);
+    if (s)
+        return s;
     if (t->lay.has_elements && !pst_arena_has_room(&t->arena, bytes * ROOM_PER_BYTE + ROOM))
         return PST_LIMIT;
-    pst_status s = pst_undo_reserve(t, 1);
+    s = pst_undo_reserve(t, 1);
     if (!s)
         s = pst_admit_begin(t, key, &a->slot, here);
     if (s || *here)

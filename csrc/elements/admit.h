@@ -34,8 +34,8 @@ typedef struct pst_admission {
 } pst_admission;
 
 /* As pst_admit_begin, with room for a touch and a row reserved here. `bytes`: how many its records
- * have, about. PST_LIMIT where the table has no room for what they become. If the key has a row
- * already (`here`) there is no admission to end; a->slot is that row. */
+ * have, about. PST_LIMIT where the table has no room for what they become. PST_WRONG_KEY_GROUP. If
+ * the key has a row already (`here`) there is no admission to end; a->slot is that row. */
 pst_status pst_admission_begin(pst_admission *a, pst_table *t, const pst_key *key, uint64_t bytes,
                                int *here);
 
