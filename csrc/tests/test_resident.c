@@ -503,6 +503,44 @@ static void test_who_stays(void) {
     free(m);
 }
 
+/* What is refused while rows leave undoes the epoch in which it was refused, and no other. */
+static void test_leave_refused(void) {
+    uint64_t random = 3, refused = 0;
+    elements_model *m = calloc(1, sizeof *m);
+    REQUIRE(m);
+    for (int trial = 0; trial < 60; trial++) {
+        em_init(m, trial % 2, 0);
+        pst_table *t = em_open(m, 0, 3);
+        for (int i = 0; i < 60; i++)
+            em_step(m, t, &random);
+        em_seal(m, t, NULL);
+        for (int d = 0; d < 2; d++)
+            CHECK_EQ(pst_table_set_horizon(t, (pst_domain)d, em_time(trial % 3)), PST_OK);
+        uint64_t live = t->m->live, limit = t->arena.limit;
+        pst_room all = {100, 0}, left = {0, 0};
+        if (trial % 3)
+            t->arena.limit = 1 + t->arena.committed_total * (uint64_t)(trial % 8) / 8;
+        else
+            check_fail_alloc(trial / 3 % 8, trial % 2);
+        pst_status s = pst_table_leave(t, &all, &left);
+        check_fail_alloc(-1, 0);
+        t->arena.limit = limit;
+        refused += s != PST_OK;
+        CHECK(s == PST_OK || s == PST_LIMIT || s == PST_NO_MEMORY);
+        CHECK(!t->poisoned && !pst_table_dirty(t));
+        CHECK_EQ(live - t->m->live, left.rows);
+        check_ownership(t);
+        for (int d = 0; d < 2; d++)
+            CHECK_EQ(pst_table_set_horizon(t, (pst_domain)d, INT64_MIN), PST_OK);
+        CHECK_EQ(pst_table_leave(t, &all, NULL), PST_OK);
+        CHECK_EQ(t->m->live, 0);
+        check_ownership(t);
+        pst_table_close(t);
+    }
+    CHECK(refused > 5);
+    free(m);
+}
+
 /* Admitted rows are no change: for `dirty`, for batches of changed rows, and for counters. */
 static void test_no_change(void) {
     pst_table *t = values_table();
@@ -544,6 +582,7 @@ int main(int argc, char **argv) {
     test_heat_of_batches();
     test_who_stays();
     test_no_change();
+    test_leave_refused();
     for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++)
         run_values(&schemas[i], (int)i % 2, epochs, seed + i);
     for (int i = 0; i < 4; i++)
