@@ -193,6 +193,13 @@ pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed);
  * a list or map; memory, after which the same may be tried again unless the table is poisoned. */
 pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
 
+/* What sealing now would give, without sealing: nothing changes, batches stay valid, and the epoch
+ * goes on. Written as a delta it is what the files of the sealed epochs lack of the table, so that
+ * a merge of them all (pst_gather, pst_merge) has what the table has now. Its lineage has no id, and
+ * as parent that of the last seal. O(rows changed). PST_INVALID: not attached. PST_POISONED;
+ * PST_CORRUPT in a list or map; PST_NO_MEMORY, PST_LIMIT. */
+pst_status pst_table_changes(pst_table *t, pst_sealed **sealed);
+
 /* The lineage of the sealed epoch `back` before the last one: 0, 1 or 2, else PST_INVALID.
  * PST_NO_UNDO where the window does not reach. */
 pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage);

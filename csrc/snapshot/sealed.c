@@ -902,6 +902,21 @@ pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_seale
     return end(t, st, s, sealed);
 }
 
+pst_status pst_table_changes(pst_table *t, pst_sealed **sealed) {
+    const pst_lineage *base = &pst_meta_of(t, t->h->sealed)->lineage;
+    pst_lineage unnamed = {.epoch = base->epoch, .query = base->query};
+    pst_sealed *s = NULL;
+    if (!t->attached)
+        return PST_INVALID;
+    if (t->poisoned)
+        return PST_POISONED;
+    memcpy(unnamed.parent, base->id, sizeof unnamed.parent);
+    pst_status st = begin(t, &unnamed, &s);
+    if (!st)
+        st = gather(s, t);
+    return end(t, st, s, sealed);
+}
+
 pst_status pst_sealed_part(pst_table *t, int32_t first_key_group, int32_t last_key_group,
                            uint64_t *cursor, pst_sealed **part) {
     pst_lineage unnamed = {0};

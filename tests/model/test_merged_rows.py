@@ -363,3 +363,20 @@ def test_batches_are_bounded() -> None:
         [8, *range(400_000)],
         [9],
     ]
+
+
+@drawn(100)
+@given(epochs())
+def test_the_open_epoch_is_the_newest_file(rows: list[Epoch]) -> None:
+    files: list[io.BytesIO] = []
+    with ps.KeyedStateBackend(KEY, states=STATES, max_parallelism=GROUPS, uid="op") as backend:
+        for epoch in rows:
+            sealed(backend, files)
+            for key, values in epoch:
+                apply(backend, key, values, False)
+        changes = io.BytesIO()
+        backend._table.changes().write(changes, "what changed")
+        found = gathered([*files, changes], backend, STATES)
+        assert sorted_rows(found) == sorted_rows(backend.to_arrow())
+        sealed(backend, files)
+        assert sorted_rows(gathered(files, backend, STATES)) == sorted_rows(found)

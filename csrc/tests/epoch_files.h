@@ -1,0 +1,96 @@
+/* epoch_files.h: a world's epochs as files, and files as a table of the world.
+ *
+ * Thread safety: everything belongs to one thread.
+ */
+#ifndef PST_TEST_EPOCH_FILES_H
+#define PST_TEST_EPOCH_FILES_H
+
+#include "chain_world.h"
+
+enum { EPOCH_FILES = 12 };
+
+static inline pst_lineage epoch_lineage(uint64_t epoch) {
+    pst_lineage l = {.epoch = epoch, .query = 5};
+    memcpy(l.id, &epoch, sizeof epoch);
+    return l;
+}
+
+/* Writes and destroys it. */
+static inline memory_file epoch_written(pst_sealed *sealed) {
+    memory_file f = {.calls_left = -1};
+    pst_io io = file_io(&f, 0);
+    pst_file_info info;
+    REQUIRE(pst_sealed_write(sealed, &io, &info) == PST_OK);
+    pst_sealed_destroy(sealed);
+    return f;
+}
+
+static inline memory_file epoch_sealed(pst_table *t, uint64_t epoch) {
+    pst_sealed *sealed = NULL;
+    pst_lineage l = epoch_lineage(epoch);
+    REQUIRE(pst_table_seal(t, &l, &sealed) == PST_OK);
+    return epoch_written(sealed);
+}
+
+static inline memory_file epoch_changes(pst_table *t) {
+    pst_sealed *sealed = NULL;
+    REQUIRE(pst_table_changes(t, &sealed) == PST_OK);
+    return epoch_written(sealed);
+}
+
+/* Files of the world's schema of now, oldest first, as one. */
+static inline memory_file epochs_merged(world *w, memory_file *files, int n, pst_file_kind kind) {
+    memory_file out = {.calls_left = -1};
+    pst_io io = file_io(&out, 0);
+    pst_sst_reader *readers[EPOCH_FILES];
+    pst_schema *schema = NULL;
+    pst_file_info info = {.kind = kind,
+                          .lineage = epoch_lineage(99),
+                          .max_parallelism = w->max_parallelism,
+                          .first_key_group = w->first,
+                          .last_key_group = w->last};
+    REQUIRE(n <= EPOCH_FILES && pst_file_schema_create(&w->schema, &schema) == PST_OK);
+    for (int i = 0; i < n; i++)
+        REQUIRE(file_open(&files[i], &readers[i]) == PST_OK);
+    REQUIRE(file_merge(schema, &info, readers, NULL, n, &io) == PST_OK);
+    for (int i = 0; i < n; i++)
+        pst_sst_reader_close(readers[i]);
+    pst_file_schema_destroy(schema);
+    return out;
+}
+
+static inline pst_table *epochs_loaded(world *w, memory_file *files, int n) {
+    pst_table *t = world_open(w, w->first, w->last, WORLD_LIMIT);
+    for (int i = 0; i < n; i++) {
+        pst_sst_reader *r = NULL;
+        REQUIRE(file_open(&files[i], &r) == PST_OK);
+        REQUIRE(pst_sst_reader_seek(r, w->first, w->last) == PST_OK);
+        REQUIRE(pst_table_load(t, r, NULL, w->schema.n_states, NULL) == PST_OK);
+        pst_sst_reader_close(r);
+    }
+    return t;
+}
+
+/* The same records in the same order. */
+static inline int epochs_equal(memory_file *x, memory_file *y) {
+    pst_sst_reader *a = NULL, *b = NULL;
+    static pst_record p, q;
+    pst_status s, other;
+    int same = 1;
+    REQUIRE(file_open(x, &a) == PST_OK && file_open(y, &b) == PST_OK);
+    do {
+        s = pst_sst_reader_next(a, &p);
+        other = pst_sst_reader_next(b, &q);
+        same = CHECK_EQ(s, other) && (s || CHECK(same_row(pst_sst_reader_schema(a), &p, &q)));
+    } while (same && !s);
+    pst_sst_reader_close(a);
+    pst_sst_reader_close(b);
+    return same && CHECK_EQ(s, PST_NOT_FOUND);
+}
+
+static inline void epochs_free(memory_file *files, int n) {
+    for (int i = 0; i < n; i++)
+        file_free(&files[i]);
+}
+
+#endif
