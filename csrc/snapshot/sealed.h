@@ -17,47 +17,7 @@
 #ifndef PST_SEALED_H
 #define PST_SEALED_H
 
-#include "base/budget.h"
-#include "base/buffer.h"
-#include "base/key.h"
-#include "base/pool.h"
-#include "base/schema.h"
-#include "elements/collections.h"
-#include "memory/handle.h"
-#include "memory/huge.h"
-
-/* Entries in gathering order, each `key part | info | cells of changed present columns`:
- * a word key is its word, a bytes key {hash, offset, size}; cells are one word, or two for
- * decimals and for bytes {offset, size}. Offsets point into `bytes`. */
-struct pst_sealed {
-    pst_pool *pool;
-    pst_words entries;
-    size_t n_words;
-    pst_buffer bytes;
-    pst_buffer scratch; /* for what is put together before it is kept */
-    pst_charge charge;  /* of entries and bytes */
-    uint64_t rows;
-    uint64_t logical_bytes;
-    pst_lineage lineage;
-    pst_schema *schema; /* of the file */
-    pst_huge huge;      /* pages of a shared table's file, for the thread that writes */
-    pst_key_kind key_kind;
-    int wide;
-    int tied;         /* words of bytes keys may be hashes of their own, see index.h */
-    int null_entries; /* there is an entry of a map without a value */
-    int32_t max_parallelism;
-    int32_t first_key_group;
-    int32_t last_key_group;
-};
-
-/* The info word: bit 0 delete, bit 1 null key, then for up to seven states changed << 8 and
- * present << 16. Wide rows have both masks in the next two words. */
-enum { PST_INFO_DELETE = 1, PST_INFO_NULL = 2 };
-
-/* Whether a cell takes two words of an entry. */
-static inline int pst_is_wide_value(pst_type type) {
-    return type == PST_DECIMAL || !pst_type_width(type);
-}
+#include "snapshot/entries.h"
 
 pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
 
