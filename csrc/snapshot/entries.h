@@ -30,8 +30,11 @@ struct pst_sealed {
     uint64_t rows;
     uint64_t logical_bytes;
     pst_lineage lineage;
-    pst_schema *schema; /* of the file */
-    pst_huge huge;      /* pages of a shared table's file, for the thread that writes */
+    uint64_t whole_bytes; /* rows with so many bytes of values are whole; 0: none is */
+    uint64_t columns;     /* a bit per column that a whole row's record carries (GW1) */
+    uint64_t times;       /* those of them that are times of values */
+    pst_schema *schema;   /* of the file */
+    pst_huge huge;        /* pages of a shared table's file, for the thread that writes */
     pst_key_kind key_kind;
     int wide;
     int tied;         /* words of bytes keys may be hashes of their own, see index.h */

@@ -101,6 +101,36 @@ static uint64_t compare_columns(const pst_table *t, const uint64_t *row, const u
     return changed;
 }
 
+/* ---- whole rows ------------------------------------------------------------------------------ */
+
+/* The columns of which a row's record has a value or a null (GW1). */
+static uint64_t columns_of_rows(const pst_row_layout *lay) {
+    return lay->values | (lay->timer >= 0 ? UINT64_C(1) << lay->timer : 0);
+}
+
+static uint64_t bytes_of_values(const pst_table *t, const uint64_t *row, uint64_t columns) {
+    uint64_t bytes = 0;
+    for (; columns; columns &= columns - 1) {
+        const pst_field *f = &t->lay.fields[__builtin_ctzll(columns)];
+        bytes += f->is_bytes ? pst_ref_size(row + f->offset / 8) : f->width;
+    }
+    return bytes;
+}
+
+/* The columns that the record of a changed row carries, where rows are to be whole. A row of which
+ * the epoch before had nothing (`born`) has no values but those that changed. */
+static uint64_t widened(const pst_sealed *s, const pst_table *t, const uint64_t *row, int born,
+                        uint64_t changed) {
+    uint64_t after = pst_presence(&t->lay, row) & s->columns;
+    if (!s->whole_bytes)
+        return changed;
+    if (born || bytes_of_values(t, row, after) <= s->whole_bytes)
+        return changed | s->columns;
+    return changed | ((changed & s->times) >> 1 & after);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
 static pst_status put_cells(pst_sealed *s, const pst_table *t, const uint64_t *row,
                             uint64_t present, uint64_t **w) {
     for (; present; present &= present - 1) {
@@ -539,6 +569,27 @@ static pst_status emit_collection(pst_sealed *s, const pst_table *t, const uint6
     return emit_entries(s, t, row, i, map_before(t, image, presence, i), after);
 }
 
+/* As `widened`. Where the row is whole, its record says so of lists, maps and timers too, as far as
+ * older files have nothing of them that counts (GW2). */
+static uint64_t widened_markers(const pst_sealed *s, const pst_table *t, const uint64_t *row,
+                                int born, uint64_t changed, marker *markers) {
+    const pst_row_layout *lay = &t->lay;
+    uint64_t after = pst_presence(lay, row), carried = widened(s, t, row, born, changed);
+    if (!s->whole_bytes || s->columns & ~carried)
+        return carried;
+    for (int32_t i = 0; i < lay->n_states; i++) {
+        const pst_field *f = &lay->fields[i];
+        if ((f->kind != PST_LIST && f->kind != PST_MAP) || (!born && after >> i & 1))
+            continue;
+        markers[i] = (marker){1, 0, 0};
+        if (f->time >= 0)
+            carried |= UINT64_C(1) << f->time;
+    }
+    if (lay->timers >= 0 && (born || !pst_timers_are_apart(lay, after)))
+        carried |= UINT64_C(1) << lay->timers;
+    return carried;
+}
+
 static pst_status gather_with_elements(pst_sealed *s, const pst_table *t, const uint64_t *row,
                                        uint64_t before, const uint64_t *image) {
     uint64_t after = pst_presence(&t->lay, row), values = 0, elements = 0;
@@ -569,8 +620,10 @@ static pst_status gather_with_elements(pst_sealed *s, const pst_table *t, const 
     if (image)
         changed |= compare_columns(t, row, image, before & after & values);
     pst_status st = PST_OK;
-    if (changed | marked)
-        st = emit_row(s, t, row, changed, changed & after, markers);
+    if (changed | marked || (!before && s->whole_bytes)) {
+        uint64_t carried = widened_markers(s, t, row, !before, changed, markers);
+        st = emit_row(s, t, row, carried, carried & after & values, markers);
+    }
     if (!st && t->lay.timers >= 0)
         st = emit_staying(s, t, row, before, image);
     for (int32_t k = 0; !st && elements && k < t->lay.n_states; k++) {
@@ -658,6 +711,7 @@ static pst_status gather_touched(pst_sealed *s, const pst_table *t) {
         uint64_t changed = (before ^ after) | compare_columns(t, row, record + 2, before & after);
         if (!changed)
             continue;
+        changed = widened(s, t, row, !before, changed);
         pst_status st =
             after ? emit(s, t, row, 0, changed, changed & after) : emit(s, t, row, 1, 0, 0);
         if (st)
@@ -675,7 +729,7 @@ static pst_status gather_inserted(pst_sealed *s, const pst_table *t, uint32_t sl
         return PST_OK;
     if (t->lay.has_elements)
         return gather_with_elements(s, t, row, 0, NULL);
-    return present ? emit(s, t, row, 0, present, present) : PST_OK;
+    return present ? emit(s, t, row, 0, widened(s, t, row, 1, present), present) : PST_OK;
 }
 
 /* Words of an entry, at most. */
@@ -692,12 +746,13 @@ static pst_status take_buffers(pst_sealed *s, const pst_table *t, size_t words) 
 }
 
 static pst_status gather(pst_sealed *s, const pst_table *t) {
+    s->whole_bytes = t->whole_bytes;
     const pst_meta *before = pst_meta_of(t, t->h->sealed);
     uint32_t from = before->rings[PST_RING_SLOTS].head, to = t->m->rings[PST_RING_SLOTS].head;
     size_t rows = (size_t)(t->undo_count + (t->m->slots - before->slots) + (to - from));
     pst_status st = take_buffers(s, t, rows * entry_words(s, t) + 1);
     if (!st)
-        st = pst_is_of_words(t) ? pst_gather_words(s, t) : gather_touched(s, t);
+        st = pst_is_of_words(s, t) ? pst_gather_words(s, t) : gather_touched(s, t);
     for (uint32_t p = from; !st && p != to; p++) {
         if (to - p > AHEAD)
             pst_prefetch_row(t, pst_ring_at(t, PST_RING_SLOTS, p + AHEAD));
@@ -750,6 +805,10 @@ static pst_status begin(pst_table *t, const pst_lineage *lineage, pst_sealed **s
     s->tied = t->m->ties != 0;
     s->key_kind = t->lay.has_elements ? PST_KEY_BYTES : t->lay.key_kind;
     s->wide = t->lay.wide;
+    s->columns = columns_of_rows(&t->lay);
+    for (int32_t i = 0; i < t->lay.n_states; i++)
+        if (t->lay.fields[i].kind == PST_TIME)
+            s->times |= UINT64_C(1) << i & s->columns;
     s->max_parallelism = t->max_parallelism;
     s->first_key_group = t->first_key_group;
     s->last_key_group = t->last_key_group;
@@ -774,6 +833,10 @@ pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_seale
     if (!st)
         pst_huge_take(t, &s->huge);
     return end(t, st, s, sealed);
+}
+
+void pst_table_set_whole_rows(pst_table *t, uint64_t bytes) {
+    t->whole_bytes = bytes;
 }
 
 pst_status pst_table_changes(pst_table *t, pst_sealed **sealed) {

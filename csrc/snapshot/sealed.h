@@ -13,6 +13,12 @@
  *  G3. Buffers are reused, so that in a steady state sealing faults no pages in. Those of a large
  *      epoch are offered to the kernel meanwhile, and freed where later epochs need little of them.
  *  G4. What is written to buffers is charged, in the pool too; what is only reserved is not.
+ *  GW1. Where rows are to be whole (pst_table_set_whole_rows), the record of a row that is new, or
+ *       whose values are short enough, carries each column that can have a value in a row's record:
+ *       that of an absent value is null. In any other record a value goes with its time.
+ *  GW2. A whole record carries a list, map or the timers, as null, where older files have nothing of
+ *       them that counts; so whoever looks for a key from the newest file on can end at a record
+ *       that carries all columns, and those of elements as null.
  */
 #ifndef PST_SEALED_H
 #define PST_SEALED_H

@@ -17,14 +17,18 @@ typedef struct place {
     uint8_t width;
 } place;
 
-int pst_is_of_words(const pst_table *t) {
+int pst_is_of_words(const pst_sealed *s, const pst_table *t) {
     const pst_row_layout *lay = &t->lay;
+    uint64_t bytes = 0;
     if (lay->key_kind != PST_KEY_WORD || lay->wide || lay->has_elements)
         return 0;
-    for (int32_t i = 0; i < lay->n_states; i++)
+    for (int32_t i = 0; i < lay->n_states; i++) {
         if (lay->fields[i].width > 8 || lay->fields[i].type >= PST_DECIMAL)
             return 0;
-    return 1;
+        bytes += lay->fields[i].width;
+    }
+    /* Rows of which some are whole and some are not are the general way's. */
+    return !s->whole_bytes || bytes <= s->whole_bytes;
 }
 
 /* Finds the places of the values; whether they are the image's words. */
@@ -47,10 +51,11 @@ static inline uint64_t value_at(const uint64_t *image, const place *p) {
 
 /* Writes the entry of a row at `w`, without a branch on what it holds, and returns where the next
  * one comes: at `w` again where nothing changed. Inlined once per number of states that are the
- * words of the image (`places` is NULL), and once for all others. */
+ * words of the image (`places` is NULL), and once for all others. `whole`: what is carried though it
+ * did not change. */
 static inline __attribute__((always_inline)) uint64_t *
 put_entry(uint64_t *w, const uint64_t *row, uint64_t before, const uint64_t *then, int n,
-          const place *places, uint64_t *bytes) {
+          const place *places, uint64_t whole, uint64_t *bytes) {
     const uint64_t *now = row + 2;
     uint64_t header = row[0], after = header >> 1 & 0x7F, both = before & after;
     uint64_t changed = before ^ after, size = 8;
@@ -59,8 +64,8 @@ put_entry(uint64_t *w, const uint64_t *row, uint64_t before, const uint64_t *the
             places ? value_at(now, &places[c]) ^ value_at(then, &places[c]) : now[c] ^ then[c];
         changed |= (both >> c & (differs != 0)) << c;
     }
-    uint64_t present = changed & after;
-    uint64_t what = after ? changed << 8 | present << 16 : (uint64_t)PST_INFO_DELETE;
+    uint64_t carried = changed | whole, present = carried & after;
+    uint64_t what = after ? carried << 8 | present << 16 : (uint64_t)PST_INFO_DELETE;
     w[0] = row[1];
     w[1] = what | (header & PST_FLAG_NULL_KEY ? PST_INFO_NULL : 0u);
     uint64_t *to = w + 2;
@@ -81,6 +86,7 @@ static inline __attribute__((always_inline)) pst_status gather_words(pst_sealed 
     const uint64_t *record = (const uint64_t *)(const void *)t->undo;
     uint64_t row_size = t->lay.row_size, words = t->lay.record_size / 8, count = t->undo_count;
     uint64_t *w = s->entries.words + s->n_words, emitted = 0, bytes = 0;
+    uint64_t whole = s->whole_bytes ? s->columns : 0;
     for (uint64_t i = 0; i < count;) {
         uint64_t end = i + CHARGED < count ? i + CHARGED : count;
         for (; i < end; i++, record += words) {
@@ -90,7 +96,8 @@ static inline __attribute__((always_inline)) pst_status gather_words(pst_sealed 
             if (i + WORDS_AHEAD < count)
                 pst_prefetch_row(t, (uint32_t)record[WORDS_AHEAD * words]);
             const uint64_t *row = (const uint64_t *)(rows + (uint32_t)record[0] * row_size);
-            uint64_t *to = put_entry(w, row, record[1] >> 1 & 0x7F, record + 2, n, places, &bytes);
+            uint64_t *to =
+                put_entry(w, row, record[1] >> 1 & 0x7F, record + 2, n, places, whole, &bytes);
             emitted += to != w;
             w = to;
         }

@@ -12,7 +12,7 @@
 
 #include "snapshot/entries.h"
 
-int pst_is_of_words(const pst_table *t);
+int pst_is_of_words(const pst_sealed *s, const pst_table *t);
 /* The entries of the rows that the open epoch touched. PST_LIMIT. REQUIRES: they are of words, and
  * there is room for an entry of each. */
 pst_status pst_gather_words(pst_sealed *s, const pst_table *t);

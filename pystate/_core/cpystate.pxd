@@ -197,6 +197,7 @@ cdef extern from "pystate.h" nogil:
     void pst_table_refusal(const pst_table *t, pst_refusal *refusal)
 
     pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed)
+    void pst_table_set_whole_rows(pst_table *t, uint64_t bytes)
     pst_status pst_table_changes(pst_table *t, pst_sealed **sealed)
     pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage)
     pst_status pst_table_rollback(pst_table *t, int32_t back)

@@ -279,6 +279,11 @@ cdef class Table:
         self.end_epoch()
         return sealed if wanted else None
 
+    def set_whole_rows(self, uint64_t bytes):
+        """From now on deltas have changed rows of so many bytes whole; 0: only what changed."""
+        self.ready()
+        pst_table_set_whole_rows(self.t, bytes)
+
     def changes(self):
         """Return what the open epoch changed so far as a `Sealed`, and seal nothing."""
         cdef Sealed sealed = make_sealed(self.where, self.budget)

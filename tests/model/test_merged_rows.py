@@ -366,10 +366,11 @@ def test_batches_are_bounded() -> None:
 
 
 @drawn(100)
-@given(epochs())
-def test_the_open_epoch_is_the_newest_file(rows: list[Epoch]) -> None:
+@given(epochs(), st.sampled_from([0, 20, 512]))
+def test_the_open_epoch_is_the_newest_file(rows: list[Epoch], whole_bytes: int) -> None:
     files: list[io.BytesIO] = []
     with ps.KeyedStateBackend(KEY, states=STATES, max_parallelism=GROUPS, uid="op") as backend:
+        backend._table.set_whole_rows(whole_bytes)
         for epoch in rows:
             sealed(backend, files)
             for key, values in epoch:
