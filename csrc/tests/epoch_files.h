@@ -38,24 +38,44 @@ static inline memory_file epoch_changes(pst_table *t) {
     return epoch_written(sealed);
 }
 
-/* Files of the world's schema of now, oldest first, as one. */
-static inline memory_file epochs_merged(world *w, memory_file *files, int n, pst_file_kind kind) {
-    memory_file out = {.calls_left = -1};
-    pst_io io = file_io(&out, 0);
-    pst_sst_reader *readers[EPOCH_FILES];
+/* Files of the world's schema of now, oldest first, as one; into a base without what has expired,
+ * if `expiry` is not NULL. */
+static inline pst_status epochs_merge(world *w, memory_file *files, int n, pst_file_kind kind,
+                                      const pst_expiry *expiry, memory_file *out) {
+    pst_io io = file_io(out, 0);
+    pst_sst_reader *readers[EPOCH_FILES] = {NULL};
+    pst_sst_writer *writer = NULL;
     pst_schema *schema = NULL;
+    pst_status s = PST_OK;
     pst_file_info info = {.kind = kind,
                           .lineage = epoch_lineage(99),
                           .max_parallelism = w->max_parallelism,
                           .first_key_group = w->first,
                           .last_key_group = w->last};
-    REQUIRE(n <= EPOCH_FILES && pst_file_schema_create(&w->schema, &schema) == PST_OK);
-    for (int i = 0; i < n; i++)
-        REQUIRE(file_open(&files[i], &readers[i]) == PST_OK);
-    REQUIRE(file_merge(schema, &info, readers, NULL, n, &io) == PST_OK);
+    REQUIRE(n <= EPOCH_FILES);
+    for (int i = 0; !s && i < n; i++) {
+        s = file_open(&files[i], &readers[i]);
+        info.null_entries |= !s && pst_sst_reader_info(readers[i])->null_entries;
+    }
+    if (!s)
+        s = pst_file_schema_create(&w->schema, &schema);
+    if (!s)
+        s = pst_sst_writer_create(schema, &info, &io, &writer);
+    if (!s)
+        s = expiry ? pst_merge_expiring(readers, NULL, n, expiry, writer)
+                   : pst_merge(readers, NULL, n, writer);
+    if (!s)
+        s = pst_sst_writer_finish(writer, &info);
+    pst_sst_writer_destroy(writer);
+    pst_file_schema_destroy(schema);
     for (int i = 0; i < n; i++)
         pst_sst_reader_close(readers[i]);
-    pst_file_schema_destroy(schema);
+    return s;
+}
+
+static inline memory_file epochs_merged(world *w, memory_file *files, int n, pst_file_kind kind) {
+    memory_file out = {.calls_left = -1};
+    REQUIRE(epochs_merge(w, files, n, kind, NULL, &out) == PST_OK);
     return out;
 }
 

@@ -390,6 +390,14 @@ class Reader:
     def get(self, key: Any) -> list[Any] | None: ...
     def scan(self, cursor: int, limit: int) -> tuple[int | None, int, list[_Parts]]: ...
 
+class Expiry:
+    def __init__(
+        self,
+        settings: list[tuple[int, int, bool, bool]],
+        processing_ms: int | None,
+        watermark_ms: int | None,
+    ) -> None: ...
+
 def merge(
     readers: list[FileReader],
     columns: list[list[int]],
@@ -405,6 +413,7 @@ def merge(
     out: BinaryIO,
     name: str,
     budget: Budget | None = None,
+    expiry: Expiry | None = None,
 ) -> _Info: ...
 def gather(
     readers: list[FileReader],

@@ -425,6 +425,12 @@ cdef extern from "pystate.h" nogil:
                               int32_t last_key_group, uint64_t *rows)
     pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *columns,
                          int32_t n, pst_sst_writer *writer)
+    ctypedef struct pst_expiry:
+        const pst_ttl *ttl
+        pst_clock clock
+
+    pst_status pst_merge_expiring(pst_sst_reader *const *readers, const int32_t *const *columns,
+                                  int32_t n, const pst_expiry *expiry, pst_sst_writer *writer)
     pst_status pst_gather(pst_sst_reader *const *readers, const int32_t *const *columns,
                           int32_t n, const pst_schema *schema, int32_t max_parallelism,
                           int32_t first_key_group, int32_t last_key_group, const pst_io *io)
