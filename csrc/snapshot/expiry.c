@@ -46,16 +46,17 @@ uint64_t pst_expirer_row(const pst_expirer *x, const pst_record *r) {
 
 /* ---- runs of items --------------------------------------------------------------------------- */
 
-static pst_status all_hidden(const pst_expirer *x, int32_t column, pst_bytes run, int *all) {
+pst_status pst_expirer_run(const pst_expirer *x, int32_t column, pst_bytes run, uint64_t skip,
+                           int *hidden) {
     const pst_column *c = &x->schema->states[column];
     pst_type type = (pst_type)c->map_key;
     pst_list_shape shape = {(uint16_t)(type == PST_FIXED ? c->width : pst_type_width(type)), 0};
     pst_packed p;
     pst_item item;
     pst_status s = pst_packed_open(&p, &shape, run);
-    *all = !s && p.timed;
-    while (*all && (s = pst_packed_next(&p, &item)) == PST_OK)
-        *all = pst_expirer_hides(x, column, item.time);
+    *hidden = !s && p.timed;
+    for (uint64_t i = 0; *hidden && (s = pst_packed_next(&p, &item)) == PST_OK; i++)
+        *hidden = i < skip || pst_expirer_hides(x, column, item.time);
     return s == PST_NOT_FOUND ? PST_OK : s;
 }
 
@@ -85,7 +86,7 @@ static pst_status run_goes(pst_expirer *x, const pst_record *r, int32_t column, 
     pst_status s = row_key(x, r, &key);
     if (s || (x->kept == column && pst_key_same_form(&x->kept_row, &key)))
         return s;
-    s = all_hidden(x, column, r->cells[column].bytes, gone);
+    s = pst_expirer_run(x, column, r->cells[column].bytes, 0, gone);
     return s || *gone ? s : keep_row(x, &key, column);
 }
 

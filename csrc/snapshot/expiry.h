@@ -48,6 +48,9 @@ static inline int pst_expirer_hides(const pst_expirer *x, int32_t column, int64_
 int64_t pst_expirer_time(const pst_record *r, int32_t column);
 /* The columns of a row's record that are not seen any more, with those of their times. */
 uint64_t pst_expirer_row(const pst_expirer *x, const pst_record *r);
+/* Whether no item of a list's run is seen but for the first `skip`. PST_CORRUPT. */
+pst_status pst_expirer_run(const pst_expirer *x, int32_t column, pst_bytes run, uint64_t skip,
+                           int *hidden);
 /* Whether an element's put is to be left out of a file that has all there is (XP2). The elements of
  * a row come one after the other. PST_CORRUPT, PST_NO_MEMORY. */
 pst_status pst_expirer_element(pst_expirer *x, const pst_record *r, int *gone);

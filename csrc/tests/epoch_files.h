@@ -9,6 +9,23 @@
 
 enum { EPOCH_FILES = 12 };
 
+#define SMALL_TTL ((pst_ttl){.duration_ms = 500})
+
+/* A world with one state, which expires. */
+static inline world *small_world(pst_type type, pst_kind kind) {
+    static const pst_column key = {.name = "k", .type = PST_INT64};
+    world *w = world_create(1);
+    w->columns[0] = (pst_column){.name = "a", .type = type, .kind = (uint8_t)kind};
+    w->columns[1] = (pst_column){.name = "a#time", .type = PST_INT64, .kind = PST_TIME};
+    w->states[0].ttl = SMALL_TTL;
+    w->states[0].timed = 1;
+    w->state_of[0] = &w->states[0];
+    w->schema = (pst_schema){1, 2, &key, w->columns, 0};
+    w->first = 0;
+    w->last = w->max_parallelism - 1;
+    return w;
+}
+
 static inline pst_lineage epoch_lineage(uint64_t epoch) {
     pst_lineage l = {.epoch = epoch, .query = 5};
     memcpy(l.id, &epoch, sizeof epoch);

@@ -292,22 +292,6 @@ static void test_many(uint64_t seed, int with_untimed) {
     pst_table_close(t);
 }
 
-#define SMALL_TTL ((pst_ttl){.duration_ms = 500})
-
-/* With one state that expires. */
-static world *small_world(pst_type type, pst_kind kind) {
-    static const pst_column key = {.name = "k", .type = PST_INT64};
-    world *w = world_create(1);
-    w->columns[0] = (pst_column){.name = "a", .type = type, .kind = (uint8_t)kind};
-    w->columns[1] = (pst_column){.name = "a#time", .type = PST_INT64, .kind = PST_TIME};
-    w->states[0].ttl = SMALL_TTL;
-    w->state_of[0] = &w->states[0];
-    w->schema = (pst_schema){1, 2, &key, w->columns, 0};
-    w->first = 0;
-    w->last = w->max_parallelism - 1;
-    return w;
-}
-
 /* A run that has expired stays where one before it is seen: the items of the next one have numbers.
  * Then runs go from the head on. */
 static void test_runs_between(void) {

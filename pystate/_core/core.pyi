@@ -424,6 +424,7 @@ def gather(
     last_key_group: int,
     name: str,
     budget: Budget | None = None,
+    expiry: Expiry | None = None,
 ) -> list[_Block]: ...
 def instants(
     address: int, validity: int, offset: int, length: int, naive: bool

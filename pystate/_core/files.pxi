@@ -445,15 +445,18 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
 
 def gather(list readers not None, list columns not None, Schema schema not None,
            int32_t max_parallelism, int32_t first_key_group, int32_t last_key_group,
-           str name not None, Budget budget=None):
+           str name not None, Budget budget=None, Expiry expiry=None):
     """Merge open files, oldest first, into rows: a list of (how many, columns).
 
     `columns[f]` maps file f's states to the schema's, which is a table's. A column is (how many,
     nulls, validity, offsets, values), in Arrow's layout. Those of the key come first, then those of
-    each state: of a list its offsets and its items, of a map its offsets, its keys and its values.
+    each state: of a list its offsets and its items, of a map its offsets, its keys and its values;
+    of times and timers none. With `expiry`, whose columns are the schema's, there is only what a
+    reader sees.
     """
     cdef _Io io = _Io(None, -1, name, budget)
     cdef _Sources sources
+    cdef const pst_expiry *hidden = NULL if expiry is None else &expiry.c
     cdef pst_status status
     io.blocks = []
     io.c.block = io_block
@@ -461,7 +464,7 @@ def gather(list readers not None, list columns not None, Schema schema not None,
     sources.begin()
     try:
         with nogil:
-            status = pst_gather(sources.files, sources.mappings, sources.n, &schema.c,
+            status = pst_gather(sources.files, sources.mappings, sources.n, &schema.c, hidden,
                                 max_parallelism, first_key_group, last_key_group, &io.c)
     finally:
         sources.end()
