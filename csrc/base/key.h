@@ -75,6 +75,13 @@ pst_status pst_key_decode(const pst_schema *schema, uint64_t word, pst_bytes byt
  * forms that are equal up to there are of equal columns before the last. */
 size_t pst_key_last(const pst_schema *schema, pst_bytes bytes);
 
+/* Two keys of one schema. */
+static inline int pst_key_same_form(const pst_key *a, const pst_key *b) {
+    return a->hash == b->hash && a->null == b->null && a->word == b->word &&
+           a->bytes.size == b->bytes.size &&
+           (!a->bytes.size || !memcmp(a->bytes.data, b->bytes.data, a->bytes.size));
+}
+
 /* Canonical form and Spark's hash of one key; `buffer` holds bytes that had to be encoded.
  * PST_TOO_LARGE, PST_NO_MEMORY, PST_WRONG_TYPE. */
 pst_status pst_key_encode(const pst_schema *schema, const pst_cell *cells, uint32_t nulls,

@@ -193,6 +193,20 @@ pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed);
  * a list or map; memory, after which the same may be tried again unless the table is poisoned. */
 pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed);
 
+/* From now on deltas have a changed row with all of its values, absent ones as null, where these
+ * take at most so many bytes together, or the row is new; 0, as at first: with those that changed.
+ * Whoever looks for a key in files, newest first, then needs no older one than that of a put that
+ * carries all columns, none of them with what it says of a list's beginning, or that of a delete.
+ * In longer rows a value goes with its time. Holds for this handle until it is closed. */
+void pst_table_set_whole_rows(pst_table *t, uint64_t bytes);
+
+/* What sealing now would give, without sealing: nothing changes, batches stay valid, and the epoch
+ * goes on. Written as a delta it is what the files of the sealed epochs lack of the table, so that
+ * a merge of them all (pst_gather, pst_merge) has what the table has now. Its lineage has no id, and
+ * as parent that of the last seal. O(rows changed). PST_INVALID: not attached. PST_POISONED;
+ * PST_CORRUPT in a list or map; PST_NO_MEMORY, PST_LIMIT. */
+pst_status pst_table_changes(pst_table *t, pst_sealed **sealed);
+
 /* The lineage of the sealed epoch `back` before the last one: 0, 1 or 2, else PST_INVALID.
  * PST_NO_UNDO where the window does not reach. */
 pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage);

@@ -95,12 +95,13 @@ struct pst_table {
     int32_t max_parallelism;
     int32_t first_key_group;
     int32_t last_key_group;
-    uint32_t group_mask; /* max_parallelism - 1 where that is a power of two, else 0 */
-    int hot;             /* some chain of the open epoch is not empty */
-    int deaths;          /* a row may have died in the open epoch */
-    int index_due;       /* the open epoch has not yet looked for shards to make smaller */
-    int keeps_rows;      /* somebody scans all rows: none moves into another slot */
-    int attached;        /* the lock is held (shared), or heap */
+    uint32_t group_mask;  /* max_parallelism - 1 where that is a power of two, else 0 */
+    int hot;              /* some chain of the open epoch is not empty */
+    int deaths;           /* a row may have died in the open epoch */
+    int index_due;        /* the open epoch has not yet looked for shards to make smaller */
+    int keeps_rows;       /* somebody scans all rows: none moves into another slot */
+    uint64_t whole_bytes; /* rows with so many bytes of values go whole into deltas; 0: none does */
+    int attached;         /* the lock is held (shared), or heap */
     pst_status poisoned;
     uint64_t generation;
     pst_row_layout lay;

@@ -28,21 +28,23 @@ static void init_collection(pst_gathered *c, const pst_column *column) {
         init_growing(&c->values, type);
 }
 
-pst_status pst_gatherer_init(pst_gatherer *g, const pst_schema *schema, const pst_io *io) {
+pst_status pst_gatherer_init(pst_gatherer *g, const pst_schema *schema, const pst_expiry *expiry,
+                             const pst_io *io) {
     memset(g, 0, sizeof *g);
     g->schema = schema;
     g->io = io;
     g->charge = (pst_charge){pst_budget_retain(io->budget), 0, PST_SMALL_BUFFER};
     g->n_keys = schema->n_keys - pst_schema_has_element(schema);
-    if (!io->block)
-        return PST_INVALID;
+    pst_status s = io->block ? pst_expirer_init(&g->expirer, schema, expiry) : PST_INVALID;
+    if (s)
+        return s;
     for (int32_t i = 0; i < g->n_keys; i++)
         init_growing(&g->keys[i], schema->keys[i].type);
     for (int32_t i = 0; i < schema->n_states; i++) {
         const pst_column *column = &schema->states[i];
-        if (column->kind > PST_MAP)
-            return PST_INVALID;
         g->states[i].kind = (pst_kind)column->kind;
+        if (column->kind > PST_MAP)
+            continue;
         init_growing(&g->states[i].values, column->type);
         if (column->kind == PST_VALUE) {
             g->value_columns |= UINT64_C(1) << i;
@@ -62,6 +64,7 @@ void pst_gatherer_free(pst_gatherer *g) {
         pst_sst_growing_free(&g->states[i].keys);
         pst_sst_growing_free(&g->states[i].values);
     }
+    pst_expirer_free(&g->expirer);
     pst_charge_drop(&g->charge);
     pst_budget_release(g->charge.budget);
 }
@@ -303,10 +306,12 @@ pst_status pst_gather_items(pst_gatherer *g, int32_t column, uint64_t seq, uint6
         s = add_short(g, c, &p, &seq);
     if (s)
         return s;
+    int expires = (int)(g->expirer.columns >> column & 1);
     for (; (s = pst_packed_next(&p, &item)) == PST_OK; seq++) {
         if (seq < c->next)
             continue;
-        s = add_item(g, c, &item);
+        if (!expires || !pst_expirer_hides(&g->expirer, column, item.time))
+            s = add_item(g, c, &item);
         if (s)
             return s;
         c->next = seq + 1;
@@ -412,6 +417,8 @@ pst_status pst_gather_flush(pst_gatherer *g) {
         columns[n++] = column_of(&g->keys[i]);
     for (int32_t i = 0; i < g->schema->n_states; i++) {
         const pst_gathered *c = &g->states[i];
+        if (c->kind > PST_MAP)
+            continue;
         if (c->kind != PST_VALUE)
             columns[n++] = (pst_block_column){
                 .count = g->rows, .offsets = (const int32_t *)(const void *)c->ends.data};

@@ -7,8 +7,8 @@
  * Thread safety: a gatherer belongs to one thread.
  *
  * Invariants
- *  GA1. A row is in the batch once it has a value or an element, and never before: keys that have
- *       neither are no rows.
+ *  GA1. A row is in the batch once it has a value or an element that is seen, and never before: keys
+ *       that have neither are no rows.
  *  GA2. Only the last row of a batch is open: it may get more. All others have an end in each list
  *       and map, and a value or null in each other column.
  *  GA3. Offsets are of 32 bits, so no column of a batch has more than INT32_MAX values or bytes. A
@@ -19,6 +19,7 @@
 
 #include "base/budget.h"
 #include "list/list.h"
+#include "snapshot/expiry.h"
 #include "sst/sst_build.h"
 
 #ifndef PST_GATHER_ROWS
@@ -43,6 +44,7 @@ typedef struct pst_gatherer {
     const pst_schema *schema; /* as files have it */
     const pst_io *io;
     pst_charge charge;
+    pst_expirer expirer;
     int32_t n_keys; /* without the element */
     uint64_t value_columns;
     uint64_t collections;
@@ -55,8 +57,10 @@ typedef struct pst_gatherer {
     pst_gathered states[PST_MAX_STATES];
 } pst_gatherer;
 
-/* PST_INVALID: timers or times, or no `block`. The schema and `io` must outlive it. */
-pst_status pst_gatherer_init(pst_gatherer *g, const pst_schema *schema, const pst_io *io);
+/* Times and timers are in no batch. `expiry` may be NULL. PST_INVALID: it is none of the schema, or
+ * no `block`. The schema, `io` and what `expiry` names must outlive it. */
+pst_status pst_gatherer_init(pst_gatherer *g, const pst_schema *schema, const pst_expiry *expiry,
+                             const pst_io *io);
 void pst_gatherer_free(pst_gatherer *g);
 
 /* Notes that so many bytes more will be in the batch. PST_LIMIT, PST_NO_MEMORY. */

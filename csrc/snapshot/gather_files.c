@@ -16,6 +16,21 @@
 
 /* ---- records --------------------------------------------------------------------------------- */
 
+/* Is nothing of an element seen, as it has expired? */
+static pst_status element_hides(const pst_gatherer *g, const pst_record *r, int32_t column,
+                                uint64_t start, int *hidden) {
+    *hidden = 0;
+    if (!(g->expirer.columns >> column & 1))
+        return PST_OK;
+    if (g->states[column].kind == PST_LIST) {
+        uint64_t seq = pst_get_big64(r->key[g->n_keys].bytes.data + PST_ELEMENT_ID);
+        return pst_expirer_run(&g->expirer, column, r->cells[column].bytes,
+                               start > seq ? start - seq : 0, hidden);
+    }
+    *hidden = pst_expirer_hides(&g->expirer, column, pst_expirer_time(r, column));
+    return PST_OK;
+}
+
 static pst_status add_element(pst_gatherer *g, const pst_record *r, uint64_t start) {
     uint64_t carried = r->changed & g->collections;
     pst_bytes element = r->key[g->n_keys].bytes;
@@ -24,11 +39,15 @@ static pst_status add_element(pst_gatherer *g, const pst_record *r, uint64_t sta
     int32_t column = __builtin_ctzll(carried);
     pst_bytes rest = {element.data + PST_ELEMENT_ID, element.size - PST_ELEMENT_ID};
     const pst_cell *cell = r->present >> column & 1 ? &r->cells[column] : NULL;
-    int is_list = g->states[column].kind == PST_LIST;
-    pst_status s = PST_OK;
+    int is_list = g->states[column].kind == PST_LIST, hidden;
     if (is_list && (!cell || cell->bytes.size <= 1))
         return PST_OK; /* a run without items makes no row */
-    if (!pst_gather_is_last(g, r->hash, r->key, r->key_nulls))
+    pst_status s = element_hides(g, r, column, start, &hidden);
+    int open = pst_gather_is_last(g, r->hash, r->key, r->key_nulls);
+    /* The numbers of a list's items go on over those that are not seen. */
+    if (s || (hidden && !(open && is_list)))
+        return s;
+    if (!open)
         s = pst_gather_row(g, r->hash, r->key, r->key_nulls);
     if (s)
         return s;
@@ -41,6 +60,8 @@ static pst_status add_record(void *ctx, const pst_record *r, uint64_t start) {
     if (g->n_keys < g->schema->n_keys && !(r->key_nulls >> g->n_keys & 1))
         return add_element(g, r, start);
     uint64_t present = r->changed & r->present & g->value_columns;
+    if (g->expirer.columns)
+        present &= ~pst_expirer_row(&g->expirer, r);
     pst_status s = present ? pst_gather_row(g, r->hash, r->key, r->key_nulls) : PST_OK;
     for (; !s && present; present &= present - 1) {
         int32_t i = __builtin_ctzll(present);
@@ -81,7 +102,7 @@ static plan make_plan(const stretch *x, const pst_sst_kind *kind) {
         int32_t i = __builtin_ctzll(left), to = pst_source_column(x->source, i);
         if (from->states[i].kind == PST_VALUE)
             p.values |= to < 0 ? 0 : UINT64_C(1) << i;
-        else if (from->states[i].kind != PST_TIME)
+        else if (from->states[i].kind != PST_TIME && from->states[i].kind != PST_TIMER)
             p.markers |= UINT64_C(1) << i;
     }
     if (!kind->changed)
@@ -92,7 +113,7 @@ static plan make_plan(const stretch *x, const pst_sst_kind *kind) {
     if (!(p.markers >> i & 1) || (beside && !(is_time && beside == UINT64_C(2) << i)))
         return p;
     p.state = i;
-    p.to = pst_source_column(x->source, i);
+    p.to = from->states[i].kind == PST_TIMERS ? -1 : pst_source_column(x->source, i);
     if (p.to >= 0)
         p.id = x->g->states[p.to].id;
     return p;
@@ -121,6 +142,21 @@ static int has_next(const stretch *x, int32_t state) {
     return pst_sst_has_value(values_of(x, state), x->next[state]);
 }
 
+/* Has what the source's column has in this row, or `ahead` rows of the kind later, expired? */
+static int hides_next(const stretch *x, const plan *p, int32_t state, uint32_t ahead) {
+    const pst_expirer *expirer = &x->g->expirer;
+    int32_t to = pst_source_column(x->source, state), time;
+    if (!(expirer->columns >> to & 1))
+        return 0;
+    time = x->source->at[to + 1];
+    if (time < 0 || !(p->changed >> time & 1))
+        return 0;
+    const pst_sst_values *v = values_of(x, time);
+    uint32_t at = x->next[time] + ahead;
+    return pst_sst_has_value(v, at) &&
+           pst_expirer_hides(expirer, to, (int64_t)pst_sst_words(v)[at]);
+}
+
 static pst_status begin_row(stretch *x, uint32_t row) {
     return pst_gather_view_row(x->g, x->part->hash[row - x->part->first], x->v, row);
 }
@@ -135,7 +171,7 @@ static pst_status take_row(stretch *x, const plan *p, uint32_t row, int *open, i
         return PST_OK;
     for (uint64_t left = p->values; !s && left; left &= left - 1) {
         int32_t i = __builtin_ctzll(left);
-        if (!has_next(x, i))
+        if (!has_next(x, i) || hides_next(x, p, i, 0))
             continue;
         if (!*open)
             s = begin_row(x, row);
@@ -168,8 +204,11 @@ static pst_status take_run(stretch *x, const plan *p, uint32_t row, int *open, i
     pst_sst_value(values_of(x, p->state), x->next[p->state], &cell);
     run = cell.bytes;
     pass(x, p, 1);
-    if (run.size <= 1)
-        return PST_OK;
+    int hidden = run.size <= 1;
+    if (!hidden && !*open && x->g->expirer.columns >> p->to & 1)
+        s = pst_expirer_run(&x->g->expirer, p->to, run, 0, &hidden);
+    if (s || hidden)
+        return s;
     if (!*open)
         s = begin_row(x, row);
     *open = 1;
@@ -177,18 +216,23 @@ static pst_status take_run(stretch *x, const plan *p, uint32_t row, int *open, i
              : pst_gather_items(x->g, p->to, pst_get_big64(element.data + PST_ELEMENT_ID), 0, run);
 }
 
-/* How many entries of one map stand together from `row` on; 0: the merge is to look at the first. */
-static uint32_t count_entries(const stretch *x, const plan *p, uint32_t row, uint32_t end) {
+/* How many entries of one map stand together from `row` on, all of which have expired or none; 0: the
+ * merge is to look at the first. */
+static uint32_t count_entries(const stretch *x, const plan *p, uint32_t row, uint32_t end,
+                              int *hidden) {
     const pst_gathered *c = &x->g->states[p->to];
     const pst_sst_values *v = values_of(x, p->state);
     const uint8_t *same = x->part->same - x->part->first, *kinds = x->v->row_kinds;
     uint32_t i = row, at = x->next[p->state];
     int words = c->keys.shape == PST_SHAPE_WORD64 && c->key_type != PST_FLOAT64;
+    *hidden = hides_next(x, p, p->state, 0);
     for (; i < end; i++, at++) {
         pst_bytes element = element_at(x, i);
         if (i > row && (!same[i] || (kinds && kinds[i] != kinds[row])))
             break;
         if (!is_of(p, element) || (v->validity && !pst_sst_has_value(v, at)))
+            break;
+        if (i > row && hides_next(x, p, p->state, i - row) != *hidden)
             break;
         if (words ? element.size != PST_ELEMENT_RUN : !pst_map_key_is_sound(c->key_type, element))
             break;
@@ -217,7 +261,7 @@ static pst_status take_rows(stretch *x, uint32_t *taken) {
     while (!s && row < end) {
         const plan *p = plan_of(x, row);
         uint32_t n = 1;
-        int took = 1;
+        int took = 1, hidden;
         if (row > part->first && !(part->same && part->same[row - part->first]))
             open = 0;
         if (p->deletes) {
@@ -229,9 +273,12 @@ static pst_status take_rows(stretch *x, uint32_t *taken) {
         } else if (p->to < 0) {
             pass(x, p, 1);
         } else if (x->g->states[p->to].kind == PST_MAP) {
-            n = count_entries(x, p, row, end);
-            s = n ? take_entries(x, p, row, n, &open) : PST_OK;
+            n = count_entries(x, p, row, end, &hidden);
             took = n > 0;
+            if (took && hidden)
+                pass(x, p, n);
+            else if (took)
+                s = take_entries(x, p, row, n, &open);
         } else if (is_of(p, element_at(x, row))) {
             s = take_run(x, p, row, &open, &took);
         } else {
@@ -259,8 +306,22 @@ static int by_column(stretch *x, int32_t *at) {
     return always;
 }
 
+/* Of rows that put the same columns, how many come before the first of which something has
+ * expired. */
+static uint32_t rows_seen(stretch *x) {
+    const plan *p = plan_of(x, x->part->first);
+    uint32_t rows = 0;
+    if (!x->g->expirer.columns)
+        return x->part->rows;
+    for (; rows < x->part->rows; rows++)
+        for (uint64_t left = p->values; left; left &= left - 1)
+            if (hides_next(x, p, __builtin_ctzll(left), rows))
+                return rows;
+    return rows;
+}
+
 static pst_status add_stretch(void *ctx, const pst_source *s, const pst_record *next) {
-    enum { LEAST = 1 };
+    enum { LEAST = 1, FEW = 16 };
     pst_stretch part;
     stretch x;
     int32_t at[PST_MAX_STATES];
@@ -279,9 +340,14 @@ static pst_status add_stretch(void *ctx, const pst_source *s, const pst_record *
     memset(x.planned, 0, sizeof x.planned);
     for (int32_t i = 0; i < from->n_states; i++)
         x.next[i] = x.v->columns[from->n_keys + i].next;
-    pst_status status = by_column(&x, at)
-                            ? pst_gather_view_rows(x.g, x.v, part.first, part.rows, at)
-                            : take_rows(&x, &taken);
+    uint32_t seen = by_column(&x, at) ? rows_seen(&x) : 0;
+    pst_status status;
+    if (seen == part.rows || seen >= FEW) {
+        taken = seen;
+        status = pst_gather_view_rows(x.g, x.v, part.first, seen, at);
+    } else {
+        status = take_rows(&x, &taken);
+    }
     pst_sst_reader_skip(s->reader, taken);
     return status;
 }
@@ -298,8 +364,8 @@ static pst_status file_schema(const pst_schema *schema, pst_sst_reader *const *r
 }
 
 pst_status pst_gather(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
-                      const pst_schema *schema, int32_t max_parallelism, int32_t first_key_group,
-                      int32_t last_key_group, const pst_io *io) {
+                      const pst_schema *schema, const pst_expiry *expiry, int32_t max_parallelism,
+                      int32_t first_key_group, int32_t last_key_group, const pst_io *io) {
     pst_schema *file = NULL;
     pst_file_info info = {.kind = PST_BASE,
                           .max_parallelism = max_parallelism,
@@ -313,7 +379,7 @@ pst_status pst_gather(pst_sst_reader *const *readers, const int32_t *const *colu
     pst_status s = file_schema(schema, readers, n, &file);
     if (!s) {
         pst_sink sink = {g, file, &info, add_record, add_stretch};
-        s = pst_gatherer_init(g, file, io);
+        s = pst_gatherer_init(g, file, expiry, io);
         if (!s)
             s = pst_merge_into(readers, columns, n, &sink);
         if (!s)

@@ -7,6 +7,7 @@
 #include "base/schema.h"
 #include "list/list.h"
 #include "pystate.h"
+#include "snapshot/expiry.h"
 #include "snapshot/merge.h"
 #include "sst/sst_writer.h"
 
@@ -229,12 +230,6 @@ static pst_status pass_on(merge *m, const pst_record *r, uint64_t start) {
 
 /* ---- rows and their elements ----------------------------------------------------------------- */
 
-static int same_form(const pst_key *a, const pst_key *b) {
-    return a->hash == b->hash && a->null == b->null && a->word == b->word &&
-           a->bytes.size == b->bytes.size &&
-           (!a->bytes.size || !memcmp(a->bytes.data, b->bytes.data, a->bytes.size));
-}
-
 /* Makes m->row the state of the record's row, anew if it was another row's. */
 static pst_status enter_row(merge *m, const pst_record *r) {
     pst_schema rows = *m->schema;
@@ -244,7 +239,7 @@ static pst_status enter_row(merge *m, const pst_record *r) {
     m->scratch.size = 0;
     pst_status s = pst_key_form(&rows, r->key, r->key_nulls & ((UINT32_C(1) << rows.n_keys) - 1),
                                 &m->scratch, &key);
-    if (s || (row->known && same_form(&row->key, &key)))
+    if (s || (row->known && pst_key_same_form(&row->key, &key)))
         return s;
     row->known = 1;
     row->deleted_by = row->marked_by = -1;
@@ -474,18 +469,70 @@ pst_status pst_merge_into(pst_sst_reader *const *readers, const int32_t *const *
 
 /* ---- into a file ----------------------------------------------------------------------------- */
 
+typedef struct file_sink {
+    pst_sst_writer *writer;
+    pst_expirer expirer;
+    pst_record seen; /* a row's record without what has expired */
+} file_sink;
+
+/* *record: NULL where nothing of it is left. */
+static pst_status leave_expired(file_sink *f, const pst_record **record) {
+    const pst_record *r = *record;
+    int gone = 0;
+    if (f->expirer.has_element && !(r->key_nulls >> (f->expirer.schema->n_keys - 1) & 1)) {
+        pst_status s = pst_expirer_element(&f->expirer, r, &gone);
+        if (gone)
+            *record = NULL;
+        return s;
+    }
+    uint64_t hidden = pst_expirer_row(&f->expirer, r);
+    if (!hidden)
+        return PST_OK;
+    f->seen = *r;
+    f->seen.changed &= ~hidden;
+    *record = f->seen.changed & f->seen.present ? &f->seen : NULL;
+    return PST_OK;
+}
+
 static pst_status write_record(void *ctx, const pst_record *r, uint64_t start) {
+    file_sink *f = ctx;
     (void)start; /* of a run that begins before, a file has all */
-    return pst_sst_writer_add(ctx, r);
+    pst_status s = f->expirer.columns ? leave_expired(f, &r) : PST_OK;
+    return s || !r ? s : pst_sst_writer_add(f->writer, r);
+}
+
+/* How many rows of a stretch come before the first of which something has expired. */
+static uint32_t rows_seen(const pst_expirer *x, const pst_source *s, const pst_stretch *part,
+                          uint64_t changed) {
+    const uint64_t *times[PST_MAX_STATES];
+    int32_t of[PST_MAX_STATES], n = 0;
+    uint32_t rows = 0;
+    for (uint64_t left = changed & x->columns; left; left &= left - 1) {
+        int32_t to = __builtin_ctzll(left);
+        if (x->schema->states[to].kind == PST_LIST)
+            return 0;
+        if (!(changed >> (to + 1) & 1))
+            continue;
+        const pst_sst_view *v = part->view;
+        const pst_sst_values *c = &v->columns[v->schema->n_keys + s->at[to + 1]];
+        times[n] = pst_sst_words(c) + c->next;
+        of[n++] = to;
+    }
+    for (; rows < part->rows; rows++)
+        for (int32_t k = 0; k < n; k++)
+            if (pst_expirer_hides(x, of[k], (int64_t)times[k][rows]))
+                return rows;
+    return rows;
 }
 
 enum { LEAST_STRETCH = 2 };
 
 /* A row that has values in none of its columns, or in a base a null, is left to fold, as is one whose
- * time is not known. */
+ * time is not known, and one of which something has expired. */
 static pst_status write_stretch(void *ctx, const pst_source *s, const pst_record *next) {
+    file_sink *f = ctx;
     pst_stretch part;
-    const pst_schema *schema = pst_sst_writer_schema(ctx);
+    const pst_schema *schema = pst_sst_writer_schema(f->writer);
     uint64_t changed = 0, nulls = 0;
     if (s->timeless || s->rows_only)
         return PST_OK;
@@ -498,22 +545,46 @@ static pst_status write_stretch(void *ctx, const pst_source *s, const pst_record
         changed |= bit;
         nulls |= v->columns[v->schema->n_keys + i].validity ? bit : 0;
     }
-    if (nulls == changed || (nulls && pst_sst_writer_info(ctx)->kind == PST_BASE))
+    if (nulls == changed || (nulls && pst_sst_writer_info(f->writer)->kind == PST_BASE))
         return PST_OK;
     pst_sst_reader_stretch_before(s->reader, next ? next->key_group : INT32_MAX,
                                   next ? next->hash : 0, LEAST_STRETCH, &part);
-    if (!part.rows)
+    if (part.rows && changed & f->expirer.columns)
+        part.rows = rows_seen(&f->expirer, s, &part, changed);
+    if (part.rows < LEAST_STRETCH)
         return PST_OK;
     int32_t at[PST_MAX_STATES];
     for (int32_t to = 0; to < schema->n_states; to++)
         at[to] = changed >> to & 1 ? s->at[to] : -1;
     pst_sst_reader_skip(s->reader, part.rows);
-    return pst_sst_writer_add_stretch(ctx, &part, at, changed);
+    return pst_sst_writer_add_stretch(f->writer, &part, at, changed);
+}
+
+static pst_status merge_files(pst_sst_reader *const *readers, const int32_t *const *columns,
+                              int32_t n, const pst_expiry *expiry, pst_sst_writer *writer) {
+    const pst_schema *schema = pst_sst_writer_schema(writer);
+    file_sink *f = pst_malloc(sizeof *f);
+    if (!f)
+        return PST_NO_MEMORY;
+    f->writer = writer;
+    pst_status s = pst_expirer_init(&f->expirer, schema, expiry);
+    if (!s) {
+        pst_sink sink = {f, schema, pst_sst_writer_info(writer), write_record, write_stretch};
+        s = pst_merge_into(readers, columns, n, &sink);
+    }
+    pst_expirer_free(&f->expirer);
+    pst_free(f);
+    return s;
 }
 
 pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
                      pst_sst_writer *writer) {
-    pst_sink sink = {writer, pst_sst_writer_schema(writer), pst_sst_writer_info(writer),
-                     write_record, write_stretch};
-    return pst_merge_into(readers, columns, n, &sink);
+    return merge_files(readers, columns, n, NULL, writer);
+}
+
+pst_status pst_merge_expiring(pst_sst_reader *const *readers, const int32_t *const *columns,
+                              int32_t n, const pst_expiry *expiry, pst_sst_writer *writer) {
+    if (pst_sst_writer_info(writer)->kind != PST_BASE)
+        return PST_INVALID;
+    return merge_files(readers, columns, n, expiry, writer);
 }

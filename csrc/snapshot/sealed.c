@@ -10,14 +10,11 @@
 #include "elements/elements.h"
 #include "elements/timers.h"
 #include "memory/ring.h"
+#include "snapshot/words.h"
 #include "table/undo.h"
 #include "table/value.h"
 
-enum {
-    AHEAD = 32,       /* rows that are prefetched */
-    WORDS_AHEAD = 80, /* where all that is needed of them is their words */
-    CHARGED = 128     /* rows of words between two charges */
-};
+enum { AHEAD = 32 }; /* rows that are prefetched */
 
 void pst_sealed_destroy(pst_sealed *s) {
     if (!s)
@@ -42,13 +39,8 @@ const pst_lineage *pst_sealed_lineage(const pst_sealed *s) {
 
 /* ---- entries --------------------------------------------------------------------------------- */
 
-/* Charges for what is written after one more entry. PST_LIMIT. */
-static inline pst_status charge(pst_sealed *s) {
-    return pst_charge_raise(&s->charge, s->n_words * sizeof(uint64_t) + s->bytes.size);
-}
-
 static pst_status reserve(pst_sealed *s, size_t n) {
-    pst_status st = charge(s);
+    pst_status st = pst_sealed_charge(s);
     if (st || s->n_words + n <= s->entries.capacity)
         return st;
     size_t capacity = s->entries.capacity * 2 + n;
@@ -109,6 +101,36 @@ static uint64_t compare_columns(const pst_table *t, const uint64_t *row, const u
     return changed;
 }
 
+/* ---- whole rows ------------------------------------------------------------------------------ */
+
+/* The columns of which a row's record has a value or a null (GW1). */
+static uint64_t columns_of_rows(const pst_row_layout *lay) {
+    return lay->values | (lay->timer >= 0 ? UINT64_C(1) << lay->timer : 0);
+}
+
+static uint64_t bytes_of_values(const pst_table *t, const uint64_t *row, uint64_t columns) {
+    uint64_t bytes = 0;
+    for (; columns; columns &= columns - 1) {
+        const pst_field *f = &t->lay.fields[__builtin_ctzll(columns)];
+        bytes += f->is_bytes ? pst_ref_size(row + f->offset / 8) : f->width;
+    }
+    return bytes;
+}
+
+/* The columns that the record of a changed row carries, where rows are to be whole. A row of which
+ * the epoch before had nothing (`born`) has no values but those that changed. */
+static uint64_t widened(const pst_sealed *s, const pst_table *t, const uint64_t *row, int born,
+                        uint64_t changed) {
+    uint64_t after = pst_presence(&t->lay, row) & s->columns;
+    if (!s->whole_bytes)
+        return changed;
+    if (born || bytes_of_values(t, row, after) <= s->whole_bytes)
+        return changed | s->columns;
+    return changed | ((changed & s->times) >> 1 & after);
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
 static pst_status put_cells(pst_sealed *s, const pst_table *t, const uint64_t *row,
                             uint64_t present, uint64_t **w) {
     for (; present; present &= present - 1) {
@@ -155,7 +177,7 @@ static pst_status emit(pst_sealed *s, const pst_table *t, const uint64_t *row, i
     st = put_cells(s, t, row, present, &w);
     s->n_words = (size_t)(w - s->entries.words);
     s->rows++;
-    return st ? st : charge(s);
+    return st ? st : pst_sealed_charge(s);
 }
 
 /* ---- entries with elements beside them ------------------------------------------------------- */
@@ -609,6 +631,27 @@ static pst_status emit_collection(pst_sealed *s, const pst_table *t, const uint6
     return emit_entries(s, t, row, i, map_before(t, image, presence, i), after);
 }
 
+/* As `widened`. Where the row is whole, its record says so of lists, maps and timers too, as far as
+ * older files have nothing of them that counts (GW2). */
+static uint64_t widened_markers(const pst_sealed *s, const pst_table *t, const uint64_t *row,
+                                int born, uint64_t changed, marker *markers) {
+    const pst_row_layout *lay = &t->lay;
+    uint64_t after = pst_presence(lay, row), carried = widened(s, t, row, born, changed);
+    if (!s->whole_bytes || s->columns & ~carried)
+        return carried;
+    for (int32_t i = 0; i < lay->n_states; i++) {
+        const pst_field *f = &lay->fields[i];
+        if ((f->kind != PST_LIST && f->kind != PST_MAP) || (!born && after >> i & 1))
+            continue;
+        markers[i] = (marker){1, 0, 0};
+        if (f->time >= 0)
+            carried |= UINT64_C(1) << f->time;
+    }
+    if (lay->timers >= 0 && (born || !pst_timers_are_apart(lay, after)))
+        carried |= UINT64_C(1) << lay->timers;
+    return carried;
+}
+
 static pst_status gather_with_elements(pst_sealed *s, const pst_table *t, const uint64_t *row,
                                        uint64_t before, const uint64_t *image) {
     uint64_t after = pst_presence(&t->lay, row), values = 0, elements = 0;
@@ -639,8 +682,10 @@ static pst_status gather_with_elements(pst_sealed *s, const pst_table *t, const 
     if (image)
         changed |= compare_columns(t, row, image, before & after & values);
     pst_status st = PST_OK;
-    if (changed | marked)
-        st = emit_row(s, t, row, changed, changed & after, markers);
+    if (changed | marked || (!before && s->whole_bytes)) {
+        uint64_t carried = widened_markers(s, t, row, !before, changed, markers);
+        st = emit_row(s, t, row, carried, carried & after & values, markers);
+    }
     if (!st && t->lay.timers >= 0)
         st = emit_staying(s, t, row, before, image);
     for (int32_t k = 0; !st && elements && k < t->lay.n_states; k++) {
@@ -667,124 +712,6 @@ PST_PREFETCH void prefetch_elements(const pst_table *t, const uint64_t *record) 
             pst_tree_prefetch(t->heap, image + (f->offset - t->lay.image_offset) / 8);
             pst_tree_prefetch(t->heap, now);
         }
-    }
-}
-
-/* ---- rows of words --------------------------------------------------------------------------- */
-
-/* A word as key and up to seven values of at most a word: most tables are such, and most of what
- * the general way costs is telling what a row has. */
-
-/* Where a value lies: in a word of the image, from which it is shifted up and down again. */
-typedef struct place {
-    uint8_t word;
-    uint8_t up;
-    uint8_t down;
-    uint8_t sign; /* as an integer's */
-    uint8_t width;
-} place;
-
-static int is_of_words(const pst_table *t) {
-    const pst_row_layout *lay = &t->lay;
-    if (lay->key_kind != PST_KEY_WORD || lay->wide || lay->has_elements)
-        return 0;
-    for (int32_t i = 0; i < lay->n_states; i++)
-        if (lay->fields[i].width > 8 || lay->fields[i].type >= PST_DECIMAL)
-            return 0;
-    return 1;
-}
-
-/* Finds the places of the values; whether they are the image's words. */
-static int find_places(const pst_row_layout *lay, place *places) {
-    int in_order = 1;
-    for (int32_t i = 0; i < lay->n_states; i++) {
-        const pst_field *f = &lay->fields[i];
-        uint32_t at = f->offset - lay->image_offset, bits = 8u * f->width;
-        places[i] = (place){(uint8_t)(at / 8), (uint8_t)(64 - 8 * (at % 8) - bits),
-                            (uint8_t)(64 - bits), f->type != PST_FLOAT32, (uint8_t)f->width};
-        in_order &= f->width == 8 && at == 8 * (uint32_t)i;
-    }
-    return in_order;
-}
-
-static inline uint64_t value_at(const uint64_t *image, const place *p) {
-    uint64_t top = image[p->word] << p->up;
-    return p->sign ? (uint64_t)((int64_t)top >> p->down) : top >> p->down;
-}
-
-/* Writes the entry of a row at `w`, without a branch on what it holds, and returns where the next
- * one comes: at `w` again where nothing changed. Inlined once per number of states that are the
- * words of the image (`places` is NULL), and once for all others. */
-static inline __attribute__((always_inline)) uint64_t *
-put_entry(uint64_t *w, const uint64_t *row, uint64_t before, const uint64_t *then, int n,
-          const place *places, uint64_t *bytes) {
-    const uint64_t *now = row + 2;
-    uint64_t header = row[0], after = header >> 1 & 0x7F, both = before & after;
-    uint64_t changed = before ^ after, size = 8;
-    for (int c = 0; c < n; c++) {
-        uint64_t differs =
-            places ? value_at(now, &places[c]) ^ value_at(then, &places[c]) : now[c] ^ then[c];
-        changed |= (both >> c & (differs != 0)) << c;
-    }
-    uint64_t present = changed & after;
-    uint64_t what = after ? changed << 8 | present << 16 : (uint64_t)PST_INFO_DELETE;
-    w[0] = row[1];
-    w[1] = what | (header & PST_FLAG_NULL_KEY ? PST_INFO_NULL : 0u);
-    uint64_t *to = w + 2;
-    for (int c = 0; c < n; c++) {
-        uint64_t there = present >> c & 1;
-        *to = places ? value_at(now, &places[c]) : now[c];
-        to += there;
-        size += places ? there * places[c].width : there * 8;
-    }
-    *bytes += changed ? size : 0;
-    return changed ? to : w;
-}
-
-static inline __attribute__((always_inline)) pst_status gather_words(pst_sealed *s,
-                                                                     const pst_table *t, int n,
-                                                                     const place *places) {
-    const uint8_t *rows = t->rows;
-    const uint64_t *record = (const uint64_t *)(const void *)t->undo;
-    uint64_t row_size = t->lay.row_size, words = t->lay.record_size / 8, count = t->undo_count;
-    uint64_t *w = s->entries.words + s->n_words, emitted = 0, bytes = 0;
-    for (uint64_t i = 0; i < count;) {
-        uint64_t end = i + CHARGED < count ? i + CHARGED : count;
-        for (; i < end; i++, record += words) {
-            /* Records by their place, rows by their records: the processor alone does not run far
-             * enough ahead of either. */
-            __builtin_prefetch(record + 3 * WORDS_AHEAD * words);
-            if (i + WORDS_AHEAD < count)
-                pst_prefetch_row(t, (uint32_t)record[WORDS_AHEAD * words]);
-            const uint64_t *row = (const uint64_t *)(rows + (uint32_t)record[0] * row_size);
-            uint64_t *to = put_entry(w, row, record[1] >> 1 & 0x7F, record + 2, n, places, &bytes);
-            emitted += to != w;
-            w = to;
-        }
-        s->n_words = (size_t)(w - s->entries.words);
-        pst_status st = charge(s);
-        if (st)
-            return st;
-    }
-    s->rows += emitted;
-    s->logical_bytes += bytes;
-    return PST_OK;
-}
-
-/* REQUIRES: room for an entry of each touched row. */
-static pst_status gather_touched_words(pst_sealed *s, const pst_table *t) {
-    place places[PST_INLINE_STATES];
-    if (!find_places(&t->lay, places))
-        return gather_words(s, t, t->lay.n_states, places);
-    switch (t->lay.n_states) {
-    case 1:
-        return gather_words(s, t, 1, NULL);
-    case 2:
-        return gather_words(s, t, 2, NULL);
-    case 3:
-        return gather_words(s, t, 3, NULL);
-    default:
-        return gather_words(s, t, t->lay.n_states, NULL);
     }
 }
 
@@ -846,6 +773,7 @@ static pst_status gather_touched(pst_sealed *s, const pst_table *t) {
         uint64_t changed = (before ^ after) | compare_columns(t, row, record + 2, before & after);
         if (!changed)
             continue;
+        changed = widened(s, t, row, !before, changed);
         pst_status st =
             after ? emit(s, t, row, 0, changed, changed & after) : emit(s, t, row, 1, 0, 0);
         if (st)
@@ -863,7 +791,7 @@ static pst_status gather_inserted(pst_sealed *s, const pst_table *t, uint32_t sl
         return PST_OK;
     if (t->lay.has_elements)
         return gather_with_elements(s, t, row, 0, NULL);
-    return present ? emit(s, t, row, 0, present, present) : PST_OK;
+    return present ? emit(s, t, row, 0, widened(s, t, row, 1, present), present) : PST_OK;
 }
 
 /* A slot that the epoch took. The row may have been admitted, and then it is no change, or one that
@@ -886,12 +814,13 @@ static pst_status take_buffers(pst_sealed *s, const pst_table *t, size_t words) 
 }
 
 static pst_status gather(pst_sealed *s, const pst_table *t) {
+    s->whole_bytes = t->whole_bytes;
     const pst_meta *before = pst_meta_of(t, t->h->sealed);
     uint32_t from = before->rings[PST_RING_SLOTS].head, to = t->m->rings[PST_RING_SLOTS].head;
     size_t rows = (size_t)(t->undo_count + (t->m->slots - before->slots) + (to - from));
     pst_status st = take_buffers(s, t, rows * entry_words(s, t) + 1);
     if (!st)
-        st = is_of_words(t) ? gather_touched_words(s, t) : gather_touched(s, t);
+        st = pst_is_of_words(s, t) ? pst_gather_words(s, t) : gather_touched(s, t);
     for (uint32_t p = from; !st && p != to; p++) {
         if (to - p > AHEAD)
             pst_prefetch_row(t, pst_ring_at(t, PST_RING_SLOTS, p + AHEAD));
@@ -944,6 +873,10 @@ static pst_status begin(pst_table *t, const pst_lineage *lineage, pst_sealed **s
     s->tied = t->m->ties != 0;
     s->key_kind = t->lay.has_elements ? PST_KEY_BYTES : t->lay.key_kind;
     s->wide = t->lay.wide;
+    s->columns = columns_of_rows(&t->lay);
+    for (int32_t i = 0; i < t->lay.n_states; i++)
+        if (t->lay.fields[i].kind == PST_TIME)
+            s->times |= UINT64_C(1) << i & s->columns;
     s->max_parallelism = t->max_parallelism;
     s->first_key_group = t->first_key_group;
     s->last_key_group = t->last_key_group;
@@ -968,6 +901,25 @@ pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_seale
         st = gather(s, t);
     if (!st)
         pst_huge_take(t, &s->huge);
+    return end(t, st, s, sealed);
+}
+
+void pst_table_set_whole_rows(pst_table *t, uint64_t bytes) {
+    t->whole_bytes = bytes;
+}
+
+pst_status pst_table_changes(pst_table *t, pst_sealed **sealed) {
+    const pst_lineage *base = &pst_meta_of(t, t->h->sealed)->lineage;
+    pst_lineage unnamed = {.epoch = base->epoch, .query = base->query};
+    pst_sealed *s = NULL;
+    if (!t->attached)
+        return PST_INVALID;
+    if (t->poisoned)
+        return PST_POISONED;
+    memcpy(unnamed.parent, base->id, sizeof unnamed.parent);
+    pst_status st = begin(t, &unnamed, &s);
+    if (!st)
+        st = gather(s, t);
     return end(t, st, s, sealed);
 }
 

@@ -57,21 +57,28 @@ static inline int64_t pst_ttl_stamp(const pst_table *t, int32_t column) {
     return stamp > PST_SHOWN_TIME ? stamp : PST_SHOWN_TIME + 1;
 }
 
-static inline int pst_ttl_expired(const pst_table *t, int32_t column, int64_t written) {
-    int64_t now = pst_ttl_now(t, column);
-    if (!pst_ttl_is_set(t, column) || written == PST_NO_TIME)
+static inline int pst_ttl_expired_at(const pst_ttl *ttl, const pst_clock *clock, int64_t written) {
+    int64_t now = ttl->event_time ? clock->watermark_ms : clock->processing_ms;
+    if (ttl->duration_ms <= 0 || written == PST_NO_TIME)
         return 0;
     if (written == PST_SHOWN_TIME)
         return 1;
     if (now == PST_NO_TIME || now < written)
         return 0;
-    return (uint64_t)now - (uint64_t)written >= (uint64_t)t->ttl[column].duration_ms;
+    return (uint64_t)now - (uint64_t)written >= (uint64_t)ttl->duration_ms;
 }
 
-/* Whether readers see what was written then. */
+/* Whether readers do not see what was written then. */
+static inline int pst_ttl_hides_at(const pst_ttl *ttl, const pst_clock *clock, int64_t written) {
+    return (!ttl->lenient || written == PST_SHOWN_TIME) && pst_ttl_expired_at(ttl, clock, written);
+}
+
+static inline int pst_ttl_expired(const pst_table *t, int32_t column, int64_t written) {
+    return pst_ttl_expired_at(&t->ttl[column], &t->clock, written);
+}
+
 static inline int pst_ttl_hides(const pst_table *t, int32_t column, int64_t written) {
-    return (!t->ttl[column].lenient || written == PST_SHOWN_TIME) &&
-           pst_ttl_expired(t, column, written);
+    return pst_ttl_hides_at(&t->ttl[column], &t->clock, written);
 }
 
 /* Is `written` old enough that writing or reading the value again must be noted? */

@@ -216,7 +216,7 @@ static void gather_forged(world *w, memory_file *files, int n) {
     gather_world reduced;
     gather_files x;
     gather_sight sight = {.w = &reduced, .calls_left = -1};
-    gather_world_of(w, &reduced);
+    gather_world_of(w, &reduced, 0);
     if (!reduced.schema.n_states)
         return;
     pst_status s = gather_open(&reduced, files, n, &x);

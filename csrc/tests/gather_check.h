@@ -11,11 +11,14 @@
 
 enum { GATHER_FILES = 8 };
 
-/* A world's values, lists and maps, without times and timers. */
+/* A world's values, lists and maps, with or without their times and timers. */
 typedef struct gather_world {
     pst_schema schema;
-    pst_column columns[WORLD_STATES];
-    int expires[WORLD_STATES];
+    pst_column columns[WORLD_COLUMNS];
+    int expires[WORLD_COLUMNS];
+    pst_ttl ttl[WORLD_COLUMNS];
+    pst_clock now;
+    int whole;
     int32_t max_parallelism, first, last;
 } gather_world;
 
@@ -28,27 +31,34 @@ typedef struct gather_files {
 
 /* What was found in all, for the claim that there was something to find. */
 static struct {
-    uint64_t batches, rows, values, items, entries, null_entries, trimmed;
+    uint64_t batches, rows, values, items, entries, null_entries, trimmed, hidden_cells,
+        hidden_rows;
 } gathered_in_all;
 
 typedef struct gather_sight {
     const gather_world *w;
     pst_table *t; /* NULL: only the form of batches is looked at */
     uint64_t rows;
+    uint64_t cells;     /* values, items and entries */
     int64_t calls_left; /* before one fails; -1: none does */
 } gather_sight;
 
-static inline void gather_world_of(const world *from, gather_world *w) {
+static inline void gather_world_of(const world *from, gather_world *w, int whole) {
     *w = (gather_world){.schema = from->schema,
+                        .now = from->now,
+                        .whole = whole,
                         .max_parallelism = from->max_parallelism,
                         .first = from->first,
                         .last = from->last};
     w->schema.states = w->columns;
     w->schema.n_states = 0;
     for (int32_t i = 0; i < from->schema.n_states; i++) {
-        if (from->columns[i].kind > PST_MAP)
+        if (from->columns[i].kind > PST_MAP && !whole)
             continue;
-        w->expires[w->schema.n_states] = from->state_of[i]->expires;
+        const world_state *state = from->columns[i].kind > PST_MAP ? NULL : from->state_of[i];
+        w->expires[w->schema.n_states] = state && state->expires;
+        if (state && state->timed && whole)
+            w->ttl[w->schema.n_states] = state->ttl;
         w->columns[w->schema.n_states++] = from->columns[i];
     }
 }
@@ -159,6 +169,10 @@ static inline void check_row(gather_sight *x, const pst_block_column *columns, u
         return;
     for (int32_t i = 0; i < x->w->schema.n_states; i++, columns++) {
         const pst_column *c = &x->w->columns[i];
+        if (c->kind > PST_MAP) {
+            columns--;
+            continue;
+        }
         if (c->kind == PST_VALUE) {
             int has = block_has(columns, row);
             any |= has;
@@ -190,6 +204,8 @@ static inline int see_batch(void *ctx, uint32_t rows, const pst_block_column *co
     for (int32_t i = 0; i < x->w->schema.n_states; i++) {
         const pst_column *column = &x->w->columns[i];
         uint32_t count = rows;
+        if (column->kind > PST_MAP)
+            continue;
         if (column->kind != PST_VALUE) {
             CHECK(!c->values && c->count == rows);
             count = (uint32_t)c->offsets[rows];
@@ -198,6 +214,7 @@ static inline int see_batch(void *ctx, uint32_t rows, const pst_block_column *co
         }
         if (column->kind == PST_MAP)
             check_form(c++, (pst_type)column->map_key, count);
+        x->cells += count - (column->kind == PST_VALUE ? c->nulls : 0);
         check_form(c++, column->type, count);
     }
     CHECK_EQ(c - columns, n);
@@ -212,9 +229,10 @@ static inline int see_batch(void *ctx, uint32_t rows, const pst_block_column *co
 static inline pst_status gather(gather_sight *x, gather_files *files) {
     pst_io io = {.ctx = x, .block = see_batch};
     const gather_world *w = x->w;
-    x->rows = 0;
-    return pst_gather(files->readers, files->mapping, files->n, &w->schema, w->max_parallelism,
-                      w->first, w->last, &io);
+    x->rows = x->cells = 0;
+    pst_expiry expiry = {w->ttl, w->now};
+    return pst_gather(files->readers, files->mapping, files->n, &w->schema,
+                      w->whole ? &expiry : NULL, w->max_parallelism, w->first, w->last, &io);
 }
 
 #endif

@@ -235,11 +235,18 @@ static void check_same(chain *c, pst_table *got, int32_t first, int32_t last, co
         fprintf(stderr, "    %s, seed %" PRIu64 "\n", what, c->w->seed);
 }
 
+/* Deltas of a world have rows whole or not, as its number says. */
+static void set_whole_rows(const world *w, pst_table *t) {
+    static const uint64_t bytes[] = {0, 0, 1, 60, 512};
+    pst_table_set_whole_rows(t, bytes[w->seed % (sizeof bytes / sizeof *bytes)]);
+}
+
 /* Goes on with a table from the chain. */
 static void adopt(chain *c, pst_table *t) {
     seal(c->w, t);
     pst_table_close(c->live);
     pst_table_set_clock(t, &c->w->now);
+    set_whole_rows(c->w, t);
     c->live = t;
     c->undoable = 0;
 }
@@ -412,6 +419,7 @@ static void run_world(uint64_t seed, int epochs) {
     c.live = world_open(w, w->first, w->last, w->limit_bytes);
     c.replica = world_open(w, w->first, w->last, WORLD_LIMIT);
     pst_table_set_clock(c.live, &w->now);
+    set_whole_rows(w, c.live);
     for (int i = 0; i < epochs && check_failed == 0; i++)
         run_epoch(&c, most);
     free_files(&c.files);

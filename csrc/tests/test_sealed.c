@@ -2,6 +2,7 @@
  * kinds of keys and values, ranges of key groups, mixed kinds of rows, and hashes that are
  * chosen. */
 #include "base/key.h"
+#include "base/schema.h"
 #include "base/xxh64.h"
 #include "files.h"
 
@@ -45,6 +46,9 @@ typedef struct groups {
 
 static const groups RANGES[] = {{128, 0, 127}, {128, 37, 90}, {100, 7, 12}, {1, 0, 0}, {64, 5, 5}};
 
+/* Limits of rows that are written whole: of fewer and of more bytes than rows have, and in between. */
+static const uint64_t WHOLE[] = {1, 12, 28, 50, 512};
+
 static uint8_t letters[1024];
 
 /* ---- hashes that are chosen ------------------------------------------------------------------ */
@@ -79,8 +83,8 @@ typedef struct row {
     uint64_t present; /* in the table */
     pst_record_op op; /* 0: unchanged */
     uint64_t changed;
-    uint64_t stored;
-    uint32_t round;
+    uint64_t carried;             /* in the file: some that did not change, too */
+    uint32_t rounds[MOST_STATES]; /* in which each state was put */
 } row;
 
 typedef struct world {
@@ -89,7 +93,8 @@ typedef struct world {
     pst_schema schema;
     uint32_t ties;
     groups range;
-    int chosen; /* keys of longs whose hashes differ in the lowest bits, or in one of them */
+    uint64_t whole; /* rows with so many bytes of values are written whole */
+    int chosen;     /* keys of longs whose hashes differ in the lowest bits, or in one of them */
     row rows[KEYS];
     uint8_t key_bytes[KEYS][64];
     pst_record record;
@@ -136,7 +141,21 @@ static void make_key(world *w, uint64_t i) {
     r->hash = pst_hash_key(w->schema.keys, pst_schema_hashed(&w->schema), r->key, r->nulls);
     r->group = pst_key_group(r->hash, w->range.max_parallelism);
     r->present = 0;
-    r->round = 0;
+}
+
+static uint64_t value_seed(const row *r, int32_t k) {
+    return r->hash % 1009 * 5 + r->rounds[k];
+}
+
+static uint64_t bytes_of_row(const world *w, const row *r) {
+    uint64_t bytes = 0;
+    for (int32_t k = 0; k < w->schema.n_states; k++) {
+        pst_cell cell;
+        uint32_t width = pst_type_width(w->schema.states[k].type);
+        value_of(w->schema.states[k].type, value_seed(r, k), &cell);
+        bytes += !(r->present >> k & 1) ? 0 : width ? width : cell.bytes.size;
+    }
+    return bytes;
 }
 
 /* What round `round` does to a row that is there or not: puts, clears, deletes, or nothing. */
@@ -153,14 +172,20 @@ static void change(const world *w, row *r, uint32_t round, uint64_t *random) {
     r->changed = (touched & ~cleared) | (cleared & r->present);
     if (!r->changed)
         return;
+    for (int32_t k = 0; k < w->schema.n_states; k++)
+        if (r->changed >> k & 1)
+            r->rounds[k] = round;
+    int born = !r->present;
     r->op = after ? PST_PUT : PST_DELETE;
-    r->stored = r->changed & after;
     r->present = after;
-    r->round = round;
+    r->carried = r->changed;
+    if (w->whole && (born || bytes_of_row(w, r) <= w->whole))
+        r->carried = all;
 }
 
-/* The record of what was done; values differ between the two rounds. */
-static const pst_record *record_of(world *w, const row *r) {
+/* The record of what was done, or of what the file says of it; values differ between the two
+ * rounds. */
+static const pst_record *record_of(world *w, const row *r, uint64_t columns) {
     pst_record *to = &w->record;
     memset(to, 0, sizeof *to);
     to->hash = r->hash;
@@ -168,10 +193,10 @@ static const pst_record *record_of(world *w, const row *r) {
     to->op = r->op;
     to->key_nulls = r->nulls;
     memcpy(to->key, r->key, sizeof r->key);
-    to->changed = r->op == PST_PUT ? r->changed : 0;
-    to->present = r->op == PST_PUT ? r->stored : 0;
+    to->changed = r->op == PST_PUT ? columns : 0;
+    to->present = to->changed & r->present;
     for (int32_t k = 0; k < w->schema.n_states; k++)
-        value_of(w->schema.states[k].type, r->hash % 1009 * 5 + r->round, &to->cells[k]);
+        value_of(w->schema.states[k].type, value_seed(r, k), &to->cells[k]);
     return to;
 }
 
@@ -202,7 +227,9 @@ static void write_one_by_one(world *w, const pst_lineage *lineage, memory_file *
     qsort(order, n, sizeof *order, by_place);
     CHECK_EQ(pst_sst_writer_create(&w->schema, &info, &io, &writer), PST_OK);
     for (uint32_t i = 0; i < n; i++)
-        CHECK_EQ(pst_sst_writer_add(writer, record_of(w, &w->rows[order[i]])), PST_OK);
+        CHECK_EQ(
+            pst_sst_writer_add(writer, record_of(w, &w->rows[order[i]], w->rows[order[i]].carried)),
+            PST_OK);
     CHECK_EQ(pst_sst_writer_finish(writer, &info), PST_OK);
     pst_sst_writer_destroy(writer);
 }
@@ -216,8 +243,10 @@ static void write_sealed(pst_table *t, const pst_lineage *lineage, memory_file *
     pst_sealed_destroy(sealed);
 }
 
-static void run(world *w, const shape *of, groups range, int chosen, uint64_t seed) {
+static void run(world *w, const shape *of, groups range, int chosen, uint64_t whole,
+                uint64_t seed) {
     int32_t n_keys = 0, n_states = 0;
+    w->whole = whole;
     w->range = range;
     w->chosen = chosen;
     for (; n_keys < 2 && of->keys[n_keys]; n_keys++)
@@ -240,21 +269,24 @@ static void run(world *w, const shape *of, groups range, int chosen, uint64_t se
                            .limit_bytes = (uint64_t)1 << 30};
     pst_table *t = NULL;
     REQUIRE(pst_table_open(&w->schema, &o, &t, NULL, NULL) == PST_OK);
+    pst_table_set_whole_rows(t, whole);
     for (uint32_t round = 1; round < 3; round++) {
         pst_lineage lineage = {.id = {(uint8_t)round}, .epoch = round};
         memory_file one_by_one = {0}, sealed = {0};
         for (uint32_t i = 0; i < KEYS; i++) {
             change(w, &w->rows[i], round, &seed);
             if (w->rows[i].op)
-                CHECK_EQ(pst_table_apply(t, record_of(w, &w->rows[i]), NULL, w->schema.n_states),
+                CHECK_EQ(pst_table_apply(t, record_of(w, &w->rows[i], w->rows[i].changed), NULL,
+                                         w->schema.n_states),
                          PST_OK);
         }
         write_one_by_one(w, &lineage, &one_by_one);
         write_sealed(t, &lineage, &sealed);
         if (!CHECK(one_by_one.size == sealed.size &&
                    memcmp(one_by_one.data, sealed.data, sealed.size) == 0))
-            fprintf(stderr, "    %s, round %u, groups %d to %d of %d, chosen %d\n", of->name, round,
-                    range.first, range.last, range.max_parallelism, chosen);
+            fprintf(stderr,
+                    "    %s, round %u, groups %d to %d of %d, chosen %d, whole %" PRIu64 "\n",
+                    of->name, round, range.first, range.last, range.max_parallelism, chosen, whole);
         file_free(&one_by_one);
         file_free(&sealed);
     }
@@ -377,11 +409,14 @@ int main(void) {
     CHECK_EQ(pst_xxh64_long((int64_t)long_of(12345678901234567), PST_HASH_SEED), 12345678901234567);
     for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++)
         for (size_t k = 0; k < sizeof RANGES / sizeof *RANGES; k++)
-            run(w, &SHAPES[i], RANGES[k], 0, 1 + i * 7 + k);
+            run(w, &SHAPES[i], RANGES[k], 0, 0, 1 + i * 7 + k);
+    for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++)
+        for (size_t k = 0; k < sizeof WHOLE / sizeof *WHOLE; k++)
+            run(w, &SHAPES[i], RANGES[0], 0, WHOLE[k], 1 + i * 7 + k);
     for (int chosen = 1; chosen <= 2; chosen++)
         for (size_t i = 0; i < sizeof SHAPES / sizeof *SHAPES; i++)
             if (SHAPES[i].keys[0] == PST_INT64 && (i == 0 || SHAPES[i].ties))
-                run(w, &SHAPES[i], RANGES[0], chosen, 99);
+                run(w, &SHAPES[i], RANGES[0], chosen, 0, 99);
     check_elements(w);
     free(w);
     return check_report();

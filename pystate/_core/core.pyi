@@ -169,6 +169,8 @@ class Table:
     def seal(
         self, id: bytes, parent: bytes, epoch: int, query: int, wanted: bool
     ) -> Sealed | None: ...
+    def set_whole_rows(self, bytes: int) -> None: ...
+    def changes(self) -> Sealed: ...
     def rollback(self, back: int) -> None: ...
     def lineage(self, back: int) -> _Lineage | None: ...
     def dirty(self) -> bool: ...
@@ -388,6 +390,14 @@ class Reader:
     def get(self, key: Any) -> list[Any] | None: ...
     def scan(self, cursor: int, limit: int) -> tuple[int | None, int, list[_Parts]]: ...
 
+class Expiry:
+    def __init__(
+        self,
+        settings: list[tuple[int, int, bool, bool]],
+        processing_ms: int | None,
+        watermark_ms: int | None,
+    ) -> None: ...
+
 def merge(
     readers: list[FileReader],
     columns: list[list[int]],
@@ -404,6 +414,7 @@ def merge(
     name: str,
     budget: Budget | None = None,
     block_bytes: int = 0,
+    expiry: Expiry | None = None,
 ) -> _Info: ...
 def gather(
     readers: list[FileReader],
@@ -414,6 +425,7 @@ def gather(
     last_key_group: int,
     name: str,
     budget: Budget | None = None,
+    expiry: Expiry | None = None,
 ) -> list[_Block]: ...
 def instants(
     address: int, validity: int, offset: int, length: int, naive: bool

@@ -198,6 +198,8 @@ cdef extern from "pystate.h" nogil:
     void pst_table_refusal(const pst_table *t, pst_refusal *refusal)
 
     pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed)
+    void pst_table_set_whole_rows(pst_table *t, uint64_t bytes)
+    pst_status pst_table_changes(pst_table *t, pst_sealed **sealed)
     pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage)
     pst_status pst_table_rollback(pst_table *t, int32_t back)
     int pst_table_dirty(const pst_table *t)
@@ -426,9 +428,16 @@ cdef extern from "pystate.h" nogil:
                               int32_t last_key_group, uint64_t *rows)
     pst_status pst_merge(pst_sst_reader *const *readers, const int32_t *const *columns,
                          int32_t n, pst_sst_writer *writer)
+    ctypedef struct pst_expiry:
+        const pst_ttl *ttl
+        pst_clock clock
+
+    pst_status pst_merge_expiring(pst_sst_reader *const *readers, const int32_t *const *columns,
+                                  int32_t n, const pst_expiry *expiry, pst_sst_writer *writer)
     pst_status pst_gather(pst_sst_reader *const *readers, const int32_t *const *columns,
-                          int32_t n, const pst_schema *schema, int32_t max_parallelism,
-                          int32_t first_key_group, int32_t last_key_group, const pst_io *io)
+                          int32_t n, const pst_schema *schema, const pst_expiry *expiry,
+                          int32_t max_parallelism, int32_t first_key_group,
+                          int32_t last_key_group, const pst_io *io)
 
     pst_status pst_reader_open(pst_table *table, const pst_schema *schema, const char *path,
                                pst_reader **reader, pst_detail *detail)

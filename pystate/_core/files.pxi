@@ -380,17 +380,44 @@ cdef class _Sources:
         return check(status, NULL, io.name, schema)
 
 
+cdef class Expiry:
+    """What has expired: as a table with these settings is told that it is so late.
+
+    A setting is (column, duration in milliseconds, event time, lenient), as `Table.set_ttl` takes
+    them. A time of None is unknown.
+    """
+
+    cdef pst_expiry c
+    cdef pst_ttl ttl[PST_MAX_STATES_]
+
+    def __init__(self, list settings not None, processing_ms, watermark_ms):
+        memset(self.ttl, 0, sizeof(self.ttl))
+        for column, duration_ms, event_time, lenient in settings:
+            if not 0 <= column < PST_MAX_STATES_:
+                raise errors.InvalidArgumentError(f"no state has the column {column}")
+            self.ttl[<int32_t> column].duration_ms = duration_ms
+            self.ttl[<int32_t> column].event_time = event_time
+            self.ttl[<int32_t> column].lenient = lenient
+        self.c.ttl = self.ttl
+        self.c.clock.processing_ms = PST_NO_TIME if processing_ms is None else processing_ms
+        self.c.clock.watermark_ms = PST_NO_TIME if watermark_ms is None else watermark_ms
+        self.c.clock.event_ms = PST_NO_TIME
+
+
 def merge(list readers not None, list columns not None, Schema schema not None, str kind,
           bytes id, bytes parent, uint64_t epoch, uint64_t query, int32_t max_parallelism,
           int32_t first_key_group, int32_t last_key_group, out not None, str name not None,
-          Budget budget=None, uint32_t block_bytes=0):
+          Budget budget=None, uint32_t block_bytes=0, Expiry expiry=None):
     """Merge open files, oldest first, into `out`; returns the new file's info tuple.
 
-    `columns[f]` maps file f's states to the schema's. With `block_bytes` as in `Sealed.write`.
+    `columns[f]` maps file f's states to the schema's. With `block_bytes` as in `Sealed.write`. With
+    `expiry`, whose columns are the schema's, a base has nothing that no reader sees any more. Deltas
+    behind it must be of tables with `set_whole_rows`.
     """
     cdef _Io io = _Io(out, -1, name, budget)
     cdef pst_file_info info
     cdef pst_sst_writer *writer = NULL
+    cdef const pst_expiry *left_out = NULL if expiry is None else &expiry.c
     cdef pst_status status
     memset(&info, 0, sizeof(info))
     info.kind = PST_BASE if kind == "base" else PST_DELTA
@@ -407,8 +434,11 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
             info.null_entries |= pst_sst_reader_info(sources.files[i]).null_entries
         with nogil:
             status = pst_sst_writer_create(&schema.c, &info, &io.c, &writer)
-            if status == PST_OK:
+            if status == PST_OK and left_out is NULL:
                 status = pst_merge(sources.files, sources.mappings, sources.n, writer)
+            elif status == PST_OK:
+                status = pst_merge_expiring(sources.files, sources.mappings, sources.n, left_out,
+                                            writer)
             if status == PST_OK:
                 status = pst_sst_writer_finish(writer, &info)
             pst_sst_writer_destroy(writer)
@@ -420,15 +450,18 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
 
 def gather(list readers not None, list columns not None, Schema schema not None,
            int32_t max_parallelism, int32_t first_key_group, int32_t last_key_group,
-           str name not None, Budget budget=None):
+           str name not None, Budget budget=None, Expiry expiry=None):
     """Merge open files, oldest first, into rows: a list of (how many, columns).
 
     `columns[f]` maps file f's states to the schema's, which is a table's. A column is (how many,
     nulls, validity, offsets, values), in Arrow's layout. Those of the key come first, then those of
-    each state: of a list its offsets and its items, of a map its offsets, its keys and its values.
+    each state: of a list its offsets and its items, of a map its offsets, its keys and its values;
+    of times and timers none. With `expiry`, whose columns are the schema's, there is only what a
+    reader sees.
     """
     cdef _Io io = _Io(None, -1, name, budget)
     cdef _Sources sources
+    cdef const pst_expiry *hidden = NULL if expiry is None else &expiry.c
     cdef pst_status status
     io.blocks = []
     io.c.block = io_block
@@ -436,7 +469,7 @@ def gather(list readers not None, list columns not None, Schema schema not None,
     sources.begin()
     try:
         with nogil:
-            status = pst_gather(sources.files, sources.mappings, sources.n, &schema.c,
+            status = pst_gather(sources.files, sources.mappings, sources.n, &schema.c, hidden,
                                 max_parallelism, first_key_group, last_key_group, &io.c)
     finally:
         sources.end()

@@ -279,6 +279,24 @@ cdef class Table:
         self.end_epoch()
         return sealed if wanted else None
 
+    def set_whole_rows(self, uint64_t bytes):
+        """From now on deltas have changed rows of so many bytes whole; 0: only what changed."""
+        self.ready()
+        pst_table_set_whole_rows(self.t, bytes)
+
+    def changes(self):
+        """Return what the open epoch changed so far as a `Sealed`, and seal nothing."""
+        cdef Sealed sealed = make_sealed(self.where, self.budget)
+        cdef pst_status status
+        self.begin()
+        try:
+            with nogil:
+                status = pst_table_changes(self.t, &sealed.s)
+        finally:
+            self.end()
+        self.check(status)
+        return sealed
+
     def rollback(self, int32_t back):
         """Undo the open epoch and `back` sealed ones."""
         cdef pst_status status

@@ -3,7 +3,7 @@
 A table costs several times what reading its files does: its memory has to be touched first, and
 each row and element has to find its place. The rows of files are in one order, and each is followed
 by its elements, so that a merge gives the newest state of each key in one pass. It knows nothing of
-timers, times to live and namespaces, which tables do, and of no state but values, lists and maps.
+timers and namespaces, which tables do, and of no state but values, lists and maps.
 Nested values and pickled objects are decoded, or left as they are, column by column.
 
 Thread safety: functions without state.
@@ -40,7 +40,7 @@ def can_merge(key: KeyColumns, states: dict[str, State[Any]]) -> bool:
     return (
         bool(states)
         and not any(type_.is_nested for _, type_ in key)
-        and all(type(d) in _MERGEABLE and d.ttl is None for d in states.values())
+        and all(type(d) in _MERGEABLE for d in states.values())
     )
 
 
@@ -51,13 +51,24 @@ def merged_rows(
     key_groups: tuple[int, int],
     max_parallelism: int,
     since: Mapping[str, int],
+    clock: tuple[int | None, int | None] = (None, None),
 ) -> Iterator[list[pa.Array[Any]]]:
     """Merge files, oldest first, into the rows of some key groups; yields columns, keys first.
 
     The files' readers are used up. `can_merge` has said that these states can be read here. Of a
     state in `since` files count only from that epoch on: an older one of that name was dropped.
+    What has expired by `clock`, a processing time and a watermark in milliseconds, is not there.
     """
-    columns = [d.columns(name)[0] for name, d in states.items()]
+    columns: list[Column] = []
+    places: list[int] = []
+    settings = []
+    for name, d in states.items():
+        places.append(len(columns))
+        columns += d.columns(name)
+        if d.ttl is not None:
+            kept_ms = d.ttl.duration_ms if d.reference_ms is None else d.reference_ms
+            lenient = d.ttl.visibility == "return_if_not_cleaned_up"
+            settings.append((places[-1], kept_ms, d.ttl.time == "event", lenient))
     readers, mappings = [], []
     for file in files:
         readers.append(file.reader)
@@ -70,8 +81,10 @@ def merged_rows(
         *key_groups,
         "the rows of several files",
         process_budget(),
+        core.Expiry(settings, *clock),
     )
-    return (_columns(parts, key, states, columns) for _, parts in batches)
+    kept = [columns[place] for place in places]
+    return (_columns(parts, key, states, kept) for _, parts in batches)
 
 
 def _columns(

@@ -209,6 +209,7 @@ def gathered(
     backend: ps.KeyedStateBackend,
     states: dict[str, Any],
     since: dict[str, int] | None = None,
+    clock: tuple[int | None, int | None] = (None, None),
 ) -> pa.Table:
     """The rows of files as `read_state` gives them, of the backend's key groups."""
     assert can_merge(backend.key, states)
@@ -216,7 +217,7 @@ def gathered(
     with ExitStack() as stack:
         opened = [stack.enter_context(open_file(file)) for file in files]
         groups = backend.key_group_range
-        batches = merged_rows(opened, backend.key, states, groups, GROUPS, since or {})
+        batches = merged_rows(opened, backend.key, states, groups, GROUPS, since or {}, clock)
         found = [pa.RecordBatch.from_arrays(columns, schema=schema) for columns in batches]
     table = pa.Table.from_batches(found, schema)
     table.validate(full=True)
@@ -363,3 +364,95 @@ def test_batches_are_bounded() -> None:
         [8, *range(400_000)],
         [9],
     ]
+
+
+@drawn(100)
+@given(epochs(), st.sampled_from([0, 20, 512]))
+def test_the_open_epoch_is_the_newest_file(rows: list[Epoch], whole_bytes: int) -> None:
+    files: list[io.BytesIO] = []
+    with ps.KeyedStateBackend(KEY, states=STATES, max_parallelism=GROUPS, uid="op") as backend:
+        backend._table.set_whole_rows(whole_bytes)
+        for epoch in rows:
+            sealed(backend, files)
+            for key, values in epoch:
+                apply(backend, key, values, False)
+        changes = io.BytesIO()
+        backend._table.changes().write(changes, "what changed")
+        found = gathered([*files, changes], backend, STATES)
+        assert sorted_rows(found) == sorted_rows(backend.to_arrow())
+        sealed(backend, files)
+        assert sorted_rows(gathered(files, backend, STATES)) == sorted_rows(found)
+
+
+def timed_states(lenient: bool) -> dict[str, Any]:
+    ttl = ps.StateTtl(
+        milliseconds=100,
+        update="read_and_write",
+        visibility="return_if_not_cleaned_up" if lenient else "never_return_expired",
+    )
+    return {
+        "n": ps.ValueState("long", ttl=ttl),
+        "texts": ps.ListState("string", ttl=ttl),
+        "by_id": ps.MapState("long", "long", ttl=ps.StateTtl(milliseconds=200)),
+        "stays": ps.ValueState("long"),
+    }
+
+
+timed_steps = st.tuples(
+    keys,
+    st.sampled_from(["n", "texts", "by_id", "stays", "read"]),
+    st.integers(0, 3),
+    st.integers(0, 60),
+)
+
+
+@drawn(200)
+@given(
+    st.lists(st.lists(timed_steps, max_size=15), min_size=1, max_size=4),
+    st.booleans(),
+    st.booleans(),
+    st.none() | st.integers(0, 300),
+)
+def test_what_has_expired_is_not_there(
+    steps: list[list[tuple[Any, str, int, int]]], lenient: bool, timers: bool, later: int | None
+) -> None:
+    states, files, now = timed_states(lenient), list[io.BytesIO](), 1000
+    with ps.KeyedStateBackend(
+        KEY, states=states, timers=timers, max_parallelism=GROUPS, uid="op"
+    ) as backend:
+        for epoch in steps:
+            for key, name, value, passed in epoch:
+                now += passed
+                backend.set_clock(processing_time=now)
+                backend.set_current_key(key)
+                if timers and value == 3:
+                    backend.register_timer("event", now)
+                elif name == "texts":
+                    backend["texts"].add(str(value))
+                elif name == "by_id":
+                    backend["by_id"].put(value, value)
+                elif name == "read":
+                    backend["n"].value()
+                else:
+                    backend[name].update(value)
+            sealed(backend, files)
+    clock = None if later is None else now + later
+    with ps.KeyedStateBackend(KEY, states=states, max_parallelism=GROUPS, uid="op") as backend:
+        for file in files:
+            backend.load(file, allow_unclaimed_state=True)
+        if clock is not None:
+            backend.set_clock(processing_time=clock)
+        found = gathered(files, backend, states, clock=(clock, None))
+        assert sorted_rows(found) == sorted_rows(seen(backend.to_arrow()))
+
+
+def seen(rows: pa.Table) -> pa.Table:
+    """Without keys of which nothing is seen, which a table still has."""
+    return pa.Table.from_pylist(
+        [
+            row
+            for row in rows.to_pylist()
+            if any(v not in (None, []) for v in list(row.values())[2:])
+        ],
+        rows.schema,
+    )
