@@ -52,6 +52,7 @@ _ID_DIGITS = 32
 _CHECKSUM_DIGITS = 16
 _FINGERPRINT = 32
 _STATE_FILE = re.compile(r".*/(\d{8,})-(?:t\d+-)?[0-9a-f]+\.(?:delta|base)")
+_FOLDER = re.compile(r".*/(\d{5,})-(\d{5,})/[^/]*")
 
 Counting = TypeVar("Counting", "FileRef", "RangeState")
 
@@ -135,6 +136,15 @@ class FileRef(KeyGroups):
     tombstones: int
     raw_bytes: int
 
+    @property
+    def share(self) -> float:
+        """About which part of the file counts here, by its key groups, which its folder names."""
+        folder = _FOLDER.fullmatch(self.path)
+        if folder is None:
+            return 1.0
+        groups = int(folder[2]) - int(folder[1]) + 1
+        return min((self.last_key_group - self.first_key_group + 1) / max(groups, 1), 1.0)
+
     @classmethod
     def from_info(cls, path: str, info: FileInfo) -> FileRef:
         """Name a file that was just written, from what its writer returned."""
@@ -198,6 +208,24 @@ class RangeState(KeyGroups):
         return self.deltas if self.base is None else (self.base, *self.deltas)
 
     @property
+    def depth(self) -> int:
+        """How many files count for one key group, in the key group that has the most."""
+        files = self.files
+        if all(ref.bounds == self.bounds for ref in files):
+            return len(files)
+        deep, ends = (
+            [0],
+            sorted(
+                end
+                for ref in files
+                for end in ((ref.first_key_group, 1), (ref.last_key_group + 1, -1))
+            ),
+        )
+        for _, step in ends:  # where one ends and another begins, the end comes first
+            deep.append(deep[-1] + step)
+        return max(deep)
+
+    @property
     def changes_parallelism(self) -> bool:
         """Whether the parallelism changes with the epoch that is built on this state."""
         return False
@@ -221,8 +249,8 @@ class RangeState(KeyGroups):
         """Find the deltas that bring a table at `table_id` to this state, oldest first.
 
         None if the table's id is not in the chain, so that only a restore helps. The parents are
-        followed back from `id`; files of other ranges end the walk, so that they are never applied
-        to a table.
+        followed back from `id`; files of other ranges, and deltas that count for only some key
+        groups, end the walk, so that they are never applied to a table.
         """
         wanted = self.id
         for position in range(len(self.deltas), -1, -1):
@@ -230,6 +258,8 @@ class RangeState(KeyGroups):
                 return self.deltas[position:]
             delta = self.deltas[position - 1] if position else None
             if delta is None or delta.id != wanted or delta.kind != "delta":
+                return None
+            if delta.bounds != self.bounds:  # a base has what it holds of the other key groups
                 return None
             wanted = delta.parent
         return None

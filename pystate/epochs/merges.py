@@ -1,14 +1,6 @@
-"""Merging the files of ranges in the background: which files, when, and in which process.
+"""Merging the files of ranges in the background, in which process, and how epochs adopt the result.
 
-An epoch adds a delta to each range that changes. A range is restored from its base and all deltas,
-so these must not outgrow the base; and it names all of them in manifests, so they must not be many.
-Yet a merge into a base writes the whole state of the range. So there are two kinds of merges:
-
-- Into a base, when the deltas have grown to a part of it, by bytes or by deletions: each byte that
-  epochs wrote is then paid for by a constant number of bytes of the base.
-- Into a larger delta, when there are too many of them: those of similar size that follow each
-  other, so that a byte is written again only as part of a file several times as large. Their number
-  stays bounded, and a byte is merged as often as the logarithm of the number of epochs.
+Which files are merged, and when, is said by `pystate.epochs.merge_policy`.
 
 Thread safety: all methods of `Maintenance` and `FileMerges` may be called from any thread; a
 `MergeRunner` says for itself, and all else is immutable.
@@ -53,9 +45,9 @@ from pystate.checkpoint.refs import (
     RangeState,
     state_path,
 )
-from pystate.checkpoint.size_tiers import similar_run
 from pystate.checkpoint.state_files import Lineage, Source, merge_files, open_file, verify_file
 from pystate.checkpoint.storage import CheckpointStorage, guarded_file
+from pystate.epochs.merge_policy import MergePolicy, Run
 from pystate.epochs.rescale import plan_rescale
 from pystate.epochs.retention import delete_files, merged_name
 from pystate.errors import AlreadyPublishedError, CheckpointError
@@ -72,100 +64,6 @@ _MANY_BYTES = 256 << 20
 # What a task of a runner gets at most: enough to outweigh what starting a job costs.
 _PER_TASK = 16
 _PER_TASK_BYTES = 64 << 20
-
-#: Deltas are of similar size if one is at most so many times as large as the other; and so many of
-#: them are worth a merge.
-_FAN_IN = 8
-
-
-@dataclass(frozen=True)
-class Run:
-    """Files of a range that follow each other, to be merged into one."""
-
-    sources: tuple[FileRef, ...]
-    kind: str
-    """What they become: ``"base"`` or ``"delta"``."""
-    id: str
-    """The lineage id that a table has after them."""
-
-
-@dataclass(frozen=True)
-class MergePolicy:
-    """When the files of a range are merged, and which."""
-
-    min_deltas: int = 4
-    """Fewer deltas are never merged."""
-    max_deltas: int = 64
-    """From so many deltas on, some are merged whatever their size."""
-    keep_deltas: int = 2
-    """So many of the newest deltas are not merged, so that a table slightly behind can catch up."""
-    most_deltas: int = 256
-    """If there are more deltas, an epoch waits for the running merge."""
-    base_part: float = 0.5
-    """How large deltas grow together, as a part of the base, before a new base is made."""
-
-    def choose(self, state: RangeState) -> Run | None:
-        """Choose files of a range to merge; None if it is not time yet."""
-        count = len(state.deltas)
-        if count < max(self.min_deltas, self.keep_deltas + 1):
-            return None
-        old = state.deltas[: count - self.keep_deltas]
-        base = state.base
-        if base is None:
-            return _run(state, 0, len(old))
-        least = self.base_part
-        if sum(delta.file_bytes for delta in old) >= least * base.file_bytes or sum(
-            delta.tombstones for delta in old
-        ) >= least * max(base.rows, 1):
-            return _run(state, 0, 1 + len(old))
-        if count < self.max_deltas:
-            return None
-        own = _own(state, old)
-        first, last = similar_run([delta.file_bytes for delta in old[own:]], _FAN_IN)
-        if last - first < 2:  # files of former ranges, which only a base replaces
-            return _run(state, 0, 1 + len(old))
-        return _run(state, 1 + own + first, 1 + own + last)
-
-
-def position(state: RangeState, sources: tuple[FileRef, ...]) -> int | None:
-    """Where a range's files have these files, one after the other; None if they do not."""
-    for first, ref in enumerate(state.files):
-        if ref.path == sources[0].path:
-            return first if state.files[first : first + len(sources)] == sources else None
-    return None
-
-
-def replace_files(
-    state: RangeState, sources: tuple[FileRef, ...], merged: FileRef
-) -> RangeState | None:
-    """Put one file in place of those that it was made from; None if they are not there."""
-    first = position(state, sources)
-    if first is None or (merged.kind == "base" and first > 0):
-        return None
-    files = (*state.files[:first], merged, *state.files[first + len(sources) :])
-    if merged.kind == "base":
-        return replace(state, base=merged, deltas=files[1:])
-    return replace(state, deltas=files if state.base is None else files[1:])
-
-
-def _run(state: RangeState, first: int, last: int) -> Run:
-    rest = state.files[last:]
-    merged_id = rest[0].parent if rest else state.id
-    return Run(state.files[first:last], "delta" if first else "base", merged_id)
-
-
-def _own(state: RangeState, deltas: Sequence[FileRef]) -> int:
-    """From where on deltas are of the range itself, and each is built on the one before."""
-    for position in range(len(deltas) - 1, -1, -1):
-        ref = deltas[position]
-        after = deltas[position + 1 : position + 2]
-        if (
-            ref.kind != "delta"
-            or ref.bounds != state.bounds
-            or (after and after[0].parent != ref.id)
-        ):
-            return position + 1
-    return 0
 
 
 @dataclass(frozen=True)
@@ -188,7 +86,7 @@ class PlannedMerge:
     @property
     def size_bytes(self) -> int:
         """How much it reads, and at most about as much it writes."""
-        return sum(ref.file_bytes for ref in self.run.sources)
+        return sum(int(ref.file_bytes * ref.share) for ref in self.run.sources)
 
 
 class MergeRunner(Protocol):
@@ -303,7 +201,10 @@ class FileMerges:
                     if self._closed.is_set() or key in self._merges or manifest.epoch < waits:
                         continue
                     name = merged_name(self._term(), uuid.uuid4().hex)
-                    output = state_path(*key, run.sources[-1].epoch, name, run.kind)
+                    bounds = run.slice or state.bounds
+                    output = state_path(
+                        operator.uid, *bounds, run.sources[-1].epoch, name, run.kind
+                    )
                     plan = PlannedMerge(*key, run, output, operator.states, tuple(state.since))
                     self._merges[key] = _Merge(plan, manifest.epoch)
                     self._waiting_bytes += plan.size_bytes
@@ -315,18 +216,16 @@ class FileMerges:
     ) -> None:
         """Wait for merges that the next manifest could adopt, with these operators.
 
-        Only a chain that has grown past its bound may take longer than `patience_s`. For the
-        `first` manifest of a coordinator, and so maybe its last, the bound is the length at which
-        the policy merges whatever the size: every earlier one may have left its merge undone.
+        Only for a range that is full, see `MergePolicy.is_full`, may it take longer than
+        `patience_s`.
         """
         until = time.monotonic() + patience_s
-        bound = self._policy.max_deltas if first else self._policy.most_deltas
         for uid, state in _ranges(operators):
             with self._lock:
                 merge = self._merges.get(_key(uid, state))
-            if merge is None or position(state, merge.plan.run.sources) is None:
+            if merge is None or merge.plan.run.position(state) is None:
                 continue
-            if len(state.deltas) >= bound:
+            if self._policy.is_full(state, first=first):
                 merge.ended.wait()
             else:
                 merge.ended.wait(max(0.0, until - time.monotonic()))
@@ -349,7 +248,7 @@ class FileMerges:
             for key in list(self._ready):
                 merge = self._merges[key]
                 if merge.plan.output not in manifest.paths:
-                    if _has(manifest, key, merge.plan.run.sources):
+                    if _has(manifest, key, merge.plan.run):
                         continue
                     _LOG.info("the merged file %s came too late", merge.plan.output)
                     late.append(merge.plan.output)
@@ -390,7 +289,7 @@ class FileMerges:
         merged = self._ready.get(key)
         if merged is None:
             return state
-        rebased = replace_files(state, self._merges[key].plan.run.sources, merged)
+        rebased = self._merges[key].plan.run.replaced(state, merged)
         if rebased is None:
             return state
         self._offered.add(merged.path)
@@ -493,8 +392,7 @@ def _merge_planned(
         plan.run.sources,
         plan.run.id,
         plan.output,
-        plan.first_key_group,
-        plan.last_key_group,
+        *(plan.run.slice or (plan.first_key_group, plan.last_key_group)),
         kind=plan.run.kind,
         states=plan.states,
         since=dict(plan.since),
@@ -527,12 +425,11 @@ def _ranges(operators: tuple[OperatorState, ...]) -> Iterator[tuple[str, RangeSt
     return ((operator.uid, state) for operator in operators for state in operator.ranges)
 
 
-def _has(manifest: Manifest, key: _Key, sources: tuple[FileRef, ...]) -> bool:
+def _has(manifest: Manifest, key: _Key, run: Run) -> bool:
     """Whether a range of the manifest still has these files."""
     operator = manifest.operator(key[0])
     return operator is not None and any(
-        state.bounds == key[1:] and position(state, sources) is not None
-        for state in operator.ranges
+        state.bounds == key[1:] and run.position(state) is not None for state in operator.ranges
     )
 
 

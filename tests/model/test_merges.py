@@ -18,7 +18,7 @@ from pystate.checkpoint.refs import FileRef, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.epochs.range_report import RangeReport
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec

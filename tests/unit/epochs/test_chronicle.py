@@ -17,7 +17,7 @@ from pystate.epochs.chronicle import operator_record
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
 from pystate.epochs.interval import CheckpointOptions
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import FencedError, NoSpaceError
 from tests.conftest import KEY, STATE, FakeWork
 from tests.unit.epochs.test_coordinator import batch
