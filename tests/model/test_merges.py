@@ -18,8 +18,9 @@ from pystate.checkpoint.refs import FileRef, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
-from pystate.epochs.merge_policy import MergePolicy
+from pystate.epochs.merge_policy import DiskMergePolicy, MergePolicy
 from pystate.epochs.range_report import RangeReport
+from pystate.maintenance.verification import verify
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.attach import TableCache
@@ -290,6 +291,40 @@ def test_states_that_come_and_go(tmp_path: Path, seed: int) -> None:
     coordinator.close()
     operator.cache.close()
     assert (deltas > 5) == (operator.base_part > 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bases_in_slices(tmp_path: Path, seed: int) -> None:
+    """Tables at hand go on with them, and a rescale takes them over."""
+    rng = random.Random(seed)
+    home = choose_home(bytes(32), shm=str(tmp_path), least_bytes=0)
+    operator = Operator(LocalStorage(tmp_path / "ck"), home)
+    policy = DiskMergePolicy(
+        min_deltas=2, max_deltas=9, keep_deltas=1, base_part=3, slice_above_bytes=0, slice_bytes=1
+    )
+    model: Model = {}
+    coordinator = operator.coordinator(1, merge_policy=policy)
+    sliced = caught_up = 0
+    for epoch in range(40):
+        if epoch > 20 and rng.random() < 0.2:
+            coordinator.close()
+            coordinator = operator.coordinator(rng.choice((1, 2)), merge_policy=policy)
+        rows = some_rows(rng, epoch)
+        head = run(coordinator, operator, rows)
+        follow(model, rows, ALL, timers=True)
+        assert operator.read(head) == model, f"epoch {epoch + 1}"
+        for state in head.operators[0].ranges:
+            assert state.depth <= 16
+            bases = [ref for ref in state.files if ref.kind == "base"]
+            sliced += len({ref.path.split("/")[-2] for ref in bases}) > 2
+            if state.deltas:
+                with operator.attached(state) as backend:
+                    caught_up += 1
+                    assert backend.lineage().id.hex() == state.id  # type: ignore[union-attr]
+    coordinator.close()
+    operator.cache.close()
+    assert sliced > 10 and caught_up, (sliced, caught_up)
+    assert verify(str(tmp_path / "ck")).ok
 
 
 def merged_deltas(head: Manifest) -> int:
