@@ -55,6 +55,8 @@ from pystate.redaction import logger
 
 _LOG = logger("pystate.epochs.merges")
 _Key = tuple[str, int, int]  # uid, first and last key group
+# When an epoch that waits for a merge says so, and how often it says so again.
+_WARN_AFTER_S, _WARN_AGAIN_S = 1.0, 10.0
 # Epochs to wait before a failed merge is retried.
 _RETRY_AFTER = 16
 # From so many waiting merges on, or such a size of at least two, a runner is asked to do them. A
@@ -226,9 +228,29 @@ class FileMerges:
             if merge is None or merge.plan.run.position(state) is None:
                 continue
             if self._policy.is_full(state, first=first):
-                merge.ended.wait()
+                self._wait_for(merge, self._policy.chain(state))
             else:
                 merge.ended.wait(max(0.0, until - time.monotonic()))
+
+    def _wait_for(self, merge: _Merge, deltas: int) -> None:
+        """Wait for a merge, and say so if it takes long, and how far it is."""
+        began_s, again_s = time.monotonic(), _WARN_AFTER_S
+        while not merge.ended.wait(again_s):
+            again_s = _WARN_AGAIN_S
+            plan = merge.plan
+            _LOG.warning(
+                "operator %r, key groups %d to %d: the epoch waits for a merge, since the range "
+                "has %d deltas: %.1f of about %.1f MB are written, after %.0f s of waiting. "
+                "Merges do not keep up with what epochs change: let epochs be longer, or raise "
+                "the parallelism",
+                plan.uid,
+                plan.first_key_group,
+                plan.last_key_group,
+                deltas,
+                merge.written.size_bytes / 1e6,
+                plan.size_bytes / 1e6,
+                time.monotonic() - began_s,
+            )
 
     def adopt(self, operators: tuple[OperatorState, ...]) -> tuple[OperatorState, ...]:
         """Replace files by the ready ones that were made from them."""
@@ -328,7 +350,7 @@ class FileMerges:
         try:
             if self._closed.is_set():
                 return
-            merged = _merge_planned(self._storage, merge.plan, self._closed)
+            merged = _merge_planned(self._storage, merge.plan, self._closed, merge.written.add)
             with self._lock:
                 self._ready[key] = merged
         except BaseException:
@@ -373,11 +395,22 @@ class FileMerges:
                 self._failed[key] = self._merges.pop(key).epoch
 
 
+class _Written:
+    """How much a merge has written; what other processes write is not known."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+    def add(self, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+
+
 @dataclass(frozen=True)
 class _Merge:
     plan: PlannedMerge
     epoch: int
     ended: threading.Event = field(default_factory=threading.Event)
+    written: _Written = field(default_factory=_Written)
 
     @property
     def key(self) -> _Key:
@@ -385,7 +418,10 @@ class _Merge:
 
 
 def _merge_planned(
-    storage: CheckpointStorage, plan: PlannedMerge, given_up: threading.Event | None = None
+    storage: CheckpointStorage,
+    plan: PlannedMerge,
+    given_up: threading.Event | None = None,
+    note: Callable[[int], object] | None = None,
 ) -> FileRef:
     return merge_range(
         storage,
@@ -397,6 +433,7 @@ def _merge_planned(
         states=plan.states,
         since=dict(plan.since),
         given_up=given_up,
+        note=note,
     )
 
 
@@ -445,6 +482,7 @@ def merge_range(
     states: Collection[str] | None = None,
     since: Mapping[str, int] = MappingProxyType({}),
     given_up: threading.Event | None = None,
+    note: Callable[[int], object] | None = None,
     destination: CheckpointStorage | None = None,
     shift: int = 0,
     max_parallelism: int | None = None,
@@ -453,12 +491,14 @@ def merge_range(
 
     A delta follows on what the first file was built on. The merge ends with an error once
     `given_up` is set; after an error nothing was created. The new range lies `shift` key groups,
-    a multiple of their number, behind that of the files. The rest is as for `merge_files`.
+    a multiple of their number, behind that of the files. `note` is told of the bytes that are
+    written. The rest is as for `merge_files`.
     """
     ended = given_up or threading.Event()
 
     def guarded(file: BinaryIO) -> BinaryIO:
-        return guarded_file(file, lambda: "the merge was given up" if ended.is_set() else None)
+        wrong = "the merge was given up"
+        return guarded_file(file, lambda: wrong if ended.is_set() else None, note)
 
     parent = bytes.fromhex(sources[0 if kind == "delta" else -1].parent)
     lineage = Lineage(bytes.fromhex(merged_id), parent, _newest_epoch(sources), 0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -50,9 +52,11 @@ class SlowMerge:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go_on, self.finished = (threading.Event() for _ in range(3))
+        self.note: Callable[[int], object] = len
         monkeypatch.setattr(pystate.epochs.merges, "merge_range", self.merge)
 
     def merge(self, *arguments: Any, **options: Any) -> FileRef:
+        self.note = options["note"]
         self.begun.set()
         assert self.go_on.wait(60)
         self.finished.set()
@@ -146,9 +150,11 @@ def test_merge_that_is_given_up_leaves_nothing(work: FakeWork) -> None:
         path = "state/op/00000-00127/00000001-0.delta"
         with work.storage.create(path) as out:
             ref = FileRef.from_info(path, backend.seal().write(out))
-    given_up = threading.Event()
+    given_up, written = threading.Event(), list[int]()
     arguments: Any = (work.storage, (ref,), ref.id, path + ".base", 0, 127)
-    assert pystate.epochs.merges.merge_range(*arguments, given_up=given_up).rows == 9
+    options: Any = {"given_up": given_up, "note": written.append}
+    merged = pystate.epochs.merges.merge_range(*arguments, **options)
+    assert merged.rows == 9 and sum(written) == merged.file_bytes
     assert work.storage.delete(path + ".base")
     given_up.set()
     with pytest.raises(CheckpointError, match="given up"):
@@ -169,6 +175,39 @@ def test_epoch_waits_for_a_merge_rather_than_grow_without_bound(
         run(coordinator, work, "g")
         assert work.text(coordinator.head) == ["a,b", *"cdefg"]  # type: ignore[arg-type]
         timer.join()
+
+
+def test_an_epoch_that_waits_says_for_what(
+    work: FakeWork,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    slow: SlowMerge,
+) -> None:
+    """Whose merge it is, and how far; and again while it goes on."""
+    monkeypatch.setattr(pystate.epochs.merges, "_WARN_AFTER_S", 0.0)
+    monkeypatch.setattr(pystate.epochs.merges, "_WARN_AGAIN_S", 0.01)
+
+    def waits(record: logging.LogRecord) -> bool:
+        slow.note(1_500_000)
+        warned.append(record.getMessage())
+        if len(warned) == 2:
+            slow.go_on.set()
+        return True
+
+    warned: list[str] = []
+    logger = logging.getLogger("pystate.epochs.merges")
+    logger.addFilter(waits)
+    policy = dataclasses.replace(EAGER, max_deltas=4, most_deltas=4)
+    try:
+        with work.coordinator(merge_policy=policy, parallelism=1) as coordinator:
+            run(coordinator, work, *"abc")
+            assert slow.begun.wait(60)
+            run(coordinator, work, "d")
+            assert work.text(coordinator.head) == ["a,b", "c", "d"]  # type: ignore[arg-type]
+    finally:
+        logger.removeFilter(waits)
+    assert "operator 'op', key groups 0 to 127: the epoch waits for a merge" in warned[0]
+    assert "has 4 deltas: 0.0 of about 0.0 MB" in warned[0] and "1.5 of about" in warned[1]
 
 
 def test_merge_never_blocks_an_epoch(work: FakeWork, slow: SlowMerge) -> None:
