@@ -51,7 +51,7 @@ _FILE_NUMBERS = (
 _ID_DIGITS = 32
 _CHECKSUM_DIGITS = 16
 _FINGERPRINT = 32
-_STATE_FILE = re.compile(r".*/(\d{8,})-(?:t\d+-)?[0-9a-f]+\.(?:delta|base)")
+_STATE_FILE = re.compile(r".*/(\d{8,})-(t\d+-)?[0-9a-f]+\.(?:delta|base)")
 _FOLDER = re.compile(r".*/(\d{5,})-(\d{5,})/[^/]*")
 
 Counting = TypeVar("Counting", "FileRef", "RangeState")
@@ -93,6 +93,12 @@ def state_epoch(path: str) -> int | None:
     """Return the epoch in the name of a delta, a base or a merged file; None for other files."""
     match = _STATE_FILE.fullmatch(path)
     return None if match is None else int(match[1])
+
+
+def is_merged(path: str) -> bool:
+    """Whether a file of a job was made of others, by its name; a store's deltas do not say so."""
+    match = _STATE_FILE.fullmatch(path)
+    return path.endswith(".base") or (match is not None and match[2] is not None)
 
 
 class KeyGroups:
