@@ -94,10 +94,15 @@ class MergePolicy:
     base_part: float = 0.5
     """How large deltas grow together, as a part of the base, before a new base is made."""
 
+    block_bytes: int = 0
+    """How large the blocks of merged files are, before compression; with 0 they are as in all files
+    that are read as a whole. Otherwise each file has a guide, by which rows are found in it one by
+    one, and the range's other files must have one, too."""
+
     @property
     def with_guides(self) -> bool:
-        """Whether all files must have a guide, by which rows are found in them one by one."""
-        return False
+        """Whether all files must have a guide."""
+        return self.block_bytes > 0
 
     def chain(self, state: RangeState) -> int:
         """How many deltas a range has, as the fields above count them."""
@@ -148,15 +153,11 @@ class DiskMergePolicy(MergePolicy):
     most_deltas: int = 47
     base_part: float = 0.25
     """By this, filters in memory take at most 0.4 bytes for each row on disk."""
+    block_bytes: int = 4096
     slice_above_bytes: int = 4 << 30
     """Of a larger range the base is made in slices."""
     slice_bytes: int = 256 << 20
     """The size of a slice. They grow where new deltas come faster than slices are merged."""
-
-    @property
-    def with_guides(self) -> bool:
-        """See `MergePolicy`."""
-        return True
 
     def chain(self, state: RangeState) -> int:
         """See `MergePolicy`."""
