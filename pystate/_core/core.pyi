@@ -33,7 +33,7 @@ _Parts: TypeAlias = tuple[bytes, bytes, bytes | None]
 _Part: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
 _Block: TypeAlias = tuple[int, list[_Part]]
 _Lineage: TypeAlias = tuple[bytes, bytes, int, int]
-_Info: TypeAlias = tuple[str, str, str, int, int, int, int, int, int, int, int, int]
+_Info: TypeAlias = tuple[str, str, str, int, int, int, int, int, int, int, int, int, int]
 
 FIXED: int
 FULL: frozenset[int]
@@ -336,6 +336,7 @@ class Sealed:
     def raw_bytes(self) -> int: ...
     @property
     def lineage(self) -> _Lineage: ...
+    def guide(self, block_bytes: int) -> None: ...
     def write(self, out: BinaryIO, name: str) -> _Info: ...
     def close(self) -> None: ...
 
@@ -403,6 +404,7 @@ def merge(
     out: BinaryIO,
     name: str,
     budget: Budget | None = None,
+    block_bytes: int = 0,
 ) -> _Info: ...
 def gather(
     readers: list[FileReader],

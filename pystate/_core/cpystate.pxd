@@ -395,6 +395,7 @@ cdef extern from "pystate.h" nogil:
         int null_entries
         uint32_t block_bytes
 
+    void pst_sealed_guide(pst_sealed *s, uint32_t block_bytes)
     pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info)
 
     ctypedef struct pst_sst_writer:

@@ -6,7 +6,8 @@ cdef object info_tuple(const pst_file_info *info):
             PyBytes_FromStringAndSize(<const char *> info.lineage.id, 16).hex(),
             PyBytes_FromStringAndSize(<const char *> info.lineage.parent, 16).hex(),
             info.lineage.epoch, info.max_parallelism, info.first_key_group, info.last_key_group,
-            info.rows, info.tombstones, info.raw_bytes, info.file_bytes, info.checksum)
+            info.rows, info.tombstones, info.raw_bytes, info.file_bytes, info.checksum,
+            info.block_bytes)
 
 
 # ---- sealed epochs -------------------------------------------------------------------------------
@@ -47,6 +48,11 @@ cdef class Sealed(_Guarded):
         """(id, parent, epoch, query)."""
         self.ready()
         return lineage_tuple(pst_sealed_lineage(self.s))
+
+    def guide(self, uint32_t block_bytes):
+        """From now on `write` makes files with blocks of that size, and a guide to them."""
+        self.ready()
+        pst_sealed_guide(self.s, block_bytes)
 
     def write(self, out, str name not None):
         """Write the delta file into a writable binary object; returns its info tuple."""
@@ -379,10 +385,11 @@ cdef class _Sources:
 def merge(list readers not None, list columns not None, Schema schema not None, str kind,
           bytes id, bytes parent, uint64_t epoch, uint64_t query, int32_t max_parallelism,
           int32_t first_key_group, int32_t last_key_group, out not None, str name not None,
-          Budget budget=None):
+          Budget budget=None, uint32_t block_bytes=0):
     """Merge open files, oldest first, into `out`; returns the new file's info tuple.
 
-    `columns[f]` maps file f's states to the schema's.
+    `columns[f]` maps file f's states to the schema's. With `block_bytes` the file has blocks of
+    that size, and a guide to them.
     """
     cdef _Io io = _Io(out, -1, name, budget)
     cdef pst_file_info info
@@ -394,6 +401,7 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
     info.max_parallelism = max_parallelism
     info.first_key_group = first_key_group
     info.last_key_group = last_key_group
+    info.block_bytes = block_bytes
     cdef _Sources sources = _Sources(readers, columns)
     cdef int32_t i
     sources.begin()

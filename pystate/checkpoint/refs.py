@@ -155,7 +155,7 @@ class FileRef(KeyGroups):
     def from_info(cls, path: str, info: FileInfo) -> FileRef:
         """Name a file that was just written, from what its writer returned."""
         values = info._asdict()
-        del values["max_parallelism"]
+        del values["max_parallelism"], values["block_bytes"]
         return cls(path, **values)
 
     def encode(self) -> dict[str, Any]:

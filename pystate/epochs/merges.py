@@ -45,12 +45,19 @@ from pystate.checkpoint.refs import (
     RangeState,
     state_path,
 )
-from pystate.checkpoint.state_files import Lineage, Source, merge_files, open_file, verify_file
+from pystate.checkpoint.state_files import (
+    FileInfo,
+    Lineage,
+    Source,
+    merge_files,
+    open_file,
+    verify_file,
+)
 from pystate.checkpoint.storage import CheckpointStorage, guarded_file
 from pystate.epochs.merge_policy import MergePolicy, Run
 from pystate.epochs.rescale import plan_rescale
 from pystate.epochs.retention import delete_files, merged_name
-from pystate.errors import AlreadyPublishedError, CheckpointError
+from pystate.errors import AlreadyPublishedError, CheckpointError, PystateError
 from pystate.redaction import logger
 
 _LOG = logger("pystate.epochs.merges")
@@ -84,6 +91,8 @@ class PlannedMerge:
     states: frozenset[str]
     since: tuple[tuple[str, int], ...]
     """With `states`, what of the files still counts; see `merge_files`."""
+    block_bytes: int = 0
+    """The size of the new file's blocks, as `MergePolicy` has it."""
 
     @property
     def size_bytes(self) -> int:
@@ -185,16 +194,24 @@ class FileMerges:
         self._ready: dict[_Key, FileRef] = {}
         self._failed: dict[_Key, int] = {}
         self._offered: set[str] = set()
+        #: The newest epoch that an earlier driver has published; and of the files up to it which
+        #: have a guide.
+        self._inherited: int | None = None
+        self._guided: dict[str, bool] = {}
         self._closed = threading.Event()
 
     def plan(self, manifest: Manifest, parallelism: int | None = None) -> None:
         """Start the merges that the policy requires; the next epoch's parallelism may differ."""
+        policy = self._policy
+        if policy.with_guides and self._inherited is None:
+            own = manifest.term == self._term()
+            self._inherited = 0 if own else manifest.epoch
         for operator in manifest.operators:
             ranges = operator.ranges
             if parallelism is not None:
                 ranges = plan_rescale(operator, parallelism, manifest.max_parallelism)
             for state in ranges:
-                run = self._policy.choose(state)
+                run = policy.choose(state, self._plain(state) if policy.with_guides else ())
                 key = _key(operator.uid, state)
                 if run is None:
                     continue
@@ -207,11 +224,25 @@ class FileMerges:
                     output = state_path(
                         operator.uid, *bounds, run.sources[-1].epoch, name, run.kind
                     )
-                    plan = PlannedMerge(*key, run, output, operator.states, tuple(state.since))
+                    plan = PlannedMerge(
+                        *key, run, output, operator.states, tuple(state.since), policy.block_bytes
+                    )
                     self._merges[key] = _Merge(plan, manifest.epoch)
                     self._waiting_bytes += plan.size_bytes
                     self._waiting.setdefault(operator.uid, deque()).append(key)
                 self._maintenance.submit(self._merge_next)
+
+    def _plain(self, state: RangeState) -> list[str]:
+        """The files of a range that have no guide.
+
+        Those that tasks of this driver have written have one, if the policy wants it.
+        """
+        assert self._inherited is not None
+        paths = [ref.path for ref in state.files if ref.epoch <= self._inherited]
+        for path in paths:
+            if path not in self._guided:
+                self._guided[path] = _has_guide(self._storage, path)
+        return [path for path in paths if not self._guided[path]]
 
     def wait(
         self, operators: tuple[OperatorState, ...], patience_s: float, *, first: bool = False
@@ -434,6 +465,7 @@ def _merge_planned(
         since=dict(plan.since),
         given_up=given_up,
         note=note,
+        block_bytes=plan.block_bytes,
     )
 
 
@@ -452,6 +484,18 @@ def merge_again(storage: CheckpointStorage, plan: PlannedMerge) -> FileRef:
         local = storage.local_path(plan.output)
         source = local or stack.enter_context(storage.open_read(plan.output))
         return FileRef.from_info(plan.output, verify_file(source))
+
+
+def _has_guide(storage: CheckpointStorage, path: str) -> bool:
+    """Whether a file has a guide; also if that cannot be said, which its merge will say."""
+    try:
+        with ExitStack() as stack:
+            source = storage.local_path(path) or stack.enter_context(storage.open_read(path))
+            opened = stack.enter_context(open_file(source))
+            return FileInfo(*opened.reader.info()).block_bytes > 0
+    except (PystateError, OSError) as error:
+        _LOG.warning("%s: it cannot be seen whether it has a guide: %s", path, error)
+        return True
 
 
 def _key(uid: str, state: RangeState) -> _Key:
@@ -483,6 +527,7 @@ def merge_range(
     since: Mapping[str, int] = MappingProxyType({}),
     given_up: threading.Event | None = None,
     note: Callable[[int], object] | None = None,
+    block_bytes: int | None = None,
     destination: CheckpointStorage | None = None,
     shift: int = 0,
     max_parallelism: int | None = None,
@@ -522,6 +567,7 @@ def merge_range(
                     kind="delta",
                     states=states,
                     since=since,
+                    block_bytes=0,
                 )
                 part.flush()
                 files = [part.name]
@@ -537,6 +583,7 @@ def merge_range(
             states=states,
             since=since,
             max_parallelism=max_parallelism,
+            block_bytes=block_bytes,
         )
     return FileRef.from_info(output, info)
 

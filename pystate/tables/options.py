@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pystate.base.arguments import integer
+from pystate.checkpoint.state_files import LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES
 from pystate.errors import InvalidArgumentError
 from pystate.types.keys import MAX_PARALLELISM
 
@@ -17,8 +18,6 @@ UNDO_EPOCHS = 2
 #: The home of tables whose rows are in files. No table can be there yet: who checks what users say
 #: refuses it, and what is prepared for it has no effect.
 DISK = "disk"
-#: How large a block of a file may be in which rows are found one by one, before compression.
-LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 4096, 65536
 
 
 @dataclass(frozen=True)

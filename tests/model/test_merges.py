@@ -15,6 +15,7 @@ import pytest
 import pystate as ps
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.refs import FileRef, RangeState, state_path
+from pystate.checkpoint.state_files import FileInfo, open_file
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
@@ -25,7 +26,7 @@ from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.attach import TableCache
 from pystate.tables.host import TableHome, choose_home
-from pystate.tables.options import TableOptions
+from pystate.tables.options import DISK, TableOptions
 from pystate.tables.recovery import TableSpec
 from pystate.types.keys import parse_key
 from tests.conftest import coordinator_of
@@ -56,6 +57,7 @@ class Operator:
         self.states = ALL
         self.timers = True
         self.base_part = 0.5
+        self.options = TableOptions(allow_unclaimed_state=True)
 
     def coordinator(self, parallelism: int, **options: Any) -> Coordinator:
         policy = MergePolicy(min_deltas=3, max_deltas=5, keep_deltas=1, base_part=self.base_part)
@@ -104,7 +106,7 @@ class Operator:
             self.storage,
             TableHome(None, None) if from_files or self.home is None else self.home,
             OperatorSpec("op", parse_key(KEY), self.states, timers=self.timers),
-            TableOptions(allow_unclaimed_state=True),
+            self.options,
         )
         with cache.attach(spec, state) as attachment:
             yield attachment.backend
@@ -314,7 +316,7 @@ def test_bases_in_slices(tmp_path: Path, seed: int) -> None:
         follow(model, rows, ALL, timers=True)
         assert operator.read(head) == model, f"epoch {epoch + 1}"
         for state in head.operators[0].ranges:
-            assert state.depth <= 16
+            assert state.depth <= 20
             bases = [ref for ref in state.files if ref.kind == "base"]
             sliced += len({ref.path.split("/")[-2] for ref in bases}) > 2
             if state.deltas:
@@ -325,6 +327,46 @@ def test_bases_in_slices(tmp_path: Path, seed: int) -> None:
     operator.cache.close()
     assert sliced > 10 and caught_up, (sliced, caught_up)
     assert verify(str(tmp_path / "ck")).ok
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+def test_files_of_other_homes_get_guides_first(tmp_path: Path, sliced: bool) -> None:
+    """Where a driver of tables on disk goes on; tables in memory then read what there is."""
+    rng = random.Random(1)
+    operator = Operator(LocalStorage(tmp_path))
+    model: Model = {}
+    memory, block = operator.options, 8192
+    disk = TableOptions(DISK, allow_unclaimed_state=True, block_bytes=block)
+    policy = DiskMergePolicy(block_bytes=block, slice_above_bytes=0 if sliced else 1 << 30)
+
+    def blocks(head: Manifest) -> list[int]:
+        found = []
+        for ref in head.operators[0].files:
+            with open_file(tmp_path / ref.path) as opened:
+                found.append(FileInfo(*opened.reader.info()).block_bytes)
+        return found
+
+    def some_epochs(options: TableOptions, count: int, **more: Any) -> list[list[int]]:
+        operator.options = options
+        found = []
+        with operator.coordinator(2, **more) as coordinator:
+            for epoch in range(count):
+                rows = [*some_rows(rng, epoch), (1, "put", epoch), (2, "put", epoch)]
+                head = run(coordinator, operator, rows)
+                follow(model, rows, ALL, timers=True)
+                assert operator.read(head) == model
+                found.append(blocks(head))
+        return found
+
+    [*_, before] = some_epochs(memory, 6)
+    assert set(before) == {0}
+    first, *_, last = some_epochs(disk, 8, merge_policy=policy)
+    assert set(last) == {block}
+    assert sliced or first.count(0) < len(before)
+    _, *_, last = some_epochs(memory, 6)
+    assert set(last) >= {0}
+    [*_, last] = some_epochs(disk, 8, merge_policy=policy)
+    assert set(last) == {block}
 
 
 def merged_deltas(head: Manifest) -> int:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import pystate as ps
+from pystate.checkpoint.state_files import LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES
 from pystate.errors import InvalidArgumentError
-from pystate.tables.options import DISK, LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES, TableOptions
+from pystate.tables.options import DISK, TableOptions
 
 
 def test_only_tables_on_disk_have_files_with_guides() -> None:
