@@ -107,9 +107,9 @@ class OperatorRecord:
         From which epoch on files count, as in `RangeState`.
     merged_bytes : int
         Size of its files, made of earlier ones by merging, that this epoch is the first to name.
-        With `checkpoint_bytes` it is all that was written for the state; `written_per_byte` says
-        how much that is for each byte that has changed. 0 in records that were written before this
-        was kept, as the next one.
+        With `checkpoint_bytes` it is all that was written for the state; a history's
+        `written_per_byte` says how much that is for each byte that has changed. 0 in records that
+        were written before this was kept, as the next one.
     most_files : int
         How many files count for one key group, in the range and key group that have the most: so
         many are read where a table is restored.

@@ -371,7 +371,7 @@ def course(policy: MergePolicy, kind: str, count: int, late: int) -> Course:
 
 
 @pytest.mark.parametrize("sliced", [False, True])
-@pytest.mark.parametrize("late", [1, 3])
+@pytest.mark.parametrize("late", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("kind", "count", "most"),
     [

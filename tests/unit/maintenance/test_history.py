@@ -12,6 +12,7 @@ import pytest
 import pystate as ps
 from pystate.checkpoint.epoch_log import HISTORY, EpochLog, read_records
 from pystate.checkpoint.storage import LocalStorage
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.maintenance.repair import repair_storage
 from tests.unit.maintenance.test_verification import flip
@@ -44,6 +45,24 @@ def test_retired_epochs_are_remembered(work: Work) -> None:
     assert ps.verify(work.root).findings == ()
     assert not any(name.startswith(HISTORY) for name in ps.collect(work.root).files)
     assert epochs(work) == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_is_written_per_byte_that_has_changed(work: Work) -> None:
+    found = ps.history(work.root)
+    assert found.written_per_byte() == found.written_per_byte("op") == 1.0  # nothing was merged
+    assert found.written_per_byte("other") is None
+    with work.coordinator(merge_policy=MergePolicy(min_deltas=2, keep_deltas=0)) as coordinator:
+        for number in range(2):
+            work.run(coordinator, {number: 1})
+            coordinator.maintain()
+    found = ps.history(work.root)
+    assert [record.merged_bytes > 0 for record in found.records[-2:]] == [True, False]
+    assert all(0 < record.operators[0].most_files < 8 for record in found.records)
+    written = found.written_per_byte()
+    assert written is not None and written > 1
+    changed = sum(record.total("checkpoint_bytes") for record in found.records)
+    merged = sum(record.merged_bytes for record in found.records)
+    assert written == (changed + merged) / changed
 
 
 def test_what_is_missing_is_said(work: Work) -> None:
