@@ -86,7 +86,7 @@ void pst_sst_put_header(const pst_sst_header *h, uint8_t out[PST_SST_HEADER_BYTE
 /* A guided file says how large its blocks are, and numbers its key groups in two bytes. */
 static int blocks_are_valid(const pst_sst_header *h) {
     if (!(h->features & PST_SST_FEATURE_GUIDE))
-        return 1;
+        return !(h->features & PST_SST_FEATURE_TIMES);
     return h->block_bytes >= PST_SST_LEAST_BLOCK && h->block_bytes <= PST_SST_LARGEST_BLOCK &&
            h->max_parallelism <= PST_SST_GUIDED_GROUPS;
 }
@@ -283,7 +283,7 @@ static uint8_t *put_number(uint8_t *p, uint8_t tag, uint64_t value) {
 }
 
 size_t pst_sst_put_properties(const pst_sst_totals *t, const pst_lineage *lineage,
-                              const uint8_t *bounds, size_t bounds_size,
+                              const pst_sst_guided_properties *guided,
                               uint8_t out[PST_SST_MAX_PROPERTIES]) {
     memset(out, 0, PST_SST_MAX_PROPERTIES);
     uint8_t *p = put_number(out, PST_PROPERTY_PUTS, t->puts);
@@ -294,11 +294,17 @@ size_t pst_sst_put_properties(const pst_sst_totals *t, const pst_lineage *lineag
     *p++ = 16;
     memcpy(p, lineage->parent, 16);
     p += 16;
-    if (bounds) {
+    if (guided) {
         *p++ = PST_PROPERTY_BOUNDS;
-        p += pst_put_varint(p, bounds_size);
-        memcpy(p, bounds, bounds_size);
-        p += bounds_size;
+        p += pst_put_varint(p, guided->bounds_size);
+        memcpy(p, guided->bounds, guided->bounds_size);
+        p += guided->bounds_size;
+    }
+    if (guided && guided->times) {
+        *p++ = PST_PROPERTY_TIMES;
+        *p++ = PST_SST_TIMES_BYTES;
+        memcpy(p, guided->times, PST_SST_TIMES_BYTES);
+        p += PST_SST_TIMES_BYTES;
     }
     p++; /* the end tag */
     return (size_t)pst_sst_align((uint64_t)(p - out));

@@ -50,12 +50,14 @@ enum {
 
 /* Incompatible features that this version reads. A file bears only those that it needs, so that one
  * without lists, maps, timers, namespaces and nested types is a file of the first release. */
-#define PST_SST_FEATURE_KINDS UINT64_C(1) /* the schema section says more of each column */
-#define PST_SST_FEATURE_TIMER UINT64_C(2) /* a row's record may bear the key's only timer */
-#define PST_SST_FEATURE_NULLS UINT64_C(4) /* a map's entry may have no value */
-#define PST_SST_FEATURE_GUIDE UINT64_C(8) /* small blocks, and guides that lead to them */
+#define PST_SST_FEATURE_KINDS UINT64_C(1)  /* the schema section says more of each column */
+#define PST_SST_FEATURE_TIMER UINT64_C(2)  /* a row's record may bear the key's only timer */
+#define PST_SST_FEATURE_NULLS UINT64_C(4)  /* a map's entry may have no value */
+#define PST_SST_FEATURE_GUIDE UINT64_C(8)  /* small blocks, and guides that lead to them */
+#define PST_SST_FEATURE_TIMES UINT64_C(16) /* of a guided file: an index of the timers */
 #define PST_SST_KNOWN_FEATURES                                                                     \
-    (PST_SST_FEATURE_KINDS | PST_SST_FEATURE_TIMER | PST_SST_FEATURE_NULLS | PST_SST_FEATURE_GUIDE)
+    (PST_SST_FEATURE_KINDS | PST_SST_FEATURE_TIMER | PST_SST_FEATURE_NULLS |                       \
+     PST_SST_FEATURE_GUIDE | PST_SST_FEATURE_TIMES)
 #define PST_SST_LZ4_MAX_INPUT UINT64_C(0x7E000000)
 
 typedef enum pst_sst_codec { PST_CODEC_RAW = 0, PST_CODEC_LZ4 = 1 } pst_sst_codec;
@@ -127,18 +129,26 @@ typedef enum pst_sst_property {
     PST_PROPERTY_RAW = 3,
     PST_PROPERTY_STORED = 4,
     PST_PROPERTY_PARENT = 5,
-    PST_PROPERTY_BOUNDS = 6
+    PST_PROPERTY_BOUNDS = 6,
+    PST_PROPERTY_TIMES = 7 /* where there is a time index */
 } pst_sst_property;
 
 enum {
     PST_SST_BOUNDS_BYTES = 16, /* for each key column */
-    PST_SST_MAX_PROPERTIES = 128 + PST_MAX_KEYS * PST_SST_BOUNDS_BYTES
+    PST_SST_TIMES_BYTES = 32,
+    PST_SST_MAX_PROPERTIES = 192 + PST_MAX_KEYS * PST_SST_BOUNDS_BYTES
 };
 
-/* Returns the size, a multiple of PST_SST_ALIGN. `bounds` are those of a guided file; NULL of
- * others. */
+/* What a guided file has besides: bounds, and of its time index PST_SST_TIMES_BYTES, or NULL. */
+typedef struct pst_sst_guided_properties {
+    const uint8_t *bounds;
+    size_t bounds_size;
+    const uint8_t *times;
+} pst_sst_guided_properties;
+
+/* Returns the size, a multiple of PST_SST_ALIGN. `guided` is NULL of other files. */
 size_t pst_sst_put_properties(const pst_sst_totals *t, const pst_lineage *lineage,
-                              const uint8_t *bounds, size_t bounds_size,
+                              const pst_sst_guided_properties *guided,
                               uint8_t out[PST_SST_MAX_PROPERTIES]);
 /* PST_CORRUPT also where they contradict `t` or `lineage`; unknown properties are skipped. */
 pst_status pst_sst_check_properties(const uint8_t *in, size_t size, const pst_sst_totals *t,

@@ -19,7 +19,8 @@ enum {
     S_DELETES = 44,
     S_RAW = 48,
     S_BLOCKS = 52,
-    S_CONTINUED = 54
+    S_CONTINUED = 54,
+    S_LINES = 56
 };
 
 /* Offsets in a block's entry. */
@@ -41,8 +42,10 @@ void pst_guide_put_segment(const pst_guide_segment *s, uint8_t out[PST_GUIDE_SEG
     pst_put_u32(out + S_RAW, s->raw);
     pst_put_u16(out + S_BLOCKS, s->blocks);
     out[S_CONTINUED] = s->continued;
+    pst_put_u32(out + S_LINES, (uint32_t)(pst_guide_filter_size(s) / PST_GUIDE_LINE_BYTES));
 }
 
+/* What follows from the rest is set by lies_well. */
 static void get_segment(const uint8_t *in, pst_guide_segment *s) {
     s->offset = pst_get_u64(in + S_OFFSET);
     s->guide = pst_get_u64(in + S_GUIDE);
@@ -73,19 +76,18 @@ static uint64_t stored_units(const pst_guide_segment *s) {
     return (s->guide - s->offset) / PST_GUIDE_UNIT;
 }
 
-/* Whether a segment that begins and ends there can be one, and sets where its filter begins. */
-static int lies_well(pst_guide_segment *s, uint64_t begin, uint64_t end) {
-    if (s->offset != begin || s->guide <= begin || s->guide > end || s->guide % PST_SST_ALIGN ||
-        s->blocks == 0 || s->blocks > PST_GUIDE_BLOCKS)
+/* Whether a segment can lie from `begin` on and before `limit`; sets where its filter begins and
+ * ends. */
+static int lies_well(pst_guide_segment *s, uint64_t begin, uint64_t limit, uint64_t lines) {
+    if (s->offset != begin || s->guide <= begin || s->guide > limit || s->guide % PST_SST_ALIGN ||
+        s->blocks == 0 || s->blocks > PST_GUIDE_BLOCKS || lines == 0)
         return 0;
-    uint64_t entries = pst_guide_entries_bytes(s->blocks);
-    if (entries >= end - s->guide)
+    uint64_t entries = pst_guide_entries_bytes(s->blocks), stored = stored_units(s);
+    if (entries > limit - s->guide || lines > (limit - s->guide - entries) / PST_GUIDE_LINE_BYTES)
         return 0;
     s->filter = s->guide + entries;
-    s->end = end;
-    uint64_t lines = (end - s->filter) / PST_GUIDE_LINE_BYTES, stored = stored_units(s);
-    return (end - s->filter) % PST_GUIDE_LINE_BYTES == 0 && lines <= INT32_MAX &&
-           stored >= s->blocks && (s->blocks == 1 || stored <= PST_GUIDE_UNITS) &&
+    s->end = s->filter + lines * PST_GUIDE_LINE_BYTES;
+    return stored >= s->blocks && (s->blocks == 1 || stored <= PST_GUIDE_UNITS) &&
            s->raw / PST_SST_LZ4_RATIO <= stored;
 }
 
@@ -115,9 +117,52 @@ static int read_bounds(pst_guide *g, const uint8_t *properties, size_t size) {
     return 1;
 }
 
+/* The time index lies between blocks and tail, its blocks between the segments. */
+static int read_times(pst_guide *g, const uint8_t *properties, size_t size) {
+    size_t length = 0;
+    const uint8_t *p = pst_sst_property_value(properties, size, PST_PROPERTY_TIMES, &length);
+    if (!(g->features & PST_SST_FEATURE_TIMES))
+        return 1;
+    if (!p || length != PST_SST_TIMES_BYTES)
+        return 0;
+    uint64_t offset = pst_get_u64(p), blocks = pst_get_u64(p + 8), end = g->data_end;
+    g->timers = pst_get_u64(p + 16);
+    g->times_checksum = pst_get_u64(p + 24);
+    if (offset < g->data_offset || offset > end || offset % PST_SST_ALIGN || blocks > INT32_MAX ||
+        pst_sst_align(blocks * PST_GUIDE_TIMES_REF) != end - offset)
+        return 0;
+    g->times_blocks = (uint32_t)blocks;
+    g->data_end = offset;
+    return 1;
+}
+
+/* Reads the segments, which lie from the file's first block on and before data_end. */
+static int read_segments(pst_guide *g, const uint8_t *index, pst_sst_totals *totals) {
+    uint64_t begin = g->data_offset;
+    int gaps = (g->features & PST_SST_FEATURE_TIMES) != 0;
+    for (uint32_t i = 0; i < g->n_segments; i++) {
+        const uint8_t *entry = index + (size_t)i * PST_GUIDE_SEGMENT_BYTES;
+        pst_guide_segment *s = &g->segments[i];
+        get_segment(entry, s);
+        /* Behind a guide there may be times. */
+        if (gaps && s->offset >= begin && s->offset <= g->data_end &&
+            s->offset % PST_SST_ALIGN == 0)
+            begin = s->offset;
+        if (!lies_well(s, begin, g->data_end, pst_get_u32(entry + S_LINES)) ||
+            !follows(g, i ? s - 1 : NULL, s))
+            return 0;
+        begin = s->end;
+        totals->puts += s->puts;
+        totals->deletes += s->deletes;
+        totals->raw += (uint64_t)s->raw * PST_GUIDE_UNIT;
+        totals->stored += s->guide - s->offset;
+    }
+    return (gaps || begin == g->data_end) && (g->info.kind != PST_BASE || !totals->deletes);
+}
+
 pst_status pst_guide_read_index(pst_guide *g, const pst_sst_footer *f, const uint8_t *tail) {
     pst_sst_totals totals = {0, 0, 0, 0};
-    uint64_t begin = g->data_offset;
+    const uint8_t *properties = tail + f->blocks * PST_GUIDE_SEGMENT_BYTES;
     g->data_end = f->index_offset;
     if (f->blocks > INT32_MAX)
         return PST_CORRUPT;
@@ -125,24 +170,7 @@ pst_status pst_guide_read_index(pst_guide *g, const pst_sst_footer *f, const uin
     if (!g->segments)
         return PST_NO_MEMORY;
     g->n_segments = (uint32_t)f->blocks;
-    for (uint32_t i = 0; i < g->n_segments; i++) {
-        const uint8_t *entry = tail + (size_t)i * PST_GUIDE_SEGMENT_BYTES;
-        pst_guide_segment *s = &g->segments[i];
-        get_segment(entry, s);
-        uint64_t end = i + 1 < g->n_segments
-                           ? pst_get_u64(entry + PST_GUIDE_SEGMENT_BYTES + S_OFFSET)
-                           : g->data_end;
-        if (end > g->data_end || end % PST_SST_ALIGN || !lies_well(s, begin, end) ||
-            !follows(g, i ? s - 1 : NULL, s))
-            return PST_CORRUPT;
-        begin = end;
-        totals.puts += s->puts;
-        totals.deletes += s->deletes;
-        totals.raw += (uint64_t)s->raw * PST_GUIDE_UNIT;
-        totals.stored += s->guide - s->offset;
-    }
-    const uint8_t *properties = tail + f->blocks * PST_GUIDE_SEGMENT_BYTES;
-    if (begin != g->data_end || (g->info.kind == PST_BASE && totals.deletes) ||
+    if (!read_times(g, properties, f->properties_bytes) || !read_segments(g, tail, &totals) ||
         pst_sst_check_properties(properties, f->properties_bytes, &totals, &g->info.lineage) ||
         !read_bounds(g, properties, f->properties_bytes))
         return PST_CORRUPT;

@@ -39,11 +39,12 @@ enum {
     PST_GUIDE_ENTRY_BYTES = 24,
     PST_GUIDE_LINE_BYTES = 64,
     PST_GUIDE_KEY_BITS = 12, /* of the filter, for each hash */
-    PST_GUIDE_PROBES = 7
+    PST_GUIDE_PROBES = 7,
+    PST_GUIDE_TIMES_REF = 32 /* of the time index, for each of its blocks */
 };
 
 /* What the tail says of a segment. Blocks lie in [offset, guide), entries in [guide, filter), the
- * filter in [filter, end); the next segment begins at `end`. */
+ * filter in [filter, end); the next segment begins at `end`, or behind times that follow it. */
 typedef struct pst_guide_segment {
     uint64_t offset;
     uint64_t guide;
@@ -74,7 +75,10 @@ typedef struct pst_guide {
     pst_record_rules rules; /* of that schema */
     uint64_t features;
     uint64_t data_offset;
-    uint64_t data_end;
+    uint64_t data_end; /* what is behind it is the time index, and the tail */
+    uint64_t timers;   /* of the time index */
+    uint64_t times_checksum;
+    uint32_t times_blocks;
     uint32_t n_segments;
     pst_guide_segment *segments;
     pst_guide_bounds bounds[PST_MAX_KEYS];

@@ -117,6 +117,7 @@ static pst_status read_segments(pst_sst_reader *r, const pst_sst_footer *f) {
         return PST_NO_MEMORY;
     g->info = r->head.info;
     g->schema = r->head.schema;
+    g->features = r->head.features;
     g->data_offset = r->head.data_offset;
     pst_status s = pst_guide_read_index(g, f, r->stored.data);
     r->head.info = g->info;

@@ -11,6 +11,7 @@
 #include "sst/sst_format.h"
 #include "sst/sst_guide_build.h"
 #include "sst/sst_shape.h"
+#include "sst/sst_times_build.h"
 #include "sst/sst_writer.h"
 
 struct pst_sst_writer {
@@ -31,6 +32,7 @@ struct pst_sst_writer {
     uint64_t block_hash;      /* of the block's first record */
     int block_continued;      /* it has the hash of the record before it */
     pst_guide_builder *guide; /* NULL: a file without one */
+    pst_times_builder *times; /* NULL: a file without a guide or without timers */
     pst_sst_ref *refs;
     size_t n_refs;
     size_t refs_capacity;
@@ -66,7 +68,8 @@ static pst_status write_head(pst_sst_writer *w) {
                         w->info.last_key_group,
                         schema_bytes,
                         pst_sst_features(&w->schema, w->info.null_entries) |
-                            (is_guided(w) ? PST_SST_FEATURE_GUIDE : 0),
+                            (is_guided(w) ? PST_SST_FEATURE_GUIDE : 0) |
+                            (w->times ? PST_SST_FEATURE_TIMES : 0),
                         w->info.block_bytes};
     pst_status s = pst_buffer_reserve(&w->packed, PST_SST_HEADER_BYTES + (size_t)schema_bytes);
     if (s)
@@ -90,7 +93,11 @@ static pst_status begin_guide(pst_sst_writer *w) {
     pst_guide_builder_init(w->guide, &w->schema);
     w->block.target = w->info.block_bytes;
     w->block.most_rows = PST_GUIDE_ROWS;
-    return PST_OK;
+    int32_t i = w->schema.n_states - 1;
+    while (i >= 0 && w->schema.states[i].kind != PST_TIMERS)
+        i--;
+    w->times = i < 0 ? NULL : pst_calloc(1, sizeof *w->times);
+    return i < 0 || w->times ? PST_OK : PST_NO_MEMORY;
 }
 
 pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *info,
@@ -134,6 +141,9 @@ void pst_sst_writer_destroy(pst_sst_writer *w) {
     if (w->guide)
         pst_guide_builder_free(w->guide);
     pst_free(w->guide);
+    if (w->times)
+        pst_times_builder_free(w->times);
+    pst_free(w->times);
     pst_schema_clear(&w->schema);
     pst_free(w->packed.data);
     pst_free(w->refs);
@@ -184,12 +194,26 @@ static pst_status flush_segment(pst_sst_writer *w) {
     return s ? s : emit(w, w->guide->guide.data, size);
 }
 
+/* Writes the timers that were taken as a run. */
+static pst_status flush_times(pst_sst_writer *w) {
+    size_t size = 1;
+    pst_status s = pst_times_builder_sort(w->times);
+    while (!s && size) {
+        s = pst_times_builder_block(w->times, w->offset, w->info.lineage.id, &size);
+        if (!s && size)
+            s = emit(w, w->times->block.data, size);
+    }
+    return s;
+}
+
 /* Writes a finished block, and notes where. */
 static pst_status store_block(pst_sst_writer *w, pst_sst_ref *ref, const uint8_t *data) {
     size_t padded = pst_sst_align(ref->stored);
     pst_status s = PST_OK;
     if (is_guided(w) && !pst_guide_builder_takes(w->guide, padded, ref->raw))
         s = flush_segment(w);
+    if (!s && w->times && w->guide->open.blocks == 0 && pst_times_builder_is_full(w->times))
+        s = flush_times(w);
     if (s)
         return s;
     ref->offset = w->offset;
@@ -234,6 +258,10 @@ static pst_status flush_block(pst_sst_writer *w) {
     if (s)
         return s;
     ref.raw = size;
+    if (w->times)
+        s = pst_times_builder_take(w->times, &w->schema, data, size);
+    if (s)
+        return s;
     s = pack(w, &data, &size, &ref.codec);
     if (s)
         return s;
@@ -268,7 +296,8 @@ static pst_status check_record(const pst_sst_writer *w, const pst_record *r) {
 static inline pst_status charge(pst_sst_writer *w) {
     return pst_charge_raise(&w->charge, 4 * (w->block.payload + w->block.row_size) +
                                             w->refs_capacity * sizeof *w->refs +
-                                            (w->guide ? pst_guide_builder_bytes(w->guide) : 0));
+                                            (w->guide ? pst_guide_builder_bytes(w->guide) : 0) +
+                                            (w->times ? pst_times_builder_bytes(w->times) : 0));
 }
 
 /* The next `n` rows go into the block, and this is the first of them. */
@@ -454,25 +483,45 @@ static void put_index(const pst_sst_writer *w, uint8_t *out) {
         pst_sst_put_ref(&w->refs[i], out + i * PST_SST_REF_BYTES);
 }
 
-static size_t put_properties(const pst_sst_writer *w, uint8_t *out) {
+/* Writes the index of the timers, and what the properties say of it. */
+static pst_status write_times(pst_sst_writer *w, uint8_t out[PST_SST_TIMES_BYTES]) {
+    size_t size;
+    pst_status s = flush_times(w);
+    if (!s)
+        s = pst_times_builder_index(w->times, &size);
+    if (s)
+        return s;
+    uint64_t seed = pst_sst_seed(w->info.lineage.id, w->offset);
+    pst_put_u64(out, w->offset);
+    pst_put_u64(out + 8, w->times->n_blocks);
+    pst_put_u64(out + 16, w->times->n_timers);
+    pst_put_u64(out + 24, pst_xxh64(w->times->index.data, size, seed));
+    return size ? emit(w, w->times->index.data, size) : PST_OK;
+}
+
+static size_t put_properties(const pst_sst_writer *w, const uint8_t *times, uint8_t *out) {
     uint8_t bounds[PST_MAX_KEYS * PST_SST_BOUNDS_BYTES];
-    size_t size = (size_t)w->schema.n_keys * PST_SST_BOUNDS_BYTES;
+    pst_sst_guided_properties guided = {bounds, (size_t)w->schema.n_keys * PST_SST_BOUNDS_BYTES,
+                                        times};
     if (!is_guided(w))
-        return pst_sst_put_properties(&w->totals, &w->info.lineage, NULL, 0, out);
+        return pst_sst_put_properties(&w->totals, &w->info.lineage, NULL, out);
     pst_guide_builder_put_bounds(w->guide, w->schema.n_keys, bounds);
-    return pst_sst_put_properties(&w->totals, &w->info.lineage, bounds, size, out);
+    return pst_sst_put_properties(&w->totals, &w->info.lineage, &guided, out);
 }
 
 static pst_status write_tail(pst_sst_writer *w) {
     uint64_t entries = is_guided(w) ? w->guide->n_segments : w->n_refs;
     size_t index_bytes = entries * PST_SST_REF_BYTES;
-    pst_status s =
-        pst_buffer_reserve(&w->packed, index_bytes + PST_SST_MAX_PROPERTIES + PST_SST_FOOTER_BYTES);
+    uint8_t times[PST_SST_TIMES_BYTES];
+    pst_status s = w->times ? write_times(w, times) : PST_OK;
+    if (!s)
+        s = pst_buffer_reserve(&w->packed,
+                               index_bytes + PST_SST_MAX_PROPERTIES + PST_SST_FOOTER_BYTES);
     if (s)
         return s;
     uint8_t *p = w->packed.data;
     put_index(w, p);
-    size_t properties = put_properties(w, p + index_bytes);
+    size_t properties = put_properties(w, w->times ? times : NULL, p + index_bytes);
     size_t tail = index_bytes + properties;
     const uint8_t *id = w->info.lineage.id;
     pst_sst_footer f = {w->offset, entries, properties,

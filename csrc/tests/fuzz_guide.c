@@ -4,8 +4,9 @@
  * rounds. Most of what it finds only shows in an instrumented build. */
 #include "forge.h"
 #include "guided.h"
+#include "sst/sst_times.h"
 
-enum { VARIANTS = 7 };
+enum { MAP_FILE = 6, TIMER_FILE = 7, VARIANTS = 8 };
 
 typedef struct original {
     random_schema s;
@@ -21,6 +22,31 @@ static const pst_column COLUMNS[] = {
     {.name = PST_ELEMENT_COLUMN, .type = PST_BINARY},
     {.name = "m", .type = PST_INT64, .kind = PST_MAP, .map_key = PST_INT64}};
 static const pst_schema MAPS = {2, 1, COLUMNS, COLUMNS + 2, 1};
+
+static const pst_column TIMER_COLUMNS[] = {
+    {.name = "k", .type = PST_INT64},
+    {.name = PST_ELEMENT_COLUMN, .type = PST_BINARY},
+    {.name = "#timers", .type = PST_BOOL, .kind = PST_TIMERS},
+    {.name = "#timer", .type = PST_INT64, .kind = PST_TIMER}};
+static const pst_schema TIMERS = {2, 2, TIMER_COLUMNS, TIMER_COLUMNS + 2, 1};
+
+/* Rows with a timer each. */
+static random_rows timers_random(uint64_t *rng) {
+    random_rows out = {calloc(800, sizeof(pst_record)), 0, calloc(1, sizeof(byte_heap))};
+    REQUIRE(out.rows && out.heap);
+    for (uint64_t i = 0; i < 400; i++) {
+        pst_record *r = &out.rows[out.n++];
+        r->op = PST_PUT;
+        r->key[0].word[0] = i;
+        r->key_nulls = 2;
+        r->hash = pst_hash_key(TIMERS.keys, 1, r->key, 0);
+        r->key_group = pst_key_group(r->hash, 16);
+        r->changed = r->present = 2;
+        r->cells[1].word[0] = check_random(rng) >> check_random(rng) % 64;
+    }
+    sort_rows(&TIMERS, out.rows, out.rows + out.n, out.n);
+    return out;
+}
 
 /* Rows with elements. */
 static random_rows maps_random(uint64_t *rng) {
@@ -59,9 +85,11 @@ static void make(original *o, int variant) {
                        .block_bytes = 4096};
     pst_file_kind kind = variant == 4 ? PST_BASE : PST_DELTA;
     schema_random(&o->s, &rng, 1 + variant % 3, 2 + variant);
-    o->schema = variant == 6 ? &MAPS : &o->s.schema;
-    o->rows = variant == 6 ? maps_random(&rng)
-                           : rows_random(o->schema, &style, &rng, variant == 5 ? 4000 : 200);
+    o->schema = variant == MAP_FILE ? &MAPS : variant == TIMER_FILE ? &TIMERS : &o->s.schema;
+    o->rows = variant == MAP_FILE ? maps_random(&rng)
+              : variant == TIMER_FILE
+                  ? timers_random(&rng)
+                  : rows_random(o->schema, &style, &rng, variant == 5 ? 4000 : 200);
     as_stored(kind, &o->rows);
     pst_io io = file_io(&o->file, variant % 2);
     pst_file_info info = info_of(kind, &style, 9);
@@ -141,6 +169,26 @@ static void search_all(guided *g, const original *o, uint64_t *rng) {
     free(record);
 }
 
+static void walk_times(memory_file *f, const pst_guide *g, uint64_t *rng) {
+    pst_io io = file_io(f, 0);
+    pst_times *t = NULL;
+    pst_timer_hint hint;
+    pst_status s = pst_times_open(&io, g, &t);
+    for (int32_t domain = 0; !s && domain < 2; domain++) {
+        uint64_t last = check_random(rng), n = 0;
+        int64_t from = (int64_t)last >> last % 64;
+        pst_times_seek(t, domain, from);
+        while (!(s = pst_times_next(t, &hint)) && n++ < 3000) {
+            CHECK(hint.time >= from);
+            touched += hint.hash;
+        }
+        CHECK(s == PST_NOT_FOUND || s == PST_CORRUPT);
+        s = s == PST_NOT_FOUND ? PST_OK : s;
+    }
+    CHECK(s == PST_OK || s == PST_NOT_FOUND || s == PST_CORRUPT);
+    pst_times_close(t);
+}
+
 static int same_keys(const pst_schema *a, const pst_schema *b) {
     int same = a->n_keys == b->n_keys;
     for (int32_t i = 0; same && i < a->n_keys; i++)
@@ -196,6 +244,7 @@ static void fuzz_file(const original *o, uint64_t *rng) {
             CHECK(s == PST_OK || s == PST_CORRUPT);
         }
         search_all(&g, o, rng);
+        walk_times(&f, g.guide, rng);
     }
     if (g.guide)
         guided_close(&g);
@@ -217,7 +266,11 @@ int main(int argc, char **argv) {
         file_free(&copy);
     }
     for (uint64_t round = 0; round < rounds; round++)
-        fuzz_file(&originals[round % 16 == 0 ? 5 : round % 6 == 5 ? 6 : round % 5], &rng);
+        fuzz_file(&originals[round % 16 == 0  ? 5
+                             : round % 6 == 5 ? 6
+                             : round % 6 == 4 ? 7
+                                              : round % 5],
+                  &rng);
     CHECK(touched != 0);
     for (int i = 0; i < VARIANTS; i++) {
         file_free(&originals[i].file);

@@ -49,18 +49,17 @@ cdef class Sealed(_Guarded):
         self.ready()
         return lineage_tuple(pst_sealed_lineage(self.s))
 
-    def guide(self, uint32_t block_bytes):
-        """From now on `write` makes files with blocks of that size, and a guide to them."""
-        self.ready()
-        pst_sealed_guide(self.s, block_bytes)
+    def write(self, out, str name not None, uint32_t block_bytes=0):
+        """Write the delta file into a writable binary object; returns its info tuple.
 
-    def write(self, out, str name not None):
-        """Write the delta file into a writable binary object; returns its info tuple."""
+        With `block_bytes`, 4096 to 65536, it is a guided file with blocks of that size.
+        """
         cdef _Io io = _Io(out, -1, name)
         cdef pst_file_info info
         cdef pst_status status
         self.begin()
         try:
+            pst_sealed_guide(self.s, block_bytes)
             with nogil:
                 status = pst_sealed_write(self.s, &io.c, &info)
         finally:
@@ -388,8 +387,7 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
           Budget budget=None, uint32_t block_bytes=0):
     """Merge open files, oldest first, into `out`; returns the new file's info tuple.
 
-    `columns[f]` maps file f's states to the schema's. With `block_bytes` the file has blocks of
-    that size, and a guide to them.
+    `columns[f]` maps file f's states to the schema's. With `block_bytes` as in `Sealed.write`.
     """
     cdef _Io io = _Io(out, -1, name, budget)
     cdef pst_file_info info

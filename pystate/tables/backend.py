@@ -605,9 +605,7 @@ class KeyedStateBackend:
             last = self._table.lineage(0)
             lineage = (EMPTY_LINEAGE if last is None else Lineage(*last)).next()
         sealed = self._seal(lineage, snapshot)
-        if sealed is not None and self._options.on_disk:
-            sealed.guide(self._options.guided_block_bytes)
-        return None if sealed is None else Snapshot(sealed)
+        return None if sealed is None else Snapshot(sealed, self._options.guided_block_bytes)
 
     def snapshot(self) -> Snapshot:
         """Seal under a fresh lineage; see `seal`."""
