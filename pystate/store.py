@@ -47,7 +47,8 @@ from pystate.checkpoint.refs import (
 )
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.merges import MergePolicy, Run, merge_range, replace_files
+from pystate.epochs.merge_policy import MergePolicy, Run
+from pystate.epochs.merges import merge_range
 from pystate.epochs.retention import delete_files, delete_retired, delete_unnamed
 from pystate.errors import (
     ClosedError,
@@ -350,7 +351,7 @@ class Store:
                 raise
             _LOG.warning("%s: the deltas stay unmerged for now: %s", self.path, error)
             return state
-        return replace_files(state, run.sources, merged) or state
+        return run.replaced(state, merged) or state
 
     def _manifest(self, epoch: int, state: RangeState) -> Manifest:
         return Manifest(

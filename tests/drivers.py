@@ -18,7 +18,7 @@ from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import AlreadyPublishedError, CheckpointError
 from tests.conftest import FakeWork
 

@@ -33,7 +33,7 @@ _Parts: TypeAlias = tuple[bytes, bytes, bytes | None]
 _Part: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
 _Block: TypeAlias = tuple[int, list[_Part]]
 _Lineage: TypeAlias = tuple[bytes, bytes, int, int]
-_Info: TypeAlias = tuple[str, str, str, int, int, int, int, int, int, int, int, int]
+_Info: TypeAlias = tuple[str, str, str, int, int, int, int, int, int, int, int, int, int]
 
 FIXED: int
 FULL: frozenset[int]

@@ -6,7 +6,8 @@ cdef object info_tuple(const pst_file_info *info):
             PyBytes_FromStringAndSize(<const char *> info.lineage.id, 16).hex(),
             PyBytes_FromStringAndSize(<const char *> info.lineage.parent, 16).hex(),
             info.lineage.epoch, info.max_parallelism, info.first_key_group, info.last_key_group,
-            info.rows, info.tombstones, info.raw_bytes, info.file_bytes, info.checksum)
+            info.rows, info.tombstones, info.raw_bytes, info.file_bytes, info.checksum,
+            info.block_bytes)
 
 
 # ---- sealed epochs -------------------------------------------------------------------------------

@@ -28,13 +28,13 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from typing import Any, NamedTuple
 
 from pystate.checkpoint.manifest import Manifest
-from pystate.checkpoint.refs import FileRef, fingerprint
+from pystate.checkpoint.refs import FileRef, fingerprint, state_epoch
 from pystate.checkpoint.size_tiers import newest_tier
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
 from pystate.errors import CheckpointError, CorruptFileError, NewerFormatError, PystateError
@@ -44,9 +44,9 @@ _LOG = logger("pystate.checkpoint.epoch_log")
 HISTORY = "history"
 #: Records are kept for at least so many epochs.
 KEPT_EPOCHS = 10_000
-#: Version 2 has the watermarks of operators, version 3 what went through the whole pipeline, and
-#: version 4 the fingerprints of the operators' state.
-_VERSION = 4
+#: Version 2 has the watermarks of operators, version 3 what went through the whole pipeline,
+#: version 4 the fingerprints of the operators' state, and version 5 what merges wrote for them.
+_VERSION = 5
 #: The values that version 3 has added, before the operators.
 _FLOW_VALUES = 3
 _NAME = re.compile(HISTORY + r"/(\d{8,})-[0-9a-f]{12}\.epochs")
@@ -85,7 +85,7 @@ class OperatorRecord:
     rows_copied : int
         State rows that tables took from tables of another parallelism in their host's memory.
     checkpoint_bytes : int
-        Size of the state files that the epoch wrote for it.
+        Size of the state files that the epoch wrote for it: deltas, with what has changed.
     attach_ms : float
         How long it took to find a range's table, or to restore it. This and the following times are
         the longest of any range, added up over the batches of the epoch.
@@ -105,6 +105,14 @@ class OperatorRecord:
         `pystate.checkpoint.refs`; empty in records that were written before this was kept.
     since : tuple of (str, int)
         From which epoch on files count, as in `RangeState`.
+    merged_bytes : int
+        Size of its files, made of earlier ones by merging, that this epoch is the first to name.
+        With `checkpoint_bytes` it is all that was written for the state; a history's
+        `written_per_byte` says how much that is for each byte that has changed. 0 in records that
+        were written before this was kept, as the next one.
+    most_files : int
+        How many files count for one key group, in the range and key group that have the most: so
+        many are read where a table is restored.
     """
 
     uid: str
@@ -126,6 +134,8 @@ class OperatorRecord:
     invalid_rows: int = 0
     fingerprint: str = ""
     since: tuple[tuple[str, int], ...] = ()
+    merged_bytes: int = 0
+    most_files: int = 0
 
     @classmethod
     def decode(cls, values: Sequence[Any]) -> OperatorRecord:
@@ -229,6 +239,21 @@ class EpochRecord:
                 records = tuple(OperatorRecord.decode(each) for each in operators)
                 return cls(*[*values, records, *flow])
         raise CorruptFileError(f"{path}: a line is not the record of an epoch")
+
+
+def written_per_byte(records: Iterable[EpochRecord], uid: str | None = None) -> float | None:
+    """How many bytes deltas and merges wrote in some epochs, per byte of the deltas.
+
+    Of one operator, or of all; None if there was nothing to write. Merges are counted where they
+    are adopted, which is later than what they merge, so that few epochs say little.
+    """
+    changed = merged = 0
+    for record in records:
+        for operator in record.operators:
+            if uid in (None, operator.uid):
+                changed += operator.checkpoint_bytes
+                merged += operator.merged_bytes
+    return (changed + merged) / changed if changed else None
 
 
 def _round_times(values: Sequence[object]) -> list[object]:
@@ -449,7 +474,12 @@ class StoreChronicle:
         written.
         """
         [operator] = manifest.operators
-        base, ended_s = operator.ranges[0].base, time.monotonic()
+        ended_s, written = time.monotonic(), {ref.path for ref in deltas}
+        merged_bytes = sum(
+            ref.file_bytes
+            for ref in operator.files
+            if state_epoch(ref.path) == manifest.epoch and ref.path not in written
+        )
         of_operator = OperatorRecord(
             uid=operator.uid,
             ranges=1,
@@ -460,6 +490,8 @@ class StoreChronicle:
             write_ms=(written_s - began_s) * 1000,
             fingerprint=fingerprint(operator),
             since=operator.ranges[0].since,
+            merged_bytes=merged_bytes,
+            most_files=operator.ranges[0].depth,
         )
         record = EpochRecord(
             epoch=manifest.epoch,
@@ -468,7 +500,7 @@ class StoreChronicle:
             host=manifest.host,
             publish_ms=(ended_s - written_s) * 1000,
             total_ms=(ended_s - began_s) * 1000,
-            merged_bytes=0 if base is None or base.epoch != manifest.epoch else base.file_bytes,
+            merged_bytes=merged_bytes,
             operators=(of_operator,),
         )
         try:

@@ -51,7 +51,8 @@ _FILE_NUMBERS = (
 _ID_DIGITS = 32
 _CHECKSUM_DIGITS = 16
 _FINGERPRINT = 32
-_STATE_FILE = re.compile(r".*/(\d{8,})-(?:t\d+-)?[0-9a-f]+\.(?:delta|base)")
+_STATE_FILE = re.compile(r".*/(\d{8,})-(t\d+-)?[0-9a-f]+\.(?:delta|base)")
+_FOLDER = re.compile(r".*/(\d{5,})-(\d{5,})/[^/]*")
 
 Counting = TypeVar("Counting", "FileRef", "RangeState")
 
@@ -92,6 +93,12 @@ def state_epoch(path: str) -> int | None:
     """Return the epoch in the name of a delta, a base or a merged file; None for other files."""
     match = _STATE_FILE.fullmatch(path)
     return None if match is None else int(match[1])
+
+
+def is_merged(path: str) -> bool:
+    """Whether a file of a job was made of others, by its name; a store's deltas do not say so."""
+    match = _STATE_FILE.fullmatch(path)
+    return path.endswith(".base") or (match is not None and match[2] is not None)
 
 
 class KeyGroups:
@@ -135,11 +142,20 @@ class FileRef(KeyGroups):
     tombstones: int
     raw_bytes: int
 
+    @property
+    def share(self) -> float:
+        """About which part of the file counts here, by its key groups, which its folder names."""
+        folder = _FOLDER.fullmatch(self.path)
+        if folder is None:
+            return 1.0
+        groups = int(folder[2]) - int(folder[1]) + 1
+        return min((self.last_key_group - self.first_key_group + 1) / max(groups, 1), 1.0)
+
     @classmethod
     def from_info(cls, path: str, info: FileInfo) -> FileRef:
         """Name a file that was just written, from what its writer returned."""
         values = info._asdict()
-        del values["max_parallelism"]
+        del values["max_parallelism"], values["block_bytes"]
         return cls(path, **values)
 
     def encode(self) -> dict[str, Any]:
@@ -198,6 +214,25 @@ class RangeState(KeyGroups):
         return self.deltas if self.base is None else (self.base, *self.deltas)
 
     @property
+    def depth(self) -> int:
+        """How many files count for one key group, in the key group that has the most."""
+        files, first, last = self.files, self.first_key_group, self.last_key_group
+        # Nearly always; and an epoch asks it of each range.
+        if all(ref.first_key_group == first and ref.last_key_group == last for ref in files):
+            return len(files)
+        deep, ends = (
+            [0],
+            sorted(
+                end
+                for ref in files
+                for end in ((ref.first_key_group, 1), (ref.last_key_group + 1, -1))
+            ),
+        )
+        for _, step in ends:  # where one ends and another begins, the end comes first
+            deep.append(deep[-1] + step)
+        return max(deep)
+
+    @property
     def changes_parallelism(self) -> bool:
         """Whether the parallelism changes with the epoch that is built on this state."""
         return False
@@ -221,8 +256,8 @@ class RangeState(KeyGroups):
         """Find the deltas that bring a table at `table_id` to this state, oldest first.
 
         None if the table's id is not in the chain, so that only a restore helps. The parents are
-        followed back from `id`; files of other ranges end the walk, so that they are never applied
-        to a table.
+        followed back from `id`; files of other ranges, and deltas that count for only some key
+        groups, end the walk, so that they are never applied to a table.
         """
         wanted = self.id
         for position in range(len(self.deltas), -1, -1):
@@ -230,6 +265,8 @@ class RangeState(KeyGroups):
                 return self.deltas[position:]
             delta = self.deltas[position - 1] if position else None
             if delta is None or delta.id != wanted or delta.kind != "delta":
+                return None
+            if delta.bounds != self.bounds:  # a base has what it holds of the other key groups
                 return None
             wanted = delta.parent
         return None

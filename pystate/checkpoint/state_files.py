@@ -60,6 +60,8 @@ class Lineage(NamedTuple):
         return Lineage(os.urandom(16), self.id, self.epoch + 1, self.query)
 
 
+#: How large a block of a file with a guide may be, before compression.
+LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 4096, 65536
 _ALWAYS: Mapping[str, int] = MappingProxyType({})
 
 #: The lineage of a table that was never sealed.
@@ -93,6 +95,9 @@ class FileInfo(NamedTuple):
     """Size of the file."""
     checksum: int
     """XXH64 of the whole file; 0 if the file was only opened."""
+    block_bytes: int = 0
+    """Of a file with a guide, in which rows are found one by one: the size of its blocks, before
+    compression; 0 of all others."""
 
 
 class FileIdentity(Protocol):
@@ -371,6 +376,7 @@ def merge_files(
     states: Collection[str] | None = None,
     since: Mapping[str, int] = MappingProxyType({}),
     max_parallelism: int | None = None,
+    block_bytes: int | None = None,
 ) -> FileInfo:
     """Merge state files into one, without a table and without the GIL.
 
@@ -397,6 +403,9 @@ def merge_files(
         Number of key groups of the new file, a multiple of the sources' number n: their key group g
         is split into g, n + g, 2 n + g, and so on. The range to keep then lies between two
         multiples of n. By default the sources' number.
+    block_bytes : int, optional
+        The size of the new file's blocks, before compression: 4096 to 65536 for one with a guide,
+        in which rows are found one by one, 0 for any other. By default the newest source's.
 
     Returns
     -------
@@ -422,6 +431,7 @@ def merge_files(
         ("first_key_group", first_key_group),
         ("last_key_group", last_key_group),
         ("max_parallelism", max_parallelism),
+        ("block_bytes", block_bytes),
     ):
         if number is not None:
             integer(number, f"merge_files: {name}", least=0)
@@ -454,6 +464,12 @@ def merge_files(
                 f"merge_files: {newest.max_parallelism} key groups cannot be split into the groups "
                 f"{first} to {last} of {groups}: that is no multiple, or meets two parts of one"
             )
+        blocks = newest.block_bytes if block_bytes is None else block_bytes
+        if blocks and not LEAST_BLOCK_BYTES <= blocks <= MOST_BLOCK_BYTES:
+            raise InvalidArgumentError(
+                f"merge_files: block_bytes is 0, or {LEAST_BLOCK_BYTES} to {MOST_BLOCK_BYTES}, not "
+                f"{blocks}"
+            )
         result = core.merge(
             readers,
             mappings,
@@ -466,6 +482,7 @@ def merge_files(
             out,
             str(getattr(out, "name", out)),
             process_budget(),
+            blocks,
         )
         return FileInfo(*result)
 

@@ -410,21 +410,37 @@ def _abandon(out: BinaryIO) -> None:
 
 
 class _GuardedFile:
-    def __init__(self, file: BinaryIO, refusal: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        file: BinaryIO,
+        refusal: Callable[[], str | None],
+        note: Callable[[int], object] | None,
+    ) -> None:
         self._file = file
         self._refusal = refusal
+        self._note = note
         self.name = getattr(file, "name", str(file))
 
     def write(self, data: bytes) -> int:
         wrong = self._refusal()
         if wrong is not None:
             raise CheckpointError(f"{self.name}: {wrong}")
-        return self._file.write(data)
+        count = self._file.write(data)
+        if self._note is not None:
+            self._note(count)
+        return count
 
 
-def guarded_file(file: BinaryIO, refusal: Callable[[], str | None]) -> BinaryIO:
-    """A file that is written as long as `refusal` returns None, and not what is wrong."""
-    return cast("BinaryIO", _GuardedFile(file, refusal))
+def guarded_file(
+    file: BinaryIO,
+    refusal: Callable[[], str | None],
+    note: Callable[[int], object] | None = None,
+) -> BinaryIO:
+    """A file that is written as long as `refusal` returns None, and not what is wrong.
+
+    `note` is told of the bytes that each call has written.
+    """
+    return cast("BinaryIO", _GuardedFile(file, refusal, note))
 
 
 def sync_path(path: str) -> None:

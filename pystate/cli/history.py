@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from pystate.checkpoint.epoch_log import EpochRecord
+from pystate.checkpoint.epoch_log import EpochRecord, written_per_byte
 from pystate.cli.command import AsJson, Checkpoint
 from pystate.cli.screen import number, print_json, say, size, table, took, when
 from pystate.errors import InvalidArgumentError
@@ -19,10 +19,14 @@ from pystate.types.durations import milliseconds
 #: The cells of a row, by their columns.
 _Row = dict[str, object]
 _LAST = 20
+#: Over so many epochs it is added up what merges write; one epoch says nothing of it.
+_LATELY = 64
 #: What is left out, in this order, where the screen is too narrow.
 _SPARE = (
     "watermark",
     "state",
+    "written/byte",
+    "files",
     "merged",
     "late",
     "rows out",
@@ -73,7 +77,9 @@ def history(
     if not recorded.records:
         say("No epoch is remembered." if since is None else "No epoch was published since then.")
     elif operators:
-        _table([row for record in recorded.records for row in _operators(record)])
+        records = recorded.records
+        late = [records[max(0, at - _LATELY) : at] for at in range(1, len(records) + 1)]
+        _table([row for some in late for row in _operators(some)])
     elif times:
         _table([_parts(record) for record in recorded.records])
     else:
@@ -150,7 +156,9 @@ def _parts(record: EpochRecord) -> _Row:
     }
 
 
-def _operators(record: EpochRecord) -> list[_Row]:
+def _operators(late: Sequence[EpochRecord]) -> list[_Row]:
+    """The operators of the last one of some epochs that follow each other."""
+    record = late[-1]
     return [
         {
             "epoch": record.epoch,
@@ -164,6 +172,9 @@ def _operators(record: EpochRecord) -> list[_Row]:
             "keys": number(operator.keys),
             "state": size(operator.state_bytes),
             "written": size(operator.checkpoint_bytes),
+            "merged": size(operator.merged_bytes) if operator.merged_bytes else None,
+            "written/byte": _ratio(written_per_byte(late, operator.uid)),
+            "files": _some(operator.most_files),
             "watermark": _time(operator.watermark_ms),
             **{name: took(getattr(operator, f"{name}_ms")) for name in _TIMES},
         }
@@ -216,6 +227,10 @@ def _print_problems(recorded: CheckpointHistory) -> None:
 def _time(time_ms: int | None) -> str | None:
     text = when(time_ms)
     return None if text is None else text.removesuffix(" UTC")
+
+
+def _ratio(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{ratio:.1f}"
 
 
 def _some(count: int) -> str | None:

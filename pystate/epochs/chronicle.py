@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from pystate.checkpoint.epoch_log import EpochLog, EpochRecord, OperatorRecord
 from pystate.checkpoint.manifest import Manifest
-from pystate.checkpoint.refs import OperatorState, fingerprint
+from pystate.checkpoint.refs import OperatorState, fingerprint, is_merged
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.epoch import Epoch, Flow
 from pystate.epochs.merges import Maintenance
@@ -111,7 +111,7 @@ class Chronicle:
     ) -> None:
         """Write the record of a published epoch, whose steps have been added."""
         known = frozenset() if before is None else before.paths
-        new = {op.uid: _new_bytes(op, known) for op in manifest.operators}
+        new = {op.uid: new_bytes(op, known) for op in manifest.operators}
         operators = {op.uid: op for op in manifest.operators}
         flow = self._flow
         record = EpochRecord(
@@ -129,11 +129,13 @@ class Chronicle:
             publish_ms=publish_s * 1000,
             commit_ms=commit_s * 1000,
             total_ms=self._total_ms + (publish_s + commit_s) * 1000,
-            merged_bytes=sum(bases for _, bases in new.values()),
+            merged_bytes=sum(merged for _, merged in new.values()),
             operators=tuple(
                 replace(
                     self._operators[uid],
                     checkpoint_bytes=new[op.uid][0],
+                    merged_bytes=new[op.uid][1],
+                    most_files=most_files(op),
                     watermark_ms=op.watermark_ms,
                     fingerprint=fingerprint(op),
                     since=op.ranges[0].since,
@@ -176,8 +178,13 @@ def _add_step(before: OperatorRecord, step: OperatorRecord) -> OperatorRecord:
     return replace(step, late_rows=sum(late) if late else None, **added)
 
 
-def _new_bytes(operator: OperatorState, known: frozenset[str]) -> tuple[int, int]:
-    """Size of the deltas, and of the merged bases, that no earlier epoch names."""
+def new_bytes(operator: OperatorState, known: frozenset[str]) -> tuple[int, int]:
+    """Size of the deltas, and of the merged files, that no earlier epoch names."""
     files = {ref.path: ref for ref in operator.files if ref.path not in known}.values()
-    bases = sum(ref.file_bytes for ref in files if ref.kind == "base")
-    return sum(ref.file_bytes for ref in files) - bases, bases
+    merged = sum(ref.file_bytes for ref in files if is_merged(ref.path))
+    return sum(ref.file_bytes for ref in files) - merged, merged
+
+
+def most_files(operator: OperatorState) -> int:
+    """How many files count for a key group of an operator at most."""
+    return max((state.depth for state in operator.ranges), default=0)

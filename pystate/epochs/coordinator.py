@@ -39,7 +39,8 @@ from pystate.epochs.epoch import Epoch, RepeatableError
 from pystate.epochs.housekeeping import Housekeeping
 from pystate.epochs.interval import CheckpointOptions, Interval, is_tolerable
 from pystate.epochs.listeners import CheckpointListener, CheckpointNotice, Notifier
-from pystate.epochs.merges import FileMerges, Maintenance, MergePolicy, MergeRunner
+from pystate.epochs.merge_policy import MergePolicy
+from pystate.epochs.merges import FileMerges, Maintenance, MergeRunner
 from pystate.epochs.ownership import Ownership, fence_start
 from pystate.epochs.position import AlreadyDone, Position, Restore, check_follows, find_done
 from pystate.epochs.publication import OvertakenError, Publisher

@@ -1,14 +1,6 @@
-"""Merging the files of ranges in the background: which files, when, and in which process.
+"""Merging the files of ranges in the background, in which process, and how epochs adopt the result.
 
-An epoch adds a delta to each range that changes. A range is restored from its base and all deltas,
-so these must not outgrow the base; and it names all of them in manifests, so they must not be many.
-Yet a merge into a base writes the whole state of the range. So there are two kinds of merges:
-
-- Into a base, when the deltas have grown to a part of it, by bytes or by deletions: each byte that
-  epochs wrote is then paid for by a constant number of bytes of the base.
-- Into a larger delta, when there are too many of them: those of similar size that follow each
-  other, so that a byte is written again only as part of a file several times as large. Their number
-  stays bounded, and a byte is merged as often as the logarithm of the number of epochs.
+Which files are merged, and when, is said by `pystate.epochs.merge_policy`.
 
 Thread safety: all methods of `Maintenance` and `FileMerges` may be called from any thread; a
 `MergeRunner` says for itself, and all else is immutable.
@@ -53,16 +45,25 @@ from pystate.checkpoint.refs import (
     RangeState,
     state_path,
 )
-from pystate.checkpoint.size_tiers import similar_run
-from pystate.checkpoint.state_files import Lineage, Source, merge_files, open_file, verify_file
+from pystate.checkpoint.state_files import (
+    FileInfo,
+    Lineage,
+    Source,
+    merge_files,
+    open_file,
+    verify_file,
+)
 from pystate.checkpoint.storage import CheckpointStorage, guarded_file
+from pystate.epochs.merge_policy import MergePolicy, Run
 from pystate.epochs.rescale import plan_rescale
 from pystate.epochs.retention import delete_files, merged_name
-from pystate.errors import AlreadyPublishedError, CheckpointError
+from pystate.errors import AlreadyPublishedError, CheckpointError, PystateError
 from pystate.redaction import logger
 
 _LOG = logger("pystate.epochs.merges")
 _Key = tuple[str, int, int]  # uid, first and last key group
+# When an epoch that waits for a merge says so, and how often it says so again.
+_WARN_AFTER_S, _WARN_AGAIN_S = 1.0, 10.0
 # Epochs to wait before a failed merge is retried.
 _RETRY_AFTER = 16
 # From so many waiting merges on, or such a size of at least two, a runner is asked to do them. A
@@ -72,100 +73,6 @@ _MANY_BYTES = 256 << 20
 # What a task of a runner gets at most: enough to outweigh what starting a job costs.
 _PER_TASK = 16
 _PER_TASK_BYTES = 64 << 20
-
-#: Deltas are of similar size if one is at most so many times as large as the other; and so many of
-#: them are worth a merge.
-_FAN_IN = 8
-
-
-@dataclass(frozen=True)
-class Run:
-    """Files of a range that follow each other, to be merged into one."""
-
-    sources: tuple[FileRef, ...]
-    kind: str
-    """What they become: ``"base"`` or ``"delta"``."""
-    id: str
-    """The lineage id that a table has after them."""
-
-
-@dataclass(frozen=True)
-class MergePolicy:
-    """When the files of a range are merged, and which."""
-
-    min_deltas: int = 4
-    """Fewer deltas are never merged."""
-    max_deltas: int = 64
-    """From so many deltas on, some are merged whatever their size."""
-    keep_deltas: int = 2
-    """So many of the newest deltas are not merged, so that a table slightly behind can catch up."""
-    most_deltas: int = 256
-    """If there are more deltas, an epoch waits for the running merge."""
-    base_part: float = 0.5
-    """How large deltas grow together, as a part of the base, before a new base is made."""
-
-    def choose(self, state: RangeState) -> Run | None:
-        """Choose files of a range to merge; None if it is not time yet."""
-        count = len(state.deltas)
-        if count < max(self.min_deltas, self.keep_deltas + 1):
-            return None
-        old = state.deltas[: count - self.keep_deltas]
-        base = state.base
-        if base is None:
-            return _run(state, 0, len(old))
-        least = self.base_part
-        if sum(delta.file_bytes for delta in old) >= least * base.file_bytes or sum(
-            delta.tombstones for delta in old
-        ) >= least * max(base.rows, 1):
-            return _run(state, 0, 1 + len(old))
-        if count < self.max_deltas:
-            return None
-        own = _own(state, old)
-        first, last = similar_run([delta.file_bytes for delta in old[own:]], _FAN_IN)
-        if last - first < 2:  # files of former ranges, which only a base replaces
-            return _run(state, 0, 1 + len(old))
-        return _run(state, 1 + own + first, 1 + own + last)
-
-
-def position(state: RangeState, sources: tuple[FileRef, ...]) -> int | None:
-    """Where a range's files have these files, one after the other; None if they do not."""
-    for first, ref in enumerate(state.files):
-        if ref.path == sources[0].path:
-            return first if state.files[first : first + len(sources)] == sources else None
-    return None
-
-
-def replace_files(
-    state: RangeState, sources: tuple[FileRef, ...], merged: FileRef
-) -> RangeState | None:
-    """Put one file in place of those that it was made from; None if they are not there."""
-    first = position(state, sources)
-    if first is None or (merged.kind == "base" and first > 0):
-        return None
-    files = (*state.files[:first], merged, *state.files[first + len(sources) :])
-    if merged.kind == "base":
-        return replace(state, base=merged, deltas=files[1:])
-    return replace(state, deltas=files if state.base is None else files[1:])
-
-
-def _run(state: RangeState, first: int, last: int) -> Run:
-    rest = state.files[last:]
-    merged_id = rest[0].parent if rest else state.id
-    return Run(state.files[first:last], "delta" if first else "base", merged_id)
-
-
-def _own(state: RangeState, deltas: Sequence[FileRef]) -> int:
-    """From where on deltas are of the range itself, and each is built on the one before."""
-    for position in range(len(deltas) - 1, -1, -1):
-        ref = deltas[position]
-        after = deltas[position + 1 : position + 2]
-        if (
-            ref.kind != "delta"
-            or ref.bounds != state.bounds
-            or (after and after[0].parent != ref.id)
-        ):
-            return position + 1
-    return 0
 
 
 @dataclass(frozen=True)
@@ -184,11 +91,13 @@ class PlannedMerge:
     states: frozenset[str]
     since: tuple[tuple[str, int], ...]
     """With `states`, what of the files still counts; see `merge_files`."""
+    block_bytes: int = 0
+    """The size of the new file's blocks, as `MergePolicy` has it."""
 
     @property
     def size_bytes(self) -> int:
         """How much it reads, and at most about as much it writes."""
-        return sum(ref.file_bytes for ref in self.run.sources)
+        return sum(int(ref.file_bytes * ref.share) for ref in self.run.sources)
 
 
 class MergeRunner(Protocol):
@@ -285,16 +194,24 @@ class FileMerges:
         self._ready: dict[_Key, FileRef] = {}
         self._failed: dict[_Key, int] = {}
         self._offered: set[str] = set()
+        #: The newest epoch that an earlier driver has published; and of the files up to it which
+        #: have a guide.
+        self._inherited: int | None = None
+        self._guided: dict[str, bool] = {}
         self._closed = threading.Event()
 
     def plan(self, manifest: Manifest, parallelism: int | None = None) -> None:
         """Start the merges that the policy requires; the next epoch's parallelism may differ."""
+        policy = self._policy
+        if policy.with_guides and self._inherited is None:
+            own = manifest.term == self._term()
+            self._inherited = 0 if own else manifest.epoch
         for operator in manifest.operators:
             ranges = operator.ranges
             if parallelism is not None:
                 ranges = plan_rescale(operator, parallelism, manifest.max_parallelism)
             for state in ranges:
-                run = self._policy.choose(state)
+                run = policy.choose(state, self._plain(state) if policy.with_guides else ())
                 key = _key(operator.uid, state)
                 if run is None:
                     continue
@@ -303,33 +220,68 @@ class FileMerges:
                     if self._closed.is_set() or key in self._merges or manifest.epoch < waits:
                         continue
                     name = merged_name(self._term(), uuid.uuid4().hex)
-                    output = state_path(*key, run.sources[-1].epoch, name, run.kind)
-                    plan = PlannedMerge(*key, run, output, operator.states, tuple(state.since))
+                    bounds = run.slice or state.bounds
+                    output = state_path(
+                        operator.uid, *bounds, run.sources[-1].epoch, name, run.kind
+                    )
+                    plan = PlannedMerge(
+                        *key, run, output, operator.states, tuple(state.since), policy.block_bytes
+                    )
                     self._merges[key] = _Merge(plan, manifest.epoch)
                     self._waiting_bytes += plan.size_bytes
                     self._waiting.setdefault(operator.uid, deque()).append(key)
                 self._maintenance.submit(self._merge_next)
+
+    def _plain(self, state: RangeState) -> list[str]:
+        """The files of a range that have no guide.
+
+        Those that tasks of this driver have written have one, if the policy wants it.
+        """
+        assert self._inherited is not None
+        paths = [ref.path for ref in state.files if ref.epoch <= self._inherited]
+        for path in paths:
+            if path not in self._guided:
+                self._guided[path] = _has_guide(self._storage, path)
+        return [path for path in paths if not self._guided[path]]
 
     def wait(
         self, operators: tuple[OperatorState, ...], patience_s: float, *, first: bool = False
     ) -> None:
         """Wait for merges that the next manifest could adopt, with these operators.
 
-        Only a chain that has grown past its bound may take longer than `patience_s`. For the
-        `first` manifest of a coordinator, and so maybe its last, the bound is the length at which
-        the policy merges whatever the size: every earlier one may have left its merge undone.
+        Only for a range that is full, see `MergePolicy.is_full`, may it take longer than
+        `patience_s`.
         """
         until = time.monotonic() + patience_s
-        bound = self._policy.max_deltas if first else self._policy.most_deltas
         for uid, state in _ranges(operators):
             with self._lock:
                 merge = self._merges.get(_key(uid, state))
-            if merge is None or position(state, merge.plan.run.sources) is None:
+            if merge is None or merge.plan.run.position(state) is None:
                 continue
-            if len(state.deltas) >= bound:
-                merge.ended.wait()
+            if self._policy.is_full(state, first=first):
+                self._wait_for(merge, self._policy.chain(state))
             else:
                 merge.ended.wait(max(0.0, until - time.monotonic()))
+
+    def _wait_for(self, merge: _Merge, deltas: int) -> None:
+        """Wait for a merge, and say so if it takes long, and how far it is."""
+        began_s, again_s = time.monotonic(), _WARN_AFTER_S
+        while not merge.ended.wait(again_s):
+            again_s = _WARN_AGAIN_S
+            plan = merge.plan
+            _LOG.warning(
+                "operator %r, key groups %d to %d: the epoch waits for a merge, since the range "
+                "has %d deltas: %.1f of about %.1f MB are written, after %.0f s of waiting. "
+                "Merges do not keep up with what epochs change: let epochs be longer, or raise "
+                "the parallelism",
+                plan.uid,
+                plan.first_key_group,
+                plan.last_key_group,
+                deltas,
+                merge.written.size_bytes / 1e6,
+                plan.size_bytes / 1e6,
+                time.monotonic() - began_s,
+            )
 
     def adopt(self, operators: tuple[OperatorState, ...]) -> tuple[OperatorState, ...]:
         """Replace files by the ready ones that were made from them."""
@@ -349,7 +301,7 @@ class FileMerges:
             for key in list(self._ready):
                 merge = self._merges[key]
                 if merge.plan.output not in manifest.paths:
-                    if _has(manifest, key, merge.plan.run.sources):
+                    if _has(manifest, key, merge.plan.run):
                         continue
                     _LOG.info("the merged file %s came too late", merge.plan.output)
                     late.append(merge.plan.output)
@@ -390,7 +342,7 @@ class FileMerges:
         merged = self._ready.get(key)
         if merged is None:
             return state
-        rebased = replace_files(state, self._merges[key].plan.run.sources, merged)
+        rebased = self._merges[key].plan.run.replaced(state, merged)
         if rebased is None:
             return state
         self._offered.add(merged.path)
@@ -429,7 +381,7 @@ class FileMerges:
         try:
             if self._closed.is_set():
                 return
-            merged = _merge_planned(self._storage, merge.plan, self._closed)
+            merged = _merge_planned(self._storage, merge.plan, self._closed, merge.written.add)
             with self._lock:
                 self._ready[key] = merged
         except BaseException:
@@ -474,11 +426,22 @@ class FileMerges:
                 self._failed[key] = self._merges.pop(key).epoch
 
 
+class _Written:
+    """How much a merge has written; what other processes write is not known."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+
+    def add(self, size_bytes: int) -> None:
+        self.size_bytes += size_bytes
+
+
 @dataclass(frozen=True)
 class _Merge:
     plan: PlannedMerge
     epoch: int
     ended: threading.Event = field(default_factory=threading.Event)
+    written: _Written = field(default_factory=_Written)
 
     @property
     def key(self) -> _Key:
@@ -486,19 +449,23 @@ class _Merge:
 
 
 def _merge_planned(
-    storage: CheckpointStorage, plan: PlannedMerge, given_up: threading.Event | None = None
+    storage: CheckpointStorage,
+    plan: PlannedMerge,
+    given_up: threading.Event | None = None,
+    note: Callable[[int], object] | None = None,
 ) -> FileRef:
     return merge_range(
         storage,
         plan.run.sources,
         plan.run.id,
         plan.output,
-        plan.first_key_group,
-        plan.last_key_group,
+        *(plan.run.slice or (plan.first_key_group, plan.last_key_group)),
         kind=plan.run.kind,
         states=plan.states,
         since=dict(plan.since),
         given_up=given_up,
+        note=note,
+        block_bytes=plan.block_bytes,
     )
 
 
@@ -519,6 +486,18 @@ def merge_again(storage: CheckpointStorage, plan: PlannedMerge) -> FileRef:
         return FileRef.from_info(plan.output, verify_file(source))
 
 
+def _has_guide(storage: CheckpointStorage, path: str) -> bool:
+    """Whether a file has a guide; also if that cannot be said, which its merge will say."""
+    try:
+        with ExitStack() as stack:
+            source = storage.local_path(path) or stack.enter_context(storage.open_read(path))
+            opened = stack.enter_context(open_file(source))
+            return FileInfo(*opened.reader.info()).block_bytes > 0
+    except (PystateError, OSError) as error:
+        _LOG.warning("%s: it cannot be seen whether it has a guide: %s", path, error)
+        return True
+
+
 def _key(uid: str, state: RangeState) -> _Key:
     return uid, *state.bounds
 
@@ -527,12 +506,11 @@ def _ranges(operators: tuple[OperatorState, ...]) -> Iterator[tuple[str, RangeSt
     return ((operator.uid, state) for operator in operators for state in operator.ranges)
 
 
-def _has(manifest: Manifest, key: _Key, sources: tuple[FileRef, ...]) -> bool:
+def _has(manifest: Manifest, key: _Key, run: Run) -> bool:
     """Whether a range of the manifest still has these files."""
     operator = manifest.operator(key[0])
     return operator is not None and any(
-        state.bounds == key[1:] and position(state, sources) is not None
-        for state in operator.ranges
+        state.bounds == key[1:] and run.position(state) is not None for state in operator.ranges
     )
 
 
@@ -548,6 +526,8 @@ def merge_range(
     states: Collection[str] | None = None,
     since: Mapping[str, int] = MappingProxyType({}),
     given_up: threading.Event | None = None,
+    note: Callable[[int], object] | None = None,
+    block_bytes: int | None = None,
     destination: CheckpointStorage | None = None,
     shift: int = 0,
     max_parallelism: int | None = None,
@@ -556,12 +536,14 @@ def merge_range(
 
     A delta follows on what the first file was built on. The merge ends with an error once
     `given_up` is set; after an error nothing was created. The new range lies `shift` key groups,
-    a multiple of their number, behind that of the files. The rest is as for `merge_files`.
+    a multiple of their number, behind that of the files. `note` is told of the bytes that are
+    written. The rest is as for `merge_files`.
     """
     ended = given_up or threading.Event()
 
     def guarded(file: BinaryIO) -> BinaryIO:
-        return guarded_file(file, lambda: "the merge was given up" if ended.is_set() else None)
+        wrong = "the merge was given up"
+        return guarded_file(file, lambda: wrong if ended.is_set() else None, note)
 
     parent = bytes.fromhex(sources[0 if kind == "delta" else -1].parent)
     lineage = Lineage(bytes.fromhex(merged_id), parent, _newest_epoch(sources), 0)
@@ -585,6 +567,7 @@ def merge_range(
                     kind="delta",
                     states=states,
                     since=since,
+                    block_bytes=0,
                 )
                 part.flush()
                 files = [part.name]
@@ -600,6 +583,7 @@ def merge_range(
             states=states,
             since=since,
             max_parallelism=max_parallelism,
+            block_bytes=block_bytes,
         )
     return FileRef.from_info(output, info)
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from pystate.base.arguments import integer, shown
-from pystate.checkpoint.epoch_log import EpochRecord, read_records
+from pystate.checkpoint.epoch_log import EpochRecord, read_records, written_per_byte
 from pystate.checkpoint.job_file import SAVEPOINT_FILE
 from pystate.checkpoint.manifest_log import survey
 from pystate.errors import InvalidArgumentError
@@ -41,6 +41,14 @@ class CheckpointHistory:
     records: tuple[EpochRecord, ...]
     missing: tuple[tuple[int, int], ...]
     problems: tuple[str, ...]
+
+    def written_per_byte(self, uid: str | None = None) -> float | None:
+        """How many bytes deltas and merges wrote in these epochs, per byte of the deltas.
+
+        Of one operator, or of all; None if nothing was written. Merges count where an epoch takes
+        over what they made, so that a few epochs say little.
+        """
+        return written_per_byte(self.records, uid)
 
 
 def history(

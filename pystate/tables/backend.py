@@ -605,7 +605,7 @@ class KeyedStateBackend:
             last = self._table.lineage(0)
             lineage = (EMPTY_LINEAGE if last is None else Lineage(*last)).next()
         sealed = self._seal(lineage, snapshot)
-        return None if sealed is None else Snapshot(sealed)
+        return None if sealed is None else Snapshot(sealed, self._options.guided_block_bytes)
 
     def snapshot(self) -> Snapshot:
         """Seal under a fresh lineage; see `seal`."""

@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pystate.base.arguments import integer
+from pystate.checkpoint.state_files import LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES
 from pystate.errors import InvalidArgumentError
 from pystate.types.keys import MAX_PARALLELISM
 
 #: Number of sealed epochs that can be undone.
 UNDO_EPOCHS = 2
+#: The home of tables whose rows are in files. No table can be there yet: who checks what users say
+#: refuses it, and what is prepared for it has no effect.
+DISK = "disk"
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,26 @@ class TableOptions:
     """Whether stored states that the operator does not declare are dropped, and not refused."""
     allow_pickle: bool = True
     """Whether states may be pickled."""
+    block_bytes: int = LEAST_BLOCK_BYTES
+    """How large the blocks of state files are, before compression, if tables are on disk: what is
+    read for one row."""
+
+    def __post_init__(self) -> None:
+        integer(self.block_bytes, "block_bytes", least=LEAST_BLOCK_BYTES, most=MOST_BLOCK_BYTES)
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether rows leave memory, and are found again in the files of the checkpoint."""
+        return self.home == DISK
+
+    @property
+    def guided_block_bytes(self) -> int:
+        """The size of blocks of the files that are written; 0 for files that are read as a whole.
+
+        All that writes a state file of such a table is told this number: a file with these blocks
+        has a guide to them.
+        """
+        return self.block_bytes if self.on_disk else 0
 
 
 class TableStats(NamedTuple):

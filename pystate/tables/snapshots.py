@@ -42,8 +42,9 @@ class Snapshot:
         Bytes of keys and changed states.
     """
 
-    def __init__(self, sealed: core.Sealed) -> None:
+    def __init__(self, sealed: core.Sealed, block_bytes: int = 0) -> None:
         self._sealed = sealed
+        self._block_bytes = block_bytes
         self.lineage = Lineage(*sealed.lineage)
         self.rows: int = sealed.rows
         self.raw_bytes: int = sealed.raw_bytes
@@ -72,7 +73,8 @@ class Snapshot:
         Sorts, compresses and writes without the GIL, O(rows log rows), and never touches the
         table.
         """
-        return FileInfo(*self._sealed.write(out, str(getattr(out, "name", out))))
+        name = str(getattr(out, "name", out))
+        return FileInfo(*self._sealed.write(out, name, self._block_bytes))
 
     def close(self) -> None:
         """Free the memory. Does nothing the second time."""

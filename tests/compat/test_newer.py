@@ -28,7 +28,7 @@ from pystate.checkpoint.metadata import encode_document
 from pystate.checkpoint.run_keys import RunKeys
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import CheckpointError, FencedError, NewerFormatError
 from tests.work import Work, batch, content, spark_files
 

@@ -23,7 +23,7 @@ from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.epochs.ownership import Ownership
 from pystate.errors import CheckpointError, FencedError
 from tests.conftest import FakeWork

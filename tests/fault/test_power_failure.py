@@ -27,7 +27,7 @@ from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.savepoint import of_newest_epoch, take_savepoint, write_savepoint
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.epochs.coordinator import Coordinator
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.epochs.split_groups import split
 from tests.drawn import THOROUGH
 from tests.power import Disk, Image, Note

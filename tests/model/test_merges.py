@@ -15,16 +15,18 @@ import pytest
 import pystate as ps
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.refs import FileRef, RangeState, state_path
+from pystate.checkpoint.state_files import FileInfo, open_file
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import DiskMergePolicy, MergePolicy
 from pystate.epochs.range_report import RangeReport
+from pystate.maintenance.verification import verify
 from pystate.state.declaration import State
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.attach import TableCache
 from pystate.tables.host import TableHome, choose_home
-from pystate.tables.options import TableOptions
+from pystate.tables.options import DISK, TableOptions
 from pystate.tables.recovery import TableSpec
 from pystate.types.keys import parse_key
 from tests.conftest import coordinator_of
@@ -55,6 +57,7 @@ class Operator:
         self.states = ALL
         self.timers = True
         self.base_part = 0.5
+        self.options = TableOptions(allow_unclaimed_state=True)
 
     def coordinator(self, parallelism: int, **options: Any) -> Coordinator:
         policy = MergePolicy(min_deltas=3, max_deltas=5, keep_deltas=1, base_part=self.base_part)
@@ -103,7 +106,7 @@ class Operator:
             self.storage,
             TableHome(None, None) if from_files or self.home is None else self.home,
             OperatorSpec("op", parse_key(KEY), self.states, timers=self.timers),
-            TableOptions(allow_unclaimed_state=True),
+            self.options,
         )
         with cache.attach(spec, state) as attachment:
             yield attachment.backend
@@ -290,6 +293,80 @@ def test_states_that_come_and_go(tmp_path: Path, seed: int) -> None:
     coordinator.close()
     operator.cache.close()
     assert (deltas > 5) == (operator.base_part > 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bases_in_slices(tmp_path: Path, seed: int) -> None:
+    """Tables at hand go on with them, and a rescale takes them over."""
+    rng = random.Random(seed)
+    home = choose_home(bytes(32), shm=str(tmp_path), least_bytes=0)
+    operator = Operator(LocalStorage(tmp_path / "ck"), home)
+    policy = DiskMergePolicy(
+        min_deltas=2, max_deltas=9, keep_deltas=1, base_part=3, slice_above_bytes=0, slice_bytes=1
+    )
+    model: Model = {}
+    coordinator = operator.coordinator(1, merge_policy=policy)
+    sliced = caught_up = 0
+    for epoch in range(40):
+        if epoch > 20 and rng.random() < 0.2:
+            coordinator.close()
+            coordinator = operator.coordinator(rng.choice((1, 2)), merge_policy=policy)
+        rows = some_rows(rng, epoch)
+        head = run(coordinator, operator, rows)
+        follow(model, rows, ALL, timers=True)
+        assert operator.read(head) == model, f"epoch {epoch + 1}"
+        for state in head.operators[0].ranges:
+            assert state.depth <= 20
+            bases = [ref for ref in state.files if ref.kind == "base"]
+            sliced += len({ref.path.split("/")[-2] for ref in bases}) > 2
+            if state.deltas:
+                with operator.attached(state) as backend:
+                    caught_up += 1
+                    assert backend.lineage().id.hex() == state.id  # type: ignore[union-attr]
+    coordinator.close()
+    operator.cache.close()
+    assert sliced > 10 and caught_up, (sliced, caught_up)
+    assert verify(str(tmp_path / "ck")).ok
+
+
+@pytest.mark.parametrize("sliced", [False, True])
+def test_files_of_other_homes_get_guides_first(tmp_path: Path, sliced: bool) -> None:
+    """Where a driver of tables on disk goes on; tables in memory then read what there is."""
+    rng = random.Random(1)
+    operator = Operator(LocalStorage(tmp_path))
+    model: Model = {}
+    memory, block = operator.options, 8192
+    disk = TableOptions(DISK, allow_unclaimed_state=True, block_bytes=block)
+    policy = DiskMergePolicy(block_bytes=block, slice_above_bytes=0 if sliced else 1 << 30)
+
+    def blocks(head: Manifest) -> list[int]:
+        found = []
+        for ref in head.operators[0].files:
+            with open_file(tmp_path / ref.path) as opened:
+                found.append(FileInfo(*opened.reader.info()).block_bytes)
+        return found
+
+    def some_epochs(options: TableOptions, count: int, **more: Any) -> list[list[int]]:
+        operator.options = options
+        found = []
+        with operator.coordinator(2, **more) as coordinator:
+            for epoch in range(count):
+                rows = [*some_rows(rng, epoch), (1, "put", epoch), (2, "put", epoch)]
+                head = run(coordinator, operator, rows)
+                follow(model, rows, ALL, timers=True)
+                assert operator.read(head) == model
+                found.append(blocks(head))
+        return found
+
+    [*_, before] = some_epochs(memory, 6)
+    assert set(before) == {0}
+    first, *_, last = some_epochs(disk, 8, merge_policy=policy)
+    assert set(last) == {block}
+    assert sliced or first.count(0) < len(before)
+    _, *_, last = some_epochs(memory, 6)
+    assert set(last) >= {0}
+    [*_, last] = some_epochs(disk, 8, merge_policy=policy)
+    assert set(last) == {block}
 
 
 def merged_deltas(head: Manifest) -> int:

@@ -18,7 +18,7 @@ from pystate.checkpoint.refs import RangeState
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.epochs.range_report import RangeReport
 from pystate.tables.host import TableHome, choose_home
 from pystate.types.arrays import hash_keys

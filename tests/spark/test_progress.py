@@ -6,11 +6,13 @@ import dataclasses
 
 import pytest
 
+from pystate.checkpoint.epoch_log import OperatorRecord
+from pystate.checkpoint.refs import FileRef, OperatorState, RangeState
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
 from pystate.epochs.range_report import InputSeen, RangeReport, SideFile
 from pystate.epochs.watermarks import Input
-from pystate.spark.epochs.progress import EpochProgress
+from pystate.spark.epochs.progress import EpochProgress, OperatorProgress
 from tests.conftest import KEY, STATE, FakeWork
 
 
@@ -49,6 +51,38 @@ def test_sums(progress: EpochProgress) -> None:
     assert progress.late_rows == {"op": 3}
     assert progress.side_rows == {"late": 4, "odd": 2}
     assert (progress.rows_in, progress.rows_out) == (40, 20)
+    assert (progress.merged_bytes, progress.most_files) == (0, 0)
+
+
+def test_files_and_what_merges_wrote() -> None:
+    """Of files that an earlier epoch has named nothing counts as written."""
+    names = ("1-a.base", "1-b.delta", "2-t1-c.delta", "3-d.delta")
+    refs = [
+        FileRef(
+            f"state/op/00000-00127/0000000{name}",
+            name[-5:],
+            "a",
+            "b",
+            1,
+            0,
+            127,
+            10 * i,
+            0,
+            1,
+            0,
+            1,
+        )
+        for i, name in enumerate(names, 1)
+    ]
+    state = RangeState(0, 0, 127, "d", refs[0], tuple(refs[1:]))
+    after = OperatorState("op", 1, KEY, STATE, (state,), watermark_ms=7)
+    record = OperatorRecord("op", 1, checkpoint_bytes=40)
+    one = OperatorProgress.of(record, after, frozenset(ref.path for ref in refs[:2]))
+    assert (one.merged_bytes, one.most_files, one.watermark_ms) == (30, 4, 7)
+    metrics = one.as_spark()["customMetrics"]
+    assert (metrics["mergedBytes"], metrics["mostFiles"]) == (30, 4)
+    assert OperatorProgress.of(record, after, frozenset()).merged_bytes == 40
+    assert OperatorProgress.of(record, None, frozenset()).merged_bytes == 0
 
 
 def test_the_line(progress: EpochProgress) -> None:

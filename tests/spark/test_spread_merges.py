@@ -17,7 +17,8 @@ import pystate as ps
 import pystate.spark.epochs.file_jobs
 from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.merges import PlannedMerge, Run
+from pystate.epochs.merge_policy import Run
+from pystate.epochs.merges import PlannedMerge
 from pystate.errors import CheckpointError
 from pystate.spark.epochs.file_jobs import SpreadMerges, _distribute, _MergeAll
 

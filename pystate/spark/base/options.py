@@ -16,6 +16,7 @@ from pystate.epochs.auto_rescale import AutoRescale
 from pystate.epochs.coordinator import CoordinatorOptions
 from pystate.epochs.interval import CheckpointOptions
 from pystate.epochs.listeners import CheckpointListener
+from pystate.epochs.merge_policy import DiskMergePolicy, MergePolicy
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.invalid_rows import OnInvalid, checked_on_invalid
 from pystate.spark.base.arguments import checked_count, checked_home
@@ -90,6 +91,7 @@ class JobOptions(CoordinatorOptions):
             ("max_clock_step_ms", step_ms),
             ("epoch_timeout_ms", timeout_ms),
             ("tables", tables),
+            ("merge_policy", _merge_policy(self.merge_policy, tables)),
             ("origin", _checked_restore(self.restore, self.claim, self.uid_map, owner)),
             ("listeners", _checked_listeners(self.listeners, owner)),
         ):
@@ -99,6 +101,13 @@ class JobOptions(CoordinatorOptions):
                 f"{owner}: checkpoints is a pystate.CheckpointOptions(interval='10 seconds', ...), "
                 f"not {shown(self.checkpoints)}"
             )
+
+
+def _merge_policy(given: MergePolicy | None, tables: TableOptions) -> MergePolicy | None:
+    """When files are merged: where the tables read them one by one, as those on disk need it."""
+    if given is None or not tables.on_disk:
+        return given
+    return DiskMergePolicy(block_bytes=tables.guided_block_bytes)
 
 
 def _checked_listeners(listeners: object, owner: str) -> tuple[CheckpointListener, ...]:

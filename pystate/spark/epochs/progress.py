@@ -14,7 +14,7 @@ from typing import Any
 from pystate.base.markup import bytes_shown, panel
 from pystate.checkpoint.epoch_log import OperatorRecord
 from pystate.checkpoint.refs import OperatorState
-from pystate.epochs.chronicle import Sizes, operator_records
+from pystate.epochs.chronicle import Sizes, most_files, new_bytes, operator_records
 from pystate.epochs.epoch import Epoch, Flow
 from pystate.epochs.range_report import RangeReport
 from pystate.epochs.watermarks import smallest
@@ -47,9 +47,17 @@ class OperatorProgress(OperatorRecord):
     """
 
     @classmethod
-    def of(cls, record: OperatorRecord, watermark_ms: int | None) -> OperatorProgress:
-        """Take what was added up of an operator's reports."""
-        return cls(**{**vars(record), "watermark_ms": watermark_ms})
+    def of(
+        cls, record: OperatorRecord, after: OperatorState | None, known: frozenset[str]
+    ) -> OperatorProgress:
+        """Take what was added up of an operator's reports, and its state after the epoch.
+
+        `known` are the files that an earlier epoch has named.
+        """
+        if after is None:
+            return cls(**vars(record))
+        files = {"merged_bytes": new_bytes(after, known)[1], "most_files": most_files(after)}
+        return cls(**{**vars(record), "watermark_ms": after.watermark_ms, **files})
 
     def as_row(self) -> Sequence[object]:
         """The same as a row of a table in a notebook."""
@@ -85,6 +93,8 @@ class OperatorProgress(OperatorRecord):
                 "lateRows": self.late_rows or 0,
                 "invalidRows": self.invalid_rows,
                 "checkpointBytes": self.checkpoint_bytes,
+                "mergedBytes": self.merged_bytes,
+                "mostFiles": self.most_files,
                 "attachMs": round(self.attach_ms),
                 "rowsRestored": self.rows_restored,
             },
@@ -140,6 +150,10 @@ class EpochProgress:
         Memory of these ranges' tables.
     checkpoint_bytes : int
         Size of the epoch's state files.
+    merged_bytes : int
+        Size of the files, made of earlier ones by merging, that the epoch is the first to name.
+    most_files : int
+        How many state files count for one key group at most.
     attach_ms : float
         How long it took to find a range's table, or to restore it. This and the next two times are
         the longest of any range.
@@ -188,6 +202,16 @@ class EpochProgress:
     rows_late: int | None = None
 
     @property
+    def merged_bytes(self) -> int:
+        """See above."""
+        return sum(operator.merged_bytes for operator in self.operators)
+
+    @property
+    def most_files(self) -> int:
+        """See above."""
+        return max((operator.most_files for operator in self.operators), default=0)
+
+    @property
     def by_operator(self) -> Mapping[str, OperatorProgress]:
         """The progress of each operator, by its uid."""
         return {operator.uid: operator for operator in self.operators}
@@ -202,7 +226,8 @@ class EpochProgress:
         total_ms: float,
     ) -> EpochProgress:
         """Add up the reports; `operators` is the state after the epoch."""
-        marks = {operator.uid: operator.watermark_ms for operator in operators}
+        states = {operator.uid: operator for operator in operators}
+        known = frozenset() if epoch.head is None else epoch.head.paths
         records = operator_records(reports, sizes)
         late = {r.uid: r.late_rows for r in records if r.late_rows is not None}
         side: Counter[str] = Counter()
@@ -241,7 +266,7 @@ class EpochProgress:
             seal_ms=max((r.seal_ms for r in records), default=0.0),
             write_ms=max((r.write_ms for r in records), default=0.0),
             total_ms=total_ms,
-            operators=tuple(OperatorProgress.of(r, marks.get(r.uid)) for r in records),
+            operators=tuple(OperatorProgress.of(r, states.get(r.uid), known) for r in records),
             in_flight=in_flight,
             invalid_rows={r.uid: r.invalid_rows for r in records if r.invalid_rows},
             outputs=flow.outputs,

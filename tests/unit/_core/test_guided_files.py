@@ -6,10 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import pystate as ps
-from pystate._core import core
 
 GUIDED = 8  # the incompatible feature, at 24 in the header
 
@@ -32,24 +29,13 @@ def values(backend: ps.KeyedStateBackend) -> tuple[list[Any], list[Any]]:
     return backend["n"].values(batch).to_pylist(), backend["text"].values(batch).to_pylist()
 
 
-@pytest.fixture
-def merging_guided(monkeypatch: pytest.MonkeyPatch) -> None:
-    merge: Any = core.merge
-
-    def merged(*args: Any) -> Any:
-        return merge(*args, block_bytes=8192)
-
-    monkeypatch.setattr(core, "merge", merged)
-
-
-@pytest.mark.usefixtures("merging_guided")
 def test_they_are_read_like_others(tmp_path: Path) -> None:
     states = {"n": ps.ValueState("long"), "text": ps.ValueState("string")}
     with ps.KeyedStateBackend("long", states=states, max_parallelism=16) as backend:
         files = [changed(backend, step) for step in range(3)]
         expected = values(backend)
     base = io.BytesIO()
-    ps.merge_files([io.BytesIO(file) for file in files], base)
+    ps.merge_files([io.BytesIO(file) for file in files], base, block_bytes=8192)
     for data in (*files, base.getvalue()):
         assert data[24] == GUIDED
         path = tmp_path / "guided"

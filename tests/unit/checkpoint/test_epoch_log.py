@@ -19,6 +19,7 @@ from pystate.checkpoint.epoch_log import (
     OperatorRecord,
     read_records,
     without_epochs_after,
+    written_per_byte,
 )
 from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import CorruptFileError, FencedError, NewerFormatError
@@ -221,7 +222,7 @@ def damaged(line: bytes) -> bytes:
 
 
 def later(line: bytes) -> bytes:
-    data = json.dumps([5, "all", "is", "new"]).encode()
+    data = json.dumps([6, "all", "is", "new"]).encode()
     return b"%08x %s\n" % (zlib.crc32(data), data)
 
 
@@ -276,7 +277,7 @@ def test_epochs_that_are_given_up_are_forgotten() -> None:
 def test_records_of_version_1_have_no_watermarks_of_operators() -> None:
     values = json.loads(record(3).encode().partition(b" ")[2])
     # Version 3 has what went through the pipeline, before the operators.
-    values[0], values[-1] = 1, [operator[:-4] for operator in values[-1]]
+    values[0], values[-1] = 1, [operator[:-6] for operator in values[-1]]
     assert decoded([*values[:-4], values[-1]]) == record(3)
 
 
@@ -285,8 +286,28 @@ def test_a_record_has_what_tells_the_state_since_version_4() -> None:
     told = replace(record(3), operators=(said,))
     values = json.loads(told.encode().partition(b" ")[2])
     assert decoded(values) == told
-    values[0], values[-1] = 3, [operator[:-2] for operator in values[-1]]
+    values[0], values[-1] = 3, [operator[:-4] for operator in values[-1]]
     assert decoded(values) == replace(told, operators=(OPERATOR,))
+
+
+def test_a_record_has_what_merges_wrote_since_version_5() -> None:
+    said = replace(OPERATOR, merged_bytes=700, most_files=9)
+    told = replace(record(3), operators=(said,))
+    values = json.loads(told.encode().partition(b" ")[2])
+    assert decoded(values) == told
+    values[0], values[-1] = 4, [operator[:-2] for operator in values[-1]]
+    assert decoded(values) == replace(told, operators=(OPERATOR,))
+
+
+def test_how_much_is_written_for_each_byte_that_has_changed() -> None:
+    some = [
+        record(epoch, operators=(replace(OPERATOR, uid=uid, merged_bytes=merged),))
+        for epoch, (uid, merged) in enumerate((("a", 0), ("b", 99), ("a", 99), ("a", 198)))
+    ]
+    assert written_per_byte(some) == 2.0
+    assert written_per_byte(some, "a") == 2.0 and written_per_byte(some[:1], "a") == 1.0
+    assert written_per_byte(some[-1:]) == 3.0
+    assert written_per_byte(some, "c") is None and written_per_byte([]) is None
 
 
 def decoded(values: list[Any]) -> EpochRecord:

@@ -19,7 +19,7 @@ from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.metadata import encode_document
 from pystate.checkpoint.savepoint import read_savepoint, take_savepoint, write_savepoint
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.epochs.position import AlreadyDone
 from pystate.errors import (
     CheckpointError,

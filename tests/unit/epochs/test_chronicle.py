@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import pystate as ps
-from pystate.checkpoint.epoch_log import HISTORY, read_records
+from pystate.checkpoint.epoch_log import HISTORY, read_records, written_per_byte
 from pystate.checkpoint.refs import fingerprint
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.chronicle import operator_record
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
 from pystate.epochs.interval import CheckpointOptions
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import FencedError, NoSpaceError
 from tests.conftest import KEY, STATE, FakeWork
 from tests.unit.epochs.test_coordinator import batch
@@ -80,6 +80,8 @@ def test_a_record_says_what_an_epoch_was(metered: Metered) -> None:
         "watermark_ms": None,
         "fingerprint": fingerprint(manifest.operators[0]),
         "since": (),
+        "merged_bytes": 0,
+        "most_files": 2,
     }
     assert operator.checkpoint_bytes > 0 and operator.late_rows == 3
 
@@ -155,18 +157,34 @@ def test_evaluations_are_counted(work: FakeWork) -> None:
     assert (record.batches, record.evaluations) == (1, 3)
 
 
-def test_merged_files_count_in_the_epoch_that_names_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["base", "delta"])
+def test_merged_files_count_in_the_epoch_that_names_them(tmp_path: Path, kind: str) -> None:
+    """And nowhere else: what an epoch has changed is in its own deltas."""
     from tests.work import Work
 
     work = Work(tmp_path / "c")
-    with work.coordinator(merge_policy=MergePolicy(2, 3, 0)) as coordinator:
+    policy = MergePolicy(2, 3, 0, base_part=0.5 if kind == "base" else 100)
+    sizes: dict[str, int] = {}
+    depths = []
+    with work.coordinator(merge_policy=policy) as coordinator:
         for number in range(7):
-            work.run(coordinator, {number: 1})
+            work.run(coordinator, {number: 1, number + 50: 1})
+            assert coordinator.head is not None
+            [operator] = coordinator.head.operators
+            sizes.update((ref.path, ref.file_bytes) for ref in operator.files)
+            depths.append(max(len(state.files) for state in operator.ranges))
             coordinator.maintain()
+    merged = {path: size for path, size in sizes.items() if "-t1-" in path}
+    kinds = {path.rpartition(".")[2] for path in merged}
+    assert "base" in kinds and ("delta" in kinds) == (kind == "delta")
     records = read_records(work.storage).records
-    merged = sum(e.size_bytes for e in work.storage.list("state") if e.path.endswith(".base"))
-    assert 0 < merged <= sum(r.merged_bytes for r in records)
-    assert any(r.merged_bytes == 0 for r in records)
+    assert sum(r.merged_bytes for r in records) == sum(merged.values()) > 0
+    assert [r.merged_bytes for r in records] == [r.total("merged_bytes") for r in records]
+    changed = sum(size for path, size in sizes.items() if path not in merged)
+    assert sum(r.total("checkpoint_bytes") for r in records) == changed
+    assert [r.operators[0].most_files for r in records] == depths
+    written = written_per_byte(records, "op")
+    assert written == (changed + sum(merged.values())) / changed
 
 
 def test_an_epoch_whose_output_is_not_committed_has_a_record(work: FakeWork) -> None:

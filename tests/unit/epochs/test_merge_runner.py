@@ -18,7 +18,8 @@ from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.coordinator import Coordinator
-from pystate.epochs.merges import MergePolicy, PlannedMerge, Run, merge_again
+from pystate.epochs.merge_policy import MergePolicy, Run
+from pystate.epochs.merges import PlannedMerge, merge_again
 from pystate.errors import CheckpointError
 from tests.conftest import FakeWork
 

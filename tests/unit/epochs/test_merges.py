@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import random
+import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import pystate as ps
 import pystate.epochs.merges
-from pystate.checkpoint.refs import FileRef, RangeState
+from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
-from pystate.epochs.merges import Maintenance, MergePolicy, replace_files
+from pystate.epochs.merge_policy import MergePolicy
+from pystate.epochs.merges import Maintenance
 from pystate.errors import CheckpointError, CorruptFileError
 from tests.conftest import FakeWork
+from tests.unit.epochs.test_merge_policy import delta
 
 EAGER = MergePolicy(min_deltas=3, max_deltas=8, keep_deltas=1)
 
@@ -49,9 +52,11 @@ class SlowMerge:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.go_on, self.finished = (threading.Event() for _ in range(3))
+        self.note: Callable[[int], object] = len
         monkeypatch.setattr(pystate.epochs.merges, "merge_range", self.merge)
 
     def merge(self, *arguments: Any, **options: Any) -> FileRef:
+        self.note = options["note"]
         self.begun.set()
         assert self.go_on.wait(60)
         self.finished.set()
@@ -145,9 +150,11 @@ def test_merge_that_is_given_up_leaves_nothing(work: FakeWork) -> None:
         path = "state/op/00000-00127/00000001-0.delta"
         with work.storage.create(path) as out:
             ref = FileRef.from_info(path, backend.seal().write(out))
-    given_up = threading.Event()
+    given_up, written = threading.Event(), list[int]()
     arguments: Any = (work.storage, (ref,), ref.id, path + ".base", 0, 127)
-    assert pystate.epochs.merges.merge_range(*arguments, given_up=given_up).rows == 9
+    options: Any = {"given_up": given_up, "note": written.append}
+    merged = pystate.epochs.merges.merge_range(*arguments, **options)
+    assert merged.rows == 9 and sum(written) == merged.file_bytes
     assert work.storage.delete(path + ".base")
     given_up.set()
     with pytest.raises(CheckpointError, match="given up"):
@@ -168,6 +175,39 @@ def test_epoch_waits_for_a_merge_rather_than_grow_without_bound(
         run(coordinator, work, "g")
         assert work.text(coordinator.head) == ["a,b", *"cdefg"]  # type: ignore[arg-type]
         timer.join()
+
+
+def test_an_epoch_that_waits_says_for_what(
+    work: FakeWork,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    slow: SlowMerge,
+) -> None:
+    """Whose merge it is, and how far; and again while it goes on."""
+    monkeypatch.setattr(pystate.epochs.merges, "_WARN_AFTER_S", 0.0)
+    monkeypatch.setattr(pystate.epochs.merges, "_WARN_AGAIN_S", 0.01)
+
+    def waits(record: logging.LogRecord) -> bool:
+        slow.note(1_500_000)
+        warned.append(record.getMessage())
+        if len(warned) == 2:
+            slow.go_on.set()
+        return True
+
+    warned: list[str] = []
+    logger = logging.getLogger("pystate.epochs.merges")
+    logger.addFilter(waits)
+    policy = dataclasses.replace(EAGER, max_deltas=4, most_deltas=4)
+    try:
+        with work.coordinator(merge_policy=policy, parallelism=1) as coordinator:
+            run(coordinator, work, *"abc")
+            assert slow.begun.wait(60)
+            run(coordinator, work, "d")
+            assert work.text(coordinator.head) == ["a,b", "c", "d"]  # type: ignore[arg-type]
+    finally:
+        logger.removeFilter(waits)
+    assert "operator 'op', key groups 0 to 127: the epoch waits for a merge" in warned[0]
+    assert "has 4 deltas: 0.0 of about 0.0 MB" in warned[0] and "1.5 of about" in warned[1]
 
 
 def test_merge_never_blocks_an_epoch(work: FakeWork, slow: SlowMerge) -> None:
@@ -242,103 +282,6 @@ def test_base_replaces_only_the_files_it_was_made_from(work: FakeWork) -> None:
         assert coordinator._merges.adopt((changed,)) == (changed,)
         coordinator._merges.published(dataclasses.replace(coordinator.head, operators=(changed,)))
         assert coordinator._merges.live() == frozenset()
-
-
-def delta(number: int, size: int) -> FileRef:
-    ids = f"{number:032x}", f"{number - 1:032x}"
-    return FileRef(f"d{number}", "delta", *ids, number, 0, 127, size, 0, 1, 0, size)
-
-
-def chain(base: int | None, sizes: list[int]) -> RangeState:
-    deltas = tuple(delta(i + 2, size) for i, size in enumerate(sizes))
-    first = None if base is None else dataclasses.replace(delta(1, base), kind="base", rows=100)
-    return RangeState(0, 0, 127, deltas[-1].id, first, deltas)
-
-
-@pytest.mark.parametrize(
-    ("base", "sizes", "merged"),
-    [
-        (None, [10, 10, 10], (0, 0)),  # too few
-        (None, [10, 10, 10, 10], (0, 2)),  # no base yet
-        (100, [10, 10, 10, 10], (0, 0)),  # the base outweighs them
-        (40, [10, 10, 10, 10], (0, 3)),  # they are half of the base
-        (41, [10, 10, 1000, 1000], (0, 0)),  # those that stay out do not count
-        (10**9, [1] * 63, (0, 0)),
-        (10**9, [1] * 64, (1, 63)),  # so many that their number counts
-        (10**9, [9] * 10 + [1] * 54, (11, 63)),  # only the small ones
-        (10**9, [1] * 20 + [1000] + [1] * 43, (22, 63)),  # those that follow each other
-        (10**9, [1] * 40 + [1000] + [1] * 23, (1, 41)),  # the most
-        (2**70, [2**i for i in range(60)] + [1] * 4, (1, 11)),  # none are similar
-    ],
-)
-def test_policy(base: int | None, sizes: list[int], merged: tuple[int, int]) -> None:
-    state = chain(base, sizes)
-    run = MergePolicy().choose(state)
-    files = state.files[merged[0] : merged[1]]
-    if not files:
-        assert run is None
-        return
-    assert run is not None and run.sources == files
-    assert run.kind == ("delta" if merged[0] else "base")
-    assert run.id == state.files[merged[1]].parent == files[-1].id
-
-
-def test_deletions_make_a_new_base() -> None:
-    """However small they are: what they delete is a part of the storage."""
-    state = chain(10**9, [1] * 5)
-    for deleted, due in ((49, False), (50, True)):
-        first = dataclasses.replace(state.deltas[0], tombstones=deleted)
-        changed = dataclasses.replace(state, deltas=(first, *state.deltas[1:]))
-        run = MergePolicy().choose(changed)
-        assert (run is not None) == due
-        assert run is None or (run.kind == "base" and run.sources == changed.files[:4])
-
-
-def test_files_of_former_ranges_become_a_base() -> None:
-    """Only deltas of the range itself, each built on the one before, become a delta."""
-    state = chain(10**9, [1] * 64)
-    for change in ({"last_key_group": 63}, {"kind": "base"}, {"id": "f" * 32}):
-        foreign = dataclasses.replace(state.deltas[30], **change)  # type: ignore[arg-type]
-        deltas = (*state.deltas[:30], foreign, *state.deltas[31:])
-        run = MergePolicy().choose(dataclasses.replace(state, deltas=deltas))
-        assert run is not None and run.kind == "delta" and run.sources == deltas[31:62]
-        deltas = (*state.deltas[:-3], foreign, *state.deltas[-2:])
-        run = MergePolicy().choose(dataclasses.replace(state, deltas=deltas))
-        assert run is not None and run.kind == "base" and len(run.sources) == 63
-
-
-@pytest.mark.parametrize(
-    ("base", "epochs", "most"),
-    [
-        (100, 1000, 2.0),
-        (1000, 4000, 3.0),
-        pytest.param(10_000, 20_000, 3.5, marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("seed", [None, 1])
-def test_merging_is_bounded(base: int, epochs: int, most: float, seed: int | None) -> None:
-    """By the logarithm of how much smaller than the state an epoch's changes are."""
-    rng = random.Random(seed)
-    state = chain(base, [1])
-    written = merged = 0
-    for number in range(3, epochs):
-        size = 1 if seed is None else int(rng.paretovariate(1.2))
-        written += size
-        new = dataclasses.replace(delta(number, size), parent=state.id)
-        state = dataclasses.replace(state, id=new.id, deltas=(*state.deltas, new))
-        run = MergePolicy().choose(state)
-        if run is not None:
-            # A base stays as large as the state.
-            size = base if run.kind == "base" else sum(ref.file_bytes for ref in run.sources)
-            merged += size
-            first, last = run.sources[0], run.sources[-1]
-            new = dataclasses.replace(last, kind=run.kind, parent=first.parent, file_bytes=size)
-            found = replace_files(state, run.sources, dataclasses.replace(new, path=f"m{number}"))
-            assert found is not None
-            state = found
-        assert len(state.deltas) < 64
-        assert sum(ref.file_bytes for ref in state.deltas[:-3]) <= base / 2
-    assert merged <= most * written, merged / written
 
 
 def test_operators_take_turns(work: FakeWork, monkeypatch: pytest.MonkeyPatch) -> None:

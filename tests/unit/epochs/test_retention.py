@@ -13,7 +13,7 @@ from pystate.checkpoint.manifest import manifest_path
 from pystate.checkpoint.manifest_log import History, retained_epochs
 from pystate.checkpoint.parts import MANIFESTS
 from pystate.checkpoint.storage import CheckpointStorage, LocalStorage, final_name
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.epochs.retention import delete_files, delete_orphans, find_orphans, merged_name
 from pystate.errors import CheckpointError, CorruptFileError, FencedError
 from tests.conftest import FakeWork

@@ -14,7 +14,7 @@ from pystate.checkpoint.first_start import begin_with
 from pystate.checkpoint.job_file import read_job
 from pystate.checkpoint.savepoint import manifest_of, of_newest_epoch, read_savepoint
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.epochs.split_groups import split
 from pystate.errors import CheckpointError, CorruptFileError, InvalidArgumentError
 from tests.work import Work, content, cuts, read

@@ -10,7 +10,7 @@ import pytest
 import pystate as ps
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs import ownership
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import CheckpointError, InUseError, InvalidArgumentError, TableBusyError
 from tests.work import Work, content, read
 

@@ -12,6 +12,7 @@ import pytest
 import pystate as ps
 from pystate.checkpoint.epoch_log import HISTORY, EpochLog, read_records
 from pystate.checkpoint.storage import LocalStorage
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import CheckpointError, InvalidArgumentError
 from pystate.maintenance.repair import repair_storage
 from tests.unit.maintenance.test_verification import flip
@@ -46,6 +47,24 @@ def test_retired_epochs_are_remembered(work: Work) -> None:
     assert epochs(work) == [1, 2, 3, 4, 5, 6]
 
 
+def test_what_is_written_per_byte_that_has_changed(work: Work) -> None:
+    found = ps.history(work.root)
+    assert found.written_per_byte() == found.written_per_byte("op") == 1.0  # nothing was merged
+    assert found.written_per_byte("other") is None
+    with work.coordinator(merge_policy=MergePolicy(min_deltas=2, keep_deltas=0)) as coordinator:
+        for number in range(2):
+            work.run(coordinator, {number: 1})
+            coordinator.maintain()
+    found = ps.history(work.root)
+    assert [record.merged_bytes > 0 for record in found.records[-2:]] == [True, False]
+    assert all(0 < record.operators[0].most_files < 8 for record in found.records)
+    written = found.written_per_byte()
+    assert written is not None and written > 1
+    changed = sum(record.total("checkpoint_bytes") for record in found.records)
+    merged = sum(record.merged_bytes for record in found.records)
+    assert written == (changed + merged) / changed
+
+
 def test_what_is_missing_is_said(work: Work) -> None:
     path = file_of(work)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -60,7 +79,7 @@ def test_what_is_missing_is_said(work: Work) -> None:
 def test_damage_is_said_and_skipped_verified_and_repaired(work: Work) -> None:
     path = file_of(work)
     before = path.read_bytes()
-    path.write_bytes(before.replace(b"[4,3,", b"[4,8,"))
+    path.write_bytes(before.replace(b"[5,3,", b"[5,8,"))
     name = f"{HISTORY}/{path.name}"
     found = ps.history(work.root)
     assert len(found.records) == 5 and found.missing == ((3, 3),)

@@ -26,7 +26,7 @@ from pystate.checkpoint.source_position import offsets_hash
 from pystate.checkpoint.storage import LocalStorage
 from pystate.cli.app import app
 from pystate.epochs.epoch import Epoch
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.epochs.position import AlreadyDone
 from pystate.epochs.range_report import RangeReport
 from pystate.errors import CheckpointError

@@ -17,7 +17,7 @@ import pystate as ps
 from pystate.checkpoint.manifest import manifest_path, read_manifest
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import FileEntry, LocalStorage
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.epochs.position import AlreadyDone
 from pystate.errors import (
     CheckpointError,

@@ -17,7 +17,7 @@ from pystate.checkpoint.manifest import manifest_path
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.metadata import encode_document
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import InvalidArgumentError
 from tests.work import Work, a_run_and_a_stream, batch, content, spark_files
 

@@ -16,7 +16,7 @@ import pystate as ps
 from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, state_path
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import CheckpointError, CorruptFileError, PystateError
 from pystate.processor import scan
 from pystate.processor.scan import StateScan

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pystate as ps
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.testing import Harness
 from tests.program import Program, state_in
 

@@ -15,7 +15,7 @@ import pytest
 import pystate as ps
 from pystate.checkpoint.manifest_log import read_head
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.merges import MergePolicy
+from pystate.epochs.merge_policy import MergePolicy
 from pystate.errors import DeclarationError, SchemaError, UnclaimedStateError
 from pystate.state.declaration import State, stored_parts
 from pystate.state.operator_spec import OperatorSpec, in_files
