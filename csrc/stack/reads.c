@@ -59,7 +59,9 @@ struct pst_reads {
     size_t pool_at; /* where the next buffer begins */
     size_t pool_used;
     uint32_t in_flight;
+    slot *alone; /* in flight by itself: not handed on before there is another one */
     pst_reads_stats stats;
+    pst_read_costs costs;
 };
 
 static void make_turn(pst_reads *r) {
@@ -127,6 +129,7 @@ static void take_down(pst_reads *r, int forked) {
     r->pool = NULL;
     r->kind = UNDECIDED;
     r->first = r->used = r->in_flight = 0;
+    r->alone = NULL;
     r->pool_at = r->pool_used = 0;
     pst_charge_drop(&r->charge);
 }
@@ -194,7 +197,7 @@ void pst_reads_leave(pst_reads *r) {
         pst_reads_next(r, &late);
         pst_reads_give(r, &late);
     }
-    for (uint32_t i = 0; i < r->n_slots; i++)
+    for (uint32_t i = 0; r->used && i < r->n_slots; i++)
         if (r->slots[i].busy)
             pst_reads_give(r, &(pst_arrival){.slot = i});
     pthread_mutex_unlock(&r->turn);
@@ -202,6 +205,11 @@ void pst_reads_leave(pst_reads *r) {
 
 void pst_reads_get_stats(const pst_reads *r, pst_reads_stats *stats) {
     *stats = r->stats;
+}
+
+void pst_reads_make_direct(const pst_reads *r, pst_read_file *file) {
+    if (!r->options.no_direct)
+        pst_read_file_direct(file);
 }
 
 /* ---- buffers ----------------------------------------------------------------------------------- */
@@ -264,7 +272,7 @@ static void submit(pst_reads *r, slot *s) {
         size_t size = read->size < CALL_MOST ? read->size : CALL_MOST;
         pst_uring_queue(&r->uring, read->file->fd, read->offset, read->data, (uint32_t)size, s);
         /* A refusal is seen by whoever waits. */
-        if (r->uring.queued >= QUEUED_MOST || r->in_flight == 1)
+        if (r->uring.queued >= QUEUED_MOST)
             (void)pst_uring_enter(&r->uring, 0);
     } else {
         pst_read_threads_queue(r->threads, read);
@@ -294,12 +302,31 @@ pst_status pst_reads_start(pst_reads *r, pst_read_file *file, uint64_t offset, s
     r->stats.bytes += s->read.size;
     if (r->in_flight > r->stats.flight_most)
         r->stats.flight_most = r->in_flight;
+    if (r->in_flight == 1) {
+        r->alone = s;
+        return PST_OK;
+    }
+    if (r->alone)
+        submit(r, r->alone);
+    r->alone = NULL;
     submit(r, s);
     return PST_OK;
 }
 
+pst_read_costs *pst_reads_costs(pst_reads *r) {
+    return &r->costs;
+}
+
 int pst_reads_pending(const pst_reads *r) {
     return r->in_flight > 0;
+}
+
+/* Nobody reads a single one faster than this thread does. */
+static slot *read_alone(pst_reads *r) {
+    slot *s = r->alone;
+    r->alone = NULL;
+    pst_read_run(&s->read);
+    return s;
 }
 
 static slot *next_of_uring(pst_reads *r) {
@@ -326,8 +353,13 @@ static slot *next_of_uring(pst_reads *r) {
 }
 
 void pst_reads_next(pst_reads *r, pst_arrival *arrival) {
-    slot *s =
-        r->kind == URING ? next_of_uring(r) : (slot *)(void *)pst_read_threads_next(r->threads);
+    slot *s;
+    if (r->alone)
+        s = read_alone(r);
+    else if (r->kind == URING)
+        s = next_of_uring(r);
+    else
+        s = (slot *)(void *)pst_read_threads_next(r->threads);
     pst_read_file *file = s->read.file;
     r->in_flight--;
     file->cached += s->read.size;

@@ -29,8 +29,19 @@ typedef struct pst_arrival {
     uint32_t slot;
 } pst_arrival;
 
+/* What read_costs.h keeps here. */
+typedef struct pst_read_costs {
+    uint32_t gap; /* 0: not measured */
+    int64_t measured_ns;
+} pst_read_costs;
+
+pst_read_costs *pst_reads_costs(pst_reads *r);
+
 /* Takes NULL. */
 pst_reads *pst_reads_retain(pst_reads *r);
+
+/* From now on the file is read past the page cache, where it and the options allow that. */
+void pst_reads_make_direct(const pst_reads *r, pst_read_file *file);
 
 /* Waits until no other thread has it. PST_INVALID: this thread has it; PST_NO_MEMORY, PST_LIMIT. */
 pst_status pst_reads_enter(pst_reads *r);
