@@ -2,6 +2,10 @@
  * that all files make. */
 #include "stack_world.h"
 
+#include <errno.h>
+
+#include "stack/due.h"
+
 static world the_world;
 static uint64_t filters_read;
 
@@ -114,6 +118,94 @@ static void run_ends(void) {
     pst_stack_close(st);
     file_free(&f);
     file_free(&whole);
+    world_free(w);
+}
+
+/* ---- timers ------------------------------------------------------------------------------------ */
+
+static int by_time(const void *a, const void *b) {
+    const pst_timer_hint *x = a, *y = b;
+    if (x->time != y->time)
+        return x->time < y->time ? -1 : 1;
+    return pst_place_compare(x->key_group, x->hash, y->key_group, y->hash);
+}
+
+/* The timers of a domain in all files, where these count. */
+static size_t all_timers(const world *w, int32_t domain, pst_timer_hint *out) {
+    size_t n = 0, kept = 0;
+    for (int32_t f = 0; f < w->n; f++)
+        for (size_t i = 0; i < w->rows[f].n; i++) {
+            const pst_record *r = &w->rows[f].rows[i];
+            if (r->key_nulls >> world_keys(w) & 1 || r->op == PST_DELETE ||
+                r->key[world_keys(w)].bytes.data[4] != domain ||
+                (w->files[f].n_ranges && r->key_group > w->files[f].ranges[1]))
+                continue;
+            uint64_t time = pst_get_big(r->key[world_keys(w)].bytes.data + 5, 8);
+            out[n++] = (pst_timer_hint){(int64_t)(time ^ UINT64_C(1) << 63), r->hash, r->key_group,
+                                        domain};
+        }
+    qsort(out, n, sizeof *out, by_time);
+    for (size_t i = 0; i < n; i++)
+        if (!kept || by_time(&out[kept - 1], &out[i]))
+            out[kept++] = out[i];
+    return kept;
+}
+
+static int64_t fail_always(const pst_read *r, int64_t result) {
+    (void)r;
+    return result < 0 ? result : -EIO;
+}
+
+static void run_due(void) {
+    static const int32_t ranges[] = {0, 90};
+    world *w = &the_world;
+    make_world(w, WORLD_TIMERS, 4, 3000, 15);
+    w->files[2].ranges = ranges;
+    w->files[2].n_ranges = 1;
+    pst_timer_hint *want = malloc(40000 * sizeof *want), hint, peeked;
+    pst_stack *st = open_world(w, NULL);
+    pst_due *d = NULL;
+    REQUIRE(want && !pst_due_open(st, &d));
+    CHECK_EQ(pst_due_peek(d, &hint), PST_NOT_FOUND); /* it stands nowhere */
+    for (int32_t domain = 0; domain < 2; domain++) {
+        size_t n = all_timers(w, domain, want), equal = 0;
+        int64_t from = domain ? 2 : INT64_MIN;
+        size_t i = 0;
+        while (i < n && want[i].time < from)
+            i++;
+        size_t first = i;
+        CHECK(n > 100 && i < n);
+        pst_due_seek(d, domain, from);
+        for (size_t left = n - i; left > 0; left--, i++) {
+            CHECK(pst_due_peek(d, &peeked) == PST_OK);
+            CHECK(pst_due_next(d, &hint) == PST_OK);
+            equal += !by_time(&hint, &want[i]) && !by_time(&peeked, &hint);
+        }
+        CHECK_EQ(equal, n - first);
+        CHECK_EQ(pst_due_next(d, &hint), PST_NOT_FOUND);
+    }
+    pst_due_seek(d, 0, 0);
+    pst_read_hook = fail_always;
+    CHECK_EQ(pst_due_next(d, &hint), PST_IO);
+    CHECK_EQ(pst_stack_detail(st)->sys_errno, EIO);
+    CHECK(pst_stack_detail(st)->row >= 0);
+    pst_read_hook = NULL;
+    pst_due_seek(d, 0, 0);
+    CHECK_EQ(pst_due_next(d, &hint), PST_OK);
+    pst_due_close(d);
+    for (int64_t i = 0;; i++) {
+        check_fail_alloc(i, 0);
+        pst_status s = pst_due_open(st, &d);
+        int refused = check_alloc_failed();
+        check_fail_alloc(-1, 0);
+        CHECK_EQ(s, refused ? PST_NO_MEMORY : PST_OK);
+        if (!s) {
+            pst_due_close(d);
+            break;
+        }
+    }
+    pst_stack_close(st);
+    free(want);
     world_free(w);
 }
 
@@ -233,6 +325,7 @@ int main(int argc, char **argv) {
     CHECK(filters_read > 0);
     run_long();
     run_ends();
+    run_due();
     run_many();
     return check_report();
 }
