@@ -58,8 +58,7 @@ def merged(files: list[io.BytesIO], expiry: core.Expiry | None, kind: str = "bas
             3,
             out,
             "merged",
-            None,
-            expiry,
+            expiry=expiry,
         )
     return out
 
