@@ -390,6 +390,7 @@ class Reader:
     def get(self, key: Any) -> list[Any] | None: ...
     def scan(self, cursor: int, limit: int) -> tuple[int | None, int, list[_Parts]]: ...
 
+@disjoint_base
 class Expiry:
     def __init__(
         self,
