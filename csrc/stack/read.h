@@ -52,9 +52,7 @@ int pst_read_take(pst_read *r, int64_t result);
 /* Goes on in this thread until it is over. */
 void pst_read_run(pst_read *r);
 
-/* In test builds a program may change what a call has returned. */
-#ifdef PST_TEST_READS
+/* In test builds, and only there, a program may change what a call has returned. */
 extern int64_t (*pst_read_hook)(const pst_read *r, int64_t result);
-#endif
 
 #endif
