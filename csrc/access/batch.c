@@ -578,7 +578,7 @@ void pst_batch_resolve(pst_batch *b, int64_t to) {
     }
 }
 
-static void prefetch_rows(const pst_batch *b, int64_t from, int64_t to) {
+PST_PREFETCH void prefetch_rows(const pst_batch *b, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++)
         if (b->slots[i] != PST_NONE)
             pst_prefetch_row(b->t, b->slots[i]);
