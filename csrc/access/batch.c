@@ -557,6 +557,24 @@ static void compare_words(pst_batch *b, int64_t from, int64_t to) {
     }
 }
 
+/* Of each group one key's row is noted as in use, another one in each epoch: the line of a slot's heat
+ * is one more that nobody's cache has, and rows that are written to bear the epoch's stamp. */
+static int64_t heated(const pst_batch *b, int64_t from) {
+    return from + (int64_t)((b->t->generation + (uint64_t)from / PST_GROUP) % PST_GROUP);
+}
+
+PST_PREFETCH void prefetch_heat(const pst_batch *b, int64_t from) {
+    int64_t i = heated(b, from);
+    if (i < b->guessed && b->slots[i] < b->t->heat_slots)
+        __builtin_prefetch(b->t->heat + b->slots[i] / PST_HEAT_SLOTS, 1, 3);
+}
+
+static void raise_heat(const pst_batch *b, int64_t from, int64_t to) {
+    int64_t i = heated(b, from);
+    if (i < to)
+        pst_heat(b->t, b->slots[i]);
+}
+
 void pst_batch_resolve(pst_batch *b, int64_t to) {
     if (!b->lined)
         b->made = b->t->m->ties ? UINT64_MAX : pst_rows_made(b->t);
@@ -567,6 +585,8 @@ void pst_batch_resolve(pst_batch *b, int64_t to) {
             pst_prefetch_words(b->words, from, b->length);
         find_lines(b, min64(end + 3 * PST_GROUP, b->length));
         guess_slots(b, min64(end + 2 * PST_GROUP, b->length));
+        if (b->t->heat_slots)
+            prefetch_heat(b, end + PST_GROUP);
         if (b->bytes)
             prefetch_keys(b, from ? end : 0, min64(end + PST_GROUP, b->length));
         guess_moved(b, min64(end + PST_GROUP, b->length));
@@ -574,6 +594,8 @@ void pst_batch_resolve(pst_batch *b, int64_t to) {
             compare_words(b, from, end);
         else
             compare_slots(b, from, end);
+        if (b->t->heat_slots)
+            raise_heat(b, from, end);
         b->resolved = end;
     }
 }

@@ -13,7 +13,8 @@
  *  M1. slots[i] for i < resolved is the row of key i, or PST_NONE where there was none. It may have
  *      been made meanwhile: unless the epoch has made no row since, whoever needs it looks again.
  *  M2. A batch whose generation is not the table's is PST_STALE.
- *  M3. Reading inserts nothing.
+ *  M3. Reading makes no row. Rows may have been admitted for it before, which is no change (R1); it
+ *      raises their heat.
  *  M4. An operation that fails after it changed something poisons the table.
  *  M5. What one call sizes and another fills is filled as it was sized or not at all, and never
  *      beyond the capacity, which comes with the buffer (PST_CHANGED).
@@ -25,6 +26,7 @@
 
 #include "base/key.h"
 #include "memory/handle.h"
+#include "table/resident.h"
 #include "table/slots.h"
 #include "table/value.h"
 

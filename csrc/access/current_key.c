@@ -9,11 +9,13 @@
 #include "base/schema.h"
 #include "elements/collections.h"
 #include "elements/elements.h"
+#include "table/resident.h"
 #include "table/ttl.h"
 
 /* ---- the current key ------------------------------------------------------------------------- */
 
 static void set_current(pst_table *t, const pst_key *key, uint32_t slot) {
+    pst_heat(t, slot);
     t->current =
         (pst_current_key){t->generation, key->hash, key->word, key->bytes, slot, key->null};
 }

@@ -17,6 +17,7 @@
 #include "elements/collections.h"
 #include "elements/timers.h"
 #include "list/list.h"
+#include "memory/size_class.h"
 #include "memory/span.h"
 #include "table/epoch.h"
 
@@ -196,6 +197,8 @@ static pst_status initialise(pst_table *t, const pst_table_options *o, int fd) {
     pst_meta *m = pst_meta_of(t, 0);
     m->heap_top = PST_SPAN_GRANULES; /* granule 0 means none */
     m->directory_bits = first_directory_bits(pst_group_count(t));
+    m->whole = 1;
+    m->horizon[PST_EVENT] = m->horizon[PST_PROCESSING] = INT64_MAX;
     for (uint32_t i = 0; i < pst_directory_size(t, m); i++)
         m->shards[i].shape = m->directory_bits << 24;
     pst_release64(&h->magic, PST_TABLE_MAGIC);
@@ -318,6 +321,7 @@ static pst_status open_table(pst_table *t, const pst_schema *schema, const pst_t
     if (s)
         return s;
     t->pool = pst_pool_create(t->budget);
+    t->admitted_charge = (pst_charge){t->budget, 0, PST_SMALL_BUFFER};
     if (!t->ttl || !t->pool)
         return PST_NO_MEMORY;
     t->clock = (pst_clock){PST_NO_TIME, PST_NO_TIME, PST_NO_TIME};
@@ -410,7 +414,7 @@ pst_status pst_table_map_view(const pst_schema *schema, const char *path, pst_ta
 pst_status pst_table_detach(pst_table *t) {
     if (t->arena.fd < 0 || !t->attached)
         return PST_INVALID;
-    if (pst_table_dirty(t) || t->poisoned)
+    if (pst_table_dirty(t) || t->admitted || t->poisoned)
         (void)pst_table_rollback(t, 0);
     pst_span_leave(t);
     t->attached = 0;
@@ -451,6 +455,8 @@ static void free_table(pst_table *t) {
     pst_free(t->collections);
     pst_free(t->ttl);
     pst_free(t->current_bytes.data);
+    pst_charge_drop(&t->admitted_charge);
+    pst_free(t->admitted_timers.data);
     pst_free(t->path);
     pst_budget_release(t->budget);
     pst_free(t);
@@ -479,6 +485,25 @@ void pst_table_refusal(const pst_table *t, pst_refusal *refusal) {
         pst_budget_refusal(t->budget, refusal);
     else
         *refusal = (pst_refusal){a->refused, a->committed_total, 0, a->limit, 1};
+}
+
+void pst_table_get_resident(const pst_table *t, pst_resident *resident) {
+    const pst_meta *m = t->m;
+    const pst_ring *slots = &m->rings[PST_RING_SLOTS];
+    uint64_t taken = pst_span_taken_bytes(t), listed = 0;
+    uint64_t index = m->index_granules * PST_GRANULE;
+    for (uint32_t c = 0; c < PST_CLASSES; c++) {
+        uint32_t names = m->rings[c].tail - m->rings[c].head;
+        listed += (names > m->stale[c] ? names - m->stale[c] : 0) * pst_class_size(c);
+    }
+    *resident = (pst_resident){
+        .rows = m->live,
+        .row_bytes = m->live * t->lay.row_size,
+        .index_bytes = index,
+        .block_bytes = taken > listed + index ? taken - listed - index : 0,
+        .free_rows = slots->sealed_tail[2] - slots->head + (t->row_capacity - m->slots),
+        .free_block_bytes = listed,
+    };
 }
 
 void pst_table_get_stats(const pst_table *t, pst_table_stats *stats) {

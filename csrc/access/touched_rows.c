@@ -8,7 +8,8 @@
 #include "base/scratch.h"
 #include "memory/ring.h"
 
-/* The cursor's row: undo records first, then reused slots, then fresh ones. */
+/* The cursor's row: undo records first, then reused slots, then fresh ones. Slots of rows that the
+ * epoch has admitted, or dropped, are PST_NONE: those that it has touched since have records. */
 static int touched_slot(const pst_table *t, uint64_t at, uint32_t *slot) {
     const pst_meta *before = pst_meta_of(t, t->h->sealed);
     uint32_t head = before->rings[PST_RING_SLOTS].head;
@@ -20,11 +21,14 @@ static int touched_slot(const pst_table *t, uint64_t at, uint32_t *slot) {
     at -= t->undo_count;
     if (at < reused) {
         *slot = pst_ring_at(t, PST_RING_SLOTS, head + (uint32_t)at);
-        return 1;
+    } else {
+        *slot = before->slots + (uint32_t)(at - reused);
+        if (*slot >= t->m->slots)
+            return 0;
     }
-    at -= reused;
-    *slot = before->slots + (uint32_t)at;
-    return *slot < t->m->slots;
+    if (t->admitted && !pst_row_is_made(t, pst_row(t, *slot)))
+        *slot = PST_NONE;
+    return 1;
 }
 
 /* Sets what an operation needs to look a row up again. The key's bytes stay in the table: they do
@@ -99,9 +103,9 @@ static pst_status take_live(pst_table *t, next_slot next, uint64_t *cursor, int6
         return s;
     for (; b->length < most && next(t, *cursor, &slot); ++*cursor) {
         uint32_t ahead;
-        if (next(t, *cursor + 2 * PST_GROUP, &ahead))
+        if (next(t, *cursor + 2 * PST_GROUP, &ahead) && ahead != PST_NONE)
             pst_prefetch_row(t, ahead);
-        if (pst_is_live(pst_row(t, slot)[0]))
+        if (slot != PST_NONE && pst_is_live(pst_row(t, slot)[0]))
             pst_batch_take_row(b, slot);
     }
     b->lined = b->guessed = b->resolved = b->length;

@@ -46,6 +46,8 @@ const char *pst_status_name(pst_status s) {
         return "callback failed";
     case PST_SCHEMA:
         return "schema does not fit";
+    case PST_NOT_HERE:
+        return "not in the table, which has files below";
     case PST_CHANGED:
         return "changed while it was copied";
     }

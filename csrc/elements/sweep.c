@@ -40,10 +40,9 @@ static pst_status expire_row(pst_table *t, const int32_t *columns, int32_t n, ps
     return st;
 }
 
-/* Rows of the open epoch that were not there before it, and entries. */
+/* Rows of the open epoch that were not there before it, nor below, and entries. */
 static uint64_t made(const pst_table *t) {
-    uint32_t before = pst_meta_of(t, t->h->sealed)->slots;
-    return (t->m->slots - before) + t->reused + t->entries_made;
+    return pst_made_rows(t) + t->entries_made;
 }
 
 static void load_place(const pst_table *t, pst_sweep_place *at) {

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/mem.h"
 #include "table/undo.h"
 
 const pst_tree_shape pst_timer_shape = {.key_words = 2};
@@ -51,11 +52,22 @@ static void count(pst_table *t, uint32_t slot, int32_t by, pst_domain domain, in
     mark(t, row, now);
 }
 
+/* Writes to a tree as the open epoch does, also where the row is one that is being admitted (R3): the
+ * tree is not the row's alone. */
+static pst_status write_tree(pst_table *t, pst_tree_root *root, const pst_tree_entry *e, int put) {
+    uint32_t birth = t->birth;
+    t->birth = (uint32_t)t->h->active;
+    pst_status s = put ? pst_tree_put(t, &pst_timer_shape, root, e)
+                       : pst_tree_remove(t, &pst_timer_shape, root, e);
+    t->birth = birth;
+    return s;
+}
+
 pst_status pst_timer_add(pst_table *t, uint32_t slot, pst_domain domain, int64_t time_ms) {
     pst_tree_root *at = pst_timer_root(t, t->m, group_of_row(t, pst_row(t, slot)), domain);
     pst_tree_root root = *at;
     pst_tree_entry e = {.key = {pst_timer_word(time_ms), slot}};
-    pst_status s = pst_tree_put(t, &pst_timer_shape, &root, &e);
+    pst_status s = write_tree(t, &root, &e, 1);
     if (s || root.count == at->count)
         return s;
     pst_timer_store_root(at, root);
@@ -69,12 +81,50 @@ pst_status pst_timer_remove(pst_table *t, uint32_t slot, pst_domain domain, int6
     pst_tree_root *at = pst_timer_root(t, t->m, group_of_row(t, pst_row(t, slot)), domain);
     pst_tree_root root = *at;
     pst_tree_entry e = {.key = {pst_timer_word(time_ms), slot}};
-    pst_status s = pst_tree_remove(t, &pst_timer_shape, &root, &e);
+    pst_status s = write_tree(t, &root, &e, 0);
     if (s)
         return s;
     pst_timer_store_root(at, root);
     count(t, slot, -1, domain, time_ms);
     return PST_OK;
+}
+
+int pst_timer_is_there(const pst_table *t, pst_meta *m, int32_t key_group, const pst_timer *timer) {
+    pst_tree_entry e = {.key = {timer->word, timer->slot}};
+    pst_tree_root root = *pst_timer_root(t, m, key_group, timer->domain);
+    return root.count && !pst_tree_find(t->heap, pst_heap_bytes(t), &pst_timer_shape, root, &e);
+}
+
+/* ---- rows that come from files --------------------------------------------------------------- */
+
+pst_status pst_timers_note_admitted(pst_table *t, const pst_timer *timers, uint32_t n) {
+    pst_buffer *b = &t->admitted_timers;
+    size_t bytes = n * sizeof *timers;
+    if (b->size + bytes > b->capacity) {
+        size_t capacity = 2 * b->capacity + bytes;
+        pst_status s = pst_charge_raise(&t->admitted_charge, capacity);
+        if (s)
+            return s;
+        uint8_t *grown = pst_realloc(b->data, capacity);
+        if (!grown)
+            return PST_NO_MEMORY;
+        b->data = grown;
+        b->capacity = capacity;
+    }
+    if (n)
+        memcpy(b->data + b->size, timers, bytes);
+    b->size += bytes;
+    return PST_OK;
+}
+
+static int by_timer(const void *a, const void *b) {
+    return pst_timer_compare(a, b);
+}
+
+void pst_timers_sort_admitted(pst_table *t) {
+    size_t n = t->admitted_timers.size / sizeof(pst_timer);
+    if (n)
+        qsort(t->admitted_timers.data, n, sizeof(pst_timer), by_timer);
 }
 
 /* ---- in the row ------------------------------------------------------------------------------ */

@@ -91,6 +91,17 @@ typedef struct pst_timer {
     pst_domain domain;
 } pst_timer;
 
+static inline int pst_timer_compare(const pst_timer *a, const pst_timer *b) {
+    if (a->slot != b->slot)
+        return a->slot < b->slot ? -1 : 1;
+    if (a->domain != b->domain)
+        return a->domain < b->domain ? -1 : 1;
+    return (a->word > b->word) - (a->word < b->word);
+}
+
+/* Is the timer in the trees of that meta? */
+int pst_timer_is_there(const pst_table *t, pst_meta *m, int32_t key_group, const pst_timer *timer);
+
 /* A group with more timers than this is not looked through. */
 enum { PST_TIMERS_MOST = 1 << 14 };
 
@@ -107,6 +118,18 @@ uint32_t pst_timer_count(const pst_table *t, uint32_t slot);
  * count. After anything but PST_OK the epoch can only be rolled back. */
 pst_status pst_timers_move(pst_table *t, int32_t key_group, const pst_timer *timers, int n,
                            uint32_t to);
+
+/* ---- rows that come from files (admit.h) ----------------------------------------------------- */
+
+/* Notes timers that are elements in files, of rows that the open epoch admits: it has them before
+ * and after. PST_LIMIT, PST_NO_MEMORY. */
+pst_status pst_timers_note_admitted(pst_table *t, const pst_timer *timers, uint32_t n);
+static inline const pst_timer *pst_timers_admitted(const pst_table *t, size_t *n) {
+    *n = t->admitted_timers.size / sizeof(pst_timer);
+    return (const pst_timer *)(const void *)t->admitted_timers.data;
+}
+/* Orders them by pst_timer_compare. */
+void pst_timers_sort_admitted(pst_table *t);
 
 /* ---- one timer ------------------------------------------------------------------------------- */
 

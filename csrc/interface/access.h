@@ -254,6 +254,13 @@ pst_status pst_aggregate_merge(pst_table *t, int32_t column, const pst_agg_shape
 
 typedef enum pst_domain { PST_EVENT = 0, PST_PROCESSING = 1 } pst_domain;
 
+/* Rows with a timer before the horizon of its domain do not leave the table (pst_table_leave). It is
+ * INT64_MAX at first, and then none with timers of that domain does. Part of the open epoch, and
+ * undone with it. Whoever raises it sees to it that the rows of timers up to there are in the table.
+ * PST_INVALID: not attached, or no domain. */
+pst_status pst_table_set_horizon(pst_table *t, pst_domain domain, int64_t time_ms);
+int64_t pst_table_horizon(const pst_table *t, pst_domain domain);
+
 /* Of the current key. Registering one that is there, and deleting one that is not, does nothing. */
 pst_status pst_timer_register(pst_table *t, pst_domain domain, int64_t time_ms);
 pst_status pst_timer_delete(pst_table *t, pst_domain domain, int64_t time_ms);

@@ -205,7 +205,7 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
 
 /* Puts all rows and timers of some key groups, as another table has them, into the open epoch of a
  * table, which has none of those keys; `rows` (may be NULL) counts the records. Both tables have
- * one schema. PST_INVALID: not attached; a table does not have the key groups; or `from` has an
+ * one schema. PST_NOT_HERE: rows of `from` lie in files below it. PST_INVALID: not attached; a table does not have the key groups; or `from` has an
  * open epoch. PST_SCHEMA; PST_POISONED; memory. If some rows were put by then the epoch is
  * poisoned. */
 pst_status pst_table_copy(pst_table *to, pst_table *from, int32_t first_key_group,
@@ -282,10 +282,12 @@ void pst_reader_close(pst_reader *r);
 /* Valid as long as the reader. */
 const pst_lineage *pst_reader_lineage(const pst_reader *r);
 /* One key as of the pinned epoch; the record is valid until the next call. PST_NOT_FOUND where it
- * has no row. PST_WRONG_KEY_GROUP; PST_TOO_LARGE: the key. */
+ * has no row. PST_NOT_HERE in its place where rows lie below the table (pst_table_set_whole): the
+ * files of the epoch know the key, or nobody does. PST_WRONG_KEY_GROUP; PST_TOO_LARGE: the key. */
 pst_status pst_reader_get(pst_reader *r, const pst_cell *key, uint32_t nulls, pst_record *record);
 /* Live rows as of the pinned epoch, in slot order; the record is valid until the next call.
- * PST_NOT_FOUND at the end. After PST_BUSY the cursor stands where it was. */
+ * PST_NOT_FOUND at the end; PST_NOT_HERE in its place where rows lie below the table, of which none
+ * were visited: those that were are all that were in the table in that epoch. After PST_BUSY the cursor stands where it was. */
 pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record);
 
 #ifdef __cplusplus

@@ -133,7 +133,7 @@ void pst_table_abandon(pst_table *t);
 const pst_detail *pst_table_detail(const pst_table *t);
 
 typedef struct pst_table_stats {
-    uint64_t keys;        /* live rows                                              */
+    uint64_t keys;        /* live rows, of those below none                         */
     uint64_t slots;       /* rows ever taken (live, dead and reusable)              */
     uint64_t row_bytes;   /* committed for rows                                     */
     uint64_t index_bytes; /* in use by the index                                    */
@@ -202,8 +202,50 @@ pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *line
  * not attached, or `back` is negative. Nothing else fails. */
 pst_status pst_table_rollback(pst_table *t, int32_t back);
 
-/* 1 while the open epoch has touched anything. */
+/* 1 while the open epoch has touched anything. Rows that were admitted from files are no change. */
 int pst_table_dirty(const pst_table *t);
+
+/* ---- a table above files --------------------------------------------------------------------- */
+
+/* Whether the table has all rows of its key groups. A new one has. 0, when files with rows are set
+ * below it: then a key without a row may have one there, and what counts or visits all rows sees
+ * those alone that are here. Of all epochs that can be returned to; 1 is said from the open epoch
+ * on, and undone with it. */
+void pst_table_set_whole(pst_table *t, int whole);
+int pst_table_is_whole(const pst_table *t);
+
+/* Nobody returns further than to the last sealed epoch any more: pst_table_rollback and readers of
+ * earlier ones say so, and what was freed up to now can be taken at once. The open epoch begins
+ * anew, so batches become stale. Killed at any point, the table is as before or settled. PST_INVALID:
+ * not attached, or the open epoch has touched, made or admitted rows. PST_POISONED. */
+pst_status pst_table_settle(pst_table *t);
+
+/* Rows, and bytes of them with their index and what their states have in blocks. */
+typedef struct pst_room {
+    uint64_t rows;
+    uint64_t bytes;
+} pst_room;
+
+/* Rows leave the table until at least `wanted` of both is free for others, the ones that were used
+ * least lately first; or until no more may: rows with timers before a horizon stay, and all do
+ * while pst_table_keep_rows says so. Each 65536 rows, or less, are an epoch, sealed under the last
+ * one's lineage and without a delta, and settled. REQUIRES: the files below have all that the sealed
+ * epochs changed. `left` (may be NULL) says how much it was, also where this fails; then the epoch
+ * that failed was rolled back. PST_INVALID: not attached, or the open epoch has touched, made or
+ * admitted rows. PST_POISONED; PST_CORRUPT in a list, map or timers; memory. */
+pst_status pst_table_leave(pst_table *t, const pst_room *wanted, pst_room *left);
+
+/* What the rows that are here take of the table's memory, and what of it is free for others. */
+typedef struct pst_resident {
+    uint64_t rows;
+    uint64_t row_bytes;        /* of them alone */
+    uint64_t index_bytes;      /* of the whole index */
+    uint64_t block_bytes;      /* in use: bytes, lists, maps, timers; not the index */
+    uint64_t free_rows;        /* that the open epoch can take before the table gets longer */
+    uint64_t free_block_bytes; /* listed for their size, now or once the window has passed */
+} pst_resident;
+/* O(size classes). */
+void pst_table_get_resident(const pst_table *t, pst_resident *resident);
 
 #ifdef __cplusplus
 }

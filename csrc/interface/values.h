@@ -40,6 +40,7 @@ typedef enum pst_status {
     PST_CALLBACK = 20,         /* an I/O or codec callback failed; it keeps its own error         */
     PST_SCHEMA = 21,           /* a file's schema does not fit the table's                        */
     PST_CHANGED = 22,          /* what was sized has changed since: size it again                 */
+    PST_NOT_HERE = 25,         /* not in the table; it may lie in the files below, or nowhere     */
 } pst_status;
 
 /* Where a status came from. Fields that do not apply are -1. */

@@ -55,7 +55,7 @@ static const int64_t *time_at(const chunk *c, uint64_t i) {
 
 /* Frees the first chunk. */
 static pst_status drop_chunk(pst_table *t, pst_list *l, const chunk *first) {
-    int born = l->born == (uint32_t)t->h->active;
+    int born = l->born == t->birth;
     uint32_t granule = l->first;
     if (granule == l->last)
         *l = (pst_list){.end = l->end};

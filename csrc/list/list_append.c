@@ -107,7 +107,7 @@ static pst_status append_chunk(pst_table *t, const pst_list_shape *s, pst_list *
         pst_put32(pst_block(t, l->last), granule);
     } else {
         l->first = granule;
-        l->born = (uint32_t)t->h->active;
+        l->born = t->birth;
     }
     l->last = granule;
     l->last_class = class;

@@ -23,6 +23,9 @@
 #define ADDRESSES ((uint64_t)1 << 47)
 #define SPACES_PER_RESERVE 10
 
+/* The bytes of the smallest row, and slots whose heat is a byte. */
+enum { LEAST_ROW = 16, HEAT_SLOTS = 4 };
+
 /* Bytes of addresses that the arenas of this process hold. */
 static uint64_t reserved;
 
@@ -38,6 +41,8 @@ uint64_t pst_space_size(int space, uint64_t head_bytes, uint64_t reserve) {
         uint64_t spans = (reserve < most ? reserve : most) / PST_SPAN_GRANULES / PST_GRANULE;
         return round_up(spans * sizeof(pst_span), LARGE_STEP);
     }
+    if (space == PST_SPACE_HEAT)
+        return round_up(reserve / LEAST_ROW / HEAT_SLOTS, LARGE_STEP);
     if (space < PST_SPACE_RING)
         return space == PST_SPACE_HEAP && reserve > most ? most : reserve;
     /* A ring can never hold more names than its space has blocks, and keeps a window's worth of

@@ -85,8 +85,13 @@ struct pst_table {
     uint64_t undo_count;
     uint64_t undo_capacity; /* records committed in that log */
     uint64_t reused;        /* slots that the open epoch took from the ring */
+    uint64_t admitted;      /* of those and of fresh ones, how many for rows of files (R2) */
     uint64_t row_capacity;  /* rows committed */
     uint32_t stamp;         /* of the open epoch, shifted to its place in the header */
+    uint32_t birth;         /* what nodes and lists that are made bear: the open epoch's (R3) */
+    uint8_t *heat;          /* see resident.h */
+    uint32_t heat_slots;    /* that have heat */
+    uint64_t heat_wanted;   /* slots for which it was asked last */
     int32_t max_parallelism;
     int32_t first_key_group;
     int32_t last_key_group;
@@ -120,6 +125,8 @@ struct pst_table {
     uint64_t entries_made; /* of maps, since what has expired was last looked for */
     int64_t due_until[2];  /* per domain: up to where timers were handed out last */
     uint64_t timers_missed;
+    pst_buffer admitted_timers; /* of the open epoch, see timers.h */
+    pst_charge admitted_charge;
     /* The row whose record of a file was last applied, and the timer that it bears; PST_NONE. */
     uint32_t applied;
     uint64_t applied_timer;
@@ -137,11 +144,21 @@ static inline uint32_t pst_group_count(const pst_table *t) {
     return (uint32_t)(t->last_key_group - t->first_key_group + 1);
 }
 
-/* Rows that the open epoch has touched or made. */
-static inline uint64_t pst_changed_rows(const pst_table *t) {
+/* Rows that the open epoch has made, those aside that it has admitted. */
+static inline uint64_t pst_made_rows(const pst_table *t) {
     const pst_meta *before = pst_meta_of(t, t->h->sealed);
     uint64_t fresh = t->m->slots > before->slots ? t->m->slots - before->slots : 0;
-    return t->undo_count + fresh + t->reused;
+    return fresh + t->reused - t->admitted;
+}
+
+/* Rows that the open epoch has touched or made. */
+static inline uint64_t pst_changed_rows(const pst_table *t) {
+    return t->undo_count + pst_made_rows(t);
+}
+
+/* What nodes and lists of rows that are admitted bear: as if the sealed epoch had made them. */
+static inline uint32_t pst_admitted_birth(const pst_table *t) {
+    return (uint32_t)t->h->sealed;
 }
 
 /* Entries of an epoch's directory. */

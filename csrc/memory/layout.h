@@ -13,7 +13,9 @@
  *      Each space is committed from its start in whole pages; committed[] falls where pages are
  *      given back (A5), never below what an epoch of the window holds.
  *  L2. A row is `row_size` bytes at slot * row_size in the rows space: word 0 is the header
- *      (undo index << 32 | stamp << 8 | flags), then the key, then the states' image.
+ *      (undo index << 32 | stamp << 8 | flags), then the key, then the states' image. Of an
+ *      admitted row that is untouched since, stamp is 0 and the undo index the low half of the
+ *      epoch that admitted it (R1).
  *  L3. stamp 0 means: not touched in any epoch of the undo window, nor in one that could be
  *      confused with one of it. The stamp of epoch e is e % (2^24 - 1) + 1.
  *  L4. An index entry is tag << 32 | (slot + 1); 0 is empty, PST_TOMBSTONE a dead entry.
@@ -32,7 +34,7 @@
 #include "pystate.h"
 
 #define PST_TABLE_MAGIC UINT64_C(0x31454c4254545350) /* "PSTTBLE1" */
-#define PST_TABLE_FORMAT 12u
+#define PST_TABLE_FORMAT 13u
 
 enum {
     PST_UNDO_LOGS = 3, /* the open epoch and two sealed ones                                  */
@@ -48,7 +50,8 @@ enum {
     PST_SPACE_ROWS = 1,
     PST_SPACE_HEAP = 2,
     PST_SPACE_SPANS = 3, /* what becomes of the heap's spans, see span.h */
-    PST_SPACE_UNDO = 4,  /* and the two after it */
+    PST_SPACE_HEAT = 4,  /* two bits a slot, where rows lie below, see resident.h */
+    PST_SPACE_UNDO = 5,  /* and the two after it */
     PST_SPACE_RING = PST_SPACE_UNDO + PST_UNDO_LOGS,
     PST_SPACES = PST_SPACE_RING + PST_RINGS,
     PST_PAGE_ENTRIES = 512 /* index entries in a full page of 4 KB */
@@ -167,7 +170,9 @@ typedef struct pst_meta {
     uint32_t cut;
     uint32_t cut_at;
     uint32_t timed_apart; /* rows whose timers are elements in files (TM4) */
-    uint32_t pad[2];      /* a shard lies in one cache line, a root in one word */
+    uint32_t whole;       /* not 0: no rows lie below, so a key without a row is absent (R4) */
+    uint32_t pad;         /* a shard lies in one cache line, a root in one word */
+    int64_t horizon[2];   /* per domain: timers before it have their rows here (DK2) */
     pst_shard shards[];   /* room for header.shards; then, with timers, two roots per key group */
 } pst_meta;
 
@@ -213,6 +218,11 @@ typedef struct pst_header {
     uint64_t absent_bytes; /* of spans that were given back, within committed[] */
     pst_span_hints spans;
     pst_slot_hints slots;
+    /* Where looking for cold rows goes on, and in which epochs it was last at the first slot, and
+     * before that. Hints. */
+    uint64_t hand;
+    uint64_t hand_began;
+    uint64_t hand_before;
     uint64_t counted; /* 1: the last owner left with pst_span.listed as the rings have it */
     uint64_t ring_capacity[PST_RINGS]; /* entries, a power of two or 0 */
     uint64_t huge_rows;                /* bytes of rows that were taken for huge pages (huge.h)  */

@@ -6,9 +6,11 @@
  * Thread safety: the writer's alone.
  *
  * Invariants
- *  B1. A name that is pushed to a ring in epoch n can be popped in epoch n + 3 at the earliest:
- *      pop stops at the tail that was sealed three epochs before the open one.
- *  B2. A ring's cells from the head of three epochs ago to the tail are never overwritten, so a
+ *  B1. A name that is pushed to a ring in epoch n can be popped in epoch n + 3 at the earliest, or
+ *      once nobody can return to what was before n: pop stops at the tail that was sealed three
+ *      epochs before the open one, or with `floor`, whichever is later. `sealed_tail` and
+ *      `sealed_head` of an epoch below `floor` are those of `floor`.
+ *  B2. A ring's cells from that epoch's head to the tail are never overwritten, so a
  *      roll back that restores older positions finds the names that belonged to them. Growing
  *      copies cells to where the doubled capacity looks for them and then stores the capacity.
  *      Shrinking does the same, when all names lie in one half.

@@ -77,10 +77,13 @@ pst_status pst_table_copy(pst_table *to, pst_table *from, int32_t first_key_grou
                           int32_t last_key_group, uint64_t *rows) {
     if (to == from || to->max_parallelism != from->max_parallelism ||
         !has_groups(to, first_key_group, last_key_group) ||
-        !has_groups(from, first_key_group, last_key_group) || pst_table_dirty(from))
+        !has_groups(from, first_key_group, last_key_group) || pst_table_dirty(from) ||
+        from->admitted)
         return PST_INVALID;
     if (to->poisoned || from->poisoned)
         return PST_POISONED;
+    if (!pst_table_is_whole(from))
+        return PST_NOT_HERE;
     if (pst_schema_fingerprint(&to->schema) != pst_schema_fingerprint(&from->schema))
         return PST_SCHEMA;
     memory_file file = {.charge = {.budget = to->budget, .small = PST_SMALL_BUFFER}};

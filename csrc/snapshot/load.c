@@ -12,114 +12,35 @@
 #include "access/batch.h"
 #include "base/mem.h"
 #include "base/schema.h"
-#include "elements/collections.h"
+#include "elements/apply.h"
 #include "elements/elements.h"
-#include "elements/timers.h"
 #include "sst/record.h"
 #include "sst/sst_reader.h"
-#include "table/ttl.h"
 
 /* ---- records ------------------------------------------------------------------------------- */
 
-/* Applies what a row's record says of a list or map: it is void, or a list that begins later. */
-static pst_status apply_marker(pst_table *t, uint32_t slot, int32_t column, const pst_cell *cell,
-                               int present) {
-    uint64_t *row = pst_row(t, slot), start;
-    if (!present || t->lay.fields[column].kind != PST_LIST)
-        return pst_row_clear(t, row, column);
-    if (cell->bytes.size != sizeof start)
-        return PST_CORRUPT;
-    memcpy(&start, cell->bytes.data, sizeof start);
-    pst_list l = pst_row_list(t, row, column);
-    pst_status s = pst_list_trim_to(t, &l, start);
-    if (!s)
-        pst_row_list_store(t, slot, column, &l);
-    return s;
-}
-
-/* Which of the table's columns records have, and where. */
-typedef struct pst_mapping {
-    const int32_t *columns; /* NULL: as the table */
-    int32_t n;
-    uint64_t here;   /* the table's columns among them */
-    uint64_t taken;  /* the records' columns that are the table's */
-    uint64_t values; /* those of them that make a row: not lists, maps or times */
-    int all_new;     /* no record's key has a row */
-    int foreseen;    /* the table keeps keys under the records' hashes */
+/* A mapping, and what is known of the records' keys. */
+typedef struct loading {
+    pst_mapping map;
+    int all_new;  /* no record's key has a row */
+    int foreseen; /* the table keeps keys under the records' hashes */
     pst_dropped dropped;
-} pst_mapping;
-
-/* 0: some column is not the table's, or is there twice. */
-static int make_mapping(const pst_table *t, const int32_t *columns, int32_t n, pst_mapping *m) {
-    *m = (pst_mapping){.columns = columns, .n = n};
-    if (n < 0 || n > PST_MAX_STATES)
-        return 0;
-    for (int32_t i = 0; i < n; i++) {
-        int32_t column = columns ? columns[i] : i;
-        if (column < 0)
-            continue;
-        if (column >= t->lay.n_states || m->here >> column & 1)
-            return 0;
-        m->here |= UINT64_C(1) << column;
-        m->taken |= UINT64_C(1) << i;
-        uint8_t kind = t->lay.fields[column].kind;
-        m->values |= (uint64_t)(kind == PST_VALUE || kind == PST_TIMER) << i;
-    }
-    return 1;
-}
-
-static pst_status apply_column(pst_table *t, uint32_t slot, int32_t column, const pst_cell *cell,
-                               int present, uint64_t here) {
-    uint64_t *row = pst_row(t, slot);
-    pst_kind kind = (pst_kind)t->lay.fields[column].kind;
-    /* A time alone would keep a row whose values are all gone. */
-    if (kind == PST_TIME && present && !pst_row_has(&t->lay, row, column - 1))
-        return PST_OK;
-    pst_touch(t, slot, row);
-    if (kind == PST_LIST || kind == PST_MAP)
-        return apply_marker(t, slot, column, cell, present);
-    if (kind == PST_TIMER) {
-        if (!present)
-            return pst_timer_replace(t, slot, NULL);
-        t->applied = slot;
-        t->applied_timer = cell->word[0];
-        return pst_timer_replace(t, slot, cell->word);
-    }
-    if (kind == PST_TIMERS || !t->lay.fields[column].width)
-        return PST_OK;
-    if (!present)
-        return pst_row_clear(t, row, column);
-    pst_status s = pst_row_put(t, row, column, cell);
-    /* The record is from before the state had a time to live: it gets the time of now. Otherwise
-     * its time follows, or stays. */
-    int32_t time = t->lay.fields[column].time;
-    if (!s && time >= 0 && !(here >> time & 1))
-        pst_row_stamp(t, row, column);
-    return s;
-}
+} loading;
 
 static pst_status apply_put(pst_table *t, const pst_key *key, const pst_record *r,
                             const pst_mapping *m, uint32_t *slot) {
     pst_status s = PST_OK;
-    uint64_t changed = r->changed & m->taken;
     *slot = PST_NONE;
-    if (changed & r->present & m->values)
+    if (r->changed & m->taken & r->present & m->values)
         s = pst_row_make(t, key, slot);
     else
         *slot = pst_index_find(t, key);
-    if (*slot == PST_NONE)
-        return s;
-    for (uint64_t left = changed; !s && left; left &= left - 1) {
-        int i = __builtin_ctzll(left);
-        int32_t column = m->columns ? m->columns[i] : i;
-        s = apply_column(t, *slot, column, &r->cells[i], (int)(r->present >> i & 1), m->here);
-    }
-    return s;
+    return s || *slot == PST_NONE ? s : pst_apply_columns(t, *slot, r, m);
 }
 
 /* `more`, *slot: see pst_element_apply. */
-static pst_status apply_row(pst_table *t, const pst_record *r, const pst_mapping *m,
-                            int has_element, uint32_t more, uint32_t *slot) {
+static pst_status apply_row(pst_table *t, const pst_record *r, const loading *m, int has_element,
+                            uint32_t more, uint32_t *slot) {
     if (t->poisoned)
         return PST_POISONED;
     if (!t->attached)
@@ -140,48 +61,45 @@ static pst_status apply_row(pst_table *t, const pst_record *r, const pst_mapping
         key.hash = pst_key_spread(key.hash, key.bytes, t->max_parallelism);
     if (has_element && !(r->key_nulls >> n_keys & 1))
         return t->lay.has_elements && !pst_dropped_has(&m->dropped, r->key[n_keys].bytes)
-                   ? pst_poison(t, pst_element_apply(t, &key, r, m->columns, m->n, more, slot))
+                   ? pst_poison(t,
+                                pst_element_apply(t, &key, r, m->map.columns, m->map.n, more, slot))
                    : PST_OK;
     t->applied = PST_NONE;
     if (r->op == PST_PUT)
-        return pst_poison(t, apply_put(t, &key, r, m, slot));
+        return pst_poison(t, apply_put(t, &key, r, &m->map, slot));
     *slot = pst_index_find(t, &key);
     if (*slot == PST_NONE)
         return PST_OK;
-    uint64_t *row = pst_row(t, *slot);
-    pst_touch(t, *slot, row);
-    if (t->lay.timer >= 0 && m->here >> t->lay.timer & 1)
-        s = pst_timer_replace(t, *slot, NULL);
-    return pst_poison(t, s ? s : pst_row_delete(t, row));
+    return pst_poison(t, pst_apply_delete(t, *slot, &m->map));
 }
 
 pst_status pst_table_apply(pst_table *t, const pst_record *r, const int32_t *columns,
                            int32_t n_columns) {
-    pst_mapping m;
-    if (!make_mapping(t, columns, n_columns, &m))
+    loading m = {.all_new = 0};
+    if (!pst_mapping_make(t, columns, n_columns, &m.map))
         return PST_INVALID;
     uint32_t slot = PST_NONE;
     return apply_row(t, r, &m, t->lay.has_elements, 0, &slot);
 }
 
 /* Are the file's cells what the table takes them for? */
-static pst_status check_schema(const pst_table *t, const pst_schema *from, const pst_mapping *m) {
+static pst_status check_schema(const pst_table *t, const pst_schema *from, const loading *m) {
     pst_schema *own = NULL;
     pst_status s = pst_file_schema_create(&t->schema, &own);
     if (s)
         return s;
     int32_t n_keys = t->schema.n_keys;
     int fits = from->n_keys - pst_schema_has_element(from) == n_keys &&
-               pst_schema_hashed(from) == pst_schema_hashed(&t->schema) && m->n <= from->n_states &&
-               (m->columns || from->n_states == m->n);
+               pst_schema_hashed(from) == pst_schema_hashed(&t->schema) &&
+               m->map.n <= from->n_states && (m->map.columns || from->n_states == m->map.n);
     for (int32_t i = 0; fits && i < n_keys; i++)
         fits = pst_column_same_type(&from->keys[i], &own->keys[i]);
-    for (int32_t i = 0; fits && i < m->n; i++) {
-        int32_t column = m->columns ? m->columns[i] : i;
+    for (int32_t i = 0; fits && i < m->map.n; i++) {
+        int32_t column = m->map.columns ? m->map.columns[i] : i;
         if (column < 0)
             continue;
         fits = pst_column_same_type(&from->states[i], &own->states[column]) &&
-               (from->states[i].kind != PST_TIME || pst_time_follows(m->columns, i));
+               (from->states[i].kind != PST_TIME || pst_time_follows(m->map.columns, i));
     }
     pst_file_schema_destroy(own);
     return fits ? PST_OK : PST_SCHEMA;
@@ -191,28 +109,10 @@ static pst_status check_schema(const pst_table *t, const pst_schema *from, const
 
 enum { LINES_AHEAD = 32, ROWS_AHEAD = 16 };
 
-/* Where the walk for a hash begins. A block may have rows that are not of this table. */
-static inline __attribute__((always_inline)) int home_of(const pst_table *t, uint64_t hash,
-                                                         uint32_t *tag, pst_probe *c) {
-    int32_t group = pst_group_of(t, hash);
-    if (group < t->first_key_group || group > t->last_key_group)
-        return 0;
-    *tag = pst_tag_of(t, hash);
-    uint32_t at = pst_directory_at(t, t->m->directory_bits, hash, *tag);
-    return pst_probe_home(c, &t->m->shards[at], t->heap, *tag);
-}
-
-PST_PREFETCH void prefetch_line(const pst_table *t, uint64_t hash) {
-    uint32_t tag;
-    pst_probe c;
-    if (home_of(t, hash, &tag, &c))
-        __builtin_prefetch(c.line, 1, 2);
-}
-
 PST_PREFETCH void prefetch_row(const pst_table *t, uint64_t hash) {
     uint32_t tag;
     pst_probe c;
-    if (!home_of(t, hash, &tag, &c))
+    if (!pst_probe_hash(t, hash, &tag, &c))
         return;
     uint32_t m = pst_line_matches(c.line, tag);
     uint32_t slot = m ? pst_entry_slot(c.line[__builtin_ctz(m)]) : PST_NONE;
@@ -222,15 +122,14 @@ PST_PREFETCH void prefetch_row(const pst_table *t, uint64_t hash) {
 
 /* Prefetches what the rows ahead will need; at a block's first row, for all rows within reach, and
  * after rows that were passed together, for as many. A row and its elements have one hash. */
-static void prefetch_ahead(const pst_table *t, const pst_mapping *m, pst_ahead ahead,
-                           uint32_t passed) {
+static void prefetch_ahead(const pst_table *t, const loading *m, pst_ahead ahead, uint32_t passed) {
     if (!m->foreseen)
         return;
     uint32_t lines = passed < LINES_AHEAD ? LINES_AHEAD - passed : 1;
     uint32_t rows = passed < ROWS_AHEAD ? ROWS_AHEAD - passed : 1;
     for (uint32_t i = ahead.begins ? 0 : lines; i <= LINES_AHEAD && i < ahead.rows; i++)
         if (!i || ahead.hash[i] != ahead.hash[i - 1])
-            prefetch_line(t, ahead.hash[i]);
+            pst_index_prefetch(t, ahead.hash[i]);
     if (m->all_new)
         return;
     for (uint32_t i = rows; i <= ROWS_AHEAD && i < ahead.rows; i++)
@@ -374,9 +273,9 @@ static pst_status key_at(pst_table *t, const pst_stretch *part, uint32_t i, pst_
 }
 
 /* The rows of keys i to i + n - 1, touched; made where a value is put. */
-static pst_status make_rows(pst_table *t, const pst_stretch *part, const pst_mapping *m, uint32_t i,
+static pst_status make_rows(pst_table *t, const pst_stretch *part, const loading *m, uint32_t i,
                             uint32_t n, uint32_t *slots) {
-    uint64_t values = part->view->kinds[0].changed & m->values;
+    uint64_t values = part->view->kinds[0].changed & m->map.values;
     pst_status s = PST_OK;
     for (uint32_t k = 0; !s && k < n; k++) {
         pst_key key;
@@ -398,10 +297,10 @@ static pst_status make_rows(pst_table *t, const pst_stretch *part, const pst_map
 }
 
 /* Puts the values of the records' column `from`. */
-static pst_status put_column(pst_table *t, const pst_stretch *part, const pst_mapping *m,
-                             int32_t from, uint32_t i, uint32_t n, const uint32_t *slots) {
+static pst_status put_column(pst_table *t, const pst_stretch *part, const loading *m, int32_t from,
+                             uint32_t i, uint32_t n, const uint32_t *slots) {
     const pst_sst_values *c = &part->view->columns[part->view->schema->n_keys + from];
-    int32_t column = m->columns ? m->columns[from] : from;
+    int32_t column = m->map.columns ? m->map.columns[from] : from;
     const pst_field *f = &t->lay.fields[column];
     pst_status s = PST_OK;
     /* Such a value makes a row, so each slot is one. */
@@ -420,12 +319,12 @@ static pst_status put_column(pst_table *t, const pst_stretch *part, const pst_ma
             continue;
         if (present)
             pst_sst_value(c, i + k, &cell);
-        s = apply_column(t, slots[k], column, &cell, present, m->here);
+        s = pst_apply_column(t, slots[k], column, &cell, present, m->map.here);
     }
     return s;
 }
 
-static pst_status apply_stretch(pst_table *t, const pst_stretch *part, const pst_mapping *m,
+static pst_status apply_stretch(pst_table *t, const pst_stretch *part, const loading *m,
                                 uint64_t *rows) {
     uint32_t slots[CHUNK], end = part->first + part->rows;
     t->current.generation = 0; /* its buffer serves as scratch */
@@ -437,7 +336,8 @@ static pst_status apply_stretch(pst_table *t, const pst_stretch *part, const pst
         if (s)
             return s;
         s = make_rows(t, part, m, i, n, slots);
-        for (uint64_t left = part->view->kinds[0].changed & m->taken; !s && left; left &= left - 1)
+        for (uint64_t left = part->view->kinds[0].changed & m->map.taken; !s && left;
+             left &= left - 1)
             s = put_column(t, part, m, __builtin_ctzll(left), i, n, slots);
         if (s)
             return pst_poison(t, s);
@@ -448,10 +348,10 @@ static pst_status apply_stretch(pst_table *t, const pst_stretch *part, const pst
 
 /* Puts entries of the record's map that follow it. */
 static pst_status apply_followers(pst_table *t, pst_sst_reader *r, const pst_record *record,
-                                  const pst_mapping *m, uint32_t slot, uint32_t more,
+                                  const loading *m, uint32_t slot, uint32_t more,
                                   uint32_t *passed) {
-    int32_t from = record->changed ? __builtin_ctzll(record->changed) : m->n;
-    int32_t column = from < m->n ? (m->columns ? m->columns[from] : from) : -1;
+    int32_t from = record->changed ? __builtin_ctzll(record->changed) : m->map.n;
+    int32_t column = from < m->map.n ? (m->map.columns ? m->map.columns[from] : from) : -1;
     pst_bytes element = record->key[t->schema.n_keys].bytes;
     *passed = 0;
     if (column < 0 || t->lay.fields[column].kind != PST_MAP ||
@@ -486,12 +386,12 @@ static pst_status expect(pst_table *t, const pst_sst_reader *r, int all_new) {
 
 /* Whether nearly all that the file has will be lists, maps and timers of the table: not the values of
  * rows, and not keys of many bytes, which each record repeats. */
-static int is_of_elements(const pst_table *t, const pst_schema *from, const pst_mapping *m) {
+static int is_of_elements(const pst_table *t, const pst_schema *from, const loading *m) {
     if (t->lay.key_kind != PST_KEY_WORD)
         return 0;
     for (int32_t i = 0; i < from->n_states; i++) {
-        int32_t column = m->columns ? m->columns[i] : i;
-        if (!(m->taken >> i & 1) || t->lay.fields[column].kind == PST_VALUE)
+        int32_t column = m->map.columns ? m->map.columns[i] : i;
+        if (!(m->map.taken >> i & 1) || t->lay.fields[column].kind == PST_VALUE)
             return 0;
     }
     return 1;
@@ -499,7 +399,7 @@ static int is_of_elements(const pst_table *t, const pst_schema *from, const pst_
 
 /* Such elements take more of the heap than half of their bytes in the file, so an empty table is
  * given that in one piece. How many rows they make, the file does not say. */
-static void expect_elements(pst_table *t, const pst_sst_reader *r, const pst_mapping *m) {
+static void expect_elements(pst_table *t, const pst_sst_reader *r, const loading *m) {
     const pst_file_info *info = pst_sst_reader_info(r);
     uint64_t all = 0;
     if (t->m->slots || !info->rows || info->tombstones ||
@@ -514,8 +414,8 @@ static void expect_elements(pst_table *t, const pst_sst_reader *r, const pst_map
 pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
                           int32_t n_columns, uint64_t *rows) {
     const pst_schema *from = pst_sst_reader_schema(r);
-    pst_mapping m;
-    if (!t->attached || !make_mapping(t, columns, n_columns, &m))
+    loading m = {.all_new = 0};
+    if (!t->attached || !pst_mapping_make(t, columns, n_columns, &m.map))
         return PST_INVALID;
     if (t->poisoned)
         return PST_POISONED;

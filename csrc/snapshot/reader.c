@@ -162,6 +162,9 @@ static pst_status copy_row(pst_reader *r, uint32_t slot) {
     PST_FENCE(__ATOMIC_ACQUIRE);
     if (pst_acquire64(row) != now)
         return PST_STALE;
+    for (uint64_t k = 1; k <= 3; k++)
+        if (pst_is_of_admission(header, r->epoch + k))
+            return PST_NOT_FOUND; /* R5 */
     r->row[0] = header;
     return pst_is_live(header) ? PST_OK : PST_NOT_FOUND;
 }
@@ -289,6 +292,11 @@ static pst_status find_row(pst_reader *r, const pst_key *key) {
     return PST_NOT_FOUND;
 }
 
+/* What it means that a row is not in the pinned epoch of the table (R4). */
+static pst_status absence(const pst_reader *r) {
+    return r->m->whole ? PST_NOT_FOUND : PST_NOT_HERE;
+}
+
 static pst_status get_once(pst_reader *r, const pst_key *key, pst_record *record) {
     pst_status s = find_row(r, key);
     if (s == PST_NOT_FOUND && r->m->ties && r->view->lay.key_kind == PST_KEY_BYTES) {
@@ -317,7 +325,7 @@ pst_status pst_reader_get(pst_reader *r, const pst_cell *cells, uint32_t nulls,
         uint64_t before = enter(r);
         s = conclude(r, before, get_once(r, &key, record), &a);
     } while (s == PST_STALE);
-    return s;
+    return s == PST_NOT_FOUND ? absence(r) : s;
 }
 
 static pst_status read_slot(pst_reader *r, uint32_t slot, pst_record *record) {
@@ -345,7 +353,7 @@ pst_status pst_reader_next(pst_reader *r, uint64_t *cursor, pst_record *record) 
             return s;
     }
     /* Also of a table without rows: a reader whose epoch is gone says so. */
-    return leave(r, enter(r)) == PST_SNAPSHOT_TOO_OLD ? PST_SNAPSHOT_TOO_OLD : PST_NOT_FOUND;
+    return leave(r, enter(r)) == PST_SNAPSHOT_TOO_OLD ? PST_SNAPSHOT_TOO_OLD : absence(r);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */

@@ -25,14 +25,21 @@ typedef struct retired {
 static pst_status retire(const retired *r, uint32_t slot) {
     pst_table *t = r->t;
     const uint64_t *row = pst_row(t, slot);
-    /* Names that only went to the ring's end are among those that have left it. */
-    if (pst_is_live(row[0]) || pst_header_stamp(row[0]) != t->stamp)
+    if (pst_is_live(row[0]))
         return PST_OK;
     pst_status s = pst_row_free_key(t, row);
     if (s || !r->marks)
         return s ? s : pst_slot_free(t, slot);
     r->marks[slot / 64] |= UINT64_C(1) << slot % 64;
     return PST_OK;
+}
+
+/* A slot that the epoch took. Of a row that was admitted and touched there is a record. Names that
+ * only went to the ring's end are among those that have left it. */
+static pst_status retire_taken(const retired *r, uint32_t slot) {
+    const uint64_t *row = pst_row(r->t, slot);
+    int dead = pst_row_is_made(r->t, row) || pst_is_of_admission(row[0], r->t->h->active);
+    return dead ? retire(r, slot) : PST_OK;
 }
 
 static pst_status retire_all(const retired *r) {
@@ -42,10 +49,10 @@ static pst_status retire_all(const retired *r) {
     for (uint64_t i = 0; !s && i < t->undo_count; i++)
         s = retire(r, (uint32_t)*pst_undo_record(t, t->undo, i));
     for (uint32_t slot = before->slots; !s && slot < t->m->slots; slot++)
-        s = retire(r, slot);
+        s = retire_taken(r, slot);
     uint32_t head = t->m->rings[PST_RING_SLOTS].head;
     for (uint32_t p = before->rings[PST_RING_SLOTS].head; !s && p != head; p++)
-        s = retire(r, pst_ring_at(t, PST_RING_SLOTS, p));
+        s = retire_taken(r, pst_ring_at(t, PST_RING_SLOTS, p));
     return s;
 }
 

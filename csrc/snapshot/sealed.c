@@ -274,6 +274,66 @@ static int were_apart(const pst_table *t, uint32_t slot) {
            pst_timers_are_apart(&t->lay, pst_undo_presence(t, pst_undo_record(t, t->undo, index)));
 }
 
+/* The header that the row had when the open epoch admitted it, and its image then; 0: it did not. */
+static uint64_t admitted_header(const pst_table *t, const uint64_t *row, const uint64_t **image) {
+    uint64_t header = row[0];
+    *image = row + t->lay.image_offset / 8;
+    if (pst_header_stamp(header) == t->stamp && header >> 32 != PST_NONE) {
+        const uint64_t *record = pst_undo_record(t, t->undo, header >> 32);
+        header = record[1];
+        *image = record + 2;
+    }
+    return pst_is_admitted(header, t->h->active) ? header : 0;
+}
+
+/* Whether the timer was there already when the open epoch admitted its row (AD2). */
+static int came_with_row(const pst_table *t, int domain, const pst_tree_entry *e) {
+    const pst_row_layout *lay = &t->lay;
+    const uint64_t *image, *row = pst_row(t, (uint32_t)e->key[1]);
+    uint64_t header = t->admitted ? admitted_header(t, row, &image) : 0;
+    if (!header)
+        return 0;
+    if (header == row[0])
+        return 1;
+    uint64_t word = pst_timer_pack((pst_domain)domain, pst_timer_time(e->key[0]));
+    uint64_t had = lay->wide ? image[0] : header >> 1 & 0x7F;
+    if (lay->timer >= 0 && had >> lay->timer & 1)
+        return *pst_image_field(lay, image, lay->timer) == word;
+    pst_timer timer = {e->key[0], (uint32_t)e->key[1], (pst_domain)domain};
+    size_t low = 0, high;
+    const pst_timer *all = pst_timers_admitted(t, &high);
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        int order = pst_timer_compare(&timer, &all[middle]);
+        if (!order)
+            return 1;
+        if (order < 0)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    return 0;
+}
+
+/* The timers with which rows were admitted, as far as they are elements of files and no longer: no
+ * difference between trees names those. */
+static pst_status emit_admitted(pst_sealed *s, const pst_table *t) {
+    size_t n;
+    const pst_timer *all = pst_timers_admitted(t, &n);
+    pst_status st = PST_OK;
+    for (size_t i = 0; !st && i < n; i++) {
+        const pst_timer *timer = &all[i];
+        const uint64_t *row = pst_row(t, timer->slot);
+        pst_tree_entry e = {.key = {timer->word, timer->slot}};
+        if (pst_header_stamp(row[0]) != t->stamp)
+            continue;
+        int32_t group = pst_group_of(t, pst_row_hash(t, row));
+        if (!are_apart(t, timer->slot) || !pst_timer_is_there(t, t->m, group, timer))
+            st = emit_timer(s, t, (int)timer->domain, PST_DELETE, &e);
+    }
+    return st;
+}
+
 /* The rows of timers lie anywhere, so some timers are found before the first is emitted. */
 static pst_status emit_timers(pst_sealed *s, const pst_table *t, int domain, pst_tree_root from,
                               pst_tree_root to) {
@@ -291,7 +351,8 @@ static pst_status emit_timers(pst_sealed *s, const pst_table *t, int domain, pst
             pst_prefetch_row(t, (uint32_t)e[n++].key[1]);
         for (int i = 0; !st && i < n; i++) {
             uint32_t slot = (uint32_t)e[i].key[1];
-            if (op[i] == PST_PUT ? are_apart(t, slot) : were_apart(t, slot))
+            if (op[i] == PST_PUT ? are_apart(t, slot) && !came_with_row(t, domain, &e[i])
+                                 : were_apart(t, slot))
                 st = emit_timer(s, t, domain, op[i], &e[i]);
         }
     }
@@ -330,8 +391,9 @@ static pst_status emit_staying(pst_sealed *s, const pst_table *t, const uint64_t
 static pst_status gather_timers(pst_sealed *s, const pst_table *t) {
     pst_meta *before = pst_meta_of(t, t->h->sealed);
     pst_status st = PST_OK;
-    if (!before->timed_apart && !t->m->timed_apart)
+    if (!before->timed_apart && !t->m->timed_apart && !t->admitted_timers.size)
         return PST_OK;
+    st = emit_admitted(s, t);
     for (int32_t g = t->first_key_group; !st && g <= t->last_key_group; g++)
         for (int domain = 0; !st && domain < 2; domain++)
             st = emit_timers(s, t, domain, *pst_timer_root(t, before, g, (pst_domain)domain),
@@ -792,8 +854,8 @@ static pst_status gather_touched(pst_sealed *s, const pst_table *t) {
     return PST_OK;
 }
 
-/* A slot that the epoch took. Where its name only left the ring, the row may be of an insert that
- * was undone: its header alone tells (V2). */
+/* A row that is new as a whole. Where a slot's name only left the ring, the row may be of an insert
+ * that was undone: its header alone tells (V2). */
 static pst_status gather_inserted(pst_sealed *s, const pst_table *t, uint32_t slot) {
     const uint64_t *row = pst_row(t, slot);
     uint64_t present = pst_presence(&t->lay, row);
@@ -802,6 +864,12 @@ static pst_status gather_inserted(pst_sealed *s, const pst_table *t, uint32_t sl
     if (t->lay.has_elements)
         return gather_with_elements(s, t, row, 0, NULL);
     return present ? emit(s, t, row, 0, present, present) : PST_OK;
+}
+
+/* A slot that the epoch took. The row may have been admitted, and then it is no change, or one that
+ * an undo record tells. */
+static pst_status gather_taken(pst_sealed *s, const pst_table *t, uint32_t slot) {
+    return pst_row_is_made(t, pst_row(t, slot)) ? gather_inserted(s, t, slot) : PST_OK;
 }
 
 /* Words of an entry, at most. */
@@ -827,10 +895,10 @@ static pst_status gather(pst_sealed *s, const pst_table *t) {
     for (uint32_t p = from; !st && p != to; p++) {
         if (to - p > AHEAD)
             pst_prefetch_row(t, pst_ring_at(t, PST_RING_SLOTS, p + AHEAD));
-        st = gather_inserted(s, t, pst_ring_at(t, PST_RING_SLOTS, p));
+        st = gather_taken(s, t, pst_ring_at(t, PST_RING_SLOTS, p));
     }
     for (uint32_t slot = before->slots; !st && slot < t->m->slots; slot++)
-        st = gather_inserted(s, t, slot);
+        st = gather_taken(s, t, slot);
     return !st && t->lay.timers >= 0 ? gather_timers(s, t) : st;
 }
 
@@ -895,6 +963,7 @@ static pst_status end(pst_table *t, pst_status st, pst_sealed *s, pst_sealed **s
 pst_status pst_sealed_gather(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed) {
     pst_sealed *s = NULL;
     pst_status st = begin(t, lineage, &s);
+    pst_timers_sort_admitted(t);
     if (!st)
         st = gather(s, t);
     if (!st)

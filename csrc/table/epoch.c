@@ -8,6 +8,13 @@
 #include "memory/span.h"
 #include "table/undo.h"
 
+/* Was an untouched row admitted before the last three epochs? Then nobody has to know it any more
+ * (R5), and the epoch's number must not come round. */
+static int was_admitted_before(uint64_t header, uint64_t epoch) {
+    uint32_t by = (uint32_t)(header >> 32);
+    return header && by != PST_NONE && (uint32_t)epoch - by >= 3;
+}
+
 static void sweep_stamps(pst_table *t, uint64_t epoch) {
     pst_meta *m = pst_meta_of(t, epoch);
     uint64_t n = ((uint64_t)m->slots >> PST_SWEEP_SHIFT) + PST_SWEEP_LEAST;
@@ -22,7 +29,8 @@ static void sweep_stamps(pst_table *t, uint64_t epoch) {
             at = 0;
         uint64_t *row = pst_row(t, (uint32_t)at);
         uint32_t stamp = pst_header_stamp(row[0]);
-        if (stamp && stamp != recent[0] && stamp != recent[1] && stamp != recent[2])
+        if (stamp ? stamp != recent[0] && stamp != recent[1] && stamp != recent[2]
+                  : was_admitted_before(row[0], epoch))
             pst_put64(row, pst_make_header((uint32_t)row[0], 0, PST_NONE));
     }
     pst_put64(&m->sweep, at);
@@ -78,14 +86,21 @@ void pst_epoch_begin(pst_table *t) {
         pst_put32(&ring->sealed_head[2], ring->sealed_head[1]);
         pst_put32(&ring->sealed_head[1], ring->sealed_head[0]);
         pst_put32(&ring->sealed_head[0], ring->head);
+        for (uint64_t k = 1; k < 3; k++)
+            if (e <= h->floor + k) {
+                pst_put32(&ring->sealed_tail[k], ring->sealed_tail[k - 1]);
+                pst_put32(&ring->sealed_head[k], ring->sealed_head[k - 1]);
+            }
     }
     pst_release64(&h->active, e);
     t->m = m;
     t->undo = pst_undo_log(t, e);
-    t->undo_count = t->reused = 0;
+    t->undo_count = t->reused = t->admitted = 0;
     t->undo_capacity = h->committed[PST_SPACE_UNDO + (int)(e % PST_UNDO_LOGS)] / t->lay.record_size;
     t->row_capacity = h->committed[PST_SPACE_ROWS] / t->lay.row_size;
     t->stamp = pst_stamp(e) << 8;
+    t->birth = (uint32_t)e;
+    t->admitted_timers.size = 0;
     t->poisoned = PST_OK;
     t->hot = t->deaths = 0;
     t->index_due = 1;
@@ -144,8 +159,36 @@ pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *line
     return PST_OK;
 }
 
+/* Has the open epoch left everything as it found it, blocks too? */
+static int is_pristine(const pst_table *t) {
+    const pst_meta *before = pst_meta_of(t, t->h->sealed), *m = t->m;
+    int same = m->heap_top == before->heap_top && m->free_spans == before->free_spans &&
+               m->index_granules == before->index_granules &&
+               !memcmp(m->bump, before->bump, sizeof m->bump) &&
+               !memcmp(m->bump_left, before->bump_left, sizeof m->bump_left);
+    for (int r = 0; r < PST_RINGS && same; r++)
+        same =
+            m->rings[r].head == before->rings[r].head && m->rings[r].tail == before->rings[r].tail;
+    return same;
+}
+
+pst_status pst_table_settle(pst_table *t) {
+    pst_header *h = t->h;
+    if (!t->attached || pst_table_dirty(t) || t->admitted)
+        return PST_INVALID;
+    if (t->poisoned)
+        return PST_POISONED;
+    if (h->floor < h->sealed)
+        pst_release64(&h->floor, h->sealed);
+    if (!is_pristine(t))
+        return pst_table_rollback(t, 0);
+    pst_epoch_begin(t);
+    return PST_OK;
+}
+
 int pst_table_dirty(const pst_table *t) {
     const pst_meta *before = pst_meta_of(t, t->h->sealed);
-    return t->undo_count != 0 || t->m->slots != before->slots ||
-           t->m->rings[PST_RING_SLOTS].head != before->rings[PST_RING_SLOTS].head;
+    uint32_t taken = t->m->slots - before->slots + t->m->rings[PST_RING_SLOTS].head -
+                     before->rings[PST_RING_SLOTS].head;
+    return t->undo_count != 0 || taken != t->admitted;
 }

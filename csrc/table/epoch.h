@@ -11,7 +11,9 @@
  *  E2. Epoch e begins in this order: floor = e - 3; empty log e % 3; meta e % 4 from its
  *      predecessor; active = e. Killed in between, e has left no trace that counts.
  *  E3. While e is open, the metas of e - 1, e - 2, e - 3 and the logs of e, e - 1, e - 2 are
- *      whole, so that one can return to each of those three epochs.
+ *      whole, so that one can return to each of those three epochs, as far as they are not below
+ *      `floor`. Settling raises it to the sealed epoch, to which alone one can then return. What
+ *      an epoch of `floor` or before has freed can be taken (B1).
  *  E4. `rollbacks` is odd while rows move backwards; a reader that saw it change reads again.
  *  E5. Beginning an epoch clears a few stale stamps (the rows from `sweep` on), so that every row
  *      is looked at long before its stamp could come round to mean a later epoch.

@@ -118,6 +118,26 @@ static inline int pst_probe_home(pst_probe *c, const pst_shard *s, const uint8_t
     return 1;
 }
 
+/* Points at the home line of a hash, and says its tag; 0 also where its key group is not the
+ * table's. */
+static inline __attribute__((always_inline)) int pst_probe_hash(const pst_table *t, uint64_t hash,
+                                                                uint32_t *tag, pst_probe *c) {
+    int32_t group = pst_group_of(t, hash);
+    if (group < t->first_key_group || group > t->last_key_group)
+        return 0;
+    *tag = pst_tag_of(t, hash);
+    uint32_t at = pst_directory_at(t, t->m->directory_bits, hash, *tag);
+    return pst_probe_home(c, &t->m->shards[at], t->heap, *tag);
+}
+
+/* Prefetches the line with which looking for a key of that hash, or making its row, begins. */
+PST_PREFETCH void pst_index_prefetch(const pst_table *t, uint64_t hash) {
+    uint32_t tag;
+    pst_probe c;
+    if (pst_probe_hash(t, hash, &tag, &c))
+        __builtin_prefetch(c.line, 1, 2);
+}
+
 static inline void pst_probe_step(pst_probe *c, const uint8_t *heap) {
     c->at += PST_LINE;
     if (c->at == c->capacity)

@@ -46,6 +46,21 @@ static inline uint64_t pst_presence(const pst_row_layout *lay, const uint64_t *r
     return row[lay->image_offset / 8];
 }
 
+/* Has the open epoch made the row? A row that it has admitted, or touched, it has not (R1). */
+static inline int pst_row_is_made(const pst_table *t, const uint64_t *row) {
+    return row[0] >> 8 == ((uint64_t)PST_NONE << 24 | t->stamp >> 8);
+}
+
+/* Does the header say that the epoch admitted the row, which has not been touched since? One that
+ * does not live was dropped. */
+static inline int pst_is_of_admission(uint64_t header, uint64_t epoch) {
+    return !pst_header_stamp(header) && header >> 32 == (uint32_t)epoch && header;
+}
+
+static inline int pst_is_admitted(uint64_t header, uint64_t epoch) {
+    return pst_is_of_admission(header, epoch) && pst_is_live(header);
+}
+
 static inline int pst_groups_are_masked(const pst_table *t) {
     return t->group_mask || t->max_parallelism == 1;
 }

@@ -44,11 +44,13 @@ void pst_slot_take_named(pst_table *t, uint32_t *slot) {
     t->reused++;
 }
 
-/* Was the row touched in the window's last three epochs, the time that a name waits (B1)? */
+/* Was the row touched, or dropped, in the window's last three epochs, the time that a name waits
+ * (B1)? */
 static int is_recent(const pst_table *t, uint32_t slot) {
-    uint32_t stamp = pst_header_stamp(pst_row(t, slot)[0]);
+    uint64_t header = pst_row(t, slot)[0];
     for (uint64_t k = 0; k < 3 && k <= t->h->active; k++)
-        if (stamp == pst_stamp(t->h->active - k) << 8)
+        if (pst_header_stamp(header) == pst_stamp(t->h->active - k) << 8 ||
+            pst_is_of_admission(header, t->h->active - k))
             return 1;
     return 0;
 }
@@ -56,7 +58,8 @@ static int is_recent(const pst_table *t, uint32_t slot) {
 /* Is the row dead for good? Sealing takes care of those that died in the open epoch. */
 static int has_died_before(const pst_table *t, uint32_t slot) {
     uint64_t header = pst_row(t, slot)[0];
-    return !pst_is_live(header) && pst_header_stamp(header) != t->stamp;
+    return !pst_is_live(header) && pst_header_stamp(header) != t->stamp &&
+           !pst_is_of_admission(header, t->h->active);
 }
 
 /* Puts slots that the cut has dropped ahead of the names that still wait, so that they can be taken

@@ -8,9 +8,9 @@
  *
  * Invariants
  *  SL1. Each slot below `slots` is in one of these states: its row lives, or died in the open
- *       epoch; or its name is in the ring, once; or, from PST_CUT_TURN on, it lies above the cut.
+ *       epoch, or was dropped from an admission in it (R2); or its name is in the ring, once; or, from PST_CUT_TURN on, it lies above the cut.
  *       Where a name leaves the ring without being taken, the row's header stays as it is. It bears
- *       no stamp of the window, so undoing passes it over.
+ *       neither the epoch's stamp nor its number, so undoing passes it over.
  */
 #ifndef PST_SLOTS_H
 #define PST_SLOTS_H

@@ -18,9 +18,9 @@
  *      to keep its expiry under another duration goes on with the first one and sets `ahead` to
  *      the difference. Then an equal write may move a time back (`goes_back`).
  *  X3. A sweep looks at a given number of rows and entries (a list counts with its row), and at
- *      four more for each row that its epoch made and each entry made since the last sweep. So it
- *      keeps pace: where as much expires as is made, at most a quarter of all that is there waits
- *      to be removed.
+ *      four more for each row that its epoch made and each entry made since the last sweep; a row
+ *      that was admitted is not made. So it keeps pace: where as much expires as is made, at most
+ *      a quarter of all that is there waits to be removed. It does not see what lies below.
  *  X4. What has expired and is visible nevertheless (pst_ttl.lenient) is so until a reader has seen
  *      it: then a value or an entry has the time PST_SHOWN_TIME, which hides it from all readers,
  *      and elements that were walked over are removed, with those that a walk left out. A batch

@@ -51,11 +51,11 @@ static uint64_t undo_records(pst_table *t, uint64_t epoch) {
 }
 
 /* Resets a slot's index entry and header as if the epoch had never taken it. A row without the
- * epoch's stamp has no entry yet: either a kill came before its header was written, or the slot's
- * name only left the ring or went to its end. */
+ * epoch's stamp that was not admitted either has no entry yet: either a kill came before its header
+ * was written, or the slot's name only left the ring or went to its end. */
 static void undo_insert(pst_table *t, pst_meta *target, uint64_t epoch, uint32_t slot) {
     uint64_t *row = pst_row(t, slot);
-    if (pst_header_stamp(row[0]) != pst_stamp(epoch) << 8)
+    if (pst_header_stamp(row[0]) != pst_stamp(epoch) << 8 && !pst_is_of_admission(row[0], epoch))
         return;
     uint64_t hash = pst_row_hash(t, row);
     int32_t group = pst_group_of(t, hash);

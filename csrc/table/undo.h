@@ -15,9 +15,10 @@
  *  U3. Undoing writes only values that the records and the target's meta hold, newest epoch first
  *      and newest record first. After a kill it runs again from the start and ends the same.
  *  U4. An insert has no record. The slots that an epoch took are the difference between its meta
- *      and its predecessor's, as far as their rows bear its stamp (SL1): reusable ones first, then
- *      fresh ones. Undoing turns their index entries to empty, newest first, and their headers to
- *      zero.
+ *      and its predecessor's, as far as their rows bear its stamp (SL1), or it admitted them (R1):
+ *      reusable ones first, then fresh ones. Undoing turns their index entries to empty, newest
+ *      first, and their headers to zero. An admitted row that was touched is first untouched by
+ *      its record.
  *  U5. Where a key's bytes have moved, the record is {slot | PST_UNDO_KEY, second word of the
  *      reference before}. No row's header names it. It is written only when the seal can no longer
  *      fail, so whoever walks the records of an open epoch finds rows only.

@@ -30,7 +30,7 @@ typedef struct pst_tree_writer {
     pst_table *t;
     const pst_tree_shape *s;
     pst_tree_root *root;
-    uint32_t now;  /* the open epoch, as nodes bear it */
+    uint32_t now;  /* the open epoch, as nodes bear it; of rows that are admitted see R3 */
     uint32_t more; /* entries that are about to follow the one that is put at the end */
     int marked;    /* the leaf that is made born is to have marks */
     uint32_t top;
@@ -75,7 +75,7 @@ static inline pst_tree_writer pst_tw_begin(pst_table *t, const pst_tree_shape *s
     w.t = t;
     w.s = s;
     w.root = root;
-    w.now = (uint32_t)t->h->active;
+    w.now = t->birth;
     w.more = 0;
     w.marked = 0;
     w.top = 0;

@@ -29,6 +29,7 @@ cdef extern from "pystate.h" nogil:
         PST_CALLBACK
         PST_SCHEMA
         PST_CHANGED
+        PST_NOT_HERE
 
     ctypedef struct pst_detail:
         int64_t offset

@@ -1,0 +1,153 @@
+#include "elements/admit.h"
+
+#include <stdlib.h>
+
+#include "base/key.h"
+#include "base/mem.h"
+#include "elements/elements.h"
+#include "table/resident.h"
+
+/* What a failed write to a list or tree would poison the epoch for is asked for beforehand: what is
+ * stored takes up to three times the bytes of its records, and a map, its tree and the timers' have
+ * nodes that are partly empty. */
+enum { ROOM_PER_BYTE = 3, ROOM = 1 << 16 };
+
+pst_status pst_admission_begin(pst_admission *a, pst_table *t, const pst_key *key, uint64_t bytes,
+                               int *here) {
+    *a = (pst_admission){.t = t, .key = *key, .slot = PST_NONE, .birth = t->birth};
+    a->timers = a->few;
+    a->room = PST_ADMIT_TIMERS;
+    pst_status s = pst_check_group(t, key->hash);
+    if (s)
+        return s;
+    if (t->lay.has_elements && !pst_arena_has_room(&t->arena, bytes * ROOM_PER_BYTE + ROOM))
+        return PST_LIMIT;
+    s = pst_undo_reserve(t, 1);
+    if (!s)
+        s = pst_admit_begin(t, key, &a->slot, here);
+    if (s || *here)
+        return s;
+    t->birth = pst_admitted_birth(t);
+    t->applied = PST_NONE;
+    return PST_OK;
+}
+
+/* ---- timers ---------------------------------------------------------------------------------- */
+
+static pst_status note_timer(pst_admission *a, pst_domain domain, uint64_t word) {
+    if (a->n_timers == a->room) {
+        uint32_t room = 4 * a->room;
+        pst_timer *own = a->timers == a->few ? NULL : a->timers;
+        pst_timer *grown = pst_realloc(own, room * sizeof *grown);
+        if (!grown)
+            return PST_NO_MEMORY;
+        if (!own)
+            memcpy(grown, a->few, sizeof a->few);
+        a->timers = grown;
+        a->room = room;
+    }
+    a->timers[a->n_timers++] = (pst_timer){word, a->slot, domain};
+    return PST_OK;
+}
+
+/* Notes the timer that a record brings, if it does. */
+static pst_status note_timers(pst_admission *a, const pst_record *r, const pst_mapping *m,
+                              int element) {
+    const pst_table *t = a->t;
+    if (t->lay.timers < 0 || r->op != PST_PUT)
+        return PST_OK;
+    if (element) {
+        pst_bytes e = r->key[t->schema.n_keys].bytes;
+        if (e.size != PST_ELEMENT_TIMER || pst_get_big(e.data, PST_ELEMENT_ID) != PST_TIMERS_ID ||
+            e.data[PST_ELEMENT_ID] > 1)
+            return PST_OK;
+        return note_timer(a, (pst_domain)e.data[PST_ELEMENT_ID],
+                          pst_get_big(e.data + PST_ELEMENT_ID + 1, 8));
+    }
+    for (uint64_t left = r->changed & r->present & m->taken; left; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        uint64_t word = r->cells[i].word[0];
+        if (pst_mapped(m, i) == t->lay.timer)
+            return note_timer(a, pst_timer_packed_domain(word),
+                              pst_timer_word(pst_timer_packed_time(word)));
+    }
+    return PST_OK;
+}
+
+static int by_timer(const void *a, const void *b) {
+    return pst_timer_compare(a, b);
+}
+
+/* Keeps those that the row has, each once. Returns whether they are all. */
+static int find_timers(pst_admission *a) {
+    const pst_table *t = a->t;
+    int32_t group = pst_group_of(t, pst_row_hash(t, pst_row(t, a->slot)));
+    uint32_t n = 0;
+    qsort(a->timers, a->n_timers, sizeof *a->timers, by_timer);
+    for (uint32_t i = 0; i < a->n_timers; i++) {
+        const pst_timer *timer = &a->timers[i];
+        if (n && !pst_timer_compare(timer, &a->timers[n - 1]))
+            continue;
+        if (pst_timer_is_there(t, t->m, group, timer))
+            a->timers[n++] = *timer;
+    }
+    a->n_timers = n;
+    return n == pst_timer_count(t, a->slot);
+}
+
+/* ---- records --------------------------------------------------------------------------------- */
+
+pst_status pst_admission_add(pst_admission *a, const pst_record *r, const pst_mapping *m,
+                             int element, uint32_t more) {
+    pst_table *t = a->t;
+    uint32_t slot = a->slot;
+    pst_status s = note_timers(a, r, m, element);
+    if (s)
+        return s;
+    if (element)
+        return t->lay.has_elements
+                   ? pst_poison(t, pst_element_apply(t, &a->key, r, m->columns, m->n, more, &slot))
+                   : PST_OK;
+    t->applied = PST_NONE;
+    if (r->op == PST_PUT)
+        s = pst_apply_columns(t, a->slot, r, m);
+    else
+        s = pst_apply_delete(t, a->slot, m);
+    /* A value that is refused leaves the row as it was. */
+    return t->lay.has_elements ? pst_poison(t, s) : s;
+}
+
+static void finish(pst_admission *a) {
+    if (a->timers != a->few)
+        pst_free(a->timers);
+    a->timers = a->few;
+    a->n_timers = 0;
+    a->t->birth = a->birth;
+    a->t->applied = PST_NONE;
+}
+
+pst_status pst_admission_end(pst_admission *a) {
+    pst_table *t = a->t;
+    uint64_t *row = pst_row(t, a->slot);
+    pst_status s = PST_OK;
+    if (t->lay.timers >= 0 && pst_timers_are_apart(&t->lay, pst_presence(&t->lay, row)))
+        s = find_timers(a) ? pst_timers_note_admitted(t, a->timers, a->n_timers) : PST_CORRUPT;
+    if (s) {
+        pst_admission_drop(a);
+        return s;
+    }
+    finish(a);
+    return pst_admit_end(t, a->slot) ? PST_OK : PST_NOT_FOUND;
+}
+
+void pst_admission_drop(pst_admission *a) {
+    pst_table *t = a->t;
+    pst_status s = t->poisoned;
+    if (!s && a->n_timers)
+        (void)find_timers(a);
+    for (uint32_t i = 0; !s && i < a->n_timers; i++)
+        s = pst_timer_remove(t, a->slot, a->timers[i].domain, pst_timer_time(a->timers[i].word));
+    if (!pst_poison(t, s))
+        pst_admit_drop(t, a->slot);
+    finish(a);
+}

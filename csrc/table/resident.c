@@ -1,0 +1,74 @@
+#include "table/resident.h"
+
+pst_status pst_admit_begin(pst_table *t, const pst_key *key, uint32_t *slot, int *here) {
+    uint64_t made = t->reused + t->m->slots;
+    pst_status s = pst_row_make(t, key, slot);
+    *here = !s && t->reused + t->m->slots == made;
+    if (s || *here)
+        return s;
+    t->admitted++;
+    if (t->heat_wanted < t->row_capacity)
+        (void)pst_heat_reserve(t); /* a hint */
+    return PST_OK;
+}
+
+int pst_admit_end(pst_table *t, uint32_t slot) {
+    uint64_t *row = pst_row(t, slot);
+    if (!pst_is_live(row[0])) {
+        t->deaths = 1;
+        return 0;
+    }
+    PST_FENCE(__ATOMIC_RELEASE);
+    pst_put64(row, pst_make_header((uint32_t)row[0], 0, (uint32_t)t->h->active));
+    pst_heat_set(t, slot, 1);
+    return 1;
+}
+
+void pst_admit_drop(pst_table *t, uint32_t slot) {
+    uint64_t *row = pst_row(t, slot);
+    uint32_t birth = t->birth;
+    t->birth = pst_admitted_birth(t); /* so that freeing needs no room */
+    (void)pst_row_delete(t, row);
+    t->birth = birth;
+    pst_put64(row, pst_make_header((uint32_t)row[0], 0, (uint32_t)t->h->active));
+    t->deaths = 1;
+}
+
+pst_status pst_expel(pst_table *t, uint32_t slot) {
+    uint64_t *row = pst_row(t, slot);
+    pst_touch(t, slot, row);
+    return pst_poison(t, pst_row_delete(t, row));
+}
+
+pst_status pst_heat_reserve(pst_table *t) {
+    uint64_t slots = t->row_capacity;
+    if (pst_is_whole(t) || t->heat_wanted >= slots)
+        return PST_OK;
+    t->heat_wanted = slots;
+    pst_status s = pst_arena_commit(&t->arena, PST_SPACE_HEAT, slots / PST_HEAT_SLOTS + 1);
+    uint64_t have = t->h->committed[PST_SPACE_HEAT] * PST_HEAT_SLOTS;
+    t->heat = pst_space(&t->arena, PST_SPACE_HEAT);
+    t->heat_slots = have < UINT32_MAX ? (uint32_t)have : UINT32_MAX;
+    return s;
+}
+
+/* ---- what lies below ------------------------------------------------------------------------- */
+
+/* That rows may lie below is said of all epochs that can be returned to or read: it is never
+ * wrong. That none do is true from the open epoch on. */
+void pst_table_set_whole(pst_table *t, int whole) {
+    if (whole) {
+        pst_put32(&t->m->whole, 1);
+        return;
+    }
+    for (uint64_t e = t->h->active;; e--) {
+        pst_put32(&pst_meta_of(t, e)->whole, 0);
+        if (e == t->h->floor)
+            break;
+    }
+    (void)pst_heat_reserve(t); /* a hint */
+}
+
+int pst_table_is_whole(const pst_table *t) {
+    return pst_is_whole(t);
+}
