@@ -115,7 +115,12 @@ typedef struct pst_file_info {
     uint64_t file_bytes;
     uint64_t checksum; /* XXH64 of the whole file, what a manifest records */
     int null_entries;  /* entries of maps may have no value, which older versions cannot read */
+    uint32_t
+        block_bytes; /* 0, or of a guided file, 4096 to 65536: the keys and values of a block */
 } pst_file_info;
+
+/* From now on pst_sealed_write makes files with blocks of that size, as in pst_file_info. */
+void pst_sealed_guide(pst_sealed *s, uint32_t block_bytes);
 
 /* Sorts the sealed rows by (key group, hash, key) and writes them as a delta file. It may be called
  * again after a failure. PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT; PST_INVALID: nothing to write
@@ -134,9 +139,11 @@ typedef struct pst_sst_reader pst_sst_reader;
  * what its ctx names, and its budget, must live as long as the writer or reader. */
 
 /* Writes a file record by record; records must come sorted by (key group, hash, key bytes). `info`
- * gives kind, lineage, max_parallelism, key-group range and null_entries, PST_INVALID where they or
- * the schema are out of range. Entries without a value are PST_INVALID where null_entries is 0; a
- * merge has them where one of its sources may. One block is buffered. The schema is copied. */
+ * gives kind, lineage, max_parallelism, key-group range, null_entries and block_bytes, PST_INVALID
+ * where they or the schema are out of range; a guided file has at most 65536 key groups. Entries
+ * without a value are PST_INVALID where null_entries is 0; a merge has them where one of its sources
+ * may. One block is buffered, of a guided file also the hashes of 256 blocks. The schema is
+ * copied. */
 pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *info,
                                  const pst_io *io, pst_sst_writer **writer);
 pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record);

@@ -683,13 +683,18 @@ static pst_status write_sorted(writer *x) {
     return st;
 }
 
+void pst_sealed_guide(pst_sealed *s, uint32_t block_bytes) {
+    s->block_bytes = block_bytes;
+}
+
 pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info) {
     pst_file_info out = {.kind = PST_DELTA,
                          .lineage = s->lineage,
                          .max_parallelism = s->max_parallelism,
                          .first_key_group = s->first_key_group,
                          .last_key_group = s->last_key_group,
-                         .null_entries = s->null_entries};
+                         .null_entries = s->null_entries,
+                         .block_bytes = s->block_bytes};
     writer *x = pst_calloc(1, sizeof *x);
     if (!x)
         return PST_NO_MEMORY;

@@ -48,6 +48,7 @@ struct pst_sealed {
     int32_t max_parallelism;
     int32_t first_key_group;
     int32_t last_key_group;
+    uint32_t block_bytes; /* of the file, as in pst_file_info */
 };
 
 /* The info word: bit 0 delete, bit 1 null key, then for up to seven states changed << 8 and

@@ -10,6 +10,8 @@ void pst_sst_builder_init(pst_sst_builder *b, const pst_schema *schema) {
     memset(b, 0, sizeof *b);
     b->n_keys = schema->n_keys;
     b->n_states = schema->n_states;
+    b->target = PST_SST_BLOCK_TARGET;
+    b->most_rows = PST_SST_BLOCK_ROWS;
     for (int32_t i = 0; i < schema->n_keys + schema->n_states; i++) {
         pst_sst_shape shape = pst_sst_shape_of(pst_sst_column_at(schema, i)->type);
         b->columns[i].shape = shape;
@@ -87,8 +89,7 @@ pst_status pst_sst_builder_measure(pst_sst_builder *b, const pst_record *record,
         return PST_OK;
     b->kind = kind;
     b->row_size = size + b->kind_width[kind];
-    *fits = b->rows == 0 ||
-            (b->rows < PST_SST_BLOCK_ROWS && b->payload + b->row_size <= PST_SST_BLOCK_TARGET);
+    *fits = b->rows == 0 || (b->rows < b->most_rows && b->payload + b->row_size <= b->target);
     return PST_OK;
 }
 
@@ -322,7 +323,7 @@ static inline uint64_t element_size(const uint64_t *words) {
 static uint32_t count_fitting(const pst_sst_builder *b, const uint64_t *sizes, uint32_t n,
                               uint64_t *payload) {
     uint32_t i = 0;
-    for (; i < n && (b->rows + i == 0 || *payload + sizes[i] <= PST_SST_BLOCK_TARGET); i++)
+    for (; i < n && (b->rows + i == 0 || *payload + sizes[i] <= b->target); i++)
         *payload += sizes[i];
     return i;
 }
@@ -331,7 +332,7 @@ pst_status pst_sst_builder_measure_rows(pst_sst_builder *b, const pst_rows *rows
                                         uint64_t changed, uint32_t *fit) {
     enum { CHUNK = 128 };
     uint64_t sizes[CHUNK];
-    uint32_t n = rows->n - from, room = PST_SST_BLOCK_ROWS - b->rows;
+    uint32_t n = rows->n - from, room = b->most_rows - b->rows;
     uint32_t kind = kind_of(b, rows->op, changed);
     *fit = 0;
     if (kind == PST_SST_BLOCK_KINDS)
@@ -530,14 +531,14 @@ static uint64_t size_of(const pst_sst_builder *b, const pst_sst_view *v, uint32_
 
 uint32_t pst_sst_builder_measure_view(pst_sst_builder *b, const pst_sst_view *v, uint32_t from,
                                       uint32_t n, const int32_t *at, uint64_t changed) {
-    uint32_t kind = kind_of(b, PST_PUT, changed), room = PST_SST_BLOCK_ROWS - b->rows;
+    uint32_t kind = kind_of(b, PST_PUT, changed), room = b->most_rows - b->rows;
     if (kind == PST_SST_BLOCK_KINDS)
         return 0;
     b->kind = kind;
     n = n < room ? n : room;
     for (; n; n /= 2) {
         b->row_size = size_of(b, v, from, n, at, changed);
-        if (b->payload + b->row_size <= PST_SST_BLOCK_TARGET || (b->rows == 0 && n == 1))
+        if (b->payload + b->row_size <= b->target || (b->rows == 0 && n == 1))
             return n;
     }
     return 0;

@@ -47,6 +47,8 @@ typedef struct pst_sst_builder {
     uint32_t deletes;
     uint32_t n_kinds;
     uint32_t kind;                            /* of the row last added or measured */
+    uint64_t target;                          /* of the payload; a larger row is alone */
+    uint32_t most_rows;                       /* at most PST_SST_BLOCK_ROWS */
     uint64_t payload;                         /* bytes of keys and values so far */
     uint64_t row_size;                        /* of the row last measured */
     uint64_t kind_width[PST_SST_BLOCK_KINDS]; /* of its fixed-width state columns together */
@@ -57,7 +59,8 @@ typedef struct pst_sst_builder {
     pst_sst_growing columns[PST_SST_MAX_COLUMNS];
 } pst_sst_builder;
 
-/* The schema must be valid. */
+/* The schema must be valid. Blocks are of PST_SST_BLOCK_TARGET bytes and PST_SST_BLOCK_ROWS rows, as
+ * long as the builder's owner sets no other target and most_rows. */
 void pst_sst_builder_init(pst_sst_builder *b, const pst_schema *schema);
 void pst_sst_builder_free(pst_sst_builder *b);
 

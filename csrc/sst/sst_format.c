@@ -26,6 +26,7 @@ enum {
     H_MAX_PARALLELISM = 40,
     H_FIRST = 44,
     H_LAST = 48,
+    H_BLOCK_BYTES = 52,
     H_ID = 56,
     H_PARENT = 72,
     H_EPOCH = 88,
@@ -58,9 +59,6 @@ enum {
     F_MAGIC = 56
 };
 
-/* Tags of properties; 0 ends them. */
-enum { P_PUTS = 1, P_DELETES = 2, P_RAW = 3, P_STORED = 4, P_PARENT = 5 };
-
 uint64_t pst_sst_seed(const uint8_t id[16], uint64_t offset) {
     return pst_xxh64(id, 16, offset);
 }
@@ -77,11 +75,20 @@ void pst_sst_put_header(const pst_sst_header *h, uint8_t out[PST_SST_HEADER_BYTE
     pst_put_u32(out + H_MAX_PARALLELISM, (uint32_t)h->max_parallelism);
     pst_put_u32(out + H_FIRST, (uint32_t)h->first_key_group);
     pst_put_u32(out + H_LAST, (uint32_t)h->last_key_group);
+    pst_put_u32(out + H_BLOCK_BYTES, h->block_bytes);
     memcpy(out + H_ID, h->lineage.id, 16);
     memcpy(out + H_PARENT, h->lineage.parent, 16);
     pst_put_u64(out + H_EPOCH, h->lineage.epoch);
     pst_put_u64(out + H_QUERY, h->lineage.query);
     pst_put_u64(out + H_CHECKSUM, pst_xxh64(out, H_CHECKSUM, 0));
+}
+
+/* A guided file says how large its blocks are, and numbers its key groups in two bytes. */
+static int blocks_are_valid(const pst_sst_header *h) {
+    if (!(h->features & PST_SST_FEATURE_GUIDE))
+        return !(h->features & PST_SST_FEATURE_TIMES);
+    return h->block_bytes >= PST_SST_LEAST_BLOCK && h->block_bytes <= PST_SST_LARGEST_BLOCK &&
+           h->max_parallelism <= PST_SST_GUIDED_GROUPS;
 }
 
 pst_status pst_sst_get_header(const uint8_t in[PST_SST_HEADER_BYTES], pst_sst_header *h) {
@@ -96,6 +103,7 @@ pst_status pst_sst_get_header(const uint8_t in[PST_SST_HEADER_BYTES], pst_sst_he
     h->kind = (pst_file_kind)in[H_KIND];
     h->schema_bytes = pst_get_u32(in + H_SCHEMA_BYTES);
     h->features = pst_get_u64(in + H_INCOMPATIBLE);
+    h->block_bytes = h->features & PST_SST_FEATURE_GUIDE ? pst_get_u32(in + H_BLOCK_BYTES) : 0;
     h->max_parallelism = (int32_t)pst_get_u32(in + H_MAX_PARALLELISM);
     h->first_key_group = (int32_t)pst_get_u32(in + H_FIRST);
     h->last_key_group = (int32_t)pst_get_u32(in + H_LAST);
@@ -106,7 +114,8 @@ pst_status pst_sst_get_header(const uint8_t in[PST_SST_HEADER_BYTES], pst_sst_he
     int valid = pst_get_u16(in + H_VERSION) > 0 && (h->kind == PST_DELTA || h->kind == PST_BASE) &&
                 h->first_key_group >= 0 && h->first_key_group <= h->last_key_group &&
                 h->last_key_group < h->max_parallelism && h->schema_bytes > 0 &&
-                h->schema_bytes % PST_SST_ALIGN == 0 && h->schema_bytes <= PST_SST_MAX_SCHEMA;
+                h->schema_bytes % PST_SST_ALIGN == 0 && h->schema_bytes <= PST_SST_MAX_SCHEMA &&
+                blocks_are_valid(h);
     return valid ? PST_OK : PST_CORRUPT;
 }
 
@@ -274,16 +283,30 @@ static uint8_t *put_number(uint8_t *p, uint8_t tag, uint64_t value) {
 }
 
 size_t pst_sst_put_properties(const pst_sst_totals *t, const pst_lineage *lineage,
+                              const pst_sst_guided_properties *guided,
                               uint8_t out[PST_SST_MAX_PROPERTIES]) {
     memset(out, 0, PST_SST_MAX_PROPERTIES);
-    uint8_t *p = put_number(out, P_PUTS, t->puts);
-    p = put_number(p, P_DELETES, t->deletes);
-    p = put_number(p, P_RAW, t->raw);
-    p = put_number(p, P_STORED, t->stored);
-    *p++ = P_PARENT;
+    uint8_t *p = put_number(out, PST_PROPERTY_PUTS, t->puts);
+    p = put_number(p, PST_PROPERTY_DELETES, t->deletes);
+    p = put_number(p, PST_PROPERTY_RAW, t->raw);
+    p = put_number(p, PST_PROPERTY_STORED, t->stored);
+    *p++ = PST_PROPERTY_PARENT;
     *p++ = 16;
     memcpy(p, lineage->parent, 16);
-    p += 17; /* and the end tag */
+    p += 16;
+    if (guided) {
+        *p++ = PST_PROPERTY_BOUNDS;
+        p += pst_put_varint(p, guided->bounds_size);
+        memcpy(p, guided->bounds, guided->bounds_size);
+        p += guided->bounds_size;
+    }
+    if (guided && guided->times) {
+        *p++ = PST_PROPERTY_TIMES;
+        *p++ = PST_SST_TIMES_BYTES;
+        memcpy(p, guided->times, PST_SST_TIMES_BYTES);
+        p += PST_SST_TIMES_BYTES;
+    }
+    p++; /* the end tag */
     return (size_t)pst_sst_align((uint64_t)(p - out));
 }
 
@@ -300,18 +323,33 @@ pst_status pst_sst_check_properties(const uint8_t *in, size_t size, const pst_ss
         const uint8_t *value = pst_cursor_bytes(&c, length);
         if (!value)
             return PST_CORRUPT;
-        if (tag <= P_STORED) {
+        if (tag <= PST_PROPERTY_STORED) {
             pst_cursor v = pst_cursor_over(value, length);
             if (pst_cursor_varint(&v) != expected[tag] || v.bad || pst_cursor_left(&v) > 0)
                 return PST_CORRUPT;
-        } else if (tag == P_PARENT) {
+        } else if (tag == PST_PROPERTY_PARENT) {
             if (length != 16 || memcmp(value, lineage->parent, 16) != 0)
                 return PST_CORRUPT;
         }
-        if (tag <= P_PARENT)
+        if (tag <= PST_PROPERTY_PARENT)
             seen |= 1u << tag;
     }
     return !c.bad && seen == 0x3e ? PST_OK : PST_CORRUPT;
+}
+
+const uint8_t *pst_sst_property_value(const uint8_t *in, size_t size, pst_sst_property tag,
+                                      size_t *length) {
+    pst_cursor c = pst_cursor_over(in, size);
+    for (;;) {
+        uint64_t found = pst_cursor_varint(&c);
+        if (found == 0)
+            return NULL;
+        uint64_t bytes = pst_cursor_varint(&c);
+        const uint8_t *value = pst_cursor_bytes(&c, bytes);
+        *length = bytes;
+        if (!value || found == (uint64_t)tag)
+            return value;
+    }
 }
 
 void pst_sst_put_footer(const pst_sst_footer *f, const uint8_t id[16],

@@ -41,16 +41,23 @@ enum {
     PST_SST_BLOCK_KINDS = 256,
     PST_SST_MAX_NAME = 65535,
     PST_SST_MAX_SCHEMA = 16 * 1024 * 1024,
-    PST_SST_LZ4_RATIO = 255 /* no LZ4 block expands further */
+    PST_SST_LZ4_RATIO = 255, /* no LZ4 block expands further */
+    /* Of guided files: the bounds of pst_file_info.block_bytes, and the most key groups. */
+    PST_SST_LEAST_BLOCK = 4096,
+    PST_SST_LARGEST_BLOCK = 65536,
+    PST_SST_GUIDED_GROUPS = 65536
 };
 
 /* Incompatible features that this version reads. A file bears only those that it needs, so that one
  * without lists, maps, timers, namespaces and nested types is a file of the first release. */
-#define PST_SST_FEATURE_KINDS UINT64_C(1) /* the schema section says more of each column */
-#define PST_SST_FEATURE_TIMER UINT64_C(2) /* a row's record may bear the key's only timer */
-#define PST_SST_FEATURE_NULLS UINT64_C(4) /* a map's entry may have no value */
+#define PST_SST_FEATURE_KINDS UINT64_C(1)  /* the schema section says more of each column */
+#define PST_SST_FEATURE_TIMER UINT64_C(2)  /* a row's record may bear the key's only timer */
+#define PST_SST_FEATURE_NULLS UINT64_C(4)  /* a map's entry may have no value */
+#define PST_SST_FEATURE_GUIDE UINT64_C(8)  /* small blocks, and guides that lead to them */
+#define PST_SST_FEATURE_TIMES UINT64_C(16) /* of a guided file: an index of the timers */
 #define PST_SST_KNOWN_FEATURES                                                                     \
-    (PST_SST_FEATURE_KINDS | PST_SST_FEATURE_TIMER | PST_SST_FEATURE_NULLS)
+    (PST_SST_FEATURE_KINDS | PST_SST_FEATURE_TIMER | PST_SST_FEATURE_NULLS |                       \
+     PST_SST_FEATURE_GUIDE | PST_SST_FEATURE_TIMES)
 #define PST_SST_LZ4_MAX_INPUT UINT64_C(0x7E000000)
 
 typedef enum pst_sst_codec { PST_CODEC_RAW = 0, PST_CODEC_LZ4 = 1 } pst_sst_codec;
@@ -69,6 +76,7 @@ typedef struct pst_sst_header {
     int32_t last_key_group;
     uint32_t schema_bytes; /* size of the schema section */
     uint64_t features;     /* incompatible ones */
+    uint32_t block_bytes;  /* of a guided file; 0 of others */
 } pst_sst_header;
 
 static inline uint64_t pst_sst_features(const pst_schema *schema, int null_entries) {
@@ -114,18 +122,44 @@ typedef struct pst_sst_totals {
     uint64_t stored; /* with padding */
 } pst_sst_totals;
 
-enum { PST_SST_MAX_PROPERTIES = 128 };
+/* Tags of properties that every file has, and of one that a guided file has besides; 0 ends them. */
+typedef enum pst_sst_property {
+    PST_PROPERTY_PUTS = 1,
+    PST_PROPERTY_DELETES = 2,
+    PST_PROPERTY_RAW = 3,
+    PST_PROPERTY_STORED = 4,
+    PST_PROPERTY_PARENT = 5,
+    PST_PROPERTY_BOUNDS = 6,
+    PST_PROPERTY_TIMES = 7 /* where there is a time index */
+} pst_sst_property;
 
-/* Returns the size, a multiple of PST_SST_ALIGN. */
+enum {
+    PST_SST_BOUNDS_BYTES = 16, /* for each key column */
+    PST_SST_TIMES_BYTES = 32,
+    PST_SST_MAX_PROPERTIES = 192 + PST_MAX_KEYS * PST_SST_BOUNDS_BYTES
+};
+
+/* What a guided file has besides: bounds, and of its time index PST_SST_TIMES_BYTES, or NULL. */
+typedef struct pst_sst_guided_properties {
+    const uint8_t *bounds;
+    size_t bounds_size;
+    const uint8_t *times;
+} pst_sst_guided_properties;
+
+/* Returns the size, a multiple of PST_SST_ALIGN. `guided` is NULL of other files. */
 size_t pst_sst_put_properties(const pst_sst_totals *t, const pst_lineage *lineage,
+                              const pst_sst_guided_properties *guided,
                               uint8_t out[PST_SST_MAX_PROPERTIES]);
 /* PST_CORRUPT also where they contradict `t` or `lineage`; unknown properties are skipped. */
 pst_status pst_sst_check_properties(const uint8_t *in, size_t size, const pst_sst_totals *t,
                                     const pst_lineage *lineage);
+/* The value of a property, or NULL. REQUIRES: properties that were checked. */
+const uint8_t *pst_sst_property_value(const uint8_t *in, size_t size, pst_sst_property tag,
+                                      size_t *length);
 
 typedef struct pst_sst_footer {
     uint64_t index_offset;
-    uint64_t blocks;
+    uint64_t blocks; /* index entries; of a guided file one per segment */
     uint64_t properties_bytes;
     uint64_t tail_checksum; /* of index and properties */
     uint64_t file_bytes;

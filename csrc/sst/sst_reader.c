@@ -10,7 +10,10 @@
 #include "sst/record.h"
 #include "sst/sst_block.h"
 #include "sst/sst_format.h"
+#include "sst/sst_guide.h"
+#include "sst/sst_open.h"
 #include "sst/sst_reader.h"
+#include "sst/sst_unpack.h"
 
 /* Invariants:
  *  1. Bytes are used only after the checksum over them held.
@@ -22,16 +25,16 @@
 struct pst_sst_reader {
     pst_io io;
     pst_charge charge; /* of the index and a block */
-    pst_file_info info;
-    pst_detail detail;
-    pst_schema schema;
+    pst_sst_head head;
     pst_schema shown; /* as converted; without conversions it has no columns */
     pst_sst_conversion *conversions;
     int32_t n_conversions;
-    pst_record_rules rules;
-    pst_sst_ref *refs;
+    pst_sst_ref *refs; /* of all blocks; of a guided file, of a segment's */
     size_t n_refs;
-    size_t next_ref; /* the block to read once the current one is exhausted */
+    size_t next_ref;       /* the block to read once the current one is exhausted */
+    pst_guide *guide;      /* NULL: a file without one. Its schema is the head's */
+    uint32_t next_segment; /* whose blocks follow those of `refs` */
+    uint64_t segment_hash; /* of the last row of those */
     int32_t first_key_group;
     int32_t last_key_group;
     pst_status failed;
@@ -50,67 +53,28 @@ struct pst_sst_reader {
     pst_buffer tied_bytes;
 };
 
-static const pst_detail NOWHERE = {-1, -1, -1, -1, -1};
-
 static pst_status fail_at(pst_sst_reader *r, pst_status s, uint64_t offset) {
-    r->detail = NOWHERE;
-    r->detail.offset = (int64_t)offset;
-    return s;
+    return pst_sst_fail_at(&r->head, s, offset);
 }
 
 static pst_status read_at(pst_sst_reader *r, uint64_t offset, void *data, size_t size) {
-    if (r->io.read_at(r->io.ctx, offset, data, size) != 0)
-        return fail_at(r, PST_CALLBACK, offset);
-    return PST_OK;
+    return pst_sst_read_at(&r->io, &r->head, offset, data, size);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
-
-static pst_status read_header(pst_sst_reader *r, uint64_t file_bytes, uint64_t *data_offset) {
-    uint8_t bytes[PST_SST_HEADER_BYTES];
-    pst_sst_header h;
-    if (file_bytes < PST_SST_HEADER_BYTES)
-        return fail_at(r, PST_CORRUPT, file_bytes);
-    pst_status s = read_at(r, 0, bytes, sizeof bytes);
-    if (s)
-        return s;
-    s = pst_sst_get_header(bytes, &h);
-    if (s)
-        return fail_at(r, s, 0);
-    *data_offset = PST_SST_HEADER_BYTES + (uint64_t)h.schema_bytes;
-    if (file_bytes < *data_offset + PST_SST_FOOTER_BYTES)
-        return fail_at(r, PST_CORRUPT, file_bytes);
-    r->info.kind = h.kind;
-    r->info.lineage = h.lineage;
-    r->info.max_parallelism = h.max_parallelism;
-    r->info.first_key_group = h.first_key_group;
-    r->info.last_key_group = h.last_key_group;
-    r->info.file_bytes = file_bytes;
-    r->info.null_entries = (h.features & PST_SST_FEATURE_NULLS) != 0;
-    s = pst_buffer_reserve(&r->stored, h.schema_bytes);
-    if (s)
-        return s;
-    s = read_at(r, PST_SST_HEADER_BYTES, r->stored.data, h.schema_bytes);
-    if (s)
-        return s;
-    s = pst_sst_get_schema(r->stored.data, h.schema_bytes, h.lineage.id, h.features, &r->schema);
-    if (!s)
-        s = pst_record_rules_make(&r->schema, r->info.null_entries, &r->rules);
-    return s == PST_CORRUPT ? fail_at(r, s, PST_SST_HEADER_BYTES) : s;
-}
 
 /* Blocks must follow one another without a gap, in order of key group and hash, within the file's
  * range. */
 static pst_status read_index(pst_sst_reader *r, const pst_sst_footer *f, const uint8_t *index,
                              uint64_t data_offset, pst_sst_totals *totals) {
     uint64_t offset = data_offset;
-    int32_t key_group = r->info.first_key_group;
+    int32_t key_group = r->head.info.first_key_group;
     uint64_t hash = 0; /* of the first row of the block before, if that is of this key group */
     for (size_t i = 0; i < r->n_refs; i++) {
         pst_sst_ref *ref = &r->refs[i];
         if (pst_sst_get_ref(index + i * PST_SST_REF_BYTES, ref) || ref->offset != offset ||
             ref->stored > f->index_offset - offset || ref->first_key_group < key_group ||
-            ref->last_key_group > r->info.last_key_group ||
+            ref->last_key_group > r->head.info.last_key_group ||
             (ref->first_key_group == key_group && ref->first_hash < hash))
             return PST_CORRUPT;
         uint64_t padded = pst_sst_align(ref->stored);
@@ -124,51 +88,67 @@ static pst_status read_index(pst_sst_reader *r, const pst_sst_footer *f, const u
         totals->raw += ref->raw;
         totals->stored += padded;
     }
-    int complete = offset == f->index_offset && (r->info.kind != PST_BASE || totals->deletes == 0);
+    int complete =
+        offset == f->index_offset && (r->head.info.kind != PST_BASE || totals->deletes == 0);
     return complete ? PST_OK : PST_CORRUPT;
 }
 
-static pst_status read_tail(pst_sst_reader *r, uint64_t data_offset) {
-    uint8_t bytes[PST_SST_FOOTER_BYTES];
-    const uint8_t *id = r->info.lineage.id;
-    uint64_t end = r->info.file_bytes - PST_SST_FOOTER_BYTES;
-    pst_sst_footer f;
-    pst_status s = read_at(r, end, bytes, sizeof bytes);
-    if (s)
-        return s;
-    if (pst_sst_get_footer(bytes, id, data_offset, r->info.file_bytes, &f))
-        return fail_at(r, PST_CORRUPT, end);
-    size_t size = end - f.index_offset;
-    s = pst_charge_raise(&r->charge, size + f.blocks * sizeof *r->refs);
-    if (!s)
-        s = pst_buffer_reserve(&r->stored, size);
-    if (s)
-        return s;
-    s = read_at(r, f.index_offset, r->stored.data, size);
-    if (s)
-        return s;
-    const uint8_t *tail = r->stored.data;
-    if (pst_xxh64(tail, size, pst_sst_seed(id, f.index_offset)) != f.tail_checksum)
-        return fail_at(r, PST_CORRUPT, f.index_offset);
-    r->refs = pst_malloc(f.blocks * sizeof *r->refs);
+static pst_status read_blocks(pst_sst_reader *r, const pst_sst_footer *f) {
+    r->refs = pst_malloc(f->blocks * sizeof *r->refs);
     if (!r->refs)
         return PST_NO_MEMORY;
-    r->n_refs = f.blocks;
+    r->n_refs = f->blocks;
     pst_sst_totals totals = {0, 0, 0, 0};
-    if (read_index(r, &f, tail, data_offset, &totals) ||
-        pst_sst_check_properties(tail + f.blocks * PST_SST_REF_BYTES, f.properties_bytes, &totals,
-                                 &r->info.lineage))
-        return fail_at(r, PST_CORRUPT, f.index_offset);
-    r->info.rows = totals.puts;
-    r->info.tombstones = totals.deletes;
-    r->info.raw_bytes = totals.raw;
+    const uint8_t *tail = r->stored.data;
+    if (read_index(r, f, tail, r->head.data_offset, &totals) ||
+        pst_sst_check_properties(tail + f->blocks * PST_SST_REF_BYTES, f->properties_bytes, &totals,
+                                 &r->head.info.lineage))
+        return fail_at(r, PST_CORRUPT, f->index_offset);
+    r->head.info.rows = totals.puts;
+    r->head.info.tombstones = totals.deletes;
+    r->head.info.raw_bytes = totals.raw;
     return PST_OK;
+}
+
+static pst_status read_segments(pst_sst_reader *r, const pst_sst_footer *f) {
+    pst_guide *g = r->guide = pst_calloc(1, sizeof *g);
+    r->refs = g ? pst_malloc(PST_GUIDE_BLOCKS * sizeof *r->refs) : NULL;
+    if (!r->refs)
+        return PST_NO_MEMORY;
+    g->info = r->head.info;
+    g->schema = r->head.schema;
+    g->features = r->head.features;
+    g->data_offset = r->head.data_offset;
+    pst_status s = pst_guide_read_index(g, f, r->stored.data);
+    r->head.info = g->info;
+    return s == PST_CORRUPT ? fail_at(r, s, f->index_offset) : s;
+}
+
+/* What is kept of the index. */
+static uint64_t index_bytes(const pst_sst_reader *r) {
+    if (r->guide)
+        return r->guide->n_segments * sizeof *r->guide->segments +
+               PST_GUIDE_BLOCKS * sizeof *r->refs;
+    return r->n_refs * sizeof *r->refs;
+}
+
+static pst_status read_file(pst_sst_reader *r, uint64_t file_bytes) {
+    pst_sst_footer f;
+    pst_status s = pst_sst_read_head(&r->io, file_bytes, &r->stored, &r->head, &f);
+    if (!s)
+        s = pst_charge_raise(&r->charge, file_bytes - PST_SST_FOOTER_BYTES - f.index_offset +
+                                             f.blocks * sizeof *r->refs);
+    if (!s)
+        s = pst_sst_read_tail(&r->io, &r->head, &f, &r->stored);
+    if (s)
+        return s;
+    return r->head.features & PST_SST_FEATURE_GUIDE ? read_segments(r, &f) : read_blocks(r, &f);
 }
 
 pst_status pst_sst_reader_open(const pst_io *io, uint64_t file_bytes, pst_sst_reader **reader,
                                pst_detail *detail) {
     if (detail)
-        *detail = NOWHERE;
+        *detail = pst_sst_nowhere();
     if (!io->read_at)
         return PST_INVALID;
     pst_sst_reader *r = pst_calloc(1, sizeof *r);
@@ -176,19 +156,16 @@ pst_status pst_sst_reader_open(const pst_io *io, uint64_t file_bytes, pst_sst_re
         return PST_NO_MEMORY;
     r->io = *io;
     r->charge.budget = pst_budget_retain(io->budget);
-    r->detail = NOWHERE;
-    uint64_t data_offset;
-    pst_status s = read_header(r, file_bytes, &data_offset);
-    if (!s)
-        s = read_tail(r, data_offset);
+    r->head.detail = pst_sst_nowhere();
+    pst_status s = read_file(r, file_bytes);
     if (s) {
         if (detail)
-            *detail = r->detail;
+            *detail = r->head.detail;
         pst_sst_reader_close(r);
         return s;
     }
-    r->first_key_group = r->info.first_key_group;
-    r->last_key_group = r->info.last_key_group;
+    r->first_key_group = r->head.info.first_key_group;
+    r->last_key_group = r->head.info.last_key_group;
     *reader = r;
     return PST_OK;
 }
@@ -201,8 +178,11 @@ void pst_sst_reader_close(pst_sst_reader *r) {
     pst_free(r->conversions);
     if (r->shown.n_keys)
         pst_schema_clear(&r->shown);
-    pst_schema_clear(&r->schema);
+    pst_schema_clear(&r->head.schema);
     pst_free(r->refs);
+    if (r->guide)
+        pst_free(r->guide->segments);
+    pst_free(r->guide);
     pst_free(r->stored.data);
     pst_free(r->raw.data);
     pst_free(r->hashes.data);
@@ -215,13 +195,13 @@ void pst_sst_reader_close(pst_sst_reader *r) {
 }
 
 const pst_file_info *pst_sst_reader_info(const pst_sst_reader *r) {
-    return &r->info;
+    return &r->head.info;
 }
 const pst_schema *pst_sst_reader_schema(const pst_sst_reader *r) {
-    return r->shown.n_keys ? &r->shown : &r->schema;
+    return r->shown.n_keys ? &r->shown : &r->head.schema;
 }
 const pst_detail *pst_sst_reader_detail(const pst_sst_reader *r) {
-    return &r->detail;
+    return &r->head.detail;
 }
 
 /* ---- conversions ----------------------------------------------------------------------------- */
@@ -229,7 +209,7 @@ const pst_detail *pst_sst_reader_detail(const pst_sst_reader *r) {
 pst_status pst_sst_reader_convert(pst_sst_reader *r, const pst_sst_conversion *conversions,
                                   int32_t n) {
     pst_column states[PST_MAX_STATES];
-    pst_schema changed = r->schema;
+    pst_schema changed = r->head.schema;
     pst_status s = r->n_conversions ? PST_INVALID : PST_OK;
     pst_sst_conversion *own = s ? NULL : pst_malloc((size_t)n * sizeof *own);
     if (!own) {
@@ -253,7 +233,7 @@ pst_status pst_sst_reader_convert(pst_sst_reader *r, const pst_sst_conversion *c
 static pst_status convert_block(pst_sst_reader *r, const pst_sst_ref *ref) {
     for (int32_t i = 0; i < r->n_conversions; i++) {
         pst_sst_conversion *c = &r->conversions[i];
-        pst_sst_values *values = &r->block.columns[r->schema.n_keys + c->column];
+        pst_sst_values *values = &r->block.columns[r->head.schema.n_keys + c->column];
         pst_status s = values->count ? c->run(c->ctx, &r->block, values) : PST_OK;
         if (s)
             return s == PST_CORRUPT ? fail_at(r, s, ref->offset) : s;
@@ -276,9 +256,25 @@ static size_t first_ref(const pst_sst_reader *r, int32_t key_group) {
     return low;
 }
 
+static uint32_t first_segment(const pst_sst_reader *r, int32_t key_group) {
+    uint32_t low = 0, high = r->guide->n_segments;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (r->guide->segments[middle].last_key_group < key_group)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 pst_status pst_sst_reader_seek(pst_sst_reader *r, int32_t first_key_group, int32_t last_key_group) {
     if (first_key_group < 0 || first_key_group > last_key_group)
         return PST_INVALID;
+    if (r->guide) {
+        r->next_segment = first_segment(r, first_key_group);
+        r->n_refs = 0;
+    }
     r->next_ref = first_ref(r, first_key_group);
     r->first_key_group = first_key_group;
     r->last_key_group = last_key_group;
@@ -288,18 +284,75 @@ pst_status pst_sst_reader_seek(pst_sst_reader *r, int32_t first_key_group, int32
     return PST_OK;
 }
 
+/* A group's part of the rows of several. */
+static uint64_t part_of(uint64_t rows, int32_t first_key_group, int32_t last_key_group) {
+    uint64_t groups = (uint64_t)(last_key_group - first_key_group) + 1;
+    return (rows + groups - 1) / groups;
+}
+
 uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group) {
     uint64_t rows = 0;
     if (key_group < r->first_key_group || key_group > r->last_key_group)
         return 0;
-    for (size_t i = first_ref(r, key_group); i < r->n_refs; i++) {
+    for (size_t i = r->guide ? 0 : first_ref(r, key_group); !r->guide && i < r->n_refs; i++) {
         const pst_sst_ref *ref = &r->refs[i];
         if (ref->first_key_group > key_group)
             break;
-        uint32_t groups = (uint32_t)(ref->last_key_group - ref->first_key_group) + 1;
-        rows += (ref->puts + groups - 1) / groups;
+        rows += part_of(ref->puts, ref->first_key_group, ref->last_key_group);
+    }
+    for (uint32_t i = r->guide ? first_segment(r, key_group) : 0;
+         r->guide && i < r->guide->n_segments; i++) {
+        const pst_guide_segment *segment = &r->guide->segments[i];
+        if (segment->first_key_group > key_group)
+            break;
+        rows += part_of(segment->puts, segment->first_key_group, segment->last_key_group);
     }
     return rows;
+}
+
+/* Whether there are blocks behind those of `refs`, and where the first of them begins. */
+static int has_more(const pst_sst_reader *r, pst_sst_ref *next) {
+    if (!r->guide || r->next_segment == r->guide->n_segments)
+        return 0;
+    const pst_guide_segment *segment = &r->guide->segments[r->next_segment];
+    next->first_key_group = segment->first_key_group;
+    next->first_hash = segment->first_hash;
+    next->offset = segment->offset;
+    return 1;
+}
+
+/* Reads the entries of the next segment. Where a block ends is known of the last one; the others end
+ * at or before the place where the next one begins. */
+static pst_status load_segment(pst_sst_reader *r) {
+    const pst_guide_segment *segment = &r->guide->segments[r->next_segment];
+    size_t size = pst_guide_entries_size(segment);
+    pst_status s = pst_buffer_reserve(&r->stored, size);
+    if (!s)
+        s = read_at(r, segment->guide, r->stored.data, size);
+    if (s)
+        return s;
+    const uint8_t *entries = r->stored.data;
+    if (pst_guide_check_entries(r->guide, r->next_segment, entries))
+        return fail_at(r, PST_CORRUPT, segment->guide);
+    for (uint32_t i = segment->blocks; i-- > 0;) {
+        pst_guide_block b = pst_guide_block_at(segment, entries, i);
+        int last = i + 1 == segment->blocks;
+        r->refs[i] = (pst_sst_ref){.offset = b.offset,
+                                   .stored = b.stored,
+                                   .raw = b.raw,
+                                   .checksum = b.checksum,
+                                   .first_hash = b.first_hash,
+                                   .first_key_group = b.key_group,
+                                   .last_key_group = last ? segment->last_key_group
+                                                          : r->refs[i + 1].first_key_group,
+                                   .puts = b.rows,
+                                   .codec = b.stored == b.raw ? PST_CODEC_RAW : PST_CODEC_LZ4};
+    }
+    r->segment_hash = pst_guide_last_hash(entries);
+    r->n_refs = segment->blocks;
+    r->next_segment++;
+    r->next_ref = first_ref(r, r->first_key_group);
+    return PST_OK;
 }
 
 /* Reads the block's stored bytes; *raw is then its raw bytes. */
@@ -310,8 +363,8 @@ static pst_status fetch(pst_sst_reader *r, const pst_sst_ref *ref, const uint8_t
      * Converted values are kept as such, as Arrow columns of both types, and once more as they are
      * put together. */
     uint64_t copies = r->n_conversions ? 8 : 2;
-    pst_status s = pst_charge_raise(&r->charge, r->n_refs * sizeof *ref + padded +
-                                                    copies * ref->raw + rows * 13);
+    pst_status s =
+        pst_charge_raise(&r->charge, index_bytes(r) + padded + copies * ref->raw + rows * 13);
     if (!s)
         s = pst_buffer_reserve(&r->stored, padded);
     if (s)
@@ -319,18 +372,23 @@ static pst_status fetch(pst_sst_reader *r, const pst_sst_ref *ref, const uint8_t
     s = read_at(r, ref->offset, r->stored.data, padded);
     if (s)
         return s;
-    uint64_t seed = pst_sst_seed(r->info.lineage.id, ref->offset);
+    uint64_t seed = pst_sst_seed(r->head.info.lineage.id, ref->offset);
     if (pst_xxh64(r->stored.data, padded, seed) != ref->checksum)
         return fail_at(r, PST_CORRUPT, ref->offset);
     *raw = r->stored.data;
     if (ref->codec == PST_CODEC_RAW)
         return PST_OK;
-    if (!r->io.decompress)
+    if (!r->guide && !r->io.decompress)
         return PST_INVALID;
     s = pst_buffer_reserve(&r->raw, ref->raw);
     if (s)
         return s;
     *raw = r->raw.data;
+    /* Of a guided file's block only the size with its padding is known. */
+    if (r->guide) {
+        size_t taken = pst_sst_unpack(r->stored.data, padded, r->raw.data, ref->raw);
+        return pst_sst_align(taken) == padded ? PST_OK : fail_at(r, PST_CORRUPT, ref->offset);
+    }
     if (r->io.decompress(r->io.ctx, r->stored.data, ref->stored, r->raw.data, ref->raw) != 0)
         return fail_at(r, PST_CALLBACK, ref->offset);
     return PST_OK;
@@ -351,8 +409,18 @@ static int follows_tied(const pst_sst_reader *r) {
     if (!r->tied)
         return 1;
     pst_sst_view_key(&r->block, 0, key, &nulls);
-    return pst_key_compare(r->schema.keys, r->schema.n_keys, r->tied_key, r->tied_nulls, key,
-                           nulls) < 0;
+    return pst_key_compare(r->head.schema.keys, r->head.schema.n_keys, r->tied_key, r->tied_nulls,
+                           key, nulls) < 0;
+}
+
+/* Whether a block ends as the index says. keep_last_key compares it with the next one. */
+static int ends_well(const pst_sst_reader *r, const pst_sst_ref *ref, int32_t key_group,
+                     uint64_t hash) {
+    if (!r->guide)
+        return key_group == ref->last_key_group;
+    if (ref + 1 < r->refs + r->n_refs)
+        return key_group <= ref->last_key_group;
+    return key_group == ref->last_key_group && hash == r->segment_hash;
 }
 
 /* Hashes the block's keys and checks their order against the index. */
@@ -362,7 +430,7 @@ static pst_status hash_block(pst_sst_reader *r, const pst_sst_ref *ref) {
     pst_status s = pst_buffer_reserve(&r->hashes, (size_t)rows * sizeof(uint64_t));
     if (!s)
         s = pst_buffer_reserve(&r->key_groups, (size_t)rows * sizeof(int32_t));
-    if (!s && r->rules.has_element) {
+    if (!s && r->head.rules.has_element) {
         s = pst_buffer_reserve(&r->same, rows);
         same = r->same.data;
     }
@@ -373,9 +441,9 @@ static pst_status hash_block(pst_sst_reader *r, const pst_sst_ref *ref) {
     const uint64_t *hash = hashes_of(r);
     int32_t *key_group = key_groups_of(r);
     if (!follows_tied(r) ||
-        !pst_sst_rows_ascend(&r->block, hash, r->info.max_parallelism, key_group, same) ||
+        !pst_sst_rows_ascend(&r->block, hash, r->head.info.max_parallelism, key_group, same) ||
         hash[0] != ref->first_hash || key_group[0] != ref->first_key_group ||
-        key_group[rows - 1] != ref->last_key_group)
+        !ends_well(r, ref, key_group[rows - 1], hash[rows - 1]))
         return fail_at(r, PST_CORRUPT, ref->offset);
     return PST_OK;
 }
@@ -383,33 +451,45 @@ static pst_status hash_block(pst_sst_reader *r, const pst_sst_ref *ref) {
 /* Compares the block's end with the next one's beginning, and keeps the last key where that must be
  * compared too. */
 static pst_status keep_last_key(pst_sst_reader *r, const pst_sst_ref *ref) {
-    const pst_sst_ref *next = ref + 1;
+    pst_sst_ref next;
     uint32_t last = r->block.rows - 1;
     uint64_t hash = hashes_of(r)[last];
     size_t size = 0;
+    int more = 1;
     r->tied = 0;
-    if (next == r->refs + r->n_refs || next->first_key_group != ref->last_key_group ||
-        next->first_hash > hash)
+    if (ref + 1 < r->refs + r->n_refs)
+        next = ref[1];
+    else
+        more = has_more(r, &next);
+    if (!more || next.first_key_group != key_groups_of(r)[last] || next.first_hash > hash)
         return PST_OK;
-    if (next->first_hash < hash)
-        return fail_at(r, PST_CORRUPT, next->offset);
+    if (next.first_hash < hash)
+        return fail_at(r, PST_CORRUPT, next.offset);
     pst_sst_view_key(&r->block, last, r->tied_key, &r->tied_nulls);
-    for (int32_t i = 0; i < r->schema.n_keys; i++)
-        if (r->schema.keys[i].type >= PST_STRING && !(r->tied_nulls >> i & 1))
+    for (int32_t i = 0; i < r->head.schema.n_keys; i++)
+        if (r->head.schema.keys[i].type >= PST_STRING && !(r->tied_nulls >> i & 1))
             size += r->tied_key[i].bytes.size;
     pst_status s = pst_buffer_reserve(&r->tied_bytes, size);
     if (s)
         return s;
     uint8_t *to = r->tied_bytes.data;
-    for (int32_t i = 0; i < r->schema.n_keys; i++) {
+    for (int32_t i = 0; i < r->head.schema.n_keys; i++) {
         pst_bytes *key = &r->tied_key[i].bytes;
-        if (r->schema.keys[i].type < PST_STRING || r->tied_nulls >> i & 1 || !key->size)
+        if (r->head.schema.keys[i].type < PST_STRING || r->tied_nulls >> i & 1 || !key->size)
             continue;
         key->data = memcpy(to, key->data, key->size);
         to += key->size;
     }
     r->tied = 1;
     return PST_OK;
+}
+
+/* A guided file does not say of each block how many of its rows are deletes. */
+static int has_rows(const pst_sst_reader *r, const pst_sst_ref *ref) {
+    if (r->guide)
+        return r->block.rows == ref->puts &&
+               (r->head.info.kind != PST_BASE || r->block.deletes == 0);
+    return r->block.deletes == ref->deletes && r->block.rows - r->block.deletes == ref->puts;
 }
 
 static pst_status load_block(pst_sst_reader *r) {
@@ -419,8 +499,7 @@ static pst_status load_block(pst_sst_reader *r) {
     pst_status s = fetch(r, ref, &raw);
     if (s)
         return s;
-    if (pst_sst_view_open(&r->block, &r->schema, raw, ref->raw) ||
-        r->block.deletes != ref->deletes || r->block.rows - r->block.deletes != ref->puts)
+    if (pst_sst_view_open(&r->block, &r->head.schema, raw, ref->raw) || !has_rows(r, ref))
         return fail_at(r, PST_CORRUPT, ref->offset);
     s = hash_block(r, ref);
     if (!s)
@@ -440,9 +519,16 @@ static pst_status find_row(pst_sst_reader *r) {
     while (r->block.row >= r->block.rows) {
         if (r->failed)
             return r->failed;
-        if (r->next_ref >= r->n_refs || r->refs[r->next_ref].first_key_group > r->last_key_group)
-            return PST_NOT_FOUND;
-        r->failed = load_block(r);
+        if (r->next_ref < r->n_refs) {
+            if (r->refs[r->next_ref].first_key_group > r->last_key_group)
+                return PST_NOT_FOUND;
+            r->failed = load_block(r);
+        } else {
+            pst_sst_ref next;
+            if (!has_more(r, &next) || next.first_key_group > r->last_key_group)
+                return PST_NOT_FOUND;
+            r->failed = load_segment(r);
+        }
         if (r->failed) {
             r->block.row = r->block.rows = 0;
             return r->failed;
@@ -458,7 +544,7 @@ pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record) {
     record->hash = hashes_of(r)[r->block.row];
     record->key_group = key_groups_of(r)[r->block.row];
     pst_sst_view_next(&r->block, record);
-    if (!r->rules.has_element || pst_record_is_sound(&r->rules, record))
+    if (!r->head.rules.has_element || pst_record_is_sound(&r->head.rules, record))
         return PST_OK;
     r->block.row = r->block.rows = 0;
     return r->failed = fail_at(r, PST_CORRUPT, r->refs[r->next_ref - 1].offset);
@@ -470,19 +556,19 @@ static pst_stretch stretch_to(pst_sst_reader *r, uint32_t end) {
     return (pst_stretch){&r->block,
                          hashes_of(r) + row,
                          key_groups_of(r) + row,
-                         r->rules.has_element ? r->same.data + row : NULL,
+                         r->head.rules.has_element ? r->same.data + row : NULL,
                          row,
                          end - row};
 }
 
 static int has_stretch(const pst_sst_reader *r) {
-    return !r->rules.has_element && r->block.n_kinds == 1 && !r->block.deletes;
+    return !r->head.rules.has_element && r->block.n_kinds == 1 && !r->block.deletes;
 }
 
 /* Where the block's rows of the seeked range end. */
 static uint32_t end_of_range(pst_sst_reader *r) {
     uint32_t end = r->block.rows;
-    return r->last_key_group < r->info.last_key_group
+    return r->last_key_group < r->head.info.last_key_group
                ? pst_sst_first_row(key_groups_of(r), end, r->last_key_group + 1)
                : end;
 }
@@ -539,13 +625,13 @@ void pst_sst_reader_pass(pst_sst_reader *r, uint32_t n) {
     pst_sst_view *v = &r->block;
     uint64_t left = v->kinds[v->row_kinds ? v->row_kinds[v->row - 1] : 0].changed;
     for (; left; left &= left - 1)
-        v->columns[r->schema.n_keys + __builtin_ctzll(left)].next += n;
+        v->columns[r->head.schema.n_keys + __builtin_ctzll(left)].next += n;
     v->row += n;
 }
 
 pst_ahead pst_sst_reader_ahead(const pst_sst_reader *r) {
     uint32_t row = r->block.row - 1;
     const uint64_t *hash = (const uint64_t *)(const void *)r->hashes.data;
-    const uint8_t *same = r->rules.has_element ? r->same.data + row : NULL;
+    const uint8_t *same = r->head.rules.has_element ? r->same.data + row : NULL;
     return (pst_ahead){hash + row, r->block.rows - row, same, &r->block, row == r->first_row};
 }

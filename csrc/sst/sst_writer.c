@@ -9,7 +9,9 @@
 #include "base/xxh64.h"
 #include "sst/sst_build.h"
 #include "sst/sst_format.h"
+#include "sst/sst_guide_build.h"
 #include "sst/sst_shape.h"
+#include "sst/sst_times_build.h"
 #include "sst/sst_writer.h"
 
 struct pst_sst_writer {
@@ -27,7 +29,10 @@ struct pst_sst_writer {
     uint64_t last_hash;
     int32_t last_key_group; /* -1: no record yet */
     int32_t block_key_group;
-    uint64_t block_hash; /* of the block's first record */
+    uint64_t block_hash;      /* of the block's first record */
+    int block_continued;      /* it has the hash of the record before it */
+    pst_guide_builder *guide; /* NULL: a file without one */
+    pst_times_builder *times; /* NULL: a file without a guide or without timers */
     pst_sst_ref *refs;
     size_t n_refs;
     size_t refs_capacity;
@@ -48,6 +53,10 @@ static pst_status emit(pst_sst_writer *w, const void *data, size_t size) {
     return PST_OK;
 }
 
+static int is_guided(const pst_sst_writer *w) {
+    return w->info.block_bytes != 0;
+}
+
 static pst_status write_head(pst_sst_writer *w) {
     uint32_t schema_bytes = pst_sst_schema_bytes(&w->schema);
     if (schema_bytes == 0)
@@ -58,7 +67,10 @@ static pst_status write_head(pst_sst_writer *w) {
                         w->info.first_key_group,
                         w->info.last_key_group,
                         schema_bytes,
-                        pst_sst_features(&w->schema, w->info.null_entries)};
+                        pst_sst_features(&w->schema, w->info.null_entries) |
+                            (is_guided(w) ? PST_SST_FEATURE_GUIDE : 0) |
+                            (w->times ? PST_SST_FEATURE_TIMES : 0),
+                        w->info.block_bytes};
     pst_status s = pst_buffer_reserve(&w->packed, PST_SST_HEADER_BYTES + (size_t)schema_bytes);
     if (s)
         return s;
@@ -68,12 +80,32 @@ static pst_status write_head(pst_sst_writer *w) {
     return emit(w, w->packed.data, PST_SST_HEADER_BYTES + (size_t)schema_bytes);
 }
 
+static int blocks_are_valid(const pst_file_info *info) {
+    return info->block_bytes == 0 || (info->block_bytes >= PST_SST_LEAST_BLOCK &&
+                                      info->block_bytes <= PST_SST_LARGEST_BLOCK &&
+                                      info->max_parallelism <= PST_SST_GUIDED_GROUPS);
+}
+
+static pst_status begin_guide(pst_sst_writer *w) {
+    w->guide = pst_malloc(sizeof *w->guide);
+    if (!w->guide)
+        return PST_NO_MEMORY;
+    pst_guide_builder_init(w->guide, &w->schema);
+    w->block.target = w->info.block_bytes;
+    w->block.most_rows = PST_GUIDE_ROWS;
+    int32_t i = w->schema.n_states - 1;
+    while (i >= 0 && w->schema.states[i].kind != PST_TIMERS)
+        i--;
+    w->times = i < 0 ? NULL : pst_calloc(1, sizeof *w->times);
+    return i < 0 || w->times ? PST_OK : PST_NO_MEMORY;
+}
+
 pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *info,
                                  const pst_io *io, pst_sst_writer **writer) {
     if (!io->write || pst_schema_check(schema) ||
         (info->kind != PST_DELTA && info->kind != PST_BASE) || info->first_key_group < 0 ||
         info->first_key_group > info->last_key_group ||
-        info->last_key_group >= info->max_parallelism)
+        info->last_key_group >= info->max_parallelism || !blocks_are_valid(info))
         return PST_INVALID;
     pst_sst_writer *w = pst_calloc(1, sizeof *w);
     if (!w)
@@ -89,6 +121,9 @@ pst_status pst_sst_writer_create(const pst_schema *schema, const pst_file_info *
     pst_status s = pst_schema_copy(schema, &w->schema);
     if (!s) {
         pst_sst_builder_init(&w->block, &w->schema);
+        s = is_guided(w) ? begin_guide(w) : PST_OK;
+    }
+    if (!s) {
         s = write_head(w);
     }
     if (s) {
@@ -103,6 +138,12 @@ void pst_sst_writer_destroy(pst_sst_writer *w) {
     if (!w)
         return;
     pst_sst_builder_free(&w->block);
+    if (w->guide)
+        pst_guide_builder_free(w->guide);
+    pst_free(w->guide);
+    if (w->times)
+        pst_times_builder_free(w->times);
+    pst_free(w->times);
     pst_schema_clear(&w->schema);
     pst_free(w->packed.data);
     pst_free(w->refs);
@@ -123,8 +164,9 @@ static pst_status reserve_ref(pst_sst_writer *w) {
     return PST_OK;
 }
 
-/* Compresses where that saves at least a sixteenth. On success *data and *size are what to store,
- * zeros up to the alignment behind it. */
+/* Compresses where that saves at least a sixteenth; in a guided file, where sizes are rounded up, at
+ * least one step of them, too. On success *data and *size are what to store, zeros up to the
+ * alignment behind it. */
 static pst_status pack(pst_sst_writer *w, const uint8_t **data, size_t *size,
                        pst_sst_codec *codec) {
     *codec = PST_CODEC_RAW;
@@ -136,7 +178,7 @@ static pst_status pack(pst_sst_writer *w, const uint8_t **data, size_t *size,
         return s;
     if (w->io.compress(w->io.ctx, *data, *size, w->packed.data, &packed) != 0)
         return PST_CALLBACK;
-    if (packed == 0 || packed > limit)
+    if (packed == 0 || packed > limit || (is_guided(w) && pst_sst_align(packed) == *size))
         return PST_OK;
     memset(w->packed.data + packed, 0, pst_sst_align(packed) - packed);
     *data = w->packed.data;
@@ -145,38 +187,86 @@ static pst_status pack(pst_sst_writer *w, const uint8_t **data, size_t *size,
     return PST_OK;
 }
 
-static pst_status flush_block(pst_sst_writer *w) {
-    pst_status s = reserve_ref(w);
-    if (s)
-        return s;
-    pst_sst_ref *ref = &w->refs[w->n_refs];
-    ref->puts = w->block.rows - w->block.deletes;
-    ref->deletes = w->block.deletes;
-    ref->first_hash = w->block_hash;
-    ref->first_key_group = w->block_key_group;
-    ref->last_key_group = w->last_key_group;
-    const uint8_t *data;
+static pst_status flush_segment(pst_sst_writer *w) {
     size_t size;
-    s = pst_sst_builder_finish(&w->block, &data, &size);
+    pst_status s = pst_guide_builder_finish(w->guide, w->offset, w->info.lineage.id,
+                                            w->info.max_parallelism, &size);
+    return s ? s : emit(w, w->guide->guide.data, size);
+}
+
+/* Writes the timers that were taken as a run. */
+static pst_status flush_times(pst_sst_writer *w) {
+    size_t size = 1;
+    pst_status s = pst_times_builder_sort(w->times);
+    while (!s && size) {
+        s = pst_times_builder_block(w->times, w->offset, w->info.lineage.id, &size);
+        if (!s && size)
+            s = emit(w, w->times->block.data, size);
+    }
+    return s;
+}
+
+/* Writes a finished block, and notes where. */
+static pst_status store_block(pst_sst_writer *w, pst_sst_ref *ref, const uint8_t *data) {
+    size_t padded = pst_sst_align(ref->stored);
+    pst_status s = PST_OK;
+    if (is_guided(w) && !pst_guide_builder_takes(w->guide, padded, ref->raw))
+        s = flush_segment(w);
+    if (!s && w->times && w->guide->open.blocks == 0 && pst_times_builder_is_full(w->times))
+        s = flush_times(w);
     if (s)
         return s;
-    ref->raw = size;
-    s = pack(w, &data, &size, &ref->codec);
-    if (s)
-        return s;
-    size_t padded = pst_sst_align(size);
     ref->offset = w->offset;
-    ref->stored = size;
     ref->checksum = pst_xxh64(data, padded, pst_sst_seed(w->info.lineage.id, w->offset));
     s = emit(w, data, padded);
     if (s)
         return s;
-    w->n_refs++;
+    if (is_guided(w)) {
+        pst_guide_block block = {ref->offset,
+                                 padded,
+                                 ref->raw,
+                                 ref->checksum,
+                                 ref->first_hash,
+                                 ref->first_key_group,
+                                 ref->puts + ref->deletes,
+                                 w->block_continued};
+        pst_guide_builder_add(w->guide, &block, ref->deletes, w->last_key_group, w->last_hash);
+    } else {
+        w->refs[w->n_refs++] = *ref;
+    }
     w->totals.puts += ref->puts;
     w->totals.deletes += ref->deletes;
     w->totals.raw += ref->raw;
     w->totals.stored += padded;
     return PST_OK;
+}
+
+static pst_status flush_block(pst_sst_writer *w) {
+    pst_status s = is_guided(w) ? PST_OK : reserve_ref(w);
+    if (s)
+        return s;
+    pst_sst_ref ref = {.puts = w->block.rows - w->block.deletes,
+                       .deletes = w->block.deletes,
+                       .first_hash = w->block_hash,
+                       .first_key_group = w->block_key_group,
+                       .last_key_group = w->last_key_group};
+    const uint8_t *data;
+    size_t size;
+    if (is_guided(w))
+        pst_guide_builder_bound(w->guide, &w->schema, &w->block);
+    s = pst_sst_builder_finish(&w->block, &data, &size);
+    if (s)
+        return s;
+    ref.raw = size;
+    if (w->times)
+        s = pst_times_builder_take(w->times, &w->schema, data, size);
+    if (s)
+        return s;
+    s = pack(w, &data, &size, &ref.codec);
+    if (s)
+        return s;
+    ref.stored = size;
+    return store_block(w, &ref, data);
 }
 
 /* PST_INVALID unless the record fits the schema and the range and comes after the last one. */
@@ -205,7 +295,26 @@ static pst_status check_record(const pst_sst_writer *w, const pst_record *r) {
  * compressed, and in the codec's copy. */
 static inline pst_status charge(pst_sst_writer *w) {
     return pst_charge_raise(&w->charge, 4 * (w->block.payload + w->block.row_size) +
-                                            w->refs_capacity * sizeof *w->refs);
+                                            w->refs_capacity * sizeof *w->refs +
+                                            (w->guide ? pst_guide_builder_bytes(w->guide) : 0) +
+                                            (w->times ? pst_times_builder_bytes(w->times) : 0));
+}
+
+/* The next `n` rows go into the block, and this is the first of them. */
+static pst_status begin_rows(pst_sst_writer *w, int32_t key_group, uint64_t hash, uint32_t n) {
+    if (w->block.rows == 0) {
+        w->block_continued = key_group == w->last_key_group && hash == w->last_hash;
+        w->block_key_group = key_group;
+        w->block_hash = hash;
+    }
+    pst_status s = w->guide ? pst_guide_builder_reserve(w->guide, n) : PST_OK;
+    return s ? s : charge(w);
+}
+
+static inline void note_hashes(pst_sst_writer *w, const uint64_t *hash, uint32_t n) {
+    int begins = w->block.rows == 0;
+    for (uint32_t i = 0; w->guide && i < n; i++, begins = 0)
+        pst_guide_builder_note(w->guide, hash[i], begins);
 }
 
 /* The columns of the record that are stored: a base has no nulls but those of entries without a
@@ -239,14 +348,12 @@ pst_status pst_sst_writer_add(pst_sst_writer *w, const pst_record *record) {
         if (!s)
             s = pst_sst_builder_measure(&w->block, record, changed, &fits);
     }
-    if (w->block.rows == 0) {
-        w->block_key_group = record->key_group;
-        w->block_hash = record->hash;
-    }
     if (!s)
-        s = charge(w);
-    if (!s)
+        s = begin_rows(w, record->key_group, record->hash, 1);
+    if (!s) {
+        note_hashes(w, &record->hash, 1);
         s = pst_sst_builder_add(&w->block, record);
+    }
     if (s)
         return fail(w, s);
     w->last_key_group = record->key_group;
@@ -272,14 +379,12 @@ pst_status pst_sst_writer_add_stretch(pst_sst_writer *w, const pst_stretch *part
             n = s ? 0
                   : pst_sst_builder_measure_view(&w->block, part->view, from, left, at, changed);
         }
-        if (!s && w->block.rows == 0) {
-            w->block_key_group = part->key_group[i];
-            w->block_hash = part->hash[i];
-        }
         if (!s)
-            s = charge(w);
-        if (!s)
+            s = begin_rows(w, part->key_group[i], part->hash[i], n);
+        if (!s) {
+            note_hashes(w, part->hash + i, n);
             s = pst_sst_builder_add_view(&w->block, part->view, from, n, at);
+        }
         if (s)
             return fail(w, s);
         w->last_key_group = part->key_group[i + n - 1];
@@ -356,14 +461,12 @@ pst_status pst_sst_writer_add_rows(pst_sst_writer *w, const pst_rows *rows) {
             if (!s)
                 s = pst_sst_builder_measure_rows(&w->block, rows, from, changed, &n);
         }
-        if (!s && w->block.rows == 0) {
-            w->block_key_group = group_of(w, rows, from);
-            w->block_hash = rows->hash[from];
-        }
         if (!s)
-            s = charge(w);
-        if (!s)
+            s = begin_rows(w, group_of(w, rows, from), rows->hash[from], n);
+        if (!s) {
+            note_hashes(w, rows->hash + from, n);
             s = pst_sst_builder_add_rows(&w->block, rows, from, n);
+        }
         if (s)
             return fail(w, s);
         w->last_key_group = group_of(w, rows, from + n - 1);
@@ -372,19 +475,56 @@ pst_status pst_sst_writer_add_rows(pst_sst_writer *w, const pst_rows *rows) {
     return PST_OK;
 }
 
+/* The index as the tail has it: entries of blocks, or of segments. */
+static void put_index(const pst_sst_writer *w, uint8_t *out) {
+    if (is_guided(w) && w->guide->n_segments)
+        memcpy(out, w->guide->segments.data, w->guide->n_segments * PST_GUIDE_SEGMENT_BYTES);
+    for (size_t i = 0; i < w->n_refs; i++)
+        pst_sst_put_ref(&w->refs[i], out + i * PST_SST_REF_BYTES);
+}
+
+/* Writes the index of the timers, and what the properties say of it. */
+static pst_status write_times(pst_sst_writer *w, uint8_t out[PST_SST_TIMES_BYTES]) {
+    size_t size;
+    pst_status s = flush_times(w);
+    if (!s)
+        s = pst_times_builder_index(w->times, &size);
+    if (s)
+        return s;
+    uint64_t seed = pst_sst_seed(w->info.lineage.id, w->offset);
+    pst_put_u64(out, w->offset);
+    pst_put_u64(out + 8, w->times->n_blocks);
+    pst_put_u64(out + 16, w->times->n_timers);
+    pst_put_u64(out + 24, pst_xxh64(w->times->index.data, size, seed));
+    return size ? emit(w, w->times->index.data, size) : PST_OK;
+}
+
+static size_t put_properties(const pst_sst_writer *w, const uint8_t *times, uint8_t *out) {
+    uint8_t bounds[PST_MAX_KEYS * PST_SST_BOUNDS_BYTES];
+    pst_sst_guided_properties guided = {bounds, (size_t)w->schema.n_keys * PST_SST_BOUNDS_BYTES,
+                                        times};
+    if (!is_guided(w))
+        return pst_sst_put_properties(&w->totals, &w->info.lineage, NULL, out);
+    pst_guide_builder_put_bounds(w->guide, w->schema.n_keys, bounds);
+    return pst_sst_put_properties(&w->totals, &w->info.lineage, &guided, out);
+}
+
 static pst_status write_tail(pst_sst_writer *w) {
-    size_t index_bytes = w->n_refs * PST_SST_REF_BYTES;
-    pst_status s =
-        pst_buffer_reserve(&w->packed, index_bytes + PST_SST_MAX_PROPERTIES + PST_SST_FOOTER_BYTES);
+    uint64_t entries = is_guided(w) ? w->guide->n_segments : w->n_refs;
+    size_t index_bytes = entries * PST_SST_REF_BYTES;
+    uint8_t times[PST_SST_TIMES_BYTES];
+    pst_status s = w->times ? write_times(w, times) : PST_OK;
+    if (!s)
+        s = pst_buffer_reserve(&w->packed,
+                               index_bytes + PST_SST_MAX_PROPERTIES + PST_SST_FOOTER_BYTES);
     if (s)
         return s;
     uint8_t *p = w->packed.data;
-    for (size_t i = 0; i < w->n_refs; i++)
-        pst_sst_put_ref(&w->refs[i], p + i * PST_SST_REF_BYTES);
-    size_t properties = pst_sst_put_properties(&w->totals, &w->info.lineage, p + index_bytes);
+    put_index(w, p);
+    size_t properties = put_properties(w, w->times ? times : NULL, p + index_bytes);
     size_t tail = index_bytes + properties;
     const uint8_t *id = w->info.lineage.id;
-    pst_sst_footer f = {w->offset, w->n_refs, properties,
+    pst_sst_footer f = {w->offset, entries, properties,
                         pst_xxh64(p, tail, pst_sst_seed(id, w->offset)),
                         w->offset + tail + PST_SST_FOOTER_BYTES};
     uint8_t footer[PST_SST_FOOTER_BYTES];
@@ -397,6 +537,8 @@ pst_status pst_sst_writer_finish(pst_sst_writer *w, pst_file_info *info) {
     if (w->failed || w->finished)
         return w->failed ? w->failed : PST_INVALID;
     pst_status s = w->block.rows ? flush_block(w) : PST_OK;
+    if (!s && is_guided(w) && w->guide->open.blocks)
+        s = flush_segment(w);
     if (!s)
         s = write_tail(w);
     if (s)

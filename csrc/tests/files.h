@@ -1,4 +1,4 @@
-/* files.h: files in memory, a small codec and random rows, for the tests of the file layer.
+/* files.h: files in memory, a codec for them and random rows, for the tests of the file layer.
  *
  * Thread safety: everything belongs to one thread.
  */
@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "check.h"
 #include "pystate.h"
+#include "sst/sst_unpack.h"
 
 /* ---- a file in memory ------------------------------------------------------------------------ */
 
@@ -54,44 +55,71 @@ static inline int file_read_at(void *ctx, uint64_t offset, void *data, size_t si
     return 0;
 }
 
-/* Runs of a byte: (count, byte). */
+/* Appends a length of LZ4 from 15 on; 0 where there is no room. */
+static inline int lz4_put_length(uint8_t *out, size_t *n, size_t room, size_t length) {
+    for (length -= 15;; length -= 255) {
+        if (*n == room)
+            return 0;
+        out[(*n)++] = (uint8_t)(length < 255 ? length : 255);
+        if (length < 255)
+            return 1;
+    }
+}
+
+/* Appends a sequence of LZ4, the last one where match is 0. */
+static inline int lz4_put_sequence(uint8_t *out, size_t *n, size_t room, const uint8_t *literals,
+                                   size_t count, size_t offset, size_t match) {
+    size_t length = match ? match - 4 : 0;
+    if (*n == room)
+        return 0;
+    out[(*n)++] = (uint8_t)((count < 15 ? count : 15) << 4 | (length < 15 ? length : 15));
+    if ((count >= 15 && !lz4_put_length(out, n, room, count)) || count + 2 > room - *n)
+        return 0;
+    memcpy(out + *n, literals, count);
+    *n += count;
+    if (!match)
+        return 1;
+    out[(*n)++] = (uint8_t)offset;
+    out[(*n)++] = (uint8_t)(offset >> 8);
+    return length < 15 || lz4_put_length(out, n, room, length);
+}
+
+/* An LZ4 block, greedily, and its size; 0 where it takes more than `room`. As the format wants it,
+ * the last five bytes are literals, and no match begins in the last twelve. */
+static inline size_t lz4_pack(const uint8_t *p, size_t size, uint8_t *out, size_t room) {
+    static uint32_t last[4096]; /* 1 + where these four bytes were */
+    size_t n = 0, from = 0;
+    memset(last, 0, sizeof last);
+    for (size_t i = 0; i + 12 < size;) {
+        uint32_t four, *slot;
+        memcpy(&four, p + i, 4);
+        slot = &last[four * 2654435761u >> 20];
+        size_t at = *slot, match = 0;
+        *slot = (uint32_t)i + 1;
+        if (at && i + 1 - at <= 65535 && !memcmp(p + at - 1, p + i, 4)) {
+            match = 4;
+            while (i + match < size - 5 && p[at - 1 + match] == p[i + match])
+                match++;
+            if (!lz4_put_sequence(out, &n, room, p + from, i - from, i + 1 - at, match))
+                return 0;
+            from = i + match;
+        }
+        i += match ? match : 1;
+    }
+    return lz4_put_sequence(out, &n, room, p + from, size - from, 0, 0) ? n : 0;
+}
+
 static inline int file_compress(void *ctx, const void *src, size_t size, void *dst,
                                 size_t *dst_size) {
-    const uint8_t *p = src;
-    uint8_t *out = dst;
-    size_t n = 0;
     if (file_refuses(ctx))
         return 1;
-    for (size_t i = 0; i < size;) {
-        size_t run = 1;
-        while (run < 255 && i + run < size && p[i + run] == p[i])
-            run++;
-        if (n + 2 > *dst_size) {
-            *dst_size = 0;
-            return 0;
-        }
-        out[n++] = (uint8_t)run;
-        out[n++] = p[i];
-        i += run;
-    }
-    *dst_size = n;
+    *dst_size = lz4_pack(src, size, dst, *dst_size);
     return 0;
 }
 
 static inline int file_decompress(void *ctx, const void *src, size_t size, void *dst,
                                   size_t dst_size) {
-    const uint8_t *p = src;
-    uint8_t *out = dst;
-    size_t n = 0;
-    if (file_refuses(ctx) || size % 2)
-        return 1;
-    for (size_t i = 0; i < size; i += 2) {
-        if (p[i] > dst_size - n)
-            return 1;
-        memset(out + n, p[i + 1], p[i]);
-        n += p[i];
-    }
-    return n != dst_size;
+    return file_refuses(ctx) || pst_sst_unpack(src, size, dst, dst_size) != size;
 }
 
 static inline pst_io file_io(memory_file *f, int compressed) {
@@ -233,6 +261,7 @@ typedef struct row_style {
     int32_t max_parallelism;
     int32_t first_key_group;
     int32_t last_key_group;
+    uint32_t block_bytes; /* of the file; 0: one without a guide */
 } row_style;
 
 static inline int percent(uint64_t *rng, uint32_t p) {
@@ -357,7 +386,8 @@ static inline pst_file_info info_of(pst_file_kind kind, const row_style *style, 
                           .lineage = {.epoch = id, .query = 77},
                           .max_parallelism = style->max_parallelism,
                           .first_key_group = style->first_key_group,
-                          .last_key_group = style->last_key_group};
+                          .last_key_group = style->last_key_group,
+                          .block_bytes = style->block_bytes};
     memset(info.lineage.id, id, sizeof info.lineage.id);
     memset(info.lineage.parent, id - 1, sizeof info.lineage.parent);
     return info;

@@ -15,6 +15,7 @@
 #include "files.h"
 #include "sst/sst_build.h"
 #include "sst/sst_format.h"
+#include "sst/sst_guide.h"
 
 enum { FORGE_RECORDS = 3000 };
 
@@ -84,6 +85,49 @@ static inline void forge_bytes(uint8_t *p, size_t size, uint64_t *rng) {
     memcpy(p + at, &value, width);
 }
 
+/* The checksums of a guided file's time index. */
+static inline void forge_reseal_times(uint8_t *p, const memory_file *original, uint64_t properties,
+                                      size_t size) {
+    const uint8_t *old = original->data, *id = p + 56;
+    size_t length;
+    const uint8_t *times =
+        pst_sst_property_value(old + properties, size, PST_PROPERTY_TIMES, &length);
+    uint64_t index = times ? forge_get64(times) : 0, blocks = times ? forge_get64(times + 8) : 0;
+    for (uint64_t i = 0; i < blocks; i++) {
+        const uint8_t *ref = old + index + i * PST_GUIDE_TIMES_REF;
+        uint64_t at = forge_get64(ref), bytes = UINT64_C(64) * pst_get_u16(ref + 24);
+        forge_put64(p + (ref - old) + 8, pst_xxh64(p + at, bytes, pst_sst_seed(id, at)));
+    }
+    if (times)
+        forge_put64(p + (times - old) + 24,
+                    pst_xxh64(p + index, pst_sst_align(blocks * PST_GUIDE_TIMES_REF),
+                              pst_sst_seed(id, index)));
+}
+
+/* The checksums of a guided file's blocks, filters and entries. */
+static inline void forge_reseal_guides(uint8_t *p, const memory_file *original, uint64_t index,
+                                       uint64_t segments) {
+    const uint8_t *old = original->data, *id = p + 56;
+    for (uint64_t i = 0; i < segments; i++) {
+        const uint8_t *segment = old + index + i * PST_GUIDE_SEGMENT_BYTES;
+        uint64_t at = forge_get64(segment), guide = forge_get64(segment + 8);
+        uint32_t blocks = pst_get_u16(segment + 52);
+        uint64_t entries = pst_guide_entries_bytes(blocks), filter = guide + entries;
+        uint64_t end = filter + UINT64_C(64) * forge_get32(segment + 56);
+        for (uint32_t b = 0; b < blocks; b++) {
+            const uint8_t *entry = old + guide + 16 + b * PST_GUIDE_ENTRY_BYTES;
+            uint64_t before = b ? pst_get_u16(entry - 8) : 0;
+            uint64_t from = at + 64 * before;
+            uint64_t to = blocks == 1 ? guide : at + UINT64_C(64) * pst_get_u16(entry + 16);
+            forge_put64(p + (entry - old) + 8,
+                        pst_xxh64(p + from, to - from, pst_sst_seed(id, from)));
+        }
+        forge_put64(p + guide, pst_xxh64(p + filter, end - filter, pst_sst_seed(id, filter)));
+        forge_put64(p + (segment - old) + 16,
+                    pst_xxh64(p + guide, entries, pst_sst_seed(id, guide)));
+    }
+}
+
 /* Makes all checksums right, taking the places of the parts from the unharmed file. */
 static inline void forge_reseal(uint8_t *p, const memory_file *original) {
     const uint8_t *old = original->data, *id = p + 56;
@@ -92,7 +136,12 @@ static inline void forge_reseal(uint8_t *p, const memory_file *original) {
     uint64_t blocks = forge_get64(old + footer + 8);
     forge_put64(p + 120, pst_xxh64(p, 120, 0));
     forge_put64(p + 128 + schema - 8, pst_xxh64(p + 128, schema - 8, pst_sst_seed(id, 128)));
-    for (uint64_t i = 0; i < blocks; i++) {
+    int guided = (forge_get64(old + 24) & PST_SST_FEATURE_GUIDE) != 0;
+    if (guided)
+        forge_reseal_guides(p, original, index, blocks);
+    if (guided)
+        forge_reseal_times(p, original, index + blocks * 64, footer - index - blocks * 64);
+    for (uint64_t i = 0; !guided && i < blocks; i++) {
         uint8_t *ref = p + index + i * PST_SST_REF_BYTES;
         uint64_t at = forge_get64(ref), stored = pst_sst_align(forge_get64(ref + 8));
         if (at < index && stored <= index - at)
@@ -215,7 +264,7 @@ static inline void forge_tail(forge_writer *w) {
     REQUIRE(tail);
     for (size_t i = 0; i < w->n_refs; i++)
         pst_sst_put_ref(&w->refs[i], tail + i * PST_SST_REF_BYTES);
-    size_t properties = pst_sst_put_properties(&w->totals, &w->f->info.lineage, tail + bytes);
+    size_t properties = pst_sst_put_properties(&w->totals, &w->f->info.lineage, NULL, tail + bytes);
     bytes += properties;
     pst_sst_footer footer = {.index_offset = index,
                              .blocks = w->n_refs,

@@ -109,7 +109,8 @@ static memory_file merge_files(world *w, memory_file *files, int n, pst_file_kin
     pst_file_info info = {.kind = kind,
                           .max_parallelism = w->max_parallelism,
                           .first_key_group = first,
-                          .last_key_group = last};
+                          .last_key_group = last,
+                          .block_bytes = world_one_in(w, 2) ? 4096 : 0};
     int refusing = world_one_in(w, 4);
     pst_status s = try_merge(w, files, n, &info, &out, refusing);
     if (was_refused(s, &tried.refused_merges)) {
@@ -310,6 +311,7 @@ static void write_epoch(chain *c, pst_sealed *sealed) {
     memory_file f = {.calls_left = -1};
     pst_io io = file_io(&f, world_one_in(w, 2));
     pst_file_info info;
+    pst_sealed_guide(sealed, world_one_in(w, 2) ? 4096 : 0);
     if (world_one_in(w, 4))
         refuse_one_of(w, 25);
     if (was_refused(pst_sealed_write(sealed, &io, &info), &tried.refused_writes)) {

@@ -53,7 +53,7 @@ static pst_cell pair_of(uint8_t *room, int32_t i, uint8_t bits) {
     return (pst_cell){{0, 0}, {room, 16}};
 }
 
-static void write_old(memory_file *out, uint8_t bits) {
+static void write_old(memory_file *out, uint8_t bits, uint32_t block_bytes) {
     pst_table *t = open_table(&OLD);
     uint8_t room[16];
     for (int32_t i = 0; i < KEYS; i++) {
@@ -72,6 +72,7 @@ static void write_old(memory_file *out, uint8_t bits) {
     pst_file_info info;
     pst_io io = file_io(out, 0);
     REQUIRE(pst_table_seal(t, &l, &sealed) == PST_OK);
+    pst_sealed_guide(sealed, block_bytes);
     REQUIRE(pst_sealed_write(sealed, &io, &info) == PST_OK);
     pst_sealed_destroy(sealed);
     pst_table_close(t);
@@ -222,16 +223,19 @@ int main(void) {
     pst_schema *shown = NULL;
     pst_table *t = NULL;
     REQUIRE(pst_file_schema_create(&NEW, &shown) == PST_OK);
-    write_old(&sound, 3);
-    CHECK_EQ(load(&sound, shown, &t), PST_OK);
-    if (t) {
-        check_table(t);
-        pst_table_close(t);
+    for (uint32_t block_bytes = 0; block_bytes <= 4096; block_bytes += 4096) {
+        sound.size = 0;
+        write_old(&sound, 3, block_bytes);
+        CHECK_EQ(load(&sound, shown, &t), PST_OK);
+        if (t) {
+            check_table(t);
+            pst_table_close(t);
+        }
     }
     test_refused_memory(&sound, shown);
     test_refused_evolutions(&sound, shown);
     /* A bit of a field that there is not: what is stored is no pair. */
-    write_old(&bad, 0x83);
+    write_old(&bad, 0x83, 0);
     CHECK_EQ(load(&bad, shown, &t), PST_CORRUPT);
     pst_file_schema_destroy(shown);
     file_free(&sound);

@@ -1,8 +1,10 @@
-/* The example of FORMAT.md is what the writer writes, byte for byte, and what the reader reads.
- * With an argument: prints the example's bytes in the document's form. */
+/* The examples of FORMAT.md are what the writer writes, byte for byte, and what the reader reads.
+ * With an argument: prints their bytes in the document's form. */
 #include "files.h"
 
 #include <ctype.h>
+
+#include "base/coding.h"
 
 static pst_record example_row(uint64_t key, pst_record_op op, uint64_t changed, uint64_t count,
                               const char *name) {
@@ -19,13 +21,20 @@ static pst_record example_row(uint64_t key, pst_record_op op, uint64_t changed, 
     return r;
 }
 
-static void read_document(memory_file *f) {
+/* Of a guided file the document shows what comes behind the blocks. */
+static const char GUIDED[] = "## An example of a guide";
+
+static void read_document(memory_file *f, int guided) {
     char line[200];
+    int in_guided = 0;
     FILE *document = fopen("../FORMAT.md", "r");
     REQUIRE(document);
     while (fgets(line, sizeof line, document)) {
         unsigned offset, byte;
         int at;
+        in_guided |= strncmp(line, GUIDED, sizeof GUIDED - 1) == 0;
+        if (in_guided != guided)
+            continue;
         if (sscanf(line, "%4x  %n", &offset, &at) != 1 || at != 6 || strlen(line) < 30 ||
             !isxdigit((unsigned char)line[3]))
             continue;
@@ -38,8 +47,8 @@ static void read_document(memory_file *f) {
     fclose(document);
 }
 
-static void print_example(const memory_file *f) {
-    for (size_t i = 0; i < f->size; i += 16) {
+static void print_example(const memory_file *f, size_t from) {
+    for (size_t i = from; i < f->size; i += 16) {
         printf("%04zx ", i);
         for (size_t k = i; k < i + 16; k++)
             printf(" %02x", f->data[k]);
@@ -48,6 +57,43 @@ static void print_example(const memory_file *f) {
             putchar(isprint(f->data[k]) ? f->data[k] : '.');
         putchar('\n');
     }
+}
+
+enum { BLOCKS_END = 0x2c0 };
+
+static void check_same(const memory_file *documented, const memory_file *written) {
+    CHECK_EQ(documented->size, written->size);
+    for (size_t i = 0; i < written->size && i < documented->size; i++)
+        CHECK_EQ(documented->data[i], written->data[i]);
+}
+
+static void check_read(const pst_schema *s, const pst_record *rows, memory_file *f) {
+    size_t equal;
+    pst_io io = file_io(f, 0);
+    CHECK_EQ(read_rows(s, &io, f->size, rows, 4, &equal), PST_OK);
+    CHECK_EQ(equal, 4);
+}
+
+static void check_plain(const pst_schema *s, const pst_record *rows, const memory_file *written) {
+    memory_file documented = {.calls_left = -1};
+    read_document(&documented, 0);
+    check_same(&documented, written);
+    check_read(s, rows, &documented);
+    file_free(&documented);
+}
+
+/* Before its guide the file is as the other one, but for a bit, a size and their checksum. */
+static void check_guided(const pst_schema *s, const pst_record *rows, const memory_file *plain,
+                         const memory_file *written) {
+    memory_file documented = {.calls_left = -1};
+    REQUIRE(file_write(&documented, plain->data, BLOCKS_END) == 0);
+    documented.data[0x18] = 8;
+    documented.data[0x35] = 4096 >> 8;
+    pst_put_u64(documented.data + 0x78, pst_xxh64(documented.data, 0x78, 0));
+    read_document(&documented, 1);
+    check_same(&documented, written);
+    check_read(s, rows, &documented);
+    file_free(&documented);
 }
 
 int main(int argc, char **argv) {
@@ -76,23 +122,21 @@ int main(int argc, char **argv) {
         info.lineage.id[i] = (uint8_t)(0xa0 + i);
         info.lineage.parent[i] = (uint8_t)(0xb0 + i);
     }
-    memory_file written = {0}, documented = {.calls_left = -1};
-    pst_io io = file_io(&written, 0);
+    memory_file written = {0}, guided = {0};
+    pst_io io = file_io(&written, 0), guided_io = file_io(&guided, 0);
+    pst_file_info guided_info = info;
+    guided_info.block_bytes = 4096;
     CHECK_EQ(write_rows(&s.schema, &info, &io, rows, 4), PST_OK);
+    CHECK_EQ(write_rows(&s.schema, &guided_info, &guided_io, rows, 4), PST_OK);
     if (argc > 1) {
         (void)argv;
-        print_example(&written);
+        print_example(&written, 0);
+        print_example(&guided, BLOCKS_END);
         return 0;
     }
-    read_document(&documented);
-    CHECK_EQ(documented.size, written.size);
-    for (size_t i = 0; i < written.size && i < documented.size; i++)
-        CHECK_EQ(documented.data[i], written.data[i]);
-    io.ctx = &documented;
-    size_t equal;
-    CHECK_EQ(read_rows(&s.schema, &io, documented.size, rows, 4, &equal), PST_OK);
-    CHECK_EQ(equal, 4);
+    check_plain(&s.schema, rows, &written);
+    check_guided(&s.schema, rows, &written, &guided);
     file_free(&written);
-    file_free(&documented);
+    file_free(&guided);
     return check_report();
 }

@@ -24,6 +24,7 @@ static void write_epoch(world *w, pst_table *t, uint64_t epoch, uint64_t steps, 
     world_pass_time(w, t);
     REQUIRE(!w->failed);
     REQUIRE(pst_table_seal(t, &l, &sealed) == PST_OK);
+    pst_sealed_guide(sealed, epoch % 3 ? 0 : 4096);
     REQUIRE(pst_sealed_write(sealed, &io, &info) == PST_OK);
     pst_sealed_destroy(sealed);
 }
@@ -38,7 +39,8 @@ static void merge_some(world *w, memory_file *files, int from, int to) {
                           .lineage = lineage_of(99),
                           .max_parallelism = w->max_parallelism,
                           .first_key_group = w->first,
-                          .last_key_group = w->last};
+                          .last_key_group = w->last,
+                          .block_bytes = world_one_in(w, 2) ? 4096 : 0};
     REQUIRE(pst_file_schema_create(&w->schema, &schema) == PST_OK);
     for (int i = from; i < to; i++)
         REQUIRE(file_open(&files[i], &readers[i]) == PST_OK);

@@ -103,6 +103,7 @@ static void set_add(source_set *x, const pst_schema *s, const row_style *style, 
     x->rows[i] = rows_random(s, style, rng, n_rows);
     x->io[i] = file_io(&x->files[i], i % 2);
     pst_file_info info = info_of(PST_DELTA, style, (uint8_t)(i + 1));
+    info.block_bytes = i % 3 == 1 ? 4096 : 0;
     REQUIRE(write_rows(s, &info, &x->io[i], x->rows[i].rows, x->rows[i].n) == PST_OK);
     REQUIRE(pst_sst_reader_open(&x->io[i], x->files[i].size, &x->readers[i], NULL) == PST_OK);
 }
@@ -210,6 +211,7 @@ static void test_against_map(uint64_t seed) {
         }
     for (int part = 0; part < 2; part++) {
         row_style range = style;
+        range.block_bytes = seed / 2 % 2 ? 4096 : 0;
         if (part == 1) {
             range.first_key_group = (int32_t)(check_random(&rng) % 64);
             range.last_key_group =

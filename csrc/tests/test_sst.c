@@ -22,6 +22,7 @@ static void check_info(const pst_file_info *a, const pst_file_info *b) {
     CHECK_EQ(a->tombstones, b->tombstones);
     CHECK_EQ(a->raw_bytes, b->raw_bytes);
     CHECK_EQ(a->file_bytes, b->file_bytes);
+    CHECK_EQ(a->block_bytes, b->block_bytes);
 }
 
 static void check_schema(const pst_schema *a, const pst_schema *b) {
@@ -35,8 +36,8 @@ static void check_schema(const pst_schema *a, const pst_schema *b) {
     }
 }
 
-static void round_trip(const pst_schema *s, const row_style *style, pst_file_kind kind,
-                       int compressed, uint64_t *rng, size_t n) {
+static void round_trip_of(const pst_schema *s, const row_style *style, pst_file_kind kind,
+                          int compressed, uint64_t *rng, size_t n) {
     random_rows rows = rows_random(s, style, rng, n);
     as_stored(kind, &rows);
     memory_file f = {0};
@@ -83,6 +84,15 @@ static void round_trip(const pst_schema *s, const row_style *style, pst_file_kin
     pst_sst_reader_close(r);
     file_free(&f);
     rows_free(&rows);
+}
+
+/* A file without a guide and one with it. */
+static void round_trip(const pst_schema *s, const row_style *style, pst_file_kind kind,
+                       int compressed, uint64_t *rng, size_t n) {
+    row_style guided = *style;
+    guided.block_bytes = 4096;
+    round_trip_of(s, style, kind, compressed, rng, n);
+    round_trip_of(s, &guided, kind, compressed, rng, n);
 }
 
 static void test_every_type(void) {
@@ -229,17 +239,18 @@ static void test_range_reads_only_its_blocks(void) {
 
 /* A file depends on the rows alone: not on cells that are null or not carried, nor on what memory
  * held before, nor on the blocks written before. */
-static void test_same_rows_same_bytes(void) {
+static void same_rows_same_bytes(uint32_t block_bytes) {
     uint64_t rng = 12;
     random_schema s;
     schema_random(&s, &rng, 3, 9);
     row_style style = WHOLE;
     style.masks = 0;
+    style.block_bytes = block_bytes;
     style.null_keys = style.null_values = style.deletes = 10;
     random_rows rows = rows_random(&s.schema, &style, &rng, 6000);
     memory_file a = {0}, b = {0};
     pst_io io_a = file_io(&a, 1), io_b = file_io(&b, 1);
-    pst_file_info info = info_of(PST_DELTA, &WHOLE, 9);
+    pst_file_info info = info_of(PST_DELTA, &style, 9);
     mallopt(M_PERTURB, 0x5a);
     CHECK_EQ(write_rows(&s.schema, &info, &io_a, rows.rows, rows.n), PST_OK);
     static const uint8_t junk[8];
@@ -254,7 +265,7 @@ static void test_same_rows_same_bytes(void) {
                 r->cells[c] = noise;
     }
     mallopt(M_PERTURB, 0xc3);
-    info = info_of(PST_DELTA, &WHOLE, 9);
+    info = info_of(PST_DELTA, &style, 9);
     CHECK_EQ(write_rows(&s.schema, &info, &io_b, rows.rows, rows.n), PST_OK);
     mallopt(M_PERTURB, 0);
     CHECK_EQ(a.size, b.size);
@@ -262,6 +273,11 @@ static void test_same_rows_same_bytes(void) {
     file_free(&a);
     file_free(&b);
     rows_free(&rows);
+}
+
+static void test_same_rows_same_bytes(void) {
+    same_rows_same_bytes(0);
+    same_rows_same_bytes(4096);
 }
 
 static void test_compressed_blocks_end_in_zeros(void) {

@@ -126,7 +126,9 @@ static void test_versions(void) {
     } cases[] = {
         {8, PST_SST_VERSION + 1, PST_NEWER_FORMAT}, /* version */
         {9, 1, PST_NEWER_FORMAT},
-        {24, 8, PST_NEWER_FORMAT}, /* an incompatible feature */
+        {24, 32, PST_NEWER_FORMAT}, /* an incompatible feature */
+        {24, 16, PST_CORRUPT},      /* times without a guide */
+        {24, 8, PST_CORRUPT},       /* a guided file without a size of blocks */
         {31, 0x80, PST_NEWER_FORMAT},
         {16, 1, PST_OK},           /* a compatible one */
         {11, 2, PST_NEWER_FORMAT}, /* another hash */

@@ -394,7 +394,9 @@ cdef extern from "pystate.h" nogil:
         uint64_t file_bytes
         uint64_t checksum
         int null_entries
+        uint32_t block_bytes
 
+    void pst_sealed_guide(pst_sealed *s, uint32_t block_bytes)
     pst_status pst_sealed_write(pst_sealed *s, const pst_io *io, pst_file_info *info)
 
     ctypedef struct pst_sst_writer:

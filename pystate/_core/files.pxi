@@ -48,13 +48,17 @@ cdef class Sealed(_Guarded):
         self.ready()
         return lineage_tuple(pst_sealed_lineage(self.s))
 
-    def write(self, out, str name not None):
-        """Write the delta file into a writable binary object; returns its info tuple."""
+    def write(self, out, str name not None, uint32_t block_bytes=0):
+        """Write the delta file into a writable binary object; returns its info tuple.
+
+        With `block_bytes`, 4096 to 65536, it is a guided file with blocks of that size.
+        """
         cdef _Io io = _Io(out, -1, name)
         cdef pst_file_info info
         cdef pst_status status
         self.begin()
         try:
+            pst_sealed_guide(self.s, block_bytes)
             with nogil:
                 status = pst_sealed_write(self.s, &io.c, &info)
         finally:
@@ -379,10 +383,10 @@ cdef class _Sources:
 def merge(list readers not None, list columns not None, Schema schema not None, str kind,
           bytes id, bytes parent, uint64_t epoch, uint64_t query, int32_t max_parallelism,
           int32_t first_key_group, int32_t last_key_group, out not None, str name not None,
-          Budget budget=None):
+          Budget budget=None, uint32_t block_bytes=0):
     """Merge open files, oldest first, into `out`; returns the new file's info tuple.
 
-    `columns[f]` maps file f's states to the schema's.
+    `columns[f]` maps file f's states to the schema's. With `block_bytes` as in `Sealed.write`.
     """
     cdef _Io io = _Io(out, -1, name, budget)
     cdef pst_file_info info
@@ -394,6 +398,7 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
     info.max_parallelism = max_parallelism
     info.first_key_group = first_key_group
     info.last_key_group = last_key_group
+    info.block_bytes = block_bytes
     cdef _Sources sources = _Sources(readers, columns)
     cdef int32_t i
     sources.begin()
