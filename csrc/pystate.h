@@ -29,6 +29,7 @@
 #include "interface/access.h"
 #include "interface/files.h"
 #include "interface/nested.h"
+#include "interface/stack.h"
 #include "interface/table.h"
 #include "interface/values.h"
 

@@ -104,10 +104,10 @@ pst_status pst_budget_add_home(pst_budget *b, const char *path, int32_t depth) {
     return PST_OK;
 }
 
+/* A table, or a guide to a file (stack/member.h). Both endings have six characters. */
 static int is_table(const char *name) {
-    static const char end[] = ".table";
     size_t n = strlen(name);
-    return n >= sizeof end - 1 && !strcmp(name + n - (sizeof end - 1), end);
+    return n >= 6 && (!strcmp(name + n - 6, ".table") || !strcmp(name + n - 6, ".guide"));
 }
 
 /* Adds what the tables in a folder take, and closes the folder; -1 where it cannot be read now.

@@ -58,7 +58,7 @@ uint64_t pst_default_limit(void);
 pst_budget *pst_budget_retain(pst_budget *b);
 uint64_t pst_budget_limit(const pst_budget *b);
 
-/* Makes all files count whose names end in .table, in the folder and `depth` levels of folders
+/* Makes all files count whose names end in .table or .guide, in the folder and `depth` levels of folders
  * below it; or one file of any name. PST_NO_MEMORY. */
 pst_status pst_budget_add_home(pst_budget *b, const char *path, int32_t depth);
 

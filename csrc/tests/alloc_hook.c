@@ -1,6 +1,7 @@
 #include "check.h"
 
 #include "base/mem.h"
+#include "stack/read.h"
 
 static _Thread_local int64_t countdown = -1;
 static _Thread_local int fail_forever;
@@ -30,3 +31,5 @@ int pst_test_alloc_refuse(void) {
 }
 
 void (*pst_crash_hook)(void);
+
+int64_t (*pst_read_hook)(const pst_read *r, int64_t result);

@@ -1,0 +1,286 @@
+#include "stack/member.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/mem.h"
+
+enum { COPY_HEADER = 64, COPY_VERSION = 1, MOST_NAME = 4096 };
+
+static const uint8_t COPY_MAGIC[8] = {'p', 's', 't', 'g', 'u', 'i', 'd', 'e'};
+
+/* ---- the file -------------------------------------------------------------------------------- */
+
+typedef struct tail_source {
+    pst_read_file *file;
+    int sys_errno;
+} tail_source;
+
+static int read_tail_at(void *ctx, uint64_t offset, void *data, size_t size) {
+    tail_source *t = ctx;
+    pst_read r = {.file = t->file, .offset = offset, .data = data, .size = size, .need = size};
+    if (size)
+        pst_read_run(&r);
+    t->sys_errno = r.error;
+    return r.error != 0;
+}
+
+static int same_columns(const pst_column *a, const pst_column *b, int32_t n) {
+    for (int32_t i = 0; i < n; i++)
+        if (!pst_column_same_type(&a[i], &b[i]) || strcmp(a[i].name, b[i].name) != 0)
+            return 0;
+    return 1;
+}
+
+static int fits(const pst_guide *g, const pst_member_options *o) {
+    const pst_schema *own = &g->schema, *wanted = o->schema;
+    return g->info.max_parallelism == o->max_parallelism && own->n_keys == wanted->n_keys &&
+           own->n_states == wanted->n_states &&
+           pst_schema_hashed(own) == pst_schema_hashed(wanted) &&
+           same_columns(own->keys, wanted->keys, own->n_keys) &&
+           same_columns(own->states, wanted->states, own->n_states);
+}
+
+static pst_status open_file(pst_member *m, const char *path, const pst_member_options *o,
+                            pst_detail *detail) {
+    uint64_t size = 0;
+    pst_status s = pst_read_file_open(&m->file, path, &size, &detail->sys_errno);
+    if (s)
+        return s;
+    tail_source tail = {&m->file, 0};
+    pst_io io = {.ctx = &tail, .read_at = read_tail_at};
+    s = pst_guide_open(&io, size, &m->guide, detail);
+    if (s == PST_CALLBACK) {
+        detail->sys_errno = tail.sys_errno;
+        s = PST_IO;
+    }
+    return s || fits(m->guide, o) ? s : PST_SCHEMA;
+}
+
+static pst_status note_groups(pst_member *m, const pst_stack_file *from, int32_t groups) {
+    if (!from->n_ranges)
+        return PST_OK;
+    m->groups = pst_calloc((size_t)groups / 8 + 1, 1);
+    if (!m->groups)
+        return PST_NO_MEMORY;
+    for (int32_t i = 0; i < from->n_ranges; i++) {
+        int32_t first = from->ranges[2 * i], last = from->ranges[2 * i + 1];
+        if (first < 0 || first > last || last >= groups)
+            return PST_INVALID;
+        for (int32_t g = first; g <= last; g++)
+            m->groups[g >> 3] |= (uint8_t)(1 << (g & 7));
+    }
+    return PST_OK;
+}
+
+/* ---- the image --------------------------------------------------------------------------------- */
+
+static size_t piece_bytes(const pst_member *m, uint32_t segment) {
+    const pst_guide_segment *s = &m->guide->segments[segment];
+    return m->filtered ? s->end - s->guide : pst_guide_entries_size(s);
+}
+
+static uint8_t *piece_at(const pst_member *m, uint32_t segment) {
+    return m->image + (m->entries[segment] - m->image);
+}
+
+static int is_sound(const pst_member *m, uint32_t segment) {
+    const uint8_t *entries = m->entries[segment];
+    return !pst_guide_check_entries(m->guide, segment, entries) &&
+           (!m->filtered ||
+            !pst_guide_check_filter(m->guide, segment, entries, pst_member_filter(m, segment)));
+}
+
+/* Where each segment's entries are to lie. */
+static pst_status lay_out(pst_member *m, const pst_member_options *o) {
+    size_t bytes = COPY_HEADER;
+    uint64_t tail = m->guide->n_segments * (sizeof(pst_guide_segment) + sizeof *m->entries);
+    pst_status s = pst_room_take(o->room, tail);
+    if (s)
+        return s;
+    m->filtered = m->guide->info.kind != PST_BASE;
+    m->entries = pst_malloc(m->guide->n_segments * sizeof *m->entries);
+    if (!m->entries)
+        return PST_NO_MEMORY;
+    for (uint32_t i = 0; i < m->guide->n_segments; i++)
+        bytes += piece_bytes(m, i);
+    m->image_bytes = bytes;
+    return PST_OK;
+}
+
+static void set_image(pst_member *m, uint8_t *image, int mapped) {
+    m->image = image;
+    m->mapped = mapped;
+    image += COPY_HEADER;
+    for (uint32_t i = 0; i < m->guide->n_segments; image += piece_bytes(m, i++))
+        m->entries[i] = image;
+}
+
+static void make_header(const pst_member *m, uint8_t header[COPY_HEADER]) {
+    memset(header, 0, COPY_HEADER);
+    memcpy(header, COPY_MAGIC, sizeof COPY_MAGIC);
+    pst_put_u32(header + 8, COPY_VERSION);
+    pst_put_u32(header + 12, m->guide->n_segments);
+    memcpy(header + 16, m->guide->info.lineage.id, 16);
+    pst_put_u64(header + 32, m->guide->info.file_bytes);
+    pst_put_u64(header + 40, m->image_bytes);
+}
+
+static pst_status take_piece(pst_member *m, pst_reads *reads, pst_detail *detail) {
+    pst_arrival a;
+    pst_reads_next(reads, &a);
+    uint32_t segment = (uint32_t)a.tag;
+    detail->offset = (int64_t)m->guide->segments[segment].guide;
+    if (a.sys_errno) {
+        detail->sys_errno = a.sys_errno;
+        return PST_IO;
+    }
+    memcpy(piece_at(m, segment), a.data, piece_bytes(m, segment));
+    pst_reads_give(reads, &a);
+    return is_sound(m, segment) ? PST_OK : PST_CORRUPT;
+}
+
+static pst_status read_pieces(pst_member *m, pst_reads *reads, pst_detail *detail) {
+    pst_status s = pst_reads_enter(reads);
+    if (s)
+        return s;
+    for (uint32_t i = 0; !s && i < m->guide->n_segments; i++) {
+        uint64_t offset = m->guide->segments[i].guide;
+        while ((s = pst_reads_start(reads, &m->file, offset, piece_bytes(m, i), i)) == PST_BUSY)
+            if ((s = take_piece(m, reads, detail)) != PST_OK)
+                break;
+    }
+    while (!s && pst_reads_pending(reads))
+        s = take_piece(m, reads, detail);
+    pst_reads_leave(reads);
+    if (!s)
+        detail->offset = -1;
+    return s;
+}
+
+/* Reads it from the file, into memory of this process. */
+static pst_status read_image(pst_member *m, const pst_member_options *o, pst_detail *detail) {
+    pst_status s = pst_room_take(o->room, m->image_bytes);
+    if (s)
+        return s;
+    uint8_t *image = PST_ALLOC_REFUSED() ? MAP_FAILED
+                                         : mmap(NULL, m->image_bytes, PROT_READ | PROT_WRITE,
+                                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (image == MAP_FAILED)
+        return PST_NO_MEMORY;
+    set_image(m, image, 0);
+    make_header(m, image);
+    return read_pieces(m, o->reads, detail);
+}
+
+/* ---- copies ------------------------------------------------------------------------------------ */
+
+static int copy_name(const pst_member *m, const char *folder, char *name) {
+    char hex[33];
+    for (int i = 0; i < 16; i++)
+        snprintf(hex + 2 * i, 3, "%02x", m->guide->info.lineage.id[i]);
+    return snprintf(name, MOST_NAME, "%s/%s.guide", folder, hex) < MOST_NAME - 16;
+}
+
+/* Maps the copy, if it is there and right. */
+static int map_copy(pst_member *m, const char *name) {
+    uint8_t header[COPY_HEADER];
+    struct stat st;
+    int fd = open(name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return 0;
+    uint8_t *image = MAP_FAILED;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size == m->image_bytes)
+        image = mmap(NULL, m->image_bytes, PROT_READ, MAP_SHARED, fd, 0);
+    close(fd);
+    if (image == MAP_FAILED)
+        return 0;
+    set_image(m, image, 1);
+    make_header(m, header);
+    int right = memcmp(image, header, COPY_HEADER) == 0;
+    for (uint32_t i = 0; right && i < m->guide->n_segments; i++)
+        right = is_sound(m, i);
+    if (!right) {
+        munmap(image, m->image_bytes);
+        m->image = NULL;
+    }
+    return right;
+}
+
+static int write_all(int fd, const uint8_t *data, size_t size) {
+    while (size) {
+        ssize_t n = write(fd, data, size);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return 0;
+        data += n;
+        size -= (size_t)n;
+    }
+    return 1;
+}
+
+static int write_copy(const pst_member *m, const char *name, pst_budget *budget) {
+    char temporary[MOST_NAME + 8];
+    snprintf(temporary, sizeof temporary, "%s.XXXXXX", name);
+    if (pst_budget_take(budget, PST_SHARED, m->image_bytes, PST_GROWTH))
+        return 0;
+    int fd = mkstemp(temporary);
+    if (fd < 0)
+        return 0;
+    int whole = write_all(fd, m->image, m->image_bytes);
+    whole = close(fd) == 0 && whole && rename(temporary, name) == 0;
+    if (!whole)
+        (void)unlink(temporary);
+    return whole;
+}
+
+static pst_status get_image(pst_member *m, const pst_member_options *o, pst_detail *detail) {
+    char name[MOST_NAME];
+    int copies = o->guides && copy_name(m, o->guides, name);
+    if (copies && map_copy(m, name))
+        return PST_OK;
+    pst_status s = read_image(m, o, detail);
+    if (s || !copies || !write_copy(m, name, o->room->charge.budget))
+        return s;
+    m->made = 1;
+    uint8_t *own = m->image;
+    if (map_copy(m, name)) {
+        munmap(own, m->image_bytes);
+        o->room->used -= m->image_bytes;
+    } else {
+        set_image(m, own, 0);
+    }
+    return PST_OK;
+}
+
+/* ---- members ----------------------------------------------------------------------------------- */
+
+pst_status pst_member_open(pst_member *m, const pst_stack_file *from, const pst_member_options *o,
+                           pst_detail *detail) {
+    memset(m, 0, sizeof *m);
+    m->file.fd = -1;
+    pst_status s = open_file(m, from->path, o, detail);
+    if (!s)
+        s = note_groups(m, from, o->max_parallelism);
+    if (!s)
+        s = lay_out(m, o);
+    if (s)
+        return s;
+    pst_reads_make_direct(o->reads, &m->file);
+    return get_image(m, o, detail);
+}
+
+void pst_member_close(pst_member *m) {
+    if (m->image)
+        munmap(m->image, m->image_bytes);
+    pst_free(m->entries);
+    pst_free(m->groups);
+    pst_guide_close(m->guide);
+    pst_read_file_close(&m->file);
+}

@@ -1,0 +1,573 @@
+#include "stack/search.h"
+
+#include <string.h>
+
+#include "stack/read_costs.h"
+
+#ifndef PST_WINDOW_BYTES
+#define PST_WINDOW_BYTES (128 * 1024) /* tests have less */
+#endif
+
+enum {
+    WINDOW_BYTES = PST_WINDOW_BYTES, /* of blocks that are read together */
+    WINDOWS = 512,                   /* on their way at most, or arrived */
+    MEASURED_KEYS = 4096,            /* for fewer the disk's costs are not measured */
+    AHEAD = 6,                       /* keys */
+    BOUNDED = 256,        /* keys of a file that are compared with its bounds before these are
+                             taken for useless */
+    KEPT_BYTES = 1 << 20, /* of a decompressed block, for the next search */
+    NO_FILE = -1,
+    BASE_ASKED = 1 << 16 /* of which the share of absent keys is reckoned */
+};
+
+/* What is known of a key. */
+typedef struct wanted {
+    uint64_t covered; /* columns of which older files add nothing */
+    int16_t next;     /* the newest file that it has not asked, or NO_FILE */
+    uint8_t asks;     /* a file, in this round */
+    uint8_t any;      /* something was found */
+    uint8_t here;     /* in the file that it asks */
+    uint8_t done;
+} wanted;
+
+/* A key in a file that it asks, and the blocks in which it would be. */
+typedef struct item {
+    uint32_t at; /* in the slice */
+    uint32_t segment;
+    uint16_t block;
+    uint16_t blocks; /* 0: they are not near each other, or were not looked for yet */
+} item;
+
+/* Blocks of a segment that are read together, or its filter. */
+typedef struct window {
+    int32_t file;
+    uint32_t segment;
+    uint64_t offset;
+    uint32_t item; /* the first of those whose blocks they are */
+    uint32_t items;
+    uint16_t block;
+    uint16_t blocks; /* 0: it is the filter */
+    uint8_t more;    /* its only item has other blocks besides */
+    uint8_t flies;
+} window;
+
+typedef struct run {
+    pst_stack *st;
+    const pst_seeker *seeker;
+    const pst_place *places; /* of the slice */
+    wanted *wanted;
+    uint32_t *active; /* keys that are not done, ascending */
+    uint32_t n_active;
+    item *items; /* of the round: one at most for each active key */
+    uint32_t n_items;
+    window *windows;
+    uint32_t *free_windows;
+    uint32_t n_free;
+    uint32_t gap_pages; /* that are read rather than begin another read */
+    uint32_t filters;   /* on their way */
+    uint32_t bounded;   /* keys of the file at hand that were compared with its bounds */
+    uint32_t beyond;    /* of these, outside */
+    pst_record record;
+} run;
+
+static pst_status fail(pst_stack *st, pst_status s, int32_t file, uint64_t offset, int sys_errno) {
+    st->detail = (pst_detail){(int64_t)offset, file, -1, -1, sys_errno ? sys_errno : -1};
+    return s;
+}
+
+/* ---- keys -------------------------------------------------------------------------------------- */
+
+static pst_status finish(run *r, uint32_t at) {
+    r->wanted[at].done = 1;
+    return r->seeker->done(r->seeker->ctx, r->places[at].key, r->wanted[at].any);
+}
+
+/* The file that it asked has nothing more to say. */
+static pst_status leave_file(run *r, uint32_t at, const pst_member *m) {
+    pst_stack *st = r->st;
+    wanted *w = &r->wanted[at];
+    if (m->filtered) {
+        st->stats.lies += !w->here;
+    } else {
+        st->stats.absent += !w->here;
+        st->base_asked++;
+        st->base_absent += !w->here;
+        if (st->base_asked > BASE_ASKED) {
+            st->base_asked /= 2;
+            st->base_absent /= 2;
+        }
+    }
+    int over = w->next == NO_FILE || (w->any && !(st->all & ~w->covered));
+    w->here = 0;
+    return over ? finish(r, at) : PST_OK;
+}
+
+/* Notes what a row's record says of older ones. */
+static void cover(const pst_stack *st, wanted *w, const pst_record *r) {
+    if (st->n_keys < st->schema.n_keys && !(r->key_nulls >> st->n_keys & 1))
+        return; /* an element says nothing of others */
+    if (r->op == PST_DELETE) {
+        w->covered |= st->all & ~st->timers; /* each timer goes by a record of its own */
+        return;
+    }
+    w->covered |= r->changed;
+    for (uint64_t left = r->changed & r->present; left; left &= left - 1)
+        if (st->schema.states[__builtin_ctzll(left)].kind == PST_LIST)
+            w->covered &= ~(left & -left); /* the list has older items from a number on */
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------ */
+
+static pst_status look_up(run *r, const window *v, const item *it, uint32_t block) {
+    pst_stack *st = r->st;
+    const pst_place *place = &r->places[it->at];
+    wanted *w = &r->wanted[it->at];
+    pst_cell cells[PST_MAX_KEYS];
+    pst_wanted sought = {place->hash, place->key_group, 0, cells};
+    pst_found f = {place->key, v->file, 0, &r->record, 0, &st->block};
+    r->seeker->key(r->seeker->ctx, place->key, cells, &sought.nulls);
+    f.row = pst_search_find(&st->block, &sought, &f.rows);
+    if (f.rows) {
+        pst_status s = pst_search_record(&st->block, f.row, &r->record);
+        if (s)
+            return s;
+        cover(st, w, &r->record);
+        w->any = w->here = 1;
+        s = r->seeker->found(r->seeker->ctx, &f);
+        if (s)
+            return s;
+    }
+    int more = v->more || block + 1u < (uint32_t)it->block + it->blocks;
+    return more ? PST_OK : leave_file(r, it->at, &st->files[v->file]);
+}
+
+static void free_block(pst_stack *st) {
+    st->room.used -= st->block.raw.capacity;
+    pst_search_free(&st->block);
+}
+
+/* For a block once it is decompressed. */
+static pst_status make_room(pst_stack *st, uint64_t bytes) {
+    size_t before = st->block.raw.capacity;
+    pst_status s = pst_buffer_reserve(&st->block.raw, bytes);
+    if (s)
+        return s;
+    s = pst_room_take(&st->room, st->block.raw.capacity - before);
+    if (s) {
+        st->room.used += st->block.raw.capacity - before;
+        free_block(st);
+    }
+    return s;
+}
+
+static pst_status open_block(run *r, const window *v, uint32_t block, const uint8_t *data) {
+    pst_stack *st = r->st;
+    const pst_member *m = &st->files[v->file];
+    const pst_guide_segment *s = &m->guide->segments[v->segment];
+    const uint8_t *entries = m->entries[v->segment];
+    pst_guide_block b = pst_guide_block_at(s, entries, block);
+    int32_t last_group = s->last_key_group;
+    uint64_t last_hash = pst_guide_last_hash(entries);
+    if (block + 1 < s->blocks) {
+        pst_guide_block next = pst_guide_block_at(s, entries, block + 1);
+        last_group = next.key_group;
+        last_hash = next.first_hash;
+    }
+    st->stats.blocks++;
+    pst_status status = b.raw == b.stored ? PST_OK : make_room(st, b.raw);
+    if (status)
+        return status;
+    status = pst_search_open(&st->block, m->guide, &b, last_group, last_hash,
+                             data + (b.offset - v->offset));
+    return status == PST_CORRUPT ? fail(st, status, v->file, b.offset, 0) : status;
+}
+
+/* Searches the window's blocks for its items, whose blocks begin and end in ascending order. */
+static pst_status search_window(run *r, const window *v, const uint8_t *data) {
+    const item *low = &r->items[v->item], *end = low + v->items;
+    for (uint32_t block = v->block; block < (uint32_t)v->block + v->blocks; block++) {
+        while (low < end && (uint32_t)low->block + low->blocks <= block)
+            low++;
+        if (low == end || low->block > block)
+            continue;
+        pst_status s = open_block(r, v, block, data);
+        for (const item *it = low; !s && it < end && it->block <= block; it++) {
+            if (r->seeker->ahead && end - it > AHEAD)
+                r->seeker->ahead(r->seeker->ctx, r->places[it[AHEAD].at].key);
+            s = look_up(r, v, it, block);
+        }
+        if (s)
+            return s == PST_CORRUPT && r->st->detail.offset < 0
+                       ? fail(r->st, s, v->file, v->offset, 0)
+                       : s;
+    }
+    return PST_OK;
+}
+
+/* Marks the items of a segment that its filter does not have. */
+static pst_status search_filter(run *r, const window *v, const uint8_t *filter) {
+    pst_stack *st = r->st;
+    const pst_member *m = &st->files[v->file];
+    const uint8_t *entries = m->entries[v->segment];
+    const pst_guide_segment *s = &m->guide->segments[v->segment];
+    r->filters--;
+    if (pst_guide_check_filter(m->guide, v->segment, entries, filter))
+        return fail(st, PST_CORRUPT, v->file, v->offset, 0);
+    for (uint32_t i = v->item; i < v->item + v->items; i++) {
+        const pst_place *p = &r->places[r->items[i].at];
+        if (!pst_guide_may_have(s, entries, filter, p->key_group, p->hash)) {
+            pst_status status = leave_file(r, r->items[i].at, m);
+            if (status)
+                return status;
+            r->items[i].segment = UINT32_MAX;
+        }
+    }
+    return PST_OK;
+}
+
+/* ---- reads ------------------------------------------------------------------------------------- */
+
+/* Takes what arrives next. */
+static pst_status take_one(run *r) {
+    pst_arrival a;
+    pst_reads_next(r->st->reads, &a);
+    uint32_t number = (uint32_t)a.tag;
+    window *v = &r->windows[number];
+    pst_status s;
+    if (a.sys_errno)
+        s = fail(r->st, PST_IO, v->file, v->offset, a.sys_errno);
+    else
+        s = v->blocks ? search_window(r, v, a.data) : search_filter(r, v, a.data);
+    pst_reads_give(r->st->reads, &a);
+    v->flies = 0;
+    r->free_windows[r->n_free++] = number;
+    return s;
+}
+
+/* Starts the read of a window, of `bytes` from v->offset on; *number is then its number. */
+static pst_status start_window(run *r, const window *v, size_t bytes, uint32_t *number) {
+    while (!r->n_free) {
+        pst_status s = take_one(r);
+        if (s)
+            return s;
+    }
+    *number = r->free_windows[--r->n_free];
+    r->windows[*number] = *v;
+    r->windows[*number].flies = 1;
+    r->st->stats.reads++;
+    r->st->stats.bytes += bytes;
+    for (;;) {
+        pst_status s =
+            pst_reads_start(r->st->reads, &r->st->files[v->file].file, v->offset, bytes, *number);
+        if (s != PST_BUSY)
+            return s;
+        s = take_one(r);
+        if (s)
+            return s;
+    }
+}
+
+static uint64_t block_end(const pst_member *m, const window *v, uint32_t block) {
+    pst_guide_block b =
+        pst_guide_block_at(&m->guide->segments[v->segment], m->entries[v->segment], block);
+    return b.offset + b.stored;
+}
+
+static uint64_t block_begin(const pst_member *m, const window *v, uint32_t block) {
+    return pst_guide_block_at(&m->guide->segments[v->segment], m->entries[v->segment], block)
+        .offset;
+}
+
+/* Reads the blocks of an item that has many, some at a time, in order. */
+static pst_status search_long(run *r, int32_t file, uint32_t at, uint32_t index) {
+    const pst_member *m = &r->st->files[file];
+    const pst_place *p = &r->places[at];
+    item *it = &r->items[index];
+    uint32_t n_segments, first = pst_guide_segments(m->guide, p->key_group, p->hash, &n_segments);
+    for (uint32_t i = first; i < first + n_segments; i++) {
+        window v = {.file = file, .segment = i, .item = index, .items = 1, .more = 1};
+        uint32_t blocks, block = pst_guide_blocks(&m->guide->segments[i], m->entries[i],
+                                                  p->key_group, p->hash, &blocks);
+        for (uint32_t end = block + blocks; block < end; block += v.blocks) {
+            uint32_t number;
+            v.block = (uint16_t)block;
+            v.offset = block_begin(m, &v, block);
+            v.blocks = 1;
+            while (block + v.blocks < end &&
+                   block_end(m, &v, block + v.blocks) - v.offset <= WINDOW_BYTES)
+                v.blocks++;
+            it->block = v.block;
+            it->blocks = v.blocks;
+            pst_status s =
+                start_window(r, &v, block_end(m, &v, block + v.blocks - 1u) - v.offset, &number);
+            while (!s && r->windows[number].flies)
+                s = take_one(r);
+            if (s)
+                return s;
+        }
+    }
+    return leave_file(r, at, m);
+}
+
+/* Whether block `block` to `last` of an item may be read with those of a window that ends at `end`;
+ * if so *end is where it ends then. */
+static int is_near(const run *r, const pst_member *m, const window *v, const item *it,
+                   uint64_t *end) {
+    uint32_t last = (uint32_t)it->block + it->blocks - 1;
+    if (it->segment != v->segment || !it->blocks)
+        return 0;
+    if (last < (uint32_t)v->block + v->blocks)
+        return 1;
+    uint64_t from = block_begin(m, v, it->block) / PST_READ_ALIGN;
+    uint64_t to = block_end(m, v, last);
+    uint64_t pages = (*end + PST_READ_ALIGN - 1) / PST_READ_ALIGN;
+    if (to - v->offset > WINDOW_BYTES || (from > pages && from - pages > r->gap_pages))
+        return 0;
+    *end = to;
+    return 1;
+}
+
+/* Reads the blocks of the items of a file from `i` on. */
+static pst_status read_items(run *r, int32_t file, uint32_t i) {
+    const pst_member *m = &r->st->files[file];
+    pst_status s = PST_OK;
+    while (!s && i < r->n_items) {
+        const item *it = &r->items[i];
+        window v = {.file = file, .segment = it->segment, .item = i, .items = 1};
+        v.block = it->block;
+        v.blocks = it->blocks;
+        uint64_t end = 0;
+        if (v.blocks) {
+            v.offset = block_begin(m, &v, v.block);
+            end = block_end(m, &v, v.block + v.blocks - 1u);
+        }
+        if (!v.blocks || (v.blocks > 1 && end - v.offset > WINDOW_BYTES)) {
+            s = search_long(r, file, it->at, i++);
+            continue;
+        }
+        for (i++; i < r->n_items && is_near(r, m, &v, &r->items[i], &end); i++) {
+            uint32_t last = (uint32_t)r->items[i].block + r->items[i].blocks;
+            if (last > (uint32_t)v.block + v.blocks)
+                v.blocks = (uint16_t)(last - v.block);
+            v.items++;
+        }
+        uint32_t number;
+        s = start_window(r, &v, end - v.offset, &number);
+    }
+    return s;
+}
+
+/* ---- rounds ------------------------------------------------------------------------------------ */
+
+/* The segments that may have a place, of places that ascend. */
+static uint32_t segments_of(const pst_guide *g, uint32_t near, const pst_place *p, uint32_t *n) {
+    if (near + 1 < g->n_segments) {
+        const pst_guide_segment *s = &g->segments[near];
+        if (pst_place_compare(s->first_key_group, s->first_hash, p->key_group, p->hash) < 0 &&
+            pst_place_compare(p->key_group, p->hash, s[1].first_key_group, s[1].first_hash) < 0) {
+            *n = 1;
+            return near;
+        }
+    }
+    return pst_guide_segments(g, p->key_group, p->hash, n);
+}
+
+static int filter_has(const pst_member *m, uint32_t segment, uint32_t n, const pst_place *p) {
+    for (uint32_t i = segment; i < segment + n; i++)
+        if (pst_guide_may_have(&m->guide->segments[i], m->entries[i], pst_member_filter(m, i),
+                               p->key_group, p->hash))
+            return 1;
+    return 0;
+}
+
+static int is_within(run *r, const pst_member *m, const pst_place *p) {
+    pst_cell cells[PST_MAX_KEYS];
+    uint32_t nulls = 0;
+    if (r->bounded == BOUNDED && !r->beyond)
+        return 1;
+    r->seeker->key(r->seeker->ctx, p->key, cells, &nulls);
+    int within = pst_guide_is_within(m->guide, cells, nulls, r->st->n_keys);
+    r->bounded += r->bounded < BOUNDED;
+    r->beyond += !within;
+    return within;
+}
+
+/* Whether the file may have the key, as far as memory says; `it` is then where. */
+static int may_have(run *r, const pst_member *m, const pst_place *p, item *it) {
+    uint32_t n, blocks = 0;
+    if (!pst_member_counts(m, p->key_group))
+        return 0;
+    uint32_t segment = segments_of(m->guide, it->segment, p, &n);
+    if (!n)
+        return 0;
+    it->segment = segment;
+    it->blocks = 0;
+    /* Filters know hashes: keys of one hash, which differ in their namespaces, the bounds may tell
+     * apart. */
+    if ((m->filtered && !filter_has(m, segment, n, p)) || !is_within(r, m, p))
+        return 0;
+    if (n > 1)
+        return 1;
+    it->block = (uint16_t)pst_guide_blocks(&m->guide->segments[segment], m->entries[segment],
+                                           p->key_group, p->hash, &blocks);
+    it->blocks = (uint16_t)blocks;
+    return blocks > 0;
+}
+
+/* Of an item of a base's segment: does it pay to read the filter for n of them? Of `asked` keys that
+ * bases were asked for, as many were absent as the stack's figures say. */
+static int filter_pays(const run *r, const pst_member *m, const item *first, uint32_t n) {
+    const pst_guide_segment *s = &m->guide->segments[first->segment];
+    uint64_t pages = pst_guide_filter_size(s) / PST_READ_ALIGN + 2;
+    uint64_t saved = r->st->base_asked ? (uint64_t)n * r->st->base_absent / r->st->base_asked : 0;
+    return saved * (r->gap_pages + 2) > r->gap_pages + pages;
+}
+
+/* Reads the filters of segments of which many keys are wanted that most likely are not there, and
+ * drops the items that they do not have. */
+static pst_status ask_filters(run *r, int32_t file, uint32_t first) {
+    const pst_member *m = &r->st->files[file];
+    pst_status s = PST_OK;
+    for (uint32_t i = first, n = 1; !s && i < r->n_items; i += n, n = 1) {
+        uint32_t segment = r->items[i].segment, number;
+        while (i + n < r->n_items && r->items[i + n].segment == segment && r->items[i + n].blocks)
+            n++;
+        if (!r->items[i].blocks || !filter_pays(r, m, &r->items[i], n))
+            continue;
+        const pst_guide_segment *g = &m->guide->segments[segment];
+        window v = {.file = file, .segment = segment, .item = i, .items = n};
+        v.offset = g->filter;
+        r->filters++;
+        r->st->stats.filters++;
+        s = start_window(r, &v, pst_guide_filter_size(g), &number);
+    }
+    while (!s && r->filters)
+        s = take_one(r);
+    uint32_t kept = first;
+    for (uint32_t i = first; i < r->n_items; i++)
+        if (r->items[i].segment != UINT32_MAX)
+            r->items[kept++] = r->items[i];
+    r->n_items = kept;
+    return s;
+}
+
+/* Asks a file for the active keys that may ask it now. */
+static pst_status ask_file(run *r, int32_t file) {
+    const pst_member *m = &r->st->files[file];
+    uint32_t first = r->n_items;
+    item it = {0, 0, 0, 0};
+    r->bounded = r->beyond = 0;
+    for (uint32_t i = 0; i < r->n_active; i++) {
+        wanted *w = &r->wanted[r->active[i]];
+        if (w->asks || w->next < file)
+            continue;
+        it.at = r->active[i];
+        if (!may_have(r, m, &r->places[it.at], &it))
+            continue;
+        w->asks = 1;
+        w->next = (int16_t)(m->filtered ? file - 1 : NO_FILE); /* a base is whole */
+        r->items[r->n_items++] = it;
+    }
+    r->st->stats.asked += r->n_items - first;
+    if (m->filtered || first == r->n_items)
+        return read_items(r, file, first);
+    pst_status s = ask_filters(r, file, first);
+    return s ? s : read_items(r, file, first);
+}
+
+static pst_status run_round(run *r) {
+    pst_status s = PST_OK;
+    uint32_t left = 0;
+    r->n_items = 0;
+    for (uint32_t i = 0; i < r->n_active; i++)
+        r->wanted[r->active[i]].asks = 0;
+    for (int32_t f = r->st->n - 1; !s && f >= 0 && r->n_items < r->n_active; f--)
+        s = ask_file(r, f);
+    for (uint32_t i = 0; !s && i < r->n_active; i++)
+        if (!r->wanted[r->active[i]].asks)
+            s = finish(r, r->active[i]);
+    while (!s && pst_reads_pending(r->st->reads))
+        s = take_one(r);
+    for (uint32_t i = 0; i < r->n_active; i++)
+        if (!r->wanted[r->active[i]].done)
+            r->active[left++] = r->active[i];
+    r->n_active = left;
+    return s;
+}
+
+static pst_status run_slice(run *r, const pst_place *places, uint32_t n) {
+    r->places = places;
+    r->n_active = n;
+    for (uint32_t i = 0; i < n; i++) {
+        if (i && pst_place_compare(places[i - 1].key_group, places[i - 1].hash, places[i].key_group,
+                                   places[i].hash) > 0)
+            return PST_INVALID;
+        r->wanted[i] = (wanted){.next = (int16_t)(r->st->n - 1)};
+        r->active[i] = i;
+    }
+    pst_status s = PST_OK;
+    while (!s && r->n_active)
+        s = run_round(r);
+    return s;
+}
+
+/* ---- searches ---------------------------------------------------------------------------------- */
+
+/* Memory for slices of n keys, one piece for all. */
+static pst_status set_up(run *r, pst_stack *st, uint32_t n) {
+    size_t windows = WINDOWS * (sizeof(window) + sizeof(uint32_t));
+    size_t bytes = windows + n * (sizeof(wanted) + sizeof(item) + sizeof(uint32_t));
+    if (bytes > st->memory.capacity) {
+        pst_status s = pst_room_take(&st->room, bytes - st->memory.capacity);
+        if (!s)
+            s = pst_buffer_reserve(&st->memory, bytes);
+        if (s)
+            return s;
+    }
+    r->st = st;
+    r->windows = (window *)(void *)st->memory.data;
+    r->wanted = (wanted *)(void *)(r->windows + WINDOWS);
+    r->items = (item *)(void *)(r->wanted + n);
+    r->active = (uint32_t *)(void *)(r->items + n);
+    r->free_windows = r->active + n;
+    for (r->n_free = 0; r->n_free < WINDOWS; r->n_free++)
+        r->free_windows[r->n_free] = r->n_free;
+    r->filters = 0;
+    return PST_OK;
+}
+
+/* For many keys measured with the largest file. */
+static uint32_t gap_of(pst_stack *st, size_t n) {
+    pst_member *largest = &st->files[0];
+    for (int32_t i = 1; i < st->n; i++)
+        if (st->files[i].guide->info.file_bytes > largest->guide->info.file_bytes)
+            largest = &st->files[i];
+    uint64_t bytes = n < MEASURED_KEYS ? 0 : largest->guide->info.file_bytes;
+    return pst_read_costs_gap(st->reads, &largest->file, bytes);
+}
+
+pst_status pst_stack_search(pst_stack *st, const pst_place *places, size_t n,
+                            const pst_seeker *seeker) {
+    run r;
+    uint32_t slice = n < st->slice ? (uint32_t)n : st->slice;
+    st->detail = (pst_detail){-1, -1, -1, -1, -1};
+    pst_status s = n ? set_up(&r, st, slice) : PST_OK;
+    if (s || !n)
+        return s;
+    s = pst_reads_enter(st->reads);
+    if (s)
+        return s;
+    r.seeker = seeker;
+    r.gap_pages = gap_of(st, n);
+    st->stats.keys += n;
+    for (size_t i = 0; !s && i < n; i += slice)
+        s = run_slice(&r, places + i, n - i < slice ? (uint32_t)(n - i) : slice);
+    pst_reads_leave(st->reads);
+    if (st->block.raw.capacity > KEPT_BYTES)
+        free_block(st);
+    return s;
+}
+
+pst_status pst_found_record(const pst_found *f, uint32_t i, pst_record *record) {
+    return i < f->rows ? pst_search_record(f->block, f->row + i, record) : PST_INVALID;
+}

@@ -1,0 +1,447 @@
+/* Stacks whose files, reads and memory fail: an error that names the file, or the same answer, and
+ * the next search is as good as the first. */
+#include <errno.h>
+#include <sys/wait.h>
+
+#include "base/budget.h"
+#include "stack_world.h"
+
+enum { BASE = 2000, KEYS = 400 };
+
+static world the_world;
+static uint64_t ids[KEYS];
+
+static void make_world(world *w, world_style style, int32_t n, uint64_t seed) {
+    uint64_t rng = seed;
+    memset(w, 0, sizeof *w);
+    world_schema(w, style);
+    world_folder(w);
+    w->block_bytes = 4096;
+    for (int32_t i = 0; i < n; i++)
+        world_write(w, i, &rng, i ? BASE / 8 : BASE, BASE, 100);
+    for (int i = 0; i < KEYS; i++)
+        ids[i] = check_random(&rng) % (2 * BASE);
+}
+
+static pst_status open_stack(const world *w, const pst_stack_options *o, pst_stack **st,
+                             pst_detail *detail) {
+    *st = NULL;
+    pst_status s = pst_stack_open(&w->schema, WORLD_GROUPS, w->files, w->n, o, st, detail);
+    CHECK_EQ(s == PST_OK, *st != NULL);
+    return s;
+}
+
+static pst_status search(const world *w, pst_stack *st, const memory_file *whole,
+                         int64_t fails_at) {
+    finds f = finds_make(w, ids, KEYS);
+    f.fails_at = fails_at;
+    pst_status s = finds_search(&f, st, KEYS);
+    if (!s)
+        finds_check(&f, whole, KEYS);
+    finds_free(&f);
+    return s;
+}
+
+/* ---- reads that fail --------------------------------------------------------------------------- */
+
+static int64_t hook_countdown;
+
+static int64_t fail_once(const pst_read *r, int64_t result) {
+    (void)r;
+    return __atomic_fetch_sub(&hook_countdown, 1, __ATOMIC_RELAXED) == 0 ? -EIO : result;
+}
+
+static void run_reads(world *w, const memory_file *whole, int no_uring) {
+    pst_reads_options ro = {.no_uring = no_uring, .threads = 3};
+    pst_reads *reads = NULL;
+    pst_stack *st;
+    pst_detail detail;
+    REQUIRE(!pst_reads_create(&ro, &reads));
+    pst_stack_options o = {.reads = reads};
+    int opened = 0, searched = 0;
+    pst_read_hook = fail_once;
+    for (int64_t i = 0; i < 100; i++) {
+        hook_countdown = i;
+        pst_status s = open_stack(w, &o, &st, &detail);
+        if (s) {
+            CHECK_EQ(s, PST_IO);
+            CHECK_EQ(detail.sys_errno, EIO);
+            CHECK(detail.row >= 0 && detail.row < w->n);
+            opened++;
+            continue;
+        }
+        hook_countdown = i - opened;
+        s = search(w, st, whole, -1);
+        CHECK(s == PST_OK || s == PST_IO);
+        if (s) {
+            const pst_detail *d = pst_stack_detail(st);
+            CHECK_EQ(d->sys_errno, EIO);
+            CHECK(d->row >= 0 && d->row < w->n && d->offset > 0);
+            searched++;
+        }
+        hook_countdown = -1;
+        CHECK_EQ(search(w, st, whole, -1), PST_OK);
+        pst_stack_close(st);
+    }
+    pst_read_hook = NULL;
+    CHECK(opened > 2 * w->n && searched > 2 * w->n);
+    pst_reads_release(reads);
+}
+
+static void run_callback(world *w, const memory_file *whole) {
+    pst_stack *st;
+    REQUIRE(!open_stack(w, NULL, &st, NULL));
+    for (int64_t i = 0; i < 100; i += 20) {
+        CHECK_EQ(search(w, st, whole, i), PST_STALE);
+        CHECK_EQ(search(w, st, whole, -1), PST_OK);
+    }
+    pst_place places[2] = {{5, 1, 0}, {4, 1, 1}};
+    finds f = finds_make(w, ids, 2);
+    pst_seeker seeker = {&f, finds_key, NULL, finds_found, finds_done};
+    CHECK_EQ(pst_stack_search(st, places, 2, &seeker), PST_INVALID);
+    finds_free(&f);
+    pst_stack_close(st);
+}
+
+/* ---- damaged files ----------------------------------------------------------------------------- */
+
+static off_t size_of(const char *path) {
+    struct stat st;
+    REQUIRE(!stat(path, &st));
+    return st.st_size;
+}
+
+static void flip(const char *path, off_t at, uint8_t mask) {
+    uint8_t byte;
+    int fd = open(path, O_RDWR);
+    REQUIRE(fd >= 0 && pread(fd, &byte, 1, at) == 1);
+    byte ^= mask;
+    REQUIRE(pwrite(fd, &byte, 1, at) == 1);
+    fsync(fd);
+    close(fd);
+}
+
+static void run_damage(world *w, const memory_file *whole) {
+    uint64_t rng = 4;
+    int refused = 0, wrong = 0;
+    for (int i = 0; i < 60; i++) {
+        int32_t file = (int32_t)(check_random(&rng) % (uint64_t)w->n);
+        off_t at = (off_t)(check_random(&rng) % (uint64_t)size_of(w->paths[file]));
+        uint8_t mask = (uint8_t)(1 << check_random(&rng) % 8);
+        int early = i % 2;
+        pst_stack *st = NULL;
+        pst_detail detail;
+        if (early)
+            flip(w->paths[file], at, mask);
+        pst_status s = open_stack(w, NULL, &st, &detail);
+        if (!early)
+            flip(w->paths[file], at, mask);
+        if (!s) {
+            s = search(w, st, whole, -1);
+            detail = *pst_stack_detail(st);
+        }
+        refused += s != PST_OK;
+        wrong += s && s != PST_CORRUPT && s != PST_NEWER_FORMAT && s != PST_SCHEMA;
+        if (s)
+            CHECK_EQ(detail.row, file);
+        pst_stack_close(st);
+        flip(w->paths[file], at, mask);
+    }
+    CHECK(refused > 10);
+    CHECK_EQ(wrong, 0);
+}
+
+static void run_cut(world *w, const memory_file *whole) {
+    pst_stack *st;
+    pst_detail detail;
+    off_t size = size_of(w->paths[1]);
+    uint8_t *bytes = malloc((size_t)size);
+    int fd = open(w->paths[1], O_RDWR);
+    REQUIRE(bytes && fd >= 0 && read(fd, bytes, (size_t)size) == size);
+    REQUIRE(!open_stack(w, NULL, &st, NULL));
+    REQUIRE(!ftruncate(fd, 300));
+    CHECK_EQ(search(w, st, whole, -1), PST_IO);
+    CHECK_EQ(pst_stack_detail(st)->sys_errno, ENODATA);
+    CHECK_EQ(pst_stack_detail(st)->row, 1);
+    pst_stack_close(st);
+    CHECK_EQ(open_stack(w, NULL, &st, &detail), PST_CORRUPT);
+    CHECK_EQ(detail.row, 1);
+    REQUIRE(pwrite(fd, bytes, (size_t)size, 0) == size);
+    close(fd);
+    REQUIRE(!open_stack(w, NULL, &st, NULL));
+    CHECK_EQ(search(w, st, whole, -1), PST_OK);
+    pst_stack_close(st);
+    free(bytes);
+}
+
+/* ---- what a stack does not take ---------------------------------------------------------------- */
+
+static void run_refused(world *w) {
+    pst_stack *st;
+    pst_detail detail;
+    pst_schema other = w->schema;
+    pst_column states[8];
+    pst_stack_file files[3] = {w->files[0], w->files[1], w->files[2]};
+    memcpy(states, other.states, (size_t)other.n_states * sizeof *states);
+    states[0].name = "other";
+    other.states = states;
+    CHECK_EQ(pst_stack_open(&other, WORLD_GROUPS, files, 3, NULL, &st, &detail), PST_SCHEMA);
+    CHECK_EQ(detail.row, 0);
+    states[0].name = "count";
+    states[0].type = PST_INT32;
+    CHECK_EQ(pst_stack_open(&other, WORLD_GROUPS, files, 3, NULL, &st, &detail), PST_SCHEMA);
+    other.n_states--;
+    CHECK_EQ(pst_stack_open(&other, WORLD_GROUPS, files, 3, NULL, &st, &detail), PST_SCHEMA);
+    CHECK_EQ(pst_stack_open(&w->schema, 64, files, 3, NULL, &st, &detail), PST_SCHEMA);
+    CHECK_EQ(pst_stack_open(&w->schema, WORLD_GROUPS, files, 0, NULL, &st, &detail), PST_INVALID);
+    files[2].path = "/nowhere/at/all";
+    CHECK_EQ(pst_stack_open(&w->schema, WORLD_GROUPS, files, 3, NULL, &st, &detail), PST_NOT_FOUND);
+    CHECK_EQ(detail.row, 2);
+    CHECK_EQ(detail.sys_errno, ENOENT);
+    files[2] = w->files[2];
+    int32_t ranges[] = {5, 4};
+    files[1].ranges = ranges;
+    files[1].n_ranges = 1;
+    CHECK_EQ(pst_stack_open(&w->schema, WORLD_GROUPS, files, 3, NULL, &st, &detail), PST_INVALID);
+    ranges[1] = WORLD_GROUPS;
+    CHECK_EQ(pst_stack_open(&w->schema, WORLD_GROUPS, files, 3, NULL, &st, &detail), PST_INVALID);
+    pst_stack_options o = {.slice_keys = 1};
+    CHECK_EQ(pst_stack_open(&w->schema, WORLD_GROUPS, files, 1, &o, &st, NULL), PST_INVALID);
+}
+
+static void run_unguided(void) {
+    world *w = &the_world;
+    pst_stack *st;
+    pst_detail detail;
+    uint64_t rng = 1;
+    memset(w, 0, sizeof *w);
+    world_schema(w, WORLD_PLAIN);
+    world_folder(w);
+    w->block_bytes = 4096;
+    world_write(w, 0, &rng, 100, 100, 0);
+    w->block_bytes = 0;
+    world_write(w, 1, &rng, 100, 100, 0);
+    CHECK_EQ(open_stack(w, NULL, &st, &detail), PST_SCHEMA);
+    CHECK_EQ(detail.row, 1);
+    world_free(w);
+}
+
+/* ---- key groups -------------------------------------------------------------------------------- */
+
+static void run_groups(world *w) {
+    static const int32_t RANGES[3][4] = {{0, 50, 60, 127}, {10, 20, 40, 40}, {0, 127, 30, 35}};
+    memory_file whole = {.calls_left = -1};
+    random_rows kept[WORLD_FILES];
+    pst_stack *st;
+    for (int32_t i = 0; i < w->n; i++) {
+        const int32_t *ranges = RANGES[i % 3];
+        w->files[i].ranges = ranges;
+        w->files[i].n_ranges = 2;
+        kept[i] = (random_rows){malloc(w->rows[i].n * sizeof(pst_record)), 0, NULL};
+        REQUIRE(kept[i].rows);
+        for (size_t k = 0; k < w->rows[i].n; k++) {
+            int32_t g = w->rows[i].rows[k].key_group;
+            if ((g >= ranges[0] && g <= ranges[1]) || (g >= ranges[2] && g <= ranges[3]))
+                kept[i].rows[kept[i].n++] = w->rows[i].rows[k];
+        }
+    }
+    world_merge(w, kept, &whole);
+    REQUIRE(!open_stack(w, NULL, &st, NULL));
+    CHECK_EQ(search(w, st, &whole, -1), PST_OK);
+    pst_stack_close(st);
+    file_free(&whole);
+    for (int32_t i = 0; i < w->n; i++) {
+        free(kept[i].rows);
+        w->files[i].ranges = NULL;
+        w->files[i].n_ranges = 0;
+    }
+}
+
+/* ---- memory ------------------------------------------------------------------------------------ */
+
+static void run_memory(world *w, const memory_file *whole) {
+    pst_budget *budget = NULL;
+    pst_budget_stats stats;
+    REQUIRE(!pst_budget_create(64 << 20, &budget));
+    for (int64_t i = 0; i < 500; i++) {
+        pst_stack_options o = {.budget = budget};
+        pst_stack *st = NULL;
+        check_fail_alloc(i, (int)(i & 1));
+        pst_status s = open_stack(w, &o, &st, NULL);
+        if (!s) {
+            finds f = {.w = w};
+            pst_seeker seeker = {&f, finds_key, NULL, finds_found, finds_done};
+            pst_place *places = world_places(w, ids, KEYS);
+            f = finds_make(w, ids, KEYS);
+            s = pst_stack_search(st, places, KEYS, &seeker);
+            finds_free(&f);
+            free(places);
+        }
+        int refused = check_alloc_failed();
+        check_fail_alloc(-1, 0);
+        CHECK(s == (refused ? PST_NO_MEMORY : PST_OK) || (refused && !s));
+        if (st)
+            CHECK_EQ(search(w, st, whole, -1), PST_OK);
+        pst_stack_close(st);
+        pst_budget_get_stats(budget, &stats);
+        CHECK_EQ(stats.private_bytes, 0);
+        if (!refused)
+            break;
+        CHECK(i < 499);
+    }
+    pst_budget_release(budget);
+    REQUIRE(!pst_budget_create(2 << 20, &budget));
+    pst_stack_options o = {.budget = budget};
+    pst_stack *st;
+    pst_detail detail;
+    CHECK_EQ(open_stack(w, &o, &st, &detail), PST_LIMIT);
+    pst_budget_release(budget);
+}
+
+/* ---- copies of guides -------------------------------------------------------------------------- */
+
+static uint32_t open_with(const world *w, const char *guides, const memory_file *whole,
+                          pst_stack_stats *stats) {
+    pst_stack_options o = {.guides = guides};
+    pst_stack *st;
+    REQUIRE(!open_stack(w, &o, &st, NULL));
+    pst_stack_get_stats(st, stats);
+    CHECK_EQ(search(w, st, whole, -1), PST_OK);
+    pst_stack_close(st);
+    return stats->guides_made;
+}
+
+static void copy_path(const world *w, const char *guides, int32_t file, char *path) {
+    uint8_t id[16];
+    int fd = open(w->paths[file], O_RDONLY);
+    REQUIRE(fd >= 0 && pread(fd, id, 16, 56) == 16);
+    close(fd);
+    path += sprintf(path, "%s/", guides);
+    for (int i = 0; i < 16; i++)
+        path += sprintf(path, "%02x", id[i]);
+    sprintf(path, ".guide");
+}
+
+static void run_guides(world *w, const memory_file *whole) {
+    char guides[220], path[300], other[300];
+    pst_stack_stats own, made, mapped, again;
+    uint64_t rng = 8;
+    snprintf(guides, sizeof guides, "%s/guides", w->folder);
+    CHECK_EQ(open_with(w, guides, whole, &own), 0); /* there is no such folder */
+    REQUIRE(!mkdir(guides, 0700));
+    CHECK_EQ(open_with(w, guides, whole, &made), w->n);
+    CHECK_EQ(open_with(w, guides, whole, &mapped), 0);
+    CHECK_EQ(own.guide_bytes, mapped.guide_bytes);
+    CHECK(own.private_bytes >= own.guide_bytes + mapped.private_bytes);
+    CHECK_EQ(made.private_bytes, mapped.private_bytes);
+    for (int i = 0; i < 30; i++) { /* damaged */
+        int32_t file = (int32_t)(check_random(&rng) % (uint64_t)w->n);
+        copy_path(w, guides, file, path);
+        flip(path, (off_t)(check_random(&rng) % (uint64_t)size_of(path)), 16);
+        CHECK_EQ(open_with(w, guides, whole, &again), 1);
+    }
+    copy_path(w, guides, 0, path);
+    REQUIRE(!truncate(path, 0));
+    CHECK_EQ(open_with(w, guides, whole, &again), 1);
+    copy_path(w, guides, 1, path);
+    copy_path(w, guides, 2, other);
+    REQUIRE(!rename(path, other)); /* another file's */
+    CHECK_EQ(open_with(w, guides, whole, &again), 2);
+    REQUIRE(!unlink(path) && !symlink(other, path));
+    CHECK_EQ(open_with(w, guides, whole, &again), 1);
+    pst_budget *budget = NULL;
+    pst_budget_stats stats;
+    REQUIRE(!pst_budget_create(64 << 20, &budget) && !pst_budget_add_home(budget, guides, 0));
+    pst_budget_get_stats(budget, &stats);
+    CHECK(stats.shared_bytes >= again.guide_bytes);
+    pst_budget_release(budget);
+}
+
+/* ---- single keys, children --------------------------------------------------------------------- */
+
+static void run_get(world *w, const memory_file *whole) {
+    memory_file all = *whole;
+    pst_sst_reader *r;
+    pst_stack *st;
+    pst_record row, got, key;
+    byte_heap *h = calloc(1, sizeof *h);
+    uint8_t there[2 * BASE] = {0};
+    int has_element = world_keys(w) < w->schema.n_keys;
+    REQUIRE(h && !file_open(&all, &r) && !open_stack(w, NULL, &st, NULL));
+    while (!pst_sst_reader_next(r, &row)) {
+        if (has_element && !(row.key_nulls >> world_keys(w) & 1))
+            continue;
+        for (uint64_t id = 0; id < BASE; id++) {
+            memset(&key, 0, sizeof key);
+            world_key(w, h, id, &key);
+            if (key.hash == row.hash && !pst_key_compare(w->schema.keys, world_keys(w), key.key,
+                                                         key.key_nulls, row.key, row.key_nulls)) {
+                there[id] = 1;
+                break;
+            }
+            heap_free(h);
+        }
+        CHECK_EQ(pst_stack_get(st, key.key, key.key_nulls & 1, &got), PST_OK);
+        row.changed = row.present;
+        got.changed = got.present;
+        CHECK(same_row(&w->schema, &row, &got));
+        heap_free(h);
+    }
+    pst_sst_reader_close(r);
+    for (uint64_t id = 0; id < 2 * BASE; id += 7) {
+        memset(&key, 0, sizeof key);
+        world_key(w, h, id, &key);
+        pst_status s = pst_stack_get(st, key.key, key.key_nulls & 1, &got);
+        CHECK(s == PST_OK || s == PST_NOT_FOUND);
+        if (!there[id])
+            CHECK(s == PST_NOT_FOUND || (has_element && !got.present));
+        heap_free(h);
+    }
+    free(h);
+    pst_stack_close(st);
+}
+
+static void run_fork(world *w, const memory_file *whole) {
+    pst_stack *st;
+    REQUIRE(!open_stack(w, NULL, &st, NULL));
+    CHECK_EQ(search(w, st, whole, -1), PST_OK);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(search(w, st, whole, -1) == PST_OK && atomic_load(&check_failed) == 0 ? 0 : 1);
+    int status = 1;
+    CHECK_EQ(search(w, st, whole, -1), PST_OK);
+    waitpid(child, &status, 0);
+    CHECK_EQ(status, 0);
+    pst_stack_close(st);
+}
+
+int main(void) {
+    world *w = &the_world;
+    static const world_style STYLES[] = {WORLD_STRINGS, WORLD_ELEMENTS};
+    for (int i = 0; i < 2; i++) {
+        memory_file whole = {.calls_left = -1};
+        make_world(w, STYLES[i], 4, 21 + (uint64_t)i);
+        world_merge(w, w->rows, &whole);
+        run_reads(w, &whole, 0);
+        run_reads(w, &whole, 1);
+        run_callback(w, &whole);
+        run_memory(w, &whole);
+        run_guides(w, &whole);
+        run_groups(w);
+        run_get(w, &whole);
+        run_fork(w, &whole);
+        run_refused(w);
+        run_damage(w, &whole);
+        run_cut(w, &whole);
+        file_free(&whole);
+        world_free(w);
+    }
+    memory_file whole = {.calls_left = -1};
+    make_world(w, WORLD_TIMERS, 4, 31);
+    world_merge(w, w->rows, &whole);
+    run_get(w, &whole);
+    file_free(&whole);
+    world_free(w);
+    run_unguided();
+    return check_report();
+}
