@@ -66,7 +66,7 @@ static pst_status open_source(pst_due *d, int32_t file) {
         return PST_OK;
     uint64_t bytes = (uint64_t)g->times_blocks * PST_GUIDE_TIMES_REF +
                      (g->timers / TIMERS_PER_RUN + 2) * BLOCK_BYTES;
-    pst_status s = pst_room_take(&d->st->room, bytes);
+    pst_status s = pst_allowance_take(&d->st->room, bytes);
     if (s)
         return s;
     d->bytes += bytes;

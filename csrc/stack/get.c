@@ -33,7 +33,7 @@ static pst_status keep(getter *g, int column, const pst_cell *from) {
     size_t before = b->capacity;
     pst_status s = pst_buffer_reserve(b, b->size + from->bytes.size + 1);
     if (!s)
-        s = pst_room_take(&g->st->room, b->capacity - before);
+        s = pst_allowance_take(&g->st->room, b->capacity - before);
     if (s)
         return s;
     g->at[column] = b->size;

@@ -100,7 +100,7 @@ static int is_sound(const pst_member *m, uint32_t segment) {
 static pst_status lay_out(pst_member *m, const pst_member_options *o) {
     size_t bytes = COPY_HEADER;
     uint64_t tail = m->guide->n_segments * (sizeof(pst_guide_segment) + sizeof *m->entries);
-    pst_status s = pst_room_take(o->room, tail);
+    pst_status s = pst_allowance_take(o->room, tail);
     if (s)
         return s;
     m->filtered = m->guide->info.kind != PST_BASE;
@@ -165,7 +165,7 @@ static pst_status read_pieces(pst_member *m, pst_reads *reads, pst_detail *detai
 
 /* Reads it from the file, into memory of this process. */
 static pst_status read_image(pst_member *m, const pst_member_options *o, pst_detail *detail) {
-    pst_status s = pst_room_take(o->room, m->image_bytes);
+    pst_status s = pst_allowance_take(o->room, m->image_bytes);
     if (s)
         return s;
     uint8_t *image = PST_ALLOC_REFUSED() ? MAP_FAILED

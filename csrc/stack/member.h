@@ -32,12 +32,12 @@ typedef struct pst_member {
 } pst_member;
 
 /* What a stack takes of its budget. */
-typedef struct pst_room {
+typedef struct pst_allowance {
     pst_charge charge;
     uint64_t used;
-} pst_room;
+} pst_allowance;
 
-static inline pst_status pst_room_take(pst_room *r, uint64_t bytes) {
+static inline pst_status pst_allowance_take(pst_allowance *r, uint64_t bytes) {
     pst_status s = pst_charge_raise(&r->charge, r->used + bytes);
     r->used += s ? 0 : bytes;
     return s;
@@ -49,7 +49,7 @@ typedef struct pst_member_options {
     int32_t max_parallelism;
     const char *guides;
     pst_reads *reads;
-    pst_room *room;
+    pst_allowance *room;
 } pst_member_options;
 
 /* Statuses as pst_stack_open. After a failure it is to be closed, too. */

@@ -152,7 +152,7 @@ static pst_status make_room(pst_stack *st, uint64_t bytes) {
     pst_status s = pst_buffer_reserve(&st->block.raw, bytes);
     if (s)
         return s;
-    s = pst_room_take(&st->room, st->block.raw.capacity - before);
+    s = pst_allowance_take(&st->room, st->block.raw.capacity - before);
     if (s) {
         st->room.used += st->block.raw.capacity - before;
         free_block(st);
@@ -518,7 +518,7 @@ static pst_status set_up(run *r, pst_stack *st, uint32_t n) {
     size_t windows = WINDOWS * (sizeof(window) + sizeof(uint32_t));
     size_t bytes = windows + n * (sizeof(wanted) + sizeof(item) + sizeof(uint32_t));
     if (bytes > st->memory.capacity) {
-        pst_status s = pst_room_take(&st->room, bytes - st->memory.capacity);
+        pst_status s = pst_allowance_take(&st->room, bytes - st->memory.capacity);
         if (!s)
             s = pst_buffer_reserve(&st->memory, bytes);
         if (s)

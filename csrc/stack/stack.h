@@ -13,7 +13,7 @@
 
 struct pst_stack {
     pst_reads *reads;
-    pst_room room;
+    pst_allowance room;
     pst_schema schema;
     int32_t max_parallelism;
     int32_t n_keys;    /* columns of a key, without the element */
