@@ -487,25 +487,6 @@ void pst_table_refusal(const pst_table *t, pst_refusal *refusal) {
         *refusal = (pst_refusal){a->refused, a->committed_total, 0, a->limit, 1};
 }
 
-void pst_table_get_resident(const pst_table *t, pst_resident *resident) {
-    const pst_meta *m = t->m;
-    const pst_ring *slots = &m->rings[PST_RING_SLOTS];
-    uint64_t taken = pst_span_taken_bytes(t), listed = 0;
-    uint64_t index = m->index_granules * PST_GRANULE;
-    for (uint32_t c = 0; c < PST_CLASSES; c++) {
-        uint32_t names = m->rings[c].tail - m->rings[c].head;
-        listed += (names > m->stale[c] ? names - m->stale[c] : 0) * pst_class_size(c);
-    }
-    *resident = (pst_resident){
-        .rows = m->live,
-        .row_bytes = m->live * t->lay.row_size,
-        .index_bytes = index,
-        .block_bytes = taken > listed + index ? taken - listed - index : 0,
-        .free_rows = slots->sealed_tail[2] - slots->head + (t->row_capacity - m->slots),
-        .free_block_bytes = listed,
-    };
-}
-
 void pst_table_get_stats(const pst_table *t, pst_table_stats *stats) {
     const pst_header *h = t->h;
     *stats = (pst_table_stats){

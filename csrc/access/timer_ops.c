@@ -28,8 +28,8 @@ static pst_status check_timers(const pst_table *t, pst_domain domain) {
 }
 
 /* Whether these are the times of the batch's keys, also PST_STALE and PST_WRONG_TYPE. */
-static pst_status check_times(const pst_batch *b, pst_domain domain, const pst_array *times) {
-    pst_status s = pst_batch_usable(b);
+static pst_status check_times(pst_batch *b, pst_domain domain, const pst_array *times) {
+    pst_status s = pst_batch_ready(b);
     if (!s)
         s = check_timers(b->t, domain);
     if (s)
