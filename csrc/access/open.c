@@ -16,6 +16,7 @@
 #include "base/xxh64.h"
 #include "elements/collections.h"
 #include "elements/timers.h"
+#include "fetch/below.h"
 #include "list/list.h"
 #include "memory/size_class.h"
 #include "memory/span.h"
@@ -447,6 +448,7 @@ pst_status pst_table_attach(pst_table *t, int32_t lock_timeout_ms) {
 }
 
 static void free_table(pst_table *t) {
+    pst_below_drop(t);
     pst_arena_unmap(&t->arena);
     if (t->lock_slot >= 0)
         pst_lock_close(t->lock_slot);

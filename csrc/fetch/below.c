@@ -3,11 +3,16 @@
 #include <string.h>
 
 #include "base/schema.h"
-#include "stack/stack.h"
+#include "stack/due.h"
 
 int pst_below_is_current(const pst_table *t) {
     return t->stack &&
            !memcmp(&t->stack_lineage, &pst_meta_of(t, t->h->sealed)->lineage, sizeof(pst_lineage));
+}
+
+void pst_below_drop(pst_table *t) {
+    pst_due_close(t->due);
+    t->due = NULL;
 }
 
 static int same_columns(const pst_column *a, const pst_column *b, int32_t n) {
@@ -57,6 +62,7 @@ pst_status pst_table_set_stack(pst_table *t, pst_stack *stack) {
     pst_status s = stack ? check(t, stack) : PST_OK;
     if (s)
         return s;
+    pst_below_drop(t);
     t->stack = stack;
     t->stack_lineage = pst_meta_of(t, t->h->sealed)->lineage;
     return PST_OK;

@@ -9,5 +9,7 @@
 
 /* Whether there is a stack, as the last sealed epoch left the table (FE1). */
 int pst_below_is_current(const pst_table *t);
+/* Closes what was opened of the stack. */
+void pst_below_drop(pst_table *t);
 
 #endif

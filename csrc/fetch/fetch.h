@@ -25,8 +25,8 @@
 
 /* Fetches those of the keys whose slot is PST_NONE; a slot that is PST_NONE afterwards is of a key
  * that does not exist. REQUIRES: the table has none of these keys. PST_NO_STACK: there is no stack
- * to ask (FE1). PST_NO_ROOM: the rows do not fit; the detail's row is how many of the first keys
- * would. PST_IO, PST_CORRUPT: the detail's row is the number of the file in the stack; PST_TOO_LARGE;
+ * to ask (FE1). PST_NO_ROOM: the rows do not fit, and nothing has changed; the detail's row is about how many of
+ * the first keys would, 0 where none do beside the rows that are here. PST_IO, PST_CORRUPT: the detail's row is the number of the file in the stack; PST_TOO_LARGE;
  * memory. */
 pst_status pst_fetch(pst_table *t, const pst_keys *keys);
 /* The same of a single key. */

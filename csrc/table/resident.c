@@ -65,7 +65,13 @@ void pst_table_set_whole(pst_table *t, int whole) {
         return;
     }
     for (uint64_t e = t->h->active;; e--) {
-        pst_put32(&pst_meta_of(t, e)->whole, 0);
+        pst_meta *m = pst_meta_of(t, e);
+        /* Of the timers of rows below nothing is known yet. */
+        if (m->whole)
+            pst_put64(&m->horizon[0], (uint64_t)INT64_MIN);
+        if (m->whole)
+            pst_put64(&m->horizon[1], (uint64_t)INT64_MIN);
+        pst_put32(&m->whole, 0);
         if (e == t->h->floor)
             break;
     }

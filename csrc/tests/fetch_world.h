@@ -49,6 +49,7 @@ static struct {
     uint64_t faults;
     uint64_t refused;
     uint64_t batches;
+    uint64_t fired;
 } paired;
 
 static inline void pair_must(const pair *p, pst_status s, const char *what) {
@@ -257,8 +258,15 @@ static inline void pair_seal(pair *p) {
     paired.epochs++;
 }
 
+/* Rows with timers leave from the horizon on; where all timers were here that is set anew. */
 static inline void pair_leave(pair *p) {
     pst_room left, wanted = {1 + world_below(p->w, WORLD_KEYS), 0};
+    if (p->w->has_timers && world_one_in(p->w, 3))
+        for (int d = 0; d < 2; d++) {
+            int64_t horizon = (int64_t)world_below(p->w, 12) * 1000 - 3000;
+            if (horizon < pst_table_horizon(p->cached, (pst_domain)d))
+                REQUIRE(!pst_table_set_horizon(p->cached, (pst_domain)d, horizon));
+        }
     if (!p->now.n)
         return;
     if (world_one_in(p->w, 3))
