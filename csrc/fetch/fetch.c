@@ -94,7 +94,7 @@ static pst_status admit(fetch *x, const pst_want *w, uint32_t last) {
     pst_parts_get(&x->parts, x->order[n - 1], &x->record);
     if (n == 1 && x->record.op == PST_DELETE)
         return PST_OK;
-    x->keys->get(x->keys->ctx, w->at, &key);
+    pst_want_key(x->t, x->keys, w, &key);
     s = pst_admission_begin(&a, x->t, &key, bytes, &here);
     if (s || here) {
         if (!s)
@@ -119,7 +119,7 @@ static pst_status admit(fetch *x, const pst_want *w, uint32_t last) {
 static void on_key(void *ctx, uint32_t number, pst_cell *cells, uint32_t *nulls) {
     const fetch *x = ctx;
     pst_key key;
-    x->keys->get(x->keys->ctx, x->wants[number].at, &key);
+    pst_want_key(x->t, x->keys, &x->wants[number], &key);
     (void)pst_key_decode(&x->t->schema, key.word, key.bytes, key.null, cells, nulls);
 }
 
@@ -129,7 +129,7 @@ static void on_ahead(void *ctx, uint32_t number) {
     const pst_table *t = x->t;
     pst_key key;
     pst_probe at;
-    x->keys->get(x->keys->ctx, x->wants[number].at, &key);
+    pst_want_key(x->t, x->keys, &x->wants[number], &key);
     uint32_t tag = pst_tag_of(t, key.hash);
     if (pst_probe_home(&at, &t->m->shards[pst_directory_at(t, t->m->directory_bits, key.hash, tag)],
                        t->heap, tag))
@@ -186,7 +186,7 @@ static pst_status search(fetch *x, uint32_t n) {
         uint32_t count = 0;
         for (; i < n && count < PST_FETCH_SLICE; i++)
             if (!x->wants[i].own)
-                places[count++] = (pst_place){x->wants[i].hash, x->wants[i].key_group, i};
+                places[count++] = (pst_place){x->wants[i].hash, (int32_t)x->wants[i].key_group, i};
         s = pst_stack_search(x->t->stack, places, count, &seeker);
         x->waiting = 0;
         pst_parts_clear(&x->parts);
@@ -265,7 +265,14 @@ pst_status pst_fetch(pst_table *t, const pst_keys *keys) {
         return PST_POISONED;
     if (!pst_below_is_current(t))
         return PST_NO_STACK;
-    pst_status s = pst_wants_make(t, keys, &w);
+    /* Of batches that are far too large only a little is done, as they come again, cut. */
+    uint64_t missing, different;
+    pst_status s = pst_wants_estimate(keys, &missing, &different);
+    if (!s && missing)
+        s = check_room(t, keys, different, (uint64_t)keys->n - missing);
+    if (s)
+        return s;
+    s = pst_wants_make(t, keys, &w);
     if (s || !w.n) {
         if (!s)
             pst_wants_free(&w);

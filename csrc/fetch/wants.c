@@ -2,6 +2,7 @@
 
 #include "base/mem.h"
 #include "base/schema.h"
+#include "base/xxh64.h"
 #include "table/row.h"
 
 /* Fewer are sorted by comparison; a pass over the bits takes two digits. */
@@ -20,9 +21,9 @@ static int by_place(const void *x, const void *y) {
 
 /* The first bits of a place: never less than those of a place before it. */
 static uint32_t place_bits(const pst_table *t, const pst_want *w) {
-    __extension__ typedef unsigned __int128 wide;
-    wide place = (wide)(uint32_t)(w->key_group - t->first_key_group) << 64 | w->hash;
-    return (uint32_t)((uint64_t)(place / pst_group_count(t)) >> (64 - 2 * DIGIT_BITS));
+    uint64_t group = w->key_group - (uint32_t)t->first_key_group;
+    return (uint32_t)((group << 32 | w->hash >> 32) /
+                      ((uint64_t)pst_group_count(t) << (32 - 2 * DIGIT_BITS)));
 }
 
 static uint32_t digit_of(uint32_t bits, int digit) {
@@ -80,10 +81,11 @@ static pst_status sort_wants(const pst_table *t, pst_wants *w) {
     return s;
 }
 
-static int are_equal(const pst_keys *keys, uint32_t a, uint32_t b) {
+static int are_equal(const pst_table *t, const pst_keys *keys, const pst_want *a,
+                     const pst_want *b) {
     pst_key x, y;
-    keys->get(keys->ctx, a, &x);
-    keys->get(keys->ctx, b, &y);
+    pst_want_key(t, keys, a, &x);
+    pst_want_key(t, keys, b, &y);
     return x.null == y.null && x.word == y.word && x.bytes.size == y.bytes.size &&
            (!x.bytes.size || !memcmp(x.bytes.data, y.bytes.data, x.bytes.size));
 }
@@ -110,7 +112,7 @@ static void mark_equal(const pst_table *t, const pst_keys *keys, pst_wants *w) {
             sort_tied(t, keys, wants + i, end - i);
         for (uint32_t k = end - 1; k > i; k--)
             wants[k].own =
-                wants[k].own == wants[k - 1].own && are_equal(keys, wants[k].at, wants[k - 1].at);
+                wants[k].own == wants[k - 1].own && are_equal(t, keys, &wants[k], &wants[k - 1]);
         wants[i].own = 0;
         i = end;
     }
@@ -147,7 +149,12 @@ pst_status pst_wants_make(const pst_table *t, const pst_keys *keys, pst_wants *w
             continue;
         keys->get(keys->ctx, i, &key);
         uint64_t hash = file_hash(t, &key);
-        w->wants[w->n++] = (pst_want){hash, key.null, (uint32_t)i, pst_group_of(t, hash)};
+        w->wants[w->n++] = (pst_want){.hash = hash,
+                                      .own = key.null,
+                                      .word = key.word,
+                                      .at = (uint32_t)i,
+                                      .null = key.null & 1u,
+                                      .key_group = (uint32_t)pst_group_of(t, hash) & 0x7FFFFFFFu};
     }
     s = sort_wants(t, w);
     if (s)
@@ -155,6 +162,42 @@ pst_status pst_wants_make(const pst_table *t, const pst_keys *keys, pst_wants *w
     else
         mark_equal(t, keys, w);
     return s;
+}
+
+/* ---- how many -------------------------------------------------------------------------------- */
+
+/* Minus the logarithm of 1 - x, for x up to 0.6, within a hundredth. */
+static double log_of_rest(double x) {
+    double sum = 0, power = x;
+    for (int i = 1; i <= 12; i++, power *= x)
+        sum += power / i;
+    return sum;
+}
+
+pst_status pst_wants_estimate(const pst_keys *keys, uint64_t *missing, uint64_t *different) {
+    uint64_t n = 0, bits = 1024, set = 0;
+    for (int64_t i = 0; i < keys->n; i++)
+        n += keys->slots[i] == PST_NONE;
+    *missing = *different = n;
+    if (n < bits)
+        return PST_OK;
+    while (bits < 2 * n)
+        bits *= 2;
+    uint64_t *seen = pst_calloc(bits / 64, sizeof *seen);
+    if (!seen)
+        return PST_NO_MEMORY;
+    for (int64_t i = 0; i < keys->n; i++) {
+        pst_key key;
+        if (keys->slots[i] != PST_NONE)
+            continue;
+        keys->get(keys->ctx, i, &key);
+        uint64_t at = pst_xxh64_avalanche(key.hash) & (bits - 1), bit = UINT64_C(1) << at % 64;
+        set += !(seen[at / 64] & bit);
+        seen[at / 64] |= bit;
+    }
+    pst_free(seen);
+    *different = (uint64_t)(0.93 * (double)bits * log_of_rest((double)set / (double)bits));
+    return PST_OK;
 }
 
 void pst_wants_free(pst_wants *w) {

@@ -29,8 +29,10 @@ typedef struct pst_keys {
 typedef struct pst_want {
     uint64_t hash; /* of files (K3) */
     uint64_t own;  /* 1 where it is the same key as the one before */
+    uint64_t word; /* of a key that is one, so that few have to look for theirs */
     uint32_t at;   /* which of the keys */
-    int32_t key_group;
+    uint32_t null : 1;
+    uint32_t key_group : 31;
 } pst_want;
 
 typedef struct pst_wants {
@@ -39,6 +41,19 @@ typedef struct pst_wants {
     uint32_t unique;
     pst_charge charge;
 } pst_wants;
+
+/* A want's key. */
+static inline void pst_want_key(const pst_table *t, const pst_keys *keys, const pst_want *w,
+                                pst_key *key) {
+    if (t->lay.key_kind == PST_KEY_WORD)
+        *key = (pst_key){w->hash, w->word, {NULL, 0}, (uint8_t)w->null};
+    else
+        keys->get(keys->ctx, w->at, key);
+}
+
+/* About how many different keys have no slot; at least nine tenths of that is said, and hardly ever
+ * more. *missing: how many have none. A pass over the keys, in their own order. PST_NO_MEMORY. */
+pst_status pst_wants_estimate(const pst_keys *keys, uint64_t *missing, uint64_t *different);
 
 /* Those of the keys whose slot is PST_NONE. PST_TOO_LARGE: more than 2^32 - 1 keys; PST_NO_MEMORY,
  * PST_LIMIT. */

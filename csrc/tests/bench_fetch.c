@@ -180,41 +180,43 @@ static void step(bench *b, uint64_t keys) {
     show(b, "after");
 }
 
+static pst_status try_keys(bench *b, const int64_t *keys, int64_t n, int64_t *values,
+                           uint8_t *valid, const uint8_t *half, const int64_t *ones) {
+    pst_array k = {.type = PST_INT64, .length = n, .values = keys};
+    pst_array v = {.type = PST_INT64, .length = n, .validity = half, .values = ones};
+    pst_batch *batch;
+    must(pst_batch_create(b->t, &k, &batch), "batch");
+    pst_status s = pst_batch_get(batch, 0, values, valid);
+    if (!s)
+        must(pst_batch_apply(batch, 1, PST_ADD, &v), "apply");
+    else if (s != PST_NO_ROOM)
+        must(s, "get");
+    pst_batch_destroy(batch);
+    return s;
+}
+
+/* Parts are as large as the one that fitted last, and a little more. */
 static void run_batch(bench *b, int64_t *keys, int64_t n, int64_t *values, uint8_t *valid,
                       const uint8_t *half, const int64_t *ones) {
+    int64_t part = n;
     while (n > 0) {
-        pst_array k = {.type = PST_INT64, .length = n, .values = keys};
-        pst_array v = {.type = PST_INT64, .length = n, .validity = half, .values = ones};
-        pst_batch *batch;
-        must(pst_batch_create(b->t, &k, &batch), "batch");
-        pst_status s = pst_batch_get(batch, 0, values, valid);
-        if (s == PST_NO_ROOM) {
-            int64_t fits = pst_table_detail(b->t)->row;
-            pst_batch_destroy(batch);
-            if (getenv("VERBOSE"))
-                fprintf(stderr, "no room: %" PRId64 " of %" PRId64 " fit\n", fits, n);
+        if (part > n)
+            part = n;
+        pst_status s = try_keys(b, keys, part, values, valid, half, ones);
+        if (s) {
             b->cuts++;
-            step(b, (uint64_t)n);
-            k.length = v.length = n;
-            must(pst_batch_create(b->t, &k, &batch), "batch");
-            s = pst_batch_get(batch, 0, values, valid);
-            while (s == PST_NO_ROOM) {
-                show(b, "again");
-                pst_batch_destroy(batch);
-                k.length = v.length = pst_table_detail(b->t)->row;
-                if (!k.length)
-                    must(s, "not a single row");
-                must(pst_batch_create(b->t, &k, &batch), "batch");
-                s = pst_batch_get(batch, 0, values, valid);
-            }
+            step(b, (uint64_t)part);
+            s = try_keys(b, keys, part, values, valid, half, ones);
         }
-        if (s)
-            show(b, "failed");
-        must(s, "get");
-        must(pst_batch_apply(batch, 1, PST_ADD, &v), "apply");
-        n -= k.length;
-        keys += k.length;
-        pst_batch_destroy(batch);
+        for (; s; s = try_keys(b, keys, part, values, valid, half, ones)) {
+            part = pst_table_detail(b->t)->row;
+            show(b, "again");
+            if (!part)
+                must(s, "not a single row");
+        }
+        n -= part;
+        keys += part;
+        part += part / 8;
     }
 }
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/schema.h"
+#include "fetch/wants.h"
 #include "files.h"
 #include "memory/handle.h"
 
@@ -320,8 +321,33 @@ static void test_other_files(void) {
     end(&s);
 }
 
+static void get_numbered(void *ctx, int64_t i, pst_key *key) {
+    uint64_t word = (uint64_t)i % *(const uint64_t *)ctx;
+    *key = (pst_key){pst_hash_word(PST_INT64, word, PST_HASH_SEED), word, {NULL, 0}, 0};
+}
+
+/* How many different keys a batch lacks is known before they are sorted. */
+static void test_estimates(void) {
+    enum { N = 100000 };
+    static uint32_t slots[N];
+    static const uint64_t different[] = {1, 700, 5000, 40000, N};
+    for (size_t d = 0; d < sizeof different / sizeof *different; d++) {
+        uint64_t missing, about, of = different[d];
+        memset(slots, 0xFF, sizeof slots);
+        pst_keys keys = {&of, get_numbered, slots, N};
+        CHECK_EQ(pst_wants_estimate(&keys, &missing, &about), PST_OK);
+        CHECK_EQ(missing, N);
+        CHECK(about <= of && about + 2 >= of * 9 / 10);
+        for (int i = 500; i < N; i++)
+            slots[i] = 7;
+        CHECK_EQ(pst_wants_estimate(&keys, &missing, &about), PST_OK);
+        CHECK_EQ(missing, 500);
+    }
+}
+
 int main(void) {
     static state s;
+    test_estimates();
     test_when_a_stack_counts();
     test_other_files();
     run_steps(&s, (uint64_t)1 << 19);
