@@ -34,11 +34,11 @@ static void path_of(const state *s, uint64_t number, char path[128]) {
     snprintf(path, 128, "%s/%" PRIu64 ".sst", s->folder, number);
 }
 
-static pst_table *open_table(uint64_t limit) {
+static pst_table *open_table(const pst_schema *schema, uint64_t limit) {
     pst_table_options o = {
         .max_parallelism = GROUPS, .last_key_group = GROUPS - 1, .limit_bytes = limit};
     pst_table *t = NULL;
-    REQUIRE(!pst_table_open(&SCHEMA, &o, &t, NULL, NULL));
+    REQUIRE(!pst_table_open(schema, &o, &t, NULL, NULL));
     return t;
 }
 
@@ -215,7 +215,7 @@ static void check_all(state *s) {
 
 static void begin(state *s, uint64_t limit) {
     pst_lineage l = {.epoch = 1};
-    pst_table *t = open_table((uint64_t)1 << 28);
+    pst_table *t = open_table(&SCHEMA, (uint64_t)1 << 28);
     memset(s, 0, sizeof *s);
     snprintf(s->folder, sizeof s->folder, "/dev/shm/pst_fetch_XXXXXX");
     REQUIRE(mkdtemp(s->folder));
@@ -232,7 +232,7 @@ static void begin(state *s, uint64_t limit) {
     seal(s, t);
     pst_table_close(t);
     merge(s);
-    s->t = open_table(limit);
+    s->t = open_table(&SCHEMA, limit);
     REQUIRE(!pst_table_seal(s->t, &l, NULL));
     pst_table_set_whole(s->t, 0);
 }
@@ -321,6 +321,45 @@ static void test_other_files(void) {
     end(&s);
 }
 
+/* A key of which files say more than that it was deleted, as it might have timers, twice in a batch: it is put, and then cleared again. */
+static void test_of_nothing(void) {
+    static const pst_column states[] = {{.name = "a", .type = PST_INT64},
+                                        {.name = "#timers", .type = PST_INT32, .kind = PST_TIMERS},
+                                        {.name = "#timer", .type = PST_INT64, .kind = PST_TIMER}};
+    static const int64_t keys[] = {4, 4}, values[] = {9, 0};
+    static const uint8_t first = 1;
+    const pst_schema schema = {1, 3, &KEY, states, 0};
+    static state s;
+    pst_cell a = {{1, 0}, {NULL, 0}};
+    pst_lineage l = {.epoch = 1};
+    memset(&s, 0, sizeof s);
+    snprintf(s.folder, sizeof s.folder, "/dev/shm/pst_fetch_XXXXXX");
+    REQUIRE(mkdtemp(s.folder));
+    REQUIRE(!pst_file_schema_create(&schema, &s.in_files));
+    pst_table *t = open_table(&schema, (uint64_t)1 << 26);
+    for (uint64_t k = 0; k < 10; k++)
+        REQUIRE(!pst_key_set_word(t, k) && !pst_value_put(t, 0, &a));
+    seal(&s, t);
+    REQUIRE(!pst_key_set_word(t, 4) && !pst_value_clear(t, -1));
+    seal(&s, t);
+    pst_table_close(t);
+    s.t = open_table(&schema, (uint64_t)1 << 26);
+    REQUIRE(!pst_table_seal(s.t, &l, NULL));
+    pst_table_set_whole(s.t, 0);
+    set_stack(&s);
+    pst_array k = {.type = PST_INT64, .length = 2, .values = keys};
+    pst_array v = {.type = PST_INT64, .length = 2, .values = values, .validity = &first};
+    pst_batch *b = NULL;
+    REQUIRE(!pst_batch_create(s.t, &k, &b));
+    CHECK_EQ(pst_batch_put(b, 0, &v), PST_OK);
+    pst_batch_destroy(b);
+    REQUIRE(!pst_key_set_word(s.t, 4));
+    CHECK_EQ(pst_value_get(s.t, 0, &a), PST_NOT_FOUND);
+    REQUIRE(!pst_key_set_word(s.t, 5));
+    CHECK_EQ(pst_value_get(s.t, 0, &a), PST_OK);
+    end(&s);
+}
+
 static void get_numbered(void *ctx, int64_t i, pst_key *key) {
     uint64_t word = (uint64_t)i % *(const uint64_t *)ctx;
     *key = (pst_key){pst_hash_word(PST_INT64, word, PST_HASH_SEED), word, {NULL, 0}, 0};
@@ -348,6 +387,7 @@ static void test_estimates(void) {
 int main(void) {
     static state s;
     test_estimates();
+    test_of_nothing();
     test_when_a_stack_counts();
     test_other_files();
     run_steps(&s, (uint64_t)1 << 19);
