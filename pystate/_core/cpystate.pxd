@@ -29,6 +29,8 @@ cdef extern from "pystate.h" nogil:
         PST_CALLBACK
         PST_SCHEMA
         PST_CHANGED
+        PST_NO_STACK
+        PST_NO_ROOM
         PST_NOT_HERE
 
     ctypedef struct pst_detail:
