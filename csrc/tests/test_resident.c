@@ -510,6 +510,39 @@ static void test_who_stays(void) {
     free(m);
 }
 
+/* What has left makes room at once, and so does what died before the table settled. */
+static void test_room_at_once(void) {
+    pst_table *t = values_table();
+    for (uint64_t k = 0; k < 100; k++)
+        put_value(t, k, k);
+    seal_value(t, 1);
+    pst_room wanted = {12, 0}, left;
+    CHECK_EQ(pst_table_leave(t, &wanted, &left), PST_OK);
+    uint32_t slots = t->m->slots;
+    for (uint64_t k = 200; k < 212; k++)
+        CHECK_EQ(admit_value(t, k, k), PST_OK);
+    CHECK_EQ(t->m->slots, slots);
+    for (uint64_t k = 200; k < 212; k++) {
+        REQUIRE(pst_key_set_word(t, k) == PST_OK);
+        CHECK_EQ(pst_value_clear(t, -1), PST_OK);
+    }
+    seal_value(t, 2);
+    CHECK_EQ(pst_table_settle(t), PST_OK);
+    for (uint64_t k = 300; k < 312; k++)
+        put_value(t, k, k);
+    CHECK_EQ(t->m->slots, slots);
+    /* Going back to the floor gives them back once more. */
+    seal_value(t, 3);
+    CHECK_EQ(pst_table_rollback(t, 1), PST_OK);
+    check_ownership(t);
+    for (uint64_t k = 400; k < 412; k++)
+        put_value(t, k, k);
+    CHECK_EQ(t->m->slots, slots);
+    seal_value(t, 3);
+    check_ownership(t);
+    pst_table_close(t);
+}
+
 /* What is refused while rows leave undoes the epoch in which it was refused, and no other. */
 static void test_leave_refused(void) {
     uint64_t random = 3, refused = 0;
@@ -590,6 +623,7 @@ int main(int argc, char **argv) {
     test_who_stays();
     test_no_change();
     test_leave_refused();
+    test_room_at_once();
     for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++)
         run_values(&schemas[i], (int)i % 2, epochs, seed + i);
     for (int i = 0; i < 4; i++)
