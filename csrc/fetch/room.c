@@ -12,8 +12,9 @@ enum { ENTRY_MOST = 90 };
 enum { FEW = 256 };
 
 /* Of a table's limit this part is kept for before-images: slots never become fewer soon, and many
- * rows of which few can be touched are of no use. */
-enum { LOGS_SHARE = 6 };
+ * rows of which few can be touched are of no use. But of a table that shares its limit not more than
+ * a part of its own rows, as a small one must be of use, too. */
+enum { LOGS_SHARE = 6, ROWS_SHARE = 3 };
 
 /* In which it is looked how many rows are to leave. */
 enum { PARTS = 16 };
@@ -85,7 +86,8 @@ static void reckon(const pst_table *t, reckoning *r) {
     };
     for (int i = 0; i < PST_UNDO_LOGS; i++)
         r->logs += t->h->committed[PST_SPACE_UNDO + i];
-    r->reserve = less(limit_of(t) / LOGS_SHARE, r->logs);
+    uint64_t most = limit_of(t) / LOGS_SHARE, some = t->h->committed[PST_SPACE_ROWS] / ROWS_SHARE;
+    r->reserve = less(most < some ? most : some, r->logs);
     r->logs = less(r->logs, LOG_KEPT);
 }
 
