@@ -22,7 +22,7 @@ enum { PARTS = 16 };
 /* Of the logs, when they are given back: a large page. */
 #define LOG_KEPT ((uint64_t)2 << 20)
 
-/* Spaces of this size grow by a quarter of it. */
+/* Spaces of this size grow by a quarter of it where they can, and near the limit by less. */
 #define LARGE ((uint64_t)8 << 20)
 
 /* Spans of which the last rows of some sizes take only a part. */
@@ -39,7 +39,7 @@ typedef struct reckoning {
     uint64_t record_bytes;
     uint64_t free_log;
     uint64_t logs;    /* what settling gives back */
-    uint64_t reserve; /* what the logs want before the table gets more slots or blocks */
+    uint64_t reserve; /* what the logs want before the table gets more rows */
 } reckoning;
 
 static uint64_t less(uint64_t a, uint64_t b) {
@@ -60,7 +60,7 @@ static uint64_t block_bytes_of_files(const pst_table *t) {
 
 static uint64_t step_of(const pst_table *t, int space) {
     uint64_t have = t->h->committed[space];
-    return have < LARGE ? SPARE / 4 : LARGE / 4;
+    return have < LARGE ? SPARE / 4 : LARGE / 32;
 }
 
 static uint64_t limit_of(const pst_table *t) {
@@ -103,9 +103,10 @@ static uint64_t bytes_for(const reckoning *r, uint64_t n, uint64_t touches) {
     uint64_t blocks =
         grown(less(n * r->block_bytes + (index < all ? index : all), r->free_blocks), r->heap_step);
     uint64_t log = less((n + touches) * r->record_bytes, r->free_log);
-    if (rows + blocks == 0)
-        return log ? log + SPARE : 0;
-    return SPARE + rows + blocks + (log > r->reserve ? log : r->reserve);
+    if (rows + blocks + log == 0)
+        return 0;
+    int grows = rows || n * r->block_bytes > r->free_blocks;
+    return SPARE + rows + blocks + (grows && r->reserve > log ? r->reserve : log);
 }
 
 /* If `more` bytes come back. */
