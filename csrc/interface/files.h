@@ -206,7 +206,7 @@ pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record);
  * pst_table_apply; NULL where n_columns is all that the file has. `rows` (may be NULL) counts them.
  * PST_SCHEMA: the key or a column that is taken is not of the table's type, or a time is taken
  * without its value; nothing was applied. PST_INVALID: not attached, or columns as in
- * pst_table_apply. PST_POISONED, and what the reader and applying a record say; where some were
+ * pst_table_apply. PST_NOT_HERE as there. PST_POISONED, and what the reader and applying a record say; where some were
  * applied by then the epoch is poisoned. */
 pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
                           int32_t n_columns, uint64_t *rows);
