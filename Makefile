@@ -37,11 +37,12 @@ PYTEST_RUN := $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: java build test-c ## the C tests, then pytest
 	@$(PYTEST_RUN) $(PYTEST)
 
-# Hours: kills, random programs and models for long, everything at every step.
+# Hours: kills, random programs and models for long, everything at every step. Some tests take longer
+# than what counts as hanging elsewhere, and to show the stacks of running threads may end the process.
 test-slow: java build ## what `make test` leaves out, and how long it takes
 	@cc=$$(.ci/preflight compiler $(PY)) && begun=$$(date +%s) && $(C_TESTS) CC=$$cc slow && \
 	    echo "the C tests took $$(($$(date +%s) - begun)) s"
-	@PYSTATE_THOROUGH=1 $(PYTEST_RUN) -m "slow or drawn or hypothesis" $(PYTEST)
+	@PYSTATE_THOROUGH=1 $(PYTEST_RUN) -o faulthandler_timeout=14400 -m "slow or drawn or hypothesis" $(PYTEST)
 
 wheel: java ## build dist/*.whl, install it alone into fresh environments, and run README's examples there
 	@python=$$(.ci/preflight python) && cc=$$(.ci/preflight compiler "$$python") && \
