@@ -10,7 +10,7 @@
 #include "stack/read.h"
 #include "stack/stack.h"
 
-enum { KEYS = 16, TEXT = 150000, ITEMS = 200, MOST_FILES = 3, GROUPS = 4 };
+enum { KEYS = 16, SMALL_KEYS = 4000, TEXT = 150000, ITEMS = 200, MOST_FILES = 3, GROUPS = 4 };
 
 static const pst_column KEY = {.name = "k", .type = PST_INT64};
 static const pst_column STATES[] = {{.name = "a", .type = PST_INT64},
@@ -116,7 +116,7 @@ static void put_a(pst_table *t, uint64_t key, uint64_t value) {
     REQUIRE(!pst_key_set_word(t, key) && !pst_value_put(t, 0, &a));
 }
 
-/* Long texts in the older file, and numbers in the newer one. */
+/* Long texts in the older file, and numbers in the newer one; most rows are small. */
 static void make_long(state *s) {
     static uint8_t text[TEXT];
     pst_cell cell = {{0, 0}, {text, TEXT}};
@@ -129,6 +129,8 @@ static void make_long(state *s) {
         put_a(t, k, 1);
         REQUIRE(!pst_value_put(t, 1, &cell));
     }
+    for (uint64_t k = 0; k < SMALL_KEYS; k++)
+        put_a(t, 10000 + k, k);
     seal(s, t);
     for (uint64_t k = 0; k < KEYS; k++)
         put_a(t, k, 100 + k);
