@@ -299,6 +299,9 @@ static pst_status open_block(run *r, const window *v, uint32_t block, const uint
 /* Searches the window's blocks for its items, whose blocks begin and end in ascending order. */
 static pst_status search_window(run *r, const window *v, const uint8_t *data) {
     const item *low = &r->items[v->item], *end = low + v->items;
+    /* While the first block is decompressed their memory comes. */
+    for (const item *it = low; r->seeker->ahead && it < end && it < low + AHEAD; it++)
+        r->seeker->ahead(r->seeker->ctx, r->places[it->at].key);
     for (uint32_t block = v->block; block < (uint32_t)v->block + v->blocks; block++) {
         while (!v->more && low < end && (uint32_t)low->block + low->blocks <= block)
             low++;
