@@ -201,6 +201,77 @@ static void test_refused(void) {
     pst_budget_release(budget);
 }
 
+/* ---- one key ----------------------------------------------------------------------------------- */
+
+enum { SPACES = 3000, SPACE_BYTES = 12 };
+
+/* The namespaces from, from + step, ... of one key, which is all that is hashed. */
+static pst_batch *spaces(pst_table *t, int from, int step, int n) {
+    static int64_t keys[SPACES];
+    static int32_t offsets[SPACES + 1];
+    static uint8_t names[SPACES * SPACE_BYTES + 1];
+    pst_batch *b = NULL;
+    for (int i = 0; i < n; i++) {
+        keys[i] = 7;
+        offsets[i + 1] = offsets[i] + SPACE_BYTES;
+        snprintf((char *)names + offsets[i], SPACE_BYTES + 1, "space %06d", from + i * step);
+    }
+    pst_array k[2] = {{.type = PST_INT64, .length = n, .values = keys},
+                      {.type = PST_STRING,
+                       .length = n,
+                       .values = names,
+                       .offsets = offsets,
+                       .values_bytes = offsets[n]}};
+    REQUIRE(!pst_batch_create(t, k, &b));
+    return b;
+}
+
+static void put_spaces(pst_table *t, int from, int step, int n, int64_t add) {
+    static int64_t values[SPACES];
+    pst_array v = {.type = PST_INT64, .length = n, .values = values};
+    for (int i = 0; i < n; i++)
+        values[i] = from + i * step + add;
+    pst_batch *b = spaces(t, from, step, n);
+    REQUIRE(!pst_batch_put(b, 0, &v));
+    pst_batch_destroy(b);
+}
+
+/* Of a key's many namespaces, those that are wanted, some of which there are not. */
+static void test_spaces(void) {
+    static const pst_column keys[] = {{.name = "k", .type = PST_INT64},
+                                      {.name = "n", .type = PST_STRING}};
+    static const pst_schema schema = {2, 2, keys, STATES, 1};
+    static int64_t values[SPACES];
+    static uint8_t valid[SPACES];
+    state s;
+    pst_stack_stats stats;
+    begin(&s, &schema);
+    pst_table *t = open_table(&s, NULL, NULL);
+    put_spaces(t, 0, 2, SPACES, 0);
+    seal(&s, t);
+    put_spaces(t, 0, 10, SPACES / 5, 100000);
+    seal(&s, t);
+    pst_table_close(t);
+    t = above(&s, NULL, NULL, NULL);
+    pst_batch *b = spaces(t, 2 * SPACES - 1, -3, SPACES / 2);
+    CHECK_EQ(pst_batch_get(b, 0, values, valid), PST_OK);
+    pst_batch_destroy(b);
+    for (int i = 0; i < SPACES / 2; i++) {
+        int space = 2 * SPACES - 1 - 3 * i;
+        CHECK_EQ(valid[i], space % 2 == 0);
+        if (valid[i])
+            CHECK_EQ(values[i], space + (space % 10 ? 0 : 100000));
+    }
+    uint64_t blocks = 0;
+    for (int32_t f = 0; f < s.stack->n; f++)
+        for (uint32_t i = 0; i < s.stack->files[f].guide->n_segments; i++)
+            blocks += s.stack->files[f].guide->segments[i].blocks;
+    pst_stack_get_stats(s.stack, &stats);
+    CHECK(blocks > 20);
+    CHECK(stats.blocks <= blocks * (SPACES / 2 / PST_FETCH_SLICE + 1) * 2);
+    end(&s, t);
+}
+
 /* ---- files that are wrong ---------------------------------------------------------------------- */
 
 static void append(pst_table *t, uint64_t key, int n) {
@@ -289,6 +360,7 @@ static void test_wrong(int cut) {
 int main(void) {
     test_crowded();
     test_refused();
+    test_spaces();
     test_wrong(0);
     test_wrong(1);
     return check_report();
