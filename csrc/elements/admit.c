@@ -97,6 +97,26 @@ static int find_timers(pst_admission *a) {
 
 /* ---- records --------------------------------------------------------------------------------- */
 
+/* What a record cannot mean is refused before it is written, or as a whole: a row with that can be
+ * dropped. What was refused memory may be half a tree. */
+static pst_status poison_half(pst_table *t, pst_status s) {
+    int whole = s == PST_CORRUPT || s == PST_WRONG_TYPE || s == PST_TOO_LARGE;
+    return whole ? s : pst_poison(t, s);
+}
+
+/* As pst_apply_columns; a value that is refused memory leaves the row as it was. */
+static pst_status add_columns(pst_admission *a, const pst_record *r, const pst_mapping *m) {
+    pst_table *t = a->t;
+    for (uint64_t left = r->changed & m->taken; left; left &= left - 1) {
+        int i = __builtin_ctzll(left), present = (int)(r->present >> i & 1);
+        int32_t column = pst_mapped(m, i);
+        pst_status s = pst_apply_column(t, a->slot, column, &r->cells[i], present, m->here);
+        if (s)
+            return present && t->lay.fields[column].kind == PST_VALUE ? s : poison_half(t, s);
+    }
+    return PST_OK;
+}
+
 pst_status pst_admission_add(pst_admission *a, const pst_record *r, const pst_mapping *m,
                              int element, uint32_t more) {
     pst_table *t = a->t;
@@ -106,15 +126,11 @@ pst_status pst_admission_add(pst_admission *a, const pst_record *r, const pst_ma
         return s;
     if (element)
         return t->lay.has_elements
-                   ? pst_poison(t, pst_element_apply(t, &a->key, r, m->columns, m->n, more, &slot))
+                   ? poison_half(t, pst_element_apply(t, &a->key, r, m->columns, m->n, more, &slot))
                    : PST_OK;
     t->applied = PST_NONE;
-    if (r->op == PST_PUT)
-        s = pst_apply_columns(t, a->slot, r, m);
-    else
-        s = pst_apply_delete(t, a->slot, m);
-    /* A value that is refused leaves the row as it was. */
-    return t->lay.has_elements ? pst_poison(t, s) : s;
+    return r->op == PST_PUT ? add_columns(a, r, m)
+                            : poison_half(t, pst_apply_delete(t, a->slot, m));
 }
 
 static void finish(pst_admission *a) {
@@ -147,7 +163,11 @@ void pst_admission_drop(pst_admission *a) {
         (void)find_timers(a);
     for (uint32_t i = 0; !s && i < a->n_timers; i++)
         s = pst_timer_remove(t, a->slot, a->timers[i].domain, pst_timer_time(a->timers[i].word));
-    if (!pst_poison(t, s))
+    if (!s)
         pst_admit_drop(t, a->slot);
+    /* Timers that are not in the trees would keep it. */
+    if (!s && pst_is_live(pst_row(t, a->slot)[0]))
+        s = PST_CORRUPT;
+    (void)pst_poison(t, s);
     finish(a);
 }

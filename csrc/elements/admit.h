@@ -50,7 +50,7 @@ pst_status pst_admission_add(pst_admission *a, const pst_record *r, const pst_ma
 pst_status pst_admission_end(pst_admission *a);
 
 /* Ends an admission that failed: the key has no row, and may be admitted again. Where a list, a map
- * or a timer was refused memory the epoch is poisoned. */
+ * or a timer was refused memory the epoch is poisoned; not by a record that says what cannot be. */
 void pst_admission_drop(pst_admission *a);
 
 #endif

@@ -49,11 +49,10 @@ static pst_status apply_items(pst_table *t, uint32_t slot, int32_t i, uint64_t s
     if (st)
         return st == PST_NOT_FOUND ? PST_OK : st;
     st = pst_list_append_packed(t, s, &l, &p, pst_ttl_stamp(t, i));
-    if (st)
-        return st;
+    /* Also what came before an item that is damaged: whoever drops the row frees its chunks. */
     if (l.first)
         pst_row_list_store(t, slot, i, &l);
-    return PST_OK;
+    return st;
 }
 
 static pst_status apply_entry(pst_table *t, uint32_t slot, int32_t i, pst_bytes key, int put,

@@ -14,6 +14,12 @@
 #define PST_FETCH_SLICE 65536u /* tests have less */
 #endif
 
+/* Bytes of what files said of keys of which others have not spoken yet: for more, fewer keys are
+ * searched for at a time. */
+#ifndef PST_FETCH_PARTS
+#define PST_FETCH_PARTS ((size_t)8 << 20) /* tests have less */
+#endif
+
 enum { FEW_PARTS = 64 };
 
 typedef struct fetch {
@@ -23,7 +29,11 @@ typedef struct fetch {
     pst_parts parts;
     uint32_t waiting; /* keys that have parts */
     pst_mapping mapping;
-    uint32_t came; /* rows */
+    uint32_t came;   /* rows */
+    uint8_t alone;   /* one key is searched for */
+    uint8_t crowded; /* the keys that are have too many parts */
+    uint8_t refused; /* a row, by the table: it did not fit */
+    int32_t damaged; /* file whose record no row can be made of, or -1 */
     pst_record record;
     uint32_t few[FEW_PARTS];
     uint32_t *order; /* parts of a key, oldest first */
@@ -124,12 +134,20 @@ static pst_status apply_parts(fetch *x, pst_admission *a, uint32_t n) {
         pst_parts_get(&x->parts, x->order[i], &x->record);
         int element = is_element(x, &x->record);
         s = pst_admission_add(a, &x->record, &x->mapping, element, 0);
-        if (s || element || n == 1)
-            continue;
-        note_times(x, a->slot, &x->record, &late);
-        if (late.columns)
-            s = add_times(x, a, &late);
+        if (!s && !element && n > 1) {
+            note_times(x, a->slot, &x->record, &late);
+            if (late.columns)
+                s = add_times(x, a, &late);
+        }
+        if (s)
+            x->damaged = pst_parts_file(&x->parts, x->order[i]);
     }
+    return s;
+}
+
+/* What the table says to a row. */
+static pst_status note_refusal(fetch *x, pst_status s) {
+    x->refused = s == PST_LIMIT;
     return s;
 }
 
@@ -151,19 +169,21 @@ static pst_status admit(fetch *x, const pst_want *w, uint32_t last) {
     if (s || here) {
         if (!s)
             x->keys->slots[w->at] = a.slot;
-        return s;
+        return note_refusal(x, s);
     }
     s = apply_parts(x, &a, n);
     if (s) {
         pst_admission_drop(&a);
-        return s;
+        return note_refusal(x, s);
     }
     s = pst_admission_end(&a);
     x->came++;
+    if (s && s != PST_NOT_FOUND)
+        x->damaged = pst_parts_file(&x->parts, x->order[n - 1]);
     /* A row of which nothing is left is there as one that died (M1): who makes the key makes no row. */
     if (!s || s == PST_NOT_FOUND)
         x->keys->slots[w->at] = a.slot;
-    return s == PST_NOT_FOUND ? PST_OK : s;
+    return s == PST_NOT_FOUND ? PST_OK : note_refusal(x, s);
 }
 
 /* ---- what the stack says --------------------------------------------------------------------- */
@@ -201,6 +221,10 @@ static pst_status on_found(void *ctx, const pst_found *f) {
             r = &x->record;
         }
         pst_status s = pst_parts_add(&x->parts, (uint32_t)w->own - 1, f->file, r, &part);
+        if (!x->alone && (s == PST_LIMIT || x->parts.bytes.size > PST_FETCH_PARTS)) {
+            x->crowded = 1;
+            return PST_BUSY;
+        }
         if (s)
             return s;
         x->waiting += !w->own;
@@ -223,28 +247,69 @@ static pst_status on_done(void *ctx, uint32_t number, int any) {
 
 /* ---- many keys ------------------------------------------------------------------------------- */
 
-static pst_status note_failure(pst_table *t, pst_status s) {
-    const pst_detail *d = pst_stack_detail(t->stack);
-    if (s == PST_IO || s == PST_CORRUPT)
-        t->detail = *d;
+static pst_status note_failure(const fetch *x, pst_status s) {
+    pst_table *t = x->t;
+    if (s == PST_CORRUPT && x->damaged >= 0) {
+        pst_no_detail(&t->detail);
+        t->detail.row = x->damaged;
+    } else if (s == PST_IO || s == PST_CORRUPT) {
+        t->detail = *pst_stack_detail(t->stack);
+    }
+    if (s == PST_LIMIT && !x->refused)
+        t->arena.refused = 0; /* it was the budget */
     return s;
 }
 
+/* How many keys to search for at a time, where their rows are as those of the files are. */
+static uint32_t slice_of(const pst_stack *st) {
+    uint64_t rows = 1, bytes = 0;
+    for (int32_t i = 0; i < st->n; i++) {
+        rows += st->files[i].guide->info.rows;
+        bytes += st->files[i].guide->info.raw_bytes;
+    }
+    uint64_t fit = PST_FETCH_PARTS / 2 / (bytes / rows + 1);
+    return fit < PST_FETCH_SLICE && st->n > 1 ? (uint32_t)fit + 1 : PST_FETCH_SLICE;
+}
+
+/* The places of the next keys that are asked for and have not come yet, `most` of them at most, of
+ * n; *at is then behind the last one. */
+static uint32_t take_places(const fetch *x, pst_place *places, uint32_t *at, uint32_t n,
+                            uint32_t most) {
+    uint32_t count = 0;
+    for (; *at < n && count < most; ++*at) {
+        const pst_want *w = &x->wants[*at];
+        if (!w->own && x->keys->slots[w->at] == PST_NONE)
+            places[count++] = (pst_place){w->hash, (int32_t)w->key_group, *at};
+    }
+    return count;
+}
+
+/* A search may end early because the keys have too many parts: then those that have not come are
+ * searched for again, fewer at a time. */
 static pst_status search(fetch *x, uint32_t n) {
     pst_seeker seeker = {x, on_key, on_ahead, on_found, on_done};
-    pst_place *places = pst_malloc((n < PST_FETCH_SLICE ? n : PST_FETCH_SLICE) * sizeof *places);
+    uint32_t most = slice_of(x->t->stack), slice = most;
+    pst_place *places = pst_malloc((n < most ? n : most) * sizeof *places);
     pst_status s = places ? PST_OK : PST_NO_MEMORY;
-    for (uint32_t i = 0; !s && i < n;) {
-        uint32_t count = 0;
-        for (; i < n && count < PST_FETCH_SLICE; i++)
-            if (!x->wants[i].own)
-                places[count++] = (pst_place){x->wants[i].hash, (int32_t)x->wants[i].key_group, i};
+    for (uint32_t from = 0, end = 0; !s && from < n; end = from) {
+        uint32_t count = take_places(x, places, &end, n, slice);
+        x->alone = count == 1;
         s = pst_stack_search(x->t->stack, places, count, &seeker);
         x->waiting = 0;
         pst_parts_clear(&x->parts);
+        if (s == PST_BUSY && x->crowded) {
+            for (uint32_t i = 0; i < count; i++)
+                x->wants[places[i].key].own = 0;
+            x->crowded = 0;
+            slice = count / 4 + 1;
+            s = PST_OK;
+        } else {
+            from = end;
+            slice = slice < most / 2 ? 2 * slice : most;
+        }
     }
     pst_free(places);
-    return note_failure(x->t, s);
+    return note_failure(x, s);
 }
 
 /* Of repeated keys the first was asked for. */
@@ -301,7 +366,7 @@ static pst_status fetch_wants(fetch *x, const pst_wants *w) {
     if (!s) {
         share(w, x->keys->slots);
         s = check_again(t, x->keys, w);
-    } else if (s == PST_LIMIT && !t->poisoned) {
+    } else if (s == PST_LIMIT && x->refused && !t->poisoned) {
         s = say_less(x, w);
     }
     if (x->order != x->few)
@@ -330,7 +395,7 @@ pst_status pst_fetch(pst_table *t, const pst_keys *keys) {
             pst_wants_free(&w);
         return s;
     }
-    fetch x = {.t = t, .keys = keys, .wants = w.wants};
+    fetch x = {.t = t, .keys = keys, .wants = w.wants, .damaged = -1};
     x.parts.charge = (pst_charge){t->budget, 0, PST_SMALL_BUFFER};
     x.order = x.few;
     x.room = FEW_PARTS;

@@ -11,9 +11,13 @@
  *       that epoch's lineage. Otherwise a row that died since would come back.
  *  FE2. Fetching changes no state: it makes no record, and an epoch that has only fetched is not
  *       dirty. Where it fails some rows may have come, each whole, and the epoch goes on; unless a
- *       list, map or timer was refused memory half way, which poisons it.
+ *       list, map or timer was refused memory half way, which poisons it. A file that says what no
+ *       row can be made of does not.
  *  FE3. A row is what its records make of it, oldest file first, as loading those files would.
- *  FE4. Whether the rows fit is reckoned before the first of them comes (room.h).
+ *  FE4. Whether the rows fit is reckoned before the first of them comes (room.h). What a table that is
+ *       full refuses is PST_NO_ROOM, for which a step helps; what the search is refused is PST_LIMIT,
+ *       for which it does not.
+ *  FE5. What is kept of keys while they wait for other files is bounded, but for that of one key.
  *
  * Complexity: O(keys), and a search of the stack for those that are not here.
  */
@@ -26,8 +30,9 @@
 /* Fetches those of the keys whose slot is PST_NONE; a slot that is PST_NONE afterwards is of a key
  * that does not exist. REQUIRES: the table has none of these keys. PST_NO_STACK: there is no stack
  * to ask (FE1). PST_NO_ROOM: the rows do not fit, and nothing has changed; the detail's row is about how many of
- * the first keys would, 0 where none do beside the rows that are here. PST_IO, PST_CORRUPT: the detail's row is the number of the file in the stack; PST_TOO_LARGE;
- * memory. */
+ * the first keys would, 0 where none do beside the rows that are here. PST_LIMIT: the search itself
+ * was refused memory. PST_IO, PST_CORRUPT: the detail's row is the number of the file in the stack;
+ * PST_TOO_LARGE; PST_NO_MEMORY. */
 pst_status pst_fetch(pst_table *t, const pst_keys *keys);
 /* The same of a single key. */
 pst_status pst_fetch_key(pst_table *t, const pst_key *key, uint32_t *slot);

@@ -135,6 +135,8 @@ pst_status pst_wants_make(const pst_table *t, const pst_keys *keys, pst_wants *w
         n += keys->slots[i] == PST_NONE;
     if (n >= UINT32_MAX || keys->n >= UINT32_MAX)
         return PST_TOO_LARGE;
+    if (!n)
+        return PST_OK;
     pst_status s = pst_charge_raise(&w->charge, 2 * n * sizeof *w->wants);
     if (s)
         return s;

@@ -86,12 +86,14 @@ struct pst_table {
     uint64_t undo_capacity; /* records committed in that log */
     uint64_t reused;        /* slots that the open epoch took from the ring */
     uint64_t admitted;      /* of those and of fresh ones, how many for rows of files (R2) */
-    uint64_t row_capacity;  /* rows committed */
-    uint32_t stamp;         /* of the open epoch, shifted to its place in the header */
-    uint32_t birth;         /* what nodes and lists that are made bear: the open epoch's (R3) */
-    uint8_t *heat;          /* see resident.h */
-    uint32_t heat_slots;    /* that have heat */
-    uint64_t heat_wanted;   /* slots for which it was asked last */
+    uint64_t vain;    /* of the admitted, how many for keys of which files leave nothing (R7) */
+    uint32_t filling; /* admissions that have begun and not ended */
+    uint64_t row_capacity; /* rows committed */
+    uint32_t stamp;        /* of the open epoch, shifted to its place in the header */
+    uint32_t birth;        /* what nodes and lists that are made bear: the open epoch's (R3) */
+    uint8_t *heat;         /* see resident.h */
+    uint32_t heat_slots;   /* that have heat */
+    uint64_t heat_wanted;  /* slots for which it was asked last */
     int32_t max_parallelism;
     int32_t first_key_group;
     int32_t last_key_group;

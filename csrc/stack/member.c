@@ -1,9 +1,12 @@
 #include "stack/member.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -187,6 +190,12 @@ static int copy_name(const pst_member *m, const char *folder, char *name) {
     return snprintf(name, MOST_NAME, "%s/%s.guide", folder, hex) < MOST_NAME - 16;
 }
 
+/* Can nobody but us, or root, write to it? What was checked once is looked into without checks. */
+static int is_ours(const struct stat *st) {
+    return S_ISREG(st->st_mode) && (st->st_uid == geteuid() || !st->st_uid) &&
+           !(st->st_mode & (S_IWGRP | S_IWOTH));
+}
+
 /* Maps the copy, if it is there and right. */
 static int map_copy(pst_member *m, const char *name) {
     uint8_t header[COPY_HEADER];
@@ -195,7 +204,7 @@ static int map_copy(pst_member *m, const char *name) {
     if (fd < 0)
         return 0;
     uint8_t *image = MAP_FAILED;
-    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && (uint64_t)st.st_size == m->image_bytes)
+    if (fstat(fd, &st) == 0 && is_ours(&st) && (uint64_t)st.st_size == m->image_bytes)
         image = mmap(NULL, m->image_bytes, PROT_READ, MAP_SHARED, fd, 0);
     close(fd);
     if (image == MAP_FAILED)
@@ -225,19 +234,44 @@ static int write_all(int fd, const uint8_t *data, size_t size) {
     return 1;
 }
 
+/* Is it one of a copy that was not yet whole, ID.guide.XXXXXX? */
+static int is_temporary(const char *name) {
+    enum { ID = 32, SUFFIX = 6, RANDOM = 7 };
+    return strlen(name) == ID + SUFFIX + RANDOM && !strncmp(name + ID, ".guide.", SUFFIX + 1);
+}
+
+/* Removes what processes that were killed have left of copies. Whoever writes one holds its lock. */
+static void remove_left(const char *folder) {
+    DIR *d = opendir(folder);
+    for (const struct dirent *e; d && (e = readdir(d));) {
+        int fd = is_temporary(e->d_name)
+                     ? openat(dirfd(d), e->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
+                     : -1;
+        if (fd < 0)
+            continue;
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0)
+            (void)unlinkat(dirfd(d), e->d_name, 0);
+        close(fd);
+    }
+    if (d)
+        closedir(d);
+}
+
+/* If somebody takes the file for one that was left, before it is locked, it loses its name, and there
+ * is no copy. */
 static int write_copy(const pst_member *m, const char *name, pst_budget *budget) {
     char temporary[MOST_NAME + 8];
     snprintf(temporary, sizeof temporary, "%s.XXXXXX", name);
     if (pst_budget_take(budget, PST_SHARED, m->image_bytes, PST_GROWTH))
         return 0;
-    int fd = mkstemp(temporary);
+    int fd = mkostemp(temporary, O_CLOEXEC);
     if (fd < 0)
         return 0;
-    int whole = write_all(fd, m->image, m->image_bytes);
-    whole = close(fd) == 0 && whole && rename(temporary, name) == 0;
+    int whole = flock(fd, LOCK_EX | LOCK_NB) == 0 && write_all(fd, m->image, m->image_bytes) &&
+                rename(temporary, name) == 0;
     if (!whole)
         (void)unlink(temporary);
-    return whole;
+    return close(fd) == 0 && whole;
 }
 
 static pst_status get_image(pst_member *m, const pst_member_options *o, pst_detail *detail) {
@@ -246,6 +280,8 @@ static pst_status get_image(pst_member *m, const pst_member_options *o, pst_deta
     if (copies && map_copy(m, name))
         return PST_OK;
     pst_status s = read_image(m, o, detail);
+    if (!s && copies)
+        remove_left(o->guides);
     if (s || !copies || !write_copy(m, name, o->room->charge.budget))
         return s;
     m->made = 1;

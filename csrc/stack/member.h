@@ -7,9 +7,12 @@
  * Thread safety: opened and closed by one thread; immutable in between but for `file.cached`.
  *
  * Invariants
- *  MB1. All that is in memory was checked against the file's own checksums, from wherever it came.
+ *  MB1. All that is in memory was checked against the file's own checksums, from wherever it came,
+ *       and nobody else can change it: a copy that others own or may write to is none. So the folder
+ *       of guides is to be private, as its owner may cut what is mapped.
  *  MB2. A copy gets its name when it is whole. One that is missing, damaged or of another file is
  *       made again; one that cannot be made is no error, and the guide then is this process's own.
+ *       What killed processes left of one is removed by whoever makes the next.
  *
  * Complexity: O(segments) to open: one read each, many at a time.
  */

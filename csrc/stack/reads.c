@@ -42,7 +42,7 @@ typedef struct slot {
 
 struct pst_reads {
     pthread_mutex_t turn; /* of whoever has entered */
-    int32_t pid;
+    int32_t pid; /* whose it is; the complement of a process's while a thread of it makes it new */
     int32_t references;
     pst_reads_options options;
     pst_charge charge;
@@ -58,6 +58,7 @@ struct pst_reads {
     size_t pool_pages;
     size_t pool_at; /* where the next buffer begins */
     size_t pool_used;
+    uint64_t own_bytes; /* of reads that have memory of their own */
     uint32_t in_flight;
     slot *alone; /* in flight by itself: not handed on before there is another one */
     pst_reads_stats stats;
@@ -123,15 +124,18 @@ static void take_down(pst_reads *r, int forked) {
         if (r->pool)
             munmap(r->pool, r->options.pool_bytes);
     }
-    pst_free(r->slots);
+    slot *slots = r->slots;
+    r->slots = NULL; /* first: another fork may come in between, and its child begins here again */
+    pst_free(slots);
     r->threads = NULL;
-    r->slots = NULL;
     r->pool = NULL;
     r->kind = UNDECIDED;
     r->first = r->used = r->in_flight = 0;
     r->alone = NULL;
     r->pool_at = r->pool_used = 0;
     pst_charge_drop(&r->charge);
+    pst_budget_drop(r->charge.budget, r->own_bytes); /* only of a parent's reads there are some */
+    r->own_bytes = 0;
 }
 
 void pst_reads_release(pst_reads *r) {
@@ -145,12 +149,13 @@ void pst_reads_release(pst_reads *r) {
     pst_free(r);
 }
 
-/* The first thread of a child that comes by makes everything new; others wait for it. */
+/* The first thread of a child that comes by makes everything new; others wait for it. Where the child
+ * was forked while a thread of its parent did that, nobody in it will end it: so it begins again. */
 static void follow_fork(pst_reads *r) {
     int32_t own = (int32_t)getpid(), seen = __atomic_load_n(&r->pid, __ATOMIC_ACQUIRE);
     while (seen != own) {
-        if (seen >= 0 && __atomic_compare_exchange_n(&r->pid, &seen, -1, 0, __ATOMIC_ACQUIRE,
-                                                     __ATOMIC_ACQUIRE)) {
+        if (seen != ~own && __atomic_compare_exchange_n(&r->pid, &seen, ~own, 0, __ATOMIC_ACQUIRE,
+                                                        __ATOMIC_ACQUIRE)) {
             take_down(r, 1);
             make_turn(r);
             __atomic_store_n(&r->pid, own, __ATOMIC_RELEASE);
@@ -160,6 +165,12 @@ static void follow_fork(pst_reads *r) {
         seen = __atomic_load_n(&r->pid, __ATOMIC_ACQUIRE);
     }
 }
+
+#ifdef PST_TEST_READS
+int32_t *pst_reads_pid(pst_reads *r) {
+    return &r->pid;
+}
+#endif
 
 static pst_status set_up(pst_reads *r) {
     int sys_errno;
@@ -236,14 +247,18 @@ static slot *take_slot(pst_reads *r, size_t pages) {
     return s;
 }
 
+/* As much as the pool has is asked for at a time, or for one read. */
 static pst_status own_memory(pst_reads *r, slot *s, size_t size) {
+    if (r->own_bytes && r->own_bytes + size > r->options.pool_bytes)
+        return PST_BUSY;
     pst_status status = pst_budget_take(r->charge.budget, PST_PRIVATE, size, PST_RELIEF);
     s->read.data = status ? NULL : map_memory(size);
     if (!status && !s->read.data) {
         pst_budget_drop(r->charge.budget, size);
         status = PST_NO_MEMORY;
     }
-    return status;
+    r->own_bytes += status ? 0 : size;
+    return status == PST_LIMIT && r->own_bytes ? PST_BUSY : status;
 }
 
 static void free_slots(pst_reads *r) {
@@ -259,6 +274,7 @@ void pst_reads_give(pst_reads *r, const pst_arrival *arrival) {
     if (!s->pages && s->read.data) {
         munmap(s->read.data, s->read.size);
         pst_budget_drop(r->charge.budget, s->read.size);
+        r->own_bytes -= s->read.size;
     }
     s->busy = 0;
     free_slots(r);

@@ -7,11 +7,13 @@
  * Thread safety: whoever is between pst_reads_enter and pst_reads_leave; others wait in enter.
  *
  * Invariants
- *  RE1. No more reads are in flight, and no more memory is theirs, than the options say; but a single
- *       one larger than an eighth of the pool has memory of its own, which is charged.
+ *  RE1. No more reads are in flight, and no more memory is theirs, than the options say; but those
+ *       larger than an eighth of the pool have memory of their own, which is charged: together as
+ *       much as the pool, or a single one of any size.
  *  RE2. When pst_reads_leave returns nothing is in flight.
  *  RE3. A forked child uses neither ring, threads nor memory of its parent: it begins anew, and what
- *       the parent reads never lands in it.
+ *       the parent reads never lands in it. That holds whatever a thread of the parent was doing
+ *       when the child was forked.
  *  RE4. Where one kind is refused at first use the other one is taken, without the caller's notice.
  *
  * Complexity: O(1) per read, and a system call for several.
@@ -58,5 +60,10 @@ int pst_reads_pending(const pst_reads *r);
 void pst_reads_next(pst_reads *r, pst_arrival *arrival);
 /* Its buffer is free again. */
 void pst_reads_give(pst_reads *r, const pst_arrival *arrival);
+
+#ifdef PST_TEST_READS
+/* Whose it says that it is. */
+int32_t *pst_reads_pid(pst_reads *r);
+#endif
 
 #endif

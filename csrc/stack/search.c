@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/hash.h"
 #include "stack/read_costs.h"
 
 #ifndef PST_WINDOW_BYTES
@@ -16,6 +17,8 @@ enum {
     BOUNDED = 256,        /* keys of a file that are compared with its bounds before these are
                              taken for useless */
     KEPT_BYTES = 1 << 20, /* of a decompressed block, for the next search */
+    CROWD = 8,            /* keys of one place, from which on it pays to put them in order */
+    ROUND = 4096,         /* to which memory is asked for */
     NO_FILE = -1,
     BASE_ASKED = 1 << 16 /* of which the share of absent keys is reckoned */
 };
@@ -47,7 +50,7 @@ typedef struct window {
     uint32_t items;
     uint16_t block;
     uint16_t blocks; /* 0: it is the filter */
-    uint8_t more;    /* its only item has other blocks besides */
+    uint8_t more;    /* its items are of one place, which has other blocks besides */
     uint8_t flies;
 } window;
 
@@ -118,7 +121,8 @@ static void cover(const pst_stack *st, wanted *w, const pst_record *r) {
 
 /* ---- blocks ------------------------------------------------------------------------------------ */
 
-static pst_status look_up(run *r, const window *v, const item *it, uint32_t block) {
+/* Looks for an item's key in the open block. */
+static pst_status find(run *r, const window *v, const item *it) {
     pst_stack *st = r->st;
     const pst_place *place = &r->places[it->at];
     wanted *w = &r->wanted[it->at];
@@ -130,19 +134,137 @@ static pst_status look_up(run *r, const window *v, const item *it, uint32_t bloc
     else
         sought.key = NULL;
     f.row = pst_search_find(&st->block, &sought, &f.rows);
-    if (f.rows) {
-        pst_status s = pst_search_record(&st->block, f.row, &r->record);
-        if (s)
-            return s;
-        if (r->seeker->key)
-            cover(st, w, &r->record);
-        w->any = w->here = 1;
-        s = r->seeker->found(r->seeker->ctx, &f);
-        if (s)
-            return s;
+    if (!f.rows)
+        return PST_OK;
+    pst_status s = pst_search_record(&st->block, f.row, &r->record);
+    if (s)
+        return s;
+    if (r->seeker->key)
+        cover(st, w, &r->record);
+    w->any = w->here = 1;
+    return r->seeker->found(r->seeker->ctx, &f);
+}
+
+static int is_last_block(const window *v, const item *it, uint32_t block) {
+    return !v->more && block + 1u >= (uint32_t)it->block + it->blocks;
+}
+
+static pst_status look_up(run *r, const window *v, const item *it, uint32_t block) {
+    pst_status s = find(r, v, it);
+    return s || !is_last_block(v, it, block) ? s : leave_file(r, it->at, &r->st->files[v->file]);
+}
+
+/* ---- crowds ------------------------------------------------------------------------------------ */
+
+/* A crowd is keys of one place, as many as have one hash and different namespaces. Its blocks are
+ * read once for all of them, and where the crowd is in the order of its keys each is looked for in
+ * those blocks alone in which it can be. */
+
+static int same_place(const run *r, const item *a, const item *b) {
+    const pst_place *p = &r->places[a->at], *q = &r->places[b->at];
+    return p->hash == q->hash && p->key_group == q->key_group;
+}
+
+/* How many of the items from the first one on are of its place. */
+static uint32_t crowd_of(const run *r, const item *first, const item *end) {
+    uint32_t n = 1;
+    while (first + n < end && same_place(r, first, first + n))
+        n++;
+    return n;
+}
+
+static int compare_to(const run *r, const item *it, const pst_cell *key, uint32_t nulls) {
+    pst_cell own[PST_MAX_KEYS];
+    uint32_t own_nulls = 0;
+    r->seeker->key(r->seeker->ctx, r->places[it->at].key, own, &own_nulls);
+    return pst_key_compare(r->st->schema.keys, r->st->n_keys, own, own_nulls, key, nulls);
+}
+
+static int compare_items(const run *r, const item *a, const item *b) {
+    pst_cell key[PST_MAX_KEYS];
+    uint32_t nulls = 0;
+    r->seeker->key(r->seeker->ctx, r->places[b->at].key, key, &nulls);
+    return compare_to(r, a, key, nulls);
+}
+
+/* Lets an item down to where no item below it comes behind it. */
+static void sift(const run *r, item *items, uint32_t at, uint32_t n) {
+    item moved = items[at];
+    for (uint32_t child; (child = 2 * at + 1) < n; at = child) {
+        if (child + 1 < n && compare_items(r, &items[child], &items[child + 1]) < 0)
+            child++;
+        if (compare_items(r, &moved, &items[child]) >= 0)
+            break;
+        items[at] = items[child];
     }
-    int more = v->more || block + 1u < (uint32_t)it->block + it->blocks;
-    return more ? PST_OK : leave_file(r, it->at, &st->files[v->file]);
+    items[at] = moved;
+}
+
+/* In place, and O(n log n) for whatever keys somebody has chosen. */
+static void sort_crowd(const run *r, item *items, uint32_t n) {
+    uint32_t sorted = 1;
+    while (sorted < n && compare_items(r, &items[sorted - 1], &items[sorted]) <= 0)
+        sorted++;
+    if (sorted == n)
+        return;
+    for (uint32_t i = n / 2; i-- > 0;)
+        sift(r, items, i, n);
+    for (uint32_t left = n; left-- > 1;) {
+        item largest = items[0];
+        items[0] = items[left];
+        items[left] = largest;
+        sift(r, items, 0, left);
+    }
+}
+
+/* How many of a sorted crowd come before the block's row; or, `with` it, not behind it. */
+static uint32_t count_before(const run *r, const item *items, uint32_t n, uint32_t row, int with) {
+    pst_cell key[PST_MAX_KEYS];
+    uint32_t nulls, low = 0, high = n;
+    pst_sst_view_key(&r->st->block.view, row, key, &nulls);
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (compare_to(r, &items[middle], key, nulls) < with)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static pst_status look_up_crowd(run *r, const window *v, const item *items, uint32_t n,
+                                uint32_t block) {
+    const pst_place *p = &r->places[items->at];
+    const pst_wanted place = {p->hash, p->key_group, 0, NULL};
+    uint32_t rows, first = pst_search_find(&r->st->block, &place, &rows);
+    pst_status s = PST_OK;
+    if (rows) {
+        uint32_t end = count_before(r, items, n, first + rows - 1, 1);
+        for (uint32_t i = count_before(r, items, n, first, 0); !s && i < end; i++)
+            s = find(r, v, &items[i]);
+    }
+    for (uint32_t i = 0; !s && i < n && is_last_block(v, items, block); i++)
+        s = leave_file(r, items[i].at, &r->st->files[v->file]);
+    return s;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------ */
+
+/* Makes a buffer of the stack's that large, without what is in it. It is asked for before it is
+ * taken, and a block may say any size of itself. */
+static pst_status make_room(pst_stack *st, pst_buffer *b, uint64_t bytes) {
+    if (bytes <= b->capacity)
+        return PST_OK;
+    bytes = (bytes + ROUND - 1) / ROUND * ROUND;
+    st->room.used -= b->capacity;
+    pst_buffer_free(b);
+    pst_status s = pst_allowance_take(&st->room, bytes);
+    if (s)
+        return s;
+    s = pst_buffer_reserve(b, bytes);
+    if (s)
+        st->room.used -= bytes;
+    return s;
 }
 
 static void free_block(pst_stack *st) {
@@ -150,19 +272,7 @@ static void free_block(pst_stack *st) {
     pst_search_free(&st->block);
 }
 
-/* For a block once it is decompressed. */
-static pst_status make_room(pst_stack *st, uint64_t bytes) {
-    size_t before = st->block.raw.capacity;
-    pst_status s = pst_buffer_reserve(&st->block.raw, bytes);
-    if (s)
-        return s;
-    s = pst_allowance_take(&st->room, st->block.raw.capacity - before);
-    if (s) {
-        st->room.used += st->block.raw.capacity - before;
-        free_block(st);
-    }
-    return s;
-}
+/* ---- windows ----------------------------------------------------------------------------------- */
 
 static pst_status open_block(run *r, const window *v, uint32_t block, const uint8_t *data) {
     pst_stack *st = r->st;
@@ -178,7 +288,7 @@ static pst_status open_block(run *r, const window *v, uint32_t block, const uint
         last_hash = next.first_hash;
     }
     st->stats.blocks++;
-    pst_status status = b.raw == b.stored ? PST_OK : make_room(st, b.raw);
+    pst_status status = b.raw == b.stored ? PST_OK : make_room(st, &st->block.raw, b.raw);
     if (status)
         return status;
     status = pst_search_open(&st->block, m->guide, &b, last_group, last_hash,
@@ -189,13 +299,23 @@ static pst_status open_block(run *r, const window *v, uint32_t block, const uint
 /* Searches the window's blocks for its items, whose blocks begin and end in ascending order. */
 static pst_status search_window(run *r, const window *v, const uint8_t *data) {
     const item *low = &r->items[v->item], *end = low + v->items;
+    /* While the first block is decompressed their memory comes. */
+    for (const item *it = low; r->seeker->ahead && it < end && it < low + AHEAD; it++)
+        r->seeker->ahead(r->seeker->ctx, r->places[it->at].key);
     for (uint32_t block = v->block; block < (uint32_t)v->block + v->blocks; block++) {
-        while (low < end && (uint32_t)low->block + low->blocks <= block)
+        while (!v->more && low < end && (uint32_t)low->block + low->blocks <= block)
             low++;
-        if (low == end || low->block > block)
+        if (low == end || (!v->more && low->block > block))
             continue;
         pst_status s = open_block(r, v, block, data);
-        for (const item *it = low; !s && it < end && it->block <= block; it++) {
+        uint32_t n = 1;
+        for (const item *it = low; !s && it < end && (v->more || it->block <= block); it += n) {
+            n = v->more ? v->items : it->blocks > 1 ? crowd_of(r, it, end) : 1;
+            if (n >= CROWD && r->seeker->key) {
+                s = look_up_crowd(r, v, it, n, block);
+                continue;
+            }
+            n = 1;
             if (r->seeker->ahead && end - it > AHEAD)
                 r->seeker->ahead(r->seeker->ctx, r->places[it[AHEAD].at].key);
             s = look_up(r, v, it, block);
@@ -282,14 +402,13 @@ static uint64_t block_begin(const pst_member *m, const window *v, uint32_t block
         .offset;
 }
 
-/* Reads the blocks of an item that has many, some at a time, in order. */
-static pst_status search_long(run *r, int32_t file, uint32_t at, uint32_t index) {
+/* Reads the many blocks of a place, some at a time, in order, for the n items that are of it. */
+static pst_status search_long(run *r, int32_t file, uint32_t index, uint32_t n) {
     const pst_member *m = &r->st->files[file];
-    const pst_place *p = &r->places[at];
-    item *it = &r->items[index];
+    const pst_place *p = &r->places[r->items[index].at];
     uint32_t n_segments, first = pst_guide_segments(m->guide, p->key_group, p->hash, &n_segments);
     for (uint32_t i = first; i < first + n_segments; i++) {
-        window v = {.file = file, .segment = i, .item = index, .items = 1, .more = 1};
+        window v = {.file = file, .segment = i, .item = index, .items = n, .more = 1};
         uint32_t blocks, block = pst_guide_blocks(&m->guide->segments[i], m->entries[i],
                                                   p->key_group, p->hash, &blocks);
         for (uint32_t end = block + blocks; block < end; block += v.blocks) {
@@ -300,8 +419,6 @@ static pst_status search_long(run *r, int32_t file, uint32_t at, uint32_t index)
             while (block + v.blocks < end &&
                    block_end(m, &v, block + v.blocks) - v.offset <= WINDOW_BYTES)
                 v.blocks++;
-            it->block = v.block;
-            it->blocks = v.blocks;
             pst_status s =
                 start_window(r, &v, block_end(m, &v, block + v.blocks - 1u) - v.offset, &number);
             while (!s && r->windows[number].flies)
@@ -310,7 +427,10 @@ static pst_status search_long(run *r, int32_t file, uint32_t at, uint32_t index)
                 return s;
         }
     }
-    return leave_file(r, at, m);
+    pst_status s = PST_OK;
+    for (uint32_t i = index; !s && i < index + n; i++)
+        s = leave_file(r, r->items[i].at, m);
+    return s;
 }
 
 /* Whether block `block` to `last` of an item may be read with those of a window that ends at `end`;
@@ -331,10 +451,20 @@ static int is_near(const run *r, const pst_member *m, const window *v, const ite
     return 1;
 }
 
+/* Puts those crowds among the items from `i` on in order that have several blocks. */
+static void sort_crowds(const run *r, uint32_t i) {
+    for (uint32_t n; r->seeker->key && i < r->n_items; i += n) {
+        n = r->items[i].blocks == 1 ? 1 : crowd_of(r, &r->items[i], &r->items[r->n_items]);
+        if (n >= CROWD)
+            sort_crowd(r, &r->items[i], n);
+    }
+}
+
 /* Reads the blocks of the items of a file from `i` on. */
 static pst_status read_items(run *r, int32_t file, uint32_t i) {
     const pst_member *m = &r->st->files[file];
     pst_status s = PST_OK;
+    sort_crowds(r, i);
     while (!s && i < r->n_items) {
         const item *it = &r->items[i];
         window v = {.file = file, .segment = it->segment, .item = i, .items = 1};
@@ -346,7 +476,9 @@ static pst_status read_items(run *r, int32_t file, uint32_t i) {
             end = block_end(m, &v, v.block + v.blocks - 1u);
         }
         if (!v.blocks || (v.blocks > 1 && end - v.offset > WINDOW_BYTES)) {
-            s = search_long(r, file, it->at, i++);
+            uint32_t n = crowd_of(r, it, &r->items[r->n_items]);
+            s = search_long(r, file, i, n);
+            i += n;
             continue;
         }
         for (i++; i < r->n_items && is_near(r, m, &v, &r->items[i], &end); i++) {
@@ -521,13 +653,9 @@ static pst_status run_slice(run *r, const pst_place *places, uint32_t n) {
 static pst_status set_up(run *r, pst_stack *st, uint32_t n) {
     size_t windows = WINDOWS * (sizeof(window) + sizeof(uint32_t));
     size_t bytes = windows + n * (sizeof(wanted) + sizeof(item) + sizeof(uint32_t));
-    if (bytes > st->memory.capacity) {
-        pst_status s = pst_allowance_take(&st->room, bytes - st->memory.capacity);
-        if (!s)
-            s = pst_buffer_reserve(&st->memory, bytes);
-        if (s)
-            return s;
-    }
+    pst_status s = make_room(st, &st->memory, bytes);
+    if (s)
+        return s;
     r->st = st;
     r->windows = (window *)(void *)st->memory.data;
     r->wanted = (wanted *)(void *)(r->windows + WINDOWS);

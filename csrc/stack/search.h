@@ -14,9 +14,12 @@
  *  SR3. Nothing outside of a file's blocks and filters is read, but for the pages around them and
  *       what lies between blocks of a segment that are read together.
  *  SR4. Memory is that of a slice of keys, of the reads and of the largest block.
+ *  SR5. In a round the blocks of a place are read once for all keys of it that lie in one slice,
+ *       however many they are, and each key is looked for in those blocks alone that may have it.
  *
  * Complexity: O(keys * files) looks at filters, a look for each key into a file whose filter has it,
- * and a read for each block of these, or for several.
+ * and a read for each block of these, or for several. Of k keys of one place O(k log k) comparisons
+ * besides, where that has several blocks.
  */
 #ifndef PST_STACK_SEARCH_H
 #define PST_STACK_SEARCH_H
@@ -48,8 +51,8 @@ pst_status pst_found_record(const pst_found *f, uint32_t i, pst_record *record);
 /* What a search asks and tells. A status other than PST_OK ends it. */
 typedef struct pst_seeker {
     void *ctx;
-    /* The key's columns, all but the element; bytes must stay until the next call. NULL: all keys of
-     * the places are wanted, and no file ends the search. */
+    /* The key's columns, all but the element; bytes must stay as long as the search. NULL: all keys
+     * of the places are wanted, and no file ends the search. */
     void (*key)(void *ctx, uint32_t key, pst_cell *cells, uint32_t *nulls);
     /* The key will be asked for soon: its memory may be prefetched. May be NULL. */
     void (*ahead)(void *ctx, uint32_t key);

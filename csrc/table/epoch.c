@@ -107,7 +107,8 @@ void pst_epoch_begin(pst_table *t) {
     pst_release64(&h->active, e);
     t->m = m;
     t->undo = pst_undo_log(t, e);
-    t->undo_count = t->reused = t->admitted = 0;
+    t->undo_count = t->reused = t->admitted = t->vain = 0;
+    t->filling = 0;
     t->undo_capacity = h->committed[PST_SPACE_UNDO + (int)(e % PST_UNDO_LOGS)] / t->lay.record_size;
     t->row_capacity = h->committed[PST_SPACE_ROWS] / t->lay.row_size;
     t->stamp = pst_stamp(e) << 8;
@@ -203,8 +204,5 @@ pst_status pst_table_settle(pst_table *t) {
 }
 
 int pst_table_dirty(const pst_table *t) {
-    const pst_meta *before = pst_meta_of(t, t->h->sealed);
-    uint32_t taken = t->m->slots - before->slots + t->m->rings[PST_RING_SLOTS].head -
-                     before->rings[PST_RING_SLOTS].head;
-    return t->undo_count != 0 || taken != t->admitted;
+    return pst_changed_rows(t) != 0;
 }

@@ -10,6 +10,7 @@ pst_status pst_admit_begin(pst_table *t, const pst_key *key, uint32_t *slot, int
     if (s || *here)
         return s;
     t->admitted++;
+    t->filling++;
     if (t->heat_wanted < t->row_capacity)
         (void)pst_heat_reserve(t); /* a hint */
     return PST_OK;
@@ -17,8 +18,10 @@ pst_status pst_admit_begin(pst_table *t, const pst_key *key, uint32_t *slot, int
 
 int pst_admit_end(pst_table *t, uint32_t slot) {
     uint64_t *row = pst_row(t, slot);
+    t->filling--;
     if (!pst_is_live(row[0])) {
         t->deaths = 1;
+        t->vain++;
         return 0;
     }
     PST_FENCE(__ATOMIC_RELEASE);
@@ -30,6 +33,7 @@ int pst_admit_end(pst_table *t, uint32_t slot) {
 void pst_admit_drop(pst_table *t, uint32_t slot) {
     uint64_t *row = pst_row(t, slot);
     uint32_t birth = t->birth;
+    t->filling--;
     t->birth = pst_admitted_birth(t); /* so that freeing needs no room */
     (void)pst_row_delete(t, row);
     t->birth = birth;

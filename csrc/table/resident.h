@@ -22,6 +22,11 @@
  *  R5. A reader of an epoch sees no row that a later epoch has admitted: its key may have had
  *      another row then. Both were right when the row was admitted, but not for ever.
  *  R6. Heat is a hint outside of epochs: any is good.
+ *  R7. The row of an admission that left nothing counts as admitted, as the epoch has changed nothing
+ *      by it, until something makes it live: then the epoch has made it. Which of the rows that are
+ *      made come to life is not known, so until as many have as there were such rows each counts for
+ *      one: an epoch is never taken for a clean one that has made a row, and by no more than these it
+ *      seems to have changed more than it did.
  *
  * Complexity: admitting is making a row; heat O(1).
  */
@@ -40,7 +45,8 @@ static inline int pst_is_whole(const pst_table *t) {
 /* Begins the admission of a key: makes its row, without a state, in a slot that it takes. Then the
  * row is filled: by pst_row_put or, where all are words, as loading does; with lists, maps and
  * timers by pst_admission_* of elements/admit.h instead of this. Several rows may be filled at a
- * time; nothing else may be done to them or to the table's rows before each admission has ended.
+ * time; nothing else may be done to them or to the table's rows before each admission has ended, with
+ * one of the two below or by the epoch's undoing.
  *
  * `here`: the key has a row already, also one that died in the open epoch; *slot is that one, and it
  * is to be left alone. In any epoch, at any time outside of an operation on a batch; slots that

@@ -94,6 +94,15 @@ static inline int pst_row_has(const pst_row_layout *lay, const uint64_t *row, in
     return (int)(pst_presence(lay, row) >> i & 1);
 }
 
+/* A row that the open epoch has made comes to life. If admissions came to nothing, it may be the row
+ * of one of these, which then is the epoch's own (R7). */
+static inline void pst_row_note_birth(pst_table *t, const uint64_t *row) {
+    if (!t->vain || t->filling || !pst_row_is_made(t, row))
+        return;
+    t->vain--;
+    t->admitted--;
+}
+
 static inline void pst_row_set_presence(pst_table *t, uint64_t *row, uint64_t presence) {
     uint64_t header = row[0];
     int was = pst_is_live(header);
@@ -108,7 +117,9 @@ static inline void pst_row_set_presence(pst_table *t, uint64_t *row, uint64_t pr
     if (was == (presence != 0))
         return;
     pst_put64(&t->m->live, presence ? t->m->live + 1 : t->m->live - 1);
-    if (!presence)
+    if (presence)
+        pst_row_note_birth(t, row);
+    else
         t->deaths = 1;
 }
 

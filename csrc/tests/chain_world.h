@@ -199,9 +199,9 @@ static inline void world_make_state(world *w, int i) {
     world_state *s = &w->states[i];
     pst_column *c = &s->column;
     memset(s, 0, sizeof *s);
-    int number = (int)world_below(w, 1000);
-    snprintf(s->name, sizeof s->name, "s%d_%d", i, number);
-    snprintf(s->time_name, sizeof s->time_name, "s%d_%d#time", i, number);
+    uint32_t at = (uint32_t)i % WORLD_STATES, number = (uint32_t)world_below(w, 1000) % 1000;
+    snprintf(s->name, sizeof s->name, "s%u_%u", at, number);
+    snprintf(s->time_name, sizeof s->time_name, "s%u_%u#time", at, number);
     c->name = s->name;
     c->type = (pst_type)(1 + world_below(w, PST_NESTED));
     c->kind = (uint8_t)(i == 0   ? PST_LIST + world_below(w, 2)

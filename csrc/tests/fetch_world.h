@@ -34,6 +34,7 @@ typedef struct pair {
     pst_lineage lineage;
     pst_lineage lineages[PAIR_UNDO];
     int undoable; /* by the whole table */
+    int expired;  /* the files lack what nobody sees, and the whole table has it still */
     int settled;  /* by the cached one: rows that left ended what it could return to */
 } pair;
 
@@ -50,6 +51,7 @@ static struct {
     uint64_t refused;
     uint64_t batches;
     uint64_t fired;
+    uint64_t expired;
 } paired;
 
 static inline void pair_must(const pair *p, pst_status s, const char *what) {
@@ -96,6 +98,36 @@ static inline uint32_t pair_block_bytes(pair *p) {
     return world_one_in(p->w, 4) ? 65536 : 4096;
 }
 
+/* Deltas of a world have rows whole or not, as its number says. */
+static inline uint64_t pair_whole_bytes(const pair *p) {
+    static const uint64_t bytes[] = {0, 512, 1, 60, 0};
+    return bytes[p->w->seed % (sizeof bytes / sizeof *bytes)];
+}
+
+/* A base without what the clock says that nobody sees. */
+static inline pst_status pair_merge_expiring(pair *p, const pst_schema *schema, pst_file_info *info,
+                                             pst_sst_reader *const *readers, int n,
+                                             const pst_io *io) {
+    pst_ttl ttl[PST_MAX_STATES];
+    const pst_expiry expiry = {ttl, p->w->now};
+    pst_sst_writer *writer = NULL;
+    memset(ttl, 0, sizeof ttl);
+    for (int32_t c = 1; c < p->w->schema.n_states; c++)
+        if (p->w->columns[c].kind == PST_TIME)
+            ttl[c - 1] = p->w->state_of[c - 1]->ttl;
+    for (int i = 0; i < n; i++)
+        info->null_entries |= pst_sst_reader_info(readers[i])->null_entries;
+    pst_status s = pst_sst_writer_create(schema, info, io, &writer);
+    if (!s)
+        s = pst_merge_expiring(readers, NULL, n, &expiry, writer);
+    if (!s)
+        s = pst_sst_writer_finish(writer, info);
+    pst_sst_writer_destroy(writer);
+    p->expired = 1;
+    paired.expired++;
+    return s;
+}
+
 /* Some files that follow one another as one. */
 static inline void pair_merge(pair *p) {
     world *w = p->w;
@@ -118,7 +150,10 @@ static inline void pair_merge(pair *p) {
         mapping[i] = NULL;
         REQUIRE(file_open(&files[i], &readers[i]) == PST_OK);
     }
-    pair_must(p, file_merge(schema, &info, readers, mapping, n, &io), "merge");
+    if (from == 0 && pair_whole_bytes(p) && world_one_in(w, 2))
+        pair_must(p, pair_merge_expiring(p, schema, &info, readers, n, &io), "merge what is left");
+    else
+        pair_must(p, file_merge(schema, &info, readers, mapping, n, &io), "merge");
     for (int i = 0; i < n; i++) {
         pst_sst_reader_close(readers[i]);
         file_free(&files[i]);
@@ -173,6 +208,7 @@ static inline void pair_open_cached(pair *p) {
         if (w->columns[c].kind == PST_TIME)
             REQUIRE(pst_table_set_ttl(p->cached, c - 1, &w->state_of[c - 1]->ttl) == PST_OK);
     pst_table_set_clock(p->cached, &w->now);
+    pst_table_set_whole_rows(p->cached, pair_whole_bytes(p));
 }
 
 static inline void pair_create(pair *p, uint64_t seed) {
@@ -231,17 +267,22 @@ static inline void pair_kill(pair *p) {
 /* ---- epochs ---------------------------------------------------------------------------------- */
 
 static inline void pair_seal(pair *p) {
-    pst_sealed *sealed = NULL;
+    pst_sealed *sealed = NULL, *all = NULL;
     memory_file f = {.calls_left = -1};
     pst_io io = file_io(&f, 1);
     pst_file_info info;
+    int dirty = pst_table_dirty(p->cached);
     memmove(p->before + 1, p->before, sizeof *p->before);
     memmove(p->lineages + 1, p->lineages, sizeof *p->lineages);
     p->before[0] = p->now;
     p->lineages[0] = p->lineage;
     p->lineage = pair_lineage(p);
-    pair_must(p, pst_table_seal(p->whole, &p->lineage, NULL), "seal the whole one");
+    pair_must(p, pst_table_seal(p->whole, &p->lineage, &all), "seal the whole one");
     pair_must(p, pst_table_seal(p->cached, &p->lineage, &sealed), "seal");
+    /* Who writes deltas of dirty epochs alone loses none of the others'. */
+    CHECK(dirty || !pst_sealed_rows(sealed));
+    CHECK(dirty || p->expired || !pst_sealed_rows(all));
+    pst_sealed_destroy(all);
     if (pst_sealed_rows(sealed)) {
         pst_sealed_guide(sealed, pair_block_bytes(p));
         pair_must(p, pst_sealed_write(sealed, &io, &info), "write a delta");

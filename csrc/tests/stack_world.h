@@ -257,7 +257,6 @@ static inline void copy_record(const world *w, byte_heap *h, const pst_record *f
 static inline void finds_key(void *ctx, uint32_t key, pst_cell *cells, uint32_t *nulls) {
     finds *f = ctx;
     pst_record r = {0};
-    heap_free(f->scratch);
     world_key(f->w, f->scratch, f->ids[key], &r);
     memcpy(cells, r.key, (size_t)world_keys(f->w) * sizeof *cells);
     *nulls = r.key_nulls & ((1u << world_keys(f->w)) - 1);

@@ -155,17 +155,24 @@ static void draw_failing(pair *p) {
 
 /* ---- epochs ---------------------------------------------------------------------------------- */
 
+static void run_step(pair *p) {
+    world *w = p->w;
+    if (world_one_in(w, 2))
+        step_both(p);
+    else if (world_one_in(w, 3))
+        draw_failing(p);
+    else
+        draw_both(p);
+    if (!p->expired)
+        CHECK_EQ(pst_table_dirty(p->cached), pst_table_dirty(p->whole));
+}
+
+/* At times one step is all that an epoch does. */
 static void run_epoch(pair *p) {
     world *w = p->w;
     pass_time(p);
-    for (uint64_t n = world_below(w, 12); n > 0; n--) {
-        if (world_one_in(w, 2))
-            step_both(p);
-        else if (world_one_in(w, 3))
-            draw_failing(p);
-        else
-            draw_both(p);
-    }
+    for (uint64_t n = world_one_in(w, 4) ? 1 : world_below(w, 12); n > 0; n--)
+        run_step(p);
     if (world_one_in(w, 3))
         fire_both(p);
     if (world_one_in(w, 4))
@@ -200,12 +207,13 @@ int main(int argc, char **argv) {
     }
     CHECK(paired.merges && paired.left && paired.undone && paired.returned && paired.anew);
     CHECK(paired.killed && paired.faults && paired.refused && paired.batches && paired.fired);
+    CHECK(paired.expired);
     if (getenv("VERBOSE"))
         fprintf(stderr,
                 "epochs %lu merges %lu left %lu undone %lu returned %lu anew %lu killed %lu "
-                "faults %lu refused %lu batches %lu fired %lu\n",
+                "faults %lu refused %lu batches %lu fired %lu expired %lu\n",
                 paired.epochs, paired.merges, paired.left, paired.undone, paired.returned,
                 paired.anew, paired.killed, paired.faults, paired.refused, paired.batches,
-                paired.fired);
+                paired.fired, paired.expired);
     return check_report();
 }

@@ -321,32 +321,38 @@ static void test_other_files(void) {
     end(&s);
 }
 
-/* A key of which files say more than that it was deleted, as it might have timers, twice in a batch: it is put, and then cleared again. */
-static void test_of_nothing(void) {
+/* Files that say more of key 4 than that it was deleted, as it might have timers. */
+static void begin_with_nothing(state *s) {
     static const pst_column states[] = {{.name = "a", .type = PST_INT64},
                                         {.name = "#timers", .type = PST_INT32, .kind = PST_TIMERS},
                                         {.name = "#timer", .type = PST_INT64, .kind = PST_TIMER}};
-    static const int64_t keys[] = {4, 4}, values[] = {9, 0};
-    static const uint8_t first = 1;
-    const pst_schema schema = {1, 3, &KEY, states, 0};
-    static state s;
+    static const pst_schema schema = {1, 3, &KEY, states, 0};
     pst_cell a = {{1, 0}, {NULL, 0}};
     pst_lineage l = {.epoch = 1};
-    memset(&s, 0, sizeof s);
-    snprintf(s.folder, sizeof s.folder, "/dev/shm/pst_fetch_XXXXXX");
-    REQUIRE(mkdtemp(s.folder));
-    REQUIRE(!pst_file_schema_create(&schema, &s.in_files));
+    memset(s, 0, sizeof *s);
+    snprintf(s->folder, sizeof s->folder, "/dev/shm/pst_fetch_XXXXXX");
+    REQUIRE(mkdtemp(s->folder));
+    REQUIRE(!pst_file_schema_create(&schema, &s->in_files));
     pst_table *t = open_table(&schema, (uint64_t)1 << 26);
     for (uint64_t k = 0; k < 10; k++)
         REQUIRE(!pst_key_set_word(t, k) && !pst_value_put(t, 0, &a));
-    seal(&s, t);
+    seal(s, t);
     REQUIRE(!pst_key_set_word(t, 4) && !pst_value_clear(t, -1));
-    seal(&s, t);
+    seal(s, t);
     pst_table_close(t);
-    s.t = open_table(&schema, (uint64_t)1 << 26);
-    REQUIRE(!pst_table_seal(s.t, &l, NULL));
-    pst_table_set_whole(s.t, 0);
-    set_stack(&s);
+    s->t = open_table(&schema, (uint64_t)1 << 26);
+    REQUIRE(!pst_table_seal(s->t, &l, NULL));
+    pst_table_set_whole(s->t, 0);
+    set_stack(s);
+}
+
+/* Such a key twice in a batch: it is put, and then cleared again. */
+static void test_of_nothing(void) {
+    static const int64_t keys[] = {4, 4}, values[] = {9, 0};
+    static const uint8_t first = 1;
+    static state s;
+    pst_cell a;
+    begin_with_nothing(&s);
     pst_array k = {.type = PST_INT64, .length = 2, .values = keys};
     pst_array v = {.type = PST_INT64, .length = 2, .values = values, .validity = &first};
     pst_batch *b = NULL;
@@ -357,6 +363,30 @@ static void test_of_nothing(void) {
     CHECK_EQ(pst_value_get(s.t, 0, &a), PST_NOT_FOUND);
     REQUIRE(!pst_key_set_word(s.t, 5));
     CHECK_EQ(pst_value_get(s.t, 0, &a), PST_OK);
+    end(&s);
+}
+
+/* An epoch that writes such a key alone has changed something, and its delta says so. */
+static void test_alone(void) {
+    static state s;
+    pst_cell a = {{0, 0}, {NULL, 0}};
+    begin_with_nothing(&s);
+    REQUIRE(!pst_key_set_word(s.t, 4));
+    CHECK_EQ(pst_value_get(s.t, 0, &a), PST_NOT_FOUND);
+    REQUIRE(!pst_key_set_word(s.t, 5));
+    CHECK_EQ(pst_value_get(s.t, 0, &a), PST_OK);
+    CHECK(!pst_table_dirty(s.t));
+    CHECK_EQ(pst_changed_rows(s.t), 0);
+    REQUIRE(!pst_key_set_word(s.t, 4));
+    a.word[0] = 7;
+    CHECK_EQ(pst_value_put(s.t, 0, &a), PST_OK);
+    CHECK(pst_table_dirty(s.t));
+    CHECK_EQ(pst_changed_rows(s.t), 1);
+    empty(&s);
+    CHECK_EQ(s.n, 3);
+    REQUIRE(!pst_key_set_word(s.t, 4));
+    CHECK_EQ(pst_value_get(s.t, 0, &a), PST_OK);
+    CHECK_EQ(a.word[0], 7);
     end(&s);
 }
 
@@ -388,6 +418,7 @@ int main(void) {
     static state s;
     test_estimates();
     test_of_nothing();
+    test_alone();
     test_when_a_stack_counts();
     test_other_files();
     run_steps(&s, (uint64_t)1 << 19);

@@ -271,6 +271,48 @@ static void run_memory(int no_uring) {
     pst_read_file_close(&f);
 }
 
+/* Large reads together have as much memory as the pool, and where the budget has less, one by one. */
+static void run_large(int no_uring) {
+    enum { LARGE = 400000, ALL = 12 };
+    pst_read_file f = open_file(1);
+    pst_budget *budget = NULL;
+    uint64_t offsets[ALL] = {0};
+    uint32_t sizes[ALL];
+    for (int few = 0; few < 2; few++) {
+        outcome o = {0, 0, 0, 0};
+        pst_budget_stats stats;
+        pst_reads *r = NULL;
+        uint64_t most = 0;
+        REQUIRE(!pst_budget_create(few ? (18 << 20) / 10 : 64 << 20, &budget));
+        pst_reads_options ro = {
+            .pool_bytes = 1 << 20, .threads = 4, .no_uring = no_uring, .budget = budget};
+        REQUIRE(!pst_reads_create(&ro, &r) && !pst_reads_enter(r));
+        for (uint32_t i = 0; i < ALL; i++) {
+            pst_status s;
+            offsets[i] = i * 100000;
+            sizes[i] = LARGE;
+            while ((s = pst_reads_start(r, &f, offsets[i], sizes[i], i)) == PST_BUSY) {
+                REQUIRE(pst_reads_pending(r));
+                arrive(r, offsets, sizes, &o);
+            }
+            CHECK_EQ(s, PST_OK);
+            pst_budget_get_stats(budget, &stats);
+            most = stats.private_bytes > most ? stats.private_bytes : most;
+        }
+        while (pst_reads_pending(r))
+            arrive(r, offsets, sizes, &o);
+        pst_reads_leave(r);
+        CHECK_EQ(o.right, ALL);
+        CHECK(most < (uint64_t)22 << 17); /* the pool, as much again, and some */
+        CHECK(most > (few ? (uint64_t)11 : (uint64_t)14) << 17);
+        pst_reads_release(r);
+        pst_budget_get_stats(budget, &stats);
+        CHECK_EQ(stats.private_bytes, 0);
+        pst_budget_release(budget);
+    }
+    pst_read_file_close(&f);
+}
+
 /* ---- threads and processes --------------------------------------------------------------------- */
 
 typedef struct sharer {
@@ -349,6 +391,71 @@ static void run_fork(int no_uring) {
     pst_read_file_close(&f);
 }
 
+/* A child that is made while another thread of its parent begins anew begins anew by itself. */
+static void run_fork_twice(int no_uring) {
+    pst_read_file f = open_file(1);
+    pst_reads *r = engine(no_uring, 1 << 20, 16);
+    check_right(r, &f, 50, 9000);
+    pid_t child = fork();
+    if (child == 0) {
+        sharer sharers[2] = {{r, 0}, {r, 0}};
+        pthread_t threads[2];
+        int failed = 0;
+        for (int i = 0; i < 2; i++)
+            REQUIRE(!pthread_create(&threads[i], NULL, share, &sharers[i]));
+        for (int i = 0; i < 20; i++) {
+            pid_t own = fork();
+            if (own == 0) {
+                alarm(20);
+                _exit(read_pieces(r, &f, 10, 9000, 3).right == 10 ? 0 : 1);
+            }
+            failed += child_status(own) != 0;
+        }
+        for (int i = 0; i < 2; i++) {
+            pthread_join(threads[i], NULL);
+            failed += sharers[i].right != 400;
+        }
+        _exit(failed);
+    }
+    CHECK_EQ(child_status(child), 0);
+    /* The same without luck: as a thread that is none of the child's would have left it. */
+    int32_t *pid = pst_reads_pid(r);
+    child = fork();
+    if (child == 0) {
+        *pid = ~(int32_t)getppid();
+        alarm(20);
+        _exit(read_pieces(r, &f, 10, 9000, 3).right == 10 ? 0 : 1);
+    }
+    CHECK_EQ(child_status(child), 0);
+    pst_reads_release(r);
+    pst_read_file_close(&f);
+}
+
+/* What the parent reads into memory of its own is no charge of the child's. */
+static void run_fork_large(int no_uring) {
+    pst_read_file f = open_file(1);
+    pst_budget *budget = NULL;
+    pst_reads *r = NULL;
+    REQUIRE(!pst_budget_create(64 << 20, &budget));
+    pst_reads_options o = {
+        .pool_bytes = 1 << 20, .threads = 4, .no_uring = no_uring, .budget = budget};
+    REQUIRE(!pst_reads_create(&o, &r) && !pst_reads_enter(r));
+    CHECK_EQ(pst_reads_start(r, &f, 0, 500000, 0), PST_OK);
+    pid_t child = fork();
+    if (child == 0) {
+        pst_budget_stats stats;
+        uint32_t right = read_pieces(r, &f, 10, 9000, 3).right;
+        pst_reads_release(r);
+        pst_budget_get_stats(budget, &stats);
+        _exit(right == 10 && !stats.private_bytes ? 0 : 1);
+    }
+    pst_reads_leave(r);
+    CHECK_EQ(child_status(child), 0);
+    pst_reads_release(r);
+    pst_budget_release(budget);
+    pst_read_file_close(&f);
+}
+
 /* As the default profiles of containers do. */
 static int refuse_uring(void) {
     struct sock_filter filter[] = {
@@ -393,9 +500,13 @@ int main(void) {
         run_hooks(no_uring);
         run_leave(no_uring);
         run_memory(no_uring);
+        run_large(no_uring);
         run_shared(no_uring);
-        if (!UNDER_TSAN)
-            run_fork(no_uring);
+        if (UNDER_TSAN)
+            continue;
+        run_fork(no_uring);
+        run_fork_twice(no_uring);
+        run_fork_large(no_uring);
     }
     unlink(path);
     rmdir(folder);

@@ -1,6 +1,8 @@
 /* Stacks whose files, reads and memory fail: an error that names the file, or the same answer, and
  * the next search is as good as the first. */
 #include <errno.h>
+#include <pthread.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 
 #include "base/budget.h"
@@ -322,6 +324,33 @@ static void copy_path(const world *w, const char *guides, int32_t file, char *pa
     sprintf(path, ".guide");
 }
 
+/* What killed processes have left goes when a copy is made; not what somebody writes, and nothing
+ * else. */
+static void run_left(const world *w, const char *guides, const memory_file *whole) {
+    char path[300], left[320], held[320], foreign[320], copy[300];
+    pst_stack_stats stats;
+    copy_path(w, guides, 0, path);
+    copy_path(w, guides, 1, copy);
+    sprintf(left, "%s.abcdef", path);
+    sprintf(held, "%s.ABCDEF", path);
+    sprintf(foreign, "%s.abc", path);
+    int fd = open(held, O_CREAT | O_RDWR, 0600);
+    REQUIRE(fd >= 0 && !flock(fd, LOCK_EX));
+    close(open(left, O_CREAT | O_RDWR, 0600));
+    close(open(foreign, O_CREAT | O_RDWR, 0600));
+    CHECK_EQ(open_with(w, guides, whole, &stats), 0);
+    CHECK(!access(left, F_OK)); /* no copy was made */
+    REQUIRE(!unlink(copy));
+    CHECK_EQ(open_with(w, guides, whole, &stats), 1);
+    CHECK(access(left, F_OK) && !access(held, F_OK) && !access(foreign, F_OK));
+    CHECK(!access(path, F_OK) && !access(copy, F_OK));
+    close(fd);
+    REQUIRE(!unlink(copy));
+    CHECK_EQ(open_with(w, guides, whole, &stats), 1);
+    CHECK(access(held, F_OK));
+    REQUIRE(!unlink(foreign));
+}
+
 static void run_guides(world *w, const memory_file *whole) {
     char guides[220], path[300], other[300];
     pst_stack_stats own, made, mapped, again;
@@ -349,6 +378,10 @@ static void run_guides(world *w, const memory_file *whole) {
     CHECK_EQ(open_with(w, guides, whole, &again), 2);
     REQUIRE(!unlink(path) && !symlink(other, path));
     CHECK_EQ(open_with(w, guides, whole, &again), 1);
+    REQUIRE(!chmod(other, 0620)); /* others could write to it */
+    CHECK_EQ(open_with(w, guides, whole, &again), 1);
+    CHECK_EQ(open_with(w, guides, whole, &again), 0);
+    run_left(w, guides, whole);
     pst_budget *budget = NULL;
     pst_budget_stats stats;
     REQUIRE(!pst_budget_create(64 << 20, &budget) && !pst_budget_add_home(budget, guides, 0));
@@ -401,6 +434,72 @@ static void run_get(world *w, const memory_file *whole) {
     pst_stack_close(st);
 }
 
+/* Searches with a stack of its own until it is told to end; all stacks share the reads. */
+typedef struct searcher {
+    const world *w;
+    const memory_file *whole;
+    pst_stack *st;
+    int rounds;
+    atomic_uint failed;
+} searcher;
+
+static void *search_often(void *arg) {
+    searcher *s = arg;
+    for (int i = 0; i < s->rounds; i++)
+        atomic_fetch_add(&s->failed, search(s->w, s->st, s->whole, -1) != PST_OK);
+    return NULL;
+}
+
+static void start_searchers(searcher *s, pthread_t *threads, int n) {
+    for (int i = 0; i < n; i++)
+        REQUIRE(!pthread_create(&threads[i], NULL, search_often, &s[i]));
+}
+
+static int end_searchers(searcher *s, pthread_t *threads, int n) {
+    int failed = 0;
+    for (int i = 0; i < n; i++) {
+        pthread_join(threads[i], NULL);
+        failed += (int)atomic_load(&s[i].failed);
+    }
+    return failed;
+}
+
+/* Stacks that were used before a fork, on threads, while others search: in the child, on threads, too. */
+static void run_fork_threads(const world *w, const memory_file *whole) {
+    enum { STACKS = 4 };
+    pst_reads *reads = NULL;
+    searcher s[STACKS];
+    pthread_t threads[STACKS];
+    REQUIRE(!pst_reads_create(NULL, &reads));
+    pst_stack_options o = {.reads = reads};
+    for (int i = 0; i < STACKS; i++) {
+        s[i] = (searcher){.w = w, .whole = whole, .rounds = 8};
+        REQUIRE(!open_stack(w, &o, &s[i].st, NULL));
+        CHECK_EQ(search(w, s[i].st, whole, -1), PST_OK);
+    }
+    start_searchers(s, threads, 2);
+    for (int round = 0; round < 3; round++) {
+        pid_t child = fork();
+        if (child == 0) {
+            alarm(60);
+            for (int i = 2; i < STACKS; i++)
+                s[i].rounds = 2;
+            start_searchers(s + 2, threads + 2, 2);
+            int failed = end_searchers(s + 2, threads + 2, 2);
+            for (int i = 2; i < STACKS; i++)
+                pst_stack_close(s[i].st);
+            _exit(failed || atomic_load(&check_failed));
+        }
+        int status = 1;
+        waitpid(child, &status, 0);
+        CHECK_EQ(status, 0);
+    }
+    CHECK_EQ(end_searchers(s, threads, 2), 0);
+    for (int i = 0; i < STACKS; i++)
+        pst_stack_close(s[i].st);
+    pst_reads_release(reads);
+}
+
 static void run_fork(world *w, const memory_file *whole) {
     pst_stack *st;
     REQUIRE(!open_stack(w, NULL, &st, NULL));
@@ -430,6 +529,9 @@ int main(void) {
         run_groups(w);
         run_get(w, &whole);
         run_fork(w, &whole);
+#ifndef __SANITIZE_THREAD__ /* which knows no threads after a fork */
+        run_fork_threads(w, &whole);
+#endif
         run_refused(w);
         run_damage(w, &whole);
         run_cut(w, &whole);
