@@ -330,14 +330,12 @@ pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int
     pst_batch *b = NULL;
     if (!s)
         s = pst_batch_of_rows(t, most, &b);
-    /* What is before the horizon comes first, and then the horizon moves on by some timers. */
+    /* What is up to the horizon's time comes first, and then it moves on by some timers. Rows that are
+     * here with timers of that very time may come before those that are not yet. */
     int64_t near_ms = until_ms;
     for (int again = 1; !s && again;) {
         again = !pst_horizon_is_beyond(t, domain, until_ms);
-        if (again)
-            near_ms = t->m->horizon[domain] - (t->m->horizon[domain] > INT64_MIN);
-        else
-            near_ms = until_ms;
+        near_ms = again ? t->m->horizon[domain].time : until_ms;
         s = collect(b, domain, near_ms, most, times_ms);
         again = again && s == PST_NOT_FOUND;
         if (again)
@@ -350,6 +348,7 @@ pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int
     }
     b->lined = b->guessed = b->resolved = b->length;
     t->due_until[domain] = until_ms;
+    t->due_generation[domain] = t->generation;
     *batch = b;
     return PST_OK;
 }

@@ -37,7 +37,7 @@ static void set_bit(uint64_t *bits, uint32_t slot) {
 /* ---- who may leave --------------------------------------------------------------------------- */
 
 static int is_timeless(const pst_table *t, pst_domain domain) {
-    return t->m->horizon[domain] == INT64_MAX;
+    return pst_horizon_is_end(&t->m->horizon[domain]);
 }
 
 /* Marks the rows of timers before the horizons (DK2), which come first in their trees. Of a domain
@@ -46,7 +46,7 @@ static pst_status mark_staying(pst_table *t, uint64_t *stay) {
     for (int32_t g = t->first_key_group; g <= t->last_key_group; g++)
         for (int d = 0; d < 2; d++) {
             pst_tree_root root = *pst_timer_root(t, t->m, g, domains[d]);
-            uint64_t until = pst_timer_word(t->m->horizon[domains[d]]);
+            const pst_horizon *h = &t->m->horizon[domains[d]];
             int all = is_timeless(t, domains[d]);
             pst_tree_cursor c;
             pst_tree_entry e;
@@ -54,7 +54,8 @@ static pst_status mark_staying(pst_table *t, uint64_t *stay) {
             if (!root.count)
                 continue;
             pst_tree_seek(&c, t->heap, pst_heap_bytes(t), &pst_timer_shape, root, NULL);
-            while (!(s = pst_tree_next(&c, &e)) && (all || e.key[0] < until))
+            while (!(s = pst_tree_next(&c, &e)) &&
+                   (all || pst_horizon_is_after(h, pst_timer_time(e.key[0]))))
                 set_bit(stay, (uint32_t)e.key[1]);
             if (s && s != PST_NOT_FOUND)
                 return s;
@@ -112,7 +113,7 @@ static pst_status leave(pst_table *t, crowd *c, uint32_t slot, uint32_t *rows) {
         uint64_t word = pst_get64(pst_field_at(lay, row, lay->timer));
         pst_domain domain = pst_timer_packed_domain(word);
         int64_t time_ms = pst_timer_packed_time(word);
-        if (is_timeless(t, domain) || time_ms < t->m->horizon[domain])
+        if (is_timeless(t, domain) || pst_horizon_is_after(&t->m->horizon[domain], time_ms))
             return PST_OK;
         s = pst_undo_reserve(t, 1);
         if (!s)
@@ -240,10 +241,10 @@ pst_status pst_leave_some(pst_table *t, pst_leaving *l, uint32_t *rows) {
 pst_status pst_table_set_horizon(pst_table *t, pst_domain domain, int64_t time_ms) {
     if (!t->attached || (domain != PST_EVENT && domain != PST_PROCESSING))
         return PST_INVALID;
-    pst_put64(&t->m->horizon[domain], (uint64_t)time_ms);
+    pst_horizon_store(&t->m->horizon[domain], pst_horizon_at(time_ms));
     return PST_OK;
 }
 
 int64_t pst_table_horizon(const pst_table *t, pst_domain domain) {
-    return t->m->horizon[domain];
+    return t->m->horizon[domain].time;
 }
