@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/schema.h"
+#include "elements/leave.h"
 #include "fetch/horizon.h"
 #include "files.h"
 #include "stack/read.h"
@@ -301,6 +302,47 @@ static void test_within_a_time(void) {
     end(&s);
 }
 
+/* ---- rows with several timers ---------------------------------------------------------------- */
+
+/* They leave together: the timers of all others are gone through a few times, and not once for each
+ * epoch in which some leave. One with a timer before the horizon stays. */
+static void test_several(void) {
+    enum { N = 3000, EARLY = 10 };
+    static state s;
+    pst_leaving l;
+    uint32_t rows = 1;
+    uint64_t left = 0, epochs = 0;
+    begin(&s, 0);
+    s.t = open_table(&s, (uint64_t)1 << 28);
+    for (int64_t k = 0; k < N; k++) {
+        put(&s, s.t, k, 0, k);
+        for (int i = 0; i < 2; i++)
+            REQUIRE(!pst_timer_register(s.t, i ? PST_EVENT : PST_PROCESSING,
+                                        AT + k - (k < EARLY && i ? 2 * AT : 0)));
+        if (k % 3 == 0)
+            REQUIRE(!pst_timer_register(s.t, PST_EVENT, 2 * AT));
+    }
+    seal(&s, s.t);
+    merge(&s, 0);
+    set_stack(&s);
+    for (int d = 0; d < 2; d++)
+        REQUIRE(!pst_table_set_horizon(s.t, (pst_domain)d, AT));
+    pst_leaving_begin(s.t, &(pst_room){UINT64_MAX, 0}, &l);
+    for (; rows; left += rows, epochs++) {
+        REQUIRE(!pst_leave_some(s.t, &l, &rows));
+        REQUIRE(!rows || (!pst_table_seal(s.t, &s.lineage, NULL) && !pst_table_settle(s.t)));
+    }
+    CHECK(pst_leaving_is_done(&l));
+    pst_leaving_end(&l);
+    CHECK_EQ(left, N - EARLY);
+    CHECK_EQ(l.left.rows, left);
+    CHECK(epochs > N / PST_LEAVE_MOST);
+    CHECK(l.walked < 40 * N);
+    CHECK_EQ(fire(&s, AT, INT64_MIN), EARLY + 0);
+    CHECK_EQ(fire(&s, INT64_MAX, AT), N - EARLY + N / 3);
+    end(&s);
+}
+
 /* ---- the ends of time ------------------------------------------------------------------------ */
 
 static void test_ends(void) {
@@ -373,6 +415,7 @@ int main(void) {
     test_ends();
     test_within_a_time();
     test_reads();
+    test_several();
     run_one_time(0, 20000, (uint64_t)1 << 20);
     run_one_time(1, 6000, (uint64_t)1 << 19);
     return check_report();
