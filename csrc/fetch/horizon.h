@@ -11,7 +11,7 @@
  *       a keyed hash of their form. It moves on only when the rows of all hints up to it were
  *       fetched, in the same epoch, and goes back with it.
  *  HZ2. What files say are hints: the row decides, so a timer that a newer file deletes costs a
- *       look-up and no more.
+ *       look-up and no more; where the whole key is deleted not even a slot.
  *  HZ3. What fits is fetched, be it a single row, and the horizon stands behind it. So where rows
  *       leave in between it gets to the end of any time, however many timers that has.
  *  HZ4. A move has memory for some hints and as many keys, which is charged.

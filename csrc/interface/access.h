@@ -273,6 +273,11 @@ typedef enum pst_domain { PST_EVENT = 0, PST_PROCESSING = 1 } pst_domain;
 pst_status pst_table_set_horizon(pst_table *t, pst_domain domain, int64_t time_ms);
 int64_t pst_table_horizon(const pst_table *t, pst_domain domain);
 
+/* A time before which no key has a timer of that domain, neither here nor below; at most INT64_MAX - 1.
+ * It reads nothing. Kept with the files of the epoch, it may be the horizon of a table that begins
+ * empty above these: which then passes over what files say of timers that were fired long ago. */
+int64_t pst_timers_from(const pst_table *t, pst_domain domain);
+
 /* Of the current key. Registering one that is there, and deleting one that is not, does nothing. */
 pst_status pst_timer_register(pst_table *t, pst_domain domain, int64_t time_ms);
 pst_status pst_timer_delete(pst_table *t, pst_domain domain, int64_t time_ms);

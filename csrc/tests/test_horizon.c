@@ -411,11 +411,63 @@ static void test_reads(void) {
     end(&s);
 }
 
+/* ---- stale hints ----------------------------------------------------------------------------- */
+
+/* Keys whose timers were fired, and that were deleted with them, in a newer file: hints name them still.
+ * They make no rows; and a table that is told up to where there are none does not ask for them. */
+static void test_stale(void) {
+    enum { N = 600 };
+    static state s;
+    int64_t times[PART];
+    pst_batch *b = NULL;
+    begin(&s, 0);
+    s.t = open_table(&s, (uint64_t)1 << 28);
+    for (int64_t k = 0; k < N; k++) {
+        put(&s, s.t, k, 0, k);
+        REQUIRE(!pst_timer_register(s.t, PST_EVENT, AT + k % 7));
+        if (k % 3 == 0)
+            REQUIRE(!pst_timer_register(s.t, PST_EVENT, AT + 1 + k % 5));
+    }
+    put(&s, s.t, N, 0, N);
+    REQUIRE(!pst_timer_register(s.t, PST_EVENT, 3 * AT));
+    CHECK_EQ(pst_timers_from(s.t, PST_EVENT), AT);
+    CHECK_EQ(pst_timers_from(s.t, PST_PROCESSING), INT64_MAX - 1);
+    seal(&s, s.t);
+    merge(&s, 0);
+    set_stack(&s);
+    while (!pst_timers_due(s.t, PST_EVENT, 2 * AT, PART, times, &b)) {
+        REQUIRE(!pst_timers_fire_all(b, PST_EVENT, times));
+        pst_batch_destroy(b);
+    }
+    for (int64_t k = 0; k < N; k++) {
+        set_key(&s, s.t, k, 0);
+        REQUIRE(!pst_value_clear(s.t, -1));
+    }
+    seal(&s, s.t);
+    CHECK_EQ(pst_timers_from(s.t, PST_EVENT), 3 * AT);
+    begin_anew(&s, (uint64_t)1 << 28);
+    CHECK_EQ(pst_timers_from(s.t, PST_EVENT), INT64_MIN);
+    CHECK_EQ(pst_timers_due(s.t, PST_EVENT, 2 * AT, PART, times, &b), PST_NOT_FOUND);
+    CHECK_EQ(s.t->m->slots, 0);
+    CHECK_EQ(pst_timers_from(s.t, PST_EVENT), 2 * AT + 1);
+    pst_stack_stats before, after;
+    begin_anew(&s, (uint64_t)1 << 28);
+    REQUIRE(!pst_table_set_horizon(s.t, PST_EVENT, 3 * AT));
+    pst_stack_get_stats(s.stack, &before);
+    CHECK_EQ(pst_timers_due(s.t, PST_EVENT, 2 * AT, PART, times, &b), PST_NOT_FOUND);
+    pst_stack_get_stats(s.stack, &after);
+    CHECK_EQ(after.keys, before.keys);
+    CHECK_EQ(fire(&s, 3 * AT, 3 * AT), 1);
+    CHECK_EQ(s.fired[N], 1);
+    end(&s);
+}
+
 int main(void) {
     test_ends();
     test_within_a_time();
     test_reads();
     test_several();
+    test_stale();
     run_one_time(0, 20000, (uint64_t)1 << 20);
     run_one_time(1, 6000, (uint64_t)1 << 19);
     return check_report();
