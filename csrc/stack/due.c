@@ -15,6 +15,8 @@ typedef struct source {
     pst_stack *st;
     int32_t file;
     pst_times *times; /* NULL: the file has no timers */
+    uint8_t *index;   /* of its blocks, while it is being opened */
+    size_t index_bytes;
     pst_timer_hint head;
     int loaded;
     int over;
@@ -49,6 +51,10 @@ static int read_at(void *ctx, uint64_t offset, void *data, size_t size) {
     source *from = ctx;
     pst_stack *st = from->st;
     pst_detail detail = {(int64_t)offset, from->file, -1, -1, -1};
+    if (from->index) {
+        memcpy(data, from->index, size);
+        return 0;
+    }
     pst_status s = from->failed = pst_reads_enter(st->reads);
     if (s)
         return 1;
@@ -77,44 +83,13 @@ static pst_status status_of(const source *from, pst_status s) {
     return s == PST_CALLBACK ? from->failed : s;
 }
 
-static pst_status open_source(pst_due *d, int32_t file) {
-    source *from = &d->sources[file];
-    const pst_guide *g = d->st->files[file].guide;
-    pst_io io = {.ctx = from, .read_at = read_at};
-    *from = (source){.st = d->st, .file = file, .over = 1};
-    if (!g->timers)
-        return PST_OK;
-    uint64_t bytes = (uint64_t)g->times_blocks * PST_GUIDE_TIMES_REF +
-                     (g->timers / TIMERS_PER_RUN + 2) * (BLOCK_BYTES + RUN_BYTES);
-    pst_status s = pst_allowance_take(&d->st->room, bytes);
-    if (s)
-        return s;
-    d->bytes += bytes;
-    s = pst_times_open(&io, g, &from->times);
-    return s == PST_NOT_FOUND ? PST_OK : status_of(from, s);
-}
-
-pst_status pst_due_open(pst_stack *st, pst_due **due) {
-    pst_due *d = pst_calloc(1, sizeof *d + (size_t)st->n * sizeof *d->sources);
-    if (!d)
-        return PST_NO_MEMORY;
-    d->st = st;
-    st->detail = (pst_detail){-1, -1, -1, -1, -1};
-    pst_status s = PST_OK;
-    for (; !s && d->n < st->n; d->n++)
-        s = open_source(d, d->n);
-    if (s)
-        pst_due_close(d);
-    else
-        *due = d;
-    return s;
-}
-
 void pst_due_close(pst_due *d) {
     if (!d)
         return;
-    for (int32_t i = 0; i < d->n; i++)
+    for (int32_t i = 0; i < d->n; i++) {
         pst_times_close(d->sources[i].times);
+        pst_free(d->sources[i].index);
+    }
     d->st->room.used -= d->bytes;
     pst_free(d->back);
     pst_free(d);
@@ -174,37 +149,47 @@ void pst_due_seek(pst_due *d, const pst_timer_hint *from) {
     }
 }
 
-/* ---- the first blocks ------------------------------------------------------------------------ */
+/* ---- many reads at a time -------------------------------------------------------------------- */
 
 static pst_status take_arrival(pst_due *d) {
     pst_arrival a;
     pst_reads_next(d->st->reads, &a);
     source *from = &d->sources[a.tag >> 32];
-    pst_status s = PST_IO;
-    if (a.sys_errno)
+    pst_status s = PST_OK;
+    if (a.sys_errno) {
         d->st->detail = (pst_detail){-1, from->file, -1, -1, a.sys_errno};
-    else
+        s = PST_IO;
+    } else if (from->index) {
+        memcpy(from->index, a.data, from->index_bytes);
+    } else {
         s = status_of(from, pst_times_give(from->times, (uint32_t)a.tag, a.data));
+    }
     pst_reads_give(d->st->reads, &a);
+    return s;
+}
+
+static pst_status start_read(pst_due *d, int32_t file, uint32_t run, uint64_t offset, size_t size) {
+    pst_read_file *f = &d->st->files[file].file;
+    uint64_t tag = (uint64_t)file << 32 | run;
+    pst_status s;
+    while ((s = pst_reads_start(d->st->reads, f, offset, size, tag)) == PST_BUSY) {
+        s = take_arrival(d);
+        if (s)
+            break;
+    }
     return s;
 }
 
 /* Starts the reads that the runs of a file want; *n counts them. */
 static pst_status start_reads(pst_due *d, int32_t file, uint64_t *n) {
-    source *from = &d->sources[file];
-    pst_read_file *f = &d->st->files[file].file;
-    uint32_t runs = from->times ? pst_times_runs(from->times) : 0;
+    pst_times *times = d->sources[file].times;
+    uint32_t runs = times ? pst_times_runs(times) : 0;
     pst_status s = PST_OK;
     for (uint32_t i = 0; !s && i < runs; i++) {
         pst_times_read read;
-        uint64_t tag = (uint64_t)file << 32 | i;
-        if (!pst_times_wants(from->times, i, &read))
+        if (!pst_times_wants(times, i, &read))
             continue;
-        while ((s = pst_reads_start(d->st->reads, f, read.offset, read.size, tag)) == PST_BUSY) {
-            s = take_arrival(d);
-            if (s)
-                return s;
-        }
+        s = start_read(d, file, i, read.offset, read.size);
         ++*n;
     }
     return s;
@@ -223,6 +208,70 @@ static pst_status read_first(pst_due *d) {
             s = take_arrival(d);
     }
     pst_reads_leave(d->st->reads);
+    return s;
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* Makes the room for a file's index and for the blocks of its runs. */
+static pst_status begin_source(pst_due *d, int32_t file) {
+    source *from = &d->sources[file];
+    const pst_guide *g = d->st->files[file].guide;
+    *from = (source){.st = d->st, .file = file, .over = 1};
+    if (!g->timers)
+        return PST_OK;
+    from->index_bytes = (size_t)pst_sst_align((uint64_t)g->times_blocks * PST_GUIDE_TIMES_REF);
+    uint64_t bytes = 2 * (uint64_t)from->index_bytes +
+                     (g->timers / TIMERS_PER_RUN + 2) * (BLOCK_BYTES + RUN_BYTES);
+    pst_status s = pst_allowance_take(&d->st->room, bytes);
+    if (s)
+        return s;
+    d->bytes += bytes;
+    from->index = pst_malloc(from->index_bytes);
+    return from->index ? PST_OK : PST_NO_MEMORY;
+}
+
+static pst_status read_indexes(pst_due *d) {
+    pst_status s = pst_reads_enter(d->st->reads);
+    if (s)
+        return s;
+    for (int32_t i = 0; !s && i < d->n; i++)
+        if (d->sources[i].index)
+            s = start_read(d, i, 0, d->st->files[i].guide->data_end, d->sources[i].index_bytes);
+    while (!s && pst_reads_pending(d->st->reads))
+        s = take_arrival(d);
+    pst_reads_leave(d->st->reads);
+    return s;
+}
+
+static pst_status open_source(pst_due *d, int32_t file) {
+    source *from = &d->sources[file];
+    pst_io io = {.ctx = from, .read_at = read_at};
+    if (!from->index)
+        return PST_OK;
+    pst_status s = pst_times_open(&io, d->st->files[file].guide, &from->times);
+    pst_free(from->index);
+    from->index = NULL;
+    return s == PST_NOT_FOUND ? PST_OK : status_of(from, s);
+}
+
+pst_status pst_due_open(pst_stack *st, pst_due **due) {
+    pst_due *d = pst_calloc(1, sizeof *d + (size_t)st->n * sizeof *d->sources);
+    if (!d)
+        return PST_NO_MEMORY;
+    d->st = st;
+    st->detail = (pst_detail){-1, -1, -1, -1, -1};
+    pst_status s = PST_OK;
+    for (; !s && d->n < st->n; d->n++)
+        s = begin_source(d, d->n);
+    if (!s)
+        s = read_indexes(d);
+    for (int32_t i = 0; !s && i < d->n; i++)
+        s = open_source(d, i);
+    if (s)
+        pst_due_close(d);
+    else
+        *due = d;
     return s;
 }
 

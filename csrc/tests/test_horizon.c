@@ -384,13 +384,26 @@ static void test_reads(void) {
     pst_table *t = open_table(&s, (uint64_t)1 << 28);
     for (int64_t k = 0; k < 9000; k++) {
         due += k * 37 % 5000 < 100;
+        if (k % 3000 == 1)
+            seal(&s, t);
+        if (k == 1)
+            merge(&s, 0);
         put(&s, t, k, 0, k);
         REQUIRE(!pst_timer_register(t, PST_EVENT, AT + k * 37 % 5000));
         REQUIRE(!pst_timer_register(t, PST_PROCESSING, AT));
     }
     seal(&s, t);
     pst_table_close(t);
-    merge(&s, 0);
+    begin_anew(&s, (uint64_t)1 << 26);
+    pst_reads_stats before, after;
+    /* Within their time the blocks of all runs are read at once. */
+    pst_reads_get_stats(s.stack->reads, &before);
+    REQUIRE(!pst_table_set_horizon(s.t, PST_EVENT, AT + 100));
+    CHECK_EQ(pst_timer_next(s.t, PST_EVENT, &next), PST_OK);
+    pst_reads_get_stats(s.stack->reads, &after);
+    CHECK_EQ(next, AT + 100);
+    CHECK_EQ(before.flight_most, 1);
+    CHECK(after.flight_most >= 3);
     begin_anew(&s, (uint64_t)1 << 26);
     pst_read_hook = count_read;
     for (int i = 0; i < 6; i++) {

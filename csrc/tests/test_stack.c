@@ -198,7 +198,14 @@ static void run_due(void) {
     pst_timer_hint *want = malloc(40000 * sizeof *want), hint, peeked;
     pst_stack *st = open_world(w, NULL);
     pst_due *d = NULL;
+    pst_reads_stats before, after;
+    pst_reads_get_stats(st->reads, &before);
     REQUIRE(want && !pst_due_open(st, &d));
+    /* The indexes of all files are read together. */
+    pst_reads_get_stats(st->reads, &after);
+    CHECK_EQ(before.flight_most, 1);
+    CHECK_EQ(after.flight_most, 4);
+    CHECK_EQ(after.reads - before.reads, 4);
     CHECK_EQ(pst_due_peek(d, &hint), PST_NOT_FOUND); /* it stands nowhere */
     for (int32_t domain = 0; domain < 2; domain++) {
         size_t n = all_timers(w, domain, want), equal = 0;
