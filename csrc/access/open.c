@@ -21,6 +21,7 @@
 #include "memory/size_class.h"
 #include "memory/span.h"
 #include "table/epoch.h"
+#include "table/resident.h"
 
 enum { LEAST_SHARDS = 16, PAGE = 4096 };
 
@@ -199,7 +200,8 @@ static pst_status initialise(pst_table *t, const pst_table_options *o, int fd) {
     m->heap_top = PST_SPAN_GRANULES; /* granule 0 means none */
     m->directory_bits = first_directory_bits(pst_group_count(t));
     m->whole = 1;
-    m->horizon[PST_EVENT] = m->horizon[PST_PROCESSING] = INT64_MAX;
+    for (int d = 0; d < 2; d++)
+        pst_horizon_store(&m->horizon[d], pst_horizon_at(INT64_MAX));
     for (uint32_t i = 0; i < pst_directory_size(t, m); i++)
         m->shards[i].shape = m->directory_bits << 24;
     pst_release64(&h->magic, PST_TABLE_MAGIC);

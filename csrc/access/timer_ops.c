@@ -264,15 +264,9 @@ pst_status pst_batch_timer_delete(pst_batch *b, pst_domain domain, const pst_arr
 
 /* ---- what is due ----------------------------------------------------------------------------- */
 
-pst_status pst_timer_next(pst_table *t, pst_domain domain, int64_t *time_ms) {
-    pst_status status = check_timers(t, domain);
-    if (status)
-        return status;
-    status = PST_NOT_FOUND;
-    if (!pst_horizon_is_beyond(t, domain, INT64_MAX))
-        status = pst_horizon_peek(t, domain, time_ms);
-    if (status && status != PST_NOT_FOUND)
-        return status;
+/* The earliest one that is here. PST_NOT_FOUND, PST_CORRUPT. */
+static pst_status earliest_here(const pst_table *t, pst_domain domain, int64_t *time_ms) {
+    pst_status status = PST_NOT_FOUND;
     for (int32_t g = t->first_key_group; g <= t->last_key_group; g++) {
         pst_tree_root root = *pst_timer_root(t, t->m, g, domain);
         pst_tree_cursor c;
@@ -288,6 +282,33 @@ pst_status pst_timer_next(pst_table *t, pst_domain domain, int64_t *time_ms) {
         status = PST_OK;
     }
     return status;
+}
+
+pst_status pst_timer_next(pst_table *t, pst_domain domain, int64_t *time_ms) {
+    int64_t here, below;
+    pst_status status = check_timers(t, domain), s = PST_NOT_FOUND;
+    if (!status && !pst_horizon_is_beyond(t, domain, INT64_MAX))
+        s = pst_horizon_peek(t, domain, &below);
+    if (status || (s && s != PST_NOT_FOUND))
+        return status ? status : s;
+    status = earliest_here(t, domain, &here);
+    if (status && status != PST_NOT_FOUND)
+        return status;
+    if (!status || !s)
+        *time_ms = status || (!s && below < here) ? below : here;
+    return status ? s : PST_OK;
+}
+
+int64_t pst_timers_from(const pst_table *t, pst_domain domain) {
+    int64_t from = INT64_MIN, here;
+    if (check_timers(t, domain))
+        return from;
+    from = pst_horizon_is_beyond(t, domain, INT64_MAX) ? INT64_MAX - 1 : t->m->horizon[domain].time;
+    pst_status s = earliest_here(t, domain, &here);
+    if (s && s != PST_NOT_FOUND)
+        return INT64_MIN;
+    from = !s && here < from ? here : from;
+    return from < INT64_MAX ? from : INT64_MAX - 1;
 }
 
 /* Finds them first and fetches their rows together: a row alone would be waited for. */
@@ -330,14 +351,12 @@ pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int
     pst_batch *b = NULL;
     if (!s)
         s = pst_batch_of_rows(t, most, &b);
-    /* What is before the horizon comes first, and then the horizon moves on by some timers. */
+    /* What is up to the horizon's time comes first, and then it moves on by some timers. Rows that are
+     * here with timers of that very time may come before those that are not yet. */
     int64_t near_ms = until_ms;
     for (int again = 1; !s && again;) {
         again = !pst_horizon_is_beyond(t, domain, until_ms);
-        if (again)
-            near_ms = t->m->horizon[domain] - (t->m->horizon[domain] > INT64_MIN);
-        else
-            near_ms = until_ms;
+        near_ms = again ? t->m->horizon[domain].time : until_ms;
         s = collect(b, domain, near_ms, most, times_ms);
         again = again && s == PST_NOT_FOUND;
         if (again)
@@ -350,6 +369,7 @@ pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int
     }
     b->lined = b->guessed = b->resolved = b->length;
     t->due_until[domain] = until_ms;
+    t->due_generation[domain] = t->generation;
     *batch = b;
     return PST_OK;
 }

@@ -17,8 +17,9 @@
  *  DK5. A leaving row dies under undo as any other, and no delta says so: the epoch is sealed
  *       without one, under the lineage of the epoch before.
  *
- * Complexity: O(slots looked at + what leaves); of rows with several timers that leave, also the
- * timers of their key groups.
+ * Complexity: O(slots looked at + what leaves). Where rows with several timers leave only the trees
+ * know their times: such rows wait until an eighth of the slots has come together, and then the
+ * timers of their key groups are gone through once.
  */
 #ifndef PST_LEAVE_H
 #define PST_LEAVE_H
@@ -29,18 +30,39 @@
 #define PST_LEAVE_MOST 65536u /* rows that leave in an epoch; tests have less */
 #endif
 
+#ifndef PST_LEAVE_CROWD
+#define PST_LEAVE_CROWD 65536u /* rows with several timers that wait, at least; tests have less */
+#endif
+
+/* Rows with several timers that are to leave together. */
+typedef struct pst_crowd {
+    uint64_t *rows;   /* key group << 32 | slot; ordered once `at` moves on */
+    uint64_t *listed; /* a bit per slot: it is one of them */
+    uint64_t *going;  /* likewise: it leaves in the open epoch */
+    uint32_t n;
+    uint32_t at; /* those before it have left, or stay */
+    uint32_t room;
+    uint32_t most;
+    uint32_t slots;   /* that have bits */
+    int refused;      /* there is no memory for it: such rows stay */
+    pst_room waiting; /* what is still to leave of it */
+} pst_crowd;
+
 typedef struct pst_leaving {
     pst_room wanted;
-    pst_room left;  /* so far */
-    uint64_t looks; /* slots that may still be looked at */
+    pst_room left;   /* so far */
+    uint64_t looks;  /* slots that may still be looked at */
+    uint64_t walked; /* timers that were gone through, to find those of the crowd */
+    pst_crowd crowd;
 } pst_leaving;
 
 void pst_leaving_begin(const pst_table *t, const pst_room *wanted, pst_leaving *l);
+void pst_leaving_end(pst_leaving *l);
 /* Is it enough, or is there nothing more that could leave? */
 int pst_leaving_is_done(const pst_leaving *l);
 
-/* Takes some rows out in the open epoch, which has touched nothing. `rows`: how many. After anything
- * but PST_OK the epoch is to be rolled back. */
+/* Takes some rows out in the open epoch, which has touched nothing. `rows`: how many; 0 at the end
+ * alone. After anything but PST_OK the epoch is to be rolled back, and the leaving to end. */
 pst_status pst_leave_some(pst_table *t, pst_leaving *l, uint32_t *rows);
 
 #endif

@@ -63,6 +63,13 @@ static pst_status write_tree(pst_table *t, pst_tree_root *root, const pst_tree_e
     return s;
 }
 
+/* A timer that is due already. Those of rows that come were registered before. */
+static void count_missed(pst_table *t, pst_domain domain, int64_t time_ms) {
+    t->timers_missed += time_ms <= t->due_until[domain] &&
+                        t->due_generation[domain] == t->generation &&
+                        t->birth == (uint32_t)t->h->active;
+}
+
 pst_status pst_timer_add(pst_table *t, uint32_t slot, pst_domain domain, int64_t time_ms) {
     pst_tree_root *at = pst_timer_root(t, t->m, group_of_row(t, pst_row(t, slot)), domain);
     pst_tree_root root = *at;
@@ -72,8 +79,7 @@ pst_status pst_timer_add(pst_table *t, uint32_t slot, pst_domain domain, int64_t
         return s;
     pst_timer_store_root(at, root);
     count(t, slot, 1, domain, time_ms);
-    if (time_ms <= t->due_until[domain])
-        t->timers_missed++;
+    count_missed(t, domain, time_ms);
     return PST_OK;
 }
 
@@ -187,8 +193,7 @@ pst_status pst_timers_add(pst_table *t, int32_t key_group, pst_domain domain,
                 continue;
             int64_t time_ms = pst_timer_time(timers[from + i][0]);
             count(t, (uint32_t)timers[from + i][1], 1, domain, time_ms);
-            if (time_ms <= t->due_until[domain])
-                t->timers_missed++;
+            count_missed(t, domain, time_ms);
         }
     }
     return PST_OK;

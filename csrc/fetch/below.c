@@ -11,8 +11,10 @@ int pst_below_is_current(const pst_table *t) {
 }
 
 void pst_below_drop(pst_table *t) {
-    pst_due_close(t->due);
-    t->due = NULL;
+    for (int d = 0; d < 2; d++) {
+        pst_due_close(t->due[d]);
+        t->due[d] = NULL;
+    }
 }
 
 static int same_columns(const pst_column *a, const pst_column *b, int32_t n) {

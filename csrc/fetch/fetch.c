@@ -161,8 +161,7 @@ static pst_status admit(fetch *x, const pst_want *w, uint32_t last) {
     pst_status s = order_parts(x, last, &n, &bytes);
     if (s)
         return s;
-    pst_parts_get(&x->parts, x->order[n - 1], &x->record);
-    if (n == 1 && x->record.op == PST_DELETE)
+    if (pst_parts_leave_nothing(&x->parts, x->order, n))
         return PST_OK;
     pst_want_key(x->t, x->keys, w, &key);
     s = pst_admission_begin(&a, x->t, &key, bytes, &here);

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "base/coding.h"
 #include "base/mem.h"
 #include "base/schema.h"
 
@@ -138,6 +139,53 @@ void pst_parts_get(const pst_parts *p, uint32_t part, pst_record *r) {
         r->cells[at].bytes = (pst_bytes){from, (uint32_t)bytes};
         from += up(bytes);
     }
+}
+
+/* The element of a part, without bytes where it has none. */
+static pst_bytes element_at(const pst_parts *p, uint32_t part, const head *h) {
+    return (pst_bytes){p->bytes.data + (size_t)part * UNIT + sizeof *h, h->element};
+}
+
+static int is_timer(pst_bytes element) {
+    return element.size == PST_ELEMENT_TIMER &&
+           pst_get_big(element.data, PST_ELEMENT_ID) == PST_TIMERS_ID;
+}
+
+/* Is the timer of parts[i] deleted by a later part? */
+static int is_deleted(const pst_parts *p, const uint32_t *parts, uint32_t n, uint32_t i) {
+    head h = head_of(p, parts[i]);
+    pst_bytes timer = element_at(p, parts[i], &h);
+    for (uint32_t j = n; j-- > i + 1;) {
+        head later = head_of(p, parts[j]);
+        pst_bytes element = element_at(p, parts[j], &later);
+        if (element.size == timer.size && !memcmp(element.data, timer.data, timer.size))
+            return later.op == PST_DELETE;
+    }
+    return 0;
+}
+
+int pst_parts_leave_nothing(const pst_parts *p, const uint32_t *parts, uint32_t n) {
+    enum { MOST = 64 };
+    uint32_t i = n;
+    if (n > MOST)
+        return 0;
+    /* Behind the row's last delete nothing may be put. */
+    while (i > 0) {
+        head h = head_of(p, parts[--i]);
+        if (h.op != PST_DELETE)
+            return 0;
+        if (!h.element)
+            break;
+        if (i == 0)
+            return 0;
+    }
+    /* It says nothing of timers that are elements. */
+    while (i > 0) {
+        head h = head_of(p, parts[--i]);
+        if (h.op == PST_PUT && is_timer(element_at(p, parts[i], &h)) && !is_deleted(p, parts, n, i))
+            return 0;
+    }
+    return 1;
 }
 
 void pst_parts_clear(pst_parts *p) {

@@ -34,6 +34,9 @@ uint32_t pst_parts_before(const pst_parts *p, uint32_t part);
 int32_t pst_parts_file(const pst_parts *p, uint32_t part);
 /* Bytes of it, with those that say how they lie. */
 uint64_t pst_parts_size(const pst_parts *p, uint32_t part);
+/* Do these n parts, all of a key and oldest first, leave nothing of it? 0 also where that is not seen
+ * at once. Of keys that were deleted with their timers it is: no row has to be made to know that. */
+int pst_parts_leave_nothing(const pst_parts *p, const uint32_t *parts, uint32_t n);
 /* Forgets all records, and keeps the memory. */
 void pst_parts_clear(pst_parts *p);
 void pst_parts_free(pst_parts *p);

@@ -267,9 +267,16 @@ typedef enum pst_domain { PST_EVENT = 0, PST_PROCESSING = 1 } pst_domain;
  * INT64_MAX at first, and then none with timers of that domain does; INT64_MIN once files were set
  * below a table that had all rows (pst_table_set_whole), as these may have timers. pst_timers_due
  * raises it. Part of the open epoch, and undone with it. Who raises it here sees to it that the rows
- * of timers up to there are in the table. PST_INVALID: not attached, or no domain. */
+ * of timers up to there are in the table. The horizon may stand within its time, where some of the
+ * timers of that time are of rows that are here: none of these rows leaves either. PST_INVALID: not
+ * attached, or no domain. */
 pst_status pst_table_set_horizon(pst_table *t, pst_domain domain, int64_t time_ms);
 int64_t pst_table_horizon(const pst_table *t, pst_domain domain);
+
+/* A time before which no key has a timer of that domain, neither here nor below; at most INT64_MAX - 1.
+ * It reads nothing. Kept with the files of the epoch, it may be the horizon of a table that begins
+ * empty above these: which then passes over what files say of timers that were fired long ago. */
+int64_t pst_timers_from(const pst_table *t, pst_domain domain);
 
 /* Of the current key. Registering one that is there, and deleting one that is not, does nothing. */
 pst_status pst_timer_register(pst_table *t, pst_domain domain, int64_t time_ms);
@@ -283,11 +290,12 @@ pst_status pst_batch_timer_delete(pst_batch *b, pst_domain domain, const pst_arr
 pst_status pst_timer_next(pst_table *t, pst_domain domain, int64_t *time_ms);
 /* Up to `most` timers that are due at `until_ms`, as a batch of their keys and their times; those
  * of a key come in order, and all of a key group before the next. Where rows lie below the table
- * these are the ones before its horizon; when none is left there it moves on, by as many timers as
- * fit, and their rows are fetched, with the statuses that batches have for that. So PST_NOT_FOUND
- * says that none is due, and what comes later is never earlier. They stay registered. `times_ms`
- * has room for `most`, and is written to also where this fails. PST_NOT_FOUND where none is due;
- * PST_NO_MEMORY, PST_LIMIT. */
+ * these are the ones up to its horizon's time; when none is left there it moves on, by as many
+ * timers as fit, and their rows are fetched, with the statuses that batches have for that:
+ * PST_NO_ROOM, with 0 as the detail's row, where not a single one fits beside what is here. After a
+ * step, and when rows have left, it goes on where it was. So PST_NOT_FOUND says that none is due, and
+ * what comes later is never earlier. They stay registered. `times_ms` has room for `most`, and is
+ * written to also where this fails. PST_NOT_FOUND where none is due; PST_NO_MEMORY, PST_LIMIT. */
 pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int64_t most,
                           int64_t *times_ms, pst_batch **batch);
 /* Takes timer i of that batch away and makes its key current. PST_NOT_FOUND: it was deleted.
@@ -295,8 +303,9 @@ pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int
 pst_status pst_timer_fire(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms);
 /* Takes all of them away. */
 pst_status pst_timers_fire_all(pst_batch *b, pst_domain domain, const int64_t *times_ms);
-/* Counts timers registered since pst_timers_due that were due then. If it has grown, what was
- * handed out may no longer be in order. */
+/* Counts timers registered since pst_timers_due, in the same epoch, that were due then. If it has
+ * grown, what was handed out may no longer be in order. Timers of rows that come from files were
+ * registered before. */
 uint64_t pst_timers_missed(const pst_table *t);
 
 #ifdef __cplusplus

@@ -124,9 +124,10 @@ struct pst_table {
     pst_clock clock;
     int tight; /* the shard of this hash had no room for a row that was to be moved */
     uint64_t tight_hash;
-    uint32_t shrink_at;    /* where in the directory shrinking goes on, see index.h */
-    uint64_t entries_made; /* of maps, since what has expired was last looked for */
-    int64_t due_until[2];  /* per domain: up to where timers were handed out last */
+    uint32_t shrink_at;         /* where in the directory shrinking goes on, see index.h */
+    uint64_t entries_made;      /* of maps, since what has expired was last looked for */
+    int64_t due_until[2];       /* per domain: up to where timers were handed out last */
+    uint64_t due_generation[2]; /* and in which generation: it says nothing of later ones */
     uint64_t timers_missed;
     pst_buffer admitted_timers; /* of the open epoch, see timers.h */
     pst_charge admitted_charge;
@@ -135,7 +136,7 @@ struct pst_table {
     uint64_t applied_timer;
     struct pst_stack *stack;   /* of files below it, or NULL; see fetch.h */
     pst_lineage stack_lineage; /* of the epoch that these files have */
-    struct pst_due *due;       /* their timers, once they were asked for; see horizon.h */
+    struct pst_due *due[2];    /* per domain: their timers, once asked for; see horizon.h */
     char *path;
     int lock_slot; /* in the registry of descriptors to close in forked children */
     uint64_t next_record_key[2 * PST_MAX_KEYS]; /* scratch for pst_table_next */

@@ -34,7 +34,7 @@
 #include "pystate.h"
 
 #define PST_TABLE_MAGIC UINT64_C(0x31454c4254545350) /* "PSTTBLE1" */
-#define PST_TABLE_FORMAT 13u
+#define PST_TABLE_FORMAT 14u
 
 enum {
     PST_UNDO_LOGS = 3, /* the open epoch and two sealed ones                                  */
@@ -148,6 +148,17 @@ static inline uint32_t pst_shard_depth(uint32_t shape) {
     return shape >> 24;
 }
 
+/* A place in time: all timers before it, by time, key group, Spark's hash and a hash of the table's own
+ * (horizon.h), are of rows that are here. */
+typedef struct pst_horizon {
+    int64_t time;
+    uint64_t key_group; /* PST_HORIZON_END, with INT64_MAX: all timers are */
+    uint64_t hash;
+    uint64_t inner;
+} pst_horizon;
+
+#define PST_HORIZON_END UINT64_MAX
+
 /* Everything that is not a row, as of one epoch. */
 typedef struct pst_meta {
     uint64_t epoch;
@@ -169,11 +180,11 @@ typedef struct pst_meta {
     uint32_t cut_phase; /* of making slots fewer: down to `cut` */
     uint32_t cut;
     uint32_t cut_at;
-    uint32_t timed_apart; /* rows whose timers are elements in files (TM4) */
-    uint32_t whole;       /* not 0: no rows lie below, so a key without a row is absent (R4) */
-    uint32_t pad;         /* a shard lies in one cache line, a root in one word */
-    int64_t horizon[2];   /* per domain: timers before it have their rows here (DK2) */
-    pst_shard shards[];   /* room for header.shards; then, with timers, two roots per key group */
+    uint32_t timed_apart;   /* rows whose timers are elements in files (TM4) */
+    uint32_t whole;         /* not 0: no rows lie below, so a key without a row is absent (R4) */
+    uint32_t pad;           /* a shard lies in one cache line, a root in one word */
+    pst_horizon horizon[2]; /* per domain: timers before it have their rows here (DK2) */
+    pst_shard shards[];     /* room for header.shards; then, with timers, two roots per key group */
 } pst_meta;
 
 _Static_assert(offsetof(pst_meta, shards) % sizeof(pst_shard) == 0, "shards are aligned");

@@ -29,6 +29,7 @@ pst_status pst_table_leave(pst_table *t, const pst_room *wanted, pst_room *left)
         return PST_POISONED;
     pst_leaving_begin(t, wanted, &l);
     pst_status s = leave(t, &l);
+    pst_leaving_end(&l);
     if (left)
         *left = l.left;
     return s;

@@ -21,7 +21,9 @@ typedef struct run {
     uint32_t first; /* its blocks, from this one to `end` */
     uint32_t end;
     uint32_t next;       /* the block to be read once those of `bytes` are exhausted */
+    uint32_t until;      /* while it is behind the one after that, the block is still looked for */
     uint32_t left;       /* behind the head; with none and not `loaded`, the head is only a bound */
+    int idle;            /* it is of another domain, or at its end */
     int loaded;          /* the head is a timer */
     pst_timer_hint head; /* what is next; the bound comes before all of its time */
     pst_buffer bytes;
@@ -36,7 +38,8 @@ struct pst_times {
     uint32_t n_runs;
     uint32_t *heap; /* of runs that have more, the least head first */
     uint32_t n_heap;
-    int64_t from; /* earlier timers are skipped */
+    pst_timer_hint from; /* timers before it are skipped */
+    int unordered;       /* heads have changed without the heap */
     pst_status failed;
 };
 
@@ -147,36 +150,58 @@ static void sift(pst_times *t, uint32_t i) {
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
+static int is_before(const pst_timer_hint *a, const pst_timer_hint *b) {
+    if (a->time != b->time)
+        return a->time < b->time;
+    return pst_place_compare(a->key_group, a->hash, b->key_group, b->hash) < 0;
+}
+
 /* The head becomes a bound: no timer of the run's next block is before it. */
 static void await_block(pst_times *t, run *r) {
     int64_t first = first_time(t, r->next);
     r->loaded = 0;
     r->left = 0;
-    r->head.time = first > t->from ? first : t->from;
+    r->head.time = first > t->from.time ? first : t->from.time;
 }
 
-void pst_times_seek(pst_times *t, int32_t domain, int64_t time) {
-    t->from = time;
+/* The first of the blocks low .. high - 1 that begins at that time or later. */
+static uint32_t block_from(const pst_times *t, uint32_t low, uint32_t high, int64_t time) {
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (first_time(t, middle) < time)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+void pst_times_seek(pst_times *t, const pst_timer_hint *from) {
+    t->from = *from;
     t->failed = PST_OK;
     t->n_heap = 0;
+    t->unordered = 1;
     for (uint32_t i = 0; i < t->n_runs; i++) {
         run *r = &t->runs[i];
-        if (ref_at(t, r->first)[T_DOMAIN] != domain)
+        r->loaded = 0;
+        r->idle = ref_at(t, r->first)[T_DOMAIN] != from->domain;
+        if (r->idle)
             continue;
-        uint32_t low = r->first, high = r->end;
-        while (low < high) {
-            uint32_t middle = low + (high - low) / 2;
-            if (first_time(t, middle) < time)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        r->next = low > r->first ? low - 1 : low;
+        uint32_t at = block_from(t, r->first, r->end, from->time);
+        r->next = at > r->first ? at - 1 : at;
+        /* Of blocks that begin at that very time only their bytes say where the place is. */
+        r->until = r->next;
+        if (from->key_group || from->hash)
+            r->until = from->time == INT64_MAX ? r->end : block_from(t, at, r->end, from->time + 1);
         await_block(t, r);
         t->heap[t->n_heap++] = i;
     }
+}
+
+static void order(pst_times *t) {
     for (uint32_t i = t->n_heap / 2; i-- > 0;)
         sift(t, i);
+    t->unordered = 0;
 }
 
 /* Reads the timer behind the head, which it must come after. */
@@ -199,51 +224,82 @@ static pst_status advance(const pst_times *t, run *r, int first) {
     return PST_OK;
 }
 
-/* Reads the next block, up to its first timer that is wanted, or its last one. */
-static pst_status load(pst_times *t, run *r) {
-    const uint8_t *ref = ref_at(t, r->next);
-    uint64_t offset = pst_get_u64(ref + T_OFFSET);
-    size_t size = (size_t)pst_get_u16(ref + T_SIZE) * PST_SST_ALIGN;
-    pst_status s = pst_buffer_reserve(&r->bytes, size);
-    if (!s && t->io.read_at(t->io.ctx, offset, r->bytes.data, size) != 0)
-        s = PST_CALLBACK;
-    uint64_t seed = pst_sst_seed(t->guide->info.lineage.id, offset);
-    if (!s && pst_xxh64(r->bytes.data, size, seed) != pst_get_u64(ref + T_CHECKSUM))
-        s = PST_CORRUPT;
-    if (s)
-        return s;
-    r->cursor = pst_cursor_over(r->bytes.data, size);
+static int is_looked_for(const run *r) {
+    return r->until > r->next + 1;
+}
+
+/* The block that the run is to read. */
+static uint32_t wanted(const run *r) {
+    return is_looked_for(r) ? r->next + (r->until - r->next) / 2 : r->next;
+}
+
+static pst_times_read read_of(const pst_times *t, const run *r) {
+    const uint8_t *ref = ref_at(t, wanted(r));
+    return (pst_times_read){pst_get_u64(ref + T_OFFSET),
+                            (size_t)pst_get_u16(ref + T_SIZE) * PST_SST_ALIGN};
+}
+
+/* Takes the block that it wanted, which is in its buffer: halves where it looks, or goes on to the
+ * block's first timer that is wanted, or its last one. */
+static pst_status take(pst_times *t, run *r) {
+    uint32_t block = wanted(r);
+    const uint8_t *ref = ref_at(t, block);
+    pst_times_read read = read_of(t, r);
+    uint64_t seed = pst_sst_seed(t->guide->info.lineage.id, read.offset);
+    if (pst_xxh64(r->bytes.data, read.size, seed) != pst_get_u64(ref + T_CHECKSUM))
+        return PST_CORRUPT;
+    r->cursor = pst_cursor_over(r->bytes.data, read.size);
     r->left = pst_get_u16(ref + T_ENTRIES);
-    r->head.time = first_time(t, r->next);
+    r->head.time = first_time(t, block);
     r->head.domain = ref[T_DOMAIN];
+    pst_status s = advance(t, r, 1);
+    if (s || is_looked_for(r)) {
+        if (!s && is_before(&r->head, &t->from))
+            r->next = block;
+        else
+            r->until = block;
+        await_block(t, r);
+        return s;
+    }
     r->loaded = 1;
-    s = advance(t, r, 1);
-    while (!s && r->left && r->head.time < t->from)
+    while (!s && r->left && is_before(&r->head, &t->from))
         s = advance(t, r, 0);
     r->next++;
     return s;
 }
 
+static pst_status load(pst_times *t, run *r) {
+    pst_times_read read = read_of(t, r);
+    pst_status s = pst_buffer_reserve(&r->bytes, read.size);
+    if (!s && t->io.read_at(t->io.ctx, read.offset, r->bytes.data, read.size) != 0)
+        s = PST_CALLBACK;
+    return s ? s : take(t, r);
+}
+
 /* Takes a step with the run of the least head: to its next timer, block or end. */
 static pst_status step_over(pst_times *t, run *r) {
     pst_status s = PST_OK;
-    if (r->loaded && r->left)
+    if (r->loaded && r->left) {
         s = advance(t, r, 0);
-    else if (r->loaded && r->next < r->end)
+    } else if (r->loaded && r->next < r->end) {
         await_block(t, r);
-    else if (r->loaded)
+    } else if (r->loaded) {
+        r->idle = 1;
         t->heap[0] = t->heap[--t->n_heap];
-    else
+    } else {
         s = load(t, r);
+    }
     if (!s && t->n_heap)
         sift(t, 0);
     return s;
 }
 
 pst_status pst_times_next(pst_times *t, pst_timer_hint *hint) {
+    if (t->unordered)
+        order(t);
     while (!t->failed && t->n_heap) {
         run *r = &t->runs[t->heap[0]];
-        int found = r->loaded && r->head.time >= t->from;
+        int found = r->loaded && !is_before(&r->head, &t->from);
         if (found)
             *hint = r->head;
         t->failed = step_over(t, r);
@@ -251,4 +307,30 @@ pst_status pst_times_next(pst_times *t, pst_timer_hint *hint) {
             return PST_OK;
     }
     return t->failed ? t->failed : PST_NOT_FOUND;
+}
+
+/* ---- many reads at a time -------------------------------------------------------------------- */
+
+uint32_t pst_times_runs(const pst_times *t) {
+    return t->n_runs;
+}
+
+int pst_times_wants(const pst_times *t, uint32_t run_number, pst_times_read *read) {
+    const run *r = &t->runs[run_number];
+    if (!t->n_heap || t->failed || r->idle || r->loaded || r->head.time != t->from.time)
+        return 0;
+    *read = read_of(t, r);
+    return 1;
+}
+
+pst_status pst_times_give(pst_times *t, uint32_t run_number, const uint8_t *data) {
+    run *r = &t->runs[run_number];
+    size_t size = read_of(t, r).size;
+    t->unordered = 1;
+    pst_status s = pst_buffer_reserve(&r->bytes, size);
+    if (!s) {
+        memcpy(r->bytes.data, data, size);
+        s = take(t, r);
+    }
+    return t->failed = s;
 }

@@ -15,7 +15,8 @@
  *       blocks is read.
  *
  * Complexity: 32 bytes of memory for each 1024 timers; of each run at most one block, about 10 KB, is
- * in memory, from where the cursor has come to its first timer on.
+ * in memory, from where the cursor has come to its first timer on. Where many blocks begin at the
+ * time from which on a run is wanted, its first one is found by O(log blocks) reads.
  */
 #ifndef PST_SST_TIMES_H
 #define PST_SST_TIMES_H
@@ -41,10 +42,24 @@ typedef struct pst_timer_hint {
 pst_status pst_times_open(const pst_io *io, const pst_guide *guide, pst_times **times);
 void pst_times_close(pst_times *t);
 
-/* Stands before the first timer of a domain whose time is at least that. Reads nothing. */
-void pst_times_seek(pst_times *t, int32_t domain, int64_t time);
+/* Stands before the first timer of `from`'s domain that is not before it: by time, key group and
+ * hash. Reads nothing. */
+void pst_times_seek(pst_times *t, const pst_timer_hint *from);
 /* The next timer of the domain, in the order of time, key group and hash. PST_NOT_FOUND at the end.
  * PST_CORRUPT, PST_CALLBACK, PST_NO_MEMORY, which it repeats until a seek. */
 pst_status pst_times_next(pst_times *t, pst_timer_hint *hint);
+
+/* Where a cursor has just been put, each run that may have the first timer wants a block, and
+ * pst_times_next reads these one after the other. Whoever can read many at a time asks all runs, and
+ * gives them what they want, until none wants any more. */
+typedef struct pst_times_read {
+    uint64_t offset;
+    size_t size;
+} pst_times_read;
+
+uint32_t pst_times_runs(const pst_times *t);
+int pst_times_wants(const pst_times *t, uint32_t run, pst_times_read *read);
+/* The bytes that the run wants. PST_CORRUPT, PST_NO_MEMORY, which pst_times_next repeats. */
+pst_status pst_times_give(pst_times *t, uint32_t run, const uint8_t *data);
 
 #endif

@@ -9,8 +9,11 @@
  * Invariants
  *  DU1. Every timer that a record bears, of key groups for which its file counts, comes once: one that
  *       several files have of one hash comes as one.
+ *  DU2. Where no timer lies between the cursor and the place that it is put to, nothing is read
+ *       again.
  *
- * Complexity: O(files) for each hint; of each file a block of some 10 KB in memory.
+ * Complexity: O(files) for each hint; of each run of a file a block of some 10 KB in memory. What
+ * comes first is found by reads of all runs together, those after it one by one.
  */
 #ifndef PST_STACK_DUE_H
 #define PST_STACK_DUE_H
@@ -25,12 +28,16 @@ typedef struct pst_due pst_due;
 pst_status pst_due_open(pst_stack *st, pst_due **due);
 void pst_due_close(pst_due *d);
 
-/* Stands before the first timer of a domain whose time is at least that. Reads nothing. */
-void pst_due_seek(pst_due *d, int32_t domain, int64_t time);
+/* Stands before the first timer of `from`'s domain that is not before it, by time, key group and
+ * hash. Reads nothing. */
+void pst_due_seek(pst_due *d, const pst_timer_hint *from);
 /* The next one, without moving. PST_NOT_FOUND at the end; PST_IO and PST_CORRUPT, until a seek;
  * PST_NO_MEMORY. */
 pst_status pst_due_peek(pst_due *d, pst_timer_hint *hint);
 /* The next one, by time, key group and hash. */
 pst_status pst_due_next(pst_due *d, pst_timer_hint *hint);
+/* The last n that came since the last seek come once more. Without memory for them the next seek reads
+ * anew. */
+void pst_due_return(pst_due *d, const pst_timer_hint *hints, uint32_t n);
 
 #endif

@@ -71,10 +71,8 @@ void pst_table_set_whole(pst_table *t, int whole) {
     for (uint64_t e = t->h->active;; e--) {
         pst_meta *m = pst_meta_of(t, e);
         /* Of the timers of rows below nothing is known yet. */
-        if (m->whole)
-            pst_put64(&m->horizon[0], (uint64_t)INT64_MIN);
-        if (m->whole)
-            pst_put64(&m->horizon[1], (uint64_t)INT64_MIN);
+        for (int d = 0; d < 2 && m->whole; d++)
+            pst_horizon_store(&m->horizon[d], pst_horizon_at(INT64_MIN));
         pst_put32(&m->whole, 0);
         if (e == t->h->floor)
             break;

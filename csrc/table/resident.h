@@ -40,6 +40,29 @@ static inline int pst_is_whole(const pst_table *t) {
     return t->m->whole != 0;
 }
 
+/* ---- horizons -------------------------------------------------------------------------------- */
+
+/* The one before which all timers of earlier times are; of INT64_MAX, before which all are. */
+static inline pst_horizon pst_horizon_at(int64_t time_ms) {
+    return (pst_horizon){time_ms, time_ms == INT64_MAX ? PST_HORIZON_END : 0, 0, 0};
+}
+
+static inline void pst_horizon_store(pst_horizon *at, pst_horizon to) {
+    pst_put64(&at->time, (uint64_t)to.time);
+    pst_put64(&at->key_group, to.key_group);
+    pst_put64(&at->hash, to.hash);
+    pst_put64(&at->inner, to.inner);
+}
+
+static inline int pst_horizon_is_end(const pst_horizon *h) {
+    return h->key_group == PST_HORIZON_END;
+}
+
+/* May a timer of that time be before it? Which of those of its own time are is not looked at. */
+static inline int pst_horizon_is_after(const pst_horizon *h, int64_t time_ms) {
+    return time_ms < h->time || (time_ms == h->time && (h->key_group || h->hash || h->inner));
+}
+
 /* ---- rows that come -------------------------------------------------------------------------- */
 
 /* Begins the admission of a key: makes its row, without a state, in a slot that it takes. Then the

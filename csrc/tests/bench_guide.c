@@ -262,7 +262,7 @@ static void run_timers(small_row *rows) {
         REQUIRE(pst_guide_open(&io, f.size, &g, NULL) == PST_OK);
         double t = now();
         REQUIRE(pst_times_open(&io, g, &times) == PST_OK);
-        pst_times_seek(times, 0, 0);
+        pst_times_seek(times, &(pst_timer_hint){0});
         while (!pst_times_next(times, &hint))
             n++;
         walks[round] = now() - t;

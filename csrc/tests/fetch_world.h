@@ -18,6 +18,7 @@ enum { PAIR_FILES = 12, PAIR_UNDO = 2 };
 typedef struct pair_files {
     uint64_t number[PAIR_FILES];
     int n;
+    int64_t timers_from[2]; /* of which there are no earlier timers */
 } pair_files;
 
 typedef struct pair {
@@ -248,6 +249,8 @@ static inline void pair_begin_anew(pair *p) {
     pair_must(p, pst_table_seal(p->cached, &p->lineage, NULL), "seal nothing");
     if (p->now.n)
         pst_table_set_whole(p->cached, 0);
+    for (int d = 0; d < 2 && p->now.n && p->w->has_timers && world_one_in(p->w, 2); d++)
+        REQUIRE(!pst_table_set_horizon(p->cached, (pst_domain)d, p->now.timers_from[d]));
     pair_set_stack(p);
     p->settled = 0;
     paired.anew++;
@@ -291,6 +294,8 @@ static inline void pair_seal(pair *p) {
     }
     pst_sealed_destroy(sealed);
     file_free(&f);
+    for (int d = 0; d < 2; d++)
+        p->now.timers_from[d] = pst_timers_from(p->cached, (pst_domain)d);
     p->undoable += p->undoable < PAIR_UNDO;
     p->settled += p->settled < PAIR_UNDO;
     while (p->now.n == PAIR_FILES || (p->now.n && world_one_in(p->w, 4)))

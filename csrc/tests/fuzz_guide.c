@@ -178,7 +178,8 @@ static void walk_times(memory_file *f, const pst_guide *g, uint64_t *rng) {
     for (int32_t domain = 0; !s && domain < 2; domain++) {
         uint64_t last = check_random(rng), n = 0;
         int64_t from = (int64_t)last >> last % 64;
-        pst_times_seek(t, domain, from);
+        uint64_t place = check_random(rng) % 2 ? check_random(rng) : 0;
+        pst_times_seek(t, &(pst_timer_hint){from, place, (int32_t)(place % 128), domain});
         while (!(s = pst_times_next(t, &hint)) && n++ < 3000) {
             CHECK(hint.time >= from);
             touched += hint.hash;

@@ -56,6 +56,9 @@ static void fire_both(pair *p) {
     int64_t until = (int64_t)world_below(w, 9000) - 2000, next = 0, hint = 0;
     if (!w->has_timers)
         return;
+    /* Up to the last timers there can be, and to the last ones but those. */
+    if (world_one_in(w, 6))
+        until = INT64_MAX - (int64_t)world_below(w, 3);
     pst_status s = pst_timer_next(p->whole, domain, &next);
     pst_status mine = pst_timer_next(p->cached, domain, &hint);
     CHECK(mine == PST_OK || mine == PST_NOT_FOUND);

@@ -156,6 +156,39 @@ static int64_t fail_always(const pst_read *r, int64_t result) {
     return result < 0 ? result : -EIO;
 }
 
+/* Hints that are given back come again, and the cursor knows where it stands. */
+static void run_return(pst_due *d, const pst_timer_hint *want, size_t n) {
+    pst_timer_hint some[50], hint, from = want[0];
+    uint64_t rng = 9;
+    for (size_t at = 0; at + 60 < n;) {
+        uint32_t k = (uint32_t)(check_random(&rng) % 50),
+                 gone = (uint32_t)(check_random(&rng) % 50);
+        gone = gone < k ? gone : k;
+        pst_due_seek(d, &from);
+        for (uint32_t i = 0; i < k; i++) {
+            REQUIRE(!pst_due_next(d, &some[i]));
+            if (!CHECK(!by_time(&some[i], &want[at + i])))
+                return;
+        }
+        CHECK_EQ(pst_due_peek(d, &hint), PST_OK);
+        pst_due_return(d, some + gone, k - gone);
+        at += gone;
+        /* The first one to come, or anything behind the last one where none came once more. */
+        from = want[at];
+        if (gone && gone == k) {
+            from = want[at - 1];
+            from.hash++;
+        }
+        pst_read_hook = fail_always; /* nothing is read there */
+        pst_due_seek(d, &from);
+        CHECK_EQ(pst_due_peek(d, &hint), PST_OK);
+        CHECK(!by_time(&hint, &want[at]));
+        pst_read_hook = NULL;
+        if (k % 7 == 0)
+            pst_due_seek(d, &(pst_timer_hint){.domain = 1}); /* somewhere else */
+    }
+}
+
 static void run_due(void) {
     static const int32_t ranges[] = {0, 90};
     world *w = &the_world;
@@ -165,7 +198,14 @@ static void run_due(void) {
     pst_timer_hint *want = malloc(40000 * sizeof *want), hint, peeked;
     pst_stack *st = open_world(w, NULL);
     pst_due *d = NULL;
+    pst_reads_stats before, after;
+    pst_reads_get_stats(st->reads, &before);
     REQUIRE(want && !pst_due_open(st, &d));
+    /* The indexes of all files are read together. */
+    pst_reads_get_stats(st->reads, &after);
+    CHECK_EQ(before.flight_most, 1);
+    CHECK_EQ(after.flight_most, 4);
+    CHECK_EQ(after.reads - before.reads, 4);
     CHECK_EQ(pst_due_peek(d, &hint), PST_NOT_FOUND); /* it stands nowhere */
     for (int32_t domain = 0; domain < 2; domain++) {
         size_t n = all_timers(w, domain, want), equal = 0;
@@ -175,7 +215,7 @@ static void run_due(void) {
             i++;
         size_t first = i;
         CHECK(n > 100 && i < n);
-        pst_due_seek(d, domain, from);
+        pst_due_seek(d, &(pst_timer_hint){from, 0, 0, domain});
         for (size_t left = n - i; left > 0; left--, i++) {
             CHECK(pst_due_peek(d, &peeked) == PST_OK);
             CHECK(pst_due_next(d, &hint) == PST_OK);
@@ -184,13 +224,14 @@ static void run_due(void) {
         CHECK_EQ(equal, n - first);
         CHECK_EQ(pst_due_next(d, &hint), PST_NOT_FOUND);
     }
-    pst_due_seek(d, 0, 0);
+    run_return(d, want, all_timers(w, 0, want));
+    pst_due_seek(d, &(pst_timer_hint){0});
     pst_read_hook = fail_always;
     CHECK_EQ(pst_due_next(d, &hint), PST_IO);
     CHECK_EQ(pst_stack_detail(st)->sys_errno, EIO);
     CHECK(pst_stack_detail(st)->row >= 0);
     pst_read_hook = NULL;
-    pst_due_seek(d, 0, 0);
+    pst_due_seek(d, &(pst_timer_hint){0});
     CHECK_EQ(pst_due_next(d, &hint), PST_OK);
     pst_due_close(d);
     for (int64_t i = 0;; i++) {

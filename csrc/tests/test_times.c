@@ -18,6 +18,9 @@ static const row_style WHOLE = {
     .max_parallelism = 12, .first_key_group = 2, .last_key_group = 9, .block_bytes = 4096};
 static uint8_t value_bytes[VALUE];
 
+/* All timers of rows are at a few times. */
+static int few_times;
+
 typedef struct times_file {
     memory_file f;
     random_rows rows;
@@ -61,7 +64,7 @@ static void add_key(times_file *x, uint64_t key, uint64_t *rng) {
     r->present = 1;
     r->cells[0].bytes = (pst_bytes){value_bytes, VALUE};
     if (check_random(rng) % 2) {
-        int64_t time = (int64_t)(check_random(rng) % (uint64_t)most) - 100;
+        int64_t time = (int64_t)(check_random(rng) % (uint64_t)(few_times ? 3 : most)) - 100;
         uint32_t domain = check_random(rng) % 4 == 0;
         r->present |= 1u << TIMER;
         r->cells[TIMER].word[0] = (uint64_t)time << 1 | domain;
@@ -111,19 +114,26 @@ static void destroy(times_file *x) {
 }
 
 /* Reads from a time on; counts what is as it must be. PST_OK: it came to the end. */
-static pst_status walk(const times_file *x, pst_times *t, int32_t domain, int64_t time,
-                       uint64_t most, size_t *wrong) {
-    pst_timer_hint hint, from = {time, 0, 0, domain};
+static pst_status walk_from(const times_file *x, pst_times *t, const pst_timer_hint *from,
+                            uint64_t most, size_t *wrong) {
+    pst_timer_hint hint;
+    int32_t domain = from->domain;
     size_t at = 0;
     pst_status s = PST_OK;
-    while (at < x->n && by_time(&x->timers[at], &from) < 0)
+    while (at < x->n && by_time(&x->timers[at], from) < 0)
         at++;
-    pst_times_seek(t, domain, time);
+    pst_times_seek(t, from);
     for (; most > 0 && !(s = pst_times_next(t, &hint)); at++, most--)
         *wrong += at >= x->n || by_time(&x->timers[at], &hint) != 0;
     if (s == PST_NOT_FOUND)
         *wrong += at < x->n && x->timers[at].domain == domain;
     return s == PST_NOT_FOUND ? PST_OK : s;
+}
+
+static pst_status walk(const times_file *x, pst_times *t, int32_t domain, int64_t time,
+                       uint64_t most, size_t *wrong) {
+    pst_timer_hint from = {time, 0, 0, domain};
+    return walk_from(x, t, &from, most, wrong);
 }
 
 static pst_status open_times(memory_file *f, pst_guide **guide, pst_times **times) {
@@ -199,6 +209,72 @@ static void test_order(void) {
     destroy(&x);
 }
 
+/* Gives all runs what they want, as many times as they want something. */
+static pst_status give_all(const memory_file *f, pst_times *t, uint64_t *given) {
+    pst_times_read read;
+    uint64_t before;
+    do {
+        before = *given;
+        for (uint32_t i = 0; i < pst_times_runs(t); i++) {
+            if (!pst_times_wants(t, i, &read))
+                continue;
+            REQUIRE(read.offset <= f->size && read.size <= f->size - read.offset);
+            pst_status s = pst_times_give(t, i, f->data + read.offset);
+            if (s)
+                return s;
+            ++*given;
+        }
+    } while (*given > before);
+    return PST_OK;
+}
+
+/* From any place within a time, of which there are many blocks; what is wanted is then not read by
+ * the cursor, and by halves it is soon found. */
+static void test_places(void) {
+    times_file x;
+    pst_guide *g;
+    pst_times *t;
+    uint64_t rng = 6, most = 0;
+    size_t wrong = 0;
+    few_times = 1;
+    make(&x, 40000);
+    few_times = 0;
+    REQUIRE(open_times(&x.f, &g, &t) == PST_OK);
+    for (int i = 0; i < 200; i++) {
+        pst_timer_hint from = x.timers[check_random(&rng) % x.n], hint;
+        from.hash += check_random(&rng) % 3 - 1;
+        CHECK_EQ(walk_from(&x, t, &from, i % 4 ? 30 : 20000, &wrong), PST_OK);
+        uint64_t given = 0;
+        size_t at = 0;
+        while (at < x.n && by_time(&x.timers[at], &from) < 0)
+            at++;
+        pst_times_seek(t, &from);
+        REQUIRE(!give_all(&x.f, t, &given));
+        most = given > most ? given : most;
+        x.f.bytes_read = 0;
+        pst_status s = pst_times_next(t, &hint);
+        CHECK_EQ(s, at < x.n && x.timers[at].domain == from.domain ? PST_OK : PST_NOT_FOUND);
+        CHECK(s || !by_time(&hint, &x.timers[at]));
+        /* Only of runs of which the place is at the end another block is read. */
+        CHECK(x.f.bytes_read < 25000 * runs_of(&x.f, g));
+    }
+    CHECK_EQ(wrong, 0);
+    CHECK(most <= 4 * runs_of(&x.f, g));
+    /* What is given is verified. */
+    pst_times_read read;
+    pst_times_seek(t, &(pst_timer_hint){.time = INT64_MIN});
+    for (uint32_t i = 0; i < pst_times_runs(t); i++)
+        if (pst_times_wants(t, i, &read)) {
+            x.f.data[read.offset + 3] ^= 8;
+            CHECK_EQ(pst_times_give(t, i, x.f.data + read.offset), PST_CORRUPT);
+            CHECK_EQ(pst_times_next(t, &(pst_timer_hint){0}), PST_CORRUPT);
+            break;
+        }
+    pst_times_close(t);
+    pst_guide_close(g);
+    destroy(&x);
+}
+
 /* No timers at all; and no index without a guide, or without a column of timers. */
 static void test_none(void) {
     times_file x;
@@ -208,7 +284,7 @@ static void test_none(void) {
     make(&x, 1);
     REQUIRE(open_times(&x.f, &g, &t) == PST_OK);
     CHECK_EQ(g->timers, x.n);
-    pst_times_seek(t, 0, INT64_MIN);
+    pst_times_seek(t, &(pst_timer_hint){.time = INT64_MIN});
     for (size_t i = 0; i < x.n; i++)
         (void)pst_times_next(t, &hint);
     CHECK_EQ(pst_times_next(t, &hint), PST_NOT_FOUND);
@@ -285,12 +361,12 @@ static void test_refused(void) {
     pst_times *t;
     pst_timer_hint hint;
     REQUIRE(open_times(&x.f, &g, &t) == PST_OK);
-    pst_times_seek(t, 0, 0);
+    pst_times_seek(t, &(pst_timer_hint){0});
     x.f.calls_left = 0;
     CHECK_EQ(pst_times_next(t, &hint), PST_CALLBACK);
     x.f.calls_left = -1;
     CHECK_EQ(pst_times_next(t, &hint), PST_CALLBACK);
-    pst_times_seek(t, 0, 0);
+    pst_times_seek(t, &(pst_timer_hint){0});
     CHECK_EQ(pst_times_next(t, &hint), PST_OK);
     pst_times_close(t);
     pst_guide_close(g);
@@ -299,6 +375,7 @@ static void test_refused(void) {
 
 int main(void) {
     test_order();
+    test_places();
     test_none();
     test_damage();
     test_refused();
