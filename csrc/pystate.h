@@ -27,6 +27,7 @@
 #define PYSTATE_H
 
 #include "interface/access.h"
+#include "interface/fetch.h"
 #include "interface/files.h"
 #include "interface/nested.h"
 #include "interface/stack.h"

@@ -109,7 +109,7 @@ static pst_status run_batch(pst_batch *b, int32_t column, const pst_agg_shape *s
                             const pst_array *operands, int merges) {
     pst_table *t = b->t;
     uint32_t width, slot;
-    pst_status s = pst_batch_usable(b);
+    pst_status s = pst_batch_ready(b);
     if (!s)
         s = check_column(t, column, shape, &width);
     if (s)

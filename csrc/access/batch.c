@@ -5,6 +5,7 @@
 #include "base/schema.h"
 #include "base/scratch.h"
 #include "base/simd.h"
+#include "fetch/fetch.h"
 
 void pst_array_cell(const pst_array *a, int64_t i, pst_cell *cell) {
     int64_t at = a->offset + i;
@@ -600,7 +601,7 @@ void pst_batch_resolve(pst_batch *b, int64_t to) {
     }
 }
 
-static void prefetch_rows(const pst_batch *b, int64_t from, int64_t to) {
+PST_PREFETCH void prefetch_rows(const pst_batch *b, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i++)
         if (b->slots[i] != PST_NONE)
             pst_prefetch_row(b->t, b->slots[i]);
@@ -623,6 +624,28 @@ void pst_batch_prepare_rows(pst_batch *b, int64_t i) {
         pst_batch_resolve(b, end);
     else
         prefetch_rows(b, i ? end + PST_GROUP : 0, min64(end + 2 * PST_GROUP, b->guessed));
+}
+
+static void get_key(void *ctx, int64_t i, pst_key *key) {
+    pst_batch_key(ctx, i, key);
+}
+
+pst_status pst_batch_complete(pst_batch *b) {
+    pst_table *t = b->t;
+    pst_status s = PST_OK;
+    if (!b->of_rows) {
+        int64_t missing = 0;
+        pst_batch_resolve(b, b->length);
+        for (int64_t i = 0; i < b->length; i++)
+            missing += pst_batch_slot(b, i) == PST_NONE;
+        pst_keys keys = {b, get_key, b->slots, b->length};
+        if (missing)
+            s = pst_fetch(t, &keys);
+        if (!s && !t->m->ties)
+            b->made = pst_rows_made(t);
+    }
+    b->complete = !s;
+    return s;
 }
 
 uint32_t pst_batch_find_row(pst_batch *b, int64_t i) {

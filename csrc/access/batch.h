@@ -20,6 +20,9 @@
  *      beyond the capacity, which comes with the buffer (PST_CHANGED).
  *  M6. The caller may write to an operand's buffers meanwhile: an offset is loaded once and checked
  *      against the bytes that there are. Keys are looked at again later, and must not change.
+ *  M7. Where rows lie below the table, all keys that it lacks are fetched before the first
+ *      operation, which has changed nothing if that fails. From then on a key that was not found is
+ *      absent, as M1 says.
  */
 #ifndef PST_BATCH_H
 #define PST_BATCH_H
@@ -48,6 +51,7 @@ struct pst_batch {
     pst_bytes *bytes; /* bytes keys */
     uint8_t *nulls;   /* a byte per row, or NULL */
     int mixed;        /* in the last group, some rows were touched for the first time, others not */
+    int complete;     /* what it had not found was looked for below the table (M7) */
     int of_rows;      /* made from rows of the table, whose keys can be read back */
     pst_buffer encoded;
     pst_charge charge;
@@ -105,6 +109,15 @@ void pst_batch_take_row(pst_batch *b, uint32_t slot);
 
 /* PST_STALE, PST_POISONED or PST_OK. */
 pst_status pst_batch_usable(const pst_batch *b);
+/* Looks up all keys, and fetches the rows of those that are not here. What pst_fetch says; the
+ * detail's row is then as it says. */
+pst_status pst_batch_complete(pst_batch *b);
+/* To be called before rows of the batch are looked at: pst_batch_usable, and where rows lie below
+ * the table, once, pst_batch_complete. */
+static inline pst_status pst_batch_ready(pst_batch *b) {
+    pst_status s = pst_batch_usable(b);
+    return s || b->complete || pst_is_whole(b->t) ? s : pst_batch_complete(b);
+}
 
 /* Sizes or fills value i, at *total. PST_TOO_LARGE; PST_CHANGED. */
 static inline pst_status pst_out_value(const pst_bytes_out *out, int64_t i, int present,

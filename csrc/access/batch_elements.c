@@ -8,7 +8,7 @@
 pst_status pst_check_values(pst_batch *b, int32_t column, pst_kind kind, uint8_t type,
                             const pst_array *values) {
     pst_table *t = b->t;
-    pst_status s = pst_batch_usable(b);
+    pst_status s = pst_batch_ready(b);
     if (s)
         return s;
     pst_no_detail(&t->detail);
@@ -162,7 +162,7 @@ static inline __attribute__((always_inline)) pst_status offsets_of(pst_batch *b,
 }
 
 pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offsets) {
-    pst_status s = pst_batch_usable(b);
+    pst_status s = pst_batch_ready(b);
     if (!s && pst_check_kind(b->t, column, PST_LIST))
         s = pst_check_kind(b->t, column, PST_MAP);
     if (s)
@@ -172,7 +172,7 @@ pst_status pst_batch_element_offsets(pst_batch *b, int32_t column, int64_t *offs
 }
 
 pst_status pst_batch_elements_read(pst_batch *b, int32_t column) {
-    pst_status s = pst_batch_usable(b);
+    pst_status s = pst_batch_ready(b);
     if (!s && pst_check_kind(b->t, column, PST_LIST))
         s = pst_check_kind(b->t, column, PST_MAP);
     for (int64_t i = 0; !s && b->t->ttl[column].lenient && i < b->length; i++) {
@@ -264,7 +264,7 @@ static int runs_fit(const int64_t *offsets, int64_t n, uint32_t width, uint64_t 
 pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offsets, void *values,
                                uint64_t capacity) {
     pst_table *t = b->t;
-    pst_status s = pst_batch_usable(b);
+    pst_status s = pst_batch_ready(b);
     if (!s)
         s = pst_check_kind(t, column, PST_LIST);
     if (s)

@@ -152,7 +152,7 @@ pst_status pst_elements_start(pst_elements *e, int32_t column) {
 }
 
 pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int32_t column) {
-    pst_status s = pst_batch_usable(b);
+    pst_status s = pst_batch_ready(b);
     if (!s)
         s = check_collection(e->t, column);
     if (!s && (b->t != e->t || i < 0 || i >= b->length))

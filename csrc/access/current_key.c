@@ -9,6 +9,7 @@
 #include "base/schema.h"
 #include "elements/collections.h"
 #include "elements/elements.h"
+#include "fetch/fetch.h"
 #include "table/resident.h"
 #include "table/ttl.h"
 
@@ -32,7 +33,7 @@ static pst_status own_bytes(pst_table *t, pst_key *key) {
 }
 
 pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i) {
-    pst_status s = pst_batch_usable(b);
+    pst_status s = pst_batch_ready(b);
     if (s)
         return s;
     if (b->t != t || i < 0 || i >= b->length)
@@ -55,6 +56,13 @@ pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i) {
     }
     set_current(t, &key, b->slots[i]);
     return PST_OK;
+}
+
+/* The key's row, fetched where it is not here; PST_NONE: there is none anywhere. What pst_fetch
+ * says. */
+static pst_status find_row(pst_table *t, const pst_key *key, uint32_t *slot) {
+    *slot = pst_index_find(t, key);
+    return *slot != PST_NONE || pst_is_whole(t) ? PST_OK : pst_fetch_key(t, key, slot);
 }
 
 /* The key of these cells as the table's index has it. */
@@ -84,8 +92,11 @@ pst_status pst_key_set(pst_table *t, const pst_cell *cells, uint32_t nulls) {
         if (s)
             return s;
     }
-    set_current(t, &key, pst_index_find(t, &key));
-    return PST_OK;
+    uint32_t slot;
+    s = find_row(t, &key, &slot);
+    if (!s)
+        set_current(t, &key, slot);
+    return s;
 }
 
 pst_status pst_key_set_word(pst_table *t, uint64_t word) {
@@ -93,11 +104,15 @@ pst_status pst_key_set_word(pst_table *t, uint64_t word) {
         return PST_INVALID;
     pst_key key = {.word = pst_canonical_word(t->schema.keys[0].type, word)};
     key.hash = pst_hash_word(t->schema.keys[0].type, key.word, PST_HASH_SEED);
+    uint32_t slot;
     pst_status s = pst_check_group(t, key.hash);
     if (s)
         return s;
-    set_current(t, &key, pst_index_find(t, &key));
-    return PST_OK;
+    t->current.generation = 0;
+    s = find_row(t, &key, &slot);
+    if (!s)
+        set_current(t, &key, slot);
+    return s;
 }
 
 static pst_status check_current(const pst_table *t, int32_t column, int32_t least) {
@@ -199,7 +214,7 @@ pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from, uin
     if (!s)
         s = key_of(t, from, nulls, &encoded, &key);
     if (!s)
-        source = pst_index_find(t, &key);
+        s = find_row(t, &key, &source);
     pst_free(encoded.data);
     if (s || source == PST_NONE || source == current_slot(t) ||
         !pst_row_has(&t->lay, pst_row(t, source), column))

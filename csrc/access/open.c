@@ -16,6 +16,7 @@
 #include "base/xxh64.h"
 #include "elements/collections.h"
 #include "elements/timers.h"
+#include "fetch/below.h"
 #include "list/list.h"
 #include "memory/size_class.h"
 #include "memory/span.h"
@@ -447,6 +448,7 @@ pst_status pst_table_attach(pst_table *t, int32_t lock_timeout_ms) {
 }
 
 static void free_table(pst_table *t) {
+    pst_below_drop(t);
     pst_arena_unmap(&t->arena);
     if (t->lock_slot >= 0)
         pst_lock_close(t->lock_slot);
@@ -485,25 +487,6 @@ void pst_table_refusal(const pst_table *t, pst_refusal *refusal) {
         pst_budget_refusal(t->budget, refusal);
     else
         *refusal = (pst_refusal){a->refused, a->committed_total, 0, a->limit, 1};
-}
-
-void pst_table_get_resident(const pst_table *t, pst_resident *resident) {
-    const pst_meta *m = t->m;
-    const pst_ring *slots = &m->rings[PST_RING_SLOTS];
-    uint64_t taken = pst_span_taken_bytes(t), listed = 0;
-    uint64_t index = m->index_granules * PST_GRANULE;
-    for (uint32_t c = 0; c < PST_CLASSES; c++) {
-        uint32_t names = m->rings[c].tail - m->rings[c].head;
-        listed += (names > m->stale[c] ? names - m->stale[c] : 0) * pst_class_size(c);
-    }
-    *resident = (pst_resident){
-        .rows = m->live,
-        .row_bytes = m->live * t->lay.row_size,
-        .index_bytes = index,
-        .block_bytes = taken > listed + index ? taken - listed - index : 0,
-        .free_rows = slots->sealed_tail[2] - slots->head + (t->row_capacity - m->slots),
-        .free_block_bytes = listed,
-    };
 }
 
 void pst_table_get_stats(const pst_table *t, pst_table_stats *stats) {

@@ -180,9 +180,9 @@ static kernel kernel_of(pst_type type) {
     return NULL;
 }
 
-static pst_status check_operand(const pst_batch *b, int32_t column, const pst_array *values) {
+static pst_status check_operand(pst_batch *b, int32_t column, const pst_array *values) {
     pst_table *t = b->t;
-    pst_status s = pst_batch_usable(b);
+    pst_status s = pst_batch_ready(b);
     if (s)
         return s;
     pst_no_detail(&t->detail);
@@ -231,7 +231,7 @@ static void stamp_group(pst_batch *b, int32_t column, const pst_array *values, i
 }
 
 /* Whether there is such a step, and what runs it. */
-static pst_status check_step(const pst_batch *b, const pst_step *step, kernel *run) {
+static pst_status check_step(pst_batch *b, const pst_step *step, kernel *run) {
     pst_status s = check_operand(b, step->column, &step->values);
     if (s)
         return s;
@@ -542,7 +542,7 @@ pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values) 
 
 static pst_status clear_batch(pst_batch *b, int32_t column) {
     pst_table *t = b->t;
-    pst_status s = pst_batch_usable(b);
+    pst_status s = pst_batch_ready(b);
     if (s)
         return s;
     if (column < -1 || column >= t->lay.n_states)
@@ -598,8 +598,8 @@ static pst_status refresh_group(pst_batch *b, int32_t column, int64_t from, int6
     return pst_poison(t, s);
 }
 
-static pst_status check_column(const pst_batch *b, int32_t column, int is_bytes) {
-    pst_status s = pst_batch_usable(b);
+static pst_status check_column(pst_batch *b, int32_t column, int is_bytes) {
+    pst_status s = pst_batch_ready(b);
     if (s)
         return s;
     if (column < 0 || column >= b->t->lay.n_states)

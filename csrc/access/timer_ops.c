@@ -10,6 +10,7 @@
 #include "access/current_key.h"
 #include "base/scratch.h"
 #include "elements/timers.h"
+#include "fetch/horizon.h"
 
 /* Timers that are sorted together, and the fewest of a batch for which that is worth it. */
 #ifndef PST_TIMERS_SORTED
@@ -28,8 +29,8 @@ static pst_status check_timers(const pst_table *t, pst_domain domain) {
 }
 
 /* Whether these are the times of the batch's keys, also PST_STALE and PST_WRONG_TYPE. */
-static pst_status check_times(const pst_batch *b, pst_domain domain, const pst_array *times) {
-    pst_status s = pst_batch_usable(b);
+static pst_status check_times(pst_batch *b, pst_domain domain, const pst_array *times) {
+    pst_status s = pst_batch_ready(b);
     if (!s)
         s = check_timers(b->t, domain);
     if (s)
@@ -263,11 +264,15 @@ pst_status pst_batch_timer_delete(pst_batch *b, pst_domain domain, const pst_arr
 
 /* ---- what is due ----------------------------------------------------------------------------- */
 
-pst_status pst_timer_next(const pst_table *t, pst_domain domain, int64_t *time_ms) {
+pst_status pst_timer_next(pst_table *t, pst_domain domain, int64_t *time_ms) {
     pst_status status = check_timers(t, domain);
     if (status)
         return status;
     status = PST_NOT_FOUND;
+    if (!pst_horizon_is_beyond(t, domain, INT64_MAX))
+        status = pst_horizon_peek(t, domain, time_ms);
+    if (status && status != PST_NOT_FOUND)
+        return status;
     for (int32_t g = t->first_key_group; g <= t->last_key_group; g++) {
         pst_tree_root root = *pst_timer_root(t, t->m, g, domain);
         pst_tree_cursor c;
@@ -325,8 +330,20 @@ pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int
     pst_batch *b = NULL;
     if (!s)
         s = pst_batch_of_rows(t, most, &b);
-    if (!s)
-        s = collect(b, domain, until_ms, most, times_ms);
+    /* What is before the horizon comes first, and then the horizon moves on by some timers. */
+    int64_t near_ms = until_ms;
+    for (int again = 1; !s && again;) {
+        again = !pst_horizon_is_beyond(t, domain, until_ms);
+        if (again)
+            near_ms = t->m->horizon[domain] - (t->m->horizon[domain] > INT64_MIN);
+        else
+            near_ms = until_ms;
+        s = collect(b, domain, near_ms, most, times_ms);
+        again = again && s == PST_NOT_FOUND;
+        if (again)
+            s = pst_horizon_move(t, domain, until_ms);
+    }
+    until_ms = near_ms;
     if (s) {
         pst_batch_destroy(b);
         return s;

@@ -46,6 +46,10 @@ const char *pst_status_name(pst_status s) {
         return "callback failed";
     case PST_SCHEMA:
         return "schema does not fit";
+    case PST_NO_STACK:
+        return "rows lie in files below the table, and no stack of them is set";
+    case PST_NO_ROOM:
+        return "the rows of so many keys do not fit into the table";
     case PST_NOT_HERE:
         return "not in the table, which has files below";
     case PST_CHANGED:

@@ -20,7 +20,14 @@ extern "C" {
 /* Statuses of all functions of a batch: PST_STALE after a seal or a roll back; PST_POISONED;
  * PST_INVALID where there is no such column, it is of another kind, or lengths differ;
  * PST_WRONG_TYPE where it is of another type. Memory, where rows are written to, or reading them
- * counts as use (pst_ttl.on_read). A batch is destroyed before its table is closed. */
+ * counts as use (pst_ttl.on_read). A batch is destroyed before its table is closed.
+ *
+ * Where rows lie below the table (pst_table_set_stack), the first operation on a batch fetches those
+ * of its keys that are not here. If that fails nothing has changed, and the epoch goes on unless the
+ * table is poisoned: PST_NO_STACK; PST_IO and PST_CORRUPT, with the file's number in the stack as the
+ * detail's row, and the offset; PST_NO_ROOM: the rows do not fit. The detail's row then is about how
+ * many of the first keys would: the caller takes as many, or seals the epoch as a step, sets the
+ * stack with its delta and lets rows leave (pst_table_room). 0: all of them. */
 
 /* Hashes the keys and checks them against the table's range; rows are looked up on first use. The
  * key arrays must live, and stay as they are, as long as the batch, which is valid until the next
@@ -83,7 +90,8 @@ pst_status pst_batch_clear(pst_batch *b, int32_t column);
  * iterating may or may not be seen. PST_INVALID: not attached, or `most` is no number of rows.
  * PST_POISONED, PST_NO_MEMORY, PST_LIMIT. */
 pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch);
-/* The same over all live rows, in slot order. Sealing may move rows into other slots, so a walk
+/* The same over all live rows, in slot order; over those that are here, where rows lie below the
+ * table: files and pst_batch_changed together are all of them. Sealing may move rows into other slots, so a walk
  * over several epochs may meet a row twice or never, unless pst_table_keep_rows keeps them where
  * they are. */
 pst_status pst_batch_all(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch);
@@ -97,7 +105,8 @@ pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t key_column, const pst_b
 
 /* ---- one key ------------------------------------------------------------------------------- */
 
-/* Makes the key of batch row i current, or the single key given as cells (nulls: a bit per key
+/* A key that is not here is fetched, where rows lie below the table: with the statuses that batches
+ * have for that, and no current key after them. Makes the key of batch row i current, or the single key given as cells (nulls: a bit per key
  * column), whose bytes are copied. The current key survives until the next set, seal or roll back.
  * PST_INVALID: not attached, no such row, or the batch is another table's. PST_STALE and
  * PST_POISONED of the batch. PST_WRONG_KEY_GROUP, with the group in the detail; PST_TOO_LARGE: the
@@ -255,9 +264,10 @@ pst_status pst_aggregate_merge(pst_table *t, int32_t column, const pst_agg_shape
 typedef enum pst_domain { PST_EVENT = 0, PST_PROCESSING = 1 } pst_domain;
 
 /* Rows with a timer before the horizon of its domain do not leave the table (pst_table_leave). It is
- * INT64_MAX at first, and then none with timers of that domain does. Part of the open epoch, and
- * undone with it. Whoever raises it sees to it that the rows of timers up to there are in the table.
- * PST_INVALID: not attached, or no domain. */
+ * INT64_MAX at first, and then none with timers of that domain does; INT64_MIN once files were set
+ * below a table that had all rows (pst_table_set_whole), as these may have timers. pst_timers_due
+ * raises it. Part of the open epoch, and undone with it. Who raises it here sees to it that the rows
+ * of timers up to there are in the table. PST_INVALID: not attached, or no domain. */
 pst_status pst_table_set_horizon(pst_table *t, pst_domain domain, int64_t time_ms);
 int64_t pst_table_horizon(const pst_table *t, pst_domain domain);
 
@@ -268,10 +278,14 @@ pst_status pst_timer_delete(pst_table *t, pst_domain domain, int64_t time_ms);
 pst_status pst_batch_timer_register(pst_batch *b, pst_domain domain, const pst_array *times);
 pst_status pst_batch_timer_delete(pst_batch *b, pst_domain domain, const pst_array *times);
 
-/* The earliest one. PST_NOT_FOUND where there is none. */
-pst_status pst_timer_next(const pst_table *t, pst_domain domain, int64_t *time_ms);
+/* The earliest one. PST_NOT_FOUND where there is none. Where rows lie below the table it may be
+ * earlier than any there is: files also name timers that newer ones have taken away. */
+pst_status pst_timer_next(pst_table *t, pst_domain domain, int64_t *time_ms);
 /* Up to `most` timers that are due at `until_ms`, as a batch of their keys and their times; those
- * of a key come in order, and all of a key group before the next. They stay registered. `times_ms`
+ * of a key come in order, and all of a key group before the next. Where rows lie below the table
+ * these are the ones before its horizon; when none is left there it moves on, by as many timers as
+ * fit, and their rows are fetched, with the statuses that batches have for that. So PST_NOT_FOUND
+ * says that none is due, and what comes later is never earlier. They stay registered. `times_ms`
  * has room for `most`, and is written to also where this fails. PST_NOT_FOUND where none is due;
  * PST_NO_MEMORY, PST_LIMIT. */
 pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int64_t most,

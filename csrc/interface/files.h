@@ -58,7 +58,8 @@ void pst_file_schema_destroy(pst_schema *file);
 /* Applies a record to the open epoch, with the element column where the table's files have one.
  * `columns[i]` is the table's column for the record's column i, or -1 to drop it; NULL: the
  * identity. The record's hash is trusted, and that each cell is of its column's type. PST_INVALID:
- * not attached, a column is not the table's, or is there twice. PST_POISONED. PST_WRONG_KEY_GROUP.
+ * not attached, a column is not the table's, or is there twice. PST_NOT_HERE: rows lie in files below
+ * the table, and what the record changes may be one of them. PST_POISONED. PST_WRONG_KEY_GROUP.
  * PST_CORRUPT: an element that its state cannot have. PST_TOO_LARGE: key or value; PST_WRONG_TYPE:
  * a struct of another width; memory. */
 pst_status pst_table_apply(pst_table *t, const pst_record *record, const int32_t *columns,
@@ -205,7 +206,7 @@ pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record);
  * pst_table_apply; NULL where n_columns is all that the file has. `rows` (may be NULL) counts them.
  * PST_SCHEMA: the key or a column that is taken is not of the table's type, or a time is taken
  * without its value; nothing was applied. PST_INVALID: not attached, or columns as in
- * pst_table_apply. PST_POISONED, and what the reader and applying a record say; where some were
+ * pst_table_apply. PST_NOT_HERE as there. PST_POISONED, and what the reader and applying a record say; where some were
  * applied by then the epoch is poisoned. */
 pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
                           int32_t n_columns, uint64_t *rows);

@@ -180,7 +180,8 @@ pst_status pst_table_set_ttl(pst_table *t, int32_t column, const pst_ttl *ttl);
 void pst_table_set_clock(pst_table *t, const pst_clock *clock);
 /* Removes what has expired, in the open epoch, though nothing touched it. It looks at `budget` rows
  * and map entries, and at four more for each row that the epoch made and each entry made since the
- * last call; later calls go on from there. `removed` (may be NULL) counts values and elements, also
+ * last call; later calls go on from there. Rows below the table are not looked at: what has expired
+ * there is hidden when it comes, and goes when files are merged. `removed` (may be NULL) counts values and elements, also
  * where this fails. PST_INVALID: not attached. PST_POISONED; PST_CORRUPT in a map. Memory: the rest
  * waits, and the epoch goes on unless the table says that it is poisoned. */
 pst_status pst_table_expire(pst_table *t, uint64_t budget, uint64_t *removed);

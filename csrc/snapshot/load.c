@@ -78,6 +78,8 @@ pst_status pst_table_apply(pst_table *t, const pst_record *r, const int32_t *col
     loading m = {.all_new = 0};
     if (!pst_mapping_make(t, columns, n_columns, &m.map))
         return PST_INVALID;
+    if (t->attached && !t->poisoned && !pst_table_is_whole(t))
+        return PST_NOT_HERE;
     uint32_t slot = PST_NONE;
     return apply_row(t, r, &m, t->lay.has_elements, 0, &slot);
 }
@@ -419,6 +421,8 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
         return PST_INVALID;
     if (t->poisoned)
         return PST_POISONED;
+    if (!pst_table_is_whole(t))
+        return PST_NOT_HERE;
     pst_status s = check_schema(t, from, &m);
     if (s)
         return s;

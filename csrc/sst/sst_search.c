@@ -100,6 +100,8 @@ static step compare_row(const pst_search *s, const pst_wanted *w, uint32_t row, 
     int d = pst_place_compare(*key_group, *hash, w->key_group, w->hash);
     if (d)
         return d < 0 ? BEFORE_PLACE : BEHIND;
+    if (!w->key)
+        return EQUAL;
     d = pst_key_compare(schema->keys, schema->n_keys - s->guide->rules.has_element, key, nulls,
                         w->key, w->nulls);
     return d < 0 ? BEFORE_KEY : d == 0 ? EQUAL : BEHIND;
@@ -115,7 +117,7 @@ static uint32_t first_of(pst_search *s, const pst_wanted *w, int *found) {
         int32_t key_group;
         uint64_t hash;
         step to = compare_row(s, w, row, &key_group, &hash);
-        if (to == EQUAL && !s->guide->rules.has_element) {
+        if (to == EQUAL && !s->guide->rules.has_element && w->key) {
             *found = 1;
             return row;
         }
@@ -147,7 +149,7 @@ uint32_t pst_search_find(pst_search *s, const pst_wanted *wanted, uint32_t *n) {
     *n = 0;
     if (!found)
         return 0;
-    if (s->guide->rules.has_element)
+    if (s->guide->rules.has_element || !wanted->key)
         while (end < s->view.rows && compare_row(s, wanted, end, &key_group, &hash) == EQUAL)
             end++;
     *n = end - first;

@@ -25,7 +25,7 @@ typedef struct pst_wanted {
     uint64_t hash;
     int32_t key_group;
     uint32_t nulls;
-    const pst_cell *key; /* the key's columns, all but the element */
+    const pst_cell *key; /* the key's columns, all but the element; NULL: any key of the place */
 } pst_wanted;
 
 typedef struct pst_search {

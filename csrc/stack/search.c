@@ -125,13 +125,17 @@ static pst_status look_up(run *r, const window *v, const item *it, uint32_t bloc
     pst_cell cells[PST_MAX_KEYS];
     pst_wanted sought = {place->hash, place->key_group, 0, cells};
     pst_found f = {place->key, v->file, 0, &r->record, 0, &st->block};
-    r->seeker->key(r->seeker->ctx, place->key, cells, &sought.nulls);
+    if (r->seeker->key)
+        r->seeker->key(r->seeker->ctx, place->key, cells, &sought.nulls);
+    else
+        sought.key = NULL;
     f.row = pst_search_find(&st->block, &sought, &f.rows);
     if (f.rows) {
         pst_status s = pst_search_record(&st->block, f.row, &r->record);
         if (s)
             return s;
-        cover(st, w, &r->record);
+        if (r->seeker->key)
+            cover(st, w, &r->record);
         w->any = w->here = 1;
         s = r->seeker->found(r->seeker->ctx, &f);
         if (s)
@@ -383,7 +387,7 @@ static int filter_has(const pst_member *m, uint32_t segment, uint32_t n, const p
 static int is_within(run *r, const pst_member *m, const pst_place *p) {
     pst_cell cells[PST_MAX_KEYS];
     uint32_t nulls = 0;
-    if (r->bounded == BOUNDED && !r->beyond)
+    if (!r->seeker->key || (r->bounded == BOUNDED && !r->beyond))
         return 1;
     r->seeker->key(r->seeker->ctx, p->key, cells, &nulls);
     int within = pst_guide_is_within(m->guide, cells, nulls, r->st->n_keys);

@@ -48,7 +48,8 @@ pst_status pst_found_record(const pst_found *f, uint32_t i, pst_record *record);
 /* What a search asks and tells. A status other than PST_OK ends it. */
 typedef struct pst_seeker {
     void *ctx;
-    /* The key's columns, all but the element; bytes must stay until the next call. */
+    /* The key's columns, all but the element; bytes must stay until the next call. NULL: all keys of
+     * the places are wanted, and no file ends the search. */
     void (*key)(void *ctx, uint32_t key, pst_cell *cells, uint32_t *nulls);
     /* The key will be asked for soon: its memory may be prefetched. May be NULL. */
     void (*ahead)(void *ctx, uint32_t key);

@@ -62,6 +62,18 @@ static void trim_log(pst_table *t, uint64_t e) {
     pst_arena_give_back(&t->arena, space, keep > need ? keep : need);
 }
 
+/* As nobody returns any more, the logs hold nothing: gives them back, but for a little of the open
+ * epoch's. */
+static void drop_logs(pst_table *t) {
+    pst_header *h = t->h;
+    int space = PST_SPACE_UNDO + (int)(h->active % PST_UNDO_LOGS);
+    if (pst_reader_lags(h))
+        return;
+    for (int at = PST_SPACE_UNDO; at < PST_SPACE_UNDO + PST_UNDO_LOGS; at++)
+        pst_arena_give_back(&t->arena, at, at == space ? PST_SPARE_LOG : 0);
+    t->undo_capacity = h->committed[space] / t->lay.record_size;
+}
+
 void pst_epoch_begin(pst_table *t) {
     pst_header *h = t->h;
     uint64_t e = h->sealed + 1;
@@ -180,10 +192,14 @@ pst_status pst_table_settle(pst_table *t) {
         return PST_POISONED;
     if (h->floor < h->sealed)
         pst_release64(&h->floor, h->sealed);
+    pst_status s = PST_OK;
     if (!is_pristine(t))
-        return pst_table_rollback(t, 0);
-    pst_epoch_begin(t);
-    return PST_OK;
+        s = pst_table_rollback(t, 0);
+    else
+        pst_epoch_begin(t);
+    if (!s)
+        drop_logs(t);
+    return s;
 }
 
 int pst_table_dirty(const pst_table *t) {

@@ -18,7 +18,7 @@
  *  E5. Beginning an epoch clears a few stale stamps (the rows from `sweep` on), so that every row
  *      is looked at long before its stamp could come round to mean a later epoch.
  *  E6. Beginning an epoch gives back, some at a time, what its log has beyond what recent epochs
- *      needed. It does not while a reader of an epoch that is gone is still there, which may be
+ *      needed; settling, all but a little of the logs, as nobody returns any more. It does not while a reader of an epoch that is gone is still there, which may be
  *      looking at that memory.
  */
 #ifndef PST_EPOCH_H

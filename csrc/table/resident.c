@@ -1,5 +1,8 @@
 #include "table/resident.h"
 
+#include "memory/size_class.h"
+#include "memory/span.h"
+
 pst_status pst_admit_begin(pst_table *t, const pst_key *key, uint32_t *slot, int *here) {
     uint64_t made = t->reused + t->m->slots;
     pst_status s = pst_row_make(t, key, slot);
@@ -62,7 +65,13 @@ void pst_table_set_whole(pst_table *t, int whole) {
         return;
     }
     for (uint64_t e = t->h->active;; e--) {
-        pst_put32(&pst_meta_of(t, e)->whole, 0);
+        pst_meta *m = pst_meta_of(t, e);
+        /* Of the timers of rows below nothing is known yet. */
+        if (m->whole)
+            pst_put64(&m->horizon[0], (uint64_t)INT64_MIN);
+        if (m->whole)
+            pst_put64(&m->horizon[1], (uint64_t)INT64_MIN);
+        pst_put32(&m->whole, 0);
         if (e == t->h->floor)
             break;
     }
@@ -71,4 +80,23 @@ void pst_table_set_whole(pst_table *t, int whole) {
 
 int pst_table_is_whole(const pst_table *t) {
     return pst_is_whole(t);
+}
+
+void pst_table_get_resident(const pst_table *t, pst_resident *resident) {
+    const pst_meta *m = t->m;
+    const pst_ring *slots = &m->rings[PST_RING_SLOTS];
+    uint64_t taken = pst_span_taken_bytes(t), listed = 0;
+    uint64_t index = m->index_granules * PST_GRANULE;
+    for (uint32_t c = 0; c < PST_CLASSES; c++) {
+        uint32_t names = m->rings[c].tail - m->rings[c].head;
+        listed += (names > m->stale[c] ? names - m->stale[c] : 0) * pst_class_size(c);
+    }
+    *resident = (pst_resident){
+        .rows = m->live,
+        .row_bytes = m->live * t->lay.row_size,
+        .index_bytes = index,
+        .block_bytes = taken > listed + index ? taken - listed - index : 0,
+        .free_rows = slots->sealed_tail[2] - slots->head + (t->row_capacity - m->slots),
+        .free_block_bytes = listed,
+    };
 }

@@ -29,6 +29,8 @@ cdef extern from "pystate.h" nogil:
         PST_CALLBACK
         PST_SCHEMA
         PST_CHANGED
+        PST_NO_STACK
+        PST_NO_ROOM
         PST_NOT_HERE
 
     ctypedef struct pst_detail:
@@ -329,7 +331,7 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_timer_delete(pst_table *t, pst_domain domain, int64_t time_ms)
     pst_status pst_batch_timer_register(pst_batch *b, pst_domain domain, const pst_array *times)
     pst_status pst_batch_timer_delete(pst_batch *b, pst_domain domain, const pst_array *times)
-    pst_status pst_timer_next(const pst_table *t, pst_domain domain, int64_t *time_ms)
+    pst_status pst_timer_next(pst_table *t, pst_domain domain, int64_t *time_ms)
     pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int64_t most,
                               int64_t *times_ms, pst_batch **batch)
     pst_status pst_timer_fire(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms)

@@ -1,0 +1,69 @@
+#include "fetch/below.h"
+
+#include <string.h>
+
+#include "base/schema.h"
+#include "stack/due.h"
+
+int pst_below_is_current(const pst_table *t) {
+    return t->stack &&
+           !memcmp(&t->stack_lineage, &pst_meta_of(t, t->h->sealed)->lineage, sizeof(pst_lineage));
+}
+
+void pst_below_drop(pst_table *t) {
+    pst_due_close(t->due);
+    t->due = NULL;
+}
+
+static int same_columns(const pst_column *a, const pst_column *b, int32_t n) {
+    for (int32_t i = 0; i < n; i++)
+        if (!pst_column_same_type(&a[i], &b[i]) || strcmp(a[i].name, b[i].name) != 0)
+            return 0;
+    return 1;
+}
+
+static int counts(const pst_member *m, int32_t key_group) {
+    const pst_file_info *info = &m->guide->info;
+    return key_group >= info->first_key_group && key_group <= info->last_key_group &&
+           pst_member_counts(m, key_group);
+}
+
+/* Does one file at least count for each of the table's key groups? */
+static int covers(const pst_table *t, const pst_stack *stack) {
+    for (int32_t g = t->first_key_group; g <= t->last_key_group; g++) {
+        int32_t i = stack->n - 1;
+        while (i >= 0 && !counts(&stack->files[i], g))
+            i--;
+        if (i < 0)
+            return 0;
+    }
+    return 1;
+}
+
+/* PST_INVALID where files of the table would be others. */
+static pst_status check(const pst_table *t, const pst_stack *stack) {
+    pst_schema *own = NULL;
+    pst_status s = pst_file_schema_create(&t->schema, &own);
+    if (s)
+        return s;
+    const pst_schema *have = &stack->schema;
+    int fits = stack->max_parallelism == t->max_parallelism && have->n_keys == own->n_keys &&
+               have->n_states == own->n_states &&
+               pst_schema_hashed(have) == pst_schema_hashed(own) &&
+               same_columns(have->keys, own->keys, own->n_keys) &&
+               same_columns(have->states, own->states, own->n_states) && covers(t, stack);
+    pst_file_schema_destroy(own);
+    return fits ? PST_OK : PST_INVALID;
+}
+
+pst_status pst_table_set_stack(pst_table *t, pst_stack *stack) {
+    if (!t->attached)
+        return PST_INVALID;
+    pst_status s = stack ? check(t, stack) : PST_OK;
+    if (s)
+        return s;
+    pst_below_drop(t);
+    t->stack = stack;
+    t->stack_lineage = pst_meta_of(t, t->h->sealed)->lineage;
+    return PST_OK;
+}

@@ -1,0 +1,300 @@
+#include "fetch/fetch.h"
+
+#include "base/mem.h"
+#include "base/schema.h"
+#include "elements/admit.h"
+#include "fetch/below.h"
+#include "fetch/parts.h"
+#include "fetch/room.h"
+#include "sst/record.h"
+#include "stack/search.h"
+
+/* Keys that are searched for at a time, so that what is kept of them stays small. */
+#ifndef PST_FETCH_SLICE
+#define PST_FETCH_SLICE 65536u /* tests have less */
+#endif
+
+enum { FEW_PARTS = 64 };
+
+typedef struct fetch {
+    pst_table *t;
+    const pst_keys *keys;
+    pst_want *wants; /* own: of those that are asked for, 1 + the part that was kept last */
+    pst_parts parts;
+    uint32_t waiting; /* keys that have parts */
+    pst_mapping mapping;
+    uint32_t came; /* rows */
+    pst_record record;
+    uint32_t few[FEW_PARTS];
+    uint32_t *order; /* parts of a key, oldest first */
+    uint32_t room;
+} fetch;
+
+/* ---- one row --------------------------------------------------------------------------------- */
+
+/* Puts the parts of a key in order: of files, which came newest first, and of each as they came. */
+static pst_status order_parts(fetch *x, uint32_t last, uint32_t *n, uint64_t *bytes) {
+    uint32_t count = 0;
+    *bytes = 0;
+    for (uint32_t p = last; p != PST_NO_PART; p = pst_parts_before(&x->parts, p))
+        count++;
+    if (count > x->room) {
+        uint32_t *own = x->order == x->few ? NULL : x->order;
+        uint32_t *grown = pst_realloc(own, 2 * (size_t)count * sizeof *grown);
+        if (!grown)
+            return PST_NO_MEMORY;
+        x->order = grown;
+        x->room = 2 * count;
+    }
+    /* From the last one on they are of the oldest file, backwards. */
+    uint32_t from = 0, at = 0;
+    for (uint32_t p = last; p != PST_NO_PART; p = pst_parts_before(&x->parts, p)) {
+        x->order[at++] = p;
+        *bytes += pst_parts_size(&x->parts, p);
+    }
+    while (from < count) {
+        int32_t file = pst_parts_file(&x->parts, x->order[from]);
+        uint32_t end = from + 1;
+        while (end < count && pst_parts_file(&x->parts, x->order[end]) == file)
+            end++;
+        for (uint32_t a = from, b = end - 1; a < b; a++, b--) {
+            uint32_t part = x->order[a];
+            x->order[a] = x->order[b];
+            x->order[b] = part;
+        }
+        from = end;
+    }
+    *n = count;
+    return PST_OK;
+}
+
+static int is_element(const fetch *x, const pst_record *r) {
+    return x->t->lay.has_elements && !(r->key_nulls >> x->t->schema.n_keys & 1);
+}
+
+static pst_status apply_parts(fetch *x, pst_admission *a, uint32_t n) {
+    pst_status s = PST_OK;
+    for (uint32_t i = 0; !s && i < n; i++) {
+        pst_parts_get(&x->parts, x->order[i], &x->record);
+        s = pst_admission_add(a, &x->record, &x->mapping, is_element(x, &x->record), 0);
+    }
+    return s;
+}
+
+/* Makes the row of a want of its parts. */
+static pst_status admit(fetch *x, const pst_want *w, uint32_t last) {
+    pst_admission a;
+    pst_key key;
+    uint32_t n;
+    uint64_t bytes;
+    int here;
+    pst_status s = order_parts(x, last, &n, &bytes);
+    if (s)
+        return s;
+    pst_parts_get(&x->parts, x->order[n - 1], &x->record);
+    if (n == 1 && x->record.op == PST_DELETE)
+        return PST_OK;
+    pst_want_key(x->t, x->keys, w, &key);
+    s = pst_admission_begin(&a, x->t, &key, bytes, &here);
+    if (s || here) {
+        if (!s)
+            x->keys->slots[w->at] = a.slot;
+        return s;
+    }
+    s = apply_parts(x, &a, n);
+    if (s) {
+        pst_admission_drop(&a);
+        return s;
+    }
+    s = pst_admission_end(&a);
+    x->came++;
+    /* A row of which nothing is left is there as one that died (M1): who makes the key makes no row. */
+    if (!s || s == PST_NOT_FOUND)
+        x->keys->slots[w->at] = a.slot;
+    return s == PST_NOT_FOUND ? PST_OK : s;
+}
+
+/* ---- what the stack says --------------------------------------------------------------------- */
+
+static void on_key(void *ctx, uint32_t number, pst_cell *cells, uint32_t *nulls) {
+    const fetch *x = ctx;
+    pst_key key;
+    pst_want_key(x->t, x->keys, &x->wants[number], &key);
+    (void)pst_key_decode(&x->t->schema, key.word, key.bytes, key.null, cells, nulls);
+}
+
+/* The line of the index where the key's row will be named. */
+static void on_ahead(void *ctx, uint32_t number) {
+    const fetch *x = ctx;
+    const pst_table *t = x->t;
+    pst_key key;
+    pst_probe at;
+    pst_want_key(x->t, x->keys, &x->wants[number], &key);
+    uint32_t tag = pst_tag_of(t, key.hash);
+    if (pst_probe_home(&at, &t->m->shards[pst_directory_at(t, t->m->directory_bits, key.hash, tag)],
+                       t->heap, tag))
+        __builtin_prefetch(at.line, 1);
+}
+
+static pst_status on_found(void *ctx, const pst_found *f) {
+    fetch *x = ctx;
+    pst_want *w = &x->wants[f->key];
+    for (uint32_t i = 0; i < f->rows; i++) {
+        const pst_record *r = f->record;
+        uint32_t part;
+        if (i) {
+            pst_status s = pst_found_record(f, i, &x->record);
+            if (s)
+                return s;
+            r = &x->record;
+        }
+        pst_status s = pst_parts_add(&x->parts, (uint32_t)w->own - 1, f->file, r, &part);
+        if (s)
+            return s;
+        x->waiting += !w->own;
+        w->own = part + UINT64_C(1);
+    }
+    return PST_OK;
+}
+
+static pst_status on_done(void *ctx, uint32_t number, int any) {
+    fetch *x = ctx;
+    pst_want *w = &x->wants[number];
+    if (!any || !w->own)
+        return PST_OK;
+    pst_status s = admit(x, w, (uint32_t)w->own - 1);
+    w->own = 0;
+    if (--x->waiting == 0)
+        pst_parts_clear(&x->parts);
+    return s;
+}
+
+/* ---- many keys ------------------------------------------------------------------------------- */
+
+static pst_status note_failure(pst_table *t, pst_status s) {
+    const pst_detail *d = pst_stack_detail(t->stack);
+    if (s == PST_IO || s == PST_CORRUPT)
+        t->detail = *d;
+    return s;
+}
+
+static pst_status search(fetch *x, uint32_t n) {
+    pst_seeker seeker = {x, on_key, on_ahead, on_found, on_done};
+    pst_place *places = pst_malloc((n < PST_FETCH_SLICE ? n : PST_FETCH_SLICE) * sizeof *places);
+    pst_status s = places ? PST_OK : PST_NO_MEMORY;
+    for (uint32_t i = 0; !s && i < n;) {
+        uint32_t count = 0;
+        for (; i < n && count < PST_FETCH_SLICE; i++)
+            if (!x->wants[i].own)
+                places[count++] = (pst_place){x->wants[i].hash, (int32_t)x->wants[i].key_group, i};
+        s = pst_stack_search(x->t->stack, places, count, &seeker);
+        x->waiting = 0;
+        pst_parts_clear(&x->parts);
+    }
+    pst_free(places);
+    return note_failure(x->t, s);
+}
+
+/* Of repeated keys the first was asked for. */
+static void share(const pst_wants *w, uint32_t *slots) {
+    for (uint32_t i = 1; i < w->n; i++)
+        if (w->wants[i].own)
+            slots[w->wants[i].at] = slots[w->wants[i - 1].at];
+}
+
+/* How many of the first keys have no more than `rows` that are not here. */
+static int64_t fitting(const pst_keys *keys, int64_t n, uint64_t rows) {
+    int64_t i = 0;
+    for (; i < n; i++)
+        if (keys->slots[i] == PST_NONE && !rows--)
+            break;
+    return i;
+}
+
+/* Whether there is room for rows that are not here, and for touches of those that are. */
+static pst_status check_room(pst_table *t, const pst_keys *keys, uint64_t rows, uint64_t touches) {
+    uint32_t share = pst_room_share(t, rows, touches);
+    if (share == PST_ROOM_ALL)
+        return PST_OK;
+    pst_no_detail(&t->detail);
+    t->detail.row = fitting(keys, (int64_t)((double)keys->n * share / PST_ROOM_ALL),
+                            rows * share / PST_ROOM_ALL);
+    return PST_NO_ROOM;
+}
+
+/* The same when all have come that there are: now it is known how large they are. */
+static pst_status check_again(pst_table *t, const pst_keys *keys, const pst_wants *w) {
+    uint64_t absent = 0;
+    for (uint32_t i = 0; i < w->n; i++)
+        absent += !w->wants[i].own && keys->slots[w->wants[i].at] == PST_NONE;
+    return check_room(t, keys, absent, (uint64_t)keys->n - absent);
+}
+
+/* Rows are larger than was reckoned: about half of what came is said to fit, which it surely does. */
+static pst_status say_less(const fetch *x, const pst_wants *w) {
+    pst_no_detail(&x->t->detail);
+    x->t->detail.row = (int64_t)((double)x->keys->n * x->came / w->unique / 2);
+    return PST_NO_ROOM;
+}
+
+static pst_status fetch_wants(fetch *x, const pst_wants *w) {
+    pst_table *t = x->t;
+    pst_schema *schema = NULL;
+    pst_status s = check_room(t, x->keys, w->unique, (uint64_t)x->keys->n - w->n);
+    if (!s)
+        s = pst_file_schema_create(&t->schema, &schema);
+    x->parts.schema = schema;
+    if (!s)
+        s = search(x, w->n);
+    if (!s) {
+        share(w, x->keys->slots);
+        s = check_again(t, x->keys, w);
+    } else if (s == PST_LIMIT && !t->poisoned) {
+        s = say_less(x, w);
+    }
+    if (x->order != x->few)
+        pst_free(x->order);
+    pst_parts_free(&x->parts);
+    pst_file_schema_destroy(schema);
+    return s;
+}
+
+pst_status pst_fetch(pst_table *t, const pst_keys *keys) {
+    pst_wants w;
+    if (t->poisoned)
+        return PST_POISONED;
+    if (!pst_below_is_current(t))
+        return PST_NO_STACK;
+    /* Of batches that are far too large only a little is done, as they come again, cut. */
+    uint64_t missing, different;
+    pst_status s = pst_wants_estimate(keys, &missing, &different);
+    if (!s && missing)
+        s = check_room(t, keys, different, (uint64_t)keys->n - missing);
+    if (s)
+        return s;
+    s = pst_wants_make(t, keys, &w);
+    if (s || !w.n) {
+        if (!s)
+            pst_wants_free(&w);
+        return s;
+    }
+    fetch x = {.t = t, .keys = keys, .wants = w.wants};
+    x.parts.charge = (pst_charge){t->budget, 0, PST_SMALL_BUFFER};
+    x.order = x.few;
+    x.room = FEW_PARTS;
+    (void)pst_mapping_make(t, NULL, t->lay.n_states, &x.mapping);
+    s = fetch_wants(&x, &w);
+    pst_wants_free(&w);
+    return s;
+}
+
+static void get_single(void *ctx, int64_t i, pst_key *key) {
+    (void)i;
+    *key = *(const pst_key *)ctx;
+}
+
+pst_status pst_fetch_key(pst_table *t, const pst_key *key, uint32_t *slot) {
+    pst_key own = *key;
+    pst_keys keys = {&own, get_single, slot, 1};
+    return pst_fetch(t, &keys);
+}

@@ -1,0 +1,35 @@
+/* fetch.h: rows that an operation needs, out of the files below a table.
+ *
+ * Purpose: a table that is not whole does not know whether a key that it lacks exists. Before keys
+ * are used, those that are not here are looked up in the table's stack, all at once, and what is
+ * found is admitted. After that, for these keys, "not here" is "absent".
+ *
+ * Thread safety: as the table; the stack is searched meanwhile.
+ *
+ * Invariants
+ *  FE1. A stack is asked only while it is as the last sealed epoch left the table: it was set under
+ *       that epoch's lineage. Otherwise a row that died since would come back.
+ *  FE2. Fetching changes no state: it makes no record, and an epoch that has only fetched is not
+ *       dirty. Where it fails some rows may have come, each whole, and the epoch goes on; unless a
+ *       list, map or timer was refused memory half way, which poisons it.
+ *  FE3. A row is what its records make of it, oldest file first, as loading those files would.
+ *  FE4. Whether the rows fit is reckoned before the first of them comes (room.h).
+ *
+ * Complexity: O(keys), and a search of the stack for those that are not here.
+ */
+#ifndef PST_FETCH_H
+#define PST_FETCH_H
+
+#include "fetch/wants.h"
+#include "table/resident.h"
+
+/* Fetches those of the keys whose slot is PST_NONE; a slot that is PST_NONE afterwards is of a key
+ * that does not exist. REQUIRES: the table has none of these keys. PST_NO_STACK: there is no stack
+ * to ask (FE1). PST_NO_ROOM: the rows do not fit, and nothing has changed; the detail's row is about how many of
+ * the first keys would, 0 where none do beside the rows that are here. PST_IO, PST_CORRUPT: the detail's row is the number of the file in the stack; PST_TOO_LARGE;
+ * memory. */
+pst_status pst_fetch(pst_table *t, const pst_keys *keys);
+/* The same of a single key. */
+pst_status pst_fetch_key(pst_table *t, const pst_key *key, uint32_t *slot);
+
+#endif

@@ -1,0 +1,151 @@
+#include "fetch/parts.h"
+
+#include <string.h>
+
+#include "base/mem.h"
+#include "base/schema.h"
+
+/* How a record lies: this, then the bytes of the element, then each present cell: two words, or its
+ * bytes. All begin at multiples of eight. */
+typedef struct head {
+    uint64_t hash;
+    uint64_t changed;
+    uint64_t present;
+    int32_t key_group;
+    uint32_t key_nulls;
+    uint32_t element;
+    uint32_t op;
+    uint32_t before;
+    int32_t file;
+    uint64_t size;
+} head;
+
+enum { UNIT = 8 }; /* a part is named by where it begins, in these */
+
+static size_t up(size_t n) {
+    return (n + 7) & ~(size_t)7;
+}
+
+static int is_bytes(const pst_schema *schema, int i) {
+    return schema->states[i].kind == PST_LIST || !pst_type_width(schema->states[i].type);
+}
+
+static const pst_bytes *element_of(const pst_schema *schema, const pst_record *r) {
+    int32_t last = schema->n_keys - 1;
+    return pst_schema_has_element(schema) && !(r->key_nulls >> last & 1) ? &r->key[last].bytes
+                                                                         : NULL;
+}
+
+static size_t size_of(const pst_schema *schema, const pst_record *r) {
+    const pst_bytes *element = element_of(schema, r);
+    size_t n = sizeof(head) + (element ? up(element->size) : 0);
+    for (uint64_t left = r->changed & r->present; left; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        n += is_bytes(schema, i) ? 8 + up(r->cells[i].bytes.size) : 16;
+    }
+    return n;
+}
+
+static uint8_t *put_bytes(uint8_t *to, pst_bytes bytes) {
+    if (bytes.size)
+        memcpy(to, bytes.data, bytes.size);
+    return to + up(bytes.size);
+}
+
+pst_status pst_parts_add(pst_parts *p, uint32_t before, int32_t file, const pst_record *r,
+                         uint32_t *part) {
+    size_t size = size_of(p->schema, r), end = p->bytes.size + size;
+    if (end / UNIT >= PST_NO_PART)
+        return PST_TOO_LARGE;
+    pst_status s = PST_OK;
+    if (end > p->bytes.capacity)
+        s = pst_charge_raise(&p->charge, end + end / 2);
+    if (!s)
+        s = pst_buffer_reserve(&p->bytes, end);
+    if (s)
+        return s;
+    const pst_bytes *element = element_of(p->schema, r);
+    uint8_t *to = p->bytes.data + p->bytes.size;
+    head h = {.hash = r->hash,
+              .changed = r->changed,
+              .present = r->present & r->changed,
+              .key_group = r->key_group,
+              .key_nulls = r->key_nulls,
+              .element = element ? element->size : 0,
+              .op = (uint32_t)r->op,
+              .before = before,
+              .file = file,
+              .size = size};
+    memcpy(to, &h, sizeof h);
+    to += sizeof h;
+    if (element)
+        to = put_bytes(to, *element);
+    for (uint64_t left = h.present; left; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        uint64_t bytes = r->cells[i].bytes.size;
+        if (!is_bytes(p->schema, i)) {
+            memcpy(to, r->cells[i].word, 16);
+            to += 16;
+            continue;
+        }
+        memcpy(to, &bytes, sizeof bytes);
+        to = put_bytes(to + sizeof bytes, r->cells[i].bytes);
+    }
+    *part = (uint32_t)(p->bytes.size / UNIT);
+    p->bytes.size = end;
+    return PST_OK;
+}
+
+static head head_of(const pst_parts *p, uint32_t part) {
+    head h;
+    memcpy(&h, p->bytes.data + (size_t)part * UNIT, sizeof h);
+    return h;
+}
+
+uint32_t pst_parts_before(const pst_parts *p, uint32_t part) {
+    return head_of(p, part).before;
+}
+
+int32_t pst_parts_file(const pst_parts *p, uint32_t part) {
+    return head_of(p, part).file;
+}
+
+uint64_t pst_parts_size(const pst_parts *p, uint32_t part) {
+    return head_of(p, part).size;
+}
+
+void pst_parts_get(const pst_parts *p, uint32_t part, pst_record *r) {
+    head h = head_of(p, part);
+    const uint8_t *from = p->bytes.data + (size_t)part * UNIT + sizeof h;
+    r->hash = h.hash;
+    r->key_group = h.key_group;
+    r->op = (pst_record_op)h.op;
+    r->key_nulls = h.key_nulls;
+    r->changed = h.changed;
+    r->present = h.present;
+    r->key[p->schema->n_keys - 1].bytes = (pst_bytes){from, h.element};
+    from += up(h.element);
+    for (uint64_t left = h.present; left; left &= left - 1) {
+        int at = __builtin_ctzll(left);
+        uint64_t bytes;
+        if (!is_bytes(p->schema, at)) {
+            memcpy(r->cells[at].word, from, 16);
+            from += 16;
+            continue;
+        }
+        memcpy(&bytes, from, sizeof bytes);
+        from += sizeof bytes;
+        r->cells[at].bytes = (pst_bytes){from, (uint32_t)bytes};
+        from += up(bytes);
+    }
+}
+
+void pst_parts_clear(pst_parts *p) {
+    p->bytes.size = 0;
+}
+
+void pst_parts_free(pst_parts *p) {
+    pst_free(p->bytes.data);
+    pst_charge_drop(&p->charge);
+    p->bytes = (pst_buffer){NULL, 0, 0};
+}

@@ -1,0 +1,397 @@
+/* A state of many times a table's memory, batch by batch, with steps where rows do not fit; and when
+ * a stack counts.
+ */
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/schema.h"
+#include "fetch/wants.h"
+#include "files.h"
+#include "memory/handle.h"
+
+enum { KEYS = 30000, GROUPS = 8, MOST_FILES = 12 };
+
+static const pst_column KEY = {.name = "k", .type = PST_INT64};
+static const pst_column STATES[] = {{.name = "a", .type = PST_INT64},
+                                    {.name = "s", .type = PST_STRING}};
+static const pst_schema SCHEMA = {1, 2, &KEY, STATES, 0};
+
+typedef struct state {
+    pst_schema *in_files;
+    pst_table *t;
+    pst_stack *stack;
+    char folder[64];
+    uint64_t numbers[MOST_FILES];
+    int n;
+    uint64_t next;
+    int64_t model[KEYS];
+    uint64_t steps;
+    uint64_t cuts;
+    uint64_t emptied;
+} state;
+
+static void path_of(const state *s, uint64_t number, char path[128]) {
+    snprintf(path, 128, "%s/%" PRIu64 ".sst", s->folder, number);
+}
+
+static pst_table *open_table(const pst_schema *schema, uint64_t limit) {
+    pst_table_options o = {
+        .max_parallelism = GROUPS, .last_key_group = GROUPS - 1, .limit_bytes = limit};
+    pst_table *t = NULL;
+    REQUIRE(!pst_table_open(schema, &o, &t, NULL, NULL));
+    return t;
+}
+
+static void save(state *s, const memory_file *f) {
+    char path[128];
+    path_of(s, ++s->next, path);
+    FILE *out = fopen(path, "wb");
+    REQUIRE(out && fwrite(f->data, 1, f->size, out) == f->size && !fclose(out));
+    s->numbers[s->n++] = s->next;
+}
+
+/* All files as one base. */
+static void merge(state *s) {
+    memory_file in[MOST_FILES], out = {.calls_left = -1};
+    pst_sst_reader *readers[MOST_FILES];
+    pst_io io = file_io(&out, 1);
+    pst_file_info info = {.kind = PST_BASE,
+                          .max_parallelism = GROUPS,
+                          .last_key_group = GROUPS - 1,
+                          .block_bytes = 4096};
+    info.lineage.id[0] = 1;
+    for (int i = 0; i < s->n; i++) {
+        char path[128];
+        struct stat st;
+        path_of(s, s->numbers[i], path);
+        REQUIRE(!stat(path, &st));
+        in[i] = (memory_file){.size = (size_t)st.st_size, .calls_left = -1};
+        in[i].data = malloc(in[i].size);
+        FILE *f = fopen(path, "rb");
+        REQUIRE(in[i].data && f && fread(in[i].data, 1, in[i].size, f) == in[i].size);
+        fclose(f);
+        REQUIRE(!file_open(&in[i], &readers[i]));
+    }
+    REQUIRE(!file_merge(s->in_files, &info, readers, NULL, s->n, &io));
+    for (int i = 0; i < s->n; i++) {
+        pst_sst_reader_close(readers[i]);
+        file_free(&in[i]);
+    }
+    s->n = 0;
+    save(s, &out);
+    file_free(&out);
+}
+
+static void set_stack(state *s) {
+    char paths[MOST_FILES][128];
+    pst_stack_file files[MOST_FILES] = {{0}};
+    pst_stack *old = s->stack;
+    for (int i = 0; i < s->n; i++) {
+        path_of(s, s->numbers[i], paths[i]);
+        files[i].path = paths[i];
+    }
+    REQUIRE(!pst_stack_open(s->in_files, GROUPS, files, s->n, NULL, &s->stack, NULL));
+    REQUIRE(!pst_table_set_stack(s->t, s->stack));
+    pst_stack_close(old);
+}
+
+static void seal(state *s, pst_table *t) {
+    pst_lineage l = {.epoch = ++s->next};
+    pst_sealed *sealed = NULL;
+    memory_file f = {.calls_left = -1};
+    pst_io io = file_io(&f, 1);
+    pst_file_info info;
+    memcpy(l.id, &s->next, sizeof s->next);
+    REQUIRE(!pst_table_seal(t, &l, &sealed));
+    if (pst_sealed_rows(sealed)) {
+        pst_sealed_guide(sealed, 4096);
+        REQUIRE(!pst_sealed_write(sealed, &io, &info));
+        save(s, &f);
+    }
+    pst_sealed_destroy(sealed);
+    file_free(&f);
+    if (s->n == MOST_FILES)
+        merge(s);
+}
+
+/* Adds one to these keys. What fits is done; *n says how many keys that were. */
+static pst_status add(state *s, const int64_t *keys, int64_t *n) {
+    static const int64_t one = 1;
+    pst_array k = {.type = PST_INT64, .length = *n, .values = keys};
+    pst_array v = {.type = PST_INT64, .length = 1, .values = &one};
+    pst_batch *b = NULL;
+    uint64_t changed = pst_changed_rows(s->t);
+    REQUIRE(!pst_batch_create(s->t, &k, &b));
+    pst_status st = pst_batch_apply(b, 0, PST_ADD, &v);
+    pst_batch_destroy(b);
+    if (st) {
+        CHECK_EQ(pst_changed_rows(s->t), changed);
+        CHECK(!s->t->poisoned);
+        *n = st == PST_NO_ROOM ? pst_table_detail(s->t)->row : 0;
+        return st;
+    }
+    for (int64_t i = 0; i < *n; i++)
+        s->model[keys[i]]++;
+    return st;
+}
+
+static void step(state *s, uint64_t keys) {
+    uint64_t fits;
+    pst_room leave, left;
+    seal(s, s->t);
+    set_stack(s);
+    CHECK_EQ(pst_table_room(s->t, keys, &fits, &leave), PST_OK);
+    CHECK(fits <= keys && (fits < keys || leave.rows == 0));
+    CHECK_EQ(pst_table_leave(s->t, &leave, &left), PST_OK);
+    s->steps++;
+}
+
+/* Lets all rows leave. */
+static void empty(state *s) {
+    pst_room all = {UINT64_MAX, 0}, left;
+    seal(s, s->t);
+    set_stack(s);
+    CHECK_EQ(pst_table_leave(s->t, &all, &left), PST_OK);
+    s->emptied++;
+}
+
+static void run_batch(state *s, const int64_t *keys, int64_t n) {
+    while (n > 0) {
+        int emptied = 0;
+        int64_t did = n;
+        pst_status st = add(s, keys, &did);
+        if (st == PST_NO_ROOM) {
+            CHECK(did >= 0 && did < n);
+            s->cuts++;
+            step(s, (uint64_t)n);
+            did = n;
+            st = add(s, keys, &did);
+        }
+        /* When rows have come it may turn out that they are larger than was reckoned. */
+        for (int64_t most = n; st == PST_NO_ROOM;) {
+            REQUIRE(did >= 0 && did < most);
+            if (!did && !emptied++) {
+                empty(s);
+                did = n;
+            }
+            REQUIRE(did);
+            most = did;
+            st = add(s, keys, &did);
+        }
+        REQUIRE(st == PST_OK);
+        keys += did;
+        n -= did;
+    }
+}
+
+static void check_all(state *s) {
+    enum { PART = 500 };
+    int again = 0;
+    for (int64_t from = 0; from < KEYS; from += PART) {
+        int64_t keys[PART], values[PART];
+        uint8_t valid[PART];
+        pst_array k = {.type = PST_INT64, .length = PART, .values = keys};
+        for (int i = 0; i < PART; i++)
+            keys[i] = from + i;
+        pst_batch *b = NULL;
+        REQUIRE(!pst_batch_create(s->t, &k, &b));
+        pst_status st = pst_batch_get(b, 0, values, valid);
+        pst_batch_destroy(b);
+        if (st == PST_NO_ROOM) {
+            REQUIRE(!again);
+            empty(s);
+            again = 1;
+            from -= PART;
+            continue;
+        }
+        again = 0;
+        REQUIRE(!st);
+        for (int i = 0; i < PART; i++)
+            if (!CHECK_EQ(valid[i], s->model[from + i] != 0) ||
+                !CHECK_EQ(values[i], s->model[from + i]))
+                return;
+    }
+}
+
+static void begin(state *s, uint64_t limit) {
+    pst_lineage l = {.epoch = 1};
+    pst_table *t = open_table(&SCHEMA, (uint64_t)1 << 28);
+    memset(s, 0, sizeof *s);
+    snprintf(s->folder, sizeof s->folder, "/dev/shm/pst_fetch_XXXXXX");
+    REQUIRE(mkdtemp(s->folder));
+    REQUIRE(!pst_file_schema_create(&SCHEMA, &s->in_files));
+    for (int64_t k = 0; k < KEYS; k += 2) {
+        char text[100];
+        pst_cell a = {{(uint64_t)k + 1, 0}, {NULL, 0}}, b = {{0, 0}, {(uint8_t *)text, 0}};
+        memset(text, 'a' + (int)(k % 26), sizeof text);
+        b.bytes.size = (uint32_t)(k % 100);
+        REQUIRE(!pst_key_set_word(t, (uint64_t)k) && !pst_value_put(t, 0, &a) &&
+                !pst_value_put(t, 1, &b));
+        s->model[k] = k + 1;
+    }
+    seal(s, t);
+    pst_table_close(t);
+    merge(s);
+    s->t = open_table(&SCHEMA, limit);
+    REQUIRE(!pst_table_seal(s->t, &l, NULL));
+    pst_table_set_whole(s->t, 0);
+}
+
+static void end(state *s) {
+    char command[128];
+    pst_table_close(s->t);
+    pst_stack_close(s->stack);
+    pst_file_schema_destroy(s->in_files);
+    snprintf(command, sizeof command, "rm -r %s", s->folder);
+    REQUIRE(!system(command));
+}
+
+static void run_steps(state *s, uint64_t limit) {
+    static int64_t keys[KEYS];
+    uint64_t random = limit;
+    begin(s, limit);
+    set_stack(s);
+    for (int i = 0; i < 30; i++) {
+        int64_t n = 1 + (int64_t)(check_random(&random) % (i % 3 ? 2000 : KEYS));
+        for (int64_t k = 0; k < n; k++)
+            keys[k] = (int64_t)(check_random(&random) % KEYS);
+        run_batch(s, keys, n);
+    }
+    CHECK(s->cuts > 5);
+    check_all(s);
+    end(s);
+}
+
+/* A stack counts for one lineage. */
+static void test_when_a_stack_counts(void) {
+    static state s;
+    int64_t keys[2] = {2, 3}, n = 2;
+    begin(&s, (uint64_t)1 << 26);
+    CHECK_EQ(add(&s, keys, &n), PST_NO_STACK);
+    CHECK_EQ(pst_key_set_word(s.t, 2), PST_NO_STACK);
+    set_stack(&s);
+    n = 2;
+    CHECK_EQ(add(&s, keys, &n), PST_OK);
+    pst_lineage l = {.epoch = 77};
+    /* Key 4 goes, and the stack has it still. */
+    CHECK_EQ(pst_key_set_word(s.t, 4), PST_OK);
+    CHECK_EQ(pst_value_clear(s.t, -1), PST_OK);
+    CHECK_EQ(pst_table_seal(s.t, &l, NULL), PST_OK);
+    CHECK_EQ(pst_key_set_word(s.t, 4), PST_NO_STACK);
+    CHECK_EQ(pst_key_set_word(s.t, 2), PST_OK);
+    /* Back where it had it. */
+    CHECK_EQ(pst_table_rollback(s.t, 1), PST_OK);
+    pst_cell a;
+    CHECK_EQ(pst_key_set_word(s.t, 4), PST_OK);
+    CHECK_EQ(pst_value_get(s.t, 0, &a), PST_OK);
+    CHECK_EQ(a.word[0], 5);
+    CHECK(!pst_table_dirty(s.t));
+    /* Rows that leave change nothing. */
+    pst_room all = {UINT64_MAX, UINT64_MAX}, left;
+    CHECK_EQ(pst_table_leave(s.t, &all, &left), PST_INVALID); /* some were admitted */
+    CHECK_EQ(pst_table_rollback(s.t, 0), PST_OK);
+    CHECK_EQ(pst_table_leave(s.t, &all, &left), PST_OK);
+    CHECK_EQ(pst_key_set_word(s.t, 4), PST_OK);
+    CHECK_EQ(pst_table_set_stack(s.t, NULL), PST_OK);
+    CHECK_EQ(pst_key_set_word(s.t, 6), PST_NO_STACK);
+    end(&s);
+}
+
+/* Files of another operator, or of too few key groups, are none of the table's. */
+static void test_other_files(void) {
+    static state s;
+    static const pst_column other[] = {{.name = "a", .type = PST_INT64},
+                                       {.name = "s", .type = PST_BINARY}};
+    static const int32_t part[] = {0, GROUPS - 2};
+    const pst_schema schema = {1, 2, &KEY, other, 0};
+    pst_table_options o = {.max_parallelism = GROUPS, .last_key_group = GROUPS - 1};
+    pst_table *t = NULL;
+    pst_stack *stack = NULL;
+    char path[128];
+    begin(&s, (uint64_t)1 << 26);
+    set_stack(&s);
+    REQUIRE(!pst_table_open(&schema, &o, &t, NULL, NULL));
+    CHECK_EQ(pst_table_set_stack(t, s.stack), PST_INVALID);
+    pst_table_close(t);
+    path_of(&s, s.numbers[0], path);
+    pst_stack_file file = {path, part, 1};
+    REQUIRE(!pst_stack_open(s.in_files, GROUPS, &file, 1, NULL, &stack, NULL));
+    CHECK_EQ(pst_table_set_stack(s.t, stack), PST_INVALID);
+    pst_stack_close(stack);
+    end(&s);
+}
+
+/* A key of which files say more than that it was deleted, as it might have timers, twice in a batch: it is put, and then cleared again. */
+static void test_of_nothing(void) {
+    static const pst_column states[] = {{.name = "a", .type = PST_INT64},
+                                        {.name = "#timers", .type = PST_INT32, .kind = PST_TIMERS},
+                                        {.name = "#timer", .type = PST_INT64, .kind = PST_TIMER}};
+    static const int64_t keys[] = {4, 4}, values[] = {9, 0};
+    static const uint8_t first = 1;
+    const pst_schema schema = {1, 3, &KEY, states, 0};
+    static state s;
+    pst_cell a = {{1, 0}, {NULL, 0}};
+    pst_lineage l = {.epoch = 1};
+    memset(&s, 0, sizeof s);
+    snprintf(s.folder, sizeof s.folder, "/dev/shm/pst_fetch_XXXXXX");
+    REQUIRE(mkdtemp(s.folder));
+    REQUIRE(!pst_file_schema_create(&schema, &s.in_files));
+    pst_table *t = open_table(&schema, (uint64_t)1 << 26);
+    for (uint64_t k = 0; k < 10; k++)
+        REQUIRE(!pst_key_set_word(t, k) && !pst_value_put(t, 0, &a));
+    seal(&s, t);
+    REQUIRE(!pst_key_set_word(t, 4) && !pst_value_clear(t, -1));
+    seal(&s, t);
+    pst_table_close(t);
+    s.t = open_table(&schema, (uint64_t)1 << 26);
+    REQUIRE(!pst_table_seal(s.t, &l, NULL));
+    pst_table_set_whole(s.t, 0);
+    set_stack(&s);
+    pst_array k = {.type = PST_INT64, .length = 2, .values = keys};
+    pst_array v = {.type = PST_INT64, .length = 2, .values = values, .validity = &first};
+    pst_batch *b = NULL;
+    REQUIRE(!pst_batch_create(s.t, &k, &b));
+    CHECK_EQ(pst_batch_put(b, 0, &v), PST_OK);
+    pst_batch_destroy(b);
+    REQUIRE(!pst_key_set_word(s.t, 4));
+    CHECK_EQ(pst_value_get(s.t, 0, &a), PST_NOT_FOUND);
+    REQUIRE(!pst_key_set_word(s.t, 5));
+    CHECK_EQ(pst_value_get(s.t, 0, &a), PST_OK);
+    end(&s);
+}
+
+static void get_numbered(void *ctx, int64_t i, pst_key *key) {
+    uint64_t word = (uint64_t)i % *(const uint64_t *)ctx;
+    *key = (pst_key){pst_hash_word(PST_INT64, word, PST_HASH_SEED), word, {NULL, 0}, 0};
+}
+
+/* How many different keys a batch lacks is known before they are sorted. */
+static void test_estimates(void) {
+    enum { N = 100000 };
+    static uint32_t slots[N];
+    static const uint64_t different[] = {1, 700, 5000, 40000, N};
+    for (size_t d = 0; d < sizeof different / sizeof *different; d++) {
+        uint64_t missing, about, of = different[d];
+        memset(slots, 0xFF, sizeof slots);
+        pst_keys keys = {&of, get_numbered, slots, N};
+        CHECK_EQ(pst_wants_estimate(&keys, &missing, &about), PST_OK);
+        CHECK_EQ(missing, N);
+        CHECK(about <= of && about + 2 >= of * 9 / 10);
+        for (int i = 500; i < N; i++)
+            slots[i] = 7;
+        CHECK_EQ(pst_wants_estimate(&keys, &missing, &about), PST_OK);
+        CHECK_EQ(missing, 500);
+    }
+}
+
+int main(void) {
+    static state s;
+    test_estimates();
+    test_of_nothing();
+    test_when_a_stack_counts();
+    test_other_files();
+    run_steps(&s, (uint64_t)1 << 19);
+    run_steps(&s, (uint64_t)3 << 18);
+    run_steps(&s, (uint64_t)1 << 20);
+    return check_report();
+}
