@@ -1,0 +1,427 @@
+"""The rows of a table on disk that lie in files: which files, what is in memory of them, all rows.
+
+Rows leave memory only when files have what changed of them. A store, or whoever else seals
+epochs, makes deltas durable and says so by `RowsBelow.set_files`. In the middle of what its user
+sees as one epoch it is asked for that by a *step*, see `RowsBelow.step_by`.
+
+Thread safety: as the backend whose rows they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, BinaryIO, Protocol
+
+import pyarrow as pa
+
+from pystate._core import core
+from pystate.checkpoint.state_files import (
+    EMPTY_LINEAGE,
+    FileIdentity,
+    FileInfo,
+    FileSchema,
+    Lineage,
+    Source,
+    claim,
+    file_schema,
+    merge_files,
+    open_file,
+)
+from pystate.errors import InvalidArgumentError, MemoryLimitError
+from pystate.state.columns import core_schema
+from pystate.state.declaration import State
+from pystate.state.key_batch import KeyBatch
+from pystate.state.operator_spec import declared_fills
+from pystate.tables.below import (
+    PLAIN,
+    Expiring,
+    FileBelow,
+    Part,
+    gathered,
+    has_rows_of,
+    key_arrays,
+    open_stack,
+    opened_files,
+    schema_in_files,
+    state_array,
+    written,
+)
+from pystate.tables.options import TableOptions
+from pystate.tables.registry import StateRegistry
+from pystate.tables.snapshots import FilesReader, Snapshot
+from pystate.types.keys import KeyColumns
+from pystate.types.state_type import StateType
+
+#: Deltas of tables on disk have changed rows whole up to this size, so that a look at the newest
+#: file with a key is the last one.
+WHOLE_ROWS_BYTES = 512
+_SCAN_ROWS = 1 << 16
+
+
+class Loading(Protocol):
+    """A table in memory that is filled from files."""
+
+    def load(self, source: Source, *, allow_unclaimed_state: bool, since: Mapping[str, int]) -> int:
+        """See `KeyedStateBackend`."""
+
+    def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None: ...
+
+
+class Owner(Protocol):
+    """What a backend gives to its rows below; see `KeyedStateBackend`."""
+
+    key: KeyColumns
+    namespace: StateType | None
+    max_parallelism: int
+    key_group_range: tuple[int, int]
+    path: str | None
+    _table: core.Table
+    _states: StateRegistry
+    _options: TableOptions
+    _clock: dict[str, tuple[int | None, ...]]
+
+    @property
+    def declarations(self) -> Mapping[str, State[Any]]: ...  # noqa: D102
+    @property
+    def dirty(self) -> bool: ...  # noqa: D102
+    @property
+    def arrow_schema(self) -> pa.Schema: ...  # noqa: D102
+
+    def open(self) -> None: ...  # noqa: D102
+    def expire(self) -> int: ...  # noqa: D102
+    def exported(self, keys: KeyBatch) -> pa.RecordBatch: ...  # noqa: D102
+    def _on_heap(self) -> AbstractContextManager[Loading]: ...
+    def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None: ...
+    def _flush(self) -> None: ...
+    def _discard(self) -> None: ...
+    def _key_types(self) -> list[StateType]: ...
+
+
+class RowsBelow:
+    """The files below a backend's table; `KeyedStateBackend.below` is it.
+
+    Attributes
+    ----------
+    files : tuple of FileBelow
+        In which rows are looked up, oldest first.
+    """
+
+    def __init__(self, backend: Owner, on_disk: bool) -> None:
+        self._backend = backend
+        self._table = backend._table
+        self.files: tuple[FileBelow, ...] = ()
+        self._files_id: bytes | None = None  # of which epoch they are
+        self._stack: core.Stack | None = None
+        self._file_schema: FileSchema | None = None
+        self._may_step: Callable[[], None] | None = None
+        if on_disk:
+            self._table.on_room(self._make_room)
+
+    def set_files(self, files: Sequence[tuple[str, int, int]]) -> None:
+        """Say which files hold what the last sealed epoch has, so that rows may leave memory.
+
+        Parameters
+        ----------
+        files : sequence of (path, first key group, last key group)
+            Oldest first; each counts for these key groups, both inclusive. All have guides and the
+            table's own columns. They may go while they are in use: they stay open.
+
+        Raises
+        ------
+        CheckpointError, CorruptFileError, NewerFormatError, SchemaError
+            A file cannot be used; the message names it. Those that were set before count no more.
+        """
+        self._backend.open()
+        last = self._table.lineage(0)
+        named = [FileBelow(*file) for file in files]
+        if named and not self._table.stats()[0]:
+            self._table.set_whole(False)  # its rows are nowhere else
+        self._stack = (
+            open_stack(self._core_schema(), self._backend.max_parallelism, named) if named else None
+        )
+        self._table.set_stack(self._stack)
+        self.files, self._files_id = tuple(named), None if last is None else last[0]
+
+    def reset(self, lineage: Lineage | None, files: Sequence[FileBelow]) -> None:
+        """Forget all that is in memory, and have what files hold as the last sealed epoch.
+
+        Handles stay valid; batches and readers do not.
+        """
+        self._backend._discard()
+        self._begin_anew(lineage, bool(files), goes_on=False)
+        self.set_files(files)
+
+    def _begin_anew(self, lineage: Lineage | None, has_files: bool, *, goes_on: bool) -> None:
+        """Make an empty table of that lineage; with `goes_on` batches of keys stay valid."""
+        self.files, self._files_id, self._stack = (), None, None
+        self._table.reopen(goes_on)
+        self._backend.open()
+        clock = {"processing": (None,), "event": (None, None), **self._backend._clock}
+        self._table.set_clock(clock["processing"][0], *clock["event"])
+        if has_files:
+            self._table.set_whole(False)
+        if lineage is not None:
+            self._backend._seal(lineage, wanted=False, goes_on=goes_on)
+
+    def restore(
+        self,
+        files: list[Source],
+        expected: list[FileIdentity | None],
+        lineage: Lineage | None,
+        allow_unclaimed_state: bool,
+    ) -> int:
+        """As `restore`; the rows stay in their files, or go into a base that is made of these."""
+        paths = [os.fspath(file) for file in files if isinstance(file, (str, os.PathLike))]
+        if len(paths) < len(files):
+            raise InvalidArgumentError(
+                "restore: rows of a table on disk stay in their files, so these are named by paths"
+            )
+        named = [(path, self._backend.key_group_range) for path in paths]
+        rows = self.check_files(files, expected, allow_unclaimed_state)
+        with open_file(files[-1]) as newest:
+            found = Lineage(*newest.reader.lineage())
+        if not all(map(self.has_rows_of, files)):
+            if self._backend.path is None:
+                raise InvalidArgumentError(
+                    f"restore: rows cannot be looked up in {paths[-1]} as it is, and is "
+                    "first merged into a new base: say in which folder, by path="
+                )
+            base = os.path.join(self._backend.path, f"{os.urandom(16).hex()}.base")
+            with open(base, "xb") as out:
+                self.merge(files, out, lineage or found)
+            named = [(base, self._backend.key_group_range)]
+        self._backend._seal(lineage or found, wanted=False)
+        self.set_files([FileBelow(path, *bounds) for path, bounds in named])
+        return rows
+
+    def check_files(
+        self,
+        files: Sequence[Source],
+        expected: Sequence[FileIdentity | None],
+        allow_unclaimed_state: bool = False,
+    ) -> int:
+        """Check that this table can have the files' rows, as `load` does; count their records."""
+        self._backend.open()
+        rows, since = 0, declared_fills(self._backend.declarations)
+        for file, identity in zip(files, expected, strict=True):
+            with open_file(file, identity) as opened:
+                claim(
+                    opened.reader,
+                    self._backend.key,
+                    self._backend.namespace,
+                    self._backend._states.columns,
+                    self._backend.max_parallelism,
+                    allow_unclaimed_state,
+                    since,
+                )
+                rows += FileInfo(*opened.reader.info()).rows
+        return rows
+
+    def has_rows_of(self, file: Source) -> bool:
+        """Whether rows can be looked up in a file: it has a guide, and this table's columns."""
+        self._backend.open()
+        if self._file_schema is None:
+            self._file_schema = schema_in_files(self._table)
+        with open_file(file) as opened:
+            return has_rows_of(opened, self._file_schema)
+
+    def merge(self, files: Sequence[Source], out: BinaryIO, lineage: Lineage) -> FileInfo:
+        """Merge files, oldest first, into one in which the rows of this table are looked up.
+
+        It has the columns as they are declared now.
+        """
+        self._backend.open()
+        own = written(self._table.changes())
+        with open_file(own) as opened:
+            schema = file_schema(opened.reader)
+        for file in files:
+            with open_file(file) as opened:
+                if len(file_schema(opened.reader).keys) > len(schema.keys):
+                    return self._rewritten(files, out, lineage)
+        first, last = self._backend.key_group_range
+        return merge_files(
+            [*files, own],
+            out,
+            lineage=lineage,
+            first_key_group=first,
+            last_key_group=last,
+            since=declared_fills(self._backend.declarations),
+            block_bytes=self._backend._options.guided_block_bytes,
+        )
+
+    def _rewritten(self, files: Sequence[Source], out: BinaryIO, lineage: Lineage) -> FileInfo:
+        """The same through a table in memory; returns a delta of all rows.
+
+        A merge keeps the column of elements, which this table's files do not have, since the last
+        list or map went.
+        """
+        with self._backend._on_heap() as table:
+            for file in files:
+                table.load(
+                    file,
+                    allow_unclaimed_state=True,
+                    since=declared_fills(self._backend.declarations),
+                )
+            sealed = table._seal(lineage, wanted=True)
+            assert sealed is not None
+            with Snapshot(sealed, self._backend._options.guided_block_bytes) as snapshot:
+                return snapshot.write(out)
+
+    def step_by(self, step: Callable[[], None]) -> None:
+        """Have `step` called where rows have to leave and the open epoch has changes.
+
+        It seals under another name by `seal_step`, makes that durable and calls `set_files`.
+        """
+        self._may_step = step
+
+    def seal_step(self, lineage: Lineage) -> Snapshot:
+        """As `seal`, in the middle of what the user sees as one epoch: key batches stay valid."""
+        self._backend.expire()
+        sealed = self._backend._seal(lineage, wanted=True, goes_on=True)
+        assert sealed is not None
+        return Snapshot(sealed, self._backend._options.guided_block_bytes)
+
+    def leave_room(self, keys: int) -> None:
+        """Let rows leave, if the files have all of them, until so many more fit."""
+        if self._table.room(keys)[0] < keys:
+            self._let_leave(keys)
+
+    def _let_leave(self, keys: int) -> bool:
+        last = self._table.lineage(0)
+        if self._backend.dirty or not self.files or last is None or last[0] != self._files_id:
+            return False
+        # Rows that came are a part of the open epoch, which has changed nothing.
+        self._backend._seal(Lineage(*last), wanted=False, goes_on=True)
+        self._table.settle()
+        # Twice as many as are wanted, so that it is not soon to be done again.
+        _, rows, size_bytes = self._table.room(2 * keys)
+        self._table.set_whole(False)
+        self._table.leave(max(rows, min(2 * keys, self._table.stats()[0] // 2)), size_bytes)
+        return True
+
+    def _make_room(self, keys: int, fully: bool) -> bool:
+        if self._may_step is not None and self._backend.dirty:
+            self._may_step()
+        if not fully:
+            return self._let_leave(keys)
+        # The memory that a table once took for rows stays for rows. A new one takes what this batch
+        # needs, for all purposes.
+        last = self._table.lineage(0)
+        if self._backend.dirty or not self.files or last is None or last[0] != self._files_id:
+            return False
+        below, stack = self.files, self._stack
+        self._backend._discard()
+        self._begin_anew(Lineage(*last), True, goes_on=True)
+        self._table.set_stack(stack)
+        self.files, self._files_id, self._stack = below, last[0], stack
+        return True
+
+    def _core_schema(self) -> core.Schema:
+        return core_schema(
+            self._backend.key, self._backend.namespace, self._backend._states.columns
+        )
+
+    def rows(self, expiring: Expiring | None) -> Iterator[tuple[int, list[Part]]]:
+        """All rows in the files below and in memory, in parts, as `gathered` gives them."""
+        self._backend._flush()
+        bounds = self._backend.key_group_range
+        files: list[tuple[Source, tuple[int, int]]] = [(f.path, f[1:]) for f in self.files]
+        if self._table.dirty():
+            files.append((written(self._table.changes()), bounds))
+        with opened_files(files) as opened:
+            columns = len(self._backend._states.columns)
+            yield from gathered(
+                opened,
+                self._core_schema(),
+                columns,
+                self._backend.max_parallelism,
+                bounds,
+                expiring,
+            )
+
+    def _expiring(self) -> Expiring:
+        processing = self._backend._clock.get("processing", (None,))
+        event = self._backend._clock.get("event", (None, None))
+        return Expiring.of(self._backend.declarations, processing[0], event[0])
+
+    def count(self) -> int:
+        """How many keys there are that have not expired: O(rows)."""
+        return sum(rows for rows, _ in self.rows(self._expiring()))
+
+    def keys(self, most: int) -> Iterator[KeyBatch]:
+        """All keys, in batches of as many as fit in memory; no more than `most`."""
+        types = self._backend._key_types()
+        for rows, parts in self.rows(self._expiring()):
+            arrays = key_arrays(iter(parts), types)
+            at = 0
+            while at < rows:
+                # As many as fit: who asks for all rows gets them in parts.
+                fits = max(1, self._table.room(min(most, rows - at))[0])
+                yield KeyBatch(self._table, [a.slice(at, fits) for a in arrays], types)
+                at += fits
+
+    def _exported_in_parts(self, arrays: list[pa.Array[Any]]) -> Iterator[pa.RecordBatch]:
+        """As `exported`, of fewer keys at a time where the rows of all do not fit in memory."""
+        rows = len(arrays[0])
+        try:
+            found = self._backend.exported(
+                KeyBatch(self._table, arrays, self._backend._key_types())
+            )
+        except MemoryLimitError as error:
+            if rows <= 1:
+                raise
+            at = max(1, min(rows // 2, error.keys or rows))
+            yield from self._exported_in_parts([array[:at] for array in arrays])
+            yield from self._exported_in_parts([array[at:] for array in arrays])
+        else:
+            yield found
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All rows, as `KeyedStateBackend.to_batches` gives them."""
+        if not all(type(d) in PLAIN for d in self._backend.declarations.values()) or any(
+            type_.is_nested for type_ in self._backend._key_types()
+        ):
+            for keys in self.keys(_SCAN_ROWS):
+                yield from self._exported_in_parts(list(keys._columns()))
+            return
+        types = self._backend._key_types()
+        places, at = {}, 0
+        for name, declaration in self._backend.declarations.items():
+            places[name] = at
+            at += len(declaration.columns(name))
+        for _, parts in self.rows(self._expiring()):
+            given = iter(parts)
+            arrays = key_arrays(given, types)
+            for name, declaration in self._backend.declarations.items():
+                arrays.append(
+                    state_array(given, declaration, self._backend._states.columns[places[name]])
+                )
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._backend.arrow_schema)
+
+    def reader(self, files: Sequence[FileBelow], lineage: Lineage | None) -> FilesReader:
+        """Return a reader of what files have, for this thread or another one."""
+        self._backend.open()
+        return FilesReader(
+            files,
+            EMPTY_LINEAGE if lineage is None else lineage,
+            self._backend.max_parallelism,
+            self._backend.key_group_range,
+            self._backend.key,
+            self._backend.declarations,
+            namespace=self._backend.namespace,
+        )
+
+    @property
+    def are_any(self) -> bool:
+        """Whether rows may lie in files alone."""
+        self._backend.open()
+        return not self._table.is_whole
+
+    def refuse(self, what: str) -> None:
+        """Refuse what only a table that has all rows can do."""
+        if self.are_any:
+            raise InvalidArgumentError(
+                f"{what}: rows of the table lie in files: it is filled by restore alone"
+            )
