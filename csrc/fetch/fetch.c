@@ -72,11 +72,63 @@ static int is_element(const fetch *x, const pst_record *r) {
     return x->t->lay.has_elements && !(r->key_nulls >> x->t->schema.n_keys & 1);
 }
 
+/* A time of a value that the row does not have: a newer file has changed that and not the time, and
+ * so the file with both was not asked. Such times wait for their values. */
+typedef struct late_times {
+    uint64_t columns;
+    uint64_t words[PST_MAX_STATES];
+} late_times;
+
+static void note_times(const fetch *x, uint32_t slot, const pst_record *r, late_times *late) {
+    const pst_table *t = x->t;
+    if (r->op == PST_DELETE)
+        late->columns = 0;
+    for (uint64_t left = r->changed; left; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        uint64_t bit = UINT64_C(1) << i, present = r->present & bit;
+        if (t->lay.fields[i].kind == PST_TIME) {
+            late->columns &= ~bit;
+            if (present && !pst_row_has(&t->lay, pst_row(t, slot), i - 1))
+                late->columns |= bit;
+            late->words[i] = r->cells[i].word[0];
+        } else if (!present && t->lay.fields[i].time >= 0) {
+            late->columns &= ~(bit << 1);
+        }
+    }
+}
+
+/* Gives the values that have come now the times that waited for them. */
+static pst_status add_times(fetch *x, pst_admission *a, late_times *late) {
+    pst_record *r = &x->record;
+    uint64_t now = 0;
+    for (uint64_t left = late->columns; left; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        if (!pst_row_has(&x->t->lay, pst_row(x->t, a->slot), i - 1))
+            continue;
+        now |= UINT64_C(1) << i;
+        r->cells[i].word[0] = late->words[i];
+    }
+    if (!now)
+        return PST_OK;
+    late->columns &= ~now;
+    r->op = PST_PUT;
+    r->changed = r->present = now;
+    return pst_admission_add(a, r, &x->mapping, 0, 0);
+}
+
 static pst_status apply_parts(fetch *x, pst_admission *a, uint32_t n) {
+    late_times late;
+    late.columns = 0;
     pst_status s = PST_OK;
     for (uint32_t i = 0; !s && i < n; i++) {
         pst_parts_get(&x->parts, x->order[i], &x->record);
-        s = pst_admission_add(a, &x->record, &x->mapping, is_element(x, &x->record), 0);
+        int element = is_element(x, &x->record);
+        s = pst_admission_add(a, &x->record, &x->mapping, element, 0);
+        if (s || element || n == 1)
+            continue;
+        note_times(x, a->slot, &x->record, &late);
+        if (late.columns)
+            s = add_times(x, a, &late);
     }
     return s;
 }

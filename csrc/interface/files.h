@@ -58,8 +58,8 @@ void pst_file_schema_destroy(pst_schema *file);
 /* Applies a record to the open epoch, with the element column where the table's files have one.
  * `columns[i]` is the table's column for the record's column i, or -1 to drop it; NULL: the
  * identity. The record's hash is trusted, and that each cell is of its column's type. PST_INVALID:
- * not attached, a column is not the table's, or is there twice. PST_NOT_HERE: rows lie in files below
- * the table, and what the record changes may be one of them. PST_POISONED. PST_WRONG_KEY_GROUP.
+ * not attached, a column is not the table's, or is there twice. PST_NOT_HERE: rows lie in files
+ * below the table, and what the record changes may be one of them. PST_POISONED. PST_WRONG_KEY_GROUP.
  * PST_CORRUPT: an element that its state cannot have. PST_TOO_LARGE: key or value; PST_WRONG_TYPE:
  * a struct of another width; memory. */
 pst_status pst_table_apply(pst_table *t, const pst_record *record, const int32_t *columns,
