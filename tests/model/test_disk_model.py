@@ -177,6 +177,6 @@ MACHINES = [DiskValues, DiskLists, DiskMaps, DiskFolds, DiskMixed, DiskTable]
 @pytest.mark.drawn
 @pytest.mark.parametrize("machine", MACHINES)
 def test_short(machine: type[OnDisk]) -> None:
-    most, steps = (40, 40) if machine is DiskTable else (30, 30)
+    most, steps = (120, 40) if machine is DiskTable else (90, 30)
     run_state_machine_as_test(machine, settings=settings_for(drawn.count(most), steps))
-    assert machine.left > 0
+    assert machine.left > 0 or not drawn.THOROUGH
