@@ -90,8 +90,7 @@ static pst_status apply_timer(pst_table *t, const pst_key *key, pst_bytes rest, 
         return s;
     int in_record = *slot == t->applied;
     /* The element goes because the record of the row has the timer now. */
-    if (!put && in_record && pst_timer_packed_domain(t->applied_timer) == domain &&
-        pst_timer_packed_time(t->applied_timer) == time_ms)
+    if (!put && in_record && pst_timer_is_packed(t->applied_timer, domain, time_ms))
         return PST_OK;
     s = put ? pst_timer_add(t, *slot, domain, time_ms)
             : pst_timer_remove(t, *slot, domain, time_ms);

@@ -71,6 +71,11 @@ static inline int64_t pst_timer_packed_time(uint64_t word) {
     return (int64_t)word >> 1;
 }
 
+/* Is the word that timer's? The word of a time that has no 63 bits is another timer's. */
+static inline int pst_timer_is_packed(uint64_t word, pst_domain domain, int64_t time_ms) {
+    return pst_timer_packed_domain(word) == domain && pst_timer_packed_time(word) == time_ms;
+}
+
 /* Does a row with these states have timers that are elements in files? */
 static inline int pst_timers_are_apart(const pst_row_layout *lay, uint64_t presence) {
     return (presence >> lay->timers & 1) && !(lay->timer >= 0 && (presence >> lay->timer & 1));

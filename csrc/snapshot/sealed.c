@@ -317,10 +317,10 @@ static int came_with_row(const pst_table *t, int domain, const pst_tree_entry *e
         return 0;
     if (header == row[0])
         return 1;
-    uint64_t word = pst_timer_pack((pst_domain)domain, pst_timer_time(e->key[0]));
     uint64_t had = lay->wide ? image[0] : header >> 1 & 0x7F;
     if (lay->timer >= 0 && had >> lay->timer & 1)
-        return *pst_image_field(lay, image, lay->timer) == word;
+        return pst_timer_is_packed(*pst_image_field(lay, image, lay->timer), (pst_domain)domain,
+                                   pst_timer_time(e->key[0]));
     pst_timer timer = {e->key[0], (uint32_t)e->key[1], (pst_domain)domain};
     size_t low = 0, high;
     const pst_timer *all = pst_timers_admitted(t, &high);

@@ -109,9 +109,11 @@ static inline void em_init(elements_model *m, int spaces, int64_t ttl_ms) {
     m->schema.n_hashed = 1;
 }
 
-/* Two of them are beyond 63 bits. */
+/* Two of them are beyond 63 bits, and two others are what is left of these as one word. */
 static inline int64_t em_time(int timer) {
-    return timer == 0 ? INT64_MIN : timer == EM_TIMERS - 1 ? INT64_MAX : timer * 100;
+    if (timer == 0 || timer == EM_TIMERS - 1)
+        return timer ? INT64_MAX : INT64_MIN;
+    return timer < 3 ? timer - 2 : timer * 100;
 }
 
 static inline int em_timer(int64_t time) {

@@ -610,6 +610,57 @@ static void test_no_change(void) {
     pst_table_close(t);
 }
 
+static void seal_below(pst_table *t, below_files *files, uint64_t epoch) {
+    pst_lineage l = em_lineage(epoch);
+    pst_sealed *sealed = NULL;
+    pst_room all = {1, 0}, left;
+    REQUIRE(pst_table_seal(t, &l, &sealed) == PST_OK);
+    below_add(files, epoch, sealed);
+    pst_sealed_destroy(sealed);
+    for (int d = 0; d < 2; d++)
+        CHECK_EQ(pst_table_set_horizon(t, (pst_domain)d, INT64_MIN), PST_OK);
+    CHECK_EQ(pst_table_leave(t, &all, &left), PST_OK);
+    CHECK_EQ(left.rows, 1);
+}
+
+/* A timer joins a row that came with another one, from which it differs by a bit that their words
+ * lack. That is a change. */
+static void run_lost_bit(pst_domain domain, int64_t whole, int64_t beyond, int stays) {
+    elements_model *m = calloc(1, sizeof *m);
+    REQUIRE(m);
+    em_init(m, 0, 0);
+    pst_table *t = em_open(m, 0, 3);
+    below_files files;
+    pst_cell key = {{0, 0}, {NULL, 0}};
+    int64_t times[3];
+    pst_batch *b = NULL;
+    below_init(&files, &t->schema, 4);
+    em_set_key(m, t, 0);
+    CHECK_EQ(pst_timer_register(t, domain, whole), PST_OK);
+    seal_below(t, &files, 1);
+    CHECK_EQ(below_admit(&files, t, &key, UINT64_MAX), PST_OK);
+    em_set_key(m, t, 0);
+    CHECK_EQ(pst_timer_register(t, domain, beyond), PST_OK);
+    if (!stays)
+        CHECK_EQ(pst_timer_delete(t, domain, whole), PST_OK);
+    seal_below(t, &files, 2);
+    CHECK_EQ(below_admit(&files, t, &key, UINT64_MAX), PST_OK);
+    pst_table_set_whole(t, 1); /* nobody asks files here */
+    if (CHECK_EQ(pst_timers_due(t, domain, INT64_MAX, 3, times, &b), PST_OK)) {
+        CHECK_EQ(pst_batch_length(b), 1 + stays);
+        CHECK_EQ(times[stays && beyond > whole], beyond);
+        pst_batch_destroy(b);
+    }
+    below_free(&files);
+    pst_table_close(t);
+    free(m);
+}
+
+static void test_lost_bit(void) {
+    for (int i = 0; i < 8; i++)
+        run_lost_bit((pst_domain)(i & 1), i & 2 ? -1 : 0, i & 2 ? INT64_MAX : INT64_MIN, i >> 2);
+}
+
 int main(int argc, char **argv) {
     int epochs = argc > 1 ? atoi(argv[1]) : 200;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
@@ -624,6 +675,7 @@ int main(int argc, char **argv) {
     test_no_change();
     test_leave_refused();
     test_room_at_once();
+    test_lost_bit();
     for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++)
         run_values(&schemas[i], (int)i % 2, epochs, seed + i);
     for (int i = 0; i < 4; i++)
