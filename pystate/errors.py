@@ -138,7 +138,16 @@ class SnapshotTooOldError(PystateError, RuntimeError):
 
 
 class MemoryLimitError(PystateError, MemoryError):
-    """A memory limit (a table's, or the host's) would be passed, or memory was refused."""
+    """A memory limit (a table's, or the host's) would be passed, or memory was refused.
+
+    Attributes
+    ----------
+    keys : int or None
+        Where the rows of a batch of keys do not fit in memory together: how many of its first keys
+        would.
+    """
+
+    keys: int | None = None
 
 
 class MissingRequirementError(PystateError, RuntimeError):

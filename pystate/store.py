@@ -2,7 +2,10 @@
 
 The folder is a checkpoint like a job's: ``job.json``, manifests, one operator with one range. The
 table itself is in memory; `Store.checkpoint` writes what changed since the last one and publishes
-a manifest, and reopening restores that.
+a manifest, and reopening restores that. With ``home="disk"`` the table has some of the rows, and
+the others are looked up in the files of the checkpoint. If what changed since the last checkpoint
+has to leave memory, too, it is written in *steps*: deltas that no manifest names before the next
+checkpoint, and which are deleted after a crash or by `Store.rollback`.
 
 Thread safety: a store belongs to one thread at a time. Only one process at a time may have it open.
 """
@@ -17,11 +20,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import pyarrow as pa
 
-from pystate.base.arguments import flag, folder_path, integer, mapping, shown
+from pystate.base.arguments import choice, flag, folder_path, integer, mapping, shown
 from pystate.base.folder_lock import FolderLock
 from pystate.base.markup import bytes_shown, panel
 from pystate.checkpoint.epoch_log import StoreChronicle
@@ -45,12 +48,13 @@ from pystate.checkpoint.refs import (
     empty_range,
     state_path,
 )
-from pystate.checkpoint.state_files import Lineage
+from pystate.checkpoint.state_files import Lineage, Source
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.merge_policy import MergePolicy, Run
+from pystate.epochs.merge_policy import DiskMergePolicy, MergePolicy, Run
 from pystate.epochs.merges import merge_range
 from pystate.epochs.retention import delete_files, delete_retired, delete_unnamed
 from pystate.errors import (
+    CheckpointError,
     ClosedError,
     InvalidArgumentError,
     NoEventTimeError,
@@ -63,7 +67,8 @@ from pystate.state.evolution import same_content
 from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import declared_fills, in_files, stored_defaults
 from pystate.tables.backend import KeyedStateBackend
-from pystate.tables.options import TableStats
+from pystate.tables.below import FileBelow
+from pystate.tables.options import DISK, TableStats
 from pystate.tables.registry import refuse_pickled
 from pystate.tables.snapshots import SealedReader, Snapshot
 from pystate.types.keys import KeyLike
@@ -74,6 +79,9 @@ if TYPE_CHECKING:
 _LOG = logger("pystate.store")
 _UID = "embedded"
 _POLICY = MergePolicy(min_deltas=4, max_deltas=64, keep_deltas=0)
+_DISK_POLICY = DiskMergePolicy(min_deltas=4, keep_deltas=0)
+#: So many steps become one delta, since each file costs reads.
+_MOST_STEPS = 8
 
 
 @dataclass
@@ -84,6 +92,10 @@ class _Delta:
     rows: int
     ref: FileRef | None = None
     tried: bool = False
+    is_step: bool = False
+    """Whether it was made since `Store.checkpoint` was called last, to make room."""
+    memory: BinaryIO | None = None
+    """The file in memory, while there is no room for it in the folder."""
 
 
 class Store:
@@ -121,6 +133,7 @@ class Store:
         allow_unclaimed_state: bool = False,
         allow_pickle: bool = True,
         clock: Callable[[], int] | None = None,
+        home: Literal["heap", "disk"] = "heap",
     ) -> None:
         self.path = local_only(folder_path(path, "ps.open: path"), "ps.open: path")
         owner = f"the store {self.path}"
@@ -140,7 +153,10 @@ class Store:
         self._unsynced = False
         # Invalid arguments must not leave a folder behind.
         groups = 128 if max_parallelism is None else max_parallelism
-        backend = partial(KeyedStateBackend, key, limit_bytes=limit_bytes)
+        self.home = choice(home, f"{owner}: home", ("heap", DISK))
+        self._on_disk = home == DISK
+        self._converted = False
+        backend = partial(KeyedStateBackend, key, limit_bytes=limit_bytes, home=home)
         backend(states=states, max_parallelism=groups)
         if not flag(allow_pickle, f"{owner}: allow_pickle"):
             refuse_pickled(states, owner)
@@ -169,8 +185,13 @@ class Store:
             self._range = empty_range(0, job.max_parallelism, 1)
             try:
                 self._tick()
+                if self._on_disk:
+                    self._backend.below.step_by(self._step, self._files)
+                    # What a merge makes while it is opened is named by the next manifest.
+                    delete_unnamed(self._storage, self._history)
                 self._restore(allow_unclaimed_state)
-                delete_unnamed(self._storage, self._history)
+                if not self._on_disk:
+                    delete_unnamed(self._storage, self._history)
             except BaseException:
                 self._backend.close()
                 raise
@@ -220,6 +241,12 @@ class Store:
         -------
         KeyBatch
             Pass it to the handles; it is valid until the next checkpoint or rollback.
+
+        Raises
+        ------
+        MemoryLimitError
+            Of a store on disk, when the batch is first used: rows of so many keys do not fit in
+            memory together. The error's ``keys`` says how many do; nothing has changed.
         """
         return self._backend.keys(columns)
 
@@ -254,11 +281,20 @@ class Store:
 
     def reader(self) -> SealedReader:
         """Return a reader of the last sealed state, for this thread or another one."""
-        return self._backend.reader()
+        if not self._on_disk:
+            return self._backend.reader()
+        return self._backend.below.reader(self._files(steps=False), self._lineage())
 
     def rollback(self) -> None:
         """Undo everything since the last call of `checkpoint`, or since the store was opened."""
-        self._backend.rollback()
+        steps = [delta for delta in self._pending if delta.is_step]
+        if not steps:
+            self._backend.rollback()
+            return
+        # The table returns to no epoch before the steps. What is below these is in the files.
+        self._backend.below.reset(self._lineage(), self._files(steps=False))
+        self._pending = [delta for delta in self._pending if not delta.is_step]
+        self._drop(steps)
 
     # -- checkpoints
 
@@ -290,28 +326,136 @@ class Store:
         epoch = self.epoch + 1
         self._backend.expire()
         if self._backend.dirty or (head is None and not self._pending):
-            base = self._backend.lineage() or Lineage(bytes(16), bytes(16), 0)
-            name = Lineage(uuid.uuid4().bytes, base.id, epoch)
             rows = self._backend.stats().changed_rows
-            self._pending.append(_Delta(self._backend.seal(name), rows))
+            self._pending.append(_Delta(self._backend.seal(self._next()), rows))
         else:
             self._backend.end_idle_epoch()
-        if not self._pending and not self._unsynced:
+        for delta in self._pending:
+            delta.is_step = False
+        if not self._pending and not self._unsynced and not self._converted:
             self._tick()
             return self.epoch
-        deltas = tuple(self._write(delta, epoch) for delta in self._pending)
-        written_s = time.monotonic()
-        rows = sum(delta.rows for delta in self._pending)
-        newest = deltas[-1].id if deltas else self._range.id
-        state = replace(self._range, id=newest, deltas=(*self._range.deltas, *deltas))
-        manifest = self._manifest(epoch, self._merge(state, epoch))
-        self._publish(manifest)
+        try:
+            deltas = tuple(self._write(delta, epoch) for delta in self._pending)
+            written_s = time.monotonic()
+            rows = sum(delta.rows for delta in self._pending)
+            newest = deltas[-1].id if deltas else self._range.id
+            state = replace(self._range, id=newest, deltas=(*self._range.deltas, *deltas))
+            manifest = self._manifest(epoch, self._merge(state, epoch))
+            self._publish(manifest)
+        finally:
+            self._place()
         stats = self._backend.stats()
+        if self._on_disk:
+            self._backend.below.leave_room(stats.keys // 8)
         self._chronicle.published(
             manifest, deltas, (rows, stats.keys, stats.committed_bytes), began_s, written_s
         )
         self._tick()
         return epoch
+
+    def _next(self) -> Lineage:
+        """The name of the epoch that is sealed next."""
+        base = self._backend.lineage() or Lineage(bytes(16), bytes(16), 0)
+        return Lineage(uuid.uuid4().bytes, base.id, self.epoch + 1)
+
+    # -- rows on disk
+
+    def _step(self) -> None:
+        """Write what changed so far, so that it may leave memory before the next checkpoint.
+
+        Where the folder is full the error is `NoSpaceError`, and the changes are kept in memory.
+        """
+        rows = self._backend.stats().changed_rows
+        delta = _Delta(self._backend.below.seal_step(self._next()), rows, is_step=True)
+        self._pending.append(delta)
+        try:
+            for waiting in self._pending:
+                self._write(waiting, self.epoch + 1)
+            self._join_steps()
+        finally:
+            self._place()
+
+    def _join_steps(self) -> None:
+        """Merge the steps since the last checkpoint into one, if they are many."""
+        steps = [delta for delta in self._pending if delta.is_step]
+        if len(steps) < _MOST_STEPS:
+            return
+        refs = tuple(delta.ref for delta in steps if delta.ref is not None)
+        bounds, newest = self._range.bounds, steps[-1]
+        path = state_path(_UID, *bounds, self.epoch + 1, uuid.uuid4().hex, "delta")
+        merged = merge_range(
+            self._storage,
+            refs,
+            refs[-1].id,
+            path,
+            *bounds,
+            kind="delta",
+            block_bytes=_DISK_POLICY.block_bytes,
+        )
+        rows = sum(delta.rows for delta in steps)
+        joined = replace(newest, rows=rows, ref=merged)
+        self._pending = [*(d for d in self._pending if not d.is_step), joined]
+        self._drop(steps)
+
+    def _drop(self, deltas: list[_Delta]) -> None:
+        """Remove what no manifest names and nothing needs any more."""
+        with suppress(PystateError, OSError):  # they go when the store is opened again
+            delete_files(self._storage, [d.ref.path for d in deltas if d.ref is not None])
+        for delta in deltas:
+            self._forget(delta)
+
+    def _lineage(self) -> Lineage | None:
+        """The name of the state that `_files` have without steps; None if there is none."""
+        sealed = [delta.snapshot.lineage for delta in self._pending if not delta.is_step]
+        if sealed:
+            return sealed[-1]
+        if self._range.id == EMPTY_ID:
+            return None
+        files = self._range.files
+        parent = bytes.fromhex(files[-1].parent) if files else bytes(16)
+        return Lineage(bytes.fromhex(self._range.id), parent, self.epoch)
+
+    def _files(self, *, steps: bool = True) -> list[FileBelow]:
+        """The files that hold the last sealed epoch, oldest first."""
+        files = [
+            FileBelow(self._storage.local_path(ref.path), *ref.bounds) for ref in self._range.files
+        ]
+        for delta in self._pending:
+            if delta.is_step and not steps:
+                continue
+            if delta.ref is not None:
+                path = self._storage.local_path(delta.ref.path)
+            else:
+                path = f"/proc/self/fd/{self._in_memory(delta).fileno()}"
+            files.append(FileBelow(path, *self._range.bounds))
+        return files
+
+    def _in_memory(self, delta: _Delta) -> BinaryIO:
+        if delta.memory is None:
+            try:
+                memory = os.fdopen(os.memfd_create("pystate-delta"), "w+b")
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self.path}: changes that are in no file yet cannot be put into memory as "
+                    f"one: {error.strerror}"
+                ) from error
+            delta.snapshot.write(memory)
+            memory.flush()
+            delta.memory = memory
+        return delta.memory
+
+    def _place(self) -> None:
+        """Have the table look in the files of its last sealed epoch.
+
+        It comes after something that succeeded or failed by itself. So an error is for the next use
+        that needs the files, and tries again.
+        """
+        if self._on_disk:
+            try:
+                self._backend.below.set_files(self._files(), all_known=True)
+            except (PystateError, OSError) as error:
+                _LOG.warning("%s: the state's files cannot be opened now: %s", self.path, error)
 
     def _write(self, delta: _Delta, epoch: int) -> FileRef:
         """Write a sealed epoch's file, unless an earlier call did."""
@@ -325,16 +469,21 @@ class Store:
                 info = delta.snapshot.write(out)
             delta.ref = FileRef.from_info(path, info)
             delta.snapshot.close()
+            if delta.memory is not None:
+                delta.memory.close()
+                delta.memory = None
         return delta.ref
 
     def _merge(self, state: RangeState, epoch: int) -> RangeState:
         """The range with its files merged into a new base, if it is time."""
-        run = _POLICY.choose(state)
+        policy = _DISK_POLICY if self._on_disk else _POLICY
+        run = policy.choose(state)
         if self._rebase:
             run = Run(state.files, "base", state.id)
         if run is None:
             return state
-        path = state_path(_UID, *state.bounds, epoch, uuid.uuid4().hex, run.kind)
+        bounds = run.slice or state.bounds
+        path = state_path(_UID, *bounds, epoch, uuid.uuid4().hex, run.kind)
         try:
             since = declared_fills(self._backend.declarations)
             merged = merge_range(
@@ -342,9 +491,10 @@ class Store:
                 run.sources,
                 run.id,
                 path,
-                *state.bounds,
+                *bounds,
                 kind=run.kind,
                 since=since,
+                block_bytes=policy.block_bytes,
             )
         except NoSpaceError as error:
             if self._rebase:
@@ -405,8 +555,16 @@ class Store:
     def _adopt(self, manifest: Manifest) -> None:
         self._history.add(manifest)
         self._range = manifest.operators[0].ranges[0]
+        for delta in self._pending:
+            self._forget(delta)
         self._pending.clear()
-        self._rebase = False
+        self._rebase = self._converted = False
+
+    def _forget(self, delta: _Delta) -> None:
+        with suppress(ClosedError):
+            delta.snapshot.close()
+        if delta.memory is not None:
+            delta.memory.close()
 
     def _operator(self, state: RangeState) -> OperatorState:
         defaults = stored_defaults(self._backend.declarations)
@@ -437,15 +595,45 @@ class Store:
         # dropped.
         self._rebase = bool(unclaimed) or not same_content(stored[1], self._schemas()[1])
         self._range = operator.ranges[0]
-        files = self._range.files
-        if self._range.id != EMPTY_ID:
-            parent = bytes.fromhex(files[-1].parent) if files else bytes(16)
+        lineage = self._lineage()
+        if lineage is None:
+            self._backend.open()
+        elif self._on_disk:
+            self._restore_below(allow_unclaimed_state)
+        else:
+            files = self._range.files
             self._backend.restore(
                 [self._storage.local_path(ref.path) for ref in files],
-                Lineage(bytes.fromhex(self._range.id), parent, self.epoch),
+                lineage,
                 expected=files,
                 allow_unclaimed_state=allow_unclaimed_state,
             )
+
+    def _restore_below(self, allow_unclaimed_state: bool) -> None:
+        """Leave the rows in the files, which are first merged if no rows can be looked up there.
+
+        The next checkpoint names the merged one, also if nothing changes until then.
+        """
+        refs, lineage = self._range.files, self._lineage()
+        assert lineage is not None
+        paths: list[Source] = [self._storage.local_path(ref.path) for ref in refs]
+        self._backend.below.check_files(paths, refs, allow_unclaimed_state)
+        if refs and (self._rebase or not all(map(self._backend.below.has_rows_of, paths))):
+            bounds, on_the_way = self._range.bounds, []
+            if any(ref.bounds != bounds for ref in refs):
+                path = state_path(_UID, *bounds, self.epoch, uuid.uuid4().hex, "base")
+                merge_range(self._storage, refs, self._range.id, path, *bounds)
+                on_the_way, paths = [path], [self._storage.local_path(path)]
+            path = state_path(_UID, *bounds, self.epoch, uuid.uuid4().hex, "base")
+            with self._storage.create(path) as out:
+                info = self._backend.below.merge(paths, out, lineage)
+            delete_files(self._storage, on_the_way)
+            ref = FileRef.from_info(path, info)
+            base, deltas = (ref, ()) if info.kind == "base" else (None, (ref,))
+            self._range = replace(self._range, base=base, deltas=deltas)
+            self._rebase, self._converted = False, True
+        self._backend.below.reset(lineage, self._files())
+        self._backend.open()
 
     def close(self, checkpoint: bool = False) -> None:
         """Close the store. Does nothing the second time.
@@ -462,12 +650,16 @@ class Store:
             self.checkpoint()
         self._backend.close()
         self._closed = True
+        self._drop([delta for delta in self._pending if delta.is_step])
         for delta in self._pending:
-            with suppress(ClosedError):
-                delta.snapshot.close()
+            self._forget(delta)
         self._pending.clear()
         with suppress(PystateError, OSError):  # they do no harm, and go when it is opened again
             delete_retired(self._storage, self._retired.paths)
+            if self._converted:
+                # No manifest names the files that it began with, unless one is there unseen.
+                self._history.refresh()
+                delete_unnamed(self._storage, self._history)
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -503,6 +695,7 @@ def open(
     allow_unclaimed_state: bool = False,
     allow_pickle: bool = True,
     clock: Callable[[], int] | None = None,
+    home: Literal["heap", "disk"] = "heap",
 ) -> Store:
     """Open a durable keyed store, or make it if there is none.
 
@@ -534,6 +727,11 @@ def open(
         A function that returns milliseconds since 1970, by which states with a time to live expire;
         by default the system's time. It is called when the store is opened and at each checkpoint.
         In between time stands still.
+    home : {"heap", "disk"}
+        Where the rows are. On the heap all of them are in memory. On disk as many as `limit_bytes`
+        allows are, and the others in the folder's files, where a batch of keys is looked up. It may
+        differ from one opening to the next: a store that was on the heap is first merged into one
+        file, which the next checkpoint names.
 
     Returns
     -------
@@ -576,4 +774,5 @@ def open(
         allow_unclaimed_state=allow_unclaimed_state,
         allow_pickle=allow_pickle,
         clock=clock,
+        home=home,
     )

@@ -648,6 +648,17 @@ pst_status pst_batch_complete(pst_batch *b) {
     return s;
 }
 
+pst_status pst_batch_fetch(pst_batch *b, uint64_t *absent) {
+    pst_status s = pst_batch_ready(b);
+    *absent = 0;
+    if (s || b->of_rows)
+        return s;
+    pst_batch_resolve(b, b->length);
+    for (int64_t i = 0; i < b->length; i++)
+        *absent += pst_batch_slot(b, i) == PST_NONE;
+    return PST_OK;
+}
+
 uint32_t pst_batch_find_row(pst_batch *b, int64_t i) {
     pst_key key;
     pst_batch_key(b, i, &key);

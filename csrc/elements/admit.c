@@ -14,7 +14,8 @@ enum { ROOM_PER_BYTE = 3, ROOM = 1 << 16 };
 
 pst_status pst_admission_begin(pst_admission *a, pst_table *t, const pst_key *key, uint64_t bytes,
                                int *here) {
-    *a = (pst_admission){.t = t, .key = *key, .slot = PST_NONE, .birth = t->birth};
+    *a = (pst_admission){
+        .t = t, .key = *key, .slot = PST_NONE, .birth = t->birth, .clock = t->clock};
     a->timers = a->few;
     a->room = PST_ADMIT_TIMERS;
     pst_status s = pst_check_group(t, key->hash);
@@ -28,6 +29,8 @@ pst_status pst_admission_begin(pst_admission *a, pst_table *t, const pst_key *ke
     if (s || *here)
         return s;
     t->birth = pst_admitted_birth(t);
+    /* A time of now would be no change of the epoch, so files would never have it. */
+    t->clock = (pst_clock){PST_NO_TIME, PST_NO_TIME, PST_NO_TIME};
     t->applied = PST_NONE;
     return PST_OK;
 }
@@ -139,6 +142,7 @@ static void finish(pst_admission *a) {
     a->timers = a->few;
     a->n_timers = 0;
     a->t->birth = a->birth;
+    a->t->clock = a->clock;
     a->t->applied = PST_NONE;
 }
 

@@ -6,9 +6,10 @@
  * Thread safety: as the table.
  *
  * Invariants
- *  AD1. An admitted row is as if its records had been loaded, oldest file first. What the table's
- *       own epochs do to it afterwards is what a delta says, in values, elements and timers: no
- *       more, and no less.
+ *  AD1. An admitted row is as if its records had been loaded, oldest file first, before the clock
+ *       was known: what has no time in files has none here, until an epoch gives it one. What the
+ *       table's own epochs do to it afterwards is what a delta says, in values, elements and
+ *       timers: no more, and no less.
  *  AD2. The timers of an admitted row stand in the trees of the open epoch, so undoing it takes them
  *       out with the meta (TM1). Those that are elements in files are noted in the handle, where
  *       they count as having been there before the epoch; a single one is in the row's image.
@@ -27,6 +28,7 @@ typedef struct pst_admission {
     pst_key key;
     uint32_t slot;
     uint32_t birth;
+    pst_clock clock;   /* the table's own */
     pst_timer *timers; /* that were put, each perhaps several times and taken away again */
     uint32_t n_timers;
     uint32_t room;

@@ -263,8 +263,8 @@ static pst_status note_failure(const fetch *x, pst_status s) {
 static uint32_t slice_of(const pst_stack *st) {
     uint64_t rows = 1, bytes = 0;
     for (int32_t i = 0; i < st->n; i++) {
-        rows += st->files[i].guide->info.rows;
-        bytes += st->files[i].guide->info.raw_bytes;
+        rows += st->files[i]->guide->info.rows;
+        bytes += st->files[i]->guide->info.raw_bytes;
     }
     uint64_t fit = PST_FETCH_PARTS / 2 / (bytes / rows + 1);
     return fit < PST_FETCH_SLICE && st->n > 1 ? (uint32_t)fit + 1 : PST_FETCH_SLICE;
@@ -379,7 +379,7 @@ pst_status pst_fetch(pst_table *t, const pst_keys *keys) {
     pst_wants w;
     if (t->poisoned)
         return PST_POISONED;
-    if (!pst_below_is_current(t))
+    if (!pst_has_current_stack(t))
         return PST_NO_STACK;
     /* Of batches that are far too large only a little is done, as they come again, cut. */
     uint64_t missing, different;

@@ -57,7 +57,7 @@ static pst_status fail(pst_table *t, pst_status s) {
 static pst_status seek(pst_table *t, pst_domain domain) {
     const pst_horizon *h = &t->m->horizon[domain];
     pst_timer_hint from = {h->time, h->hash, (int32_t)h->key_group, (int32_t)domain};
-    if (!pst_below_is_current(t))
+    if (!pst_has_current_stack(t))
         return PST_NO_STACK;
     pst_status s = t->due[domain] ? PST_OK : pst_due_open(t->stack, &t->due[domain]);
     if (!s)

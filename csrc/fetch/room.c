@@ -1,5 +1,6 @@
 #include "fetch/room.h"
 
+#include "memory/size_class.h"
 #include "stack/stack.h"
 #include "table/index.h"
 #include "table/row.h"
@@ -33,7 +34,8 @@ typedef struct reckoning {
     uint64_t free_rows;
     uint64_t row_bytes;
     uint64_t block_bytes; /* of a row */
-    uint64_t free_blocks;
+    uint64_t free_blocks; /* bytes that can be taken now, and once the epoch is settled */
+    uint64_t listed;
     uint64_t row_step; /* by which the rows grow */
     uint64_t heap_step;
     uint64_t record_bytes;
@@ -52,8 +54,8 @@ static uint64_t block_bytes_of_files(const pst_table *t) {
     if (!t->stack || (!t->lay.has_blocks && t->lay.key_kind == PST_KEY_WORD))
         return 0;
     for (int32_t i = 0; i < t->stack->n; i++) {
-        rows += t->stack->files[i].guide->info.rows;
-        bytes += t->stack->files[i].guide->info.raw_bytes;
+        rows += t->stack->files[i]->guide->info.rows;
+        bytes += t->stack->files[i]->guide->info.raw_bytes;
     }
     return bytes / rows;
 }
@@ -69,6 +71,17 @@ static uint64_t limit_of(const pst_table *t) {
     return t->budget ? pst_budget_limit(t->budget) : 0;
 }
 
+/* Of the blocks that are listed those that are not kept for readers and for undoing. */
+static uint64_t free_now(const pst_table *t) {
+    uint64_t bytes = 0;
+    for (uint32_t c = 0; c < PST_CLASSES; c++) {
+        const pst_ring *r = &t->m->rings[c];
+        uint32_t names = r->sealed_tail[2] - r->head;
+        bytes += less(names, t->m->stale[c]) * pst_class_size(c);
+    }
+    return bytes;
+}
+
 static void reckon(const pst_table *t, reckoning *r) {
     pst_resident here;
     pst_table_get_resident(t, &here);
@@ -78,7 +91,8 @@ static void reckon(const pst_table *t, reckoning *r) {
         .free_rows = here.free_rows,
         .row_bytes = t->lay.row_size,
         .block_bytes = here.rows > FEW ? here.block_bytes / here.rows : block_bytes_of_files(t),
-        .free_blocks = here.free_block_bytes,
+        .free_blocks = free_now(t),
+        .listed = here.free_block_bytes,
         .row_step = step_of(t, PST_SPACE_ROWS),
         .heap_step = step_of(t, PST_SPACE_HEAP),
         .record_bytes = t->lay.record_size,
@@ -140,7 +154,7 @@ static uint32_t share_after(pst_table *t, const reckoning *r, uint64_t keys, uin
     reckoning after = *r;
     after.rows -= left;
     after.free_rows += left;
-    after.free_blocks += left * r->block_bytes;
+    after.free_blocks = r->listed + left * r->block_bytes;
     after.free_log = 0;
     return share_of(t, &after, keys, 0, r->logs);
 }

@@ -37,6 +37,12 @@ extern "C" {
 pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch);
 void pst_batch_destroy(pst_batch *b);
 int64_t pst_batch_length(const pst_batch *b);
+/* Looks the keys up now, and fetches the rows of those that lie below the table, as the first
+ * operation on the batch would. `absent` counts the keys that have no row, repeated ones each time.
+ * PST_NO_STACK; PST_NO_ROOM, whose detail's row is how many of the
+ * first keys fit; PST_IO and PST_CORRUPT, whose detail's row is the number of the file in the stack.
+ * After any of these nothing has changed, and it may be called again. */
+pst_status pst_batch_fetch(pst_batch *b, uint64_t *absent);
 /* The first row with the same key as row i, which is i itself if none comes before it, to first[i].
  * O(rows), without a look at the table. PST_TOO_LARGE above 2^31 - 1 rows. PST_NO_MEMORY,
  * PST_LIMIT. */

@@ -58,7 +58,7 @@ static int read_at(void *ctx, uint64_t offset, void *data, size_t size) {
     pst_status s = from->failed = pst_reads_enter(st->reads);
     if (s)
         return 1;
-    s = pst_reads_start(st->reads, &st->files[from->file].file, offset, size, 0);
+    s = pst_reads_start(st->reads, &st->files[from->file]->file, offset, size, 0);
     if (!s) {
         pst_arrival a;
         pst_reads_next(st->reads, &a);
@@ -169,7 +169,7 @@ static pst_status take_arrival(pst_due *d) {
 }
 
 static pst_status start_read(pst_due *d, int32_t file, uint32_t run, uint64_t offset, size_t size) {
-    pst_read_file *f = &d->st->files[file].file;
+    pst_read_file *f = &d->st->files[file]->file;
     uint64_t tag = (uint64_t)file << 32 | run;
     pst_status s;
     while ((s = pst_reads_start(d->st->reads, f, offset, size, tag)) == PST_BUSY) {
@@ -216,7 +216,7 @@ static pst_status read_first(pst_due *d) {
 /* Makes the room for a file's index and for the blocks of its runs. */
 static pst_status begin_source(pst_due *d, int32_t file) {
     source *from = &d->sources[file];
-    const pst_guide *g = d->st->files[file].guide;
+    const pst_guide *g = d->st->files[file]->guide;
     *from = (source){.st = d->st, .file = file, .over = 1};
     if (!g->timers)
         return PST_OK;
@@ -237,7 +237,7 @@ static pst_status read_indexes(pst_due *d) {
         return s;
     for (int32_t i = 0; !s && i < d->n; i++)
         if (d->sources[i].index)
-            s = start_read(d, i, 0, d->st->files[i].guide->data_end, d->sources[i].index_bytes);
+            s = start_read(d, i, 0, d->st->files[i]->guide->data_end, d->sources[i].index_bytes);
     while (!s && pst_reads_pending(d->st->reads))
         s = take_arrival(d);
     pst_reads_leave(d->st->reads);
@@ -249,7 +249,7 @@ static pst_status open_source(pst_due *d, int32_t file) {
     pst_io io = {.ctx = from, .read_at = read_at};
     if (!from->index)
         return PST_OK;
-    pst_status s = pst_times_open(&io, d->st->files[file].guide, &from->times);
+    pst_status s = pst_times_open(&io, d->st->files[file]->guide, &from->times);
     pst_free(from->index);
     from->index = NULL;
     return s == PST_NOT_FOUND ? PST_OK : status_of(from, s);
@@ -278,7 +278,6 @@ pst_status pst_due_open(pst_stack *st, pst_due **due) {
 /* ---- what comes ------------------------------------------------------------------------------ */
 
 static pst_status load_head(source *from) {
-    const pst_member *m = &from->st->files[from->file];
     while (!from->loaded && !from->over) {
         pst_status s = pst_times_next(from->times, &from->head);
         if (s == PST_NOT_FOUND)
@@ -286,7 +285,7 @@ static pst_status load_head(source *from) {
         else if (s)
             return status_of(from, s);
         else
-            from->loaded = pst_member_counts(m, from->head.key_group);
+            from->loaded = pst_stack_counts(from->st, from->file, from->head.key_group);
     }
     return PST_OK;
 }

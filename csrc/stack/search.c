@@ -151,7 +151,7 @@ static int is_last_block(const window *v, const item *it, uint32_t block) {
 
 static pst_status look_up(run *r, const window *v, const item *it, uint32_t block) {
     pst_status s = find(r, v, it);
-    return s || !is_last_block(v, it, block) ? s : leave_file(r, it->at, &r->st->files[v->file]);
+    return s || !is_last_block(v, it, block) ? s : leave_file(r, it->at, r->st->files[v->file]);
 }
 
 /* ---- crowds ------------------------------------------------------------------------------------ */
@@ -244,7 +244,7 @@ static pst_status look_up_crowd(run *r, const window *v, const item *items, uint
             s = find(r, v, &items[i]);
     }
     for (uint32_t i = 0; !s && i < n && is_last_block(v, items, block); i++)
-        s = leave_file(r, items[i].at, &r->st->files[v->file]);
+        s = leave_file(r, items[i].at, r->st->files[v->file]);
     return s;
 }
 
@@ -276,7 +276,7 @@ static void free_block(pst_stack *st) {
 
 static pst_status open_block(run *r, const window *v, uint32_t block, const uint8_t *data) {
     pst_stack *st = r->st;
-    const pst_member *m = &st->files[v->file];
+    const pst_member *m = st->files[v->file];
     const pst_guide_segment *s = &m->guide->segments[v->segment];
     const uint8_t *entries = m->entries[v->segment];
     pst_guide_block b = pst_guide_block_at(s, entries, block);
@@ -331,7 +331,7 @@ static pst_status search_window(run *r, const window *v, const uint8_t *data) {
 /* Marks the items of a segment that its filter does not have. */
 static pst_status search_filter(run *r, const window *v, const uint8_t *filter) {
     pst_stack *st = r->st;
-    const pst_member *m = &st->files[v->file];
+    const pst_member *m = st->files[v->file];
     const uint8_t *entries = m->entries[v->segment];
     const pst_guide_segment *s = &m->guide->segments[v->segment];
     r->filters--;
@@ -382,7 +382,7 @@ static pst_status start_window(run *r, const window *v, size_t bytes, uint32_t *
     r->st->stats.bytes += bytes;
     for (;;) {
         pst_status s =
-            pst_reads_start(r->st->reads, &r->st->files[v->file].file, v->offset, bytes, *number);
+            pst_reads_start(r->st->reads, &r->st->files[v->file]->file, v->offset, bytes, *number);
         if (s != PST_BUSY)
             return s;
         s = take_one(r);
@@ -404,7 +404,7 @@ static uint64_t block_begin(const pst_member *m, const window *v, uint32_t block
 
 /* Reads the many blocks of a place, some at a time, in order, for the n items that are of it. */
 static pst_status search_long(run *r, int32_t file, uint32_t index, uint32_t n) {
-    const pst_member *m = &r->st->files[file];
+    const pst_member *m = r->st->files[file];
     const pst_place *p = &r->places[r->items[index].at];
     uint32_t n_segments, first = pst_guide_segments(m->guide, p->key_group, p->hash, &n_segments);
     for (uint32_t i = first; i < first + n_segments; i++) {
@@ -462,7 +462,7 @@ static void sort_crowds(const run *r, uint32_t i) {
 
 /* Reads the blocks of the items of a file from `i` on. */
 static pst_status read_items(run *r, int32_t file, uint32_t i) {
-    const pst_member *m = &r->st->files[file];
+    const pst_member *m = r->st->files[file];
     pst_status s = PST_OK;
     sort_crowds(r, i);
     while (!s && i < r->n_items) {
@@ -529,9 +529,10 @@ static int is_within(run *r, const pst_member *m, const pst_place *p) {
 }
 
 /* Whether the file may have the key, as far as memory says; `it` is then where. */
-static int may_have(run *r, const pst_member *m, const pst_place *p, item *it) {
+static int may_have(run *r, int32_t file, const pst_place *p, item *it) {
+    const pst_member *m = r->st->files[file];
     uint32_t n, blocks = 0;
-    if (!pst_member_counts(m, p->key_group))
+    if (!pst_stack_counts(r->st, file, p->key_group))
         return 0;
     uint32_t segment = segments_of(m->guide, it->segment, p, &n);
     if (!n)
@@ -562,7 +563,7 @@ static int filter_pays(const run *r, const pst_member *m, const item *first, uin
 /* Reads the filters of segments of which many keys are wanted that most likely are not there, and
  * drops the items that they do not have. */
 static pst_status ask_filters(run *r, int32_t file, uint32_t first) {
-    const pst_member *m = &r->st->files[file];
+    const pst_member *m = r->st->files[file];
     pst_status s = PST_OK;
     for (uint32_t i = first, n = 1; !s && i < r->n_items; i += n, n = 1) {
         uint32_t segment = r->items[i].segment, number;
@@ -589,7 +590,7 @@ static pst_status ask_filters(run *r, int32_t file, uint32_t first) {
 
 /* Asks a file for the active keys that may ask it now. */
 static pst_status ask_file(run *r, int32_t file) {
-    const pst_member *m = &r->st->files[file];
+    const pst_member *m = r->st->files[file];
     uint32_t first = r->n_items;
     item it = {0, 0, 0, 0};
     r->bounded = r->beyond = 0;
@@ -598,7 +599,7 @@ static pst_status ask_file(run *r, int32_t file) {
         if (w->asks || w->next < file)
             continue;
         it.at = r->active[i];
-        if (!may_have(r, m, &r->places[it.at], &it))
+        if (!may_have(r, file, &r->places[it.at], &it))
             continue;
         w->asks = 1;
         w->next = (int16_t)(m->filtered ? file - 1 : NO_FILE); /* a base is whole */
@@ -670,10 +671,10 @@ static pst_status set_up(run *r, pst_stack *st, uint32_t n) {
 
 /* For many keys measured with the largest file. */
 static uint32_t gap_of(pst_stack *st, size_t n) {
-    pst_member *largest = &st->files[0];
+    pst_member *largest = st->files[0];
     for (int32_t i = 1; i < st->n; i++)
-        if (st->files[i].guide->info.file_bytes > largest->guide->info.file_bytes)
-            largest = &st->files[i];
+        if (st->files[i]->guide->info.file_bytes > largest->guide->info.file_bytes)
+            largest = st->files[i];
     uint64_t bytes = n < MEASURED_KEYS ? 0 : largest->guide->info.file_bytes;
     return pst_read_costs_gap(st->reads, &largest->file, bytes);
 }

@@ -82,7 +82,7 @@ static pst_table *above(state *s, const char *path, pst_budget *budget, pst_read
     pst_table *t = open_table(s, path, budget);
     REQUIRE(!pst_table_seal(t, &l, NULL));
     pst_table_set_whole(t, 0);
-    REQUIRE(!pst_table_set_stack(t, s->stack));
+    REQUIRE(!pst_table_set_stack(t, s->stack, &l));
     return t;
 }
 
@@ -264,8 +264,8 @@ static void test_spaces(void) {
     }
     uint64_t blocks = 0;
     for (int32_t f = 0; f < s.stack->n; f++)
-        for (uint32_t i = 0; i < s.stack->files[f].guide->n_segments; i++)
-            blocks += s.stack->files[f].guide->segments[i].blocks;
+        for (uint32_t i = 0; i < s.stack->files[f]->guide->n_segments; i++)
+            blocks += s.stack->files[f]->guide->segments[i].blocks;
     pst_stack_get_stats(s.stack, &stats);
     CHECK(blocks > 20);
     CHECK(stats.blocks <= blocks * (SPACES / 2 / PST_FETCH_SLICE + 1) * 2);

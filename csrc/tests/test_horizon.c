@@ -110,7 +110,9 @@ static void set_stack(state *s) {
         files[i].path = paths[i];
     }
     REQUIRE(!pst_stack_open(s->in_files, GROUPS, files, s->n, NULL, &s->stack, NULL));
-    REQUIRE(!pst_table_set_stack(s->t, s->stack));
+    pst_lineage lineage;
+    REQUIRE(!pst_table_lineage(s->t, 0, &lineage));
+    REQUIRE(!pst_table_set_stack(s->t, s->stack, &lineage));
     pst_stack_close(old);
 }
 

@@ -20,7 +20,7 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE, PyBuffer_FillInfo
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
-from libc.errno cimport EINTR, errno
+from libc.errno cimport EINTR, ENODATA, errno
 from libc.math cimport isinf, isnan
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.stddef cimport size_t
@@ -140,6 +140,14 @@ cdef object make_error(pst_status status, const pst_detail *detail, str where, S
     if status == PST_CHANGED:
         return errors.InUseError(f"{at}: the rows changed while they were copied: a table belongs "
                                  "to one thread at a time")
+    if status == PST_NO_STACK:
+        return errors.CheckpointError(
+            f"{at}: the key's row may lie in files, and the table does not know which, as they "
+            "could not be opened after the last checkpoint; roll back, or open the state again")
+    if status == PST_NOT_HERE:
+        return errors.CheckpointError(f"{at}: its other rows lie in files: read these")
+    if status == PST_NO_ROOM:
+        return errors.MemoryLimitError(f"{at}: its rows do not fit in memory together")
     if status == PST_SCHEMA:
         return errors.SchemaError(f"{at}: the file's schema does not fit the table's")
     return errors.InvalidArgumentError(f"{at}: {pst_status_name(status).decode()}")
@@ -166,6 +174,7 @@ include "table.pxi"
 include "handles.pxi"
 include "file_io.pxi"
 include "files.pxi"
+include "stack.pxi"
 include "rows.pxi"
 include "elements.pxi"
 include "maps.pxi"

@@ -206,9 +206,21 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_table_rollback(pst_table *t, int32_t back)
     int pst_table_dirty(const pst_table *t)
 
+    void pst_table_set_whole(pst_table *t, int whole)
+    int pst_table_is_whole(const pst_table *t)
+
+    ctypedef struct pst_room:
+        uint64_t rows
+        uint64_t bytes
+
+    pst_status pst_table_settle(pst_table *t)
+    pst_status pst_table_leave(pst_table *t, const pst_room *wanted, pst_room *left)
+    pst_status pst_table_room(pst_table *t, uint64_t keys, uint64_t *fits, pst_room *leave)
+
     pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch)
     void pst_batch_destroy(pst_batch *b)
     int64_t pst_batch_length(const pst_batch *b)
+    pst_status pst_batch_fetch(pst_batch *b, uint64_t *absent)
     pst_status pst_batch_first(pst_batch *b, int32_t *first)
     pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid)
     ctypedef struct pst_get:
@@ -570,3 +582,69 @@ cdef extern from "pystate.h" nogil:
 
     void *pst_scratch_take(size_t size)
     void pst_scratch_drop(void *block)
+
+    pst_status pst_file_schema_create(const pst_schema *schema, pst_schema **file)
+    void pst_file_schema_destroy(pst_schema *file)
+
+    ctypedef struct pst_reads:
+        pass
+
+    ctypedef struct pst_reads_options:
+        uint64_t pool_bytes
+        int32_t depth
+        int32_t threads
+        int no_uring
+        int no_direct
+        pst_budget *budget
+
+    pst_status pst_reads_create(const pst_reads_options *options, pst_reads **reads)
+    void pst_reads_release(pst_reads *r)
+
+    ctypedef struct pst_stack:
+        pass
+
+    ctypedef struct pst_member:
+        pass
+
+    ctypedef struct pst_stack_file:
+        const char *path
+        const int32_t *ranges
+        int32_t n_ranges
+        pst_member *member
+
+    ctypedef struct pst_stack_options:
+        pst_reads *reads
+        pst_budget *budget
+        const char *guides
+        uint32_t slice_keys
+
+    pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, const char *path,
+                               const pst_stack_options *options, pst_member **member,
+                               pst_detail *detail)
+    void pst_member_release(pst_member *m)
+    int pst_member_descriptor(const pst_member *m)
+    pst_status pst_stack_open(const pst_schema *schema, int32_t max_parallelism,
+                              const pst_stack_file *files, int32_t n_files,
+                              const pst_stack_options *options, pst_stack **stack,
+                              pst_detail *detail)
+    void pst_stack_close(pst_stack *st)
+    const pst_detail *pst_stack_detail(const pst_stack *st)
+
+    ctypedef struct pst_stack_stats:
+        uint64_t keys
+        uint64_t asked
+        uint64_t lies
+        uint64_t absent
+        uint64_t reads
+        uint64_t bytes
+        uint64_t blocks
+        uint64_t filters
+        uint64_t guide_bytes
+        uint64_t private_bytes
+        uint32_t guides_made
+        uint32_t direct
+
+    void pst_stack_get_stats(const pst_stack *st, pst_stack_stats *stats)
+    pst_status pst_stack_get(pst_stack *st, const pst_cell *key, uint32_t nulls,
+                             pst_record *record)
+    pst_status pst_table_set_stack(pst_table *t, pst_stack *stack, const pst_lineage *lineage)

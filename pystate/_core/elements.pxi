@@ -12,6 +12,7 @@ cdef class CollectionHandle:
     cdef readonly Codec codec
     cdef readonly Codec map_codec
     cdef pst_elements *walk
+    cdef unsigned long opened  # which of the table's openings the walk is of
 
     def __cinit__(self):
         self.table = NO_TABLE
@@ -42,10 +43,17 @@ cdef class CollectionHandle:
         """Begin a walk. The caller marks the table busy where it makes more than numbers of the
         elements, because making other objects may run anyone's finalizers."""
         self.ready()
-        if self.walk is NULL:
-            self.table.check(pst_elements_create(self.table.t, &self.walk))
+        self.need_walk()
         self.table.check(pst_elements_start(self.walk, self.column))
         return 0
+
+    cdef int need_walk(self) except -1:
+        if self.walk is not NULL and self.opened == self.table.openings:
+            return 0
+        pst_elements_destroy(self.walk)
+        self.walk = NULL
+        self.opened = self.table.openings
+        return self.table.check(pst_elements_create(self.table.t, &self.walk))
 
     def count(self):
         """Return the number of elements."""
@@ -80,8 +88,7 @@ cdef class CollectionHandle:
         cdef Py_ssize_t n = 0
         keys.begin_of(self.table)
         try:
-            if self.walk is NULL:
-                self.table.check(pst_elements_create(self.table.t, &self.walk))
+            self.need_walk()
             with nogil:
                 status = pst_batch_element_offsets(keys.b, self.column, <int64_t *> offsets)
                 if status == PST_OK:

@@ -60,6 +60,8 @@ cdef class Batch(_Dependent):
     cdef pst_batch *b
     cdef list columns
     cdef unsigned long epoch
+    cdef bint closed
+    cdef bint fetched          # the rows of its keys are in the table, or nowhere
 
     def __cinit__(self):
         self.table = NO_TABLE
@@ -128,7 +130,8 @@ cdef class Batch(_Dependent):
 
     def __len__(self):
         if self.b is NULL:
-            self.refuse()
+            self.table.ready()
+            self.renew()
         return pst_batch_length(self.b)
 
     def close(self):
@@ -139,6 +142,7 @@ cdef class Batch(_Dependent):
             if self.table.current_batch is self:
                 self.table.forget_key()
             self.release()
+        self.closed = True
 
     cdef void release(self) noexcept:
         self.unlink()
@@ -154,7 +158,78 @@ cdef class Batch(_Dependent):
     cdef int ready(self) except -1:
         self.table.ready()
         if self.b is NULL or self.epoch != self.table.epochs:
+            self.renew()
+        if not self.fetched and self.table.on_no_room is not None:
+            self.fetch()
+        return 0
+
+    cdef int renew(self) except -1:
+        """Make it again of its keys, if its epoch only began anew."""
+        cdef pst_array arrays[PST_MAX_KEYS_]
+        cdef pst_batch *made = NULL
+        cdef ArrayRef column
+        cdef pst_status status
+        cdef int32_t i
+        if self.closed or self.columns is None or self.epoch < self.table.ended:
             self.refuse()
+        if self.b is not NULL and self.epoch == self.table.epochs:
+            return 0
+        for i in range(len(self.columns)):
+            column = <ArrayRef> self.columns[i]
+            arrays[i] = column.c
+        self.table.hold()
+        try:
+            with nogil:
+                status = pst_batch_create(self.table.t, arrays, &made)
+        finally:
+            self.table.end()
+        self.table.check(status)
+        if self.b is NULL:
+            self.link()  # it was unlinked when its table was emptied
+        pst_batch_destroy(self.b)
+        self.b = made
+        self.epoch = self.table.epochs
+        self.fetched = False
+        return 0
+
+    cdef int fetch(self) except -1:
+        """Bring the rows of its keys into the table, and see to it that there is room to write."""
+        cdef Table table = self.table
+        cdef uint64_t n = <uint64_t> pst_batch_length(self.b)
+        cdef uint64_t fits = 0, absent = 0, wanted
+        cdef pst_room leave
+        cdef pst_status status
+        cdef bint may = not table.making_room and self.columns is not None, made = True
+        cdef bint placed = False
+        cdef int tried = 0
+        while True:
+            table.hold()
+            try:
+                with nogil:
+                    status = pst_batch_fetch(self.b, &absent)
+            finally:
+                table.end()
+            if status == PST_NO_STACK and not placed and table.place():
+                placed = True
+                self.renew()
+                continue
+            if status == PST_NO_ROOM:
+                wanted = n
+            else:
+                table.check_fetched(status)
+                wanted = table.wanted_room(absent + absent // 8, n - absent)
+                table.check(pst_table_room(table.t, wanted, &fits, &leave))
+                if not may or fits >= (absent if tried else wanted):
+                    break
+            if may and tried < 2:
+                made = table.make_room(wanted, tried == 1)
+                tried = tried + 1 if made else 2
+                self.renew()
+            elif status == PST_NO_ROOM:
+                table.no_room(pst_table_detail(table.t).row, made)
+            else:
+                table.no_room(<int64_t> (fits * n // absent), made)
+        self.fetched = True
         return 0
 
     cdef int begin(self) except -1:

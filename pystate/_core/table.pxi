@@ -8,6 +8,10 @@ cdef enum:
     DETACHED = 4
     CLOSED = 5
 
+cdef enum:
+    ROOM_SLACK = 1 << 17       # bytes
+    SETS_WATCHED = 16          # of current keys: at so many it is asked whether there is room
+
 cdef object UNKNOWN = object()
 cdef frozenset PLAIN_KEYS = frozenset((int, str, bytes, float, bool, type(None)))
 
@@ -33,8 +37,16 @@ cdef class Table:
     cdef readonly unsigned long epochs  # seals, roll backs and detaches: what ends a batch
     cdef unsigned long returns  # to sealed epochs, and detaches: what ends a walk over all rows
     cdef int walks
+    cdef unsigned long openings
     cdef readonly unsigned long turn    # how often another key, or none, was made current
     cdef object on_first_use
+    cdef object on_no_room     # makes room for so many rows; None where nobody can
+    cdef object on_no_stack    # sets the stack of the last sealed epoch, or raises why it cannot
+    cdef bint making_room
+    cdef bint below            # rows lie in files
+    cdef unsigned int sets     # of current keys
+    cdef unsigned long ended   # the value of `epochs` since which batches can be made again
+    cdef Stack stack           # in which rows are looked for
     cdef void *dependents      # a list of `_Dependent`
     cdef Budget budget
     cdef readonly str where
@@ -203,6 +215,7 @@ cdef class Table:
         place = self.where if path is None else f"{self.where}, {path}"
         check_limit(status, budget, place)
         check(status, &detail, place, schema)
+        self.openings += 1
         self.schema = schema
         self.budget = budget
         self.int_key = len(schema.key_codecs) == 1 and codec.is_int
@@ -223,6 +236,30 @@ cdef class Table:
         if self.t is not NULL:
             pst_table_close(self.t)
             self.t = NULL
+        self.take_stack(None)
+        # What these are bound to has the table.
+        self.on_first_use = self.on_no_room = self.on_no_stack = None
+
+    def reopen(self, bint goes_on=False):
+        """Free the table's rows, so that its next use opens an empty one; handles stay valid.
+
+        With `goes_on` batches of keys do, too: they look their keys up again. Where it raises, nothing
+        has changed.
+        """
+        if self.state != UNOPENED or self.fork != fork_generation:
+            self.ready()
+        self.release_dependents()
+        self.forget_key()
+        pst_table_close(self.t)
+        self.t = NULL
+        self.take_stack(None)
+        self.below = False
+        self.returns += 1
+        if goes_on:
+            self.begin_again()
+        else:
+            self.end_epoch()
+        self.state = UNOPENED
 
     cdef int release_dependents(self) except -1:
         """Close all batches and readers, or none where a reader is at work."""
@@ -262,8 +299,12 @@ cdef class Table:
 
     # -- epochs
 
-    def seal(self, bytes id, bytes parent, uint64_t epoch, uint64_t query, bint wanted):
-        """Seal the open epoch; returns its `Sealed`, or None where it is not wanted."""
+    def seal(self, bytes id, bytes parent, uint64_t epoch, uint64_t query, bint wanted,
+             bint goes_on=False):
+        """Seal the open epoch; returns its `Sealed`, or None where it is not wanted.
+
+        With `goes_on` batches of keys stay valid: they look their keys up again.
+        """
         cdef pst_lineage lineage
         cdef Sealed sealed = make_sealed(self.where, self.budget)
         cdef pst_status status
@@ -276,7 +317,10 @@ cdef class Table:
         finally:
             self.end()
         self.check(status)
-        self.end_epoch()
+        if goes_on:
+            self.begin_again()
+        else:
+            self.end_epoch()
         return sealed if wanted else None
 
     def set_whole_rows(self, uint64_t bytes):
@@ -334,6 +378,181 @@ cdef class Table:
                 s.ring_bytes, s.meta_bytes, s.committed_bytes, s.changed_rows,
                 s.recovered_records, s.recovery_ns, s.row_size)
 
+    # -- rows in files
+
+    cdef void take_stack(self, Stack stack):
+        if stack is not None:
+            stack.tables += 1
+        if self.stack is not None:
+            self.stack.tables -= 1
+        self.stack = stack
+
+    def set_stack(self, Stack stack, lineage=None):
+        """Look in these files for what the last sealed epoch has, which is of that lineage.
+
+        None: in none.
+        """
+        cdef pst_lineage believed
+        cdef pst_status status
+        id, parent, epoch, query = (bytes(16), bytes(16), 0, 0) if lineage is None else lineage
+        fill_lineage(&believed, id, parent, epoch, query)
+        self.ready()
+        if stack is not None:
+            stack.ready()
+        status = pst_table_set_stack(self.t, NULL if stack is None else stack.s, &believed)
+        if status == PST_STALE:
+            raise errors.LineageError(
+                f"{self.where}: the files are not those of the table's last sealed epoch")
+        if status == PST_INVALID:
+            raise errors.SchemaError(
+                f"{self.where}: the files below it have other columns or key groups than the table")
+        self.check(status)
+        self.take_stack(stack)
+
+    def stack_stats(self):
+        """Return what `Stack.stats` gives of the table's stack; None without one."""
+        self.ready()
+        return None if self.stack is None else self.stack.stats()
+
+    def set_whole(self, bint whole):
+        """Say whether the table has all rows, so that none has to be looked for in files."""
+        self.ready()
+        pst_table_set_whole(self.t, whole)
+        self.below = not whole
+
+    @property
+    def is_whole(self):
+        """Whether no rows lie in files alone."""
+        self.ready()
+        return not self.below
+
+    def on_room(self, make_room, place):
+        """Have `make_room(keys, fully)` called where no more rows fit; it says whether it did
+        anything. `fully`: it was called before, and that did not suffice. `place()` is called where
+        rows may lie in files and no stack of these is set: it sets it, or raises."""
+        self.on_no_room = make_room
+        self.on_no_stack = place
+
+    def keep_room(self, bint kept):
+        """While it is said so, no room is made: what is written belongs to the open epoch.
+
+        Returns what was said before.
+        """
+        before, self.making_room = self.making_room, kept
+        return before
+
+    def room(self, uint64_t keys):
+        """How many of so many more rows fit now, and how many rows and bytes are to leave so that
+        all do."""
+        cdef pst_room leave
+        cdef uint64_t fits = 0
+        self.ready()
+        self.check(pst_table_room(self.t, keys, &fits, &leave))
+        return fits, leave.rows, leave.bytes
+
+    def settle(self):
+        """Return no further than to the last sealed epoch any more; batches stay valid."""
+        cdef pst_status status
+        self.forget_key()
+        self.begin()
+        try:
+            with nogil:
+                status = pst_table_settle(self.t)
+        finally:
+            self.end()
+        self.begin_again()
+        self.check(status)
+
+    def leave(self, uint64_t rows, uint64_t bytes):
+        """Let rows leave, until so much is free; returns how many rows and bytes left.
+
+        Batches of keys stay valid, as for `seal`.
+        """
+        cdef pst_room wanted = pst_room(rows=rows, bytes=bytes)
+        cdef pst_room left = pst_room(rows=0, bytes=0)
+        cdef pst_status status
+        self.forget_key()
+        self.begin()
+        pst_table_keep_rows(self.t, self.walks != 0)
+        try:
+            with nogil:
+                status = pst_table_leave(self.t, &wanted, &left)
+        finally:
+            self.end()
+        self.begin_again()
+        self.check(status)
+        return left.rows, left.bytes
+
+    cdef bint place(self) except -1:
+        """Have the stack set that counts now; whether anybody does that."""
+        if self.on_no_stack is None:
+            return False
+        self.on_no_stack()
+        self.ready()
+        return True
+
+    cdef bint make_room(self, uint64_t keys, bint fully=False) except -1:
+        """Have room made for so many rows. The current key stays."""
+        if self.on_no_room is None or self.making_room:
+            return False
+        cdef bint had = self.has_key
+        key = self.current_key() if had else None
+        self.making_room = True
+        try:
+            made = self.on_no_room(keys, fully)
+        finally:
+            self.making_room = False
+        self.ready()
+        if had and not self.has_key:
+            self.set_any_key(key)
+        return made
+
+    cdef uint64_t wanted_room(self, uint64_t keys, uint64_t here=0) noexcept:
+        """So many rows should fit beside those that are here: an eighth of these, at least.
+
+        Of those that are written to, of which `here` are there, the values before are kept. Values
+        grow, too, memory is taken in pieces, and what an operation is refused may end the epoch.
+        """
+        cdef pst_table_stats s
+        pst_table_get_stats(self.t, &s)
+        cdef uint64_t value_bytes = s.block_bytes // max(s.keys, <uint64_t> 1)
+        cdef uint64_t row_bytes = s.row_size + 64 + value_bytes
+        keys += here * (s.row_size // 2 + value_bytes) // row_bytes
+        return max(keys + ROOM_SLACK // row_bytes, s.keys // 8)
+
+    cdef int watch_room(self, uint64_t keys) except -1:
+        """Make room if few rows fit any more; whether there is any is found out elsewhere."""
+        cdef uint64_t fits = 0, wanted = self.wanted_room(keys)
+        cdef pst_room leave
+        if self.making_room:
+            return 0
+        self.check(pst_table_room(self.t, wanted, &fits, &leave))
+        if fits < wanted:
+            self.make_room(wanted)
+        return 0
+
+    cdef int no_room(self, int64_t keys, bint could_make) except -1:
+        """Raise that only so many of a batch's keys fit."""
+        error = errors.MemoryLimitError(
+            f"{self.where}: the rows of so many keys do not fit in memory together: "
+            f"{max(keys, 0)} of the first ones would; pass fewer keys at a time, or raise "
+            "limit_bytes" + ("" if could_make else
+                             ". Rows leave memory only when files have what changed of them: a "
+                             "store sees to that, and of a backend whoever writes its snapshots "
+                             "and calls below.set_files"))
+        error.keys = max(keys, 0)
+        raise error
+
+    cdef int check_fetched(self, pst_status status) except -1:
+        if status == PST_OK:
+            return 0
+        cdef const pst_detail *detail = pst_table_detail(self.t)
+        if status == PST_NO_ROOM:
+            self.no_room(detail.row, True)
+        if status in (PST_IO, PST_CORRUPT) and self.stack is not None and detail.row >= 0:
+            raise file_error(status, detail, self.stack.names, self.where)
+        self.fail(status)
+
     # -- the current key
 
     cdef void forget_key(self):
@@ -346,9 +565,13 @@ cdef class Table:
         self.owner = None
         self.current_batch = None
 
-    cdef void end_epoch(self):
+    cdef void begin_again(self):
         self.forget_key()
         self.epochs += 1
+
+    cdef void end_epoch(self):
+        self.begin_again()
+        self.ended = self.epochs
 
     @cython.binding(False)
     def set_current_key(self, key):
@@ -357,6 +580,11 @@ cdef class Table:
         cdef long long word
         cdef pst_status status
         self.ready()
+        if self.on_no_room is not None:
+            self.sets += 1
+            if self.sets % SETS_WATCHED == 0:
+                self.forget_key()
+                self.watch_room(SETS_WATCHED)
         if self.int_key and PyLong_CheckExact(key):
             word = PyLong_AsLongLongAndOverflow(key, &overflow)
             if not overflow and self.least <= word <= self.most:
@@ -367,9 +595,10 @@ cdef class Table:
                 self.turn += 1
                 self.current = key
                 self.has_key = status == PST_OK
-                if status != PST_OK:
-                    self.check(status)
-                return
+                if status == PST_OK:
+                    return
+                if status not in (PST_NO_ROOM, PST_NO_STACK):
+                    self.check_fetched(status)
         self.set_any_key(key)
 
     cdef int select(self, Batch batch, Py_ssize_t row, pst_status status) except -1:
@@ -390,13 +619,21 @@ cdef class Table:
     cdef int set_any_key(self, object key) except -1:
         cdef pst_cell cells[PST_MAX_KEYS_]
         cdef uint32_t nulls = 0
+        cdef pst_status status
         whole = self.with_space(key, self.space) if self.spaced else key
         self.forget_key()
         owner = self.schema.encode_key(whole, cells, &nulls)
         self.ready()
         # The caller's code may have set a key of its own.
         self.forget_key()
-        self.check(pst_key_set(self.t, cells, nulls))
+        status = pst_key_set(self.t, cells, nulls)
+        if status == PST_NO_STACK and self.place():
+            status = pst_key_set(self.t, cells, nulls)
+        if status == PST_NO_ROOM and self.make_room(SETS_WATCHED):
+            status = pst_key_set(self.t, cells, nulls)
+        if status == PST_NO_ROOM and self.make_room(SETS_WATCHED, True):
+            status = pst_key_set(self.t, cells, nulls)
+        self.check_fetched(status)
         self.current = key
         self.owner = owner
         self.loose = type(key) not in PLAIN_KEYS

@@ -27,7 +27,7 @@ from pystate.errors import (
     UnclaimedStateError,
 )
 from pystate.state.columns import ELEMENT, TIMERS, VALUE, Column
-from pystate.state.evolution import ColumnChange, column_change, evolve_reader
+from pystate.state.evolution import ColumnChange, column_change, evolve_reader, refusal
 from pystate.types.fills import fill_of
 from pystate.types.keys import KeyColumns, describe
 from pystate.types.state_type import StateType
@@ -320,6 +320,22 @@ def claim(
         ),
     )
     return mapping
+
+
+def refuse_renames(source: Source, columns: Sequence[Column], allow_unclaimed_state: bool) -> None:
+    """Raise `SchemaError` where fields of a file's structs seem to be renamed in the columns."""
+    declared = {column.name: column for column in columns}
+    with open_file(source) as opened:
+        for stored in file_schema(opened.reader).states:
+            if stored.name not in declared:
+                continue
+            now = declared[stored.name]
+            wrong = refusal(column_change(stored, now), allow_unclaimed_state)
+            if wrong:
+                raise SchemaError(
+                    f"{opened.reader.name}: state {stored.name!r} is {stored.describe()} there "
+                    f"and declared as {now.describe()}: {wrong}"
+                )
 
 
 def read_as(

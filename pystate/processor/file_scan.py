@@ -12,27 +12,17 @@ Thread safety: functions without state.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pystate._core import core
 from pystate.base.memory import process_budget
 from pystate.checkpoint.state_files import OpenFile, claim
 from pystate.state.columns import Column, core_schema
 from pystate.state.declaration import State
-from pystate.state.list import ListState
-from pystate.state.map import MapState
-from pystate.state.value import ValueState
-from pystate.types.arrays import decoded
+from pystate.tables.below import PLAIN, Part, key_arrays, state_array
 from pystate.types.keys import KeyColumns
-from pystate.types.state_type import StateType
-
-_MERGEABLE = (ValueState, ListState, MapState)
-
-#: Rows, nulls, validity, offsets, values.
-_Part: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
 
 
 def can_merge(key: KeyColumns, states: dict[str, State[Any]]) -> bool:
@@ -40,7 +30,7 @@ def can_merge(key: KeyColumns, states: dict[str, State[Any]]) -> bool:
     return (
         bool(states)
         and not any(type_.is_nested for _, type_ in key)
-        and all(type(d) in _MERGEABLE for d in states.values())
+        and all(type(d) in PLAIN for d in states.values())
     )
 
 
@@ -88,38 +78,11 @@ def merged_rows(
 
 
 def _columns(
-    parts: Sequence[_Part], key: KeyColumns, states: dict[str, State[Any]], columns: list[Column]
+    parts: Sequence[Part], key: KeyColumns, states: dict[str, State[Any]], columns: list[Column]
 ) -> list[pa.Array[Any]]:
     given = iter(parts)
     # Keys are not nested, so that nothing decodes them.
-    arrays = [_array(next(given), type_, None) for _, type_ in key]
+    arrays = key_arrays(given, [type_ for _, type_ in key])
     for state, column in zip(states.values(), columns, strict=True):
-        if isinstance(state, ValueState):
-            arrays.append(_array(next(given), state.type, column.codec))
-            continue
-        rows, _, _, ends, _ = next(given)
-        assert ends is not None
-        offsets: Any = pa.Array.from_buffers(pa.int32(), rows + 1, [None, pa.py_buffer(ends)])
-        keys = _array(next(given), state.key_type, None) if isinstance(state, MapState) else None
-        values = _array(next(given), state.type, column.codec)
-        if keys is None:
-            arrays.append(pa.ListArray.from_arrays(offsets, values))
-        else:
-            arrays.append(pa.MapArray.from_arrays(offsets, keys, values))
+        arrays.append(state_array(given, state, column))
     return arrays
-
-
-def _array(part: _Part, type: StateType, codec: Any) -> pa.Array[Any]:
-    rows, nulls, validity, offsets, values = part
-    stored = layout = type.stored_arrow
-    if not rows:
-        return decoded(pa.array([], stored), type, codec)
-    buffers = [None if validity is None else pa.py_buffer(validity), pa.py_buffer(values or b"")]
-    if offsets is not None:
-        buffers.insert(1, pa.py_buffer(offsets))
-        # A file keeps bytes of one width as it does others.
-        layout = pa.binary() if pa.types.is_fixed_size_binary(stored) else stored
-    array = pa.Array.from_buffers(layout, rows, buffers, nulls)
-    if layout != stored:
-        array = pc.cast(array, stored)
-    return decoded(array, type, codec)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-import numpy as np
 import pyarrow as pa
 
 from pystate._core import core
@@ -25,23 +24,23 @@ from pystate.checkpoint.state_files import (
     Lineage,
     Source,
     claim,
-    file_schema,
     open_file,
+    refuse_renames,
 )
 from pystate.errors import (
     DeclarationError,
     InvalidArgumentError,
     LineageError,
-    SchemaError,
     StateOverflowError,
 )
 from pystate.state.columns import NAMESPACE, core_schema
 from pystate.state.declaration import State
-from pystate.state.evolution import column_change, refusal
-from pystate.state.key_batch import KeyBatch
+from pystate.state.key_batch import KeyBatch, found_keys
 from pystate.state.operator_spec import OperatorSpec, declared_fills
+from pystate.tables.below import SCAN_ROWS
 from pystate.tables.host import TableIdentity, counted_home, table_identity
 from pystate.tables.options import (
+    DISK,
     UNDO_EPOCHS,
     TableOptions,
     TableStats,
@@ -49,9 +48,10 @@ from pystate.tables.options import (
     checked_range,
 )
 from pystate.tables.registry import StateRegistry, unknown_state_error
+from pystate.tables.rows_below import RowsBelow
 from pystate.tables.snapshots import SealedReader, Snapshot
 from pystate.tables.timers import DueTimers, TimeDomain, Timers
-from pystate.types.arrays import as_array, hash_keys
+from pystate.types.arrays import as_array
 from pystate.types.keys import KeyColumns, KeyLike, describe, key_columns, parse_key
 from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
 
@@ -62,7 +62,7 @@ H = TypeVar("H")
 
 _MOST = (1 << 63) - 1
 _DEFAULTS = TableOptions()
-_SCAN_ROWS = 1 << 16
+_LEAST_ON_DISK = 1 << 20
 #: Each seal scans this part of the keys for expired values, but at least this many keys.
 _LEAST_EXPIRED, _EXPIRED_PART = 4096, 64
 
@@ -80,10 +80,12 @@ class KeyedStateBackend:
         Number of key groups, 1 to 32768; it is stored in every file.
     key_group_range : tuple of int, optional
         First and last key group, both inclusive; all by default.
-    home : {"heap", "shared"}
-        Memory of this process, or a file at `path` that the host's processes use in turn.
+    home : {"heap", "shared", "disk"}
+        Memory of this process; a file at `path` that the host's processes use in turn; or memory
+        of this process for some rows, and state files for the others: see `RowsBelow`.
     path : path, optional
-        The file of a shared table, best under ``/dev/shm``.
+        The file of a shared table, best under ``/dev/shm``. Of a table on disk a folder where
+        `restore` puts a base, if it is given files in which no rows can be looked up.
     identity : TableIdentity, optional
         The owner of a shared table; this process by default.
     limit_bytes : int
@@ -106,6 +108,8 @@ class KeyedStateBackend:
     set_current_key : callable
         ``set_current_key(key)`` makes a key current: a value, or a tuple if the key has several
         columns. None is an ordinary key. The key stays current until the next seal or rollback.
+    below : RowsBelow
+        The files in which rows of a table on disk are, and what leaves memory for them.
     created : bool
         Whether `open` found no table and made an empty one.
 
@@ -161,11 +165,17 @@ class KeyedStateBackend:
             raise InvalidArgumentError(f"{owner}: identity is an Identity, not {shown(identity)}")
         self._identity = identity
         self._options = TableOptions(
+            home=DISK if home == DISK else _DEFAULTS.home,
             limit_bytes=integer(limit_bytes, f"{owner}: limit_bytes", least=0, most=_MOST),
             lock_timeout_ms=integer(
                 lock_timeout_ms, f"{owner}: lock_timeout_ms", least=0, most=_MOST
             ),
         )
+        if home == DISK and 0 < limit_bytes < _LEAST_ON_DISK:
+            raise InvalidArgumentError(
+                f"{owner}: limit_bytes of a table on disk is 0, or {_LEAST_ON_DISK} at least: "
+                "less is not enough for a batch of keys and what goes with it"
+            )
         self._create = flag(create, f"{owner}: create")
         self.namespace: StateType | None = None
         if namespace is not None:
@@ -177,7 +187,12 @@ class KeyedStateBackend:
             self._table, self._reserved_names(), flag(timers, f"{owner}: timers")
         )
         self._timers = Timers(self._table)
+        self.below = RowsBelow(self, self.home == DISK)
         self._swept = False  # in the open epoch
+        if self.home == DISK and timers:
+            raise InvalidArgumentError(
+                f"{owner}: keys with timers are not kept on disk yet: use 'heap' or 'shared'"
+            )
         self._clock: dict[str, tuple[int | None, ...]] = {}
         given = {} if states is None else states
         example = "states={'n': ps.ValueState('long')}"
@@ -225,11 +240,9 @@ class KeyedStateBackend:
         return names
 
     def _check_home(self) -> None:
-        if self.home == "disk":
-            raise InvalidArgumentError("home 'disk' is not supported yet: use 'heap' or 'shared'")
-        choice(self.home, "home", ("heap", "shared"))
-        if (self.home == "shared") != (self.path is not None):
-            raise InvalidArgumentError("a shared table needs a path, and only it has one")
+        choice(self.home, "home", ("heap", "shared", DISK))
+        if self.home != DISK and (self.home == "shared") != (self.path is not None):
+            raise InvalidArgumentError("a shared table needs a path, and none on the heap has one")
 
     # -- states
 
@@ -284,10 +297,11 @@ class KeyedStateBackend:
         if self._table.is_open:
             return
         identity, home = self._identity, None
-        if self.path is not None:
-            home = counted_home(self.path)
+        path = None if self.home == DISK else self.path
+        if path is not None:
+            home = counted_home(path)
             if identity is None:
-                name = os.path.abspath(self.path)
+                name = os.path.abspath(path)
                 identity = table_identity(hashlib.sha256(os.fsencode(name)).digest())
         first, last = self.key_group_range
         self.created = self._table.open(
@@ -296,7 +310,7 @@ class KeyedStateBackend:
             first,
             last,
             self._options.limit_bytes,
-            self.path,
+            path,
             identity,
             self._options.lock_timeout_ms,
             self._create,
@@ -304,6 +318,7 @@ class KeyedStateBackend:
             home,
         )
         self._states.set_ttl()
+        self.below.begin()
 
     def close(self) -> None:
         """Free the table with its batches and readers; an open epoch is lost.
@@ -316,6 +331,7 @@ class KeyedStateBackend:
             Another thread is using the table.
         """
         self._table.close()
+        self.below.close()
         self._discard()
 
     def detach(self) -> None:
@@ -368,7 +384,7 @@ class KeyedStateBackend:
 
     def __len__(self) -> int:
         """Number of keys; a key counts once for each of its namespaces."""
-        return self.stats().keys
+        return self.below.count() if self.below.are_any else self.stats().keys
 
     def __bool__(self) -> bool:
         return True
@@ -622,12 +638,13 @@ class KeyedStateBackend:
         Raises
         ------
         LineageError
-            The undo window does not reach so far; nothing was undone.
+            The undo window does not reach so far, or files below hold rows; nothing was undone.
         """
         if not 0 <= integer(back, "rollback: back") <= UNDO_EPOCHS:
             raise LineageError(
                 f"roll back over {back} sealed epochs: {UNDO_EPOCHS} are the most; restore instead"
             )
+        self.below.refuse_return(back)
         self._table.rollback(back)
         self._discard()
 
@@ -683,6 +700,7 @@ class KeyedStateBackend:
             the year 300 000 as a timestamp. The open epoch must then be rolled back.
         """
         self.open()
+        self.below.refuse("load")
         first, last = self.key_group_range
         first = first if first_key_group is None else first_key_group
         last = last if last_key_group is None else last_key_group
@@ -735,6 +753,7 @@ class KeyedStateBackend:
         """
         self.open()
         other.open()
+        self.below.refuse("copy_from")
         return core.copy_rows(other._table, self._table, first_key_group, last_key_group)
 
     def restore(
@@ -772,16 +791,18 @@ class KeyedStateBackend:
             As for `load`; the table is empty again.
         """
         self.open()
-        if self.dirty or len(self):
+        if self.dirty or self.below.files or len(self):
             raise InvalidArgumentError("restore fills an empty table; this one has state")
-        rows, last = 0, lineage
         if isinstance(files, (str, bytes)) or not isinstance(files, Iterable):
             raise InvalidArgumentError(f"restore takes a list of state files, not {shown(files)}")
         files = list(files)
-        identities = [None] * len(files) if expected is None else list(expected)
+        identities: list[Any] = [None] * len(files) if expected is None else list(expected)
         if files and expected is None:
-            self._refuse_renames(files[-1], allow_unclaimed_state)
+            refuse_renames(files[-1], self._states.columns, allow_unclaimed_state)
         since = declared_fills(self.declarations)
+        if self.home == DISK and files:
+            return self.below.restore(files, identities, lineage, allow_unclaimed_state)
+        rows = 0
         try:
             for source, identity in zip(files, identities, strict=True):
                 rows += self.load(
@@ -792,28 +813,23 @@ class KeyedStateBackend:
                 )
             if lineage is None and files:
                 with open_file(files[-1]) as opened:
-                    last = Lineage(*opened.reader.lineage())
-            if last is not None:
-                self._seal(last, wanted=False)
+                    lineage = Lineage(*opened.reader.lineage())
+            if lineage is not None:
+                self._seal(lineage, wanted=False)
         except BaseException:
             self._table.rollback(0)
             raise
         return rows
 
-    def _refuse_renames(self, source: Source, allow_unclaimed_state: bool) -> None:
-        declared = {column.name: column for column in self._states.columns}
-        with open_file(source) as opened:
-            stored = file_schema(opened.reader).states
-            for column in stored:
-                if column.name not in declared:
-                    continue
-                change = column_change(column, declared[column.name])
-                wrong = refusal(change, allow_unclaimed_state)
-                if wrong:
-                    raise SchemaError(
-                        f"{opened.reader.name}: state {column.name!r} is {column.describe()} there "
-                        f"and declared as {declared[column.name].describe()}: {wrong}"
-                    )
+    def _on_heap(self) -> KeyedStateBackend:
+        """Make an empty backend in memory with the same states, for rows on their way."""
+        return KeyedStateBackend(
+            self.key,
+            states=self.declarations,
+            max_parallelism=self.max_parallelism,
+            key_group_range=self.key_group_range,
+            namespace=self.namespace,
+        )
 
     # -- rows
 
@@ -852,8 +868,9 @@ class KeyedStateBackend:
         StaleKeyBatchError
             The table was detached meanwhile, or rolled back to a sealed epoch.
         """
-        for keys in self._rows(_SCAN_ROWS, changed=False):
-            yield self.exported(keys)
+        if self.below.are_any:
+            return self.below.batches()
+        return map(self.exported, self._rows(SCAN_ROWS, changed=False))
 
     def exported(self, keys: KeyBatch) -> pa.RecordBatch:
         """The rows of a batch of keys as `to_batches` gives them; absent keys have no state."""
@@ -863,7 +880,7 @@ class KeyedStateBackend:
         arrays += [handle._exported(keys) for handle in self._states.handles.values()]
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
 
-    def existing(self, max_rows: int = _SCAN_ROWS) -> Iterator[KeyBatch]:
+    def existing(self, max_rows: int = SCAN_ROWS) -> Iterator[KeyBatch]:
         """All keys, with their namespaces, as `to_batches` gives their rows.
 
         Parameters
@@ -885,19 +902,8 @@ class KeyedStateBackend:
         -----
         O(rows of the table): each key's hash is compared with those that are wanted.
         """
-        hashes = np.unique(hash_keys(wanted.key_arrays()))
-        names = {self._table.normal_key(key) for key in wanted.to_pylist()}
-        for keys in self._rows(_SCAN_ROWS, changed=False):
-            arrays = keys.key_arrays()
-            likely = np.flatnonzero(np.isin(hash_keys(arrays), hashes))
-            few = [array.take(likely) for array in keys._columns()]
-            batch = KeyBatch(self._table, few, self._key_types())
-            rows = [self._table.normal_key(key) in names for key in batch.to_pylist()]
-            if not all(rows):  # another key has the hash of a wanted one
-                few = [array.filter(pa.array(rows)) for array in few]
-                batch = KeyBatch(self._table, few, self._key_types())
-            if len(batch):
-                yield batch
+        existing = self._rows(SCAN_ROWS, changed=False)
+        return found_keys(self._table, existing, wanted, self._key_types())
 
     def to_arrow(self) -> pa.Table:
         """All rows as one table; see `to_batches`."""
@@ -912,6 +918,9 @@ class KeyedStateBackend:
 
     def _rows(self, max_rows: int, *, changed: bool) -> Iterator[KeyBatch]:
         self.open()
+        if not changed and self.below.are_any:
+            yield from self.below.keys(max_rows)
+            return
         self._flush()
         walk = core.Walk(self._table, changed)
         while True:
@@ -922,11 +931,14 @@ class KeyedStateBackend:
 
     def __iter__(self) -> Iterator[Any]:
         """All keys, in no particular order; epochs may be sealed meanwhile, as for `to_batches`."""
-        for keys in self._rows(_SCAN_ROWS, changed=False):
+        for keys in self._rows(SCAN_ROWS, changed=False):
             yield from keys.to_pylist()
 
     def reader(self) -> SealedReader:
-        """Return a reader of the last sealed epoch, for this thread or another one."""
+        """Return a reader of the last sealed epoch, for this thread or another one.
+
+        It sees the rows in memory alone: where others lie in files it says so at the end.
+        """
         self.open()
         return SealedReader(
             self._table,
@@ -948,16 +960,23 @@ class KeyedStateBackend:
     def _key_types(self) -> list[StateType]:
         return [type_ for _, type_ in self._key_columns()]
 
-    def _seal(self, name: Lineage, wanted: bool) -> core.Sealed | None:
-        """End the open epoch under that name; return its changes if they are wanted."""
+    def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None:
+        """End the open epoch under that name; return its changes if they are wanted.
+
+        With `goes_on` batches of keys stay valid.
+        """
         self._flush()
-        sealed = self._table.seal(*name, wanted)
+        sealed = self._table.seal(*name, wanted, goes_on)
         self._discard()
         return sealed
 
     def _flush(self) -> None:
-        for handle in self._states.objects:
-            handle.flush(self._batch_of)
+        before = self._table.keep_room(True)
+        try:
+            for handle in self._states.objects:
+                handle.flush(self._batch_of)
+        finally:
+            self._table.keep_room(before)
 
     def _batch_of(self, names: list[Any]) -> KeyBatch:
         spaces: list[Any] = []

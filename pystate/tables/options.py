@@ -15,8 +15,8 @@ from pystate.types.keys import MAX_PARALLELISM
 
 #: Number of sealed epochs that can be undone.
 UNDO_EPOCHS = 2
-#: The home of tables whose rows are in files. No table can be there yet: who checks what users say
-#: refuses it, and what is prepared for it has no effect.
+#: The home of tables whose rows are in files: of backends and stores. Those of jobs cannot be there
+#: yet, which who checks what users say refuses.
 DISK = "disk"
 
 

@@ -13,17 +13,23 @@ import pyarrow as pa
 
 from pystate._core import core
 from pystate.checkpoint.state_files import FileInfo, Lineage
-from pystate.errors import InvalidArgumentError
-from pystate.state.columns import NAMESPACE, core_schema, timers_columns
+from pystate.errors import ClosedError, InvalidArgumentError
+from pystate.state.columns import NAMESPACE, Column, core_schema, timers_columns
 from pystate.state.declaration import State
+from pystate.tables.below import (
+    SCAN_ROWS,
+    FilesBelow,
+    gathered,
+    key_arrays,
+    parts_before,
+    plain_array,
+)
 from pystate.types.arrays import decoded, from_parts
 from pystate.types.nested import codec_of
 from pystate.types.state_type import StateType
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_SCAN_ROWS = 1 << 16
 
 
 class Snapshot:
@@ -115,19 +121,28 @@ class SealedReader:
         namespace: StateType | None = None,
         timers: bool = False,
     ) -> None:
-        self._keys = tuple(key)
-        self._namespace = namespace
-        columns = [column for name, d in states.items() for column in d.columns(name)]
+        columns = self._take(key, states, namespace)
         if timers:
             columns += timers_columns()
         schema = core_schema(self._keys, namespace, columns)
         self._reader = core.Reader(table, schema, path, where)
+
+    def _take(
+        self,
+        key: Sequence[tuple[str, StateType]],
+        states: Mapping[str, State[Any]],
+        namespace: StateType | None,
+    ) -> list[Column]:
+        """Keep which states are read; return the columns of all."""
+        self._keys = tuple(key)
+        self._namespace = namespace
         self._states: dict[str, tuple[int, State[Any]]] = {}
         column = 0
         for name, declaration in states.items():
             if declaration.in_readers:
                 self._states[name] = column, declaration
             column += len(declaration.columns(name))
+        return [column for name, d in states.items() for column in d.columns(name)]
 
     @property
     def lineage(self) -> Lineage:
@@ -156,7 +171,7 @@ class SealedReader:
             key = (*(key if len(self._keys) > 1 else (key,)), namespace)
         elif namespace is not None:
             raise InvalidArgumentError("the table has no namespaces")
-        values = self._reader.get(key)
+        values = self._row(key)
         if values is None:
             return None
         return {
@@ -166,20 +181,30 @@ class SealedReader:
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """All rows: key columns, then value states; null if absent; objects in pickled form."""
+        schema = self._arrow_schema()
+        for keys, values in self._scanned():
+            yield pa.RecordBatch.from_arrays([*keys, *values], schema=schema)
+
+    def _row(self, key: Any) -> list[Any] | None:
+        return self._reader.get(key)
+
+    def _scanned(self) -> Iterator[tuple[list[pa.Array[Any]], list[pa.Array[Any]]]]:
+        """Rows: the columns of the key, and those of value states."""
         cursor: int | None = 0
-        schema, n_keys = self._arrow_schema(), self._reader.key_columns
+        n_keys = self._reader.key_columns
         key_types = [type_ for _, type_ in self._key_columns()]
         while cursor is not None:
-            cursor, n, parts = self._reader.scan(cursor, _SCAN_ROWS)
+            cursor, n, parts = self._reader.scan(cursor, SCAN_ROWS)
             if not n:
                 continue
-            arrays = [
+            keys = [
                 from_parts(type_, n, *part) for type_, part in zip(key_types, parts, strict=False)
             ]
+            values = []
             for name, (column, declaration) in self._states.items():
                 stored = from_parts(declaration.type, n, *parts[n_keys + column])
-                arrays.append(decoded(stored, declaration.type, codec_of(declaration.type, name)))
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+                values.append(decoded(stored, declaration.type, codec_of(declaration.type, name)))
+            yield keys, values
 
     def _arrow_schema(self) -> pa.Schema:
         values = [(name, declaration.type) for name, (_, declaration) in self._states.items()]
@@ -207,3 +232,69 @@ class SealedReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class FilesReader(SealedReader):
+    """Reads what state files have, like a `SealedReader`; the files may go meanwhile.
+
+    It never becomes too old.
+    """
+
+    def __init__(
+        self,
+        files: FilesBelow,
+        lineage: Lineage,
+        max_parallelism: int,
+        key_group_range: tuple[int, int],
+        key: Sequence[tuple[str, StateType]],
+        states: Mapping[str, State[Any]],
+        *,
+        namespace: StateType | None = None,
+    ) -> None:
+        self._columns = self._take(key, states, namespace)
+        self._schema = core_schema(self._keys, namespace, self._columns)
+        self._lineage = lineage
+        self._max_parallelism = max_parallelism
+        self._bounds = key_group_range
+        self._stack = files.stack(self._schema, max_parallelism)
+        self._files: FilesBelow | None = files
+
+    @property
+    def lineage(self) -> Lineage:
+        """See `SealedReader`."""
+        return self._lineage
+
+    def _row(self, key: Any) -> list[Any] | None:
+        self._open_files()
+        return None if self._stack is None else self._stack.get(key)
+
+    def _scanned(self) -> Iterator[tuple[list[pa.Array[Any]], list[pa.Array[Any]]]]:
+        types = [type_ for _, type_ in self._key_columns()]
+        at = parts_before(self._columns)
+        with self._open_files().scanned() as opened:
+            for _, parts in gathered(
+                opened,
+                self._schema,
+                len(self._columns),
+                self._max_parallelism,
+                self._bounds,
+                None,
+            ):
+                keys = key_arrays(iter(parts), types)
+                rest = parts[len(types) :]
+                values = []
+                for _, (column, declaration) in self._states.items():
+                    codec = self._columns[column].codec
+                    values.append(plain_array(rest[at[column]], declaration.type, codec))
+                yield keys, values
+
+    def _open_files(self) -> FilesBelow:
+        if self._files is None:
+            raise ClosedError("the reader is closed")
+        return self._files
+
+    def close(self) -> None:
+        """Let go of the files. Does nothing the second time."""
+        self._files = None
+        if self._stack is not None:
+            self._stack.close()

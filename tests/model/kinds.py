@@ -374,11 +374,12 @@ class FoldDriver(Driver):
         handle.add_all(keys, values)
         how = self.spec.more["how"]
         if how == "python":
-            latest = {row: kind.read(row) for row in rows}
-            for row, value in zip(rows, values, strict=True):
-                if value is not None:
-                    latest[row] = self.plus(latest[row], value)
-            for row in rows:
+            # A row without a value is neither read nor written: no time of it moves.
+            given = [(r, v) for r, v in zip(rows, values, strict=True) if v is not None]
+            latest = {row: kind.read(row) for row, _ in given}
+            for row, value in given:
+                latest[row] = self.plus(latest[row], value)
+            for row, _ in given:
                 kind.write(row, latest[row])
             return
         for row, value in zip(rows, values, strict=True):

@@ -37,8 +37,18 @@ STATES = {
     "seen": ps.ValueState(object),
 }
 
+DEFAULTS: dict[str, Any] = {}
+
+
+@pytest.fixture(params=["heap", "disk"], autouse=True)
+def home(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test is of a store in memory, and of one on disk."""
+    monkeypatch.setitem(DEFAULTS, "home", request.param)
+    return str(request.param)
+
 
 def opened(folder: Path, **options: Any) -> Store:
+    options = DEFAULTS | options
     options.setdefault("key", "long")
     options.setdefault("states", STATES)
     return ps.open(folder, **options)

@@ -77,6 +77,7 @@ STORE = {
     "lock_timeout_ms": (NO_COUNT, "^the store .*: lock_timeout_ms is"),
     "allow_unclaimed_state": (NO_FLAG, "^the store .*: allow_unclaimed_state is True or False"),
     "allow_pickle": (NO_FLAG, "^the store .*: allow_pickle is True or False, not"),
+    "home": (["'shared'", "None", "3"], "^the store .*: home is 'heap' or 'disk', not"),
     "clock": (["3", "'now'", "lambda: 'x'"], "^the store .*clock"),
 }
 
@@ -85,8 +86,7 @@ BACKEND = {
     "states": (["3", "[]", "{'n': 'long'}", "{3: N}"], "state"),
     "max_parallelism": (["0", "32769", *NO_COUNT], "max_parallelism is"),
     "key_group_range": (["3", "(1,)", "('a', 'b')", "(5, 4)", "(0, 128)"], "^key_group_range .*:"),
-    "home ": (["'disk'"], "^home 'disk' is not supported yet: use 'heap' or 'shared'"),
-    "home": (["'heapp'", "None", "3"], "^home is 'heap' or 'shared', not"),
+    "home": (["'heapp'", "None", "3"], "^home is 'heap' or 'shared' or 'disk', not"),
     "path": (["3", "''"], "^backend: path is the path of a"),
     "identity": (["3"], "^backend: identity is an Identity, not 3"),
     "limit_bytes": (NO_COUNT, "^backend: limit_bytes is"),

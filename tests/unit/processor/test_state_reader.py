@@ -277,7 +277,7 @@ def test_keys_with_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch)
     def colliding(columns: Any) -> Any:
         return np.zeros(len(columns[0]), np.uint64)
 
-    monkeypatch.setattr("pystate.tables.backend.hash_keys", colliding)
+    monkeypatch.setattr("pystate.state.key_batch.hash_keys", colliding)
     with ps.KeyedStateBackend("long", states={"v": ps.ValueState("long")}) as backend:
         backend["v"].update_all(backend.keys([*range(9)]), [*range(9)])
         [found] = backend.found(backend.keys([2, 7, 99]))

@@ -186,6 +186,18 @@ def test_an_object_that_was_read_expires_in_the_same_epoch() -> None:
         assert made["v"].values(made.keys([1])) == [[]]
 
 
+@pytest.mark.parametrize("update", ["create_and_write", "read_and_write"])
+def test_adding_nothing_to_many_objects_moves_no_time(update: Any) -> None:
+    """Rows without a value do not keep alive what they were not added to."""
+    pile = ps.ReducingState(object, operator.add, ttl=ps.StateTtl(40, update=update))
+    with backend(pile=pile) as made:
+        made["pile"].add_all(made.keys([1, 2]), [[1], [2]])
+        made.set_clock(processing_time=NOW + 39)
+        made["pile"].add_all(made.keys([1, 2, 1]), [None, [3], None])
+        made.set_clock(processing_time=NOW + 40)
+        assert made["pile"].values(made.keys([1, 2])) == [None, [2, 3]]
+
+
 @pytest.mark.parametrize("aggregate", [ps.Min(), ps.Max()])
 def test_adding_what_changes_nothing_counts_as_use(aggregate: Any) -> None:
     ttl = ps.StateTtl(100)

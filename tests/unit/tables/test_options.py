@@ -26,6 +26,9 @@ def test_blocks_have_a_size_that_files_can_have(size: Any) -> None:
         TableOptions(block_bytes=size)
 
 
-def test_no_table_can_be_on_disk_yet() -> None:
-    with pytest.raises(InvalidArgumentError, match="home"):
-        ps.KeyedStateBackend("long", states={"n": ps.ValueState("long")}, home=DISK)  # type: ignore
+def test_a_backend_can_be_on_disk_without_timers() -> None:
+    states: dict[str, Any] = {"n": ps.ValueState("long")}
+    with ps.KeyedStateBackend("long", states=states, home="disk") as backend:
+        assert backend._options.home == DISK and len(backend) == 0
+    with pytest.raises(InvalidArgumentError, match="timers"):
+        ps.KeyedStateBackend("long", states=states, home="disk", timers=True)

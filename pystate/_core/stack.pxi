@@ -1,0 +1,228 @@
+# Stacks: files in which rows are looked up that are not in the memory of a table.
+
+
+cdef class Reads:
+    """What reads files for the stacks of a process; one search at a time, others wait."""
+
+    cdef pst_reads *r
+    cdef unsigned long fork
+
+    def __cinit__(self, Budget budget=None):
+        cdef pst_reads_options options
+        memset(&options, 0, sizeof(options))
+        options.budget = budget_of(budget)
+        self.fork = fork_generation
+        check(pst_reads_create(&options, &self.r), NULL, "reads of files", None)
+
+    def __dealloc__(self):
+        # In a forked child the threads of its parent are not there, so that nobody ends them.
+        if self.fork == fork_generation:
+            pst_reads_release(self.r)
+
+
+cdef object file_error(pst_status status, const pst_detail *detail, tuple names, str where):
+    """The error of a file of a stack, whose number is the detail's row."""
+    cdef str name = where
+    if 0 <= detail.row < len(names):
+        name = names[detail.row]
+    if status == PST_NOT_FOUND:
+        return errors.CheckpointError(
+            f"{name}: there is no such file, and it holds rows of the state: bring it back")
+    if status == PST_SCHEMA:
+        return errors.SchemaError(
+            f"{name}: it has no guide to its rows, or other columns than the table: rows cannot be "
+            "looked up in it before it is merged into a new base")
+    if status == PST_IO and detail.sys_errno == ENODATA:
+        return errors.CorruptFileError(f"{name}: corrupt: it is shorter than when it was opened")
+    return make_error(status, detail, name, None)
+
+
+cdef class GuidedFile:
+    """A state file with a guide, open for any number of stacks, in any thread.
+
+    It may be removed. It is closed when nothing has it any more.
+    """
+
+    cdef pst_member *m
+    cdef unsigned long fork
+    cdef Reads reads
+    cdef Budget budget
+    cdef readonly str name
+
+    def __init__(self, Schema schema not None, int32_t max_parallelism, path,
+                 Reads reads not None, Budget budget=None, guides=None):
+        cdef pst_stack_options options
+        cdef pst_schema *own = NULL
+        cdef pst_member *made = NULL
+        cdef pst_detail detail
+        cdef pst_status status
+        cdef bytes encoded = os.fsencode(path)
+        cdef const char *where = encoded
+        cdef bytes folder = b"" if guides is None else os.fsencode(guides)
+        once(self.name is not None, "an open file")
+        memset(&options, 0, sizeof(options))
+        memset(&detail, 0xFF, sizeof(detail))
+        self.name = os.fsdecode(path)
+        self.fork = fork_generation
+        self.reads, self.budget = reads, budget
+        options.reads = reads.r
+        options.budget = budget_of(budget)
+        if guides is not None:
+            options.guides = folder
+        with nogil:
+            status = pst_file_schema_create(&schema.c, &own)
+            if status == PST_OK:
+                status = pst_member_open(own, max_parallelism, where, &options, &made, &detail)
+            pst_file_schema_destroy(own)
+        self.m = made
+        check_limit(status, budget, f"{self.name}: its guide")
+        if status != PST_OK:
+            detail.row = 0
+            raise file_error(status, &detail, (self.name,), self.name)
+
+    def __dealloc__(self):
+        if self.m is not NULL and self.fork == fork_generation:
+            pst_member_release(self.m)
+
+    cdef int ready(self) except -1:
+        if self.m is NULL or self.fork != fork_generation:
+            raise errors.ClosedError("the file is not open, or of another process")
+        return 0
+
+    def fileno(self):
+        """Return its descriptor, which may be for aligned reads only."""
+        self.ready()
+        return pst_member_descriptor(self.m)
+
+
+cdef class Stack(_Guarded):
+    """State files with guides, oldest first, in which rows are looked up. It is immutable.
+
+    `files` are (path or `GuidedFile`, the first and last key groups for which it counts, one after the
+    other; none: all of its own). It cannot be closed while it is a table's.
+    """
+
+    cdef pst_stack *s
+    cdef int tables
+    cdef unsigned long fork
+    cdef Reads reads
+    cdef Budget budget
+    cdef Schema schema
+    cdef readonly tuple names
+
+    def __init__(self, Schema schema not None, int32_t max_parallelism, list files not None,
+                 Reads reads=None, Budget budget=None, guides=None):
+        cdef pst_stack_options options
+        cdef pst_stack_file *c
+        cdef pst_schema *own = NULL
+        cdef pst_detail detail
+        cdef pst_status status
+        cdef Numbers ranges
+        cdef bytes path
+        cdef GuidedFile opened
+        cdef bytes folder = b"" if guides is None else os.fsencode(guides)
+        cdef list kept = [], names = []
+        cdef int32_t i, n
+        once(self.names is not None, "a stack")
+        memset(&options, 0, sizeof(options))
+        memset(&detail, 0xFF, sizeof(detail))
+        for name, counting in list(files):
+            ranges = Numbers(counting)
+            if isinstance(name, GuidedFile):
+                opened = <GuidedFile> name
+                opened.ready()
+                kept.append((b"", opened, ranges))
+                names.append(opened.name)
+            else:
+                kept.append((os.fsencode(name), None, ranges))
+                names.append(os.fsdecode(name))
+        n = <int32_t> len(kept)
+        self.fork = fork_generation
+        self.reads, self.budget, self.schema = reads, budget, schema
+        self.names = tuple(names)
+        options.budget = budget_of(budget)
+        if reads is not None:
+            options.reads = reads.r
+        if guides is not None:
+            options.guides = folder
+        c = <pst_stack_file *> calloc(<size_t> n + 1, sizeof(pst_stack_file))
+        if c is NULL:
+            raise MemoryError
+        for i, (path, opened, ranges) in enumerate(kept):
+            c[i].path, c[i].ranges, c[i].n_ranges = path, ranges.c, ranges.n // 2
+            c[i].member = NULL if opened is None else opened.m
+        self.hold()
+        try:
+            with nogil:
+                status = pst_file_schema_create(&schema.c, &own)
+                if status == PST_OK:
+                    status = pst_stack_open(own, max_parallelism, c, n, &options, &self.s, &detail)
+                pst_file_schema_destroy(own)
+        finally:
+            self.end()
+            free(c)
+        check_limit(status, budget, "a stack of files")
+        if status != PST_OK:
+            raise file_error(status, &detail, self.names, "a stack of files")
+
+    def __dealloc__(self):
+        if self.s is not NULL and self.fork == fork_generation:
+            pst_stack_close(self.s)
+
+    cdef int ready(self) except -1:
+        if self.busy:
+            raise errors.InUseError("the stack is in use by another thread")
+        if self.s is NULL or self.fork != fork_generation:
+            raise errors.ClosedError("the stack is closed, or of another process")
+        return 0
+
+    def close(self):
+        """Close the files. Does nothing the second time."""
+        if self.s is NULL or self.fork != fork_generation:
+            return
+        self.ready()
+        if self.tables:
+            raise errors.InUseError("a table has its rows in the files of the stack")
+        pst_stack_close(self.s)
+        self.s = NULL
+
+    def get(self, key):
+        """Return a key's states as `Reader.get` does; lists and maps have no value."""
+        cdef pst_cell cells[PST_MAX_KEYS_]
+        cdef uint32_t nulls = 0
+        cdef pst_record *record
+        cdef Codec codec
+        cdef int i
+        cdef pst_status status
+        if self.tables:
+            raise errors.InUseError("the stack is a table's")
+        self.ready()
+        owner = self.schema.encode_key(key, cells, &nulls)
+        record = new_record()
+        try:
+            self.begin()
+            try:
+                with nogil:
+                    status = pst_stack_get(self.s, cells, nulls, record)
+                if status == PST_NOT_FOUND:
+                    return None
+                if status != PST_OK:
+                    raise file_error(status, pst_stack_detail(self.s), self.names, "a stack")
+                result = []
+                for i in range(len(self.schema.state_codecs)):
+                    codec = self.schema.state_codecs[i]
+                    result.append(codec.decode(&record.cells[i])
+                                  if record.present >> i & 1 else None)
+                return result
+            finally:
+                self.end()
+        finally:
+            free(record)
+
+    def stats(self):
+        """Return what was read, in the order of ``pst_stack_stats``."""
+        cdef pst_stack_stats s
+        self.ready()
+        pst_stack_get_stats(self.s, &s)
+        return (s.keys, s.asked, s.lies, s.absent, s.reads, s.bytes, s.blocks, s.filters,
+                s.guide_bytes, s.private_bytes, s.guides_made, s.direct)

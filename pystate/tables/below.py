@@ -1,0 +1,315 @@
+"""Files below a table whose home is the disk: open ones, stacks, and all rows of them as arrays.
+
+A table on disk has some rows in memory, and all of them in the files of its last sealed epoch but
+for what changed since. So what asks for all rows merges these files, the changes being the newest,
+and leaves the table's memory alone. It goes by key groups, some at a time, so that it needs memory
+for these.
+
+Thread safety: `FilesBelow` belongs to one thread at a time, the files that it shares with others to
+all; the functions have no state; the reads of a process are made once, under a lock.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pystate._core import core
+from pystate.base.memory import process_budget
+from pystate.checkpoint.state_files import (
+    LEAST_BLOCK_BYTES,
+    FileInfo,
+    FileSchema,
+    OpenFile,
+    file_schema,
+    open_file,
+)
+from pystate.errors import CheckpointError
+from pystate.state.columns import LIST, MAP, VALUE, Column
+from pystate.state.declaration import State
+from pystate.state.list import ListState
+from pystate.state.map import MapState
+from pystate.state.value import ValueState
+from pystate.types.arrays import decoded
+from pystate.types.nested import codec_of
+from pystate.types.state_type import StateType
+
+#: Kinds whose columns in files are their results.
+PLAIN = (ValueState, ListState, MapState)
+
+#: Rows, nulls, validity, offsets, values.
+Part: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
+#: About so many rows are in memory at a time.
+SCAN_ROWS = 1 << 16
+
+
+class FileBelow(NamedTuple):
+    """A state file, and the key groups for which it counts, both inclusive."""
+
+    path: str
+    first_key_group: int
+    last_key_group: int
+
+
+class _Reads:
+    """What reads the files of this process's tables, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._lock = threading.Lock()
+        self._reads: core.Reads | None = None
+
+    def get(self) -> core.Reads:
+        with self._lock:
+            if self._reads is None:
+                self._reads = core.Reads(process_budget())
+            return self._reads
+
+
+_reads = _Reads()
+os.register_at_fork(after_in_child=_reads.reset)
+
+
+class FilesBelow:
+    """Files in which the rows of a table are, oldest first, and those of them that are open.
+
+    A file is opened once, whoever looks into it: stacks, scans and readers share it, and so do
+    successive lists of files. It may be removed then.
+
+    Parameters
+    ----------
+    files : iterable of FileBelow
+        What is wanted; `open` opens those that are not open.
+    before : FilesBelow, optional
+        From which open files are taken.
+
+    Attributes
+    ----------
+    named : tuple of FileBelow
+    """
+
+    def __init__(
+        self, files: Iterable[tuple[str, int, int]] = (), before: FilesBelow | None = None
+    ) -> None:
+        self.named = tuple(FileBelow(*file) for file in files)
+        known = {} if before is None else before._by_path()
+        self._opened = [_still_at(file.path, known.get(file.path)) for file in self.named]
+
+    def _by_path(self) -> dict[str, core.GuidedFile | None]:
+        return {file.path: opened for file, opened in zip(self.named, self._opened, strict=True)}
+
+    def open(self, schema: core.Schema, max_parallelism: int) -> None:
+        """Open all files, as ones of tables with that schema; after an error, go on with the rest.
+
+        `SchemaError` if a file has no guide, or other columns: see `has_rows_of`. `CheckpointError`
+        if there is none, `CorruptFileError`, `NewerFormatError`, `SystemCallError`,
+        `MemoryLimitError`; they name the file.
+        """
+        for i, (file, opened) in enumerate(zip(self.named, self._opened, strict=True)):
+            if opened is None:
+                self._opened[i] = core.GuidedFile(
+                    schema, max_parallelism, file.path, _reads.get(), process_budget()
+                )
+
+    def stack(self, schema: core.Schema, max_parallelism: int) -> core.Stack | None:
+        """Make a stack of the files, which are opened before; None if there are none."""
+        self.open(schema, max_parallelism)
+        counting: list[tuple[str | core.GuidedFile, list[int]]] = [
+            (opened, [file.first_key_group, file.last_key_group])
+            for file, opened in zip(self.named, self._opened, strict=True)
+            if opened is not None
+        ]
+        if not counting:
+            return None
+        return core.Stack(schema, max_parallelism, counting, _reads.get(), process_budget())
+
+    @contextmanager
+    def scanned(self) -> Iterator[list[tuple[core.FileReader, tuple[int, int]]]]:
+        """Readers of the whole files, which are open, with the key groups for which they count."""
+        with ExitStack() as stack:
+            yield [
+                (stack.enter_context(_read_again(opened)), file[1:])
+                for file, opened in zip(self.named, self._opened, strict=True)
+                if opened is not None
+            ]
+
+
+def _still_at(path: str, opened: core.GuidedFile | None) -> core.GuidedFile | None:
+    """An open file, unless there is another one at its path now."""
+    if opened is None:
+        return None
+    try:
+        there = os.stat(path)
+    except OSError:
+        return opened
+    return opened if os.path.samestat(there, os.fstat(opened.fileno())) else None
+
+
+@contextmanager
+def _read_again(opened: core.GuidedFile) -> Iterator[core.FileReader]:
+    # By a description of its own: the one that is open may be for aligned reads only.
+    try:
+        descriptor = os.open(f"/proc/self/fd/{opened.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(f"{opened.name}: cannot be opened: {error.strerror}") from error
+    try:
+        size = os.fstat(descriptor).st_size
+        reader = OpenFile(opened.name, size, descriptor, None).reader
+        try:
+            yield reader
+        finally:
+            reader.close()
+    finally:
+        os.close(descriptor)
+
+
+def schema_in_files(table: core.Table) -> FileSchema:
+    """The columns that files of an open table have, in which nothing has changed yet."""
+    out = written(table.changes())
+    with open_file(out) as opened:
+        return file_schema(opened.reader)
+
+
+def written(sealed: core.Sealed) -> io.BytesIO:
+    """What a table has changed, as a delta in memory."""
+    out = io.BytesIO()
+    try:
+        sealed.write(out, "changes that are not sealed", LEAST_BLOCK_BYTES)
+    finally:
+        sealed.close()
+    return out
+
+
+def has_rows_of(opened: OpenFile, schema: FileSchema) -> bool:
+    """Whether rows can be looked up in a file: it has a guide, and a table's own columns."""
+    info = FileInfo(*opened.reader.info())
+    return info.block_bytes > 0 and file_schema(opened.reader) == schema
+
+
+# ---- all rows -----------------------------------------------------------------------------------
+
+
+class Expiring(NamedTuple):
+    """How states expire, by their columns in the table, and what time it is."""
+
+    settings: list[tuple[int, int, bool, bool]]
+    processing_ms: int | None
+    watermark_ms: int | None
+
+    @classmethod
+    def of(
+        cls, states: Mapping[str, State[Any]], processing_ms: int | None, watermark_ms: int | None
+    ) -> Expiring:
+        """Of all states of a table, in the order of its columns."""
+        settings, at = [], 0
+        for name, declaration in states.items():
+            ttl, reference_ms = declaration.ttl, declaration.reference_ms
+            if ttl is not None:
+                kept_ms = ttl.duration_ms if reference_ms is None else reference_ms
+                lenient = ttl.visibility == "return_if_not_cleaned_up"
+                settings.append((at, kept_ms, ttl.time == "event", lenient))
+            at += len(declaration.columns(name))
+        return cls(settings, processing_ms, watermark_ms)
+
+    @property
+    def core(self) -> core.Expiry:
+        """The same for the core."""
+        return core.Expiry(list(self.settings), self.processing_ms, self.watermark_ms)
+
+
+def gathered(
+    files: Sequence[tuple[core.FileReader, tuple[int, int]]],
+    schema: core.Schema,
+    columns: int,
+    max_parallelism: int,
+    bounds: tuple[int, int],
+    expiring: Expiring | None,
+) -> Iterator[tuple[int, list[Part]]]:
+    """Merge files that have a table's columns, oldest first, into the rows of some key groups.
+
+    Yields how many rows, and the parts of all columns: those of the key, then of each state.
+    """
+    expiry = None if expiring is None else expiring.core
+    mapping = list(range(columns))
+    for first, last in _pieces(files, bounds):
+        readers = [reader for reader, (low, high) in files if low <= first and last <= high]
+        if not readers:
+            continue
+        yield from core.gather(
+            readers,
+            [mapping] * len(readers),
+            schema,
+            max_parallelism,
+            first,
+            last,
+            "the rows of several files",
+            process_budget(),
+            expiry,
+        )
+
+
+def _pieces(
+    files: Sequence[tuple[core.FileReader, tuple[int, int]]], bounds: tuple[int, int]
+) -> Iterator[tuple[int, int]]:
+    """Cut key groups so that each file counts for all of a piece, or none, and pieces are small."""
+    rows = sum(FileInfo(*reader.info()).rows for reader, _ in files)
+    groups = bounds[1] - bounds[0] + 1
+    step = max(1, groups * SCAN_ROWS // max(rows, 1))
+    cuts = {bounds[0], bounds[1] + 1, *range(bounds[0], bounds[1] + 1, step)}
+    for _, (first, last) in files:
+        cuts |= {cut for cut in (first, last + 1) if bounds[0] < cut <= bounds[1]}
+    ordered = sorted(cuts)
+    for first, after in pairwise(ordered):
+        yield first, after - 1
+
+
+def parts_before(columns: Sequence[Column]) -> list[int]:
+    """Of each column of a table's states, how many parts the columns before it have."""
+    many = {VALUE: 1, LIST: 2, MAP: 3}
+    return list(accumulate((many.get(c.kind, 0) for c in columns), initial=0))[:-1]
+
+
+def key_arrays(parts: Iterator[Part], types: Sequence[StateType]) -> list[pa.Array[Any]]:
+    """The arrays of key columns, or of a namespace."""
+    return [plain_array(next(parts), type_, codec_of(type_, "the key")) for type_ in types]
+
+
+def state_array(parts: Iterator[Part], state: State[Any], column: Column) -> pa.Array[Any]:
+    """The array of a state of one of the `PLAIN` kinds; it takes its parts."""
+    if isinstance(state, ValueState):
+        return plain_array(next(parts), state.type, column.codec)
+    rows, _, _, ends, _ = next(parts)
+    assert ends is not None
+    offsets: Any = pa.Array.from_buffers(pa.int32(), rows + 1, [None, pa.py_buffer(ends)])
+    keys = plain_array(next(parts), state.key_type, None) if isinstance(state, MapState) else None
+    values = plain_array(next(parts), state.type, column.codec)
+    if keys is None:
+        return pa.ListArray.from_arrays(offsets, values)
+    return pa.MapArray.from_arrays(offsets, keys, values)
+
+
+def plain_array(part: Part, type: StateType, codec: Any) -> pa.Array[Any]:
+    """The array of one column."""
+    rows, nulls, validity, offsets, values = part
+    stored = layout = type.stored_arrow
+    if not rows:
+        return decoded(pa.array([], stored), type, codec)
+    buffers = [None if validity is None else pa.py_buffer(validity), pa.py_buffer(values or b"")]
+    if offsets is not None:
+        buffers.insert(1, pa.py_buffer(offsets))
+        # A file keeps bytes of one width as it does others.
+        layout = pa.binary() if pa.types.is_fixed_size_binary(stored) else stored
+    array = pa.Array.from_buffers(layout, rows, buffers, nulls)
+    if layout != stored:
+        array = pc.cast(array, stored)
+    return decoded(array, type, codec)

@@ -1,0 +1,516 @@
+"""The rows of a table on disk that lie in files: which files, what is in memory of them, all rows.
+
+Rows leave memory only when files have what changed of them. A store, or whoever else seals
+epochs, makes deltas durable and says so by `RowsBelow.set_files`. In the middle of what its user
+sees as one epoch it is asked for that by a *step*, see `RowsBelow.step_by`.
+
+Which files are wanted is kept apart from those in which the table looks. `RowsBelow.place` makes
+them the same, or raises; whatever needs the files comes by there. So a file that cannot be opened
+now makes uses fail that need it, and no row is taken for absent. A table that is made anew above
+files is closed again where that fails, and its next use makes it again.
+
+Thread safety: as the backend whose rows they are.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, BinaryIO, Protocol
+
+import pyarrow as pa
+
+from pystate._core import core
+from pystate.checkpoint.state_files import (
+    EMPTY_LINEAGE,
+    FileIdentity,
+    FileInfo,
+    FileSchema,
+    Lineage,
+    Source,
+    claim,
+    file_schema,
+    merge_files,
+    open_file,
+)
+from pystate.checkpoint.storage import LocalStorage
+from pystate.errors import CheckpointError, InvalidArgumentError, LineageError, MemoryLimitError
+from pystate.state.columns import core_schema
+from pystate.state.declaration import State
+from pystate.state.key_batch import KeyBatch
+from pystate.state.operator_spec import declared_fills
+from pystate.tables.below import (
+    PLAIN,
+    SCAN_ROWS,
+    Expiring,
+    FileBelow,
+    FilesBelow,
+    Part,
+    gathered,
+    has_rows_of,
+    key_arrays,
+    schema_in_files,
+    state_array,
+    written,
+)
+from pystate.tables.options import TableOptions
+from pystate.tables.registry import StateRegistry
+from pystate.tables.snapshots import FilesReader, Snapshot
+from pystate.types.keys import KeyColumns
+from pystate.types.state_type import StateType
+
+#: Deltas of tables on disk have changed rows whole up to this size, so that a look at the newest
+#: file with a key is the last one.
+WHOLE_ROWS_BYTES = 512
+
+
+class Loading(Protocol):
+    """A table in memory that is filled from files."""
+
+    def load(self, source: Source, *, allow_unclaimed_state: bool, since: Mapping[str, int]) -> int:
+        """See `KeyedStateBackend`."""
+
+    def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None: ...
+
+
+class Owner(Protocol):
+    """What a backend gives to its rows below; see `KeyedStateBackend`."""
+
+    key: KeyColumns
+    namespace: StateType | None
+    max_parallelism: int
+    key_group_range: tuple[int, int]
+    path: str | None
+    _table: core.Table
+    _states: StateRegistry
+    _options: TableOptions
+    _clock: dict[str, tuple[int | None, ...]]
+
+    @property
+    def declarations(self) -> Mapping[str, State[Any]]: ...  # noqa: D102
+    @property
+    def dirty(self) -> bool: ...  # noqa: D102
+    @property
+    def arrow_schema(self) -> pa.Schema: ...  # noqa: D102
+
+    def open(self) -> None: ...  # noqa: D102
+    def expire(self) -> int: ...  # noqa: D102
+    def exported(self, keys: KeyBatch) -> pa.RecordBatch: ...  # noqa: D102
+    def _on_heap(self) -> AbstractContextManager[Loading]: ...
+    def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None: ...
+    def _flush(self) -> None: ...
+    def _discard(self) -> None: ...
+    def _key_types(self) -> list[StateType]: ...
+
+
+class RowsBelow:
+    """The files below a backend's table; `KeyedStateBackend.below` is it.
+
+    Attributes
+    ----------
+    files : tuple of FileBelow
+        In which rows are looked up, oldest first: those that are wanted.
+    """
+
+    def __init__(self, backend: Owner, on_disk: bool) -> None:
+        self._backend = backend
+        self._table = backend._table
+        self._on_disk = on_disk
+        self._wanted = self._placed = FilesBelow()
+        self._lineage = EMPTY_LINEAGE  # of the epoch that the wanted ones have
+        self._file_schema: FileSchema | None = None
+        self._may_step: Callable[[], None] | None = None
+        self._say_files: Callable[[], Sequence[FileBelow]] | None = None
+        if on_disk:
+            self._table.on_room(self._make_room, self.place)
+
+    @property
+    def files(self) -> tuple[FileBelow, ...]:  # noqa: D102
+        return self._wanted.named
+
+    def set_files(self, files: Sequence[tuple[str, int, int]], *, all_known: bool = False) -> None:
+        """Say which files hold what the last sealed epoch has, so that rows may leave memory.
+
+        Only those are opened that are not open, as whoever looks into a file shares it.
+
+        Parameters
+        ----------
+        files : sequence of (path, first key group, last key group)
+            Oldest first; each counts for these key groups, both inclusive. All have guides and the
+            table's own columns. They may go while they are in use: they stay open.
+        all_known : bool
+            Whether the files have only rows that this table has had: it then has all of them in
+            memory still, if it had before. Without it rows that are not here are looked for there.
+
+        Raises
+        ------
+        CheckpointError, CorruptFileError, NewerFormatError, SchemaError, SystemCallError
+            A file cannot be used; the message names it. Each use that needs the files tries again.
+        MemoryLimitError
+            There is no room for what is kept of a file in memory; likewise.
+        """
+        self._backend.open()
+        last = self._table.lineage(0)
+        assert last is not None
+        self._wanted, self._lineage = FilesBelow(files, self._wanted), Lineage(*last)
+        if self.files and not all_known:
+            self._table.set_whole(False)
+        self.place()
+
+    def place(self) -> None:
+        """Have the table look in the files that are wanted, or raise as `set_files` does.
+
+        `CheckpointError` if nobody has said which file has the last sealed epoch.
+        """
+        self._backend.open()
+        if not self._are_of_last_epoch():
+            if self._say_files is None:
+                raise CheckpointError(
+                    f"{self._table.where}: rows of the last sealed epoch are in no file that is "
+                    "below the table: write its snapshot, and call below.set_files"
+                )
+            self.set_files(self._say_files(), all_known=True)
+        elif self._placed is not self._wanted:
+            self._set_stack()
+
+    def _set_stack(self) -> None:
+        wanted = self._wanted
+        stack = wanted.stack(self._core_schema(), self._backend.max_parallelism)
+        self._table.set_stack(stack, self._lineage)
+        self._placed = wanted
+
+    def _are_of_last_epoch(self) -> bool:
+        return self._table.lineage(0) == self._lineage
+
+    def reset(self, lineage: Lineage | None, files: Sequence[FileBelow]) -> None:
+        """Forget all that is in memory, and have what files hold as the last sealed epoch.
+
+        Handles stay valid; batches and readers do not. The files are opened by the table's next
+        use, which raises if that cannot be, and so does each one after it.
+
+        Raises
+        ------
+        InUseError
+            Another thread uses a reader of the table; nothing has changed.
+        """
+        self._table.reopen()
+        self._backend._discard()
+        self._wanted = FilesBelow(files, self._wanted)
+        self._lineage = EMPTY_LINEAGE if lineage is None else lineage
+
+    def begin(self) -> None:
+        """Put a table that was just opened above the files, or close it again and raise."""
+        if not self._on_disk:
+            return
+        try:
+            self._table.set_whole_rows(WHOLE_ROWS_BYTES)
+            if self._backend._clock:
+                clock = {"processing": (None,), "event": (None, None), **self._backend._clock}
+                self._table.set_clock(clock["processing"][0], *clock["event"])
+            if self.files:
+                self._table.set_whole(False)
+            if self._lineage != EMPTY_LINEAGE:
+                # Which batches have ended was said when the table was closed.
+                self._table.seal(*self._lineage, wanted=False, goes_on=True)
+            self._set_stack()
+        except BaseException:
+            self._table.reopen(True)
+            raise
+
+    def close(self) -> None:
+        """Let go of the files of a table that was closed."""
+        self._wanted = self._placed = FilesBelow()
+        self._may_step = self._say_files = None
+
+    def restore(
+        self,
+        files: list[Source],
+        expected: list[FileIdentity | None],
+        lineage: Lineage | None,
+        allow_unclaimed_state: bool,
+    ) -> int:
+        """As `restore`; the rows stay in their files, or go into a base that is made of these."""
+        paths = [os.fspath(file) for file in files if isinstance(file, (str, os.PathLike))]
+        if len(paths) < len(files):
+            raise InvalidArgumentError(
+                "restore: rows of a table on disk stay in their files, so these are named by paths"
+            )
+        rows = self.check_files(files, expected, allow_unclaimed_state)
+        if lineage is None:
+            with open_file(files[-1]) as newest:
+                lineage = Lineage(*newest.reader.lineage())
+        made: str | None = None
+        if not all(map(self.has_rows_of, files)):
+            if self._backend.path is None:
+                raise InvalidArgumentError(
+                    f"restore: rows cannot be looked up in {paths[-1]} as it is, and is "
+                    "first merged into a new base: say in which folder, by path="
+                )
+            made = self._merged(files, self._backend.path, lineage)
+            paths = [made]
+        bounds = self._backend.key_group_range
+        try:
+            self.reset(lineage, [FileBelow(path, *bounds) for path in paths])
+            self._backend.open()
+        except BaseException:
+            self.reset(None, ())
+            if made is not None:
+                os.unlink(made)
+            raise
+        return rows
+
+    def _merged(self, files: Sequence[Source], folder: str, lineage: Lineage) -> str:
+        """Merge files into a durable base in a folder; returns its path."""
+        storage, name = LocalStorage(folder), f"{os.urandom(16).hex()}.base"
+        with storage.create(name) as out:
+            self.merge(files, out, lineage)
+        return storage.local_path(name)
+
+    def check_files(
+        self,
+        files: Sequence[Source],
+        expected: Sequence[FileIdentity | None],
+        allow_unclaimed_state: bool = False,
+    ) -> int:
+        """Check that this table can have the files' rows, as `load` does; count their records."""
+        self._backend.open()
+        rows, since = 0, declared_fills(self._backend.declarations)
+        for file, identity in zip(files, expected, strict=True):
+            with open_file(file, identity) as opened:
+                claim(
+                    opened.reader,
+                    self._backend.key,
+                    self._backend.namespace,
+                    self._backend._states.columns,
+                    self._backend.max_parallelism,
+                    allow_unclaimed_state,
+                    since,
+                )
+                rows += FileInfo(*opened.reader.info()).rows
+        return rows
+
+    def has_rows_of(self, file: Source) -> bool:
+        """Whether rows can be looked up in a file: it has a guide, and this table's columns."""
+        self._backend.open()
+        if self._file_schema is None:
+            self._file_schema = schema_in_files(self._table)
+        with open_file(file) as opened:
+            return has_rows_of(opened, self._file_schema)
+
+    def merge(self, files: Sequence[Source], out: BinaryIO, lineage: Lineage) -> FileInfo:
+        """Merge files, oldest first, into one in which the rows of this table are looked up.
+
+        It has the columns as they are declared now.
+        """
+        self._backend.open()
+        own = written(self._table.changes())
+        with open_file(own) as opened:
+            schema = file_schema(opened.reader)
+        for file in files:
+            with open_file(file) as opened:
+                if len(file_schema(opened.reader).keys) > len(schema.keys):
+                    return self._rewritten(files, out, lineage)
+        first, last = self._backend.key_group_range
+        return merge_files(
+            [*files, own],
+            out,
+            lineage=lineage,
+            first_key_group=first,
+            last_key_group=last,
+            since=declared_fills(self._backend.declarations),
+            block_bytes=self._backend._options.guided_block_bytes,
+        )
+
+    def _rewritten(self, files: Sequence[Source], out: BinaryIO, lineage: Lineage) -> FileInfo:
+        """The same through a table in memory; returns a delta of all rows.
+
+        A merge keeps the column of elements, which this table's files do not have, since the last
+        list or map went.
+        """
+        with self._backend._on_heap() as table:
+            for file in files:
+                table.load(
+                    file,
+                    allow_unclaimed_state=True,
+                    since=declared_fills(self._backend.declarations),
+                )
+            sealed = table._seal(lineage, wanted=True)
+            assert sealed is not None
+            with Snapshot(sealed, self._backend._options.guided_block_bytes) as snapshot:
+                return snapshot.write(out)
+
+    def step_by(
+        self, step: Callable[[], None], files: Callable[[], Sequence[FileBelow]] | None = None
+    ) -> None:
+        """Have `step` called where rows have to leave and the open epoch has changes.
+
+        It seals under another name by `seal_step`, makes that durable and calls `set_files`. If
+        something failed before it did, `files()` is asked which files have the last sealed epoch;
+        they have only rows that the table has had.
+        """
+        self._may_step, self._say_files = step, files
+
+    def seal_step(self, lineage: Lineage) -> Snapshot:
+        """As `seal`, in the middle of what the user sees as one epoch: key batches stay valid."""
+        self._backend.expire()
+        sealed = self._backend._seal(lineage, wanted=True, goes_on=True)
+        assert sealed is not None
+        return Snapshot(sealed, self._backend._options.guided_block_bytes)
+
+    def leave_room(self, keys: int) -> None:
+        """Let rows leave, if the table looks in files that have all of them, until so many fit."""
+        is_placed = self._placed is self._wanted and self._are_of_last_epoch()
+        if is_placed and self._table.room(keys)[0] < keys:
+            self._let_leave(keys)
+
+    def _may_leave(self) -> bool:
+        """Whether the files have all rows; the table then looks in them."""
+        if self._backend.dirty or not self.files or not self._are_of_last_epoch():
+            return False
+        self.place()
+        return True
+
+    def _let_leave(self, keys: int) -> bool:
+        if not self._may_leave():
+            return False
+        # Rows that came are a part of the open epoch, which has changed nothing.
+        self._backend._seal(self._lineage, wanted=False, goes_on=True)
+        self._table.settle()
+        # Twice as many as are wanted, so that it is not soon to be done again.
+        _, rows, size_bytes = self._table.room(2 * keys)
+        self._table.set_whole(False)
+        self._table.leave(max(rows, min(2 * keys, self._table.stats()[0] // 2)), size_bytes)
+        return True
+
+    def _make_room(self, keys: int, fully: bool) -> bool:
+        if self._may_step is not None and self._backend.dirty:
+            self._may_step()
+        if not fully:
+            return self._let_leave(keys)
+        # The memory that a table once took for rows stays for rows. A new one takes what this batch
+        # needs, for all purposes.
+        if not self._may_leave():
+            return False
+        self._table.reopen(True)
+        self._backend._discard()
+        self._backend.open()
+        return True
+
+    def _core_schema(self) -> core.Schema:
+        return core_schema(
+            self._backend.key, self._backend.namespace, self._backend._states.columns
+        )
+
+    def rows(self, expiring: Expiring | None) -> Iterator[tuple[int, list[Part]]]:
+        """All rows in the files below and in memory, in parts, as `gathered` gives them."""
+        self._backend._flush()
+        self.place()
+        bounds = self._backend.key_group_range
+        with ExitStack() as opened:
+            files = opened.enter_context(self._placed.scanned())
+            if self._table.dirty():
+                changes = opened.enter_context(open_file(written(self._table.changes())))
+                files.append((changes.reader, bounds))
+            columns = len(self._backend._states.columns)
+            yield from gathered(
+                files,
+                self._core_schema(),
+                columns,
+                self._backend.max_parallelism,
+                bounds,
+                expiring,
+            )
+
+    def _expiring(self) -> Expiring:
+        processing = self._backend._clock.get("processing", (None,))
+        event = self._backend._clock.get("event", (None, None))
+        return Expiring.of(self._backend.declarations, processing[0], event[0])
+
+    def count(self) -> int:
+        """How many keys there are that have not expired: O(rows)."""
+        return sum(rows for rows, _ in self.rows(self._expiring()))
+
+    def keys(self, most: int) -> Iterator[KeyBatch]:
+        """All keys, in batches of as many as fit in memory; no more than `most`."""
+        types = self._backend._key_types()
+        for rows, parts in self.rows(self._expiring()):
+            arrays = key_arrays(iter(parts), types)
+            at = 0
+            while at < rows:
+                # As many as fit: who asks for all rows gets them in parts.
+                fits = max(1, self._table.room(min(most, rows - at))[0])
+                yield KeyBatch(self._table, [a.slice(at, fits) for a in arrays], types)
+                at += fits
+
+    def _exported_in_parts(self, arrays: list[pa.Array[Any]]) -> Iterator[pa.RecordBatch]:
+        """As `exported`, of fewer keys at a time where the rows of all do not fit in memory."""
+        rows = len(arrays[0])
+        try:
+            found = self._backend.exported(
+                KeyBatch(self._table, arrays, self._backend._key_types())
+            )
+        except MemoryLimitError as error:
+            if rows <= 1:
+                raise
+            at = max(1, min(rows // 2, error.keys or rows))
+            yield from self._exported_in_parts([array[:at] for array in arrays])
+            yield from self._exported_in_parts([array[at:] for array in arrays])
+        else:
+            yield found
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All rows, as `KeyedStateBackend.to_batches` gives them."""
+        if not all(type(d) in PLAIN for d in self._backend.declarations.values()) or any(
+            type_.is_nested for type_ in self._backend._key_types()
+        ):
+            for keys in self.keys(SCAN_ROWS):
+                yield from self._exported_in_parts(list(keys._columns()))
+            return
+        types = self._backend._key_types()
+        places, at = {}, 0
+        for name, declaration in self._backend.declarations.items():
+            places[name] = at
+            at += len(declaration.columns(name))
+        for _, parts in self.rows(self._expiring()):
+            given = iter(parts)
+            arrays = key_arrays(given, types)
+            for name, declaration in self._backend.declarations.items():
+                arrays.append(
+                    state_array(given, declaration, self._backend._states.columns[places[name]])
+                )
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._backend.arrow_schema)
+
+    def reader(self, files: Sequence[FileBelow], lineage: Lineage | None) -> FilesReader:
+        """Return a reader of what files have, for this thread or another one."""
+        self._backend.open()
+        return FilesReader(
+            FilesBelow(files, self._wanted),
+            EMPTY_LINEAGE if lineage is None else lineage,
+            self._backend.max_parallelism,
+            self._backend.key_group_range,
+            self._backend.key,
+            self._backend.declarations,
+            namespace=self._backend.namespace,
+        )
+
+    @property
+    def are_any(self) -> bool:
+        """Whether rows may lie in files alone."""
+        self._backend.open()
+        return not self._table.is_whole
+
+    def refuse_return(self, back: int) -> None:
+        """Refuse to return over so many sealed epochs where files have the last one."""
+        if back and self.files:
+            raise LineageError(
+                f"roll back over {back} sealed epochs: rows of the table are in files of the last "
+                "one: call below.reset with the files of the other one"
+            )
+
+    def refuse(self, what: str) -> None:
+        """Refuse what only a table that has all rows can do."""
+        if self.are_any:
+            raise InvalidArgumentError(
+                f"{what}: rows of the table lie in files: it is filled by restore alone"
+            )

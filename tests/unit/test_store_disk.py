@@ -1,0 +1,542 @@
+"""A store on disk whose state is several times its memory: steps, batches, readers and refusals.
+
+That it is a store like any other is said by `test_store`, all of which runs on disk, too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import pystate as ps
+from pystate._core import core
+from pystate.errors import (
+    CheckpointError,
+    CorruptFileError,
+    InvalidArgumentError,
+    MemoryLimitError,
+    NoSpaceError,
+    SystemCallError,
+)
+from pystate.store import Store
+from pystate.tables.below import FilesBelow
+from tests.forks import FORKS
+from tests.unit.test_store import Trouble, names
+
+__all__ = ["FORKS"]
+
+LIMIT = 1 << 20
+#: A thousand of them are four times the limit.
+TEXT = "abcdefgh" * 512
+STATES = {"n": ps.ValueState("long", default=0), "text": ps.ValueState("string")}
+
+
+def opened(folder: Path, **options: Any) -> Store:
+    given: dict[str, Any] = {"home": "disk", "limit_bytes": LIMIT, "states": STATES} | options
+    return ps.open(folder, key="long", **given)
+
+
+def fill(store: Store, first: int, last: int) -> None:
+    for at in range(first, last, 20):
+        keys = store.keys(range(at, min(at + 20, last)))
+        store["n"].add(keys, np.arange(at, min(at + 20, last)))
+        store["text"].update_all(keys, TEXT)
+
+
+def numbers(store: Store, last: int) -> list[int]:
+    found: list[int] = []
+    for at in range(0, last, 20):
+        keys = store.keys(range(at, min(at + 20, last)))
+        found += store["n"].values(keys).to_pylist()
+        assert set(store["text"].values(keys).to_pylist()) <= {TEXT, None}
+    return found
+
+
+def steps(store: Store) -> int:
+    return sum(delta.is_step for delta in store._pending)
+
+
+@pytest.fixture
+def trouble(monkeypatch: pytest.MonkeyPatch) -> Trouble:
+    return Trouble(monkeypatch)
+
+
+def test_state_is_larger_than_memory(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 1000)
+        assert steps(store) > 0 and store.stats().committed_bytes <= LIMIT
+        assert store.checkpoint() == 1
+        assert steps(store) == 0 and store.stats().keys < 500
+        assert numbers(store, 1010) == [*range(1000), *[0] * 10]
+        store["n"].add(store.keys([3, 999]), 1)
+        store.delete([5])
+        assert store.checkpoint() == 2
+    with opened(tmp_path) as store:
+        assert (store.stats().keys, len(store), len(set(store))) == (0, 999, 999)
+        found = store.to_arrow().sort_by("key")
+        wanted = [i + (i in (3, 999)) for i in range(1000) if i != 5]
+        assert found["n"].to_pylist() == wanted
+        assert store.stats().keys == 0, "a scan brings no row into memory"
+        store.set_current_key(999)
+        assert (store["n"].value(), store["text"].value()) == (1000, TEXT)
+        assert store.stats().committed_bytes <= LIMIT
+
+
+def test_a_rollback_undoes_steps(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 100)
+        store.checkpoint()
+        before = names(tmp_path)
+        fill(store, 50, 800)
+        assert steps(store) > 0 and names(tmp_path) > before
+        old = store.keys([60])
+        store.rollback()
+        assert names(tmp_path) == before
+        with pytest.raises(ps.errors.StaleKeyBatchError):
+            store["n"].values(old)
+        assert numbers(store, 110) == [*range(100), *[0] * 10]
+        fill(store, 100, 800)
+        store.checkpoint()
+        assert numbers(store, 800) == list(range(800))
+        store.rollback()
+        assert numbers(store, 800) == list(range(800))
+
+
+def test_steps_without_a_checkpoint_are_gone(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 800)
+        assert steps(store) > 0
+        store.rollback()
+        assert (len(store), names(tmp_path, "state")) == (0, set())
+        fill(store, 0, 800)
+    assert names(tmp_path, "state") == set()
+    with opened(tmp_path) as store:
+        assert (store.epoch, len(store)) == (0, 0)
+
+
+def test_many_steps_become_one_delta(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for _ in range(4):
+            fill(store, 0, 1000)
+        assert 0 < steps(store) < 8
+        assert len(names(tmp_path, "state")) == len(store._pending)
+        store.checkpoint()
+    with opened(tmp_path) as store:
+        assert numbers(store, 1000) == [4 * i for i in range(1000)]
+
+
+def test_batches_and_the_current_key_outlive_steps(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        first = store.keys([1, 2, 3])
+        store["n"].add(first, 1)
+        store.set_current_key(2)
+        fill(store, 100, 900)
+        assert steps(store) > 0
+        assert store["n"].value() == 1
+        store["n"].add(first, 1)
+        assert store["n"].values(first).to_pylist() == [2, 2, 2]
+        assert len(first) == 3
+        store.checkpoint()
+        with pytest.raises(ps.errors.StaleKeyBatchError):
+            store["n"].values(first)
+
+
+def test_a_batch_that_does_not_fit_says_how_much_would(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 1000)
+        store.checkpoint()
+        keys = store.keys(range(1000))
+        with pytest.raises(MemoryLimitError, match="pass fewer keys at a time") as caught:
+            store["n"].values(keys)
+        fits = caught.value.keys
+        assert fits is not None and 0 < fits < 1000
+        assert store["n"].values(store.keys(range(fits // 2))).to_pylist() == [*range(fits // 2)]
+        store["n"].add(store.keys([1]), 1)
+        assert store.checkpoint() == 2
+
+
+def test_a_small_store_stays_in_memory(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for step in range(5):
+            fill(store, 0, 20)
+            store.checkpoint()
+            assert store.stats().keys == 20 and step + 1 == store.epoch
+        assert store._backend._table.is_whole
+
+
+def test_readers_see_the_last_checkpoint(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        assert store.reader().get(1) is None
+        fill(store, 0, 600)
+        with store.reader() as reader:
+            assert (reader.get(1), list(reader)) == (None, [])
+        store.checkpoint()
+        with store.reader() as reader:
+            fill(store, 0, 600)
+            assert reader.get(7) == {"n": 7, "text": TEXT}
+            for _ in range(5):
+                fill(store, 600, 620)
+                store.checkpoint()
+            assert reader.to_arrow().sort_by("key")["n"].to_pylist() == list(range(600))
+            assert reader.get(600) is None
+        with pytest.raises(ps.errors.ClosedError):
+            reader.get(7)
+
+
+def test_homes_change(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"limit_bytes": 0}
+    with opened(tmp_path, home="heap", **options) as store:
+        fill(store, 0, 300)
+        store.checkpoint()
+        fill(store, 300, 600)
+        store.checkpoint()
+    with opened(tmp_path) as store:
+        assert numbers(store, 600) == list(range(600))
+        assert store.checkpoint() == 3, "the files with guides"
+        assert store.checkpoint() == 3
+    with opened(tmp_path) as store:
+        fill(store, 600, 700)
+        assert store.checkpoint() == 4
+    with opened(tmp_path, home="heap", **options) as store:
+        assert numbers(store, 700) == list(range(700))
+        for _ in range(5):
+            store["n"].add(store.keys(range(700)), 1)
+            store.checkpoint()
+    with opened(tmp_path, states=STATES | {"words": ps.ListState("string")}) as store:
+        assert numbers(store, 700) == [i + 5 for i in range(700)]
+        store["words"].append(store.keys([3]), ["x"])
+        store.checkpoint()
+        assert store["words"].lists(store.keys([3, 4])).to_pylist() == [["x"], []]
+
+
+def test_state_that_was_dropped_stays_dropped(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 100)
+        store.checkpoint()
+    few = {"n": STATES["n"]}
+    with pytest.raises(ps.errors.UnclaimedStateError, match="text"):
+        opened(tmp_path, states=few)
+    with opened(tmp_path, states=few, allow_unclaimed_state=True) as store:
+        assert store.checkpoint() == 2
+    with opened(tmp_path) as store:
+        assert store["text"].values(store.keys([1])).to_pylist() == [None]
+        assert numbers(store, 100) == list(range(100))
+
+
+def test_all_kinds_come_back(tmp_path: Path) -> None:
+    states: dict[str, Any] = STATES | {
+        "words": ps.ListState("string"),
+        "visits": ps.MapState("string", "long"),
+        "thing": ps.ValueState(object),
+        "mean": ps.AggregatingState(ps.Mean()),
+    }
+    with opened(tmp_path, states=states) as store:
+        for key in range(600):
+            store.set_current_key(key)
+            store["text"].update(TEXT)
+            store["words"].add_all(["a", str(key)])
+            store["visits"].put("x", key)
+            store["thing"].update({"key": key})
+            store["mean"].add(float(key))
+            store["mean"].add(0.0)
+        assert steps(store) > 0
+        store.checkpoint()
+        for key in (0, 599, 300):
+            store.set_current_key(key)
+            assert store["words"].get() == ["a", str(key)]
+            assert store["visits"].get("x") == key
+            assert store["thing"].value() == {"key": key}
+            assert store["mean"].get() == key / 2
+        rows = store.to_arrow().select(["key", "words", "visits", "mean"]).to_pylist()
+        assert sorted(rows, key=lambda row: int(row["key"])) == [
+            {"key": k, "words": ["a", str(k)], "visits": [("x", k)], "mean": k / 2}
+            for k in range(600)
+        ]
+
+
+def test_time_goes_on(tmp_path: Path) -> None:
+    now = [1_000_000]
+    states: dict[str, Any] = {"text": ps.ValueState("string", ttl=ps.StateTtl(seconds=10))}
+    with opened(tmp_path, states=states, clock=lambda: now[0]) as store:
+        for at in range(0, 600, 20):
+            store["text"].update_all(store.keys(range(at, at + 20)), TEXT)
+        store.checkpoint()
+        now[0] += 5_000
+        store.checkpoint()
+        store["text"].update_all(store.keys([1]), TEXT)
+        store.checkpoint()
+        now[0] += 5_000
+        store["text"].update_all(store.keys([2]), TEXT)
+        store.checkpoint()
+        assert store["text"].values(store.keys([1, 2, 3, 599])).to_pylist() == [
+            TEXT,
+            TEXT,
+            None,
+            None,
+        ]
+        found: Any = store.to_arrow()["key"].to_pylist()
+        assert sorted(store) == sorted(found) == [1, 2]
+        assert len(store) == 2
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut"])
+def test_a_damaged_file_is_named_and_the_store_unharmed(tmp_path: Path, damage: str) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 800)
+        store.checkpoint()
+    with opened(tmp_path) as store:
+        store["n"].add(store.keys([10_000]), 1)
+        files = sorted((tmp_path / "state").rglob("*.*"), key=lambda path: path.stat().st_size)
+        whole = files[-1].read_bytes()
+        damaged = bytearray(whole)
+        for at in range(4096, len(whole) - 4096, 512):
+            damaged[at] ^= 1
+        files[-1].write_bytes(damaged if damage == "flip" else damaged[:4096])
+        with pytest.raises(CorruptFileError, match=files[-1].name):
+            numbers(store, 800)
+        assert store["n"].values(store.keys([10_000])).to_pylist() == [1]
+        files[-1].write_bytes(whole)
+        assert numbers(store, 800) == list(range(800))
+        assert store.checkpoint() == 2
+
+
+def test_a_file_that_is_removed_is_named_when_it_is_opened(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 800)
+        store.checkpoint()
+        for path in (tmp_path / "state").rglob("*.*"):
+            path.unlink()
+        assert numbers(store, 800) == list(range(800)), "it has its files open"
+    with pytest.raises(CheckpointError, match=r"\.(delta|base)"):
+        opened(tmp_path)
+
+
+def test_a_full_disk_loses_nothing(tmp_path: Path, trouble: Trouble) -> None:
+    """Neither in a step nor in a checkpoint; rows in no file of the folder are read, too."""
+    with opened(tmp_path) as store:
+        fill(store, 0, 600)
+        store.checkpoint()
+        fill(store, 600, 640)
+        store.delete([1])
+        trouble.suffix = ".delta"
+        with pytest.raises(NoSpaceError):
+            store.checkpoint()
+        assert numbers(store, 640) == [0, 0, *range(2, 640)]
+        with pytest.raises(NoSpaceError):
+            fill(store, 640, 1000)
+        assert numbers(store, 640) == [0, 0, *range(2, 640)]
+        store.rollback()
+        assert numbers(store, 660) == [0, 0, *range(2, 640), *[0] * 20]
+        trouble.suffix = ""
+        assert store.checkpoint() == 2
+        fill(store, 640, 1000)
+        assert store.checkpoint() == 3
+    with opened(tmp_path) as store:
+        assert numbers(store, 1000) == [0, 0, *range(2, 1000)]
+
+
+class NoFiles:
+    """Has files below a table fail to open, while `are` says so."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.are, self.failed, call = False, 0, FilesBelow.open
+
+        def opened(files: FilesBelow, *args: Any) -> None:
+            if self.are:
+                self.failed += 1
+                raise SystemCallError(24, f"{files.named[-1].path}: Too many open files")
+            call(files, *args)
+
+        patch.setattr(FilesBelow, "open", opened)
+
+
+USES: dict[str, Callable[[Store], Any]] = {
+    "scan": lambda store: store.to_arrow(),
+    "len": len,
+    "iteration": list,
+    "current": lambda store: store.set_current_key(3),
+    "delete": lambda store: store.delete([10_000]),
+    "keys": lambda store: store["n"].values(store.keys(range(0, 600, 100))),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_files_that_cannot_be_opened_for_a_while_leave_nothing_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    """What needs the files raises as long as that is so; then it has all of them.
+
+    It is so behind a checkpoint, behind a step, and when steps are undone.
+    """
+    no_files = NoFiles(monkeypatch)
+    with opened(tmp_path) as store:
+        fill(store, 0, 640)
+        no_files.are = True
+        assert store.checkpoint() == 1, "it is durable"
+        with pytest.raises(SystemCallError, match="Too many open files"):
+            USES[use](store)
+        no_files.are = False
+        assert sorted(store.to_arrow()["n"].to_pylist()) == list(range(640))
+        USES[use](store)
+        store.checkpoint()
+        no_files.are = True
+        with pytest.raises(SystemCallError, match="Too many open files"):
+            fill(store, 640, 1000)
+        assert steps(store) == 1
+        no_files.are = False
+        USES[use](store)
+        there = len(store)
+        assert there > 640
+        assert sorted(store.to_arrow()["n"].to_pylist()) == list(range(there))
+        assert numbers(store, there) == list(range(there))
+        fill(store, 1000, 2000)
+        assert steps(store) > 0
+        store.rollback()
+        no_files.are = True
+        with pytest.raises(SystemCallError, match="Too many open files"):
+            USES[use](store)
+        no_files.are = False
+        USES[use](store)
+        assert (len(store), numbers(store, 640)) == (640, list(range(640)))
+    assert no_files.failed > 3
+
+
+def test_what_is_in_no_file_and_cannot_be_put_into_memory_as_one_is_not_left_out(
+    tmp_path: Path, trouble: Trouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 600)
+        store.checkpoint()
+        fill(store, 600, 640)
+        trouble.suffix = ".delta"
+        make = os.memfd_create
+
+        def refused(name: str) -> int:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(os, "memfd_create", refused)
+        with pytest.raises(NoSpaceError):
+            store.checkpoint()
+        for use in (USES["scan"], USES["len"], USES["keys"], USES["current"]):
+            with pytest.raises(CheckpointError, match="in no file yet"):
+                use(store)
+        monkeypatch.setattr(os, "memfd_create", make)
+        assert (len(store), numbers(store, 640)) == (640, list(range(640)))
+        trouble.suffix = ""
+        assert store.checkpoint() == 2
+
+
+def test_a_checkpoint_opens_only_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    guided = core.GuidedFile
+
+    def opening(*args: Any) -> core.GuidedFile:
+        made.append(args[2])
+        return guided(*args)
+
+    monkeypatch.setattr(core, "GuidedFile", opening)
+    with opened(tmp_path) as store:
+        for at in range(3):
+            fill(store, 200 * at, 200 * at + 200)
+            store.checkpoint()
+        first = len(made)
+        for at in range(30):
+            store["n"].add(store.keys([at]), 0)
+            store.checkpoint()
+        new = [path for path in made[first:] if path.endswith(".delta")]
+        assert len(new) == 30
+        assert len(made) == len(set(made)), "no file is opened twice"
+        with store.reader() as reader:
+            assert len(list(reader)) == 600
+        assert len(made) == len(set(made))
+
+
+def test_scans_go_on_when_the_files_are_removed(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 600)
+        store.checkpoint()
+        fill(store, 600, 620)
+        for path in (tmp_path / "state").rglob("*.*"):
+            path.unlink()
+        assert sorted(store.to_arrow()["n"].to_pylist()) == list(range(620))
+        assert (len(store), sorted(store)) == (620, list(range(620)))
+
+
+def test_a_store_that_was_converted_and_not_written_leaves_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path, home="heap", limit_bytes=0) as store:
+        fill(store, 0, 100)
+        store.checkpoint()
+    before = names(tmp_path)
+    for _ in range(2):
+        with opened(tmp_path) as store:
+            assert numbers(store, 100) == list(range(100))
+            assert names(tmp_path) > before
+        assert names(tmp_path) == before
+    with opened(tmp_path) as store:
+        assert store.checkpoint() == 2
+    with opened(tmp_path) as store:
+        assert numbers(store, 100) == list(range(100))
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="limit_bytes of a table on disk"):
+        opened(tmp_path / "a", limit_bytes=1000)
+    with pytest.raises(InvalidArgumentError, match="home is 'heap' or 'disk'"):
+        opened(tmp_path / "a", home="shared")
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(InvalidArgumentError, match="timers"):
+        ps.KeyedStateBackend("long", home="disk", timers=True)
+
+
+def test_a_backend_alone_is_like_one_on_the_heap(tmp_path: Path) -> None:
+    with ps.KeyedStateBackend("long", states=STATES, home="disk", limit_bytes=LIMIT) as backend:
+        with pytest.raises(MemoryLimitError):
+            for at in range(0, 1_000_000, 1000):
+                backend["n"].add(backend.keys(range(at, at + 1000)), 1)
+        rows = backend.stats().keys
+        assert rows > 1000
+        with open(tmp_path / "1.delta", "wb") as out, backend.seal() as snapshot:
+            snapshot.write(out)
+        backend.below.set_files([(str(tmp_path / "1.delta"), 0, 127)])
+        for at in range(0, rows, 1000):
+            backend["n"].add(backend.keys(range(rows + at, rows + at + 500)), 1)
+            if at % 2000 == 0:
+                path = tmp_path / f"{at}-2.delta"
+                with open(path, "wb") as out, backend.seal() as snapshot:
+                    snapshot.write(out)
+                backend.below.set_files([*backend.below.files, (str(path), 0, 127)])
+        assert backend.stats().committed_bytes <= LIMIT
+        assert (
+            backend["n"].values(backend.keys(range(0, rows, rows // 50))).to_pylist()[:50]
+            == [1] * 50
+        )
+
+
+def test_a_backend_is_restored_without_reading_rows(tmp_path: Path) -> None:
+    with ps.KeyedStateBackend("long", states=STATES) as backend:
+        backend["n"].add(backend.keys(range(100)), 1)
+        with open(tmp_path / "plain.delta", "wb") as out, backend.seal() as snapshot:
+            snapshot.write(out)
+        lineage = backend.lineage()
+    with (
+        ps.KeyedStateBackend("long", states=STATES, home="disk") as backend,
+        pytest.raises(InvalidArgumentError, match="path="),
+    ):
+        backend.restore([tmp_path / "plain.delta"])
+    with ps.KeyedStateBackend("long", states=STATES, home="disk", path=tmp_path) as backend:
+        assert backend.restore([tmp_path / "plain.delta"]) == 100
+        assert (backend.stats().keys, len(backend), backend.lineage()) == (0, 100, lineage)
+        assert backend["n"].values(backend.keys([5, 500])).to_pylist() == [1, 0]
+        assert pa.table(backend.to_arrow()).num_rows == 100
+        [base] = backend.below.files
+    with ps.KeyedStateBackend("long", states=STATES, home="disk") as backend:
+        backend.restore([base.path])
+        assert backend["n"].values(backend.keys([5, 500])).to_pylist() == [1, 0]
