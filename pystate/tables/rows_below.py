@@ -10,7 +10,7 @@ Thread safety: as the backend whose rows they are.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, BinaryIO, Protocol
 
@@ -32,11 +32,11 @@ from pystate.checkpoint.state_files import (
 from pystate.errors import InvalidArgumentError, MemoryLimitError
 from pystate.state.columns import core_schema
 from pystate.state.declaration import State
+from pystate.state.expiring import Expiring
 from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import declared_fills
 from pystate.tables.below import (
     PLAIN,
-    Expiring,
     FileBelow,
     Part,
     gathered,
@@ -57,13 +57,18 @@ from pystate.types.state_type import StateType
 #: Deltas of tables on disk have changed rows whole up to this size, so that a look at the newest
 #: file with a key is the last one.
 WHOLE_ROWS_BYTES = 512
-_SCAN_ROWS = 1 << 16
+_SCAN_ROWS, _SCAN_BYTES = 1 << 16, 4 << 20
 
 
 class Loading(Protocol):
     """A table in memory that is filled from files."""
 
     def load(self, source: Source, *, allow_unclaimed_state: bool, since: Mapping[str, int]) -> int:
+        """See `KeyedStateBackend`."""
+
+    def set_clock(
+        self, *, processing_time: int | None, watermark: int | None, event_time: int | None
+    ) -> None:
         """See `KeyedStateBackend`."""
 
     def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None: ...
@@ -90,10 +95,10 @@ class Owner(Protocol):
     def arrow_schema(self) -> pa.Schema: ...  # noqa: D102
 
     def open(self) -> None: ...  # noqa: D102
-    def expire(self) -> int: ...  # noqa: D102
     def exported(self, keys: KeyBatch) -> pa.RecordBatch: ...  # noqa: D102
     def _on_heap(self) -> AbstractContextManager[Loading]: ...
     def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None: ...
+    def _sweep(self) -> int: ...
     def _flush(self) -> None: ...
     def _discard(self) -> None: ...
     def _key_types(self) -> list[StateType]: ...
@@ -116,6 +121,8 @@ class RowsBelow:
         self._stack: core.Stack | None = None
         self._file_schema: FileSchema | None = None
         self._may_step: Callable[[], None] | None = None
+        self._steps = 0  # of the open epoch
+        self._full = 0  # while there are fewer rows, none need to leave after a checkpoint
         if on_disk:
             self._table.on_room(self._make_room)
 
@@ -230,7 +237,8 @@ class RowsBelow:
     def merge(self, files: Sequence[Source], out: BinaryIO, lineage: Lineage) -> FileInfo:
         """Merge files, oldest first, into one in which the rows of this table are looked up.
 
-        It has the columns as they are declared now.
+        It has the columns as they are declared now. What has expired by now is left out, and what
+        has no time, as its state did not expire when it was written, lives from now on.
         """
         self._backend.open()
         own = written(self._table.changes())
@@ -249,6 +257,7 @@ class RowsBelow:
             last_key_group=last,
             since=declared_fills(self._backend.declarations),
             block_bytes=self._backend._options.guided_block_bytes,
+            expiring=self.expiring(),
         )
 
     def _rewritten(self, files: Sequence[Source], out: BinaryIO, lineage: Lineage) -> FileInfo:
@@ -258,6 +267,8 @@ class RowsBelow:
         list or map went.
         """
         with self._backend._on_heap() as table:
+            processing, event = self._times()
+            table.set_clock(processing_time=processing, watermark=event[0], event_time=event[1])
             for file in files:
                 table.load(
                     file,
@@ -278,19 +289,28 @@ class RowsBelow:
 
     def seal_step(self, lineage: Lineage) -> Snapshot:
         """As `seal`, in the middle of what the user sees as one epoch: key batches stay valid."""
-        self._backend.expire()
+        self._backend._sweep()
         sealed = self._backend._seal(lineage, wanted=True, goes_on=True)
         assert sealed is not None
+        self._steps += 1
         return Snapshot(sealed, self._backend._options.guided_block_bytes)
 
     def leave_room(self, keys: int) -> None:
-        """Let rows leave, if the files have all of them, until so many more fit."""
-        if self._table.room(keys)[0] < keys:
-            self._let_leave(keys)
+        """Let rows leave, if the files have all of them, until so many more fit.
+
+        Where that did not suffice last time, as all rows are in use, it is tried again when as many
+        have come: each try looks at all rows.
+        """
+        rows = self._table.stats()[0]
+        if self._table.room(keys)[0] >= keys or rows < self._full:
+            return
+        self._full = 0
+        if self._let_leave(keys) and self._table.room(keys)[0] < keys:
+            self._full = self._table.stats()[0] + keys
 
     def _let_leave(self, keys: int) -> bool:
         last = self._table.lineage(0)
-        if self._backend.dirty or not self.files or last is None or last[0] != self._files_id:
+        if self._table.dirty() or not self.files or last is None or last[0] != self._files_id:
             return False
         # Rows that came are a part of the open epoch, which has changed nothing.
         self._backend._seal(Lineage(*last), wanted=False, goes_on=True)
@@ -302,17 +322,16 @@ class RowsBelow:
         return True
 
     def _make_room(self, keys: int, fully: bool) -> bool:
-        if self._may_step is not None and self._backend.dirty:
+        if self._may_step is not None and self._table.dirty():
             self._may_step()
         if not fully:
             return self._let_leave(keys)
         # The memory that a table once took for rows stays for rows. A new one takes what this batch
         # needs, for all purposes.
         last = self._table.lineage(0)
-        if self._backend.dirty or not self.files or last is None or last[0] != self._files_id:
+        if self._table.dirty() or not self.files or last is None or last[0] != self._files_id:
             return False
         below, stack = self.files, self._stack
-        self._backend._discard()
         self._begin_anew(Lineage(*last), True, goes_on=True)
         self._table.set_stack(stack)
         self.files, self._files_id, self._stack = below, last[0], stack
@@ -323,7 +342,9 @@ class RowsBelow:
             self._backend.key, self._backend.namespace, self._backend._states.columns
         )
 
-    def rows(self, expiring: Expiring | None) -> Iterator[tuple[int, list[Part]]]:
+    def rows(
+        self, expiring: Expiring | None, *, counted: bool = False
+    ) -> Iterator[tuple[int, list[Part]]]:
         """All rows in the files below and in memory, in parts, as `gathered` gives them."""
         self._backend._flush()
         bounds = self._backend.key_group_range
@@ -331,29 +352,36 @@ class RowsBelow:
         if self._table.dirty():
             files.append((written(self._table.changes()), bounds))
         with opened_files(files) as opened:
-            columns = len(self._backend._states.columns)
+            limit_bytes = self._backend._options.limit_bytes or _SCAN_BYTES * 4
             yield from gathered(
                 opened,
                 self._core_schema(),
-                columns,
+                self._backend._states.columns,
                 self._backend.max_parallelism,
                 bounds,
                 expiring,
+                most_bytes=min(limit_bytes // 4, _SCAN_BYTES),
+                counted=counted,
             )
 
-    def _expiring(self) -> Expiring:
-        processing = self._backend._clock.get("processing", (None,))
-        event = self._backend._clock.get("event", (None, None))
-        return Expiring.of(self._backend.declarations, processing[0], event[0])
+    def _times(self) -> tuple[int | None, tuple[int | None, ...]]:
+        """The clock: the processing time; the watermark and the event time."""
+        clock = self._backend._clock
+        return clock.get("processing", (None,))[0], clock.get("event", (None, None))
+
+    def expiring(self) -> Expiring:
+        """What has expired by now, for merges of the files into a base."""
+        processing, event = self._times()
+        return Expiring.of(self._backend.declarations, processing, event[0])
 
     def count(self) -> int:
         """How many keys there are that have not expired: O(rows)."""
-        return sum(rows for rows, _ in self.rows(self._expiring()))
+        return sum(rows for rows, _ in self.rows(self.expiring(), counted=True))
 
     def keys(self, most: int) -> Iterator[KeyBatch]:
         """All keys, in batches of as many as fit in memory; no more than `most`."""
         types = self._backend._key_types()
-        for rows, parts in self.rows(self._expiring()):
+        for rows, parts in self.rows(self.expiring()):
             arrays = key_arrays(iter(parts), types)
             at = 0
             while at < rows:
@@ -378,20 +406,24 @@ class RowsBelow:
         else:
             yield found
 
+    def exported_all(self, batches: Iterable[KeyBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of keys, as `KeyedStateBackend.exported` gives them, in parts that fit."""
+        for keys in batches:
+            yield from self._exported_in_parts(list(keys._columns()))
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows, as `KeyedStateBackend.to_batches` gives them."""
         if not all(type(d) in PLAIN for d in self._backend.declarations.values()) or any(
             type_.is_nested for type_ in self._backend._key_types()
         ):
-            for keys in self.keys(_SCAN_ROWS):
-                yield from self._exported_in_parts(list(keys._columns()))
+            yield from self.exported_all(self.keys(_SCAN_ROWS))
             return
         types = self._backend._key_types()
         places, at = {}, 0
         for name, declaration in self._backend.declarations.items():
             places[name] = at
             at += len(declaration.columns(name))
-        for _, parts in self.rows(self._expiring()):
+        for _, parts in self.rows(self.expiring()):
             given = iter(parts)
             arrays = key_arrays(given, types)
             for name, declaration in self._backend.declarations.items():
@@ -418,6 +450,18 @@ class RowsBelow:
         """Whether rows may lie in files alone."""
         self._backend.open()
         return not self._table.is_whole
+
+    def ended(self) -> None:
+        """The epoch, of which there may have been steps, was sealed or undone."""
+        self._steps = 0
+
+    def refuse_steps(self, what: str) -> None:
+        """Refuse what only a table can do that has all that the open epoch changed."""
+        if self._steps:
+            raise InvalidArgumentError(
+                f"{what}: some of what the epoch changed had to leave memory, and is in files; "
+                "seal the epoch more often, or raise limit_bytes"
+            )
 
     def refuse(self, what: str) -> None:
         """Refuse what only a table that has all rows can do."""

@@ -286,7 +286,7 @@ class FilesReader(SealedReader):
         for _, parts in gathered(
             self._files,
             self._schema,
-            len(self._columns),
+            self._columns,
             self._max_parallelism,
             self._bounds,
             None,
