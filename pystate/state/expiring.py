@@ -18,7 +18,7 @@ class Expiring(NamedTuple):
     """How states expire, by the names of their columns, and what time it is."""
 
     settings: tuple[tuple[str, tuple[int, bool, bool, int]], ...]
-    """Of each state its duration, whether by event time, whether lenient, and `pst_ttl.ahead_ms`."""
+    """Each one's duration, whether by event time, whether lenient, and `pst_ttl.ahead_ms`."""
     processing_ms: int | None
     watermark_ms: int | None
 

@@ -303,7 +303,7 @@ def test_keys_are_gone_over_while_rows_leave(tmp_path: Path) -> None:
 def test_all_rows_are_read_some_at_a_time(
     groups: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(below, "_ROWS", 200)
+    monkeypatch.setattr(below, "SCAN_ROWS", 200)
     with opened(tmp_path, max_parallelism=groups) as store:
         for _ in range(2):
             for first in range(0, 8000, 1000):
