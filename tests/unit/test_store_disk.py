@@ -5,6 +5,7 @@ That it is a store like any other is said by `test_store`, all of which runs on 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,11 @@ def numbers(store: Store, last: int) -> list[int]:
 
 def steps(store: Store) -> int:
     return sum(delta.is_step for delta in store._pending)
+
+
+@pytest.fixture
+def trouble(monkeypatch: pytest.MonkeyPatch) -> Trouble:
+    return Trouble(monkeypatch)
 
 
 def test_state_is_larger_than_memory(tmp_path: Path) -> None:
@@ -311,11 +317,6 @@ def test_a_file_that_is_removed_is_named_when_it_is_opened(tmp_path: Path) -> No
         opened(tmp_path)
 
 
-@pytest.fixture
-def trouble(monkeypatch: pytest.MonkeyPatch) -> Trouble:
-    return Trouble(monkeypatch)
-
-
 def test_a_full_disk_loses_nothing(tmp_path: Path, trouble: Trouble) -> None:
     """Neither in a step nor in a checkpoint; rows in no file of the folder are read, too."""
     with opened(tmp_path) as store:
@@ -404,6 +405,31 @@ def test_files_that_cannot_be_opened_for_a_while_leave_nothing_out(
         USES[use](store)
         assert (len(store), numbers(store, 640)) == (640, list(range(640)))
     assert no_files.failed > 3
+
+
+def test_what_is_in_no_file_and_cannot_be_put_into_memory_as_one_is_not_left_out(
+    tmp_path: Path, trouble: Trouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 600)
+        store.checkpoint()
+        fill(store, 600, 640)
+        trouble.suffix = ".delta"
+        make = os.memfd_create
+
+        def refused(name: str) -> int:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(os, "memfd_create", refused)
+        with pytest.raises(NoSpaceError):
+            store.checkpoint()
+        for use in (USES["scan"], USES["len"], USES["keys"], USES["current"]):
+            with pytest.raises(CheckpointError, match="in no file yet"):
+                use(store)
+        monkeypatch.setattr(os, "memfd_create", make)
+        assert (len(store), numbers(store, 640)) == (640, list(range(640)))
+        trouble.suffix = ""
+        assert store.checkpoint() == 2
 
 
 def test_a_checkpoint_opens_only_what_is_new(
