@@ -462,9 +462,8 @@ static void test_without_times(pst_kind kind, pst_type items, int timed) {
         pst_sst_writer *writer = NULL;
         pst_schema *schema = NULL;
         pst_io io = file_io(to, 0);
-        pst_file_info info = {.kind = PST_BASE,
-                              .max_parallelism = w->max_parallelism,
-                              .last_key_group = w->last};
+        pst_file_info info = {
+            .kind = PST_BASE, .max_parallelism = w->max_parallelism, .last_key_group = w->last};
         const int32_t *mapping = columns;
         REQUIRE(file_open(from, &reader) == PST_OK);
         REQUIRE(pst_schema_in_files(&w->schema, kind != PST_VALUE, &schema) == PST_OK);
