@@ -54,7 +54,8 @@ class OnDisk(KindsMachine):
         self.backend.below.step_by(self.write_step)
 
     def made(self, shared: bool, **options: Any) -> ps.KeyedStateBackend:
-        options.setdefault("limit_bytes", self.limit_bytes)
+        if not hasattr(self, "backend"):  # others are asked for all rows at once
+            options.setdefault("limit_bytes", self.limit_bytes)
         return super().made(False, home="disk", path=self.folder, **options)
 
     def files_below(self) -> list[FileBelow]:
