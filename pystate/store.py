@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from shutil import copyfileobj
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import pyarrow as pa
@@ -48,7 +49,8 @@ from pystate.checkpoint.refs import (
     empty_range,
     state_path,
 )
-from pystate.checkpoint.state_files import Lineage, Source
+from pystate.checkpoint.size_tiers import similar_run
+from pystate.checkpoint.state_files import FileInfo, Lineage, Source
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merge_policy import DiskMergePolicy, MergePolicy, Run
 from pystate.epochs.merges import merge_range
@@ -80,8 +82,13 @@ _LOG = logger("pystate.store")
 _UID = "embedded"
 _POLICY = MergePolicy(min_deltas=4, max_deltas=64, keep_deltas=0)
 _DISK_POLICY = DiskMergePolicy(min_deltas=4, keep_deltas=0)
-#: So many steps become one delta, since each file costs reads.
-_MOST_STEPS = 8
+#: From so many steps on those of similar size become one delta, since each file costs reads; so
+#: many of them, if there are as many.
+_MOST_STEPS, _FAN_IN = 16, 8
+#: Deltas for which the disk has no room are kept in memory up to this part of the table's limit, or
+#: of a limit of this size.
+_HELD_PART, _USUAL_LIMIT_BYTES = 4, 256 << 20
+_COPIED_BYTES = 1 << 20
 
 
 @dataclass
@@ -95,7 +102,9 @@ class _Delta:
     is_step: bool = False
     """Whether it was made since `Store.checkpoint` was called last, to make room."""
     memory: BinaryIO | None = None
-    """The file in memory, while there is no room for it in the folder."""
+    """The file in memory, in place of the snapshot, while there is no room for it in the folder."""
+    info: FileInfo | None = None
+    """What that file says of itself."""
 
 
 class Store:
@@ -156,6 +165,7 @@ class Store:
         self.home = choice(home, f"{owner}: home", ("heap", DISK))
         self._on_disk = home == DISK
         self._converted = False
+        self._limit_bytes = limit_bytes
         backend = partial(KeyedStateBackend, key, limit_bytes=limit_bytes, home=home)
         backend(states=states, max_parallelism=groups)
         if not flag(allow_pickle, f"{owner}: allow_pickle"):
@@ -324,9 +334,11 @@ class Store:
         began_s = time.monotonic()
         head = self._history.head
         epoch = self.epoch + 1
+        self._refuse_if_full()
         self._backend.expire()
+        # Objects are written now: in steps, if they do not fit in memory together.
+        rows = self._backend.stats().changed_rows
         if self._backend.dirty or (head is None and not self._pending):
-            rows = self._backend.stats().changed_rows
             self._pending.append(_Delta(self._backend.seal(self._next()), rows))
         else:
             self._backend.end_idle_epoch()
@@ -349,10 +361,17 @@ class Store:
         if self._on_disk:
             self._backend.below.leave_room(stats.keys // 8)
         self._chronicle.published(
-            manifest, deltas, (rows, stats.keys, stats.committed_bytes), began_s, written_s
+            manifest, deltas, (rows, self._most_keys(), stats.committed_bytes), began_s, written_s
         )
         self._tick()
         return epoch
+
+    def _most_keys(self) -> int:
+        """How many keys there are; where rows lie in files alone, at most."""
+        keys = self._backend.stats().keys
+        if not self._backend.below.are_any:
+            return keys
+        return max(keys, int(sum((r.rows - r.tombstones) * r.share for r in self._range.files)))
 
     def _next(self) -> Lineage:
         """The name of the epoch that is sealed next."""
@@ -366,9 +385,9 @@ class Store:
 
         Where the folder is full the error is `NoSpaceError`, and the changes are kept in memory.
         """
-        rows = self._backend.stats().changed_rows
-        delta = _Delta(self._backend.below.seal_step(self._next()), rows, is_step=True)
-        self._pending.append(delta)
+        self._refuse_if_full()
+        snapshot = self._backend.below.seal_step(self._next())
+        self._pending.append(_Delta(snapshot, snapshot.rows, is_step=True))
         try:
             for waiting in self._pending:
                 self._write(waiting, self.epoch + 1)
@@ -377,26 +396,42 @@ class Store:
             self._place()
 
     def _join_steps(self) -> None:
-        """Merge the steps since the last checkpoint into one, if they are many."""
+        """Merge steps since the last checkpoint, if they are many."""
         steps = [delta for delta in self._pending if delta.is_step]
         if len(steps) < _MOST_STEPS:
             return
-        refs = tuple(delta.ref for delta in steps if delta.ref is not None)
-        bounds, newest = self._range.bounds, steps[-1]
+        refs = [delta.ref for delta in steps if delta.ref is not None]
+        first, after = similar_run([ref.file_bytes for ref in refs], _FAN_IN)
+        bounds, old = self._range.bounds, steps[first:after]
         path = state_path(_UID, *bounds, self.epoch + 1, uuid.uuid4().hex, "delta")
-        merged = merge_range(
-            self._storage,
-            refs,
-            refs[-1].id,
-            path,
-            *bounds,
-            kind="delta",
-            block_bytes=_DISK_POLICY.block_bytes,
-        )
-        rows = sum(delta.rows for delta in steps)
-        joined = replace(newest, rows=rows, ref=merged)
-        self._pending = [*(d for d in self._pending if not d.is_step), joined]
-        self._drop(steps)
+        try:
+            merged = merge_range(
+                self._storage,
+                tuple(refs[first:after]),
+                refs[after - 1].id,
+                path,
+                *bounds,
+                kind="delta",
+                block_bytes=_DISK_POLICY.block_bytes,
+            )
+        except NoSpaceError as error:
+            _LOG.warning("%s: the steps stay unmerged for now: %s", self.path, error)
+            return
+        joined = replace(old[-1], rows=sum(delta.rows for delta in old), ref=merged)
+        steps[first:after] = [joined]
+        self._pending = [*(d for d in self._pending if not d.is_step), *steps]
+        self._drop(old)
+
+    def _refuse_if_full(self) -> None:
+        """Seal nothing more while the folder is full and much of what was sealed waits for room.
+
+        `NoSpaceError` then; nothing has changed.
+        """
+        held = sum(d.info.file_bytes for d in self._pending if d.info is not None)
+        limit_bytes = self._limit_bytes or _USUAL_LIMIT_BYTES
+        if held > limit_bytes // _HELD_PART:
+            for waiting in self._pending:
+                self._write(waiting, self.epoch + 1)
 
     def _drop(self, deltas: list[_Delta]) -> None:
         """Remove what no manifest names and nothing needs any more."""
@@ -440,9 +475,11 @@ class Store:
                     f"{self.path}: changes that are in no file yet cannot be put into memory as "
                     f"one: {error.strerror}"
                 ) from error
-            delta.snapshot.write(memory)
+            delta.info = delta.snapshot.write(memory)
             memory.flush()
             delta.memory = memory
+            # Once is enough. The file is compressed, too.
+            delta.snapshot.close()
         return delta.memory
 
     def _place(self) -> None:
@@ -466,9 +503,16 @@ class Store:
                 self._storage.delete(path)
             delta.tried = True
             with self._storage.create(path) as out:
-                info = delta.snapshot.write(out)
+                if delta.info is None:
+                    info = delta.snapshot.write(out)
+                else:
+                    assert delta.memory is not None
+                    info = delta.info
+                    delta.memory.seek(0)
+                    copyfileobj(delta.memory, out, _COPIED_BYTES)
             delta.ref = FileRef.from_info(path, info)
             delta.snapshot.close()
+            delta.info = None
             if delta.memory is not None:
                 delta.memory.close()
                 delta.memory = None
@@ -495,6 +539,8 @@ class Store:
                 kind=run.kind,
                 since=since,
                 block_bytes=policy.block_bytes,
+                # Sweeps see what is in memory alone. Of other homes deltas lack what stayed equal.
+                expiring=self._backend.below.expiring() if self._on_disk else None,
             )
         except NoSpaceError as error:
             if self._rebase:
@@ -676,8 +722,9 @@ class Store:
         """The store's path, size and states, for a notebook."""
         facts: dict[str, object] = {"checkpoint": self.epoch}
         if not self._closed:
-            stats = self.stats()
-            facts |= {"keys": stats.keys, "in memory": bytes_shown(stats.committed_bytes)}
+            most = "at most " if self._backend.below.are_any else ""
+            memory = bytes_shown(self.stats().committed_bytes)
+            facts |= {"keys": f"{most}{self._most_keys()}", "in memory": memory}
         rows = [(name, repr(state)) for name, state in self._backend.declarations.items()]
         closed = ", closed" if self._closed else ""
         return panel(f"Store {self.path}{closed}", facts, ("state", "declared as"), rows)

@@ -272,26 +272,35 @@ typedef struct pst_expiry {
 /* As pst_merge into a base, without values, entries of maps and leading items of lists that no reader
  * sees any more, and without rows of which nothing is left; rows with timers stay. Of what can still
  * be seen (pst_ttl.lenient), and of a list's run one item of which can be seen, nothing is left out.
- * Where nothing has expired the file is that of pst_merge. The clock of the newest merged epoch gives
- * the same file whenever it is asked for. A table whose deltas are to be merged behind such a base
+ * What has no time gets the one that a sweep would give it: it was written when its state did not
+ * expire, or before the clock was known. Where neither is the case the file is that of pst_merge. The clock of the newest merged epoch gives the same file whenever it is asked for. A table whose deltas are to be merged behind such a base
  * must have pst_table_set_whole_rows, of a byte at least: what is put again may differ from what has
  * expired in its time alone. PST_INVALID: a delta; a state without a time expires. */
 pst_status pst_merge_expiring(pst_sst_reader *const *readers, const int32_t *const *columns,
                               int32_t n, const pst_expiry *expiry, pst_sst_writer *writer);
+
+/* A part of a range of key groups: of the first one only keys whose hash is `first` at least, and of
+ * the last one only those up to `last`. So key groups of any size can be read in parts, as keys of
+ * one hash, with all that they have, are in one of them. */
+typedef struct pst_hashes {
+    uint64_t first;
+    uint64_t last;
+} pst_hashes;
 
 /* Merges files, oldest first, into the rows that a table with that schema would have: to io->block
  * go the columns of the key, then of each state: of a value that; of a list where each one ends, and
  * the items; of a map where each one ends, the keys and the values. Times and timers have no columns.
  * With `expiry`, which may be NULL, nothing is there that a reader of such a table would not see; what
  * is to be seen once after it has expired (pst_ttl.lenient) is there, and stays to be seen. Keys that
- * have none of the states, timers apart, are left out. A batch has at most 65536 rows or, of several
+ * have none of the states, timers apart, are left out. `hashes` may be NULL: all. A batch has at most 65536 rows or, of several
  * rows, some 4 MB. `columns` as in pst_merge, but the schema is a table's. PST_INVALID: no `block`; a
  * state without a time expires; PST_TOO_LARGE: a column of one row alone has more than 2^31 - 1
  * elements or bytes; PST_CORRUPT: a run of items does not follow the one before; PST_LIMIT,
  * PST_CALLBACK; and what pst_merge says of readers. */
 pst_status pst_gather(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
                       const pst_schema *schema, const pst_expiry *expiry, int32_t max_parallelism,
-                      int32_t first_key_group, int32_t last_key_group, const pst_io *io);
+                      int32_t first_key_group, int32_t last_key_group, const pst_hashes *hashes,
+                      const pst_io *io);
 
 /* ---- readers of the last sealed epoch -------------------------------------------------------- */
 

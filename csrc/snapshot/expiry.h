@@ -6,8 +6,9 @@
  * Thread safety: a plain structure that belongs to one thread.
  *
  * Invariants
- *  XP1. What a reader may still see stays: what was written when no time was known, what is visible
- *       once after it has expired (X4) and was not seen, and timers.
+ *  XP1. What a reader may still see stays: what was written when no time was known, which a file
+ *       that has all there is gets with the time of now, as from a sweep; what is visible once after
+ *       it has expired (X4) and was not seen; and timers.
  *  XP2. The items of a list are numbered by their place. So a file loses them by whole runs, from
  *       the list's head on, and only runs of which no item is seen. A list begins with the number of
  *       its first run.

@@ -365,7 +365,8 @@ static pst_status file_schema(const pst_schema *schema, pst_sst_reader *const *r
 
 pst_status pst_gather(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
                       const pst_schema *schema, const pst_expiry *expiry, int32_t max_parallelism,
-                      int32_t first_key_group, int32_t last_key_group, const pst_io *io) {
+                      int32_t first_key_group, int32_t last_key_group, const pst_hashes *hashes,
+                      const pst_io *io) {
     pst_schema *file = NULL;
     pst_file_info info = {.kind = PST_BASE,
                           .max_parallelism = max_parallelism,
@@ -378,7 +379,13 @@ pst_status pst_gather(pst_sst_reader *const *readers, const int32_t *const *colu
         return PST_NO_MEMORY;
     pst_status s = file_schema(schema, readers, n, &file);
     if (!s) {
-        pst_sink sink = {g, file, &info, add_record, add_stretch};
+        pst_sink sink = {.ctx = g,
+                         .schema = file,
+                         .info = &info,
+                         .first_hash = hashes ? hashes->first : 0,
+                         .last_hash = hashes ? hashes->last : UINT64_MAX,
+                         .add = add_record,
+                         .stretch = add_stretch};
         s = pst_gatherer_init(g, file, expiry, io);
         if (!s)
             s = pst_merge_into(readers, columns, n, &sink);

@@ -383,7 +383,10 @@ static pst_status seek(const merge *m, const pst_source *s) {
     int32_t first = m->info->first_key_group, last = m->info->last_key_group;
     if (first / groups != last / groups)
         return PST_INVALID;
-    return pst_sst_reader_seek(s->reader, first % groups, last % groups);
+    pst_status status = pst_sst_reader_seek(s->reader, first % groups, last % groups);
+    if (!status)
+        pst_sst_reader_narrow(s->reader, m->sink->first_hash, m->sink->last_hash);
+    return status;
 }
 
 /* Lets the sink take the source's next rows at once: most rows of a base, where its deltas changed
@@ -472,8 +475,78 @@ pst_status pst_merge_into(pst_sst_reader *const *readers, const int32_t *const *
 typedef struct file_sink {
     pst_sst_writer *writer;
     pst_expirer expirer;
-    pst_record seen; /* a row's record without what has expired */
+    pst_record seen;  /* a record without what has expired, and with the times that it lacked */
+    uint64_t stamped; /* a bit per column whose values get a time where they have none */
+    pst_buffer run;
 } file_sink;
+
+static int64_t stamp_of(const file_sink *f, int32_t column) {
+    return pst_ttl_stamp_at(&f->expirer.ttl[column], &f->expirer.clock);
+}
+
+/* Gives a time to a value or an entry that has none. */
+static void stamp_value(file_sink *f, const pst_record **record, int32_t i) {
+    const pst_record *r = *record;
+    uint64_t time = UINT64_C(2) << i;
+    if (!(f->stamped >> i & 1) || pst_expirer_time(r, i) != PST_NO_TIME)
+        return;
+    if (r != &f->seen)
+        f->seen = *r;
+    f->seen.changed |= time;
+    f->seen.present |= time;
+    f->seen.cells[i + 1].word[0] = (uint64_t)stamp_of(f, i);
+    *record = &f->seen;
+}
+
+/* Do all items of a run have a time? */
+static pst_status is_timed(const pst_list_shape *shape, pst_bytes run, int *timed) {
+    pst_packed p;
+    pst_item item;
+    pst_status s = pst_packed_open(&p, shape, run);
+    *timed = !s && p.timed;
+    while (!s && *timed && (s = pst_packed_next(&p, &item)) == PST_OK)
+        *timed = item.time != PST_NO_TIME;
+    return s == PST_NOT_FOUND ? PST_OK : s;
+}
+
+/* Gives the items of a list's run a time where they have none. */
+static pst_status stamp_run(file_sink *f, const pst_record **record, int32_t i) {
+    const pst_record *r = *record;
+    const pst_column *c = &f->expirer.schema->states[i];
+    pst_type type = (pst_type)c->map_key;
+    pst_list_shape shape = {(uint16_t)(type == PST_FIXED ? c->width : pst_type_width(type)), 1};
+    pst_packed p;
+    pst_item item = {0};
+    uint64_t time = 0;
+    uint8_t head = pst_packed_head(1, shape.width);
+    int timed = 1;
+    pst_status s = PST_OK;
+    if (f->stamped >> i & 1)
+        s = is_timed(&shape, r->cells[i].bytes, &timed);
+    if (s || timed)
+        return s;
+    s = pst_packed_open(&p, &shape, r->cells[i].bytes);
+    f->run.size = 0;
+    if (s)
+        return s;
+    s = pst_buffer_reserve(&f->run, 1);
+    if (s)
+        return s;
+    f->run.data[f->run.size++] = head;
+    while (!s && (s = pst_packed_next(&p, &item)) == PST_OK) {
+        if (!p.timed || item.time == PST_NO_TIME)
+            item.time = stamp_of(f, i);
+        s = pst_buffer_reserve(&f->run, f->run.size + item.size + (size_t)2 * PST_VARINT_MAX);
+        if (!s)
+            f->run.size += pst_packed_add(f->run.data + f->run.size, head, &time, &item);
+    }
+    if (s != PST_NOT_FOUND)
+        return s;
+    f->seen = *r;
+    f->seen.cells[i].bytes = (pst_bytes){f->run.data, (uint32_t)f->run.size};
+    *record = &f->seen;
+    return PST_OK;
+}
 
 /* *record: NULL where nothing of it is left. */
 static pst_status leave_expired(file_sink *f, const pst_record **record) {
@@ -483,14 +556,26 @@ static pst_status leave_expired(file_sink *f, const pst_record **record) {
         pst_status s = pst_expirer_element(&f->expirer, r, &gone);
         if (gone)
             *record = NULL;
-        return s;
+        if (s || gone || r->op != PST_PUT || !r->changed)
+            return s;
+        int32_t i = __builtin_ctzll(r->changed);
+        if (f->expirer.schema->states[i].kind == PST_LIST)
+            return stamp_run(f, record, i);
+        stamp_value(f, record, i);
+        return PST_OK;
     }
     uint64_t hidden = pst_expirer_row(&f->expirer, r);
-    if (!hidden)
-        return PST_OK;
-    f->seen = *r;
-    f->seen.changed &= ~hidden;
-    *record = f->seen.changed & f->seen.present ? &f->seen : NULL;
+    if (hidden) {
+        f->seen = *r;
+        f->seen.changed &= ~hidden;
+        *record = f->seen.changed & f->seen.present ? &f->seen : NULL;
+    }
+    uint64_t values = *record ? (*record)->changed & (*record)->present & f->stamped : 0;
+    for (; values; values &= values - 1) {
+        int32_t i = __builtin_ctzll(values);
+        if (f->expirer.schema->states[i].kind == PST_VALUE)
+            stamp_value(f, record, i);
+    }
     return PST_OK;
 }
 
@@ -501,15 +586,19 @@ static pst_status write_record(void *ctx, const pst_record *r, uint64_t start) {
     return s || !r ? s : pst_sst_writer_add(f->writer, r);
 }
 
-/* How many rows of a stretch come before the first of which something has expired. */
-static uint32_t rows_seen(const pst_expirer *x, const pst_source *s, const pst_stretch *part,
+/* How many rows of a stretch come before the first of which something has expired, or lacks a
+ * time. */
+static uint32_t rows_seen(const file_sink *f, const pst_source *s, const pst_stretch *part,
                           uint64_t changed) {
+    const pst_expirer *x = &f->expirer;
     const uint64_t *times[PST_MAX_STATES];
     int32_t of[PST_MAX_STATES], n = 0;
     uint32_t rows = 0;
     for (uint64_t left = changed & x->columns; left; left &= left - 1) {
         int32_t to = __builtin_ctzll(left);
         if (x->schema->states[to].kind == PST_LIST)
+            return 0;
+        if (!(changed >> (to + 1) & 1) && f->stamped >> to & 1)
             return 0;
         if (!(changed >> (to + 1) & 1))
             continue;
@@ -519,9 +608,12 @@ static uint32_t rows_seen(const pst_expirer *x, const pst_source *s, const pst_s
         of[n++] = to;
     }
     for (; rows < part->rows; rows++)
-        for (int32_t k = 0; k < n; k++)
-            if (pst_expirer_hides(x, of[k], (int64_t)times[k][rows]))
+        for (int32_t k = 0; k < n; k++) {
+            int64_t time = (int64_t)times[k][rows];
+            if (pst_expirer_hides(x, of[k], time) ||
+                (time == PST_NO_TIME && f->stamped >> of[k] & 1))
                 return rows;
+        }
     return rows;
 }
 
@@ -550,7 +642,7 @@ static pst_status write_stretch(void *ctx, const pst_source *s, const pst_record
     pst_sst_reader_stretch_before(s->reader, next ? next->key_group : INT32_MAX,
                                   next ? next->hash : 0, LEAST_STRETCH, &part);
     if (part.rows && changed & f->expirer.columns)
-        part.rows = rows_seen(&f->expirer, s, &part, changed);
+        part.rows = rows_seen(f, s, &part, changed);
     if (part.rows < LEAST_STRETCH)
         return PST_OK;
     int32_t at[PST_MAX_STATES];
@@ -567,12 +659,24 @@ static pst_status merge_files(pst_sst_reader *const *readers, const int32_t *con
     if (!f)
         return PST_NO_MEMORY;
     f->writer = writer;
+    f->run = (pst_buffer){0};
     pst_status s = pst_expirer_init(&f->expirer, schema, expiry);
     if (!s) {
-        pst_sink sink = {f, schema, pst_sst_writer_info(writer), write_record, write_stretch};
+        f->stamped = 0;
+        for (uint64_t left = f->expirer.columns; left; left &= left - 1) {
+            int32_t i = __builtin_ctzll(left);
+            f->stamped |= stamp_of(f, i) == PST_NO_TIME ? 0 : UINT64_C(1) << i;
+        }
+        pst_sink sink = {.ctx = f,
+                         .schema = schema,
+                         .info = pst_sst_writer_info(writer),
+                         .last_hash = UINT64_MAX,
+                         .add = write_record,
+                         .stretch = write_stretch};
         s = pst_merge_into(readers, columns, n, &sink);
     }
     pst_expirer_free(&f->expirer);
+    pst_free(f->run.data);
     pst_free(f);
     return s;
 }

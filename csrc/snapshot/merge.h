@@ -38,6 +38,9 @@ typedef struct pst_sink {
     void *ctx;
     const pst_schema *schema; /* as files have it */
     const pst_file_info *info;
+    /* Of the first key group only hashes from this one on, and of the last one only up to that. */
+    uint64_t first_hash;
+    uint64_t last_hash;
     /* Takes a record; of a list's items those below the number `start` are gone. */
     pst_status (*add)(void *ctx, const pst_record *record, uint64_t start);
     /* May take the next rows of the source at once, as far as they come before those of `next`,

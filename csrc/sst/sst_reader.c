@@ -37,6 +37,8 @@ struct pst_sst_reader {
     uint64_t segment_hash; /* of the last row of those */
     int32_t first_key_group;
     int32_t last_key_group;
+    uint64_t first_hash; /* of the first key group, and of the last one */
+    uint64_t last_hash;
     pst_status failed;
     pst_buffer stored;
     pst_buffer raw;
@@ -166,6 +168,7 @@ pst_status pst_sst_reader_open(const pst_io *io, uint64_t file_bytes, pst_sst_re
     }
     r->first_key_group = r->head.info.first_key_group;
     r->last_key_group = r->head.info.last_key_group;
+    r->last_hash = UINT64_MAX;
     *reader = r;
     return PST_OK;
 }
@@ -243,12 +246,19 @@ static pst_status convert_block(pst_sst_reader *r, const pst_sst_ref *ref) {
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* The first block that may have rows of the key group, or of later ones. */
-static size_t first_ref(const pst_sst_reader *r, int32_t key_group) {
+static int is_before(int32_t key_group, uint64_t hash, int32_t other_group, uint64_t other_hash) {
+    return key_group < other_group || (key_group == other_group && hash < other_hash);
+}
+
+/* The first block that may have rows of the key group and hash, or later ones: the next one begins
+ * with that, or behind it. */
+static size_t first_ref(const pst_sst_reader *r, int32_t key_group, uint64_t hash) {
     size_t low = 0, high = r->n_refs;
     while (low < high) {
         size_t middle = low + (high - low) / 2;
-        if (r->refs[middle].last_key_group < key_group)
+        const pst_sst_ref *next = middle + 1 < r->n_refs ? &r->refs[middle + 1] : NULL;
+        if (r->refs[middle].last_key_group < key_group ||
+            (next && is_before(next->first_key_group, next->first_hash, key_group, hash)))
             low = middle + 1;
         else
             high = middle;
@@ -256,32 +266,49 @@ static size_t first_ref(const pst_sst_reader *r, int32_t key_group) {
     return low;
 }
 
-static uint32_t first_segment(const pst_sst_reader *r, int32_t key_group) {
+static uint32_t first_segment(const pst_sst_reader *r, int32_t key_group, uint64_t hash) {
+    const pst_guide_segment *segments = r->guide->segments;
     uint32_t low = 0, high = r->guide->n_segments;
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
-        if (r->guide->segments[middle].last_key_group < key_group)
+        const pst_guide_segment *next =
+            middle + 1 < r->guide->n_segments ? &segments[middle + 1] : NULL;
+        if (segments[middle].last_key_group < key_group ||
+            (next && is_before(next->first_key_group, next->first_hash, key_group, hash)))
             low = middle + 1;
         else
             high = middle;
     }
     return low;
+}
+
+/* Stands before the first block of the range. */
+static void begin_range(pst_sst_reader *r) {
+    if (r->guide) {
+        r->next_segment = first_segment(r, r->first_key_group, r->first_hash);
+        r->n_refs = 0;
+    }
+    r->next_ref = first_ref(r, r->first_key_group, r->first_hash);
 }
 
 pst_status pst_sst_reader_seek(pst_sst_reader *r, int32_t first_key_group, int32_t last_key_group) {
     if (first_key_group < 0 || first_key_group > last_key_group)
         return PST_INVALID;
-    if (r->guide) {
-        r->next_segment = first_segment(r, first_key_group);
-        r->n_refs = 0;
-    }
-    r->next_ref = first_ref(r, first_key_group);
     r->first_key_group = first_key_group;
     r->last_key_group = last_key_group;
+    r->first_hash = 0;
+    r->last_hash = UINT64_MAX;
+    begin_range(r);
     r->failed = PST_OK;
     r->tied = 0;
     r->block.row = r->block.rows = 0;
     return PST_OK;
+}
+
+void pst_sst_reader_narrow(pst_sst_reader *r, uint64_t first_hash, uint64_t last_hash) {
+    r->first_hash = first_hash;
+    r->last_hash = last_hash;
+    begin_range(r);
 }
 
 /* A group's part of the rows of several. */
@@ -294,13 +321,13 @@ uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group) {
     uint64_t rows = 0;
     if (key_group < r->first_key_group || key_group > r->last_key_group)
         return 0;
-    for (size_t i = r->guide ? 0 : first_ref(r, key_group); !r->guide && i < r->n_refs; i++) {
+    for (size_t i = r->guide ? 0 : first_ref(r, key_group, 0); !r->guide && i < r->n_refs; i++) {
         const pst_sst_ref *ref = &r->refs[i];
         if (ref->first_key_group > key_group)
             break;
         rows += part_of(ref->puts, ref->first_key_group, ref->last_key_group);
     }
-    for (uint32_t i = r->guide ? first_segment(r, key_group) : 0;
+    for (uint32_t i = r->guide ? first_segment(r, key_group, 0) : 0;
          r->guide && i < r->guide->n_segments; i++) {
         const pst_guide_segment *segment = &r->guide->segments[i];
         if (segment->first_key_group > key_group)
@@ -351,7 +378,7 @@ static pst_status load_segment(pst_sst_reader *r) {
     r->segment_hash = pst_guide_last_hash(entries);
     r->n_refs = segment->blocks;
     r->next_segment++;
-    r->next_ref = first_ref(r, r->first_key_group);
+    r->next_ref = first_ref(r, r->first_key_group, r->first_hash);
     return PST_OK;
 }
 
@@ -492,6 +519,24 @@ static int has_rows(const pst_sst_reader *r, const pst_sst_ref *ref) {
     return r->block.deletes == ref->deletes && r->block.rows - r->block.deletes == ref->puts;
 }
 
+/* The first row of the block that is of this key group and hash, or behind them. */
+static uint32_t row_not_before(pst_sst_reader *r, int32_t key_group, uint64_t hash) {
+    uint32_t low = pst_sst_first_row(key_groups_of(r), r->block.rows, key_group);
+    uint32_t high = r->block.rows;
+    while (hash && low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (is_before(key_groups_of(r)[middle], hashes_of(r)[middle], key_group, hash))
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static int is_behind(const pst_sst_reader *r, int32_t key_group, uint64_t hash) {
+    return is_before(r->last_key_group, r->last_hash, key_group, hash);
+}
+
 static pst_status load_block(pst_sst_reader *r) {
     const pst_sst_ref *ref = &r->refs[r->next_ref];
     const uint8_t *raw = NULL;
@@ -509,7 +554,7 @@ static pst_status load_block(pst_sst_reader *r) {
     if (s)
         return s;
     r->next_ref++;
-    r->first_row = pst_sst_first_row(key_groups_of(r), r->block.rows, r->first_key_group);
+    r->first_row = row_not_before(r, r->first_key_group, r->first_hash);
     pst_sst_view_skip(&r->block, r->first_row);
     return PST_OK;
 }
@@ -520,12 +565,13 @@ static pst_status find_row(pst_sst_reader *r) {
         if (r->failed)
             return r->failed;
         if (r->next_ref < r->n_refs) {
-            if (r->refs[r->next_ref].first_key_group > r->last_key_group)
+            const pst_sst_ref *ref = &r->refs[r->next_ref];
+            if (is_behind(r, ref->first_key_group, ref->first_hash))
                 return PST_NOT_FOUND;
             r->failed = load_block(r);
         } else {
             pst_sst_ref next;
-            if (!has_more(r, &next) || next.first_key_group > r->last_key_group)
+            if (!has_more(r, &next) || is_behind(r, next.first_key_group, next.first_hash))
                 return PST_NOT_FOUND;
             r->failed = load_segment(r);
         }
@@ -534,7 +580,8 @@ static pst_status find_row(pst_sst_reader *r) {
             return r->failed;
         }
     }
-    return key_groups_of(r)[r->block.row] > r->last_key_group ? PST_NOT_FOUND : PST_OK;
+    uint32_t row = r->block.row;
+    return is_behind(r, key_groups_of(r)[row], hashes_of(r)[row]) ? PST_NOT_FOUND : PST_OK;
 }
 
 pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record) {
@@ -567,10 +614,11 @@ static int has_stretch(const pst_sst_reader *r) {
 
 /* Where the block's rows of the seeked range end. */
 static uint32_t end_of_range(pst_sst_reader *r) {
-    uint32_t end = r->block.rows;
+    if (r->last_hash != UINT64_MAX)
+        return row_not_before(r, r->last_key_group, r->last_hash + 1);
     return r->last_key_group < r->head.info.last_key_group
-               ? pst_sst_first_row(key_groups_of(r), end, r->last_key_group + 1)
-               : end;
+               ? row_not_before(r, r->last_key_group + 1, 0)
+               : r->block.rows;
 }
 
 pst_status pst_sst_reader_stretch(pst_sst_reader *r, pst_stretch *part) {

@@ -31,6 +31,10 @@ typedef struct pst_stretch {
     uint32_t rows;
 } pst_stretch;
 
+/* After a seek: of its first key group only rows of this hash or a larger one are read, and of its
+ * last one those up to `last_hash`. Blocks without such rows are not. */
+void pst_sst_reader_narrow(pst_sst_reader *r, uint64_t first_hash, uint64_t last_hash);
+
 /* Reads the rest of a block at once, if all of its rows put the same columns and none is an
  * element: their values are those at the same places of the view's columns. Otherwise part->rows is
  * 0, and the next row is to be read by itself. Valid until the next row is read. Statuses as

@@ -45,16 +45,19 @@ static inline int64_t pst_ttl_now(const pst_table *t, int32_t column) {
 }
 
 /* The time that a write leaves. */
-static inline int64_t pst_ttl_stamp(const pst_table *t, int32_t column) {
-    const pst_clock *c = &t->clock;
-    int64_t at = c->processing_ms, ahead = t->ttl[column].ahead_ms, stamp;
-    if (t->ttl[column].event_time)
+static inline int64_t pst_ttl_stamp_at(const pst_ttl *ttl, const pst_clock *c) {
+    int64_t at = c->processing_ms, ahead = ttl->ahead_ms, stamp;
+    if (ttl->event_time)
         at = c->event_ms > c->watermark_ms ? c->event_ms : c->watermark_ms;
     if (at == PST_NO_TIME)
         return at;
     if (__builtin_add_overflow(at, ahead, &stamp))
         stamp = ahead > 0 ? INT64_MAX : INT64_MIN;
     return stamp > PST_SHOWN_TIME ? stamp : PST_SHOWN_TIME + 1;
+}
+
+static inline int64_t pst_ttl_stamp(const pst_table *t, int32_t column) {
+    return pst_ttl_stamp_at(&t->ttl[column], &t->clock);
 }
 
 static inline int pst_ttl_expired_at(const pst_ttl *ttl, const pst_clock *clock, int64_t written) {

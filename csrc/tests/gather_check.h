@@ -41,6 +41,8 @@ typedef struct gather_sight {
     uint64_t rows;
     uint64_t cells;     /* values, items and entries */
     int64_t calls_left; /* before one fails; -1: none does */
+    int cuts;           /* in how many parts the files are read, but for one */
+    uint64_t random;
 } gather_sight;
 
 static inline void gather_world_of(const world *from, gather_world *w, int whole) {
@@ -231,8 +233,26 @@ static inline pst_status gather(gather_sight *x, gather_files *files) {
     const gather_world *w = x->w;
     x->rows = x->cells = 0;
     pst_expiry expiry = {w->ttl, w->now};
-    return pst_gather(files->readers, files->mapping, files->n, &w->schema,
-                      w->whole ? &expiry : NULL, w->max_parallelism, w->first, w->last, &io);
+    /* In parts that a key group and a hash cut. */
+    int32_t first = w->first;
+    pst_hashes hashes = {0, UINT64_MAX};
+    pst_status s = PST_OK;
+    for (int i = 0; !s && i < x->cuts; i++) {
+        int32_t last = first + (int32_t)(x->random % (uint64_t)(w->last - first + 1));
+        uint64_t hash = check_random(&x->random);
+        if (last == first && hash <= hashes.first)
+            continue;
+        hashes.last = hash - 1;
+        s = pst_gather(files->readers, files->mapping, files->n, &w->schema,
+                       w->whole ? &expiry : NULL, w->max_parallelism, first, last, &hashes, &io);
+        first = last;
+        hashes.first = hash;
+    }
+    hashes.last = UINT64_MAX;
+    return s ? s
+             : pst_gather(files->readers, files->mapping, files->n, &w->schema,
+                          w->whole ? &expiry : NULL, w->max_parallelism, first, w->last,
+                          x->cuts ? &hashes : NULL, &io);
 }
 
 #endif

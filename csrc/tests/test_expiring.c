@@ -13,6 +13,7 @@ enum { WORLDS = 200, EPOCHS = 10, ROWS = 30000 };
 /* What was there to leave out, and what was not left out. */
 static struct {
     uint64_t values, entries, runs, rows, lenient, shown, kept_runs, without, timers;
+    uint64_t stamped, stamped_entries, stamped_runs;
 } seen;
 
 /* ---- the model ------------------------------------------------------------------------------- */
@@ -41,6 +42,8 @@ typedef struct model {
     pst_cell key[PST_MAX_KEYS];
     uint8_t bytes[WORLD_KEY_COLUMNS][WORLD_KEY_TEXT];
     uint64_t dropped;
+    uint64_t stamped;
+    uint8_t run[1 << 20]; /* with times */
 } model;
 
 static int64_t time_of(const pst_record *r, int32_t i) {
@@ -58,6 +61,54 @@ static int run_is_hidden(const model *m, const pst_record *r, int32_t i) {
     while (pst_packed_next(&p, &item) == PST_OK)
         hidden &= p.timed && is_hidden(&m->expiry->ttl[i], &m->expiry->clock, item.time);
     return hidden;
+}
+
+/* The time that what has none gets. */
+static int64_t stamp(const model *m, int32_t i) {
+    const pst_ttl *ttl = &m->expiry->ttl[i];
+    const pst_clock *c = &m->expiry->clock;
+    if (!ttl->duration_ms)
+        return INT64_MIN;
+    int64_t at = ttl->event_time ? (c->event_ms > c->watermark_ms ? c->event_ms : c->watermark_ms)
+                                 : c->processing_ms;
+    return at == INT64_MIN ? at : at + ttl->ahead_ms;
+}
+
+static void stamp_value(model *m, pst_record *r, int32_t i, uint64_t *count) {
+    if (stamp(m, i) == INT64_MIN || time_of(r, i) != INT64_MIN)
+        return;
+    r->changed |= UINT64_C(2) << i;
+    r->present |= UINT64_C(2) << i;
+    r->cells[i + 1].word[0] = (uint64_t)stamp(m, i);
+    ++*count;
+    m->stamped++;
+}
+
+static void stamp_run(model *m, pst_record *r, int32_t i) {
+    const pst_column *c = &m->schema->states[i];
+    pst_type type = (pst_type)c->map_key;
+    pst_list_shape shape = {(uint16_t)(type == PST_FIXED ? c->width : pst_type_width(type)), 1};
+    pst_packed p;
+    pst_item item;
+    size_t size = 1;
+    uint64_t time = 0, stamped = 0;
+    if (stamp(m, i) == INT64_MIN)
+        return;
+    m->run[0] = pst_packed_head(1, shape.width);
+    REQUIRE(pst_packed_open(&p, &shape, r->cells[i].bytes) == PST_OK);
+    while (pst_packed_next(&p, &item) == PST_OK) {
+        if (!p.timed || item.time == INT64_MIN) {
+            item.time = stamp(m, i);
+            stamped++;
+        }
+        REQUIRE(size + item.size + 32 < sizeof m->run);
+        size += pst_packed_add(m->run + size, m->run[0], &time, &item);
+    }
+    if (!stamped)
+        return;
+    r->cells[i].bytes = (pst_bytes){m->run, (uint32_t)size};
+    seen.stamped_runs++;
+    m->stamped++;
 }
 
 /* Is the run of the list whose run was seen last? Notes that it is now. */
@@ -93,6 +144,9 @@ static int leave_out(model *m, pst_record *r) {
         seen.values++;
         seen.rows += !r->present;
     }
+    for (int32_t i = 0; !element && i < m->schema->n_states; i++)
+        if (m->schema->states[i].kind == PST_VALUE && r->present >> i & 1)
+            stamp_value(m, r, i, &seen.stamped);
     if (!element)
         return r->present != 0;
     int32_t i = __builtin_ctzll(r->changed);
@@ -111,10 +165,14 @@ static int leave_out(model *m, pst_record *r) {
         seen.kept_runs += (uint64_t)!gone;
     }
     m->dropped += (uint64_t)gone;
+    if (!gone && kind == PST_MAP)
+        stamp_value(m, r, i, &seen.stamped_entries);
+    else if (!gone)
+        stamp_run(m, r, i);
     return !gone;
 }
 
-/* Whether `got` is `all` without what has expired. */
+/* Whether `got` is `all` without what has expired, and with times. */
 static int is_model(const pst_expiry *expiry, memory_file *all, memory_file *got) {
     static pst_record want, found;
     pst_sst_reader *a = NULL, *b = NULL;
@@ -129,7 +187,7 @@ static int is_model(const pst_expiry *expiry, memory_file *all, memory_file *got
     same = same && CHECK_EQ(pst_sst_reader_next(b, &found), PST_NOT_FOUND);
     pst_sst_reader_close(a);
     pst_sst_reader_close(b);
-    if (!m.dropped) {
+    if (!m.dropped && !m.stamped) {
         seen.without++;
         same &= CHECK(all->size == got->size && !memcmp(all->data, got->data, got->size));
     }
@@ -212,7 +270,13 @@ static void run_world(uint64_t seed) {
             world_pass_time(w, t);
         REQUIRE(!w->failed);
         files[n++] = epoch_sealed(t, (uint64_t)e + 1);
+        uint64_t before = seen.stamped + seen.stamped_entries + seen.stamped_runs;
         memory_file base = expired_out(w, files, n, seed % 16 == 0 && e % 8 == 7);
+        if (seen.stamped + seen.stamped_entries + seen.stamped_runs > before) {
+            /* In the table it is swept later. */
+            file_free(&base);
+            base = epochs_merged(w, files, n, PST_BASE);
+        }
         check_loaded(w, t, &base, 1);
         if (n == EPOCHS || world_one_in(w, 4)) {
             epochs_free(files, n);
@@ -358,6 +422,66 @@ static void test_put_again(uint64_t whole) {
     free(w);
 }
 
+/* What was written before any time was known, and a run of a list that had no times at all. */
+static void test_without_times(pst_kind kind, pst_type items, int timed) {
+    world *w = small_world(PST_INT64, kind);
+    pst_cell one = {{1, 0}, {NULL, 0}}, text = {{7, 0}, {(const uint8_t *)"an item", 7}};
+    pst_ttl ttl[2] = {SMALL_TTL, {0}};
+    if (kind != PST_VALUE)
+        w->columns[0].map_key = (uint8_t)items;
+    if (kind == PST_LIST)
+        w->columns[0].type = items;
+    int32_t n_states = w->schema.n_states;
+    if (!timed)
+        w->schema.n_states = 1;
+    w->now = (pst_clock){PST_NO_TIME, PST_NO_TIME, PST_NO_TIME};
+    pst_table_options o = {.max_parallelism = w->max_parallelism,
+                           .last_key_group = w->last,
+                           .limit_bytes = WORLD_LIMIT};
+    pst_table *t = NULL;
+    REQUIRE(pst_table_open(&w->schema, &o, &t, NULL, NULL) == PST_OK);
+    if (timed)
+        REQUIRE(pst_table_set_ttl(t, 0, &ttl[0]) == PST_OK);
+    REQUIRE(pst_key_set(t, &one, 0) == PST_OK);
+    for (int i = 0; i < 3; i++) {
+        if (kind == PST_VALUE)
+            CHECK_EQ(pst_value_put(t, 0, &one), PST_OK);
+        else if (kind == PST_LIST)
+            CHECK_EQ(pst_list_add(t, 0, &text), PST_OK);
+        else
+            CHECK_EQ(pst_map_put(t, 0, &text, &one), PST_OK);
+    }
+    memory_file file = epoch_sealed(t, 1), first = {.calls_left = -1}, late = {.calls_left = -1};
+    pst_table_close(t);
+    w->schema.n_states = n_states;
+    for (int which = 0; which < 2; which++) {
+        static const int32_t columns[] = {0, 1};
+        memory_file *from = which ? &first : &file, *to = which ? &late : &first;
+        pst_expiry expiry = {ttl, {which ? 2500 : 2000, PST_NO_TIME, PST_NO_TIME}};
+        pst_sst_reader *reader = NULL;
+        pst_sst_writer *writer = NULL;
+        pst_schema *schema = NULL;
+        pst_io io = file_io(to, 0);
+        pst_file_info info = {
+            .kind = PST_BASE, .max_parallelism = w->max_parallelism, .last_key_group = w->last};
+        const int32_t *mapping = columns;
+        REQUIRE(file_open(from, &reader) == PST_OK);
+        REQUIRE(pst_schema_in_files(&w->schema, kind != PST_VALUE, &schema) == PST_OK);
+        REQUIRE(pst_sst_writer_create(schema, &info, &io, &writer) == PST_OK);
+        CHECK_EQ(pst_merge_expiring(&reader, &mapping, 1, &expiry, writer), PST_OK);
+        CHECK_EQ(pst_sst_writer_finish(writer, &info), PST_OK);
+        /* They live for half a second from the merge on. */
+        CHECK_EQ(info.rows != 0, !which);
+        pst_sst_writer_destroy(writer);
+        pst_file_schema_destroy(schema);
+        pst_sst_reader_close(reader);
+    }
+    file_free(&file);
+    file_free(&first);
+    file_free(&late);
+    free(w);
+}
+
 static void test_misuse(void) {
     world *w = world_create(3);
     memory_file out = {.calls_left = -1};
@@ -374,6 +498,14 @@ int main(int argc, char **argv) {
     uint64_t worlds = argc > 1 ? strtoull(argv[1], NULL, 10) : WORLDS;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     test_misuse();
+    for (int timed = 0; timed < 2; timed++) {
+        test_without_times(PST_VALUE, PST_INT64, timed);
+        test_without_times(PST_LIST, PST_INT64, timed);
+        test_without_times(PST_LIST, PST_STRING, timed);
+        test_without_times(PST_LIST, PST_INT16, timed);
+        test_without_times(PST_MAP, PST_INT64, timed);
+        test_without_times(PST_MAP, PST_STRING, timed);
+    }
     test_runs_between();
     test_put_again(1);
     test_put_again(512);
@@ -393,6 +525,7 @@ int main(int argc, char **argv) {
                 seen.kept_runs, seen.without, seen.timers);
     else
         CHECK(seen.values && seen.entries && seen.runs && seen.rows && seen.lenient && seen.shown &&
-              seen.kept_runs && seen.without && seen.timers);
+              seen.kept_runs && seen.without && seen.timers && seen.stamped &&
+              seen.stamped_entries && seen.stamped_runs);
     return check_report();
 }

@@ -131,6 +131,9 @@ static void compare(const gather_world *w, const world *of, memory_file *files, 
     gather_sight sight = {.w = w, .t = t, .calls_left = -1};
     CHECK_EQ(gather(&sight, &x), PST_OK);
     CHECK_EQ(sight.rows, rows_of(w, of, counted));
+    gather_sight cut = {.w = w, .calls_left = -1, .cuts = 4, .random = sight.rows + 1};
+    CHECK_EQ(gather(&cut, &x), PST_OK);
+    CHECK(cut.rows == sight.rows && cut.cells == sight.cells);
     pst_table_close(counted);
     if (w->whole) {
         gather_world timeless = *w;
@@ -228,7 +231,7 @@ static void test_items_between(void) {
             for (int i = 0; i < n; i++)
                 REQUIRE(file_open(&files[one ? 3 : i], &readers[i]) == PST_OK);
             CHECK_EQ(pst_gather(readers, NULL, n, &w->schema, &expiry, w->max_parallelism, w->first,
-                                w->last, &io),
+                                w->last, NULL, &io),
                      PST_OK);
             CHECK(x.rows == 1 && x.n == (late ? 1 : 2) && x.items[0] == 0 &&
                   (late || x.items[1] == 2));
@@ -279,9 +282,47 @@ static void test_many_rows(uint64_t apart) {
     pst_io io = {.ctx = &x, .block = add_up};
     pst_expiry expiry = {ttl, {2100, 0, 0}};
     CHECK_EQ(pst_gather(&reader, NULL, 1, &w->schema, &expiry, w->max_parallelism, w->first,
-                        w->last, &io),
+                        w->last, NULL, &io),
              PST_OK);
     CHECK(x.rows == want.rows && x.keys == want.keys && x.values == want.values);
+    pst_sst_reader_close(reader);
+    file_free(&file);
+    pst_table_close(t);
+    free(w);
+}
+
+/* One key group in parts of equal hashes: a file gives the rows of a part, and reads few others. */
+static void test_parts(uint32_t block_bytes) {
+    enum { ROWS = 20000, PARTS = 16 };
+    world *w = small_world(PST_INT64, PST_VALUE);
+    w->max_parallelism = 1;
+    w->first = w->last = 0;
+    pst_table *t = world_open(w, 0, 0, WORLD_LIMIT);
+    sum x = {0};
+    for (uint64_t i = 0; i < ROWS; i++) {
+        pst_cell key = {{i, 0}, {NULL, 0}};
+        REQUIRE(pst_key_set(t, &key, 0) == PST_OK && pst_value_put(t, 0, &key) == PST_OK);
+    }
+    pst_sealed *sealed = NULL;
+    pst_lineage l = lineage_of(1);
+    memory_file file = {.calls_left = -1};
+    pst_io out = file_io(&file, 0), io = {.ctx = &x, .block = add_up};
+    pst_file_info info;
+    REQUIRE(pst_table_seal(t, &l, &sealed) == PST_OK);
+    pst_sealed_guide(sealed, block_bytes);
+    REQUIRE(pst_sealed_write(sealed, &out, &info) == PST_OK);
+    pst_sealed_destroy(sealed);
+    pst_sst_reader *reader = NULL;
+    REQUIRE(file_open(&file, &reader) == PST_OK);
+    uint64_t opened = file.bytes_read;
+    for (uint64_t part = 0; part < PARTS; part++) {
+        pst_hashes hashes = {part << 60, (part << 60) + (UINT64_MAX >> 4)};
+        uint64_t before = x.rows;
+        CHECK_EQ(pst_gather(&reader, NULL, 1, &w->schema, NULL, 1, 0, 0, &hashes, &io), PST_OK);
+        CHECK(x.rows - before > ROWS / PARTS / 2 && x.rows - before < ROWS / PARTS * 2);
+    }
+    CHECK(!block_bytes || file.bytes_read - opened < 2 * file.size);
+    CHECK(x.rows == ROWS && x.keys == (uint64_t)ROWS * (ROWS - 1) / 2);
     pst_sst_reader_close(reader);
     file_free(&file);
     pst_table_close(t);
@@ -295,6 +336,8 @@ int main(int argc, char **argv) {
     uint64_t worlds = argc > 1 ? strtoull(argv[1], NULL, 10) : WORLDS;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     test_items_between();
+    test_parts(0);
+    test_parts(4096);
     for (uint64_t apart = 0; apart < 200; apart = apart * 3 + 1)
         test_many_rows(apart);
     for (uint64_t i = 0; i < worlds && !check_failed; i++) {

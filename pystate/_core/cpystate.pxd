@@ -448,10 +448,14 @@ cdef extern from "pystate.h" nogil:
 
     pst_status pst_merge_expiring(pst_sst_reader *const *readers, const int32_t *const *columns,
                                   int32_t n, const pst_expiry *expiry, pst_sst_writer *writer)
+    ctypedef struct pst_hashes:
+        uint64_t first
+        uint64_t last
+
     pst_status pst_gather(pst_sst_reader *const *readers, const int32_t *const *columns,
                           int32_t n, const pst_schema *schema, const pst_expiry *expiry,
                           int32_t max_parallelism, int32_t first_key_group,
-                          int32_t last_key_group, const pst_io *io)
+                          int32_t last_key_group, const pst_hashes *hashes, const pst_io *io)
 
     pst_status pst_reader_open(pst_table *table, const pst_schema *schema, const char *path,
                                pst_reader **reader, pst_detail *detail)

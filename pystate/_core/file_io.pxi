@@ -173,3 +173,14 @@ cdef int io_block(void *ctx, uint32_t rows, const pst_block_column *columns,
     except BaseException as error:
         io.error = error
         return 1
+
+
+cdef int io_count(void *ctx, uint32_t rows, const pst_block_column *columns,
+                  int32_t n) noexcept with gil:
+    cdef _Io io = <_Io> (<IoState *> ctx).io
+    try:
+        io.blocks.append((rows, []))
+        return 0
+    except BaseException as error:
+        io.error = error
+        return 1

@@ -384,8 +384,8 @@ cdef class _Sources:
 cdef class Expiry:
     """What has expired: as a table with these settings is told that it is so late.
 
-    A setting is (column, duration in milliseconds, event time, lenient), as `Table.set_ttl` takes
-    them. A time of None is unknown.
+    A setting is (column, duration in milliseconds, event time, lenient, ahead in milliseconds), as
+    `Table.set_ttl` takes them. A time of None is unknown.
     """
 
     cdef pst_expiry c
@@ -393,12 +393,13 @@ cdef class Expiry:
 
     def __init__(self, list settings not None, processing_ms, watermark_ms):
         memset(self.ttl, 0, sizeof(self.ttl))
-        for column, duration_ms, event_time, lenient in settings:
+        for column, duration_ms, event_time, lenient, ahead_ms in settings:
             if not 0 <= column < PST_MAX_STATES_:
                 raise errors.InvalidArgumentError(f"no state has the column {column}")
             self.ttl[<int32_t> column].duration_ms = duration_ms
             self.ttl[<int32_t> column].event_time = event_time
             self.ttl[<int32_t> column].lenient = lenient
+            self.ttl[<int32_t> column].ahead_ms = ahead_ms
         self.c.ttl = self.ttl
         self.c.clock.processing_ms = PST_NO_TIME if processing_ms is None else processing_ms
         self.c.clock.watermark_ms = PST_NO_TIME if watermark_ms is None else watermark_ms
@@ -412,8 +413,8 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
     """Merge open files, oldest first, into `out`; returns the new file's info tuple.
 
     `columns[f]` maps file f's states to the schema's. With `block_bytes` as in `Sealed.write`. With
-    `expiry`, whose columns are the schema's, a base has nothing that no reader sees any more. Deltas
-    behind it must be of tables with `set_whole_rows`.
+    `expiry`, whose columns are the schema's, a base has nothing that no reader sees any more, and
+    what has no time gets one. Deltas behind it must be of tables with `set_whole_rows`.
     """
     cdef _Io io = _Io(out, -1, name, budget)
     cdef pst_file_info info
@@ -449,29 +450,37 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
     return info_tuple(&info)
 
 
+cdef enum:
+    MOST_HASH = 0xFFFFFFFFFFFFFFFF
+
+
 def gather(list readers not None, list columns not None, Schema schema not None,
            int32_t max_parallelism, int32_t first_key_group, int32_t last_key_group,
-           str name not None, Budget budget=None, Expiry expiry=None):
+           str name not None, Budget budget=None, Expiry expiry=None, uint64_t first_hash=0,
+           uint64_t last_hash=MOST_HASH, bint counted=False):
     """Merge open files, oldest first, into rows: a list of (how many, columns).
 
     `columns[f]` maps file f's states to the schema's, which is a table's. A column is (how many,
     nulls, validity, offsets, values), in Arrow's layout. Those of the key come first, then those of
     each state: of a list its offsets and its items, of a map its offsets, its keys and its values;
     of times and timers none. With `expiry`, whose columns are the schema's, there is only what a
-    reader sees.
+    reader sees. Of the first key group only keys with `first_hash` or a larger one are there, of the
+    last one those up to `last_hash`. Where rows are only `counted` there are no columns.
     """
+    cdef pst_hashes hashes = pst_hashes(first=first_hash, last=last_hash)
     cdef _Io io = _Io(None, -1, name, budget)
     cdef _Sources sources
     cdef const pst_expiry *hidden = NULL if expiry is None else &expiry.c
     cdef pst_status status
     io.blocks = []
-    io.c.block = io_block
+    io.c.block = io_count if counted else io_block
     sources = _Sources(readers, columns)
     sources.begin()
     try:
         with nogil:
             status = pst_gather(sources.files, sources.mappings, sources.n, &schema.c, hidden,
-                                max_parallelism, first_key_group, last_key_group, &io.c)
+                                max_parallelism, first_key_group, last_key_group, &hashes,
+                                &io.c)
     finally:
         sources.end()
     sources.check(status, io, schema, budget)

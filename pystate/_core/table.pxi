@@ -497,6 +497,7 @@ cdef class Table:
             return False
         cdef bint had = self.has_key
         key = self.current_key() if had else None
+        cdef unsigned long turn = self.turn
         self.making_room = True
         try:
             made = self.on_no_room(keys, fully)
@@ -505,7 +506,21 @@ cdef class Table:
         self.ready()
         if had and not self.has_key:
             self.set_any_key(key)
+            # To whoever computes a value of the key nothing has happened.
+            self.turn = turn
         return made
+
+    def make_way(self, uint64_t keys, uint64_t bytes):
+        """Make room for so many rows whose values have so many bytes, if few rows fit any more."""
+        self.ready()
+        if self.on_no_room is not None:
+            self.watch_room(keys + bytes // self.row_bytes())
+
+    cdef uint64_t row_bytes(self) noexcept:
+        """About what one more row takes, if it is like those that are here."""
+        cdef pst_table_stats s
+        pst_table_get_stats(self.t, &s)
+        return s.row_size + 64 + s.block_bytes // max(s.keys, <uint64_t> 1)
 
     cdef uint64_t wanted_room(self, uint64_t keys, uint64_t here=0) noexcept:
         """So many rows should fit beside those that are here: an eighth of these, at least.
@@ -516,7 +531,7 @@ cdef class Table:
         cdef pst_table_stats s
         pst_table_get_stats(self.t, &s)
         cdef uint64_t value_bytes = s.block_bytes // max(s.keys, <uint64_t> 1)
-        cdef uint64_t row_bytes = s.row_size + 64 + value_bytes
+        cdef uint64_t row_bytes = self.row_bytes()
         keys += here * (s.row_size // 2 + value_bytes) // row_bytes
         return max(keys + ROOM_SLACK // row_bytes, s.keys // 8)
 

@@ -28,6 +28,7 @@ from pystate.errors import (
 )
 from pystate.state.columns import ELEMENT, TIMERS, VALUE, Column
 from pystate.state.evolution import ColumnChange, column_change, evolve_reader, refusal
+from pystate.state.expiring import Expiring
 from pystate.types.fills import fill_of
 from pystate.types.keys import KeyColumns, describe
 from pystate.types.state_type import StateType
@@ -101,7 +102,10 @@ class FileInfo(NamedTuple):
 
 
 class FileIdentity(Protocol):
-    """The expected properties of a file: a `FileInfo`, or a manifest's entry."""
+    """The expected properties of a file: a `FileInfo`, or a manifest's entry.
+
+    An entry's key groups are those for which the file counts.
+    """
 
     @property
     def kind(self) -> str: ...  # noqa: D102
@@ -109,6 +113,10 @@ class FileIdentity(Protocol):
     def id(self) -> str: ...  # noqa: D102
     @property
     def epoch(self) -> int: ...  # noqa: D102
+    @property
+    def first_key_group(self) -> int: ...  # noqa: D102
+    @property
+    def last_key_group(self) -> int: ...  # noqa: D102
     @property
     def file_bytes(self) -> int: ...  # noqa: D102
     @property
@@ -393,6 +401,7 @@ def merge_files(
     since: Mapping[str, int] = MappingProxyType({}),
     max_parallelism: int | None = None,
     block_bytes: int | None = None,
+    expiring: Expiring | None = None,
 ) -> FileInfo:
     """Merge state files into one, without a table and without the GIL.
 
@@ -422,6 +431,9 @@ def merge_files(
     block_bytes : int, optional
         The size of the new file's blocks, before compression: 4096 to 65536 for one with a guide,
         in which rows are found one by one, 0 for any other. By default the newest source's.
+    expiring : Expiring, optional
+        What a base leaves out, as it has expired. What has no time gets one. The deltas after such
+        a base must be of tables that write changed rows whole, as those on disk do.
 
     Returns
     -------
@@ -499,6 +511,7 @@ def merge_files(
             str(getattr(out, "name", out)),
             process_budget(),
             blocks,
+            None if expiring is None or kind == "delta" else expiring.among(target.states),
         )
         return FileInfo(*result)
 

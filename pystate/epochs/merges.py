@@ -59,6 +59,7 @@ from pystate.epochs.rescale import plan_rescale
 from pystate.epochs.retention import delete_files, merged_name
 from pystate.errors import AlreadyPublishedError, CheckpointError, PystateError
 from pystate.redaction import logger
+from pystate.state.expiring import Expiring
 
 _LOG = logger("pystate.epochs.merges")
 _Key = tuple[str, int, int]  # uid, first and last key group
@@ -528,6 +529,7 @@ def merge_range(
     given_up: threading.Event | None = None,
     note: Callable[[int], object] | None = None,
     block_bytes: int | None = None,
+    expiring: Expiring | None = None,
     destination: CheckpointStorage | None = None,
     shift: int = 0,
     max_parallelism: int | None = None,
@@ -584,6 +586,7 @@ def merge_range(
             since=since,
             max_parallelism=max_parallelism,
             block_bytes=block_bytes,
+            expiring=expiring,
         )
     return FileRef.from_info(output, info)
 

@@ -21,6 +21,7 @@ from pystate.base.memory import process_budget
 from pystate.checkpoint.state_files import OpenFile, claim
 from pystate.state.columns import Column, core_schema
 from pystate.state.declaration import State
+from pystate.state.expiring import Expiring
 from pystate.tables.below import PLAIN, Part, key_arrays, state_array
 from pystate.types.keys import KeyColumns
 
@@ -51,14 +52,9 @@ def merged_rows(
     """
     columns: list[Column] = []
     places: list[int] = []
-    settings = []
     for name, d in states.items():
         places.append(len(columns))
         columns += d.columns(name)
-        if d.ttl is not None:
-            kept_ms = d.ttl.duration_ms if d.reference_ms is None else d.reference_ms
-            lenient = d.ttl.visibility == "return_if_not_cleaned_up"
-            settings.append((places[-1], kept_ms, d.ttl.time == "event", lenient))
     readers, mappings = [], []
     for file in files:
         readers.append(file.reader)
@@ -71,7 +67,7 @@ def merged_rows(
         *key_groups,
         "the rows of several files",
         process_budget(),
-        core.Expiry(settings, *clock),
+        Expiring.of(states, *clock).among(columns),
     )
     kept = [columns[place] for place in places]
     return (_columns(parts, key, states, kept) for _, parts in batches)

@@ -207,8 +207,21 @@ class Objects(Protocol):
     def dirty(self) -> bool:
         """Whether any wait to be pickled."""
 
-    def flush(self, make_batch: Callable[[list[Any]], KeyBatch]) -> None:
-        """Pickle what was updated and write it to the core."""
+    def flush(
+        self,
+        make_batch: Callable[[list[Any]], KeyBatch],
+        make_way: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Pickle what was updated and write it to the core.
+
+        Before each piece `make_way` is told how many rows come, and how many bytes they have.
+        """
+
+    def write_early(self, write: Callable[[], None], most_bytes: int) -> None:
+        """Have `write` flush, in the middle of the epoch, whenever about so many bytes wait."""
+
+    def drop_read(self) -> None:
+        """Drop what is kept but does not wait: it is read anew. Operations under way go on."""
 
     def forget(self, keys: KeyBatch) -> None:
         """Drop the objects of keys that were deleted."""

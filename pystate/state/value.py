@@ -17,7 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pystate._core import core
-from pystate.errors import DeclarationError, InUseError, PystateError, WrongTypeError
+from pystate.errors import (
+    DeclarationError,
+    InUseError,
+    MemoryLimitError,
+    PystateError,
+    WrongTypeError,
+)
 from pystate.state.columns import Column, value_column
 from pystate.state.declaration import (
     MOST_TEXT_BYTES,
@@ -49,6 +55,8 @@ _IMMUTABLE = (type(None), bool, int, float, complex, str, bytes)
 _OPERATIONS = {ADD: "add", MIN: "min", MAX: "max"}
 #: Objects are written to the core in pieces of at most this many rows and bytes.
 _FLUSH_ROWS, _FLUSH_BYTES = 8192, 16 << 20
+#: So many objects of unknown size may wait where their bytes are limited.
+_FEW = 16
 
 _ABSENT: Any = type("_Absent", (), {"__slots__": ()})()
 
@@ -393,6 +401,9 @@ class ObjectHandle(ValueHandle):
         self._dirty: dict[Any, None] = {}
         self._drops = 0  # how often the kept objects were dropped
         self._flushing = False
+        self._write: Callable[[], None] | None = None
+        self._most_bytes = _FLUSH_BYTES
+        self._most = _FEW  # objects that wait before `_write` is called
 
     @property
     def objects(self) -> Objects:
@@ -428,10 +439,11 @@ class ObjectHandle(ValueHandle):
     def update(self, value: Any, /) -> None:
         """Store a value under the current key; None clears."""
         self._set(self.table.current_name(), value)
+        self._write_many()
 
     def clear(self) -> None:
         """Clear the current key's value."""
-        self._set(self.table.current_name(), None)
+        self.update(None)
 
     def values(self, keys: KeyBatch) -> list[Any]:
         """The keys' values; the default for an absent one."""
@@ -462,8 +474,11 @@ class ObjectHandle(ValueHandle):
         values = list(values)
         check_rows(values, len(names), f"state {self.name!r}")
         keys.check()
+        early = self._write is not None
         for name, value in zip(names, values, strict=True):
             self._set(name, value)
+            if early:
+                self._write_many()
 
     def clear_all(self, keys: KeyBatch) -> None:
         """Clear the keys' values."""
@@ -484,7 +499,25 @@ class ObjectHandle(ValueHandle):
         self._cache, self._dirty = {}, {}
         del gone
 
-    def flush(self, make_batch: Callable[[list[Any]], KeyBatch]) -> None:
+    def drop_read(self) -> None:
+        """Drop what is kept but does not wait: it is read anew. Operations under way go on."""
+        gone = self._cache
+        self._cache = {name: gone[name] for name in self._dirty}
+        del gone
+
+    def write_early(self, write: Callable[[], None], most_bytes: int) -> None:
+        """Have `write` flush, in the middle of the epoch, whenever about so many bytes wait."""
+        self._write, self._most_bytes = write, min(most_bytes, _FLUSH_BYTES)
+
+    def _write_many(self) -> None:
+        if self._write is not None and len(self._dirty) >= self._most:
+            self._write()
+
+    def flush(
+        self,
+        make_batch: Callable[[list[Any]], KeyBatch],
+        make_way: Callable[[int, int], None] | None = None,
+    ) -> None:
         """Pickle what was updated and write it to the core.
 
         `InUseError`: an object's class updated the state, or ended the epoch, while it was pickled.
@@ -498,12 +531,36 @@ class ObjectHandle(ValueHandle):
             for names, data in self._pickled():
                 if drops != self._drops:
                     raise self._disturbed_error("pickled")
-                with closing(make_batch(names)) as keys:
-                    values = pa.array(data, pa.binary())
-                    keys.put(self.column, reference(values, self.type))
-            self._dirty.clear()
+                values = pa.array(data, pa.binary())
+                self._put(names, values, make_batch, make_way)
+                # The next ones are likely to be as large as these.
+                fit = self._most_bytes * len(names) // values.nbytes
+                self._most = min(max(fit, _FEW), _FLUSH_ROWS)
         finally:
             self._flushing = False
+
+    def _put(
+        self,
+        names: list[Any],
+        values: pa.Array[Any],
+        make_batch: Callable[[list[Any]], KeyBatch],
+        make_way: Callable[[int, int], None] | None,
+    ) -> None:
+        if make_way is not None:
+            make_way(len(names), values.nbytes)
+        try:
+            with closing(make_batch(names)) as keys:
+                keys.put(self.column, reference(values, self.type))
+        except MemoryLimitError as error:
+            # The rows have other states, too.
+            if error.keys is None or len(names) <= 1:
+                raise
+            at = max(1, min(len(names) // 2, error.keys))
+            self._put(names[:at], values[:at], make_batch, make_way)
+            self._put(names[at:], values[at:], make_batch, make_way)
+        else:
+            for name in names:
+                del self._dirty[name]
 
     def _disturbed_error(self, how: str) -> InUseError:
         return InUseError(
@@ -522,7 +579,7 @@ class ObjectHandle(ValueHandle):
             names.append(name)
             data.append(packed)
             size += len(packed or b"")
-            if len(names) >= _FLUSH_ROWS or size >= _FLUSH_BYTES:
+            if len(names) >= _FLUSH_ROWS or size >= self._most_bytes:
                 yield names, data
                 names, data, size = [], [], 0
         if names:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -35,6 +36,7 @@ from pystate.errors import (
 )
 from pystate.state.columns import NAMESPACE, core_schema
 from pystate.state.declaration import State
+from pystate.state.handle import Objects
 from pystate.state.key_batch import KeyBatch, found_keys
 from pystate.state.operator_spec import OperatorSpec, declared_fills
 from pystate.tables.below import SCAN_ROWS
@@ -255,6 +257,10 @@ class KeyedStateBackend:
             Another declaration or a key column has the name, or the table is open already.
         """
         handle: H = self._states.register(name, declaration)
+        kept = self._states.handles[name].objects
+        if self.home == DISK and kept is not None:
+            limit_bytes = self._options.limit_bytes or 256 << 20
+            kept.write_early(partial(self._flush_one, kept), limit_bytes // 16)
         return handle
 
     @property
@@ -501,7 +507,7 @@ class KeyedStateBackend:
                 assert handle.ttl is not None
                 if clock[handle.ttl.time] != self._clock.get(handle.ttl.time):
                     # Pending objects were written, and kept ones were read, at the old time.
-                    handle.flush(self._batch_of)
+                    self._flush_one(handle)
                     handle.discard()
             self._clock = clock
         self._table.set_clock(processing_time, watermark, event_time)
@@ -525,6 +531,14 @@ class KeyedStateBackend:
         self._flush()
         for handle in self._states.timed_objects:
             handle.discard()
+        return self._sweep()
+
+    def _sweep(self) -> int:
+        """The same where objects may wait."""
+        if self._swept or not self._states.expires:
+            return 0
+        for handle in self._states.timed_objects:
+            handle.drop_read()
         gone = self._table.expire(max(_LEAST_EXPIRED, self._table.stats()[1] // _EXPIRED_PART))
         # A table that is not dirty is not sealed: the next epoch of an idle table scans on.
         self._swept = self.dirty
@@ -617,6 +631,8 @@ class KeyedStateBackend:
         if snapshot:
             # Never while files are applied: the removals would not be in any delta.
             self.expire()
+        # What objects are written to may be sealed as steps, on which this epoch is then built.
+        self._flush()
         if lineage is None:
             last = self._table.lineage(0)
             lineage = (EMPTY_LINEAGE if last is None else Lineage(*last)).next()
@@ -677,7 +693,7 @@ class KeyedStateBackend:
         first_key_group, last_key_group : int, optional
             Inclusive; by default the backend's range. Other blocks are not read.
         expected : FileInfo, optional
-            The expected content of the file.
+            The expected content of the file; its key groups alone are applied.
         allow_unclaimed_state : bool
             Whether states that are not declared are dropped.
         since : mapping of str to int, optional
@@ -704,6 +720,12 @@ class KeyedStateBackend:
         first, last = self.key_group_range
         first = first if first_key_group is None else first_key_group
         last = last if last_key_group is None else last_key_group
+        if expected is not None:
+            # A manifest's entry may count for a part of its file alone.
+            first = max(first, expected.first_key_group)
+            last = min(last, expected.last_key_group)
+            if first > last:
+                return 0
         with open_file(source, expected) as opened:
             reader = opened.reader
             columns = claim(
@@ -851,7 +873,11 @@ class KeyedStateBackend:
         ------
         StaleKeyBatchError
             The epoch has ended meanwhile.
+        InvalidArgumentError
+            Of a table on disk: what the epoch changed did not fit in memory, and some of it is in
+            files already, of which the table knows no keys.
         """
+        self.below.refuse_steps("changed")
         return self._rows(max_rows, changed=True)
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
@@ -861,7 +887,9 @@ class KeyedStateBackend:
         result, an object in pickled form. Defaults are not filled in. Epochs may be sealed while
         the batches are consumed: a row that exists all the time is returned once; a row that is
         added or removed meanwhile may be returned or not. Until the iterator ends or is dropped,
-        the table does not shrink.
+        the table does not shrink. On the heap reading counts as a use of values with a time to
+        live; of a table on disk whose rows lie in files values, lists and maps are given as they
+        were when it began, which is none, and what has expired is left out.
 
         Raises
         ------
@@ -870,6 +898,8 @@ class KeyedStateBackend:
         """
         if self.below.are_any:
             return self.below.batches()
+        if self.home == DISK:
+            return self.below.exported_all(self._rows(SCAN_ROWS, changed=False))
         return map(self.exported, self._rows(SCAN_ROWS, changed=False))
 
     def exported(self, keys: KeyBatch) -> pa.RecordBatch:
@@ -922,6 +952,16 @@ class KeyedStateBackend:
             yield from self.below.keys(max_rows)
             return
         self._flush()
+        batches = self._walked(max_rows, changed)
+        if changed or self.home != DISK:
+            yield from batches
+            return
+        # Rows must be able to leave while their keys are gone over, so these are taken before.
+        taken = [batch._columns() for batch in batches]
+        for columns in taken:
+            yield KeyBatch(self._table, columns, self._key_types())
+
+    def _walked(self, max_rows: int, changed: bool) -> Iterator[KeyBatch]:
         walk = core.Walk(self._table, changed)
         while True:
             batch = KeyBatch(self._table, None, self._key_types())
@@ -963,20 +1003,24 @@ class KeyedStateBackend:
     def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None:
         """End the open epoch under that name; return its changes if they are wanted.
 
-        With `goes_on` batches of keys stay valid.
+        With `goes_on` batches of keys stay valid, and objects that wait go on to wait.
         """
-        self._flush()
+        if not goes_on:
+            self._flush()
         sealed = self._table.seal(*name, wanted, goes_on)
-        self._discard()
+        if goes_on:
+            self._drop_read()
+        else:
+            self._discard()
         return sealed
 
     def _flush(self) -> None:
-        before = self._table.keep_room(True)
-        try:
-            for handle in self._states.objects:
-                handle.flush(self._batch_of)
-        finally:
-            self._table.keep_room(before)
+        for handle in self._states.objects:
+            self._flush_one(handle)
+
+    def _flush_one(self, handle: Objects) -> None:
+        # What does not fit beside the rows that changed may come after a step.
+        handle.flush(self._batch_of, self._table.make_way)
 
     def _batch_of(self, names: list[Any]) -> KeyBatch:
         spaces: list[Any] = []
@@ -993,7 +1037,13 @@ class KeyedStateBackend:
         ]
         return KeyBatch(self._table, arrays, self._key_types())
 
+    def _drop_read(self) -> None:
+        self._swept = False
+        for handle in self._states.objects:
+            handle.drop_read()
+
     def _discard(self) -> None:
         self._swept = False
+        self.below.ended()
         for handle in self._states.objects:
             handle.discard()

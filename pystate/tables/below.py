@@ -2,8 +2,8 @@
 
 A table on disk has some rows in memory, and all of them in the files of its last sealed epoch but
 for what changed since. So what asks for all rows merges these files, the changes being the newest,
-and leaves the table's memory alone. It goes by key groups, some at a time, so that it needs memory
-for these.
+and leaves the table's memory alone. It goes by key groups and hashes, some at a time, so that it
+needs memory for these.
 
 Thread safety: `FilesBelow` belongs to one thread at a time, the files that it shares with others to
 all; the functions have no state; the reads of a process are made once, under a lock.
@@ -14,9 +14,10 @@ from __future__ import annotations
 import io
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate, pairwise
+from math import ceil
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -35,6 +36,7 @@ from pystate.checkpoint.state_files import (
 from pystate.errors import CheckpointError
 from pystate.state.columns import LIST, MAP, VALUE, Column
 from pystate.state.declaration import State
+from pystate.state.expiring import Expiring
 from pystate.state.list import ListState
 from pystate.state.map import MapState
 from pystate.state.value import ValueState
@@ -47,8 +49,9 @@ PLAIN = (ValueState, ListState, MapState)
 
 #: Rows, nulls, validity, offsets, values.
 Part: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
-#: About so many rows are in memory at a time.
-SCAN_ROWS = 1 << 16
+#: About so many rows, or so many bytes of them, are in memory at a time.
+SCAN_ROWS, SCAN_BYTES = 1 << 16, 4 << 20
+_MOST_HASH = (1 << 64) - 1
 
 
 class FileBelow(NamedTuple):
@@ -199,50 +202,26 @@ def has_rows_of(opened: OpenFile, schema: FileSchema) -> bool:
 # ---- all rows -----------------------------------------------------------------------------------
 
 
-class Expiring(NamedTuple):
-    """How states expire, by their columns in the table, and what time it is."""
-
-    settings: list[tuple[int, int, bool, bool]]
-    processing_ms: int | None
-    watermark_ms: int | None
-
-    @classmethod
-    def of(
-        cls, states: Mapping[str, State[Any]], processing_ms: int | None, watermark_ms: int | None
-    ) -> Expiring:
-        """Of all states of a table, in the order of its columns."""
-        settings, at = [], 0
-        for name, declaration in states.items():
-            ttl, reference_ms = declaration.ttl, declaration.reference_ms
-            if ttl is not None:
-                kept_ms = ttl.duration_ms if reference_ms is None else reference_ms
-                lenient = ttl.visibility == "return_if_not_cleaned_up"
-                settings.append((at, kept_ms, ttl.time == "event", lenient))
-            at += len(declaration.columns(name))
-        return cls(settings, processing_ms, watermark_ms)
-
-    @property
-    def core(self) -> core.Expiry:
-        """The same for the core."""
-        return core.Expiry(list(self.settings), self.processing_ms, self.watermark_ms)
-
-
 def gathered(
     files: Sequence[tuple[core.FileReader, tuple[int, int]]],
     schema: core.Schema,
-    columns: int,
+    columns: Sequence[Column],
     max_parallelism: int,
     bounds: tuple[int, int],
     expiring: Expiring | None,
+    *,
+    most_bytes: int = SCAN_BYTES,
+    counted: bool = False,
 ) -> Iterator[tuple[int, list[Part]]]:
     """Merge files that have a table's columns, oldest first, into the rows of some key groups.
 
-    Yields how many rows, and the parts of all columns: those of the key, then of each state.
+    Yields how many rows, and the parts of all columns: those of the key, then of each state; none
+    where rows are only `counted`. About `most_bytes` of them are in memory at a time.
     """
-    expiry = None if expiring is None else expiring.core
-    mapping = list(range(columns))
-    for first, last in _pieces(files, bounds):
-        readers = [reader for reader, (low, high) in files if low <= first and last <= high]
+    expiry = None if expiring is None else expiring.among(columns)
+    mapping = list(range(len(columns)))
+    for first, last, low, high in _pieces(files, bounds, most_bytes):
+        readers = [reader for reader, groups in files if groups[0] <= first and last <= groups[1]]
         if not readers:
             continue
         yield from core.gather(
@@ -255,22 +234,39 @@ def gathered(
             "the rows of several files",
             process_budget(),
             expiry,
+            low,
+            high,
+            counted,
         )
 
 
 def _pieces(
-    files: Sequence[tuple[core.FileReader, tuple[int, int]]], bounds: tuple[int, int]
-) -> Iterator[tuple[int, int]]:
-    """Cut key groups so that each file counts for all of a piece, or none, and pieces are small."""
-    rows = sum(FileInfo(*reader.info()).rows for reader, _ in files)
-    groups = bounds[1] - bounds[0] + 1
-    step = max(1, groups * SCAN_ROWS // max(rows, 1))
+    files: Sequence[tuple[core.FileReader, tuple[int, int]]],
+    bounds: tuple[int, int],
+    most_bytes: int,
+) -> Iterator[tuple[int, int, int, int]]:
+    """Cut key groups so that each file counts for all of a piece, or none, and pieces are small.
+
+    A piece is a range of key groups, or of the hashes of one.
+    """
+    infos = [FileInfo(*reader.info()) for reader, _ in files]
+    # As if files had the same of each of their key groups.
+    parts = sum(
+        max(info.rows / SCAN_ROWS, info.raw_bytes / most_bytes)
+        / (info.last_key_group - info.first_key_group + 1)
+        for info in infos
+    )
+    step = max(1, int(1 / parts)) if parts else bounds[1] - bounds[0] + 1
     cuts = {bounds[0], bounds[1] + 1, *range(bounds[0], bounds[1] + 1, step)}
     for _, (first, last) in files:
         cuts |= {cut for cut in (first, last + 1) if bounds[0] < cut <= bounds[1]}
-    ordered = sorted(cuts)
-    for first, after in pairwise(ordered):
-        yield first, after - 1
+    hashes = [(at << 64) // ceil(parts) for at in range(ceil(parts) + 1)] if parts > 1 else []
+    for first, after in pairwise(sorted(cuts)):
+        if step > 1 or not hashes:
+            yield first, after - 1, 0, _MOST_HASH
+            continue
+        for low, high in pairwise(hashes):
+            yield first, first, low, high - 1
 
 
 def parts_before(columns: Sequence[Column]) -> list[int]:

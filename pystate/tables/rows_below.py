@@ -15,7 +15,7 @@ Thread safety: as the backend whose rows they are.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, BinaryIO, Protocol
 
@@ -38,12 +38,13 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import CheckpointError, InvalidArgumentError, LineageError, MemoryLimitError
 from pystate.state.columns import core_schema
 from pystate.state.declaration import State
+from pystate.state.expiring import Expiring
 from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import declared_fills
 from pystate.tables.below import (
     PLAIN,
+    SCAN_BYTES,
     SCAN_ROWS,
-    Expiring,
     FileBelow,
     FilesBelow,
     Part,
@@ -71,6 +72,11 @@ class Loading(Protocol):
     def load(self, source: Source, *, allow_unclaimed_state: bool, since: Mapping[str, int]) -> int:
         """See `KeyedStateBackend`."""
 
+    def set_clock(
+        self, *, processing_time: int | None, watermark: int | None, event_time: int | None
+    ) -> None:
+        """See `KeyedStateBackend`."""
+
     def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None: ...
 
 
@@ -95,12 +101,13 @@ class Owner(Protocol):
     def arrow_schema(self) -> pa.Schema: ...  # noqa: D102
 
     def open(self) -> None: ...  # noqa: D102
-    def expire(self) -> int: ...  # noqa: D102
     def exported(self, keys: KeyBatch) -> pa.RecordBatch: ...  # noqa: D102
     def _on_heap(self) -> AbstractContextManager[Loading]: ...
     def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None: ...
+    def _sweep(self) -> int: ...
     def _flush(self) -> None: ...
     def _discard(self) -> None: ...
+    def _drop_read(self) -> None: ...
     def _key_types(self) -> list[StateType]: ...
 
 
@@ -121,6 +128,8 @@ class RowsBelow:
         self._lineage = EMPTY_LINEAGE  # of the epoch that the wanted ones have
         self._file_schema: FileSchema | None = None
         self._may_step: Callable[[], None] | None = None
+        self._steps = 0  # of the open epoch
+        self._full = 0  # while there are fewer rows, none need to leave after a checkpoint
         self._say_files: Callable[[], Sequence[FileBelow]] | None = None
         if on_disk:
             self._table.on_room(self._make_room, self.place)
@@ -301,7 +310,8 @@ class RowsBelow:
     def merge(self, files: Sequence[Source], out: BinaryIO, lineage: Lineage) -> FileInfo:
         """Merge files, oldest first, into one in which the rows of this table are looked up.
 
-        It has the columns as they are declared now.
+        It has the columns as they are declared now. What has expired by now is left out, and what
+        has no time, as its state did not expire when it was written, lives from now on.
         """
         self._backend.open()
         own = written(self._table.changes())
@@ -320,6 +330,7 @@ class RowsBelow:
             last_key_group=last,
             since=declared_fills(self._backend.declarations),
             block_bytes=self._backend._options.guided_block_bytes,
+            expiring=self.expiring(),
         )
 
     def _rewritten(self, files: Sequence[Source], out: BinaryIO, lineage: Lineage) -> FileInfo:
@@ -329,6 +340,8 @@ class RowsBelow:
         list or map went.
         """
         with self._backend._on_heap() as table:
+            processing, event = self._times()
+            table.set_clock(processing_time=processing, watermark=event[0], event_time=event[1])
             for file in files:
                 table.load(
                     file,
@@ -353,20 +366,29 @@ class RowsBelow:
 
     def seal_step(self, lineage: Lineage) -> Snapshot:
         """As `seal`, in the middle of what the user sees as one epoch: key batches stay valid."""
-        self._backend.expire()
+        self._backend._sweep()
         sealed = self._backend._seal(lineage, wanted=True, goes_on=True)
         assert sealed is not None
+        self._steps += 1
         return Snapshot(sealed, self._backend._options.guided_block_bytes)
 
     def leave_room(self, keys: int) -> None:
-        """Let rows leave, if the table looks in files that have all of them, until so many fit."""
+        """Let rows leave, if the table looks in files that have all of them, until so many fit.
+
+        Where that did not suffice last time, as all rows are in use, it is tried again when as many
+        have come: each try looks at all rows.
+        """
         is_placed = self._placed is self._wanted and self._are_of_last_epoch()
-        if is_placed and self._table.room(keys)[0] < keys:
-            self._let_leave(keys)
+        rows = self._table.stats()[0]
+        if not is_placed or rows < self._full or self._table.room(keys)[0] >= keys:
+            return
+        self._full = 0
+        if self._let_leave(keys) and self._table.room(keys)[0] < keys:
+            self._full = self._table.stats()[0] + keys
 
     def _may_leave(self) -> bool:
         """Whether the files have all rows; the table then looks in them."""
-        if self._backend.dirty or not self.files or not self._are_of_last_epoch():
+        if self._table.dirty() or not self.files or not self._are_of_last_epoch():
             return False
         self.place()
         return True
@@ -384,7 +406,7 @@ class RowsBelow:
         return True
 
     def _make_room(self, keys: int, fully: bool) -> bool:
-        if self._may_step is not None and self._backend.dirty:
+        if self._may_step is not None and self._table.dirty():
             self._may_step()
         if not fully:
             return self._let_leave(keys)
@@ -393,7 +415,7 @@ class RowsBelow:
         if not self._may_leave():
             return False
         self._table.reopen(True)
-        self._backend._discard()
+        self._backend._drop_read()
         self._backend.open()
         return True
 
@@ -402,7 +424,9 @@ class RowsBelow:
             self._backend.key, self._backend.namespace, self._backend._states.columns
         )
 
-    def rows(self, expiring: Expiring | None) -> Iterator[tuple[int, list[Part]]]:
+    def rows(
+        self, expiring: Expiring | None, *, counted: bool = False
+    ) -> Iterator[tuple[int, list[Part]]]:
         """All rows in the files below and in memory, in parts, as `gathered` gives them."""
         self._backend._flush()
         self.place()
@@ -412,29 +436,36 @@ class RowsBelow:
             if self._table.dirty():
                 changes = opened.enter_context(open_file(written(self._table.changes())))
                 files.append((changes.reader, bounds))
-            columns = len(self._backend._states.columns)
+            limit_bytes = self._backend._options.limit_bytes or SCAN_BYTES * 4
             yield from gathered(
                 files,
                 self._core_schema(),
-                columns,
+                self._backend._states.columns,
                 self._backend.max_parallelism,
                 bounds,
                 expiring,
+                most_bytes=min(limit_bytes // 4, SCAN_BYTES),
+                counted=counted,
             )
 
-    def _expiring(self) -> Expiring:
-        processing = self._backend._clock.get("processing", (None,))
-        event = self._backend._clock.get("event", (None, None))
-        return Expiring.of(self._backend.declarations, processing[0], event[0])
+    def _times(self) -> tuple[int | None, tuple[int | None, ...]]:
+        """The clock: the processing time; the watermark and the event time."""
+        clock = self._backend._clock
+        return clock.get("processing", (None,))[0], clock.get("event", (None, None))
+
+    def expiring(self) -> Expiring:
+        """What has expired by now, for merges of the files into a base."""
+        processing, event = self._times()
+        return Expiring.of(self._backend.declarations, processing, event[0])
 
     def count(self) -> int:
         """How many keys there are that have not expired: O(rows)."""
-        return sum(rows for rows, _ in self.rows(self._expiring()))
+        return sum(rows for rows, _ in self.rows(self.expiring(), counted=True))
 
     def keys(self, most: int) -> Iterator[KeyBatch]:
         """All keys, in batches of as many as fit in memory; no more than `most`."""
         types = self._backend._key_types()
-        for rows, parts in self.rows(self._expiring()):
+        for rows, parts in self.rows(self.expiring()):
             arrays = key_arrays(iter(parts), types)
             at = 0
             while at < rows:
@@ -459,20 +490,24 @@ class RowsBelow:
         else:
             yield found
 
+    def exported_all(self, batches: Iterable[KeyBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of keys, as `KeyedStateBackend.exported` gives them, in parts that fit."""
+        for keys in batches:
+            yield from self._exported_in_parts(list(keys._columns()))
+
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows, as `KeyedStateBackend.to_batches` gives them."""
         if not all(type(d) in PLAIN for d in self._backend.declarations.values()) or any(
             type_.is_nested for type_ in self._backend._key_types()
         ):
-            for keys in self.keys(SCAN_ROWS):
-                yield from self._exported_in_parts(list(keys._columns()))
+            yield from self.exported_all(self.keys(SCAN_ROWS))
             return
         types = self._backend._key_types()
         places, at = {}, 0
         for name, declaration in self._backend.declarations.items():
             places[name] = at
             at += len(declaration.columns(name))
-        for _, parts in self.rows(self._expiring()):
+        for _, parts in self.rows(self.expiring()):
             given = iter(parts)
             arrays = key_arrays(given, types)
             for name, declaration in self._backend.declarations.items():
@@ -499,6 +534,18 @@ class RowsBelow:
         """Whether rows may lie in files alone."""
         self._backend.open()
         return not self._table.is_whole
+
+    def ended(self) -> None:
+        """The epoch, of which there may have been steps, was sealed or undone."""
+        self._steps = 0
+
+    def refuse_steps(self, what: str) -> None:
+        """Refuse what only a table can do that has all that the open epoch changed."""
+        if self._steps:
+            raise InvalidArgumentError(
+                f"{what}: some of what the epoch changed had to leave memory, and is in files; "
+                "seal the epoch more often, or raise limit_bytes"
+            )
 
     def refuse_return(self, back: int) -> None:
         """Refuse to return over so many sealed epochs where files have the last one."""

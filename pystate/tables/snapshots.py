@@ -275,7 +275,7 @@ class FilesReader(SealedReader):
             for _, parts in gathered(
                 opened,
                 self._schema,
-                len(self._columns),
+                self._columns,
                 self._max_parallelism,
                 self._bounds,
                 None,

@@ -12,8 +12,8 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -450,9 +450,21 @@ class KindsMachine(RuleBasedStateMachine):
                 kinds.append(driver.kind.clone(here, driver.kind.ttl))
             self.compare(other, kinds, self.timers_within(timers, rows), rows)
 
+    @contextmanager
+    def later(self, milliseconds: int) -> Iterator[None]:
+        """The clock has moved within the block."""
+        processing, watermark = self.clock.processing, self.clock.watermark
+        assert processing is not None
+        self.clock.processing = processing + milliseconds
+        self.clock.watermark = None if watermark is None else watermark + milliseconds
+        try:
+            yield
+        finally:
+            self.clock.processing, self.clock.watermark = processing, watermark
+
     @precondition(lambda self: self.files)
-    @rule(data=st.data())
-    def restore_with_other_times(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), later=st.sampled_from([39, 40, 640]))
+    def restore_with_other_times(self, data: st.DataObject, later: int) -> None:
         """Times to live are switched on, off and changed."""
         declarations: dict[str, ps.State] = {}
         kinds: list[Kind] = []
@@ -473,6 +485,11 @@ class KindsMachine(RuleBasedStateMachine):
                 kind.flush()
                 kind.sweep()
             self.compare(other, kinds, timers, self.rows)
+            for kind in kinds:
+                kind.flush()
+            with self.later(later):
+                self.clock.tell(other)
+                self.compare(other, kinds, timers, self.rows)
 
     def stored(self) -> World:
         """The last sealed epoch as it is in the files, which nobody hides without a clock."""

@@ -63,7 +63,7 @@ def merged(files: list[io.BytesIO], expiry: core.Expiry | None, kind: str = "bas
     return out
 
 
-SETTINGS = [(0, SECOND, False, False), (2, 2 * SECOND, False, False)]
+SETTINGS = [(0, SECOND, False, False, 0), (2, 2 * SECOND, False, False, 0)]
 
 
 def rows(file: io.BytesIO) -> list[dict[str, object]]:
@@ -103,6 +103,6 @@ def test_only_a_base_of_timed_states() -> None:
     with pytest.raises(InvalidArgumentError):
         merged(files, core.Expiry(SETTINGS, 8400, None), "delta")
     with pytest.raises(InvalidArgumentError):
-        merged(files, core.Expiry([(1, 5, False, False)], 8400, None))
+        merged(files, core.Expiry([(1, 5, False, False, 0)], 8400, None))
     with pytest.raises(InvalidArgumentError):
-        core.Expiry([(64, 5, False, False)], None, None)
+        core.Expiry([(64, 5, False, False, 0)], None, None)
