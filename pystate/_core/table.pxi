@@ -220,6 +220,7 @@ cdef class Table:
         self.int_key = len(schema.key_codecs) == 1 and codec.is_int
         self.spaced = 0 < schema.c.n_hashed < schema.c.n_keys
         self.least, self.most = codec.least, codec.most
+        self.below = not pst_table_is_whole(self.t)
         self.state = USABLE
         return created != 0
 
@@ -290,6 +291,7 @@ cdef class Table:
         finally:
             self.end()
         self.check(status)
+        self.below = not pst_table_is_whole(self.t)  # another process may have had rows leave
         self.state = USABLE
 
     # -- epochs

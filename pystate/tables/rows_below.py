@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
@@ -77,6 +77,7 @@ class Owner(Protocol):
     max_parallelism: int
     key_group_range: tuple[int, int]
     path: str | None
+    _file: str | None
     _table: core.Table
     _states: StateRegistry
     _options: TableOptions
@@ -109,6 +110,12 @@ class RowsBelow:
     """
 
     def __init__(self, backend: Owner, on_disk: bool) -> None:
+        #: Whether they may leave memory.
+        self.on_disk = on_disk
+        #: How many rows have left; whoever counts them says from when on.
+        self.left = 0
+        #: Whether a shared table was made anew, in another file; whoever asks says False then.
+        self.is_new_file = False
         self._backend = backend
         self._table = backend._table
         self.files: tuple[FileBelow, ...] = ()
@@ -153,9 +160,32 @@ class RowsBelow:
         self._begin_anew(lineage, bool(files), goes_on=False)
         self.set_files(files)
 
+    def begin(self, lineage: Lineage, files: Sequence[FileBelow]) -> None:
+        """The same of a table that was just made, and is empty."""
+        self._backend.open()
+        if files:
+            self._table.set_whole(False)
+        self._backend._seal(lineage, wanted=False)
+        self.set_files(files)
+
+    def keep(self) -> None:
+        """Have rows that came from files stay for whoever has the table next.
+
+        Otherwise they go with the open epoch, which has changed nothing.
+        """
+        last = self._table.lineage(0)
+        if not self._backend.dirty and self.files and last is not None:
+            self._backend._seal(Lineage(*last), wanted=False)
+
     def _begin_anew(self, lineage: Lineage | None, has_files: bool, *, goes_on: bool) -> None:
         """Make an empty table of that lineage; with `goes_on` batches of keys stay valid."""
         self.files, self._files_id, self._stack = (), None, None
+        self._backend.open()
+        if self._backend._file is not None:
+            # While its lock is held, so that whoever waits for the lock finds the new one.
+            with suppress(FileNotFoundError):
+                os.unlink(self._backend._file)
+        self.is_new_file = True
         self._table.reopen(goes_on)
         self._backend.open()
         clock = {"processing": (None,), "event": (None, None), **self._backend._clock}
@@ -201,10 +231,13 @@ class RowsBelow:
         files: Sequence[Source],
         expected: Sequence[FileIdentity | None],
         allow_unclaimed_state: bool = False,
+        since: Mapping[str, int] | None = None,
     ) -> int:
         """Check that this table can have the files' rows, as `load` does; count their records."""
         self._backend.open()
-        rows, since = 0, declared_fills(self._backend.declarations)
+        rows = 0
+        if since is None:
+            since = declared_fills(self._backend.declarations)
         for file, identity in zip(files, expected, strict=True):
             with open_file(file, identity) as opened:
                 claim(
@@ -227,11 +260,20 @@ class RowsBelow:
         with open_file(file) as opened:
             return has_rows_of(opened, self._file_schema)
 
-    def merge(self, files: Sequence[Source], out: BinaryIO, lineage: Lineage) -> FileInfo:
+    def merge(
+        self,
+        files: Sequence[Source],
+        out: BinaryIO,
+        lineage: Lineage,
+        since: Mapping[str, int] | None = None,
+    ) -> FileInfo:
         """Merge files, oldest first, into one in which the rows of this table are looked up.
 
-        It has the columns as they are declared now.
+        It has the columns as they are declared now. `since` is that of `merge_files`, by default
+        what the declarations say.
         """
+        if since is None:
+            since = declared_fills(self._backend.declarations)
         self._backend.open()
         own = written(self._table.changes())
         with open_file(own) as opened:
@@ -239,7 +281,7 @@ class RowsBelow:
         for file in files:
             with open_file(file) as opened:
                 if len(file_schema(opened.reader).keys) > len(schema.keys):
-                    return self._rewritten(files, out, lineage)
+                    return self._rewritten(files, out, lineage, since)
         first, last = self._backend.key_group_range
         return merge_files(
             [*files, own],
@@ -247,11 +289,17 @@ class RowsBelow:
             lineage=lineage,
             first_key_group=first,
             last_key_group=last,
-            since=declared_fills(self._backend.declarations),
+            since=since,
             block_bytes=self._backend._options.guided_block_bytes,
         )
 
-    def _rewritten(self, files: Sequence[Source], out: BinaryIO, lineage: Lineage) -> FileInfo:
+    def _rewritten(
+        self,
+        files: Sequence[Source],
+        out: BinaryIO,
+        lineage: Lineage,
+        since: Mapping[str, int],
+    ) -> FileInfo:
         """The same through a table in memory; returns a delta of all rows.
 
         A merge keeps the column of elements, which this table's files do not have, since the last
@@ -259,11 +307,7 @@ class RowsBelow:
         """
         with self._backend._on_heap() as table:
             for file in files:
-                table.load(
-                    file,
-                    allow_unclaimed_state=True,
-                    since=declared_fills(self._backend.declarations),
-                )
+                table.load(file, allow_unclaimed_state=True, since=since)
             sealed = table._seal(lineage, wanted=True)
             assert sealed is not None
             with Snapshot(sealed, self._backend._options.guided_block_bytes) as snapshot:
@@ -298,7 +342,8 @@ class RowsBelow:
         # Twice as many as are wanted, so that it is not soon to be done again.
         _, rows, size_bytes = self._table.room(2 * keys)
         self._table.set_whole(False)
-        self._table.leave(max(rows, min(2 * keys, self._table.stats()[0] // 2)), size_bytes)
+        wanted = max(rows, min(2 * keys, self._table.stats()[0] // 2))
+        self.left += self._table.leave(wanted, size_bytes)[0]
         return True
 
     def _make_room(self, keys: int, fully: bool) -> bool:
@@ -412,6 +457,12 @@ class RowsBelow:
             self._backend.declarations,
             namespace=self._backend.namespace,
         )
+
+    @property
+    def looked_up(self) -> int:
+        """How many keys were looked for in the files that are set."""
+        stats = self._table.stack_stats()
+        return 0 if stats is None else int(stats[0])
 
     @property
     def are_any(self) -> bool:

@@ -48,9 +48,9 @@ from pystate.spark.tasks.delta import DeltaWriter, HeldPlan, Target, Written, he
 from pystate.spark.tasks.parquet_file import ParquetFile, SideFiles, part_name
 from pystate.spark.tasks.table_move import executor_home, move_table
 from pystate.state.operator_spec import OperatorSpec
-from pystate.tables.attach import Attachment, tables
+from pystate.tables.attach import Attachment, private_table, tables
 from pystate.tables.options import TableOptions
-from pystate.tables.recovery import TableSpec, private_table
+from pystate.tables.recovery import TableSpec
 from pystate.tables.upkeep import note_use, remove_outdated
 
 if TYPE_CHECKING:
@@ -146,6 +146,8 @@ class OperatorPlan:
     """Whether each epoch replaces the state, so that a range with state has work without rows."""
     invalid: Mapping[str, InvalidRule] = field(default_factory=dict)
     """What becomes of the invalid rows of each input."""
+    tables_of_host: int = 1
+    """Among how many tables a host divides its memory, if they are on disk."""
     markers: bool = True
     """Whether a marker row announces each range. It may be False if no range has work without
     rows."""
@@ -219,6 +221,7 @@ class OperatorPlan:
             query=self.query,
             held=self.held_files(state),
             heartbeat=go_on,
+            tables_of_host=self.tables_of_host,
         )
         note_use(spec.home, self.storage.local_path("job.json"), self.term)
         return spec
@@ -467,6 +470,9 @@ class RangeTask:
             stats = self.backend.stats()
             self.metrics["keys"] = stats.keys
             self.metrics["state_bytes"] = stats.committed_bytes
+            if self.backend.below.on_disk:
+                self.metrics["rows_looked_up"] = self.backend.below.looked_up
+                self.metrics["rows_left"] = self.backend.below.left
             self.release()
         late = invalid = 0
         if self._context is not None:
