@@ -516,8 +516,8 @@ cdef class Table:
             f"{max(keys, 0)} of the first ones would; pass fewer keys at a time, or raise "
             "limit_bytes" + ("" if could_make else
                              ". Rows leave memory only when files have what changed of them: a "
-                             "store sees to that, and of a backend whoever writes its snapshots "
-                             "and calls below.set_files"))
+                             "store sees to that, a job does between two epochs, and of a backend "
+                             "whoever writes its snapshots and calls below.set_files"))
         error.keys = max(keys, 0)
         raise error
 

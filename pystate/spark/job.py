@@ -99,9 +99,10 @@ class Job(PipelineContext):
         table that outgrows ``/dev/shm`` or the folder moves to the local directory, and from there
         to the heap, for as long as the executor lives. Its epoch is computed again.
         ``"disk"``: rows lie in the checkpoint's files, which are in a folder that all hosts see,
-        and those that were used last are in ``/dev/shm``, too. So state may be larger than memory;
-        what one epoch changes of a range must fit. The keys of operators with timers, and so of
-        windows by time, are all in memory. It may differ from start to start.
+        and those that were used last are in ``/dev/shm``, too. So state may be larger than memory.
+        The rows that an epoch changes of a range have to fit if its operator is an aggregation, a
+        window or `top`. The keys of operators with timers, and so of windows by time, are all in
+        memory. It may differ from start to start.
     max_evaluations : int
         How often an epoch may be computed before its failure fails the job.
     max_clock_step : str, timedelta or int

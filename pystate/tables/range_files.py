@@ -42,6 +42,7 @@ from pystate.tables.below import FileBelow
 from pystate.tables.recovery import TableSpec
 
 _NAME = re.compile(r"(\d{5,})-(\d{5,})-[0-9a-f]+\.base")
+_BELOW = "below"
 _MOST_KNOWN = 1 << 16
 #: Whether rows of a table can be looked up in a file: by its path and checksum, the table's schema,
 #: and how the file system knows the file.
@@ -99,7 +100,7 @@ def _below(
         FileBelow(path, *ref.bounds)
         for path, ref in zip(paths[merged:], refs[merged:], strict=True)
     ]
-    folder = _folder(spec)
+    folder = local_folder(spec, _BELOW)
     if not merged:
         _remove_others(folder, base, None)
         return files
@@ -160,7 +161,7 @@ def _merged(
     text = json.dumps([spec.operator.fingerprint(base.since), spec.options.block_bytes, parts])
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     name = f"{base.first_key_group:05d}-{base.last_key_group:05d}-{digest}.base"
-    folder = LocalStorage(_folder(spec))
+    folder = LocalStorage(local_folder(spec, _BELOW))
     if folder.exists(name):
         return name
     if spec.heartbeat is not None:
@@ -191,11 +192,11 @@ def _merged(
     return name
 
 
-def _folder(spec: TableSpec) -> str:
-    """Where an operator's merged files are: on a disk, and freed with the executor's tables."""
+def local_folder(spec: TableSpec, kind: str) -> str:
+    """Where an operator's files of a kind are: on a disk, and freed with the executor's tables."""
     folders = spec.home.folders
     parent = os.path.join(folders[-1], spec.home.application) if folders else _own_folder()
-    return os.path.join(parent, "below", uid_folder(spec.operator.uid))
+    return os.path.join(parent, kind, uid_folder(spec.operator.uid))
 
 
 @lru_cache(maxsize=1)

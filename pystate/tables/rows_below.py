@@ -114,6 +114,9 @@ class RowsBelow:
         self.on_disk = on_disk
         #: How many rows have left; whoever counts them says from when on.
         self.left = 0
+        #: Whether the table was sealed in the middle of the epoch, as whoever does that says: what
+        #: changed before is not known to be of the epoch.
+        self.stepped = False
         #: Whether a shared table was made anew, in another file; whoever asks says False then.
         self.is_new_file = False
         self._backend = backend
@@ -313,7 +316,7 @@ class RowsBelow:
             with Snapshot(sealed, self._backend._options.guided_block_bytes) as snapshot:
                 return snapshot.write(out)
 
-    def step_by(self, step: Callable[[], None]) -> None:
+    def step_by(self, step: Callable[[], None] | None) -> None:
         """Have `step` called where rows have to leave and the open epoch has changes.
 
         It seals under another name by `seal_step`, makes that durable and calls `set_files`.

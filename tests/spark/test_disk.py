@@ -89,8 +89,10 @@ def test_state_is_several_times_the_memory(
     monkeypatch: pytest.MonkeyPatch,
     reports: list[dict[str, Any]],
 ) -> None:
-    """Rows leave and come back, workers die, and nothing differs from a recomputation."""
-    job = make_job(table_home="disk", memory_limit_bytes=2 * MIB)
+    """Rows leave and come back, within epochs, too, workers die, and nothing differs from a
+    recomputation.
+    """
+    job = make_job(table_home="disk", memory_limit_bytes=MIB)
     flags = {point: tmp_path / point for point in POINTS}
     for epoch in range(1, EPOCHS + 1):
         with monkeypatch.context() as patch:
@@ -103,6 +105,7 @@ def test_state_is_several_times_the_memory(
     check(job, EPOCHS)
     assert all(flag.exists() for flag in flags.values())
     assert sum(report["rows_left"] for report in reports) > 5000
+    assert sum(report["steps"] for report in reports) > 2
     assert sum(report["rows_looked_up"] for report in reports) > 5000
     last = [report for report in reports if report["epoch"] == EPOCHS]
     assert 0 < sum(report["keys"] for report in last) < len(model_after(EPOCHS)) * 3 // 4

@@ -45,6 +45,8 @@ class Operator(ABC):
     It is made from what is pickled for the workers; all else comes with `open`.
     """
 
+    #: Whether it asks its backend at the end which keys the epoch has changed.
+    asks_for_changed: ClassVar[bool] = False
     #: What a task reports that had neither rows nor anything else to do.
     idle_metrics: ClassVar[Mapping[str, int]] = MappingProxyType({})
 
