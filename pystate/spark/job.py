@@ -100,9 +100,8 @@ class Job(PipelineContext):
         to the heap, for as long as the executor lives. Its epoch is computed again.
         ``"disk"``: rows lie in the checkpoint's files, which are in a folder that all hosts see,
         and those that were used last are in ``/dev/shm``, too. So state may be larger than memory.
-        The rows that an epoch changes of a range have to fit if its operator is an aggregation, a
-        window or `top`. The keys of operators with timers, and so of windows by time, are all in
-        memory. It may differ from start to start.
+        The keys of operators with timers, and so of windows by time, are all in memory. It may
+        differ from start to start.
     max_evaluations : int
         How often an epoch may be computed before its failure fails the job.
     max_clock_step : str, timedelta or int

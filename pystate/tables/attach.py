@@ -427,6 +427,8 @@ def _catch_up(
 ) -> Attachment | None:
     """Bring a table to the base by undoing and catching up; None if only a restore helps."""
     on_disk = backend.below.on_disk
+    if on_disk and base.id == EMPTY_ID and backend.below.are_any:
+        return None  # a task that failed had rows leave
     if base.sources and backend.lineage() == EMPTY_LINEAGE:
         return None
     for back in range(_UNDO_WINDOW):

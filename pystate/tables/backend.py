@@ -851,8 +851,8 @@ class KeyedStateBackend:
         StaleKeyBatchError
             The epoch has ended meanwhile.
         """
-        if self.below.stepped:
-            raise InvalidArgumentError("changed: the epoch's changes have partly left memory")
+        if self.below.changed is not None:
+            return self.below.changed(max_rows)
         return self._rows(max_rows, changed=True)
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:

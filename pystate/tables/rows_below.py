@@ -114,9 +114,9 @@ class RowsBelow:
         self.on_disk = on_disk
         #: How many rows have left; whoever counts them says from when on.
         self.left = 0
-        #: Whether the table was sealed in the middle of the epoch, as whoever does that says: what
-        #: changed before is not known to be of the epoch.
-        self.stepped = False
+        #: Which keys the epoch has changed, in batches of so many, if the table was sealed in the
+        #: middle of it, and so does not know that itself. Whoever does that says it.
+        self.changed: Callable[[int], Iterator[KeyBatch]] | None = None
         #: Whether a shared table was made anew, in another file; whoever asks says False then.
         self.is_new_file = False
         self._backend = backend

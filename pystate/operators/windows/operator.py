@@ -48,7 +48,7 @@ class WindowOperator(Operator):
     (`partial_slices`).
     """
 
-    asks_for_changed = True
+    may_step = False
 
     def __init__(
         self, spec: WindowSpec, late_tag: str | None = None, *, combined: bool = False

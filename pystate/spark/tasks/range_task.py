@@ -286,6 +286,8 @@ class RangeTask:
         self._sealed_id: str | None = None
         #: Whether the table may be sealed before the end, so that rows leave that have changed.
         self.may_step = True
+        #: Whether the keys that change are asked for at the end.
+        self.notes_changed = False
         self._steps: TaskSteps | None = None
 
     @property
@@ -349,6 +351,7 @@ class RangeTask:
                     self.backend,
                     os.path.join(local_folder(self._spec, "steps"), f"{first:05d}-{last:05d}"),
                     Lineage(bytes(16), bytes.fromhex(self.state.id), plan.epoch, plan.query),
+                    notes_changed=self.notes_changed,
                 )
                 self.backend.below.step_by(self._steps.take)
             self._context = plan.context(self.state, self.backend, self.write_side)

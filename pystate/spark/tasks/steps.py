@@ -22,21 +22,29 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import pyarrow as pa
 
 from pystate.checkpoint.size_tiers import newest_similar
-from pystate.checkpoint.state_files import FileInfo, Lineage, merge_files
+from pystate.checkpoint.state_files import EMPTY_LINEAGE, FileInfo, Lineage, merge_files
+from pystate.errors import CheckpointError, InvalidArgumentError, NoSpaceError
+from pystate.state.key_batch import KeyBatch
+from pystate.state.value import ValueState
+from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow
 from pystate.tables.host import process_start
+from pystate.tables.options import DISK, LEAST_ON_DISK
 
 if TYPE_CHECKING:
-    from pystate.tables.backend import KeyedStateBackend
     from pystate.tables.snapshots import Snapshot
 
 #: So many files of similar size are merged into one.
 _SIMILAR = 4
+#: So many keys are noted at a time.
+_NOTED_ROWS = 1 << 12
 
 
 class _Step(NamedTuple):
@@ -48,11 +56,21 @@ class TaskSteps:
     """The steps of one task.
 
     `folder` is that of all tasks of the range, `lineage` the name of the epoch that the task makes,
-    without an id, and `bounds` are the range's key groups.
+    without an id. With `notes_changed` the backend can be asked which keys the task has changed,
+    but for some that it deleted.
     """
 
-    def __init__(self, backend: KeyedStateBackend, folder: str, lineage: Lineage) -> None:
+    def __init__(
+        self,
+        backend: KeyedStateBackend,
+        folder: str,
+        lineage: Lineage,
+        *,
+        notes_changed: bool = False,
+    ) -> None:
         self._backend = backend
+        self._notes_changed = notes_changed
+        self._noted: _NotedKeys | None = None
         self._parent = folder
         self._folder: str | None = None
         #: The epoch's name, with the id of the last step, or of the base.
@@ -77,12 +95,21 @@ class TaskSteps:
         """Seal what the table has changed so far, and have it below the table."""
         below = self._backend.below
         name = self.lineage._replace(id=uuid.uuid4().bytes, parent=self._last)
+        if self._notes_changed:
+            if self._noted is None:
+                self._noted = _NotedKeys(self._backend, self._parent)
+            self._noted.note()
         self.rows += self._backend.stats().changed_rows
         self.taken += 1
         snapshot = below.seal_step(name)
         self._last = name.id
         try:
             own = self._written(snapshot.write)
+        except NoSpaceError as error:
+            raise CheckpointError(
+                f"operator {self._backend.uid!r}: the epoch changes more rows than fit in memory, "
+                f"and there is no room for them on the executor's disk, in {self._parent}"
+            ) from error
         finally:
             snapshot.close()
         first = newest_similar([step.size_bytes for step in self._steps], own.size_bytes, _SIMILAR)
@@ -93,7 +120,7 @@ class TaskSteps:
         self.looked_up += below.looked_up
         bounds = self._backend.key_group_range
         below.set_files([*self._below, *(FileBelow(step.path, *bounds) for step in self._steps)])
-        below.stepped = True
+        below.changed = self._changed
         for step in tail:
             if step is not own:
                 os.unlink(step.path)
@@ -125,11 +152,22 @@ class TaskSteps:
     def close(self) -> None:
         """Remove the files. Does nothing the second time."""
         self._backend.below.step_by(None)
-        self._backend.below.stepped = False
+        self._backend.below.changed = None
+        noted, self._noted = self._noted, None
+        if noted is not None:
+            noted.close()
         folder, self._folder = self._folder, None
         self._steps.clear()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _changed(self, most: int) -> Iterator[KeyBatch]:
+        if self._noted is None:
+            raise InvalidArgumentError(
+                f"operator {self._backend.uid!r}: which keys the epoch has changed is not known, "
+                "since some have left memory"
+            )
+        return self._noted.all(most)
 
     def _written(self, write: Callable[[BinaryIO], FileInfo]) -> _Step:
         path = os.path.join(self._own_folder(), f"{uuid.uuid4().hex}.delta")
@@ -146,6 +184,49 @@ class TaskSteps:
             self._folder = os.path.join(self._parent, name)
             os.mkdir(self._folder, 0o700)
         return self._folder
+
+
+class _NotedKeys:
+    """Which keys a table has changed in an epoch, in a table on disk of their own."""
+
+    def __init__(self, backend: KeyedStateBackend, folder: str) -> None:
+        self._of = backend
+        self._name = "changed"
+        while self._name in dict(backend.key):
+            self._name += "_"
+        self._keys = KeyedStateBackend(
+            backend.key,
+            states={self._name: ValueState("boolean")},
+            max_parallelism=backend.max_parallelism,
+            key_group_range=backend.key_group_range,
+            namespace=None if backend.namespace is None else backend.namespace.arrow,
+            home=DISK,
+            limit_bytes=max(backend._options.limit_bytes // 8, LEAST_ON_DISK),
+            uid=f"{backend.uid}, the keys that have changed",
+        )
+        self._keys.open()
+        self._steps = TaskSteps(self._keys, folder, EMPTY_LINEAGE)
+        self._keys.below.step_by(self._steps.take)
+
+    def note(self) -> None:
+        """Note what has changed since the last call."""
+        for keys in self._of._rows(_NOTED_ROWS, changed=True):
+            self._keys[self._name].update_all(self._keys.keys(*_names(keys, self._of)), True)
+
+    def all(self, most: int) -> Iterator[KeyBatch]:
+        """All of them, each once."""
+        self.note()
+        for keys in self._keys.existing(most):
+            yield self._of.keys(*_names(keys, self._of))
+
+    def close(self) -> None:
+        """Forget them."""
+        self._steps.close()
+        self._keys.close()
+
+
+def _names(keys: KeyBatch, backend: KeyedStateBackend) -> tuple[list[pa.Array[Any]], Any]:
+    return keys.key_arrays(), None if backend.namespace is None else keys.namespaces()
 
 
 class SteppedChanges:

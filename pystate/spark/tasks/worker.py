@@ -119,7 +119,7 @@ class _Run:
         self._began_ns = time.perf_counter_ns()
         self._held: deque[Any] = deque()
         self.writer: DeltaWriter | None = None
-        task.may_step = not operator.asks_for_changed
+        task.may_step, task.notes_changed = operator.may_step, operator.asks_for_changed
         task.metrics.update(operator.idle_metrics)
 
     def process(self, arrived: Iterable[Arrived]) -> Iterator[Any]:

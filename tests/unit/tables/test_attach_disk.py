@@ -154,6 +154,10 @@ def test_a_batch_that_does_not_fit_says_how_much_does(worker: MakeWorker) -> Non
     assert 0 < (caught.value.keys or 0) < 100_000
     # The table was made anew for it, which whoever has it next does not notice.
     assert one.read() == model
+    made = one.attachment.backend
+    one.release()
+    assert one.attach(base)[0] == "current"
+    assert one.attachment.backend is made
     one.release()
     other = worker()
     for each in (one, other, one):
@@ -212,12 +216,23 @@ def test_other_columns_are_merged_first(worker: MakeWorker) -> None:
     less.add({5: 1})
     base = after(base, less.seal(5))
     less.release()
-    base = dataclasses.replace(base, since=(("more", 6),))
-    anew = worker(states={**STATES, "more": ValueState("long", default=5)})
-    anew.attach(base)
-    keys = anew.attachment.backend.keys(pa.array([0, 1], pa.int64()))
-    assert anew.attachment.backend["more"].values(keys).to_pylist() == [5, 5]
-    assert anew.read() == {**model, 5: model[5] + 1}
+    assert less.attach(base)[0] == "current"
+    assert less.read() == {**model, 5: model[5] + 1}
+
+
+def test_a_state_that_was_dropped_does_not_come_back(worker: MakeWorker) -> None:
+    """Its name and type are those of a new one."""
+    more = worker(states={**STATES, "more": ValueState("long", default=5)})
+    more.attach(EMPTY)
+    more.add({0: 3, 1: 4})
+    backend = more.attachment.backend
+    backend["more"].update_all(backend.keys(pa.array([0, 1], pa.int64())), 9)
+    base = after(EMPTY, more.seal(1))
+    more.release()
+    more.attach(dataclasses.replace(base, since=(("more", 2),)))
+    assert more.read() == {0: 3, 1: 4}
+    keys = more.attachment.backend.keys(pa.array([0, 1], pa.int64()))
+    assert more.attachment.backend["more"].values(keys).to_pylist() == [5, 5]
 
 
 def test_rescaled_ranges_share_files(worker: MakeWorker, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from pystate.checkpoint.refs import FileRef, RangeState, empty_range
 from pystate.checkpoint.state_files import Lineage
-from pystate.errors import InvalidArgumentError, NoSpaceError
+from pystate.errors import CheckpointError, InvalidArgumentError, NoSpaceError
 from pystate.spark.tasks.steps import TaskSteps
 from pystate.state.list import ListState
 from pystate.state.map import MapState
@@ -119,7 +119,7 @@ def test_an_epoch_of_several_times_the_memory(worker: Worker, tmp_path: Path) ->
             task.change(rng.sample(range(epoch * 1000, epoch * 1000 + 4000), 2000), rng)
         assert task.steps.rows > 3000
         assert 0 < len(os.listdir(next(folder.iterdir()))) < 8
-        with pytest.raises(InvalidArgumentError, match="changes have partly left memory"):
+        with pytest.raises(InvalidArgumentError, match="since some have left memory"):
             next(task.backend.changed())
         base, model = task.end(), task.model
         assert not [*folder.iterdir()]
@@ -128,6 +128,39 @@ def test_an_epoch_of_several_times_the_memory(worker: Worker, tmp_path: Path) ->
     reader = Worker(str(tmp_path / "ck"), TableHome(None, None), states=STATES)
     assert check(reader, base, model) in ("restored", "caught up")
     reader.stop()
+
+
+def test_the_keys_that_changed_are_known(worker: Worker, tmp_path: Path) -> None:
+    base = EMPTY
+    for epoch, keys in enumerate(([*range(12_000)], [*range(5000, 18_000), 1])):
+        worker.attach(base)
+        backend = worker.attachment.backend
+        name = Lineage(bytes(16), bytes.fromhex(base.id), 1)
+        steps = TaskSteps(backend, str(tmp_path / "steps"), name, notes_changed=True)
+        backend.below.step_by(steps.take)
+        for times in range(2):
+            random.Random(times).shuffle(keys)
+            for begin in range(0, len(keys), 1000):
+                batch = backend.keys(pa.array(keys[begin : begin + 1000], pa.int64()))
+                # Whether what is stored changes does not matter.
+                backend["n"].max(batch, 1)
+        assert steps.taken > 1
+        found = []
+        for batch in backend.changed(700):
+            assert backend["n"].values(batch).to_pylist() == [1] * len(batch)
+            found += batch.key_arrays()[0].to_pylist()
+        assert sorted(found) == sorted(keys), epoch
+        changes = steps.changes(
+            backend.seal(Lineage(os.urandom(16), steps.last, 1)) if backend.dirty else None
+        )
+        path = f"state/op/{changes.lineage.id.hex()}.delta"
+        with worker.storage.create(path) as out:
+            ref = FileRef.from_info(path, changes.write(out))
+        changes.close()
+        steps.close()
+        assert not [*(tmp_path / "steps").iterdir()]
+        worker.release()
+        base = dataclasses.replace(base, id=ref.id, deltas=(*base.deltas, ref))
 
 
 def test_a_task_fails_after_a_step(worker: Worker, tmp_path: Path) -> None:
@@ -160,11 +193,31 @@ def test_a_step_that_cannot_be_written(
     def full(*_: Any) -> Any:
         raise NoSpaceError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(NoSpaceError):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(CheckpointError, match="no room for them on the executor's disk"),
+    ):
         patch.setattr(task.steps, "_written", full)
         task.change([*range(20_000)], random.Random(8))
     task.release()
     assert check(worker, base, model) in ("undone", "opened")
+
+
+def test_a_first_epoch_fails_after_a_step(worker: Worker, tmp_path: Path) -> None:
+    """There is no file yet, and some rows are in none."""
+    task = Task(worker, EMPTY, {}, tmp_path / "steps")
+    task.change([*range(8000)], random.Random(10))
+    task.release()
+    assert check(worker, EMPTY, {}) in ("current", "undone", "opened")
+    task = Task(worker, EMPTY, {}, tmp_path / "steps")
+    task.change([*range(100)], random.Random(11))
+    task.backend.delete(pa.array([*range(100)], pa.int64()))
+    task.steps.take()
+    task.release()
+    task = Task(worker, EMPTY, {}, tmp_path / "steps")
+    task.change([*range(100)], random.Random(11))
+    base, model = task.end(), task.model
+    assert check(worker, base, model) == "current"
 
 
 def test_what_killed_processes_left_goes(worker: Worker, tmp_path: Path) -> None:
