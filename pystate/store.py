@@ -54,6 +54,7 @@ from pystate.epochs.merge_policy import DiskMergePolicy, MergePolicy, Run
 from pystate.epochs.merges import merge_range
 from pystate.epochs.retention import delete_files, delete_retired, delete_unnamed
 from pystate.errors import (
+    CheckpointError,
     ClosedError,
     InvalidArgumentError,
     NoEventTimeError,
@@ -154,7 +155,6 @@ class Store:
         groups = 128 if max_parallelism is None else max_parallelism
         self.home = choice(home, f"{owner}: home", ("heap", DISK))
         self._on_disk = home == DISK
-        self._misplaced = False
         self._converted = False
         backend = partial(KeyedStateBackend, key, limit_bytes=limit_bytes, home=home)
         backend(states=states, max_parallelism=groups)
@@ -186,7 +186,7 @@ class Store:
             try:
                 self._tick()
                 if self._on_disk:
-                    self._backend.below.step_by(self._step)
+                    self._backend.below.step_by(self._step, self._files)
                     # What a merge makes while it is opened is named by the next manifest.
                     delete_unnamed(self._storage, self._history)
                 self._restore(allow_unclaimed_state)
@@ -248,8 +248,6 @@ class Store:
             Of a store on disk, when the batch is first used: rows of so many keys do not fit in
             memory together. The error's ``keys`` says how many do; nothing has changed.
         """
-        if self._misplaced:
-            self._place()
         return self._backend.keys(columns)
 
     def delete(self, keys: Any) -> None:
@@ -290,14 +288,12 @@ class Store:
     def rollback(self) -> None:
         """Undo everything since the last call of `checkpoint`, or since the store was opened."""
         steps = [delta for delta in self._pending if delta.is_step]
-        if not steps and not self._misplaced:
+        if not steps:
             self._backend.rollback()
             return
         # The table returns to no epoch before the steps. What is below these is in the files.
+        self._backend.below.reset(self._lineage(), self._files(steps=False))
         self._pending = [delta for delta in self._pending if not delta.is_step]
-        self._misplaced = True
-        self._backend.below.reset(self._lineage(), self._files())
-        self._misplaced = False
         self._drop(steps)
 
     # -- checkpoints
@@ -348,7 +344,7 @@ class Store:
             manifest = self._manifest(epoch, self._merge(state, epoch))
             self._publish(manifest)
         finally:
-            self._place_if_possible()
+            self._place()
         stats = self._backend.stats()
         if self._on_disk:
             self._backend.below.leave_room(stats.keys // 8)
@@ -378,7 +374,7 @@ class Store:
                 self._write(waiting, self.epoch + 1)
             self._join_steps()
         finally:
-            self._place_if_possible()
+            self._place()
 
     def _join_steps(self) -> None:
         """Merge the steps since the last checkpoint into one, if they are many."""
@@ -437,23 +433,27 @@ class Store:
 
     def _in_memory(self, delta: _Delta) -> BinaryIO:
         if delta.memory is None:
-            memory = os.fdopen(os.memfd_create("pystate-delta"), "w+b")
+            try:
+                memory = os.fdopen(os.memfd_create("pystate-delta"), "w+b")
+            except OSError as error:
+                raise CheckpointError(
+                    f"{self.path}: changes that are in no file yet cannot be put into memory as "
+                    f"one: {error.strerror}"
+                ) from error
             delta.snapshot.write(memory)
             memory.flush()
             delta.memory = memory
         return delta.memory
 
     def _place(self) -> None:
-        """Have the table look in the files of its last sealed epoch."""
-        self._misplaced = True
-        self._backend.below.set_files(self._files())
-        self._misplaced = False
+        """Have the table look in the files of its last sealed epoch.
 
-    def _place_if_possible(self) -> None:
-        """The same after something that succeeded or failed by itself; later calls try again."""
-        if self._on_disk and not self._closed:
+        It comes after something that succeeded or failed by itself. So an error is for the next use
+        that needs the files, and tries again.
+        """
+        if self._on_disk:
             try:
-                self._place()
+                self._backend.below.set_files(self._files(), all_known=True)
             except (PystateError, OSError) as error:
                 _LOG.warning("%s: the state's files cannot be opened now: %s", self.path, error)
 
@@ -619,19 +619,21 @@ class Store:
         paths: list[Source] = [self._storage.local_path(ref.path) for ref in refs]
         self._backend.below.check_files(paths, refs, allow_unclaimed_state)
         if refs and (self._rebase or not all(map(self._backend.below.has_rows_of, paths))):
-            bounds = self._range.bounds
+            bounds, on_the_way = self._range.bounds, []
             if any(ref.bounds != bounds for ref in refs):
                 path = state_path(_UID, *bounds, self.epoch, uuid.uuid4().hex, "base")
                 merge_range(self._storage, refs, self._range.id, path, *bounds)
-                paths = [self._storage.local_path(path)]
+                on_the_way, paths = [path], [self._storage.local_path(path)]
             path = state_path(_UID, *bounds, self.epoch, uuid.uuid4().hex, "base")
             with self._storage.create(path) as out:
                 info = self._backend.below.merge(paths, out, lineage)
+            delete_files(self._storage, on_the_way)
             ref = FileRef.from_info(path, info)
             base, deltas = (ref, ()) if info.kind == "base" else (None, (ref,))
             self._range = replace(self._range, base=base, deltas=deltas)
             self._rebase, self._converted = False, True
         self._backend.below.reset(lineage, self._files())
+        self._backend.open()
 
     def close(self, checkpoint: bool = False) -> None:
         """Close the store. Does nothing the second time.
@@ -654,6 +656,10 @@ class Store:
         self._pending.clear()
         with suppress(PystateError, OSError):  # they do no harm, and go when it is opened again
             delete_retired(self._storage, self._retired.paths)
+            if self._converted:
+                # No manifest names the files that it began with, unless one is there unseen.
+                self._history.refresh()
+                delete_unnamed(self._storage, self._history)
         self._lock.release()
 
     def __enter__(self) -> Self:

@@ -473,8 +473,10 @@ void pst_table_close(pst_table *t) {
 }
 
 void pst_table_abandon(pst_table *t) {
-    if (t)
-        free_table(t);
+    if (!t)
+        return;
+    t->stack = NULL; /* what reads it is the parent's */
+    free_table(t);
 }
 
 const pst_detail *pst_table_detail(const pst_table *t) {

@@ -5,14 +5,11 @@
 #include "base/schema.h"
 #include "stack/due.h"
 
-int pst_below_is_current(const pst_table *t) {
-    return t->stack &&
-           !memcmp(&t->stack_lineage, &pst_meta_of(t, t->h->sealed)->lineage, sizeof(pst_lineage));
-}
-
 void pst_below_drop(pst_table *t) {
     pst_due_close(t->due);
     t->due = NULL;
+    pst_stack_close(t->stack);
+    t->stack = NULL;
 }
 
 static int same_columns(const pst_column *a, const pst_column *b, int32_t n) {
@@ -22,17 +19,17 @@ static int same_columns(const pst_column *a, const pst_column *b, int32_t n) {
     return 1;
 }
 
-static int counts(const pst_member *m, int32_t key_group) {
-    const pst_file_info *info = &m->guide->info;
+static int counts(const pst_stack *stack, int32_t file, int32_t key_group) {
+    const pst_file_info *info = &stack->files[file]->guide->info;
     return key_group >= info->first_key_group && key_group <= info->last_key_group &&
-           pst_member_counts(m, key_group);
+           pst_stack_counts(stack, file, key_group);
 }
 
 /* Does one file at least count for each of the table's key groups? */
 static int covers(const pst_table *t, const pst_stack *stack) {
     for (int32_t g = t->first_key_group; g <= t->last_key_group; g++) {
         int32_t i = stack->n - 1;
-        while (i >= 0 && !counts(&stack->files[i], g))
+        while (i >= 0 && !counts(stack, i, g))
             i--;
         if (i < 0)
             return 0;
@@ -56,14 +53,18 @@ static pst_status check(const pst_table *t, const pst_stack *stack) {
     return fits ? PST_OK : PST_INVALID;
 }
 
-pst_status pst_table_set_stack(pst_table *t, pst_stack *stack) {
-    if (!t->attached)
+pst_status pst_table_set_stack(pst_table *t, pst_stack *stack, const pst_lineage *lineage) {
+    if (!t->attached || (stack && !lineage))
         return PST_INVALID;
+    if (stack && memcmp(lineage, &pst_meta_of(t, t->h->sealed)->lineage, sizeof *lineage))
+        return PST_STALE;
     pst_status s = stack ? check(t, stack) : PST_OK;
     if (s)
         return s;
+    pst_stack_retain(stack); /* it may be the one that is set */
     pst_below_drop(t);
     t->stack = stack;
-    t->stack_lineage = pst_meta_of(t, t->h->sealed)->lineage;
+    if (stack)
+        t->stack_lineage = *lineage;
     return PST_OK;
 }

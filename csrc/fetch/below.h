@@ -7,9 +7,7 @@
 
 #include "memory/handle.h"
 
-/* Whether there is a stack, as the last sealed epoch left the table (FE1). */
-int pst_below_is_current(const pst_table *t);
-/* Closes what was opened of the stack. */
+/* Lets go of the stack, and closes what was opened of it. */
 void pst_below_drop(pst_table *t);
 
 #endif

@@ -315,7 +315,7 @@ pst_status pst_fetch(pst_table *t, const pst_keys *keys) {
     pst_wants w;
     if (t->poisoned)
         return PST_POISONED;
-    if (!pst_below_is_current(t))
+    if (!pst_has_current_stack(t))
         return PST_NO_STACK;
     /* Of batches that are far too large only a little is done, as they come again, cut. */
     uint64_t missing, different;

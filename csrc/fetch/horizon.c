@@ -39,7 +39,7 @@ static pst_status fail(pst_table *t, pst_status s) {
 
 /* The cursor over the hints, before the first one from the horizon on. */
 static pst_status seek(pst_table *t, pst_domain domain) {
-    if (!pst_below_is_current(t))
+    if (!pst_has_current_stack(t))
         return PST_NO_STACK;
     pst_status s = t->due ? PST_OK : pst_due_open(t->stack, &t->due);
     if (!s)

@@ -54,8 +54,8 @@ static uint64_t block_bytes_of_files(const pst_table *t) {
     if (!t->stack || (!t->lay.has_blocks && t->lay.key_kind == PST_KEY_WORD))
         return 0;
     for (int32_t i = 0; i < t->stack->n; i++) {
-        rows += t->stack->files[i].guide->info.rows;
-        bytes += t->stack->files[i].guide->info.raw_bytes;
+        rows += t->stack->files[i]->guide->info.rows;
+        bytes += t->stack->files[i]->guide->info.raw_bytes;
     }
     return bytes / rows;
 }

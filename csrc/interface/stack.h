@@ -48,13 +48,16 @@ void pst_reads_get_stats(const pst_reads *r, pst_reads_stats *stats);
 
 /* Guided files (pst_file_info.block_bytes), oldest first. It is immutable. */
 typedef struct pst_stack pst_stack;
+/* One such file, open, with its guide in memory, for any number of stacks and threads. */
+typedef struct pst_member pst_member;
 
 /* A file and the key groups for which it counts: n_ranges pairs of first and last, inclusive; 0: all
  * of its own. */
 typedef struct pst_stack_file {
-    const char *path;
+    const char *path; /* where `member` is NULL */
     const int32_t *ranges;
     int32_t n_ranges;
+    pst_member *member; /* the file, if it is open already; it stays its owner's */
 } pst_stack_file;
 
 typedef struct pst_stack_options {
@@ -65,15 +68,28 @@ typedef struct pst_stack_options {
     uint32_t slice_keys; /* looked up at a time; 0: 65536 */
 } pst_stack_options;
 
+/* Opens a file for stacks with that schema, as pst_file_schema_create makes it, and those key groups.
+ * `options->reads` is theirs, too. Reads tail and guide, no rows. The file may be removed afterwards.
+ * Statuses are as those of pst_stack_open; PST_INVALID: no reads. */
+pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, const char *path,
+                           const pst_stack_options *options, pst_member **member,
+                           pst_detail *detail);
+/* The owner lets go: it stays open as long as stacks have it. NULL is allowed. */
+void pst_member_release(pst_member *m);
+/* Of the open file, perhaps for aligned reads only; it is closed with the file. */
+int pst_member_descriptor(const pst_member *m);
+
 /* Opens files that all have that schema, as pst_file_schema_create makes it, and those key groups.
- * Reads tails and guides, no rows. `detail` (may be NULL) has the file's number as its row.
+ * Reads tails and guides of those that are not open, no rows: so a stack with one file more than
+ * another costs that file. `detail` (may be NULL) has the file's number as its row.
  * PST_SCHEMA: a file without a guide, of another schema or with other key groups: such files are to
  * be merged first. PST_NOT_FOUND: there is no such file. PST_IO, with the errno; ENODATA is a file
  * that is shorter than it was. PST_CORRUPT, PST_NEWER_FORMAT, PST_NO_MEMORY, PST_LIMIT; PST_INVALID:
- * no files, or a range or an option that is none. */
+ * no files, or a range or an option that is none, or an open file with other reads. */
 pst_status pst_stack_open(const pst_schema *schema, int32_t max_parallelism,
                           const pst_stack_file *files, int32_t n_files,
                           const pst_stack_options *options, pst_stack **stack, pst_detail *detail);
+/* The owner lets go: it lives as long as a table has it. NULL is allowed. */
 void pst_stack_close(pst_stack *st);
 
 /* Where the last call that failed did so; the file's number is the row. */

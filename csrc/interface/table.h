@@ -244,9 +244,9 @@ typedef struct pst_room {
 /* Rows leave the table until at least `wanted` of both is free for others, the ones that were used
  * least lately first; or until no more may: rows with timers before a horizon stay, and all do
  * while pst_table_keep_rows says so. Each 65536 rows, or less, are an epoch, sealed under the last
- * one's lineage and without a delta, and settled. REQUIRES: the files below have all that the sealed
- * epochs changed. `left` (may be NULL) says how much it was, also where this fails; then the epoch
- * that failed was rolled back. PST_INVALID: not attached, or the open epoch has touched, made or
+ * one's lineage and without a delta, and settled. `left` (may be NULL) says how much it was, also
+ * where this fails; then the epoch that failed was rolled back. PST_NO_STACK: no stack of files that
+ * counts for the last sealed epoch is set (pst_table_set_stack). PST_INVALID: not attached, or the open epoch has touched, made or
  * admitted rows. PST_POISONED; PST_CORRUPT in a list, map or timers; memory. */
 pst_status pst_table_leave(pst_table *t, const pst_room *wanted, pst_room *left);
 

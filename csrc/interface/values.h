@@ -27,7 +27,7 @@ typedef enum pst_status {
     PST_WRONG_TYPE = 7,        /* an array's type is not the column's                             */
     PST_OVERFLOW = 8,          /* integer overflow in add: the epoch can only be rolled back      */
     PST_WRONG_KEY_GROUP = 9,   /* a key does not belong to the table's range                      */
-    PST_STALE = 10,            /* the batch outlived a seal or a roll back                        */
+    PST_STALE = 10,            /* a batch, or files below, from before a seal or a roll back      */
     PST_BUSY = 11,             /* another process holds the table's lock, or is rolling back      */
     PST_MISMATCH = 12,         /* a shared table of another schema, boot or format: discard it    */
     PST_SNAPSHOT_TOO_OLD = 13, /* the reader's epoch has left the undo window, or was undone      */

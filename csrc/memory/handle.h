@@ -144,6 +144,12 @@ static inline pst_meta *pst_meta_of(const pst_table *t, uint64_t epoch) {
                         (epoch % PST_METAS) * t->h->meta_size);
 }
 
+/* Whether there is a stack, as the last sealed epoch left the table (FE1). */
+static inline int pst_has_current_stack(const pst_table *t) {
+    return t->stack && !memcmp(&t->stack_lineage, &pst_meta_of(t, t->h->sealed)->lineage,
+                               sizeof t->stack_lineage);
+}
+
 static inline uint32_t pst_group_count(const pst_table *t) {
     return (uint32_t)(t->last_key_group - t->first_key_group + 1);
 }

@@ -1,4 +1,6 @@
 /* leave_epochs.c: rows leave a table, in epochs of their own. */
+#include "snapshot/leave_epochs.h"
+
 #include "elements/leave.h"
 
 static pst_status leave(pst_table *t, pst_leaving *l) {
@@ -21,7 +23,7 @@ static pst_status leave(pst_table *t, pst_leaving *l) {
     return s;
 }
 
-pst_status pst_table_leave(pst_table *t, const pst_room *wanted, pst_room *left) {
+pst_status pst_leave_epochs(pst_table *t, const pst_room *wanted, pst_room *left) {
     pst_leaving l;
     if (!t->attached || pst_table_dirty(t) || t->admitted)
         return PST_INVALID;
@@ -32,4 +34,10 @@ pst_status pst_table_leave(pst_table *t, const pst_room *wanted, pst_room *left)
     if (left)
         *left = l.left;
     return s;
+}
+
+pst_status pst_table_leave(pst_table *t, const pst_room *wanted, pst_room *left) {
+    if (t->attached && !pst_has_current_stack(t))
+        return PST_NO_STACK;
+    return pst_leave_epochs(t, wanted, left);
 }

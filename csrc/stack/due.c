@@ -32,7 +32,7 @@ static int read_at(void *ctx, uint64_t offset, void *data, size_t size) {
     pst_status s = from->failed = pst_reads_enter(st->reads);
     if (s)
         return 1;
-    s = pst_reads_start(st->reads, &st->files[from->file].file, offset, size, 0);
+    s = pst_reads_start(st->reads, &st->files[from->file]->file, offset, size, 0);
     if (!s) {
         pst_arrival a;
         pst_reads_next(st->reads, &a);
@@ -59,7 +59,7 @@ static pst_status status_of(const source *from, pst_status s) {
 
 static pst_status open_source(pst_due *d, int32_t file) {
     source *from = &d->sources[file];
-    const pst_guide *g = d->st->files[file].guide;
+    const pst_guide *g = d->st->files[file]->guide;
     pst_io io = {.ctx = from, .read_at = read_at};
     *from = (source){.st = d->st, .file = file, .over = 1};
     if (!g->timers)
@@ -116,7 +116,6 @@ static int compare(const pst_timer_hint *a, const pst_timer_hint *b) {
 }
 
 static pst_status load_head(source *from) {
-    const pst_member *m = &from->st->files[from->file];
     while (!from->loaded && !from->over) {
         pst_status s = pst_times_next(from->times, &from->head);
         if (s == PST_NOT_FOUND)
@@ -124,7 +123,7 @@ static pst_status load_head(source *from) {
         else if (s)
             return status_of(from, s);
         else
-            from->loaded = pst_member_counts(m, from->head.key_group);
+            from->loaded = pst_stack_counts(from->st, from->file, from->head.key_group);
     }
     return PST_OK;
 }

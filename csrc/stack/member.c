@@ -37,17 +37,16 @@ static int same_columns(const pst_column *a, const pst_column *b, int32_t n) {
     return 1;
 }
 
-static int fits(const pst_guide *g, const pst_member_options *o) {
-    const pst_schema *own = &g->schema, *wanted = o->schema;
-    return g->info.max_parallelism == o->max_parallelism && own->n_keys == wanted->n_keys &&
+int pst_member_fits(const pst_member *m, const pst_schema *wanted, int32_t max_parallelism) {
+    const pst_schema *own = &m->guide->schema;
+    return m->guide->info.max_parallelism == max_parallelism && own->n_keys == wanted->n_keys &&
            own->n_states == wanted->n_states &&
            pst_schema_hashed(own) == pst_schema_hashed(wanted) &&
            same_columns(own->keys, wanted->keys, own->n_keys) &&
            same_columns(own->states, wanted->states, own->n_states);
 }
 
-static pst_status open_file(pst_member *m, const char *path, const pst_member_options *o,
-                            pst_detail *detail) {
+static pst_status open_file(pst_member *m, const char *path, pst_detail *detail) {
     uint64_t size = 0;
     pst_status s = pst_read_file_open(&m->file, path, &size, &detail->sys_errno);
     if (s)
@@ -59,23 +58,7 @@ static pst_status open_file(pst_member *m, const char *path, const pst_member_op
         detail->sys_errno = tail.sys_errno;
         s = PST_IO;
     }
-    return s || fits(m->guide, o) ? s : PST_SCHEMA;
-}
-
-static pst_status note_groups(pst_member *m, const pst_stack_file *from, int32_t groups) {
-    if (!from->n_ranges)
-        return PST_OK;
-    m->groups = pst_calloc((size_t)groups / 8 + 1, 1);
-    if (!m->groups)
-        return PST_NO_MEMORY;
-    for (int32_t i = 0; i < from->n_ranges; i++) {
-        int32_t first = from->ranges[2 * i], last = from->ranges[2 * i + 1];
-        if (first < 0 || first > last || last >= groups)
-            return PST_INVALID;
-        for (int32_t g = first; g <= last; g++)
-            m->groups[g >> 3] |= (uint8_t)(1 << (g & 7));
-    }
-    return PST_OK;
+    return s;
 }
 
 /* ---- the image --------------------------------------------------------------------------------- */
@@ -97,10 +80,10 @@ static int is_sound(const pst_member *m, uint32_t segment) {
 }
 
 /* Where each segment's entries are to lie. */
-static pst_status lay_out(pst_member *m, const pst_member_options *o) {
+static pst_status lay_out(pst_member *m) {
     size_t bytes = COPY_HEADER;
     uint64_t tail = m->guide->n_segments * (sizeof(pst_guide_segment) + sizeof *m->entries);
-    pst_status s = pst_allowance_take(o->room, tail);
+    pst_status s = pst_allowance_take(&m->room, tail);
     if (s)
         return s;
     m->filtered = m->guide->info.kind != PST_BASE;
@@ -145,7 +128,8 @@ static pst_status take_piece(pst_member *m, pst_reads *reads, pst_detail *detail
     return is_sound(m, segment) ? PST_OK : PST_CORRUPT;
 }
 
-static pst_status read_pieces(pst_member *m, pst_reads *reads, pst_detail *detail) {
+static pst_status read_pieces(pst_member *m, pst_detail *detail) {
+    pst_reads *reads = m->reads;
     pst_status s = pst_reads_enter(reads);
     if (s)
         return s;
@@ -164,8 +148,8 @@ static pst_status read_pieces(pst_member *m, pst_reads *reads, pst_detail *detai
 }
 
 /* Reads it from the file, into memory of this process. */
-static pst_status read_image(pst_member *m, const pst_member_options *o, pst_detail *detail) {
-    pst_status s = pst_allowance_take(o->room, m->image_bytes);
+static pst_status read_image(pst_member *m, pst_detail *detail) {
+    pst_status s = pst_allowance_take(&m->room, m->image_bytes);
     if (s)
         return s;
     uint8_t *image = PST_ALLOC_REFUSED() ? MAP_FAILED
@@ -175,7 +159,7 @@ static pst_status read_image(pst_member *m, const pst_member_options *o, pst_det
         return PST_NO_MEMORY;
     set_image(m, image, 0);
     make_header(m, image);
-    return read_pieces(m, o->reads, detail);
+    return read_pieces(m, detail);
 }
 
 /* ---- copies ------------------------------------------------------------------------------------ */
@@ -240,19 +224,19 @@ static int write_copy(const pst_member *m, const char *name, pst_budget *budget)
     return whole;
 }
 
-static pst_status get_image(pst_member *m, const pst_member_options *o, pst_detail *detail) {
+static pst_status get_image(pst_member *m, const char *guides, pst_detail *detail) {
     char name[MOST_NAME];
-    int copies = o->guides && copy_name(m, o->guides, name);
+    int copies = guides && copy_name(m, guides, name);
     if (copies && map_copy(m, name))
         return PST_OK;
-    pst_status s = read_image(m, o, detail);
-    if (s || !copies || !write_copy(m, name, o->room->charge.budget))
+    pst_status s = read_image(m, detail);
+    if (s || !copies || !write_copy(m, name, m->room.charge.budget))
         return s;
     m->made = 1;
     uint8_t *own = m->image;
     if (map_copy(m, name)) {
         munmap(own, m->image_bytes);
-        o->room->used -= m->image_bytes;
+        m->room.used -= m->image_bytes;
     } else {
         set_image(m, own, 0);
     }
@@ -261,26 +245,54 @@ static pst_status get_image(pst_member *m, const pst_member_options *o, pst_deta
 
 /* ---- members ----------------------------------------------------------------------------------- */
 
-pst_status pst_member_open(pst_member *m, const pst_stack_file *from, const pst_member_options *o,
-                           pst_detail *detail) {
-    memset(m, 0, sizeof *m);
+static const pst_detail NOWHERE = {-1, -1, -1, -1, -1};
+
+pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, const char *path,
+                           const pst_stack_options *o, pst_member **member, pst_detail *detail) {
+    pst_detail own = NOWHERE;
+    if (detail)
+        *detail = NOWHERE;
+    if (!o || !o->reads)
+        return PST_INVALID;
+    pst_member *m = pst_calloc(1, sizeof *m);
+    if (!m)
+        return PST_NO_MEMORY;
+    m->references = 1;
     m->file.fd = -1;
-    pst_status s = open_file(m, from->path, o, detail);
+    m->reads = pst_reads_retain(o->reads);
+    m->room.charge.budget = pst_budget_retain(o->budget);
+    pst_status s = open_file(m, path, &own);
+    if (!s && !pst_member_fits(m, schema, max_parallelism))
+        s = PST_SCHEMA;
     if (!s)
-        s = note_groups(m, from, o->max_parallelism);
-    if (!s)
-        s = lay_out(m, o);
+        s = lay_out(m);
+    if (!s) {
+        pst_reads_make_direct(m->reads, &m->file);
+        s = get_image(m, o->guides, &own);
+    }
     if (s)
-        return s;
-    pst_reads_make_direct(o->reads, &m->file);
-    return get_image(m, o, detail);
+        pst_member_release(m);
+    else
+        *member = m;
+    if (s && detail)
+        *detail = own;
+    return s;
 }
 
-void pst_member_close(pst_member *m) {
+void pst_member_release(pst_member *m) {
+    if (!m || __atomic_sub_fetch(&m->references, 1, __ATOMIC_ACQ_REL))
+        return;
     if (m->image)
         munmap(m->image, m->image_bytes);
     pst_free(m->entries);
-    pst_free(m->groups);
     pst_guide_close(m->guide);
     pst_read_file_close(&m->file);
+    pst_reads_release(m->reads);
+    pst_charge_drop(&m->room.charge);
+    pst_budget_release(m->room.charge.budget);
+    pst_free(m);
+}
+
+int pst_member_descriptor(const pst_member *m) {
+    return m->file.fd;
 }

@@ -142,7 +142,7 @@ static pst_status look_up(run *r, const window *v, const item *it, uint32_t bloc
             return s;
     }
     int more = v->more || block + 1u < (uint32_t)it->block + it->blocks;
-    return more ? PST_OK : leave_file(r, it->at, &st->files[v->file]);
+    return more ? PST_OK : leave_file(r, it->at, st->files[v->file]);
 }
 
 static void free_block(pst_stack *st) {
@@ -166,7 +166,7 @@ static pst_status make_room(pst_stack *st, uint64_t bytes) {
 
 static pst_status open_block(run *r, const window *v, uint32_t block, const uint8_t *data) {
     pst_stack *st = r->st;
-    const pst_member *m = &st->files[v->file];
+    const pst_member *m = st->files[v->file];
     const pst_guide_segment *s = &m->guide->segments[v->segment];
     const uint8_t *entries = m->entries[v->segment];
     pst_guide_block b = pst_guide_block_at(s, entries, block);
@@ -211,7 +211,7 @@ static pst_status search_window(run *r, const window *v, const uint8_t *data) {
 /* Marks the items of a segment that its filter does not have. */
 static pst_status search_filter(run *r, const window *v, const uint8_t *filter) {
     pst_stack *st = r->st;
-    const pst_member *m = &st->files[v->file];
+    const pst_member *m = st->files[v->file];
     const uint8_t *entries = m->entries[v->segment];
     const pst_guide_segment *s = &m->guide->segments[v->segment];
     r->filters--;
@@ -262,7 +262,7 @@ static pst_status start_window(run *r, const window *v, size_t bytes, uint32_t *
     r->st->stats.bytes += bytes;
     for (;;) {
         pst_status s =
-            pst_reads_start(r->st->reads, &r->st->files[v->file].file, v->offset, bytes, *number);
+            pst_reads_start(r->st->reads, &r->st->files[v->file]->file, v->offset, bytes, *number);
         if (s != PST_BUSY)
             return s;
         s = take_one(r);
@@ -284,7 +284,7 @@ static uint64_t block_begin(const pst_member *m, const window *v, uint32_t block
 
 /* Reads the blocks of an item that has many, some at a time, in order. */
 static pst_status search_long(run *r, int32_t file, uint32_t at, uint32_t index) {
-    const pst_member *m = &r->st->files[file];
+    const pst_member *m = r->st->files[file];
     const pst_place *p = &r->places[at];
     item *it = &r->items[index];
     uint32_t n_segments, first = pst_guide_segments(m->guide, p->key_group, p->hash, &n_segments);
@@ -333,7 +333,7 @@ static int is_near(const run *r, const pst_member *m, const window *v, const ite
 
 /* Reads the blocks of the items of a file from `i` on. */
 static pst_status read_items(run *r, int32_t file, uint32_t i) {
-    const pst_member *m = &r->st->files[file];
+    const pst_member *m = r->st->files[file];
     pst_status s = PST_OK;
     while (!s && i < r->n_items) {
         const item *it = &r->items[i];
@@ -397,9 +397,10 @@ static int is_within(run *r, const pst_member *m, const pst_place *p) {
 }
 
 /* Whether the file may have the key, as far as memory says; `it` is then where. */
-static int may_have(run *r, const pst_member *m, const pst_place *p, item *it) {
+static int may_have(run *r, int32_t file, const pst_place *p, item *it) {
+    const pst_member *m = r->st->files[file];
     uint32_t n, blocks = 0;
-    if (!pst_member_counts(m, p->key_group))
+    if (!pst_stack_counts(r->st, file, p->key_group))
         return 0;
     uint32_t segment = segments_of(m->guide, it->segment, p, &n);
     if (!n)
@@ -430,7 +431,7 @@ static int filter_pays(const run *r, const pst_member *m, const item *first, uin
 /* Reads the filters of segments of which many keys are wanted that most likely are not there, and
  * drops the items that they do not have. */
 static pst_status ask_filters(run *r, int32_t file, uint32_t first) {
-    const pst_member *m = &r->st->files[file];
+    const pst_member *m = r->st->files[file];
     pst_status s = PST_OK;
     for (uint32_t i = first, n = 1; !s && i < r->n_items; i += n, n = 1) {
         uint32_t segment = r->items[i].segment, number;
@@ -457,7 +458,7 @@ static pst_status ask_filters(run *r, int32_t file, uint32_t first) {
 
 /* Asks a file for the active keys that may ask it now. */
 static pst_status ask_file(run *r, int32_t file) {
-    const pst_member *m = &r->st->files[file];
+    const pst_member *m = r->st->files[file];
     uint32_t first = r->n_items;
     item it = {0, 0, 0, 0};
     r->bounded = r->beyond = 0;
@@ -466,7 +467,7 @@ static pst_status ask_file(run *r, int32_t file) {
         if (w->asks || w->next < file)
             continue;
         it.at = r->active[i];
-        if (!may_have(r, m, &r->places[it.at], &it))
+        if (!may_have(r, file, &r->places[it.at], &it))
             continue;
         w->asks = 1;
         w->next = (int16_t)(m->filtered ? file - 1 : NO_FILE); /* a base is whole */
@@ -542,10 +543,10 @@ static pst_status set_up(run *r, pst_stack *st, uint32_t n) {
 
 /* For many keys measured with the largest file. */
 static uint32_t gap_of(pst_stack *st, size_t n) {
-    pst_member *largest = &st->files[0];
+    pst_member *largest = st->files[0];
     for (int32_t i = 1; i < st->n; i++)
-        if (st->files[i].guide->info.file_bytes > largest->guide->info.file_bytes)
-            largest = &st->files[i];
+        if (st->files[i]->guide->info.file_bytes > largest->guide->info.file_bytes)
+            largest = st->files[i];
     uint64_t bytes = n < MEASURED_KEYS ? 0 : largest->guide->info.file_bytes;
     return pst_read_costs_gap(st->reads, &largest->file, bytes);
 }

@@ -23,25 +23,60 @@ static void note_columns(pst_stack *st) {
     }
 }
 
-static pst_status open_files(pst_stack *st, const pst_stack_file *files, int32_t n,
-                             const char *guides, pst_detail *detail) {
-    pst_member_options o = {&st->schema, st->max_parallelism, guides, st->reads, &st->room};
-    st->files = pst_calloc((size_t)n, sizeof *st->files);
-    if (!st->files)
+static pst_status note_groups(const pst_stack_file *from, int32_t groups, uint8_t **bits) {
+    if (!from->n_ranges)
+        return PST_OK;
+    *bits = pst_calloc((size_t)groups / 8 + 1, 1);
+    if (!*bits)
         return PST_NO_MEMORY;
-    for (int32_t i = 0; i < n; i++) {
-        pst_member *m = &st->files[i];
-        st->n = i + 1;
-        pst_status s = pst_member_open(m, &files[i], &o, detail);
-        if (s) {
-            detail->row = i;
-            return s;
-        }
-        st->stats.guide_bytes += m->image_bytes;
-        st->stats.guides_made += (uint32_t)m->made;
-        st->stats.direct += (uint32_t)m->file.direct;
+    for (int32_t i = 0; i < from->n_ranges; i++) {
+        int32_t first = from->ranges[2 * i], last = from->ranges[2 * i + 1];
+        if (first < 0 || first > last || last >= groups)
+            return PST_INVALID;
+        for (int32_t g = first; g <= last; g++)
+            (*bits)[g >> 3] |= (uint8_t)(1 << (g & 7));
     }
     return PST_OK;
+}
+
+/* The file as the n-th of the stack, opened here if it is not open. */
+static pst_status take_file(pst_stack *st, const pst_stack_file *from, const pst_stack_options *o,
+                            pst_detail *detail) {
+    pst_member *m = NULL;
+    pst_status s = PST_OK;
+    if (!from->member)
+        s = pst_member_open(&st->schema, st->max_parallelism, from->path, o, &m, detail);
+    else if (from->member->reads != st->reads)
+        s = PST_INVALID;
+    else if (!pst_member_fits(from->member, &st->schema, st->max_parallelism))
+        s = PST_SCHEMA;
+    else
+        m = pst_member_retain(from->member);
+    if (s)
+        return s;
+    st->files[st->n] = m;
+    st->stats.guide_bytes += m->image_bytes;
+    st->stats.private_bytes += m->room.used;
+    st->stats.guides_made += (uint32_t)m->made;
+    st->stats.direct += (uint32_t)m->file.direct;
+    return note_groups(from, st->max_parallelism, &st->groups[st->n++]);
+}
+
+static pst_status take_files(pst_stack *st, const pst_stack_file *files, int32_t n,
+                             const pst_stack_options *options, pst_detail *detail) {
+    pst_stack_options o = *options;
+    o.reads = st->reads;
+    st->files = pst_calloc((size_t)n, sizeof *st->files);
+    st->groups = pst_calloc((size_t)n, sizeof *st->groups);
+    if (!st->files || !st->groups)
+        return PST_NO_MEMORY;
+    pst_status s = PST_OK;
+    for (int32_t i = 0; !s && i < n; i++) {
+        s = take_file(st, &files[i], &o, detail);
+        if (s)
+            detail->row = i;
+    }
+    return s;
 }
 
 pst_status pst_stack_open(const pst_schema *schema, int32_t max_parallelism,
@@ -58,6 +93,7 @@ pst_status pst_stack_open(const pst_schema *schema, int32_t max_parallelism,
     pst_stack *st = pst_calloc(1, sizeof *st);
     if (!st)
         return PST_NO_MEMORY;
+    st->references = 1;
     st->detail = NOWHERE;
     st->max_parallelism = max_parallelism;
     st->slice = slice;
@@ -69,7 +105,7 @@ pst_status pst_stack_open(const pst_schema *schema, int32_t max_parallelism,
         s = pst_reads_create(&usual, &st->reads);
     if (!s) {
         note_columns(st);
-        s = open_files(st, files, n_files, o.guides, &own);
+        s = take_files(st, files, n_files, &o, &own);
     }
     if (s)
         pst_stack_close(st);
@@ -81,11 +117,14 @@ pst_status pst_stack_open(const pst_schema *schema, int32_t max_parallelism,
 }
 
 void pst_stack_close(pst_stack *st) {
-    if (!st)
+    if (!st || __atomic_sub_fetch(&st->references, 1, __ATOMIC_ACQ_REL))
         return;
-    for (int32_t i = 0; i < st->n; i++)
-        pst_member_close(&st->files[i]);
+    for (int32_t i = 0; i < st->n; i++) {
+        pst_member_release(st->files[i]);
+        pst_free(st->groups[i]);
+    }
     pst_free(st->files);
+    pst_free(st->groups);
     pst_search_free(&st->block);
     pst_buffer_free(&st->memory);
     pst_buffer_free(&st->kept);
@@ -102,5 +141,5 @@ const pst_detail *pst_stack_detail(const pst_stack *st) {
 
 void pst_stack_get_stats(const pst_stack *st, pst_stack_stats *stats) {
     *stats = st->stats;
-    stats->private_bytes = st->room.used;
+    stats->private_bytes += st->room.used;
 }

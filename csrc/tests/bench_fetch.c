@@ -120,7 +120,9 @@ static void set_stack(bench *b) {
         files[i].path = paths[i];
     }
     must(pst_stack_open(b->in_files, GROUPS, files, b->n, &o, &b->stack, NULL), "stack");
-    must(pst_table_set_stack(b->t, b->stack), "set stack");
+    pst_lineage lineage;
+    must(pst_table_lineage(b->t, 0, &lineage), "lineage");
+    must(pst_table_set_stack(b->t, b->stack, &lineage), "set stack");
     pst_stack_close(old);
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/hash.h"
 #include "check.h"
+#include "snapshot/leave_epochs.h"
 #include "table/resident.h"
 
 static double now(void) {
@@ -125,7 +126,7 @@ int main(int argc, char **argv) {
         seal(t, ++epoch);
     pst_room wanted = {rows / 2, 0}, left;
     start = now();
-    REQUIRE(pst_table_leave(t, &wanted, &left) == PST_OK);
+    REQUIRE(pst_leave_epochs(t, &wanted, &left) == PST_OK);
     printf("leave %.1f\n", (now() - start) / (double)left.rows);
     start = now();
     CHECK_EQ(admit(t, 0, rows), left.rows);

@@ -150,7 +150,9 @@ static inline void pair_set_stack(pair *p) {
         pair_must(p, pst_stack_open(schema, p->w->max_parallelism, files, p->now.n, &o, &stack, &d),
                   "open the stack");
     pst_file_schema_destroy(schema);
-    pair_must(p, pst_table_set_stack(p->cached, stack), "set the stack");
+    pst_lineage lineage;
+    REQUIRE(pst_table_lineage(p->cached, 0, &lineage) == PST_OK);
+    pair_must(p, pst_table_set_stack(p->cached, stack, &lineage), "set the stack");
     pst_stack_close(old);
     p->stack = stack;
 }

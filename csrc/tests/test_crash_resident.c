@@ -7,6 +7,7 @@
 #include "below.h"
 #include "crash.h"
 #include "kinds.h"
+#include "snapshot/leave_epochs.h"
 
 static struct {
     const kind *kind;
@@ -99,7 +100,7 @@ static void leave(void) {
                                            em_time((int)(check_random(&sweep.random) % 4))),
                      PST_OK);
     pst_crash_hook = after_store;
-    CHECK_EQ(pst_table_leave(sweep.t, &wanted, NULL), PST_OK);
+    CHECK_EQ(pst_leave_epochs(sweep.t, &wanted, NULL), PST_OK);
     pst_crash_hook = NULL;
 }
 

@@ -82,6 +82,12 @@ static void merge(state *s) {
     file_free(&out);
 }
 
+static pst_lineage lineage_of(pst_table *t) {
+    pst_lineage lineage;
+    REQUIRE(!pst_table_lineage(t, 0, &lineage));
+    return lineage;
+}
+
 static void set_stack(state *s) {
     char paths[MOST_FILES][128];
     pst_stack_file files[MOST_FILES] = {{0}};
@@ -91,7 +97,8 @@ static void set_stack(state *s) {
         files[i].path = paths[i];
     }
     REQUIRE(!pst_stack_open(s->in_files, GROUPS, files, s->n, NULL, &s->stack, NULL));
-    REQUIRE(!pst_table_set_stack(s->t, s->stack));
+    pst_lineage lineage = lineage_of(s->t);
+    REQUIRE(!pst_table_set_stack(s->t, s->stack, &lineage));
     pst_stack_close(old);
 }
 
@@ -292,8 +299,36 @@ static void test_when_a_stack_counts(void) {
     CHECK_EQ(pst_table_rollback(s.t, 0), PST_OK);
     CHECK_EQ(pst_table_leave(s.t, &all, &left), PST_OK);
     CHECK_EQ(pst_key_set_word(s.t, 4), PST_OK);
-    CHECK_EQ(pst_table_set_stack(s.t, NULL), PST_OK);
+    /* Nor do they without a stack, or with one of another epoch. */
+    CHECK_EQ(pst_table_set_stack(s.t, NULL, NULL), PST_OK);
+    CHECK_EQ(pst_table_leave(s.t, &all, &left), PST_NO_STACK);
     CHECK_EQ(pst_key_set_word(s.t, 6), PST_NO_STACK);
+    end(&s);
+}
+
+/* Whoever sets a stack says of which epoch it is, and may let go of it. */
+static void test_a_stack_that_is_held(void) {
+    static state s;
+    int64_t keys[2] = {2, 3}, n = 2;
+    begin(&s, (uint64_t)1 << 26);
+    set_stack(&s);
+    pst_lineage last = lineage_of(s.t), other = last;
+    other.id[3] ^= 1;
+    CHECK_EQ(pst_table_set_stack(s.t, s.stack, &other), PST_STALE);
+    CHECK_EQ(pst_table_set_stack(s.t, s.stack, NULL), PST_INVALID);
+    other = last;
+    other.epoch++;
+    CHECK_EQ(pst_table_seal(s.t, &other, NULL), PST_OK);
+    CHECK_EQ(pst_table_set_stack(s.t, s.stack, &last), PST_STALE);
+    CHECK_EQ(pst_table_set_stack(s.t, s.stack, &other), PST_OK);
+    CHECK_EQ(pst_table_set_stack(s.t, s.stack, &other), PST_OK);
+    pst_stack_close(s.stack);
+    s.stack = NULL;
+    CHECK_EQ(add(&s, keys, &n), PST_OK);
+    uint64_t fits = 0;
+    pst_room leave;
+    CHECK_EQ(pst_table_room(s.t, 10, &fits, &leave), PST_OK);
+    CHECK(fits > 0);
     end(&s);
 }
 
@@ -307,16 +342,19 @@ static void test_other_files(void) {
     pst_table_options o = {.max_parallelism = GROUPS, .last_key_group = GROUPS - 1};
     pst_table *t = NULL;
     pst_stack *stack = NULL;
+    pst_lineage lineage;
     char path[128];
     begin(&s, (uint64_t)1 << 26);
     set_stack(&s);
     REQUIRE(!pst_table_open(&schema, &o, &t, NULL, NULL));
-    CHECK_EQ(pst_table_set_stack(t, s.stack), PST_INVALID);
+    lineage = lineage_of(t);
+    CHECK_EQ(pst_table_set_stack(t, s.stack, &lineage), PST_INVALID);
     pst_table_close(t);
     path_of(&s, s.numbers[0], path);
     pst_stack_file file = {path, part, 1};
     REQUIRE(!pst_stack_open(s.in_files, GROUPS, &file, 1, NULL, &stack, NULL));
-    CHECK_EQ(pst_table_set_stack(s.t, stack), PST_INVALID);
+    lineage = lineage_of(s.t);
+    CHECK_EQ(pst_table_set_stack(s.t, stack, &lineage), PST_INVALID);
     pst_stack_close(stack);
     end(&s);
 }
@@ -389,6 +427,7 @@ int main(void) {
     test_estimates();
     test_of_nothing();
     test_when_a_stack_counts();
+    test_a_stack_that_is_held();
     test_other_files();
     run_steps(&s, (uint64_t)1 << 19);
     run_steps(&s, (uint64_t)3 << 18);

@@ -11,6 +11,7 @@
 #include "access/batch.h"
 #include "below.h"
 #include "kinds.h"
+#include "snapshot/leave_epochs.h"
 #include "table/slots.h"
 
 /* ---- both tables ----------------------------------------------------------------------------- */
@@ -96,7 +97,7 @@ static void leave_some(pair *p) {
     pst_resident before, after;
     pst_table_get_resident(p->disk, &before);
     uint64_t looked = p->disk->m->live;
-    CHECK_EQ(pst_table_leave(p->disk, &wanted, &left), PST_OK);
+    CHECK_EQ(pst_leave_epochs(p->disk, &wanted, &left), PST_OK);
     pst_table_get_resident(p->disk, &after);
     CHECK_EQ(before.rows - after.rows, left.rows);
     CHECK_EQ(p->disk->m->live, looked - left.rows);
@@ -390,7 +391,7 @@ static void test_readers(void) {
     CHECK(read_value(r, 20, &value) == PST_OK && value == 7);
     CHECK(read_value(r, 21, &value) == PST_OK && value == 9);
     pst_room wanted = {1, 0}, left;
-    CHECK_EQ(pst_table_leave(t, &wanted, &left), PST_OK);
+    CHECK_EQ(pst_leave_epochs(t, &wanted, &left), PST_OK);
     CHECK_EQ(left.rows, 1);
     CHECK_EQ(read_value(r, 20, &value), PST_SNAPSHOT_TOO_OLD);
     pst_reader_close(r);
@@ -406,7 +407,7 @@ static void test_heat(void) {
     seal_value(t, 1);
     pst_table_set_whole(t, 0);
     pst_room wanted = {1, 0}, left;
-    CHECK_EQ(pst_table_leave(t, &wanted, &left), PST_OK);
+    CHECK_EQ(pst_leave_epochs(t, &wanted, &left), PST_OK);
     for (uint64_t e = 2; e < 4; e++) {
         for (uint64_t k = 100; k < 150; k++) {
             put_value(t, k, e);
@@ -416,7 +417,7 @@ static void test_heat(void) {
         seal_value(t, e);
     }
     wanted.rows = 200;
-    CHECK_EQ(pst_table_leave(t, &wanted, &left), PST_OK);
+    CHECK_EQ(pst_leave_epochs(t, &wanted, &left), PST_OK);
     CHECK_EQ(left.rows, 200);
     uint64_t kept = 0;
     for (uint64_t k = 0; k < ROWS; k++) {
@@ -427,7 +428,7 @@ static void test_heat(void) {
     CHECK(kept >= 99);
     /* What nobody uses leaves in the end, and never more than there is. */
     wanted.rows = 1000;
-    CHECK_EQ(pst_table_leave(t, &wanted, &left), PST_OK);
+    CHECK_EQ(pst_leave_epochs(t, &wanted, &left), PST_OK);
     CHECK_EQ(left.rows, ROWS - 201);
     CHECK_EQ(t->m->live, 0);
     pst_table_close(t);
@@ -478,22 +479,22 @@ static void test_who_stays(void) {
     REQUIRE(pst_table_seal(t, &l, NULL) == PST_OK);
     pst_room all = {100, 0}, left;
     pst_table_keep_rows(t, 1);
-    CHECK_EQ(pst_table_leave(t, &all, &left), PST_OK);
+    CHECK_EQ(pst_leave_epochs(t, &all, &left), PST_OK);
     CHECK(left.rows == 0 && pst_table_is_whole(t));
     pst_table_keep_rows(t, 0);
     em_set_key(m, t, 0);
     CHECK_EQ(pst_value_put(t, m->column[EM_N], &cell), PST_OK);
-    CHECK_EQ(pst_table_leave(t, &all, &left), PST_INVALID);
+    CHECK_EQ(pst_leave_epochs(t, &all, &left), PST_INVALID);
     CHECK_EQ(pst_table_settle(t), PST_INVALID);
     CHECK_EQ(pst_table_rollback(t, 0), PST_OK);
     /* No row with timers, then those whose timers are at 300 or later: one with one timer, two with
      * two. */
-    CHECK_EQ(pst_table_leave(t, &all, &left), PST_OK);
+    CHECK_EQ(pst_leave_epochs(t, &all, &left), PST_OK);
     CHECK_EQ(left.rows, 1);
     CHECK_EQ(pst_table_set_horizon(t, PST_EVENT, 300), PST_OK);
     CHECK_EQ(pst_table_horizon(t, PST_EVENT), 300);
     CHECK_EQ(pst_table_horizon(t, PST_PROCESSING), INT64_MAX);
-    CHECK_EQ(pst_table_leave(t, &all, &left), PST_OK);
+    CHECK_EQ(pst_leave_epochs(t, &all, &left), PST_OK);
     CHECK_EQ(left.rows, 3);
     CHECK_EQ(t->m->live, 2);
     check_ownership(t);
@@ -517,7 +518,7 @@ static void test_room_at_once(void) {
         put_value(t, k, k);
     seal_value(t, 1);
     pst_room wanted = {12, 0}, left;
-    CHECK_EQ(pst_table_leave(t, &wanted, &left), PST_OK);
+    CHECK_EQ(pst_leave_epochs(t, &wanted, &left), PST_OK);
     uint32_t slots = t->m->slots;
     for (uint64_t k = 200; k < 212; k++)
         CHECK_EQ(admit_value(t, k, k), PST_OK);
@@ -562,7 +563,7 @@ static void test_leave_refused(void) {
             t->arena.limit = 1 + t->arena.committed_total * (uint64_t)(trial % 8) / 8;
         else
             check_fail_alloc(trial / 3 % 8, trial % 2);
-        pst_status s = pst_table_leave(t, &all, &left);
+        pst_status s = pst_leave_epochs(t, &all, &left);
         check_fail_alloc(-1, 0);
         t->arena.limit = limit;
         refused += s != PST_OK;
@@ -572,7 +573,7 @@ static void test_leave_refused(void) {
         check_ownership(t);
         for (int d = 0; d < 2; d++)
             CHECK_EQ(pst_table_set_horizon(t, (pst_domain)d, INT64_MIN), PST_OK);
-        CHECK_EQ(pst_table_leave(t, &all, NULL), PST_OK);
+        CHECK_EQ(pst_leave_epochs(t, &all, NULL), PST_OK);
         CHECK_EQ(t->m->live, 0);
         check_ownership(t);
         pst_table_close(t);
@@ -619,7 +620,7 @@ static void seal_below(pst_table *t, below_files *files, uint64_t epoch) {
     pst_sealed_destroy(sealed);
     for (int d = 0; d < 2; d++)
         CHECK_EQ(pst_table_set_horizon(t, (pst_domain)d, INT64_MIN), PST_OK);
-    CHECK_EQ(pst_table_leave(t, &all, &left), PST_OK);
+    CHECK_EQ(pst_leave_epochs(t, &all, &left), PST_OK);
     CHECK_EQ(left.rows, 1);
 }
 

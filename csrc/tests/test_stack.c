@@ -310,9 +310,80 @@ static void run_long(void) {
     make_world(w, WORLD_NAMESPACES, 2, 22000, 77);
     world_merge(w, w->rows, &whole);
     pst_stack *st = open_world(w, NULL);
-    CHECK(st->files[0].guide->n_segments > 1 && st->files[0].guide->segments[1].continued);
+    CHECK(st->files[0]->guide->n_segments > 1 && st->files[0]->guide->segments[1].continued);
     check_batch(w, st, &whole, 300, 22100, 5);
     pst_stack_close(st);
+    file_free(&whole);
+    world_free(w);
+}
+
+/* ---- files that are open for several stacks ---------------------------------------------------- */
+
+static uint64_t reads_of(const pst_reads *reads) {
+    pst_reads_stats stats;
+    pst_reads_get_stats(reads, &stats);
+    return stats.reads;
+}
+
+static uint64_t charged(pst_budget *budget) {
+    pst_budget_stats stats;
+    pst_budget_get_stats(budget, &stats);
+    return stats.private_bytes;
+}
+
+/* Stacks of open files read nothing and charge no guide again, and live on without their paths and
+ * without whoever opened them. Each counts its files for key groups of its own. */
+static void run_shared(void) {
+    world *w = &the_world;
+    memory_file whole = {.calls_left = -1};
+    pst_member *members[WORLD_FILES], *other;
+    pst_stack *first, *second;
+    pst_reads *reads = NULL, *others = NULL;
+    pst_budget *budget = NULL;
+    pst_detail detail;
+    const int32_t part[] = {0, 0};
+    make_world(w, WORLD_PLAIN, 4, 6000, 21);
+    world_merge(w, w->rows, &whole);
+    REQUIRE(!pst_reads_create(NULL, &reads) && !pst_reads_create(NULL, &others));
+    REQUIRE(!pst_budget_create(256 << 20, &budget));
+    pst_stack_options o = {.reads = reads, .budget = budget}, none = {0}, apart = {.reads = others};
+    CHECK_EQ(pst_member_open(&w->schema, WORLD_GROUPS, w->paths[0], &none, &other, NULL),
+             PST_INVALID);
+    CHECK_EQ(pst_member_open(&w->schema, 64, w->paths[0], &o, &other, NULL), PST_SCHEMA);
+    CHECK_EQ(pst_member_open(&w->schema, WORLD_GROUPS, "/nowhere/at/all", &o, &other, &detail),
+             PST_NOT_FOUND);
+    CHECK_EQ(detail.sys_errno, ENOENT);
+    CHECK_EQ(charged(budget), 0);
+    for (int32_t i = 0; i < w->n; i++) {
+        REQUIRE(!pst_member_open(&w->schema, WORLD_GROUPS, w->paths[i], &o, &members[i], NULL));
+        CHECK(pst_member_descriptor(members[i]) >= 0);
+        REQUIRE(!unlink(w->paths[i]));
+        w->files[i] = (pst_stack_file){.member = members[i]};
+    }
+    uint64_t before = charged(budget), read = reads_of(reads);
+    CHECK(before > 0);
+    first = open_world(w, &o);
+    w->files[0].ranges = part;
+    w->files[0].n_ranges = 1;
+    second = open_world(w, &o);
+    CHECK_EQ(charged(budget), before);
+    CHECK_EQ(reads_of(reads), read);
+    CHECK(pst_stack_counts(first, 0, 1) && !pst_stack_counts(second, 0, 1));
+    CHECK_EQ(pst_stack_open(&w->schema, WORLD_GROUPS, w->files, w->n, &apart, &first, &detail),
+             PST_INVALID);
+    CHECK_EQ(detail.row, 0);
+    CHECK_EQ(pst_stack_open(&w->schema, 64, w->files, w->n, &o, &first, &detail), PST_SCHEMA);
+    for (int32_t i = 0; i < w->n; i++)
+        pst_member_release(members[i]);
+    pst_stack_close(second);
+    pst_reads_release(reads);
+    check_batch(w, first, &whole, 3000, 6100, 9);
+    pst_stack_close(first);
+    CHECK_EQ(charged(budget), 0);
+    pst_reads_release(others);
+    pst_budget_release(budget);
+    for (int32_t i = 0; i < w->n; i++) /* for world_free */
+        w->files[i] = (pst_stack_file){.path = w->paths[i]};
     file_free(&whole);
     world_free(w);
 }
@@ -327,5 +398,6 @@ int main(int argc, char **argv) {
     run_ends();
     run_due();
     run_many();
+    run_shared();
     return check_report();
 }

@@ -259,6 +259,33 @@ static void run_groups(world *w) {
 
 /* ---- memory ------------------------------------------------------------------------------------ */
 
+/* A stack of open files. */
+static void run_memory_of_open(world *w, const memory_file *whole) {
+    pst_stack_file files[WORLD_FILES];
+    const int32_t all[] = {0, WORLD_GROUPS - 1};
+    pst_stack_options o = {0};
+    pst_stack *st = NULL;
+    REQUIRE(!pst_reads_create(NULL, &o.reads));
+    for (int32_t i = 0; i < w->n; i++) {
+        files[i] = (pst_stack_file){.ranges = all, .n_ranges = 1};
+        REQUIRE(
+            !pst_member_open(&w->schema, WORLD_GROUPS, w->paths[i], &o, &files[i].member, NULL));
+    }
+    for (int64_t i = 0; !st; i++) {
+        check_fail_alloc(i, 0);
+        pst_status s = pst_stack_open(&w->schema, WORLD_GROUPS, files, w->n, &o, &st, NULL);
+        int refused = check_alloc_failed();
+        check_fail_alloc(-1, 0);
+        CHECK_EQ(s, refused ? PST_NO_MEMORY : PST_OK);
+        REQUIRE(i < 100);
+    }
+    for (int32_t i = 0; i < w->n; i++)
+        pst_member_release(files[i].member);
+    CHECK_EQ(search(w, st, whole, -1), PST_OK);
+    pst_stack_close(st);
+    pst_reads_release(o.reads);
+}
+
 static void run_memory(world *w, const memory_file *whole) {
     pst_budget *budget = NULL;
     pst_budget_stats stats;
@@ -426,6 +453,7 @@ int main(void) {
         run_reads(w, &whole, 1);
         run_callback(w, &whole);
         run_memory(w, &whole);
+        run_memory_of_open(w, &whole);
         run_guides(w, &whole);
         run_groups(w);
         run_get(w, &whole);

@@ -603,10 +603,14 @@ cdef extern from "pystate.h" nogil:
     ctypedef struct pst_stack:
         pass
 
+    ctypedef struct pst_member:
+        pass
+
     ctypedef struct pst_stack_file:
         const char *path
         const int32_t *ranges
         int32_t n_ranges
+        pst_member *member
 
     ctypedef struct pst_stack_options:
         pst_reads *reads
@@ -614,6 +618,11 @@ cdef extern from "pystate.h" nogil:
         const char *guides
         uint32_t slice_keys
 
+    pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, const char *path,
+                               const pst_stack_options *options, pst_member **member,
+                               pst_detail *detail)
+    void pst_member_release(pst_member *m)
+    int pst_member_descriptor(const pst_member *m)
     pst_status pst_stack_open(const pst_schema *schema, int32_t max_parallelism,
                               const pst_stack_file *files, int32_t n_files,
                               const pst_stack_options *options, pst_stack **stack,
@@ -638,4 +647,4 @@ cdef extern from "pystate.h" nogil:
     void pst_stack_get_stats(const pst_stack *st, pst_stack_stats *stats)
     pst_status pst_stack_get(pst_stack *st, const pst_cell *key, uint32_t nulls,
                              pst_record *record)
-    pst_status pst_table_set_stack(pst_table *t, pst_stack *stack)
+    pst_status pst_table_set_stack(pst_table *t, pst_stack *stack, const pst_lineage *lineage)

@@ -200,6 +200,7 @@ cdef class Batch(_Dependent):
         cdef pst_room leave
         cdef pst_status status
         cdef bint may = not table.making_room and self.columns is not None, made = True
+        cdef bint placed = False
         cdef int tried = 0
         while True:
             table.hold()
@@ -208,6 +209,10 @@ cdef class Batch(_Dependent):
                     status = pst_batch_fetch(self.b, &absent)
             finally:
                 table.end()
+            if status == PST_NO_STACK and not placed and table.place():
+                placed = True
+                self.renew()
+                continue
             if status == PST_NO_ROOM:
                 wanted = n
             else:

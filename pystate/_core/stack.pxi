@@ -37,11 +37,69 @@ cdef object file_error(pst_status status, const pst_detail *detail, tuple names,
     return make_error(status, detail, name, None)
 
 
+cdef class GuidedFile:
+    """A state file with a guide, open for any number of stacks, in any thread.
+
+    It may be removed. It is closed when nothing has it any more.
+    """
+
+    cdef pst_member *m
+    cdef unsigned long fork
+    cdef Reads reads
+    cdef Budget budget
+    cdef readonly str name
+
+    def __init__(self, Schema schema not None, int32_t max_parallelism, path,
+                 Reads reads not None, Budget budget=None, guides=None):
+        cdef pst_stack_options options
+        cdef pst_schema *own = NULL
+        cdef pst_member *made = NULL
+        cdef pst_detail detail
+        cdef pst_status status
+        cdef bytes encoded = os.fsencode(path)
+        cdef const char *where = encoded
+        cdef bytes folder = b"" if guides is None else os.fsencode(guides)
+        once(self.name is not None, "an open file")
+        memset(&options, 0, sizeof(options))
+        memset(&detail, 0xFF, sizeof(detail))
+        self.name = os.fsdecode(path)
+        self.fork = fork_generation
+        self.reads, self.budget = reads, budget
+        options.reads = reads.r
+        options.budget = budget_of(budget)
+        if guides is not None:
+            options.guides = folder
+        with nogil:
+            status = pst_file_schema_create(&schema.c, &own)
+            if status == PST_OK:
+                status = pst_member_open(own, max_parallelism, where, &options, &made, &detail)
+            pst_file_schema_destroy(own)
+        self.m = made
+        check_limit(status, budget, f"{self.name}: its guide")
+        if status != PST_OK:
+            detail.row = 0
+            raise file_error(status, &detail, (self.name,), self.name)
+
+    def __dealloc__(self):
+        if self.m is not NULL and self.fork == fork_generation:
+            pst_member_release(self.m)
+
+    cdef int ready(self) except -1:
+        if self.m is NULL or self.fork != fork_generation:
+            raise errors.ClosedError("the file is not open, or of another process")
+        return 0
+
+    def fileno(self):
+        """Return its descriptor, which may be for aligned reads only."""
+        self.ready()
+        return pst_member_descriptor(self.m)
+
+
 cdef class Stack(_Guarded):
     """State files with guides, oldest first, in which rows are looked up. It is immutable.
 
-    `files` are (path, the first and last key groups for which it counts, one after the other; none:
-    all of its own). It cannot be closed while it is a table's.
+    `files` are (path or `GuidedFile`, the first and last key groups for which it counts, one after the
+    other; none: all of its own). It cannot be closed while it is a table's.
     """
 
     cdef pst_stack *s
@@ -61,6 +119,7 @@ cdef class Stack(_Guarded):
         cdef pst_status status
         cdef Numbers ranges
         cdef bytes path
+        cdef GuidedFile opened
         cdef bytes folder = b"" if guides is None else os.fsencode(guides)
         cdef list kept = [], names = []
         cdef int32_t i, n
@@ -68,9 +127,15 @@ cdef class Stack(_Guarded):
         memset(&options, 0, sizeof(options))
         memset(&detail, 0xFF, sizeof(detail))
         for name, counting in list(files):
-            path, ranges = os.fsencode(name), Numbers(counting)
-            kept.append((path, ranges))
-            names.append(os.fsdecode(name))
+            ranges = Numbers(counting)
+            if isinstance(name, GuidedFile):
+                opened = <GuidedFile> name
+                opened.ready()
+                kept.append((b"", opened, ranges))
+                names.append(opened.name)
+            else:
+                kept.append((os.fsencode(name), None, ranges))
+                names.append(os.fsdecode(name))
         n = <int32_t> len(kept)
         self.fork = fork_generation
         self.reads, self.budget, self.schema = reads, budget, schema
@@ -83,8 +148,9 @@ cdef class Stack(_Guarded):
         c = <pst_stack_file *> calloc(<size_t> n + 1, sizeof(pst_stack_file))
         if c is NULL:
             raise MemoryError
-        for i, (path, ranges) in enumerate(kept):
+        for i, (path, opened, ranges) in enumerate(kept):
             c[i].path, c[i].ranges, c[i].n_ranges = path, ranges.c, ranges.n // 2
+            c[i].member = NULL if opened is None else opened.m
         self.hold()
         try:
             with nogil:

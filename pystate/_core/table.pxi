@@ -41,6 +41,7 @@ cdef class Table:
     cdef readonly unsigned long turn    # how often another key, or none, was made current
     cdef object on_first_use
     cdef object on_no_room     # makes room for so many rows; None where nobody can
+    cdef object on_no_stack    # sets the stack of the last sealed epoch, or raises why it cannot
     cdef bint making_room
     cdef bint below            # rows lie in files
     cdef unsigned int sets     # of current keys
@@ -237,15 +238,19 @@ cdef class Table:
             pst_table_close(self.t)
             self.t = NULL
         self.take_stack(None)
+        # What these are bound to has the table.
+        self.on_first_use = self.on_no_room = self.on_no_stack = None
 
     def reopen(self, bint goes_on=False):
-        """Free the table's rows, so that `open` makes an empty one; handles stay valid.
+        """Free the table's rows, so that its next use opens an empty one; handles stay valid.
 
-        With `goes_on` batches of keys do, too: they look their keys up again.
+        With `goes_on` batches of keys do, too: they look their keys up again. Where it raises, nothing
+        has changed.
         """
-        self.forget_key()
-        self.ready()
+        if self.state != UNOPENED or self.fork != fork_generation:
+            self.ready()
         self.release_dependents()
+        self.forget_key()
         pst_table_close(self.t)
         self.t = NULL
         self.take_stack(None)
@@ -384,13 +389,22 @@ cdef class Table:
             self.stack.tables -= 1
         self.stack = stack
 
-    def set_stack(self, Stack stack):
-        """Look in these files for what the last sealed epoch has; None: in none."""
+    def set_stack(self, Stack stack, lineage=None):
+        """Look in these files for what the last sealed epoch has, which is of that lineage.
+
+        None: in none.
+        """
+        cdef pst_lineage believed
         cdef pst_status status
+        id, parent, epoch, query = (bytes(16), bytes(16), 0, 0) if lineage is None else lineage
+        fill_lineage(&believed, id, parent, epoch, query)
         self.ready()
         if stack is not None:
             stack.ready()
-        status = pst_table_set_stack(self.t, NULL if stack is None else stack.s)
+        status = pst_table_set_stack(self.t, NULL if stack is None else stack.s, &believed)
+        if status == PST_STALE:
+            raise errors.LineageError(
+                f"{self.where}: the files are not those of the table's last sealed epoch")
         if status == PST_INVALID:
             raise errors.SchemaError(
                 f"{self.where}: the files below it have other columns or key groups than the table")
@@ -414,10 +428,12 @@ cdef class Table:
         self.ready()
         return not self.below
 
-    def on_room(self, make_room):
+    def on_room(self, make_room, place):
         """Have `make_room(keys, fully)` called where no more rows fit; it says whether it did
-        anything. `fully`: it was called before, and that did not suffice."""
+        anything. `fully`: it was called before, and that did not suffice. `place()` is called where
+        rows may lie in files and no stack of these is set: it sets it, or raises."""
         self.on_no_room = make_room
+        self.on_no_stack = place
 
     def keep_room(self, bint kept):
         """While it is said so, no room is made: what is written belongs to the open epoch.
@@ -468,6 +484,14 @@ cdef class Table:
         self.begin_again()
         self.check(status)
         return left.rows, left.bytes
+
+    cdef bint place(self) except -1:
+        """Have the stack set that counts now; whether anybody does that."""
+        if self.on_no_stack is None:
+            return False
+        self.on_no_stack()
+        self.ready()
+        return True
 
     cdef bint make_room(self, uint64_t keys, bint fully=False) except -1:
         """Have room made for so many rows. The current key stays."""
@@ -575,8 +599,7 @@ cdef class Table:
                 self.has_key = status == PST_OK
                 if status == PST_OK:
                     return
-                if status != PST_NO_ROOM:
-                    self.has_key = False
+                if status not in (PST_NO_ROOM, PST_NO_STACK):
                     self.check_fetched(status)
         self.set_any_key(key)
 
@@ -606,6 +629,8 @@ cdef class Table:
         # The caller's code may have set a key of its own.
         self.forget_key()
         status = pst_key_set(self.t, cells, nulls)
+        if status == PST_NO_STACK and self.place():
+            status = pst_key_set(self.t, cells, nulls)
         if status == PST_NO_ROOM and self.make_room(SETS_WATCHED):
             status = pst_key_set(self.t, cells, nulls)
         if status == PST_NO_ROOM and self.make_room(SETS_WATCHED, True):

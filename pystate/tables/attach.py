@@ -441,7 +441,9 @@ def _catch_up(
         if on_disk and lineage.id.hex() != base.id:
             # Its rows would have to be looked up to be brought up to date; files have them.
             return None
-        if back:
+        if back and on_disk:
+            backend.below.roll_back(back)
+        elif back:
             backend.rollback(back)
         if on_disk:
             put_above(backend, spec, base)

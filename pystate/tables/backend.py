@@ -36,6 +36,7 @@ from pystate.state.columns import NAMESPACE, core_schema
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch, found_keys
 from pystate.state.operator_spec import OperatorSpec, declared_fills
+from pystate.tables.below import SCAN_ROWS
 from pystate.tables.host import TableIdentity, counted_home, table_identity
 from pystate.tables.options import (
     DISK,
@@ -47,7 +48,7 @@ from pystate.tables.options import (
     checked_range,
 )
 from pystate.tables.registry import StateRegistry, reserved_names, unknown_state_error
-from pystate.tables.rows_below import WHOLE_ROWS_BYTES, RowsBelow
+from pystate.tables.rows_below import RowsBelow
 from pystate.tables.snapshots import SealedReader, Snapshot
 from pystate.tables.timers import DueTimers, TimeDomain, Timers
 from pystate.types.arrays import as_array
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
 H = TypeVar("H")
 
 _DEFAULTS = TableOptions()
-_SCAN_ROWS = 1 << 16
 #: Each seal scans this part of the keys for expired values, but at least this many keys.
 _LEAST_EXPIRED, _EXPIRED_PART = 4096, 64
 
@@ -300,8 +300,7 @@ class KeyedStateBackend:
             home,
         )
         self._states.set_ttl()
-        if self.home == DISK:
-            self._table.set_whole_rows(WHOLE_ROWS_BYTES)
+        self.below.begin()
 
     def close(self) -> None:
         """Free the table with its batches and readers; an open epoch is lost.
@@ -314,6 +313,7 @@ class KeyedStateBackend:
             Another thread is using the table.
         """
         self._table.close()
+        self.below.close()
         self._discard()
 
     def detach(self) -> None:
@@ -636,12 +636,13 @@ class KeyedStateBackend:
         Raises
         ------
         LineageError
-            The undo window does not reach so far; nothing was undone.
+            The undo window does not reach so far, or files below hold rows; nothing was undone.
         """
         if not 0 <= integer(back, "rollback: back") <= UNDO_EPOCHS:
             raise LineageError(
                 f"roll back over {back} sealed epochs: {UNDO_EPOCHS} are the most; restore instead"
             )
+        self.below.refuse_return(back)
         self._table.rollback(back)
         self._discard()
 
@@ -790,18 +791,16 @@ class KeyedStateBackend:
         self.open()
         if self.dirty or self.below.files or len(self):
             raise InvalidArgumentError("restore fills an empty table; this one has state")
-        rows, last = 0, lineage
         if isinstance(files, (str, bytes)) or not isinstance(files, Iterable):
             raise InvalidArgumentError(f"restore takes a list of state files, not {shown(files)}")
         files = list(files)
-        identities: list[FileIdentity | None] = (
-            [None] * len(files) if expected is None else list(expected)
-        )
+        identities: list[Any] = [None] * len(files) if expected is None else list(expected)
         if files and expected is None:
             refuse_renames(files[-1], self._states.columns, allow_unclaimed_state)
         since = declared_fills(self.declarations)
         if self.home == DISK and files:
             return self.below.restore(files, identities, lineage, allow_unclaimed_state)
+        rows = 0
         try:
             for source, identity in zip(files, identities, strict=True):
                 rows += self.load(
@@ -812,9 +811,9 @@ class KeyedStateBackend:
                 )
             if lineage is None and files:
                 with open_file(files[-1]) as opened:
-                    last = Lineage(*opened.reader.lineage())
-            if last is not None:
-                self._seal(last, wanted=False)
+                    lineage = Lineage(*opened.reader.lineage())
+            if lineage is not None:
+                self._seal(lineage, wanted=False)
         except BaseException:
             self._table.rollback(0)
             raise
@@ -871,7 +870,7 @@ class KeyedStateBackend:
         """
         if self.below.are_any:
             return self.below.batches()
-        return map(self.exported, self._rows(_SCAN_ROWS, changed=False))
+        return map(self.exported, self._rows(SCAN_ROWS, changed=False))
 
     def exported(self, keys: KeyBatch) -> pa.RecordBatch:
         """The rows of a batch of keys as `to_batches` gives them; absent keys have no state."""
@@ -881,7 +880,7 @@ class KeyedStateBackend:
         arrays += [handle._exported(keys) for handle in self._states.handles.values()]
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
 
-    def existing(self, max_rows: int = _SCAN_ROWS) -> Iterator[KeyBatch]:
+    def existing(self, max_rows: int = SCAN_ROWS) -> Iterator[KeyBatch]:
         """All keys, with their namespaces, as `to_batches` gives their rows.
 
         Parameters
@@ -903,7 +902,7 @@ class KeyedStateBackend:
         -----
         O(rows of the table): each key's hash is compared with those that are wanted.
         """
-        existing = self._rows(_SCAN_ROWS, changed=False)
+        existing = self._rows(SCAN_ROWS, changed=False)
         return found_keys(self._table, existing, wanted, self._key_types())
 
     def to_arrow(self) -> pa.Table:
@@ -932,7 +931,7 @@ class KeyedStateBackend:
 
     def __iter__(self) -> Iterator[Any]:
         """All keys, in no particular order; epochs may be sealed meanwhile, as for `to_batches`."""
-        for keys in self._rows(_SCAN_ROWS, changed=False):
+        for keys in self._rows(SCAN_ROWS, changed=False):
             yield from keys.to_pylist()
 
     def reader(self) -> SealedReader:

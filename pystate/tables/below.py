@@ -1,11 +1,12 @@
-"""Files below a table whose home is the disk: stacks of them, and all rows of files as arrays.
+"""Files below a table whose home is the disk: open ones, stacks, and all rows of them as arrays.
 
 A table on disk has some rows in memory, and all of them in the files of its last sealed epoch but
 for what changed since. So what asks for all rows merges these files, the changes being the newest,
 and leaves the table's memory alone. It goes by key groups, some at a time, so that it needs memory
 for these.
 
-Thread safety: functions without state; the reads of a process are made once, under a lock.
+Thread safety: `FilesBelow` belongs to one thread at a time, the files that it shares with others to
+all; the functions have no state; the reads of a process are made once, under a lock.
 """
 
 from __future__ import annotations
@@ -25,14 +26,13 @@ from pystate._core import core
 from pystate.base.memory import process_budget
 from pystate.checkpoint.state_files import (
     LEAST_BLOCK_BYTES,
-    FileIdentity,
     FileInfo,
     FileSchema,
     OpenFile,
-    Source,
     file_schema,
     open_file,
 )
+from pystate.errors import CheckpointError
 from pystate.state.columns import LIST, MAP, VALUE, Column
 from pystate.state.declaration import State
 from pystate.state.list import ListState
@@ -48,7 +48,7 @@ PLAIN = (ValueState, ListState, MapState)
 #: Rows, nulls, validity, offsets, values.
 Part: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
 #: About so many rows are in memory at a time.
-_ROWS = 1 << 16
+SCAN_ROWS = 1 << 16
 
 
 class FileBelow(NamedTuple):
@@ -80,14 +80,97 @@ _reads = _Reads()
 os.register_at_fork(after_in_child=_reads.reset)
 
 
-def open_stack(schema: core.Schema, max_parallelism: int, files: Iterable[FileBelow]) -> core.Stack:
-    """Open files, oldest first, in which rows of tables with that schema are looked up.
+class FilesBelow:
+    """Files in which the rows of a table are, oldest first, and those of them that are open.
 
-    `SchemaError` if a file has no guide, or other columns: see `has_rows_of`. `CheckpointError` if
-    there is none, `CorruptFileError`, `NewerFormatError`; they name the file.
+    A file is opened once, whoever looks into it: stacks, scans and readers share it, and so do
+    successive lists of files. It may be removed then.
+
+    Parameters
+    ----------
+    files : iterable of FileBelow
+        What is wanted; `open` opens those that are not open.
+    before : FilesBelow, optional
+        From which open files are taken.
+
+    Attributes
+    ----------
+    named : tuple of FileBelow
     """
-    named = [(file.path, [file.first_key_group, file.last_key_group]) for file in files]
-    return core.Stack(schema, max_parallelism, named, _reads.get(), process_budget())
+
+    def __init__(
+        self, files: Iterable[tuple[str, int, int]] = (), before: FilesBelow | None = None
+    ) -> None:
+        self.named = tuple(FileBelow(*file) for file in files)
+        known = {} if before is None else before._by_path()
+        self._opened = [_still_at(file.path, known.get(file.path)) for file in self.named]
+
+    def _by_path(self) -> dict[str, core.GuidedFile | None]:
+        return {file.path: opened for file, opened in zip(self.named, self._opened, strict=True)}
+
+    def open(self, schema: core.Schema, max_parallelism: int) -> None:
+        """Open all files, as ones of tables with that schema; after an error, go on with the rest.
+
+        `SchemaError` if a file has no guide, or other columns: see `has_rows_of`. `CheckpointError`
+        if there is none, `CorruptFileError`, `NewerFormatError`, `SystemCallError`,
+        `MemoryLimitError`; they name the file.
+        """
+        for i, (file, opened) in enumerate(zip(self.named, self._opened, strict=True)):
+            if opened is None:
+                self._opened[i] = core.GuidedFile(
+                    schema, max_parallelism, file.path, _reads.get(), process_budget()
+                )
+
+    def stack(self, schema: core.Schema, max_parallelism: int) -> core.Stack | None:
+        """Make a stack of the files, which are opened before; None if there are none."""
+        self.open(schema, max_parallelism)
+        counting: list[tuple[str | core.GuidedFile, list[int]]] = [
+            (opened, [file.first_key_group, file.last_key_group])
+            for file, opened in zip(self.named, self._opened, strict=True)
+            if opened is not None
+        ]
+        if not counting:
+            return None
+        return core.Stack(schema, max_parallelism, counting, _reads.get(), process_budget())
+
+    @contextmanager
+    def scanned(self) -> Iterator[list[tuple[core.FileReader, tuple[int, int]]]]:
+        """Readers of the whole files, which are open, with the key groups for which they count."""
+        with ExitStack() as stack:
+            yield [
+                (stack.enter_context(_read_again(opened)), file[1:])
+                for file, opened in zip(self.named, self._opened, strict=True)
+                if opened is not None
+            ]
+
+
+def _still_at(path: str, opened: core.GuidedFile | None) -> core.GuidedFile | None:
+    """An open file, unless there is another one at its path now."""
+    if opened is None:
+        return None
+    try:
+        there = os.stat(path)
+    except OSError:
+        return opened
+    return opened if os.path.samestat(there, os.fstat(opened.fileno())) else None
+
+
+@contextmanager
+def _read_again(opened: core.GuidedFile) -> Iterator[core.FileReader]:
+    # By a description of its own: the one that is open may be for aligned reads only.
+    try:
+        descriptor = os.open(f"/proc/self/fd/{opened.fileno()}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(f"{opened.name}: cannot be opened: {error.strerror}") from error
+    try:
+        size = os.fstat(descriptor).st_size
+        reader = OpenFile(opened.name, size, descriptor, None).reader
+        try:
+            yield reader
+        finally:
+            reader.close()
+    finally:
+        os.close(descriptor)
 
 
 def schema_in_files(table: core.Table) -> FileSchema:
@@ -144,20 +227,6 @@ class Expiring(NamedTuple):
         return core.Expiry(list(self.settings), self.processing_ms, self.watermark_ms)
 
 
-@contextmanager
-def opened_files(
-    files: Sequence[tuple[Source, tuple[int, int]]],
-    expected: Sequence[FileIdentity | None] | None = None,
-) -> Iterator[list[tuple[core.FileReader, tuple[int, int]]]]:
-    """Open files, with the key groups for which they count."""
-    identities = [None] * len(files) if expected is None else expected
-    with ExitStack() as stack:
-        yield [
-            (stack.enter_context(open_file(source, identity)).reader, bounds)
-            for (source, bounds), identity in zip(files, identities, strict=True)
-        ]
-
-
 def gathered(
     files: Sequence[tuple[core.FileReader, tuple[int, int]]],
     schema: core.Schema,
@@ -195,7 +264,7 @@ def _pieces(
     """Cut key groups so that each file counts for all of a piece, or none, and pieces are small."""
     rows = sum(FileInfo(*reader.info()).rows for reader, _ in files)
     groups = bounds[1] - bounds[0] + 1
-    step = max(1, groups * _ROWS // max(rows, 1))
+    step = max(1, groups * SCAN_ROWS // max(rows, 1))
     cuts = {bounds[0], bounds[1] + 1, *range(bounds[0], bounds[1] + 1, step)}
     for _, (first, last) in files:
         cuts |= {cut for cut in (first, last + 1) if bounds[0] < cut <= bounds[1]}

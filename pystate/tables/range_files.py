@@ -63,7 +63,7 @@ def begin_at(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> i
     parent = newest.parent if newest.id == base.id else EMPTY_ID
     name = Lineage(bytes.fromhex(base.id), bytes.fromhex(parent), newest.epoch, spec.query)
     files = _below(backend, spec, base, refs)
-    backend.below.begin(name, files)
+    backend.below.begin_at(name, files)
     return len(files)
 
 
@@ -73,7 +73,9 @@ def put_above(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> 
     Rows leave it, if there is not as much room as the last epoch needed.
     """
     refs = _counting(base)
-    backend.below.set_files(_below(backend, spec, base, refs))
+    # A table that has all rows, and is at the base, has had those that the files have.
+    known = not backend.below.are_any
+    backend.below.set_files(_below(backend, spec, base, refs), all_known=known)
     backend.below.left = 0
     if refs:
         changed = refs[-1].rows if refs[-1].kind == "delta" else 0

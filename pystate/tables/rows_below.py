@@ -4,6 +4,11 @@ Rows leave memory only when files have what changed of them. A store, or whoever
 epochs, makes deltas durable and says so by `RowsBelow.set_files`. In the middle of what its user
 sees as one epoch it is asked for that by a *step*, see `RowsBelow.step_by`.
 
+Which files are wanted is kept apart from those in which the table looks. `RowsBelow.place` makes
+them the same, or raises; whatever needs the files comes by there. So a file that cannot be opened
+now makes uses fail that need it, and no row is taken for absent. A table that is made anew above
+files is closed again where that fails, and its next use makes it again.
+
 Thread safety: as the backend whose rows they are.
 """
 
@@ -11,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
@@ -29,21 +34,22 @@ from pystate.checkpoint.state_files import (
     merge_files,
     open_file,
 )
-from pystate.errors import InvalidArgumentError, MemoryLimitError
+from pystate.checkpoint.storage import LocalStorage
+from pystate.errors import CheckpointError, InvalidArgumentError, LineageError, MemoryLimitError
 from pystate.state.columns import core_schema
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import declared_fills
 from pystate.tables.below import (
     PLAIN,
+    SCAN_ROWS,
     Expiring,
     FileBelow,
+    FilesBelow,
     Part,
     gathered,
     has_rows_of,
     key_arrays,
-    open_stack,
-    opened_files,
     schema_in_files,
     state_array,
     written,
@@ -57,7 +63,6 @@ from pystate.types.state_type import StateType
 #: Deltas of tables on disk have changed rows whole up to this size, so that a look at the newest
 #: file with a key is the last one.
 WHOLE_ROWS_BYTES = 512
-_SCAN_ROWS = 1 << 16
 
 
 class Loading(Protocol):
@@ -106,7 +111,7 @@ class RowsBelow:
     Attributes
     ----------
     files : tuple of FileBelow
-        In which rows are looked up, oldest first.
+        In which rows are looked up, oldest first: those that are wanted.
     """
 
     def __init__(self, backend: Owner, on_disk: bool) -> None:
@@ -121,82 +126,140 @@ class RowsBelow:
         self.is_new_file = False
         self._backend = backend
         self._table = backend._table
-        self.files: tuple[FileBelow, ...] = ()
-        self._files_id: bytes | None = None  # of which epoch they are
-        self._stack: core.Stack | None = None
+        self._wanted = self._placed = FilesBelow()
+        self._lineage = EMPTY_LINEAGE  # of the epoch that the wanted ones have
         self._file_schema: FileSchema | None = None
         self._may_step: Callable[[], None] | None = None
+        self._say_files: Callable[[], Sequence[FileBelow]] | None = None
         if on_disk:
-            self._table.on_room(self._make_room)
+            self._table.on_room(self._make_room, self.place)
 
-    def set_files(self, files: Sequence[tuple[str, int, int]]) -> None:
+    @property
+    def files(self) -> tuple[FileBelow, ...]:  # noqa: D102
+        return self._wanted.named
+
+    def set_files(self, files: Sequence[tuple[str, int, int]], *, all_known: bool = False) -> None:
         """Say which files hold what the last sealed epoch has, so that rows may leave memory.
+
+        Only those are opened that are not open, as whoever looks into a file shares it.
 
         Parameters
         ----------
         files : sequence of (path, first key group, last key group)
             Oldest first; each counts for these key groups, both inclusive. All have guides and the
             table's own columns. They may go while they are in use: they stay open.
+        all_known : bool
+            Whether the files have only rows that this table has had: it then has all of them in
+            memory still, if it had before. Without it rows that are not here are looked for there.
 
         Raises
         ------
-        CheckpointError, CorruptFileError, NewerFormatError, SchemaError
-            A file cannot be used; the message names it. Those that were set before count no more.
+        CheckpointError, CorruptFileError, NewerFormatError, SchemaError, SystemCallError
+            A file cannot be used; the message names it. Each use that needs the files tries again.
+        MemoryLimitError
+            There is no room for what is kept of a file in memory; likewise.
         """
         self._backend.open()
         last = self._table.lineage(0)
-        named = [FileBelow(*file) for file in files]
-        if named and not self._table.stats()[0]:
-            self._table.set_whole(False)  # its rows are nowhere else
-        self._stack = (
-            open_stack(self._core_schema(), self._backend.max_parallelism, named) if named else None
-        )
-        self._table.set_stack(self._stack)
-        self.files, self._files_id = tuple(named), None if last is None else last[0]
+        assert last is not None
+        self._wanted, self._lineage = FilesBelow(files, self._wanted), Lineage(*last)
+        if self.files and not all_known:
+            self._table.set_whole(False)
+        self.place()
+
+    def place(self) -> None:
+        """Have the table look in the files that are wanted, or raise as `set_files` does.
+
+        `CheckpointError` if nobody has said which file has the last sealed epoch.
+        """
+        self._backend.open()
+        if not self._are_of_last_epoch():
+            if self._say_files is None:
+                raise CheckpointError(
+                    f"{self._table.where}: rows of the last sealed epoch are in no file that is "
+                    "below the table: write its snapshot, and call below.set_files"
+                )
+            self.set_files(self._say_files(), all_known=True)
+        elif self._placed is not self._wanted:
+            self._set_stack()
+
+    def _set_stack(self) -> None:
+        wanted = self._wanted
+        stack = wanted.stack(self._core_schema(), self._backend.max_parallelism)
+        self._table.set_stack(stack, self._lineage)
+        self._placed = wanted
+
+    def _are_of_last_epoch(self) -> bool:
+        return self._table.lineage(0) == self._lineage
 
     def reset(self, lineage: Lineage | None, files: Sequence[FileBelow]) -> None:
         """Forget all that is in memory, and have what files hold as the last sealed epoch.
 
-        Handles stay valid; batches and readers do not.
-        """
-        self._backend._discard()
-        self._begin_anew(lineage, bool(files), goes_on=False)
-        self.set_files(files)
+        Handles stay valid; batches and readers do not. The files are opened by the table's next
+        use, which raises if that cannot be, and so does each one after it.
 
-    def begin(self, lineage: Lineage, files: Sequence[FileBelow]) -> None:
-        """The same of a table that was just made, and is empty."""
+        Raises
+        ------
+        InUseError
+            Another thread uses a reader of the table; nothing has changed.
+        """
+        self._table.reopen()
+        self._backend._discard()
+        self._wanted = FilesBelow(files, self._wanted)
+        self._lineage = EMPTY_LINEAGE if lineage is None else lineage
+
+    def begin(self) -> None:
+        """Put a table that was just opened above the files, or close it again and raise."""
+        if not self.on_disk:
+            return
+        try:
+            self._table.set_whole_rows(WHOLE_ROWS_BYTES)
+            if self._backend._clock:
+                clock = {"processing": (None,), "event": (None, None), **self._backend._clock}
+                self._table.set_clock(clock["processing"][0], *clock["event"])
+            if self.files:
+                self._table.set_whole(False)
+            if self._lineage != EMPTY_LINEAGE:
+                # Which batches have ended was said when the table was closed.
+                self._table.seal(*self._lineage, wanted=False, goes_on=True)
+            self._set_stack()
+        except BaseException:
+            self._table.reopen(True)
+            raise
+
+    def begin_at(self, lineage: Lineage, files: Sequence[FileBelow]) -> None:
+        """As `reset`, of a table that was just made, and is empty; opens the files."""
         self._backend.open()
-        if files:
-            self._table.set_whole(False)
-        self._backend._seal(lineage, wanted=False)
-        self.set_files(files)
+        self._wanted, self._lineage = FilesBelow(files, self._wanted), lineage
+        self.begin()
 
     def keep(self) -> None:
         """Have rows that came from files stay for whoever has the table next.
 
         Otherwise they go with the open epoch, which has changed nothing.
         """
-        last = self._table.lineage(0)
-        if not self._backend.dirty and self.files and last is not None:
-            self._backend._seal(Lineage(*last), wanted=False)
+        if not self._backend.dirty and self.files and self._are_of_last_epoch():
+            self._backend._seal(self._lineage, wanted=False)
 
-    def _begin_anew(self, lineage: Lineage | None, has_files: bool, *, goes_on: bool) -> None:
-        """Make an empty table of that lineage; with `goes_on` batches of keys stay valid."""
-        self.files, self._files_id, self._stack = (), None, None
+    def roll_back(self, back: int) -> None:
+        """Undo the open epoch and some sealed ones; then the files of that epoch are to be set."""
+        self._table.rollback(back)
+        self._backend._discard()
+
+    def _reopen(self, goes_on: bool = False) -> None:
+        """Free all that is in memory; a shared table is made anew."""
         self._backend.open()
         if self._backend._file is not None:
             # While its lock is held, so that whoever waits for the lock finds the new one.
             with suppress(FileNotFoundError):
                 os.unlink(self._backend._file)
-        self.is_new_file = True
+            self.is_new_file = True
         self._table.reopen(goes_on)
-        self._backend.open()
-        clock = {"processing": (None,), "event": (None, None), **self._backend._clock}
-        self._table.set_clock(clock["processing"][0], *clock["event"])
-        if has_files:
-            self._table.set_whole(False)
-        if lineage is not None:
-            self._backend._seal(lineage, wanted=False, goes_on=goes_on)
+
+    def close(self) -> None:
+        """Let go of the files of a table that was closed."""
+        self._wanted = self._placed = FilesBelow()
+        self._may_step = self._say_files = None
 
     def restore(
         self,
@@ -211,23 +274,36 @@ class RowsBelow:
             raise InvalidArgumentError(
                 "restore: rows of a table on disk stay in their files, so these are named by paths"
             )
-        named = [(path, self._backend.key_group_range) for path in paths]
         rows = self.check_files(files, expected, allow_unclaimed_state)
-        with open_file(files[-1]) as newest:
-            found = Lineage(*newest.reader.lineage())
+        if lineage is None:
+            with open_file(files[-1]) as newest:
+                lineage = Lineage(*newest.reader.lineage())
+        made: str | None = None
         if not all(map(self.has_rows_of, files)):
             if self._backend.path is None:
                 raise InvalidArgumentError(
                     f"restore: rows cannot be looked up in {paths[-1]} as it is, and is "
                     "first merged into a new base: say in which folder, by path="
                 )
-            base = os.path.join(self._backend.path, f"{os.urandom(16).hex()}.base")
-            with open(base, "xb") as out:
-                self.merge(files, out, lineage or found)
-            named = [(base, self._backend.key_group_range)]
-        self._backend._seal(lineage or found, wanted=False)
-        self.set_files([FileBelow(path, *bounds) for path, bounds in named])
+            made = self._merged(files, self._backend.path, lineage)
+            paths = [made]
+        bounds = self._backend.key_group_range
+        try:
+            self.reset(lineage, [FileBelow(path, *bounds) for path in paths])
+            self._backend.open()
+        except BaseException:
+            self.reset(None, ())
+            if made is not None:
+                os.unlink(made)
+            raise
         return rows
+
+    def _merged(self, files: Sequence[Source], folder: str, lineage: Lineage) -> str:
+        """Merge files into a durable base in a folder; returns its path."""
+        storage, name = LocalStorage(folder), f"{os.urandom(16).hex()}.base"
+        with storage.create(name) as out:
+            self.merge(files, out, lineage)
+        return storage.local_path(name)
 
     def check_files(
         self,
@@ -316,12 +392,18 @@ class RowsBelow:
             with Snapshot(sealed, self._backend._options.guided_block_bytes) as snapshot:
                 return snapshot.write(out)
 
-    def step_by(self, step: Callable[[], None] | None) -> None:
+    def step_by(
+        self,
+        step: Callable[[], None] | None,
+        files: Callable[[], Sequence[FileBelow]] | None = None,
+    ) -> None:
         """Have `step` called where rows have to leave and the open epoch has changes.
 
-        It seals under another name by `seal_step`, makes that durable and calls `set_files`.
+        It seals under another name by `seal_step`, makes that durable and calls `set_files`. If
+        something failed before it did, `files()` is asked which files have the last sealed epoch;
+        they have only rows that the table has had.
         """
-        self._may_step = step
+        self._may_step, self._say_files = step, files
 
     def seal_step(self, lineage: Lineage) -> Snapshot:
         """As `seal`, in the middle of what the user sees as one epoch: key batches stay valid."""
@@ -331,16 +413,23 @@ class RowsBelow:
         return Snapshot(sealed, self._backend._options.guided_block_bytes)
 
     def leave_room(self, keys: int) -> None:
-        """Let rows leave, if the files have all of them, until so many more fit."""
-        if self._table.room(keys)[0] < keys:
+        """Let rows leave, if the table looks in files that have all of them, until so many fit."""
+        is_placed = self._placed is self._wanted and self._are_of_last_epoch()
+        if is_placed and self._table.room(keys)[0] < keys:
             self._let_leave(keys)
 
+    def _may_leave(self) -> bool:
+        """Whether the files have all rows; the table then looks in them."""
+        if self._backend.dirty or not self.files or not self._are_of_last_epoch():
+            return False
+        self.place()
+        return True
+
     def _let_leave(self, keys: int) -> bool:
-        last = self._table.lineage(0)
-        if self._backend.dirty or not self.files or last is None or last[0] != self._files_id:
+        if not self._may_leave():
             return False
         # Rows that came are a part of the open epoch, which has changed nothing.
-        self._backend._seal(Lineage(*last), wanted=False, goes_on=True)
+        self._backend._seal(self._lineage, wanted=False, goes_on=True)
         self._table.settle()
         # Twice as many as are wanted, so that it is not soon to be done again.
         _, rows, size_bytes = self._table.room(2 * keys)
@@ -356,14 +445,11 @@ class RowsBelow:
             return self._let_leave(keys)
         # The memory that a table once took for rows stays for rows. A new one takes what this batch
         # needs, for all purposes.
-        last = self._table.lineage(0)
-        if self._backend.dirty or not self.files or last is None or last[0] != self._files_id:
+        if not self._may_leave():
             return False
-        below, stack = self.files, self._stack
+        self._reopen(True)
         self._backend._discard()
-        self._begin_anew(Lineage(*last), True, goes_on=True)
-        self._table.set_stack(stack)
-        self.files, self._files_id, self._stack = below, last[0], stack
+        self._backend.open()
         return True
 
     def _core_schema(self) -> core.Schema:
@@ -374,14 +460,16 @@ class RowsBelow:
     def rows(self, expiring: Expiring | None) -> Iterator[tuple[int, list[Part]]]:
         """All rows in the files below and in memory, in parts, as `gathered` gives them."""
         self._backend._flush()
+        self.place()
         bounds = self._backend.key_group_range
-        files: list[tuple[Source, tuple[int, int]]] = [(f.path, f[1:]) for f in self.files]
-        if self._table.dirty():
-            files.append((written(self._table.changes()), bounds))
-        with opened_files(files) as opened:
+        with ExitStack() as opened:
+            files = opened.enter_context(self._placed.scanned())
+            if self._table.dirty():
+                changes = opened.enter_context(open_file(written(self._table.changes())))
+                files.append((changes.reader, bounds))
             columns = len(self._backend._states.columns)
             yield from gathered(
-                opened,
+                files,
                 self._core_schema(),
                 columns,
                 self._backend.max_parallelism,
@@ -431,7 +519,7 @@ class RowsBelow:
         if not all(type(d) in PLAIN for d in self._backend.declarations.values()) or any(
             type_.is_nested for type_ in self._backend._key_types()
         ):
-            for keys in self.keys(_SCAN_ROWS):
+            for keys in self.keys(SCAN_ROWS):
                 yield from self._exported_in_parts(list(keys._columns()))
             return
         types = self._backend._key_types()
@@ -452,7 +540,7 @@ class RowsBelow:
         """Return a reader of what files have, for this thread or another one."""
         self._backend.open()
         return FilesReader(
-            files,
+            FilesBelow(files, self._wanted),
             EMPTY_LINEAGE if lineage is None else lineage,
             self._backend.max_parallelism,
             self._backend.key_group_range,
@@ -472,6 +560,14 @@ class RowsBelow:
         """Whether rows may lie in files alone."""
         self._backend.open()
         return not self._table.is_whole
+
+    def refuse_return(self, back: int) -> None:
+        """Refuse to return over so many sealed epochs where files have the last one."""
+        if back and self.files:
+            raise LineageError(
+                f"roll back over {back} sealed epochs: rows of the table are in files of the last "
+                "one: call below.reset with the files of the other one"
+            )
 
     def refuse(self, what: str) -> None:
         """Refuse what only a table that has all rows can do."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
@@ -18,11 +17,10 @@ from pystate.errors import ClosedError, InvalidArgumentError
 from pystate.state.columns import NAMESPACE, Column, core_schema, timers_columns
 from pystate.state.declaration import State
 from pystate.tables.below import (
-    FileBelow,
+    SCAN_ROWS,
+    FilesBelow,
     gathered,
     key_arrays,
-    open_stack,
-    opened_files,
     parts_before,
     plain_array,
 )
@@ -32,8 +30,6 @@ from pystate.types.state_type import StateType
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-_SCAN_ROWS = 1 << 16
 
 
 class Snapshot:
@@ -198,7 +194,7 @@ class SealedReader:
         n_keys = self._reader.key_columns
         key_types = [type_ for _, type_ in self._key_columns()]
         while cursor is not None:
-            cursor, n, parts = self._reader.scan(cursor, _SCAN_ROWS)
+            cursor, n, parts = self._reader.scan(cursor, SCAN_ROWS)
             if not n:
                 continue
             keys = [
@@ -246,7 +242,7 @@ class FilesReader(SealedReader):
 
     def __init__(
         self,
-        files: Sequence[FileBelow],
+        files: FilesBelow,
         lineage: Lineage,
         max_parallelism: int,
         key_group_range: tuple[int, int],
@@ -260,15 +256,8 @@ class FilesReader(SealedReader):
         self._lineage = lineage
         self._max_parallelism = max_parallelism
         self._bounds = key_group_range
-        self._opened = ExitStack()
-        self._stack: core.Stack | None = None
-        self._closed = False
-        with ExitStack() as opened:
-            named = [(file.path, (file.first_key_group, file.last_key_group)) for file in files]
-            self._files = opened.enter_context(opened_files(named))
-            if files:
-                self._stack = open_stack(self._schema, max_parallelism, files)
-            self._opened = opened.pop_all()
+        self._stack = files.stack(self._schema, max_parallelism)
+        self._files: FilesBelow | None = files
 
     @property
     def lineage(self) -> Lineage:
@@ -276,36 +265,36 @@ class FilesReader(SealedReader):
         return self._lineage
 
     def _row(self, key: Any) -> list[Any] | None:
-        self._check_open()
+        self._open_files()
         return None if self._stack is None else self._stack.get(key)
 
     def _scanned(self) -> Iterator[tuple[list[pa.Array[Any]], list[pa.Array[Any]]]]:
-        self._check_open()
         types = [type_ for _, type_ in self._key_columns()]
         at = parts_before(self._columns)
-        for _, parts in gathered(
-            self._files,
-            self._schema,
-            len(self._columns),
-            self._max_parallelism,
-            self._bounds,
-            None,
-        ):
-            keys = key_arrays(iter(parts), types)
-            rest = parts[len(types) :]
-            values = []
-            for _, (column, declaration) in self._states.items():
-                codec = self._columns[column].codec
-                values.append(plain_array(rest[at[column]], declaration.type, codec))
-            yield keys, values
+        with self._open_files().scanned() as opened:
+            for _, parts in gathered(
+                opened,
+                self._schema,
+                len(self._columns),
+                self._max_parallelism,
+                self._bounds,
+                None,
+            ):
+                keys = key_arrays(iter(parts), types)
+                rest = parts[len(types) :]
+                values = []
+                for _, (column, declaration) in self._states.items():
+                    codec = self._columns[column].codec
+                    values.append(plain_array(rest[at[column]], declaration.type, codec))
+                yield keys, values
 
-    def _check_open(self) -> None:
-        if self._closed:
+    def _open_files(self) -> FilesBelow:
+        if self._files is None:
             raise ClosedError("the reader is closed")
+        return self._files
 
     def close(self) -> None:
-        """Close the files. Does nothing the second time."""
-        self._closed = True
+        """Let go of the files. Does nothing the second time."""
+        self._files = None
         if self._stack is not None:
             self._stack.close()
-        self._opened.close()

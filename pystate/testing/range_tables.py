@@ -267,9 +267,10 @@ class RangeTables:
             sealed()
         except BaseException:
             for table in self._tables():
-                table.backend.rollback(1 if table in done else 0)
-            for table in done:
-                self._begin_cold(table, table.backend.lineage())
+                if table in done and table.backend.below.files:
+                    self._begin_cold(table, table.backend.lineage(1))
+                else:
+                    table.backend.rollback(1 if table in done else 0)
             raise
         for table, data in files:
             table.files.append(data)

@@ -5,6 +5,8 @@ That it is a store like any other is said by `test_store`, all of which runs on 
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,17 @@ import pyarrow as pa
 import pytest
 
 import pystate as ps
+from pystate._core import core
 from pystate.errors import (
     CheckpointError,
     CorruptFileError,
     InvalidArgumentError,
     MemoryLimitError,
     NoSpaceError,
+    SystemCallError,
 )
 from pystate.store import Store
+from pystate.tables.below import FilesBelow
 from tests.forks import FORKS
 from tests.unit.test_store import Trouble, names
 
@@ -55,6 +60,11 @@ def numbers(store: Store, last: int) -> list[int]:
 
 def steps(store: Store) -> int:
     return sum(delta.is_step for delta in store._pending)
+
+
+@pytest.fixture
+def trouble(monkeypatch: pytest.MonkeyPatch) -> Trouble:
+    return Trouble(monkeypatch)
 
 
 def test_state_is_larger_than_memory(tmp_path: Path) -> None:
@@ -307,11 +317,6 @@ def test_a_file_that_is_removed_is_named_when_it_is_opened(tmp_path: Path) -> No
         opened(tmp_path)
 
 
-@pytest.fixture
-def trouble(monkeypatch: pytest.MonkeyPatch) -> Trouble:
-    return Trouble(monkeypatch)
-
-
 def test_a_full_disk_loses_nothing(tmp_path: Path, trouble: Trouble) -> None:
     """Neither in a step nor in a checkpoint; rows in no file of the folder are read, too."""
     with opened(tmp_path) as store:
@@ -334,6 +339,151 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, trouble: Trouble) -> None:
         assert store.checkpoint() == 3
     with opened(tmp_path) as store:
         assert numbers(store, 1000) == [0, 0, *range(2, 1000)]
+
+
+class NoFiles:
+    """Has files below a table fail to open, while `are` says so."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.are, self.failed, call = False, 0, FilesBelow.open
+
+        def opened(files: FilesBelow, *args: Any) -> None:
+            if self.are:
+                self.failed += 1
+                raise SystemCallError(24, f"{files.named[-1].path}: Too many open files")
+            call(files, *args)
+
+        patch.setattr(FilesBelow, "open", opened)
+
+
+USES: dict[str, Callable[[Store], Any]] = {
+    "scan": lambda store: store.to_arrow(),
+    "len": len,
+    "iteration": list,
+    "current": lambda store: store.set_current_key(3),
+    "delete": lambda store: store.delete([10_000]),
+    "keys": lambda store: store["n"].values(store.keys(range(0, 600, 100))),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_files_that_cannot_be_opened_for_a_while_leave_nothing_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use: str
+) -> None:
+    """What needs the files raises as long as that is so; then it has all of them.
+
+    It is so behind a checkpoint, behind a step, and when steps are undone.
+    """
+    no_files = NoFiles(monkeypatch)
+    with opened(tmp_path) as store:
+        fill(store, 0, 640)
+        no_files.are = True
+        assert store.checkpoint() == 1, "it is durable"
+        with pytest.raises(SystemCallError, match="Too many open files"):
+            USES[use](store)
+        no_files.are = False
+        assert sorted(store.to_arrow()["n"].to_pylist()) == list(range(640))
+        USES[use](store)
+        store.checkpoint()
+        no_files.are = True
+        with pytest.raises(SystemCallError, match="Too many open files"):
+            fill(store, 640, 1000)
+        assert steps(store) == 1
+        no_files.are = False
+        USES[use](store)
+        there = len(store)
+        assert there > 640
+        assert sorted(store.to_arrow()["n"].to_pylist()) == list(range(there))
+        assert numbers(store, there) == list(range(there))
+        fill(store, 1000, 2000)
+        assert steps(store) > 0
+        store.rollback()
+        no_files.are = True
+        with pytest.raises(SystemCallError, match="Too many open files"):
+            USES[use](store)
+        no_files.are = False
+        USES[use](store)
+        assert (len(store), numbers(store, 640)) == (640, list(range(640)))
+    assert no_files.failed > 3
+
+
+def test_what_is_in_no_file_and_cannot_be_put_into_memory_as_one_is_not_left_out(
+    tmp_path: Path, trouble: Trouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 600)
+        store.checkpoint()
+        fill(store, 600, 640)
+        trouble.suffix = ".delta"
+        make = os.memfd_create
+
+        def refused(name: str) -> int:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(os, "memfd_create", refused)
+        with pytest.raises(NoSpaceError):
+            store.checkpoint()
+        for use in (USES["scan"], USES["len"], USES["keys"], USES["current"]):
+            with pytest.raises(CheckpointError, match="in no file yet"):
+                use(store)
+        monkeypatch.setattr(os, "memfd_create", make)
+        assert (len(store), numbers(store, 640)) == (640, list(range(640)))
+        trouble.suffix = ""
+        assert store.checkpoint() == 2
+
+
+def test_a_checkpoint_opens_only_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    guided = core.GuidedFile
+
+    def opening(*args: Any) -> core.GuidedFile:
+        made.append(args[2])
+        return guided(*args)
+
+    monkeypatch.setattr(core, "GuidedFile", opening)
+    with opened(tmp_path) as store:
+        for at in range(3):
+            fill(store, 200 * at, 200 * at + 200)
+            store.checkpoint()
+        first = len(made)
+        for at in range(30):
+            store["n"].add(store.keys([at]), 0)
+            store.checkpoint()
+        new = [path for path in made[first:] if path.endswith(".delta")]
+        assert len(new) == 30
+        assert len(made) == len(set(made)), "no file is opened twice"
+        with store.reader() as reader:
+            assert len(list(reader)) == 600
+        assert len(made) == len(set(made))
+
+
+def test_scans_go_on_when_the_files_are_removed(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 600)
+        store.checkpoint()
+        fill(store, 600, 620)
+        for path in (tmp_path / "state").rglob("*.*"):
+            path.unlink()
+        assert sorted(store.to_arrow()["n"].to_pylist()) == list(range(620))
+        assert (len(store), sorted(store)) == (620, list(range(620)))
+
+
+def test_a_store_that_was_converted_and_not_written_leaves_nothing(tmp_path: Path) -> None:
+    with opened(tmp_path, home="heap", limit_bytes=0) as store:
+        fill(store, 0, 100)
+        store.checkpoint()
+    before = names(tmp_path)
+    for _ in range(2):
+        with opened(tmp_path) as store:
+            assert numbers(store, 100) == list(range(100))
+            assert names(tmp_path) > before
+        assert names(tmp_path) == before
+    with opened(tmp_path) as store:
+        assert store.checkpoint() == 2
+    with opened(tmp_path) as store:
+        assert numbers(store, 100) == list(range(100))
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

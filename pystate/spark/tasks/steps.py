@@ -119,7 +119,8 @@ class TaskSteps:
         self._steps[first:] = [own]
         self.looked_up += below.looked_up
         bounds = self._backend.key_group_range
-        below.set_files([*self._below, *(FileBelow(step.path, *bounds) for step in self._steps)])
+        files = [*self._below, *(FileBelow(step.path, *bounds) for step in self._steps)]
+        below.set_files(files, all_known=True)
         below.changed = self._changed
         for step in tail:
             if step is not own:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pystate as ps
+from pystate.base.memory import process_budget
+from pystate.errors import CheckpointError, LineageError
+from pystate.tables import backend as backend_module
+from pystate.tables import rows_below
+from pystate.tables.below import FilesBelow
+from pystate.tables.rows_below import RowsBelow
 
 NOW = 1_000_000
 TTL = ps.StateTtl(40, update="read_and_write")
@@ -61,3 +70,259 @@ def test_a_time_that_a_row_gets_is_a_change_of_it(
         assert made.below._make_room(1000, True) and made.stats().keys == 0
         made.set_clock(processing_time=NOW + 40)
         assert not read(made["s"], made.keys([1])).to_pylist()[0]
+
+
+# ---- which files lie below, and what fails on the way --------------------------------------------
+
+STATES: dict[str, Any] = {
+    "n": ps.ValueState("long", default=0),
+    "text": ps.ValueState("string"),
+}
+
+
+class BrokenError(Exception):
+    """What the tests have fail."""
+
+
+class Refusal:
+    """Has calls fail that go with making a table anew, from number `at` on; counts them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, at: int, *, once: bool) -> None:
+        self.at, self.once, self.count = at, once, 0
+        for owner, name in (
+            (backend_module, "core_schema"),
+            (FilesBelow, "open"),
+            (FilesBelow, "stack"),
+            (RowsBelow, "_set_stack"),
+        ):
+            patch.setattr(owner, name, self.counted(getattr(owner, name)))
+
+    def step(self) -> None:
+        self.count += 1
+        if self.count - 1 == self.at or (self.count > self.at >= 0 and not self.once):
+            raise BrokenError
+
+    def counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*args: Any, **named: Any) -> Any:
+            self.step()
+            found = call(*args, **named)
+            self.step()
+            return found
+
+        return wrapped
+
+
+def filled(folder: Path, keys: int = 50, **options: Any) -> ps.KeyedStateBackend:
+    """A backend with rows in a file and in memory, of which nothing has changed since."""
+    backend = ps.KeyedStateBackend("long", states=STATES, home="disk", path=folder, **options)
+    backend["n"].add(backend.keys(range(keys)), 5)
+    backend["text"].update_all(backend.keys(range(keys)), "x")
+    backend.below.set_files([(str(seal(backend, folder)), 0, 127)])
+    return backend
+
+
+def numbers(backend: ps.KeyedStateBackend, keys: int = 50) -> list[int]:
+    found: list[int] = backend["n"].values(backend.keys(range(keys))).to_pylist()
+    return found
+
+
+def uses() -> dict[str, Callable[[ps.KeyedStateBackend], Any]]:
+    def current(backend: ps.KeyedStateBackend) -> Any:
+        backend.set_current_key(7)
+        return backend["n"].value()
+
+    def deleted(backend: ps.KeyedStateBackend) -> Any:
+        backend.delete([1])
+        return len(backend)
+
+    return {
+        "keys": lambda b: numbers(b),
+        "current": current,
+        "delete": deleted,
+        "len": len,
+        "iteration": lambda b: sorted(b),
+        "scan": lambda b: sorted(b.to_arrow()["n"].to_pylist()),
+        "existing": lambda b: sum(map(len, b.existing())),
+        "room": lambda b: b.below._make_room(10, True),
+    }
+
+
+@pytest.mark.parametrize("once", [True, False], ids=["once", "for-long"])
+@pytest.mark.parametrize("how", ["room", "reset"])
+def test_a_table_that_cannot_be_made_anew_is_never_seen_empty(
+    how: str, once: bool, tmp_path: Path
+) -> None:
+    """Wherever something is refused, a use raises, or says what the files have."""
+    refused = 0
+    for name, use in uses().items():
+        folder = tmp_path / name
+        folder.mkdir()
+        with filled(folder) as backend:
+            wanted, files, lineage = use(backend), backend.below.files, backend.lineage()
+            backend.rollback()
+            for at in range(100):
+                with pytest.MonkeyPatch.context() as patch:
+                    refusal = Refusal(patch, at, once=once)
+                    try:
+                        if how == "room":
+                            assert backend.below._make_room(10, True)
+                        else:
+                            backend.below.reset(lineage, files)
+                        assert use(backend) == wanted
+                        assert refusal.count <= at, (name, at)
+                    except BrokenError:
+                        refused += 1
+                    if not once and refusal.count > at:
+                        # Also a return to the files is no way to an empty table.
+                        backend.below.reset(lineage, files)
+                        with pytest.raises(BrokenError):
+                            numbers(backend)
+                if refusal.count <= at:
+                    break
+                assert (backend.lineage(), backend.below.files) == (lineage, files)
+                assert use(backend) == wanted, (name, at)
+                backend.rollback()
+    assert refused > 8 * 6
+
+
+def test_one_row_here_does_not_hide_those_in_files(tmp_path: Path) -> None:
+    with filled(tmp_path) as old:
+        [file] = old.below.files
+        lineage = old.lineage()
+    with ps.KeyedStateBackend("long", states=STATES, home="disk") as backend:
+        backend["n"].add(backend.keys([1000]), 1)
+        backend.seal(lineage).close()
+        backend.below.set_files([file])
+        assert numbers(backend) == [5] * 50
+        assert len(backend) == 50
+
+
+def test_a_table_with_all_rows_stays_whole_if_that_is_said(tmp_path: Path) -> None:
+    with filled(tmp_path) as backend:
+        assert not backend._table.is_whole
+    with ps.KeyedStateBackend("long", states=STATES, home="disk") as backend:
+        backend["n"].add(backend.keys([1]), 1)
+        backend.below.set_files([(str(seal(backend, tmp_path)), 0, 127)], all_known=True)
+        assert backend._table.is_whole
+
+
+def test_what_was_sealed_and_is_in_no_file_is_not_left_out(tmp_path: Path) -> None:
+    with filled(tmp_path) as backend:
+        backend["n"].add(backend.keys([1, 100]), 1)
+        path = seal(backend, tmp_path)
+        assert numbers(backend, 2) == [5, 6], "these are here"
+        for use in ("len", "iteration", "scan", "existing"):
+            with pytest.raises(CheckpointError, match="set_files"):
+                uses()[use](backend)
+        with pytest.raises(CheckpointError, match="set_files"):
+            backend.set_current_key(200)
+        assert not backend.below._make_room(10, True)
+        backend.below.set_files([*backend.below.files, (str(path), 0, 127)])
+        assert len(backend) == 51
+        assert numbers(backend, 3) == [5, 6, 5]
+
+
+def descriptors(folder: Path) -> int:
+    """How many are open of files in a folder, and of files in memory."""
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            path = os.readlink(f"/proc/self/fd/{name}")
+            found += path.startswith((str(folder), "/memfd:pystate"))
+    return found
+
+
+def test_a_file_is_open_once_for_stacks_scans_and_readers(tmp_path: Path) -> None:
+    with filled(tmp_path) as backend:
+        assert descriptors(tmp_path) == 1
+        with backend.below.reader(backend.below.files, backend.lineage()) as reader:
+            assert descriptors(tmp_path) == 1
+            private = process_budget().stats()[0]
+            for epoch in range(1, 4):
+                backend["n"].add(backend.keys([epoch]), 1)
+                new = (str(seal(backend, tmp_path)), 0, 127)
+                backend.below.set_files([*backend.below.files, new])
+                assert descriptors(tmp_path) == 1 + epoch
+            for path in tmp_path.iterdir():
+                path.unlink()
+            assert sorted(backend) == sorted(reader) == list(range(50)), "they stay open"
+            assert numbers(backend, 5) == [5, 6, 6, 6, 5]
+            assert descriptors(tmp_path) == 4 and private > 0
+        assert backend.below._make_room(10, True)
+        assert numbers(backend, 5) == [5, 6, 6, 6, 5]
+
+
+def test_another_file_at_the_path_of_an_open_one_is_opened(tmp_path: Path) -> None:
+    with filled(tmp_path) as backend:
+        [file] = backend.below.files
+        backend["n"].add(backend.keys(range(50)), 1)
+        os.replace(seal(backend, tmp_path), file.path)
+        backend.below.set_files([file])
+        assert backend.below._make_room(10, True)
+        assert numbers(backend) == [6] * 50
+
+
+def test_closing_lets_go_of_files(tmp_path: Path) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for at in range(3):
+            (tmp_path / str(at)).mkdir()
+            with filled(tmp_path / str(at)) as backend:
+                reader = backend.below.reader(backend.below.files, backend.lineage())
+                assert backend.below._make_room(10, True) and numbers(backend) == [5] * 50
+            assert descriptors(tmp_path) == 1
+            assert reader.get(7) == {"n": 5, "text": "x"}, "a reader does not go with the table"
+            assert len(list(reader)) == 50
+            reader.close()
+            assert descriptors(tmp_path) == 0
+    finally:
+        gc.enable()
+
+
+def test_no_return_to_an_epoch_whose_files_are_not_below(tmp_path: Path) -> None:
+    with filled(tmp_path) as backend:
+        backend["n"].add(backend.keys([1]), 1)
+        backend.below.set_files([*backend.below.files, (str(seal(backend, tmp_path)), 0, 127)])
+        with pytest.raises(LineageError, match=r"below\.reset"):
+            backend.rollback(1)
+        assert numbers(backend, 2) == [5, 6]
+        backend.rollback(0)
+        assert numbers(backend, 2) == [5, 6]
+
+
+def test_a_restore_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    with ps.KeyedStateBackend("long", states=STATES) as heap:
+        heap["n"].add(heap.keys(range(50)), 5)
+        with open(tmp_path / "plain.delta", "wb") as out, heap.seal() as snapshot:
+            snapshot.write(out)
+    with ps.KeyedStateBackend("long", states=STATES, home="disk", path=folder) as backend:
+        for owner, name in ((rows_below, "merge_files"), (FilesBelow, "stack")):
+            with pytest.MonkeyPatch.context() as patch:
+
+                def fail(*args: Any, **named: Any) -> Any:
+                    out = args[1] if len(args) > 1 else None
+                    if hasattr(out, "write"):
+                        out.write(b"half")
+                        raise BrokenError
+                    if args[0].named:
+                        raise BrokenError
+                    return None
+
+                patch.setattr(owner, name, fail)
+                with pytest.raises(BrokenError):
+                    backend.restore([tmp_path / "plain.delta"])
+            assert list(folder.iterdir()) == []
+            assert (len(backend), backend.below.files) == (0, ())
+        synced: list[str] = []
+        sync = os.fsync
+        monkeypatch.setattr(
+            os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")) or sync(fd)
+        )
+        assert backend.restore([tmp_path / "plain.delta"]) == 50
+        assert synced[-1] == str(folder) and synced[-2].startswith(str(folder / "")), synced
+        assert numbers(backend) == [5] * 50
