@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pystate.base.memory import process_budget
 from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, empty_range
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merge_policy import DiskMergePolicy
@@ -18,6 +19,7 @@ from pystate.epochs.rescale import plan_rescale
 from pystate.errors import CheckpointError, MemoryLimitError, SwappedFileError
 from pystate.state.value import ValueState
 from pystate.tables.host import TableHome, choose_home
+from pystate.tables.recovery import LEAST_SHARE_BYTES
 from pystate.types.arrays import hash_keys, key_groups
 from tests.peer import STATES, Peer, Worker
 
@@ -164,6 +166,16 @@ def test_a_batch_that_does_not_fit_says_how_much_does(worker: MakeWorker) -> Non
         assert each.attach(base)[0] in ("current", "opened")
         assert each.read() == model
         each.release()
+
+
+def test_tables_of_a_host_share_its_memory(worker: MakeWorker) -> None:
+    limit = process_budget().stats()[0]
+    for tables, share in ((2, limit // 2), (1 << 40, LEAST_SHARE_BYTES)):
+        one = worker(limit_bytes=0)
+        one.spec = dataclasses.replace(one.spec, tables_of_host=tables)
+        one.attach(EMPTY)
+        assert one.attachment.backend._options.limit_bytes == share
+        one.stop()
 
 
 def test_files_that_are_read_as_a_whole_are_merged_first(
