@@ -44,7 +44,7 @@ class Worker:
                 timers=options.pop("timers", False),
                 max_parallelism=options.pop("groups", 128),
             ),
-            options=TableOptions(**options),
+            options=TableOptions(options.pop("table_home", "shm"), **options),
         )
         self.cache = TableCache()
         self.held: Attachment | None = None

@@ -221,6 +221,7 @@ cdef class Table:
         self.int_key = len(schema.key_codecs) == 1 and codec.is_int
         self.spaced = 0 < schema.c.n_hashed < schema.c.n_keys
         self.least, self.most = codec.least, codec.most
+        self.below = not pst_table_is_whole(self.t)
         self.state = USABLE
         return created != 0
 
@@ -295,6 +296,7 @@ cdef class Table:
         finally:
             self.end()
         self.check(status)
+        self.below = not pst_table_is_whole(self.t)  # another process may have had rows leave
         self.state = USABLE
 
     # -- epochs
@@ -553,8 +555,8 @@ cdef class Table:
             f"{max(keys, 0)} of the first ones would; pass fewer keys at a time, or raise "
             "limit_bytes" + ("" if could_make else
                              ". Rows leave memory only when files have what changed of them: a "
-                             "store sees to that, and of a backend whoever writes its snapshots "
-                             "and calls below.set_files"))
+                             "store sees to that, a job does between two epochs, and of a backend "
+                             "whoever writes its snapshots and calls below.set_files"))
         error.keys = max(keys, 0)
         raise error
 

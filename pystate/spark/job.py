@@ -86,7 +86,9 @@ class Job(PipelineContext):
     memory_limit_bytes : int
         The most memory that each table may take. With 0 all tables of a host share one limit: three
         quarters of what the machine or the workers' control group allows, unless the workers'
-        environment sets another one (``spark.executorEnv.PYSTATE_MEMORY_LIMIT_BYTES``).
+        environment sets another one (``spark.executorEnv.PYSTATE_MEMORY_LIMIT_BYTES``). Of that a
+        table on disk takes its share, one by the number of ranges of all operators, and 16 MiB at
+        least.
     shared_tables : bool
         Keep tables in memory that all workers of a host share. False is the same as `table_home`
         ``"heap"``: every task restores its range from files, which is worthwhile only for tiny
@@ -96,6 +98,10 @@ class Job(PipelineContext):
         the executor's local directories; ``"heap"``, in the memory of each worker; or a folder. A
         table that outgrows ``/dev/shm`` or the folder moves to the local directory, and from there
         to the heap, for as long as the executor lives. Its epoch is computed again.
+        ``"disk"``: rows lie in the checkpoint's files, which are in a folder that all hosts see,
+        and those that were used last are in ``/dev/shm``, too. So state may be larger than memory.
+        The keys of operators with timers, and so of windows by time, are all in memory. It may
+        differ from start to start.
     max_evaluations : int
         How often an epoch may be computed before its failure fails the job.
     max_clock_step : str, timedelta or int
@@ -206,6 +212,11 @@ class Job(PipelineContext):
             listeners=listeners,
         )
         storage = open_storage(folder_path(checkpoint, f"job {name!r}: checkpoint"))
+        if options.tables.on_disk and storage.local_path("job.json") is None:
+            raise InvalidArgumentError(
+                f"job {name!r}: table_home='disk' has rows looked up in the files of the "
+                f"checkpoint, and {storage.uri} is no folder of a file system that all hosts see"
+            )
         super().__init__(name, storage.uri)
         self._storage = storage
         self._epochs = EpochRunner(self, storage, options)

@@ -47,12 +47,12 @@ from pystate.redaction import logger
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.host import TableHome
 from pystate.tables.janitor import remove_table
+from pystate.tables.range_files import begin_at, put_above
 from pystate.tables.recovery import (
     TableSpec,
     apply_files,
     load_files,
     new_backend,
-    private_table,
     seal_as_base,
 )
 
@@ -70,7 +70,9 @@ _UNUSABLE_HERE = (
     FileNotFoundError,  # the folder was removed
 )
 
-How: TypeAlias = Literal["current", "undone", "caught up", "copied", "restored", "replica"]
+How: TypeAlias = Literal[
+    "current", "undone", "caught up", "copied", "restored", "opened", "replica"
+]
 _Key: TypeAlias = "tuple[str, str, str, int, int, str]"
 
 
@@ -90,7 +92,8 @@ class Attachment:
     ) -> None:
         #: At the base's id; its open epoch is the task's.
         self.backend = backend
-        #: How the table was brought to the base; "copied" if no file was read for it.
+        #: How the table was brought to the base; "copied" if no file was read for it, "opened" if
+        #: it is empty, above files in which its rows are looked up.
         self.how = how
         #: Files and records that were applied for it, and records from tables of another
         #: parallelism.
@@ -113,6 +116,8 @@ class Attachment:
                 self.backend.close()
             return
         try:
+            if self.backend.below.on_disk:
+                entry.end_task()
             if entry.shared:
                 self.backend.detach()
             else:
@@ -170,6 +175,14 @@ class _Entry:
     def is_stale(self) -> bool:
         """Whether another process has discarded the file that this one maps."""
         return self.backend is not None and self.file != _file_id(self.path)
+
+    def end_task(self) -> None:
+        """Note what has become of a table on disk, and keep the rows that came from files."""
+        assert self.backend is not None
+        below = self.backend.below
+        if below.is_new_file:
+            self.file, below.is_new_file = _file_id(self.path), False
+        below.keep()
 
     def discard(self, *, unlink: bool = False) -> None:
         """Close the table; `unlink` also removes its file."""
@@ -267,6 +280,8 @@ class TableCache:
         self, backend: KeyedStateBackend, spec: TableSpec, base: RangeState, entry: _Entry
     ) -> Attachment:
         """Fill an empty table from tables of another parallelism, and from files."""
+        if backend.below.on_disk:
+            return Attachment(backend, "opened", files=begin_at(backend, spec, base), entry=entry)
         sources = base.sources
         # Held deltas go on top of what all sources have.
         if not sources or not base.files or base.held:
@@ -411,6 +426,9 @@ def _catch_up(
     backend: KeyedStateBackend, spec: TableSpec, base: RangeState, entry: _Entry
 ) -> Attachment | None:
     """Bring a table to the base by undoing and catching up; None if only a restore helps."""
+    on_disk = backend.below.on_disk
+    if on_disk and base.id == EMPTY_ID and backend.below.are_any:
+        return None  # a task that failed had rows leave
     if base.sources and backend.lineage() == EMPTY_LINEAGE:
         return None
     for back in range(_UNDO_WINDOW):
@@ -420,8 +438,16 @@ def _catch_up(
         deltas = base.deltas_after(lineage.id.hex())
         if deltas is None:
             continue
-        if back:
+        if on_disk and lineage.id.hex() != base.id:
+            # Its rows would have to be looked up to be brought up to date; files have them.
+            return None
+        if back and on_disk:
+            backend.below.roll_back(back)
+        elif back:
             backend.rollback(back)
+        if on_disk:
+            put_above(backend, spec, base)
+            return Attachment(backend, "undone" if back else "current", entry=entry)
         rows = apply_files(backend, spec, base, deltas)
         how: How = "undone" if back else "current"
         if deltas:
@@ -436,6 +462,23 @@ def _has_left(backend: KeyedStateBackend, base: RangeState) -> bool:
     if lineage is None or lineage == EMPTY_LINEAGE:
         return False
     return base.deltas_after(lineage.id.hex()) is None
+
+
+def private_table(spec: TableSpec, base: RangeState) -> tuple[KeyedStateBackend, int]:
+    """Return a table of this process with what the base's files hold, and the number of records.
+
+    Errors are those of `load_files`.
+    """
+    backend = new_backend(spec, base, None)
+    try:
+        if backend.below.on_disk:
+            begin_at(backend, spec, base)
+            return backend, 0
+        rows = apply_files(backend, spec, base, base.files)
+    except BaseException:
+        backend.close()
+        raise
+    return backend, rows
 
 
 def _replica(spec: TableSpec, base: RangeState, reason: str) -> Attachment:

@@ -29,7 +29,6 @@ from pystate.checkpoint.state_files import (
     refuse_renames,
 )
 from pystate.errors import (
-    DeclarationError,
     InvalidArgumentError,
     LineageError,
     StateOverflowError,
@@ -46,10 +45,11 @@ from pystate.tables.options import (
     UNDO_EPOCHS,
     TableOptions,
     TableStats,
+    backend_options,
     checked_parallelism,
     checked_range,
 )
-from pystate.tables.registry import StateRegistry, unknown_state_error
+from pystate.tables.registry import StateRegistry, reserved_names, unknown_state_error
 from pystate.tables.rows_below import RowsBelow
 from pystate.tables.snapshots import SealedReader, Snapshot
 from pystate.tables.timers import DueTimers, TimeDomain, Timers
@@ -62,9 +62,7 @@ if TYPE_CHECKING:
 
 H = TypeVar("H")
 
-_MOST = (1 << 63) - 1
 _DEFAULTS = TableOptions()
-_LEAST_ON_DISK = 1 << 20
 #: Each seal scans this part of the keys for expired values, but at least this many keys.
 _LEAST_EXPIRED, _EXPIRED_PART = 4096, 64
 
@@ -162,22 +160,15 @@ class KeyedStateBackend:
         self.home = home
         self.path = None if path is None else folder_path(path, f"{owner}: path")
         self.created = False
-        self._check_home()
+        #: The file of a shared table.
+        self._file = None if home == DISK else self.path
+        choice(home, "home", ("heap", "shared", DISK))
+        if home != DISK and (home == "shared") != (self.path is not None):
+            raise InvalidArgumentError("a shared table needs a path, and none on the heap has one")
         if identity is not None and not hasattr(identity, "boot_id"):
             raise InvalidArgumentError(f"{owner}: identity is an Identity, not {shown(identity)}")
         self._identity = identity
-        self._options = TableOptions(
-            home=DISK if home == DISK else _DEFAULTS.home,
-            limit_bytes=integer(limit_bytes, f"{owner}: limit_bytes", least=0, most=_MOST),
-            lock_timeout_ms=integer(
-                lock_timeout_ms, f"{owner}: lock_timeout_ms", least=0, most=_MOST
-            ),
-        )
-        if home == DISK and 0 < limit_bytes < _LEAST_ON_DISK:
-            raise InvalidArgumentError(
-                f"{owner}: limit_bytes of a table on disk is 0, or {_LEAST_ON_DISK} at least: "
-                "less is not enough for a batch of keys and what goes with it"
-            )
+        self._options = backend_options(home, limit_bytes, lock_timeout_ms, owner)
         self._create = flag(create, f"{owner}: create")
         self.namespace: StateType | None = None
         if namespace is not None:
@@ -186,7 +177,9 @@ class KeyedStateBackend:
         self._table = core.Table(owner, self.open)
         self.set_current_key = self._table.set_current_key
         self._states = StateRegistry(
-            self._table, self._reserved_names(), flag(timers, f"{owner}: timers")
+            self._table,
+            reserved_names(self.key, self.namespace),
+            flag(timers, f"{owner}: timers"),
         )
         self._timers = Timers(self._table)
         self.below = RowsBelow(self, self.home == DISK)
@@ -213,38 +206,27 @@ class KeyedStateBackend:
     ) -> Self:
         """Make the backend of an operator for a range of key groups, by default all.
 
-        With a `path` the table is shared among those whom `identity` admits.
+        With a `path` the table is shared among those whom `identity` admits. Also where the options
+        say that tables are on disk, operators with timers and those of instances have all of their
+        rows in memory.
         """
+        on_disk = options.on_disk and not (operator.timers or operator.instances)
         backend = cls(
             operator.key,
             states=operator.states,
             max_parallelism=operator.max_parallelism,
             key_group_range=key_group_range,
-            home="heap" if path is None else "shared",
-            path=path,
+            home=DISK if on_disk else "heap" if path is None else "shared",
+            path=None if on_disk else path,
             identity=identity,
             uid=operator.uid,
             namespace=operator.namespace,
             timers=operator.timers,
         )
+        if on_disk and path is not None:
+            backend._file = os.fspath(path)
         backend._options = options
         return backend
-
-    def _reserved_names(self) -> dict[str, str]:
-        names = dict.fromkeys((name for name, _ in self.key), "a key column")
-        if self.namespace is not None:
-            if NAMESPACE in names:
-                raise DeclarationError(
-                    f"a key column is called {NAMESPACE!r}, as the column of the namespaces is: "
-                    "give it another name"
-                )
-            names[NAMESPACE] = "the column of the namespaces"
-        return names
-
-    def _check_home(self) -> None:
-        choice(self.home, "home", ("heap", "shared", DISK))
-        if self.home != DISK and (self.home == "shared") != (self.path is not None):
-            raise InvalidArgumentError("a shared table needs a path, and none on the heap has one")
 
     # -- states
 
@@ -303,7 +285,7 @@ class KeyedStateBackend:
         if self._table.is_open:
             return
         identity, home = self._identity, None
-        path = None if self.home == DISK else self.path
+        path = self._file
         if path is not None:
             home = counted_home(path)
             if identity is None:
@@ -433,6 +415,22 @@ class KeyedStateBackend:
             raise InvalidArgumentError("the backend was made without a namespace type")
         self.open()
         return KeyBatch(self._table, arrays, self._key_types())
+
+    def prefetch(self, columns: Any, namespaces: Any = None) -> KeyBatch:
+        """As `keys`, of a table on disk also bring the keys' rows into memory.
+
+        The first use of a batch of keys does that, too. Whoever is about to make keys current one
+        by one calls this before: to look many keys up together takes far less time.
+
+        Raises
+        ------
+        MemoryLimitError
+            The rows of so many keys do not fit in memory together. The error's ``keys`` says how
+            many do; nothing has changed.
+        """
+        keys = self.keys(columns, namespaces)
+        keys.check()
+        return keys
 
     def delete(self, keys: Any) -> None:
         """Delete keys with all their states; absent ones are ignored.
@@ -877,6 +875,8 @@ class KeyedStateBackend:
             Of a table on disk: what the epoch changed did not fit in memory, and some of it is in
             files already, of which the table knows no keys.
         """
+        if self.below.changed is not None:
+            return self.below.changed(max_rows)
         self.below.refuse_steps("changed")
         return self._rows(max_rows, changed=True)
 

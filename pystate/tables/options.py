@@ -6,7 +6,7 @@ Values and functions, safe from any thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pystate.base.arguments import integer
 from pystate.checkpoint.state_files import LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES
@@ -15,9 +15,11 @@ from pystate.types.keys import MAX_PARALLELISM
 
 #: Number of sealed epochs that can be undone.
 UNDO_EPOCHS = 2
-#: The home of tables whose rows are in files: of backends and stores. Those of jobs cannot be there
-#: yet, which who checks what users say refuses.
-DISK = "disk"
+#: The home of tables whose rows are in files, and in memory as far as there is room.
+DISK: Final = "disk"
+#: The least `limit_bytes` of one: for a batch of keys and what goes with it.
+LEAST_ON_DISK = 1 << 20
+_MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class TableOptions:
 
     home: str = "shm"
     """Where a host's shared tables are: ``"shm"``, ``"local"`` or a folder; ``"heap"``: each
-    process has its own."""
+    process has its own; ``"disk"``: in files, and some of their rows in shared memory."""
     limit_bytes: int = 0
     """The most memory of one table; with 0 all tables share the limit of the process."""
     lock_timeout_ms: int = 6000
@@ -55,6 +57,20 @@ class TableOptions:
         has a guide to them.
         """
         return self.block_bytes if self.on_disk else 0
+
+
+def backend_options(home: str, limit_bytes: int, lock_timeout_ms: int, owner: str) -> TableOptions:
+    """The options of a backend, of what its user says."""
+    integer(limit_bytes, f"{owner}: limit_bytes", least=0, most=_MOST)
+    integer(lock_timeout_ms, f"{owner}: lock_timeout_ms", least=0, most=_MOST)
+    if home != DISK:
+        return TableOptions(limit_bytes=limit_bytes, lock_timeout_ms=lock_timeout_ms)
+    if 0 < limit_bytes < LEAST_ON_DISK:
+        raise InvalidArgumentError(
+            f"{owner}: limit_bytes of a table on disk is 0, or {LEAST_ON_DISK} at least: "
+            "less is not enough for a batch of keys and what goes with it"
+        )
+    return TableOptions(DISK, limit_bytes, lock_timeout_ms)
 
 
 class TableStats(NamedTuple):

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from pystate.base.memory import process_budget
 from pystate.checkpoint.held_deltas import HeldFiles, is_held
 from pystate.checkpoint.refs import EMPTY_ID, FileRef, RangeState
 from pystate.checkpoint.state_files import Lineage, Source
@@ -18,6 +19,10 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.host import TableHome
 from pystate.tables.options import TableOptions
+
+#: The least memory of a table on disk, if its user sets no limit: for a batch of keys, and what
+#: goes with it.
+LEAST_SHARE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -33,31 +38,23 @@ class TableSpec:
     held: HeldFiles | None = None
     heartbeat: Callable[[], None] | None = None
     """Called between two files: gives a sign of life, or raises if nobody needs the table."""
+    tables_of_host: int = 1
+    """Among how many tables of a host its memory is divided, if they are on disk."""
 
 
 def new_backend(spec: TableSpec, base: RangeState, path: str | None) -> KeyedStateBackend:
     """Return a table of a range, not yet open: shared at a path, or private without one."""
+    options = spec.options
+    if options.on_disk and not options.limit_bytes:
+        share = process_budget().stats()[0] // max(spec.tables_of_host, 1)
+        options = replace(options, limit_bytes=max(share, LEAST_SHARE_BYTES))
     return KeyedStateBackend.of(
         spec.operator,
         base.bounds,
-        spec.options,
+        options,
         path=path,
         identity=None if path is None else spec.home.identity,
     )
-
-
-def private_table(spec: TableSpec, base: RangeState) -> tuple[KeyedStateBackend, int]:
-    """Return a table of this process with what the base's files hold, and the number of records.
-
-    Errors are those of `load_files`.
-    """
-    backend = new_backend(spec, base, None)
-    try:
-        rows = apply_files(backend, spec, base, base.files)
-    except BaseException:
-        backend.close()
-        raise
-    return backend, rows
 
 
 def apply_files(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
@@ -88,6 +88,7 @@ class Owner(Protocol):
     max_parallelism: int
     key_group_range: tuple[int, int]
     path: str | None
+    _file: str | None
     _table: core.Table
     _states: StateRegistry
     _options: TableOptions
@@ -121,9 +122,17 @@ class RowsBelow:
     """
 
     def __init__(self, backend: Owner, on_disk: bool) -> None:
+        #: Whether they may leave memory.
+        self.on_disk = on_disk
+        #: How many rows have left; whoever counts them says from when on.
+        self.left = 0
+        #: Which keys the epoch has changed, in batches of so many, if the table was sealed in the
+        #: middle of it, and so does not know that itself. Whoever does that says it.
+        self.changed: Callable[[int], Iterator[KeyBatch]] | None = None
+        #: Whether a shared table was made anew, in another file; whoever asks says False then.
+        self.is_new_file = False
         self._backend = backend
         self._table = backend._table
-        self._on_disk = on_disk
         self._wanted = self._placed = FilesBelow()
         self._lineage = EMPTY_LINEAGE  # of the epoch that the wanted ones have
         self._file_schema: FileSchema | None = None
@@ -210,7 +219,7 @@ class RowsBelow:
 
     def begin(self) -> None:
         """Put a table that was just opened above the files, or close it again and raise."""
-        if not self._on_disk:
+        if not self.on_disk:
             return
         try:
             self._table.set_whole_rows(WHOLE_ROWS_BYTES)
@@ -226,6 +235,35 @@ class RowsBelow:
         except BaseException:
             self._table.reopen(True)
             raise
+
+    def begin_at(self, lineage: Lineage, files: Sequence[FileBelow]) -> None:
+        """As `reset`, of a table that was just made, and is empty; opens the files."""
+        self._backend.open()
+        self._wanted, self._lineage = FilesBelow(files, self._wanted), lineage
+        self.begin()
+
+    def keep(self) -> None:
+        """Have rows that came from files stay for whoever has the table next.
+
+        Otherwise they go with the open epoch, which has changed nothing.
+        """
+        if not self._backend.dirty and self.files and self._are_of_last_epoch():
+            self._backend._seal(self._lineage, wanted=False)
+
+    def roll_back(self, back: int) -> None:
+        """Undo the open epoch and some sealed ones; then the files of that epoch are to be set."""
+        self._table.rollback(back)
+        self._backend._discard()
+
+    def _reopen(self, goes_on: bool = False) -> None:
+        """Free all that is in memory; a shared table is made anew."""
+        self._backend.open()
+        if self._backend._file is not None:
+            # While its lock is held, so that whoever waits for the lock finds the new one.
+            with suppress(FileNotFoundError):
+                os.unlink(self._backend._file)
+            self.is_new_file = True
+        self._table.reopen(goes_on)
 
     def close(self) -> None:
         """Let go of the files of a table that was closed."""
@@ -281,10 +319,13 @@ class RowsBelow:
         files: Sequence[Source],
         expected: Sequence[FileIdentity | None],
         allow_unclaimed_state: bool = False,
+        since: Mapping[str, int] | None = None,
     ) -> int:
         """Check that this table can have the files' rows, as `load` does; count their records."""
         self._backend.open()
-        rows, since = 0, declared_fills(self._backend.declarations)
+        rows = 0
+        if since is None:
+            since = declared_fills(self._backend.declarations)
         for file, identity in zip(files, expected, strict=True):
             with open_file(file, identity) as opened:
                 claim(
@@ -307,12 +348,22 @@ class RowsBelow:
         with open_file(file) as opened:
             return has_rows_of(opened, self._file_schema)
 
-    def merge(self, files: Sequence[Source], out: BinaryIO, lineage: Lineage) -> FileInfo:
+    def merge(
+        self,
+        files: Sequence[Source],
+        out: BinaryIO,
+        lineage: Lineage,
+        since: Mapping[str, int] | None = None,
+    ) -> FileInfo:
         """Merge files, oldest first, into one in which the rows of this table are looked up.
 
         It has the columns as they are declared now. What has expired by now is left out, and what
         has no time, as its state did not expire when it was written, lives from now on.
+
+        `since` is that of `merge_files`, by default what the declarations say.
         """
+        if since is None:
+            since = declared_fills(self._backend.declarations)
         self._backend.open()
         own = written(self._table.changes())
         with open_file(own) as opened:
@@ -320,7 +371,7 @@ class RowsBelow:
         for file in files:
             with open_file(file) as opened:
                 if len(file_schema(opened.reader).keys) > len(schema.keys):
-                    return self._rewritten(files, out, lineage)
+                    return self._rewritten(files, out, lineage, since)
         first, last = self._backend.key_group_range
         return merge_files(
             [*files, own],
@@ -328,12 +379,18 @@ class RowsBelow:
             lineage=lineage,
             first_key_group=first,
             last_key_group=last,
-            since=declared_fills(self._backend.declarations),
+            since=since,
             block_bytes=self._backend._options.guided_block_bytes,
             expiring=self.expiring(),
         )
 
-    def _rewritten(self, files: Sequence[Source], out: BinaryIO, lineage: Lineage) -> FileInfo:
+    def _rewritten(
+        self,
+        files: Sequence[Source],
+        out: BinaryIO,
+        lineage: Lineage,
+        since: Mapping[str, int],
+    ) -> FileInfo:
         """The same through a table in memory; returns a delta of all rows.
 
         A merge keeps the column of elements, which this table's files do not have, since the last
@@ -343,18 +400,16 @@ class RowsBelow:
             processing, event = self._times()
             table.set_clock(processing_time=processing, watermark=event[0], event_time=event[1])
             for file in files:
-                table.load(
-                    file,
-                    allow_unclaimed_state=True,
-                    since=declared_fills(self._backend.declarations),
-                )
+                table.load(file, allow_unclaimed_state=True, since=since)
             sealed = table._seal(lineage, wanted=True)
             assert sealed is not None
             with Snapshot(sealed, self._backend._options.guided_block_bytes) as snapshot:
                 return snapshot.write(out)
 
     def step_by(
-        self, step: Callable[[], None], files: Callable[[], Sequence[FileBelow]] | None = None
+        self,
+        step: Callable[[], None] | None,
+        files: Callable[[], Sequence[FileBelow]] | None = None,
     ) -> None:
         """Have `step` called where rows have to leave and the open epoch has changes.
 
@@ -402,7 +457,8 @@ class RowsBelow:
         # Twice as many as are wanted, so that it is not soon to be done again.
         _, rows, size_bytes = self._table.room(2 * keys)
         self._table.set_whole(False)
-        self._table.leave(max(rows, min(2 * keys, self._table.stats()[0] // 2)), size_bytes)
+        wanted = max(rows, min(2 * keys, self._table.stats()[0] // 2))
+        self.left += self._table.leave(wanted, size_bytes)[0]
         return True
 
     def _make_room(self, keys: int, fully: bool) -> bool:
@@ -414,7 +470,7 @@ class RowsBelow:
         # needs, for all purposes.
         if not self._may_leave():
             return False
-        self._table.reopen(True)
+        self._reopen(True)
         self._backend._drop_read()
         self._backend.open()
         return True
@@ -528,6 +584,12 @@ class RowsBelow:
             self._backend.declarations,
             namespace=self._backend.namespace,
         )
+
+    @property
+    def looked_up(self) -> int:
+        """How many keys were looked for in the files that are set."""
+        stats = self._table.stack_stats()
+        return 0 if stats is None else int(stats[0])
 
     @property
     def are_any(self) -> bool:

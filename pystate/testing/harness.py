@@ -84,6 +84,9 @@ class Harness(HarnessBase):
         As in `Job.key_by`.
     on_invalid : {"drop", "fail"}
         What becomes of rows that cannot be processed, as in `Job`.
+    table_home : {"heap", "disk"}
+        Where the tables are, as in `Job`. On disk each epoch begins without a row in memory: all
+        that the operator asks for comes from files.
 
     Attributes
     ----------
@@ -140,6 +143,7 @@ class Harness(HarnessBase):
         max_ahead: Duration | None = None,
         invalid: str | None = None,
         on_invalid: Literal["drop", "fail"] = "drop",
+        table_home: Literal["heap", "disk"] = "heap",
     ) -> None:
         text(uid, "Harness: uid")
         options = self._options_of(
@@ -156,6 +160,7 @@ class Harness(HarnessBase):
             max_ahead=max_ahead,
             invalid=invalid,
             on_invalid=on_invalid,
+            table_home=table_home,
         )
         clock = Clock(milliseconds(processing_time, "processing_time"))
         self._begin(function, options, clock, InputRows(options.key_names, columns), parallelism)
@@ -478,7 +483,7 @@ class Harness(HarnessBase):
     def _make_ranges(self, key: KeyColumns) -> RangeTables:
         options = self._options
         spec = operator_spec(self._function, options.uid, key, options.max_parallelism)
-        self._tables = RangeTables(spec, self._parallelism)
+        self._tables = RangeTables(spec, self._parallelism, options.table_home)
         return self._tables
 
     def _begin_with_state(self, state: Any, timers: Any) -> None:

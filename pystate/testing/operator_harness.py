@@ -18,7 +18,7 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.timers import TimeDomain
 from pystate.testing.base import HarnessBase
 from pystate.testing.clock import Clock, HarnessInput
-from pystate.testing.range_tables import RangeTables
+from pystate.testing.range_tables import RangeTables, checked_home
 from pystate.testing.snapshot import OperatorSnapshot, check_snapshot
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ class OperatorHarness(HarnessBase):
         processing_time: int | datetime,
         arguments: Mapping[str, Any],
         tags: Sequence[str] = (),
+        table_home: str = "heap",
     ) -> None:
         self._owner = f"operator {operator.uid!r}"
         integer(parallelism, f"{self._owner}: parallelism", least=1, most=operator.max_parallelism)
@@ -62,7 +63,7 @@ class OperatorHarness(HarnessBase):
         self._arguments = dict(arguments)
         clock = Clock(milliseconds(processing_time, f"{self._owner}: processing_time"))
         self._begin_epochs(clock, inputs, batch_rows, tags)
-        self._tables = RangeTables(operator, parallelism)
+        self._tables = RangeTables(operator, parallelism, checked_home(table_home, self._owner))
 
     # -- epochs
 
@@ -108,7 +109,7 @@ class OperatorHarness(HarnessBase):
     @property
     def kept(self) -> int:
         """How many rows the tables have: keys, or keys and namespaces, such as buckets of time."""
-        return sum(table.backend.stats().keys for table in self._ranges)
+        return sum(len(table.backend) for table in self._ranges)
 
     def keys(self) -> list[Any]:
         """All keys that have state, in no particular order."""

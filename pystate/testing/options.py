@@ -29,6 +29,7 @@ from pystate.operators.runtime.output import (
 )
 from pystate.tables.options import checked_parallelism
 from pystate.tables.registry import refuse_pickled
+from pystate.testing.range_tables import checked_home
 from pystate.types.durations import Duration, delay_milliseconds
 from pystate.types.keys import KeyColumns, parse_key
 from pystate.types.state_type import StateType, parse_type
@@ -53,6 +54,7 @@ class OperatorOptions:
     allow_pickle: bool = True
     invalid: InvalidRule = InvalidRule()  # noqa: RUF009
     """What becomes of rows that cannot be processed."""
+    table_home: str = "heap"
 
     @classmethod
     def of(
@@ -71,6 +73,7 @@ class OperatorOptions:
         max_ahead: Duration | None,
         invalid: str | None,
         on_invalid: str,
+        table_home: str = "heap",
         **more: Any,
     ) -> Self:
         """Check what a harness was given; `more` are options of a subclass."""
@@ -93,6 +96,7 @@ class OperatorOptions:
             uid=uid,
             allow_pickle=flag(allow_pickle, f"{owner}: allow_pickle"),
             invalid=harness_rule(owner, event_time, max_ahead, invalid, on_invalid),
+            table_home=checked_home(table_home, owner),
             **more,
         )
 

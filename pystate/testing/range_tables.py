@@ -6,6 +6,10 @@ Thread safety: all objects belong to one thread.
 from __future__ import annotations
 
 import io
+import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,9 +19,10 @@ import numpy as np
 import pyarrow as pa
 
 from pystate._core.core import range_bounds
+from pystate.base.arguments import choice
 from pystate.checkpoint.job_file import check_schemas
 from pystate.checkpoint.refs import Schema
-from pystate.checkpoint.state_files import merge_files
+from pystate.checkpoint.state_files import EMPTY_LINEAGE, Lineage, Source, merge_files
 from pystate.epochs.schema_match import lost_timers
 from pystate.errors import InvalidArgumentError
 from pystate.processor.state_writer import check_columns
@@ -25,12 +30,17 @@ from pystate.state.aggregating import AggregatingState
 from pystate.state.evolution import same_content
 from pystate.state.operator_spec import OperatorSpec, declared_fills
 from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.below import FileBelow
+from pystate.tables.options import DISK, TableOptions
 from pystate.tables.range_rows import put_rows, put_timers
 from pystate.tables.timers import TimeDomain
 from pystate.testing.input_rows import as_table
 from pystate.types.arrays import as_array, hash_keys, key_groups
 from pystate.types.ddl import path_parts
 from pystate.types.keys import key_columns, leaf, marked_struct
+
+#: Of a table on disk so many files of epochs are merged into one.
+_MOST_FILES = 8
 
 
 class TableFiles(tuple[bytes, ...]):
@@ -69,6 +79,11 @@ def continued(
     return operator
 
 
+def checked_home(home: Any, owner: str) -> str:
+    """Return where a harness has its tables; refuse any other place."""
+    return choice(home, f"{owner}: table_home", ("heap", DISK))
+
+
 class _Named(io.BytesIO):
     """A file that errors name."""
 
@@ -85,13 +100,21 @@ class RangeTable:
     last: int
     backend: KeyedStateBackend
     files: list[bytes] = field(default_factory=list)
+    written: dict[bytes, str] = field(default_factory=dict)
+    """Where the files are, of a table on disk."""
 
 
 class RangeTables:
-    """All tables of an operator."""
+    """All tables of an operator.
 
-    def __init__(self, operator: OperatorSpec, parallelism: int) -> None:
+    Those on disk begin each epoch without a row in memory, as after a restart.
+    """
+
+    def __init__(self, operator: OperatorSpec, parallelism: int, home: str = "heap") -> None:
         self.key = operator.key
+        self._table_options = TableOptions(home)
+        self._folder: str | None = None
+        self._remove_folder: Callable[[], object] = lambda: None
         self._max_parallelism = operator.max_parallelism
         #: The operator, with its names in files.
         self.operator = operator
@@ -99,10 +122,13 @@ class RangeTables:
         self._stored: TableFiles | None = None
         self._ranges: list[RangeTable] = []
         for index in range(parallelism):
-            first, last = range_bounds(index, operator.max_parallelism, parallelism)
-            backend = KeyedStateBackend.of(operator, (first, last))
-            backend.open()
-            self._ranges.append(RangeTable(first, last, backend))
+            bounds = range_bounds(index, operator.max_parallelism, parallelism)
+            self._ranges.append(RangeTable(*bounds, self._backend(bounds)))
+
+    def _backend(self, bounds: tuple[int, int]) -> KeyedStateBackend:
+        backend = KeyedStateBackend.of(self.operator, bounds, self._table_options)
+        backend.open()
+        return backend
 
     def __iter__(self) -> Iterator[RangeTable]:
         return iter(self._ranges)
@@ -241,18 +267,50 @@ class RangeTables:
             sealed()
         except BaseException:
             for table in self._tables():
-                table.backend.rollback(1 if table in done else 0)
+                if table in done and table.backend.below.files:
+                    self._begin_cold(table, table.backend.lineage(1))
+                else:
+                    table.backend.rollback(1 if table in done else 0)
             raise
         for table, data in files:
             table.files.append(data)
+            if table.backend.below.on_disk and len(table.files) > _MOST_FILES:
+                self._merged([table])
         if self._stored is not None:
             # States and fields that this epoch did not have are gone, as in a checkpoint.
             self._stored = None
             for table in self._ranges:
                 table.files = self._anew(table)
+        for table in self._ranges:
+            self._begin_cold(table, table.backend.lineage())
+
+    def _begin_cold(self, table: RangeTable, lineage: Lineage | None) -> None:
+        """Have a table on disk begin without rows in memory, above its files."""
+        below = table.backend.below
+        if not below.on_disk or lineage is None or lineage == EMPTY_LINEAGE:
+            return
+        before, table.written = table.written, {}
+        for data in table.files:
+            table.written[data] = before.pop(data) if data in before else self._file(data)
+        bounds = table.first, table.last
+        below.reset(lineage, [FileBelow(path, *bounds) for path in table.written.values()])
+        for path in before.values():
+            os.unlink(path)
+
+    def _file(self, data: bytes) -> str:
+        """Write a file of a table on disk; return its path."""
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="pystate-")
+            self._remove_folder = weakref.finalize(self, shutil.rmtree, self._folder, True)
+        descriptor, path = tempfile.mkstemp(dir=self._folder)
+        with open(descriptor, "wb") as out:
+            out.write(data)
+        return path
 
     def _anew(self, table: RangeTable) -> list[bytes]:
         """A range's files, with what its table holds and nothing else."""
+        if table.backend.below.on_disk:
+            return self._merged_below(table, [io.BytesIO(data) for data in table.files])
         with KeyedStateBackend.of(self.operator, (table.first, table.last)) as copy:
             copy.copy_from(table.backend, table.first, table.last)
             if not copy.dirty:
@@ -261,6 +319,17 @@ class RangeTables:
             with copy.seal(table.backend.lineage()) as snapshot:
                 snapshot.write(out)
             return [out.getvalue()]
+
+    def _merged_below(self, table: RangeTable, files: Sequence[Source]) -> list[bytes]:
+        """Files as one in which a table on disk looks rows up."""
+        if not files:
+            return []
+        out = io.BytesIO()
+        with KeyedStateBackend.of(
+            self.operator, (table.first, table.last), self._table_options
+        ) as backend:
+            backend.below.merge(files, out, table.backend.lineage() or EMPTY_LINEAGE)
+        return [out.getvalue()]
 
     def files(self) -> TableFiles:
         """The state as of the last epoch: one file for each range that has state."""
@@ -289,10 +358,14 @@ class RangeTables:
             allow_unclaimed_state = True  # the rest was compared
         what = f"operator {self.operator.uid!r}, the snapshot"
         for table in self._ranges:
-            table.backend.restore(
-                [_Named(data, what) for data in files],
-                allow_unclaimed_state=allow_unclaimed_state,
-            )
+            named = [_Named(data, what) for data in files]
+            if table.backend.below.on_disk:
+                table.backend.below.check_files(named, [None] * len(named), allow_unclaimed_state)
+                table.files = self._merged_below(table, named)
+                if table.files:
+                    self._begin_cold(table, EMPTY_LINEAGE.next())
+                continue
+            table.backend.restore(named, allow_unclaimed_state=allow_unclaimed_state)
             out = io.BytesIO()
             if files:
                 merge_files(
@@ -314,13 +387,14 @@ class RangeTables:
         if self.operator.stored_states() != before.stored_states():
             for table in self._ranges:
                 table.backend.close()
-                table.backend = KeyedStateBackend.of(self.operator, (table.first, table.last))
-                table.backend.open()
+                table.backend = self._backend((table.first, table.last))
 
     def close(self) -> None:
         """Free all tables."""
         for table in self._tables():
             table.backend.close()
+        self._remove_folder()
+        self._folder = None
 
 
 def _with_key_columns(table: pa.Table, operator: OperatorSpec) -> pa.Table:

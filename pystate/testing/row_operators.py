@@ -63,6 +63,9 @@ class RowHarness(OperatorHarness):
         As in `Job.key_by`.
     on_invalid : {"drop", "fail"}
         What becomes of rows that cannot be processed, as in `Job`.
+    table_home : {"heap", "disk"}
+        Where the tables are, as in `Job`. On disk each epoch begins without a row in memory: all
+        that the operator asks for comes from files.
 
     Notes
     -----
@@ -99,6 +102,7 @@ class RowHarness(OperatorHarness):
         max_ahead: Duration | None = None,
         invalid: str | None = None,
         on_invalid: Literal["drop", "fail"] = "drop",
+        table_home: Literal["heap", "disk"] = "heap",
     ) -> None:
         arguments = kept_arguments(locals())
         owner = self._owner = f"operator {text(uid, 'RowHarness: uid')!r}"
@@ -147,6 +151,7 @@ class RowHarness(OperatorHarness):
             batch_rows=batch_rows,
             processing_time=processing_time,
             arguments=arguments,
+            table_home=table_home,
             tags=[tag for tag in dict.fromkeys([late_tag(late), rule.tag]) if tag is not None],
         )
         if initial_rows is not None:

@@ -85,6 +85,9 @@ class TwoInputHarness(OperatorHarness):
         As in `Job.key_by`.
     on_invalid : {"drop", "fail"}
         What becomes of rows that cannot be processed, as in `Job`.
+    table_home : {"heap", "disk"}
+        Where the tables are, as in `Job`. On disk each epoch begins without a row in memory: all
+        that the operator asks for comes from files.
 
     Notes
     -----
@@ -137,6 +140,7 @@ class TwoInputHarness(OperatorHarness):
         max_ahead: Duration | None = None,
         invalid: str | None = None,
         on_invalid: Literal["drop", "fail"] = "drop",
+        table_home: Literal["heap", "disk"] = "heap",
     ) -> None:
         arguments = kept_arguments(locals())
         owner = self._owner = f"operator {text(uid, 'TwoInputHarness: uid')!r}"
@@ -188,6 +192,7 @@ class TwoInputHarness(OperatorHarness):
             batch_rows=batch_rows,
             processing_time=processing_time,
             arguments=arguments,
+            table_home=table_home,
             tags=[*sides, *([] if invalid is None else [invalid])],
         )
         self._counts_timers = self._function is not None

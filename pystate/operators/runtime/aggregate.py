@@ -67,6 +67,8 @@ class AggregateOperator(Operator):
     Rows may have been `combined` before the shuffle (`partial_rows`).
     """
 
+    asks_for_changed = True
+
     def __init__(self, spec: Aggregates, *, combined: bool = False) -> None:
         self._spec = spec
         self._combined = combined

@@ -45,6 +45,10 @@ class Operator(ABC):
     It is made from what is pickled for the workers; all else comes with `open`.
     """
 
+    #: Whether it asks its backend at the end which keys the epoch has changed; and whether its
+    #: table may be sealed in steps, after which that is known of keys alone that it did not delete.
+    asks_for_changed: ClassVar[bool] = False
+    may_step: ClassVar[bool] = True
     #: What a task reports that had neither rows nor anything else to do.
     idle_metrics: ClassVar[Mapping[str, int]] = MappingProxyType({})
 

@@ -235,6 +235,7 @@ class TopSpec(RowSpec):
 class TopRows(RowOperator):
     """Keeps the best rows of each key, and emits those of keys where they changed."""
 
+    asks_for_changed = True
     _spec: TopSpec
 
     def open(self, task: TaskContext) -> None:

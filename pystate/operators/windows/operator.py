@@ -48,6 +48,8 @@ class WindowOperator(Operator):
     (`partial_slices`).
     """
 
+    may_step = False
+
     def __init__(
         self, spec: WindowSpec, late_tag: str | None = None, *, combined: bool = False
     ) -> None:

@@ -23,6 +23,7 @@ from pystate.operators.runtime.output import OutputColumns
 from pystate.spark.base.environment import require_classic, require_pandas
 from pystate.spark.base.frame_columns import FrameColumns
 from pystate.spark.base.schemas import output_columns, parse_schema
+from pystate.tables.options import DISK
 from pystate.types.durations import Duration, delay_milliseconds, milliseconds
 from pystate.types.keys import MAX_PARALLELISM
 
@@ -30,7 +31,7 @@ from pystate.types.keys import MAX_PARALLELISM
 OrderBy: TypeAlias = "str | Column | Sequence[str | Column] | None"
 
 _BOUNDED_TRIGGERS = ("availableNow", "once")
-_HOMES = ("shm", "local", "heap")
+_HOMES = ("shm", "local", "heap", DISK)
 _EVENT_TIMES = (st.TimestampType, st.TimestampNTZType, st.DateType, st.LongType)
 
 
@@ -106,8 +107,8 @@ def checked_home(home: Any, shared: bool, owner: str = "job") -> str:
     place = os.fspath(home) if isinstance(home, (str, os.PathLike)) else None
     if place not in _HOMES and not (place is not None and os.path.isabs(place)):
         raise InvalidArgumentError(
-            f"{owner}: table_home is 'shm', 'local', 'heap' or the absolute path of a folder, not "
-            f"{shown(home)}{nearest(place, _HOMES)}"
+            f"{owner}: table_home is 'shm', 'local', 'heap', 'disk' or the absolute path of a "
+            f"folder, not {shown(home)}{nearest(place, _HOMES)}"
         )
     assert place is not None
     if not shared and place not in ("shm", "heap"):

@@ -20,7 +20,7 @@ from pystate.epochs.merge_policy import DiskMergePolicy, MergePolicy
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.invalid_rows import OnInvalid, checked_on_invalid
 from pystate.spark.base.arguments import checked_count, checked_home
-from pystate.tables.options import TableOptions
+from pystate.tables.options import LEAST_ON_DISK, TableOptions
 from pystate.types.durations import Duration, milliseconds
 
 
@@ -81,6 +81,11 @@ class JobOptions(CoordinatorOptions):
             integer(self.memory_limit_bytes, f"{owner}: memory_limit_bytes", least=0),
             allow_pickle=flag(self.allow_pickle, f"{owner}: allow_pickle"),
         )
+        if tables.on_disk and 0 < tables.limit_bytes < LEAST_ON_DISK:
+            raise InvalidArgumentError(
+                f"{owner}: memory_limit_bytes of tables on disk is 0, or {LEAST_ON_DISK} at least, "
+                f"not {tables.limit_bytes}"
+            )
         step_ms = milliseconds(self.max_clock_step, f"{owner}: max_clock_step", least=1)
         for name, value in (
             ("max_parallelism", groups),

@@ -335,6 +335,7 @@ class Evaluation:
             held=self._held,
             redistributes=operator.instances and stored and planned[0].changes_parallelism,
             notice=epoch.notice,
+            tables_of_host=len(ranges) * (1 if epoch.base is None else len(epoch.base.operators)),
             side_folders=folders,
             invalid={name: rule for name, (rule, _) in invalid.items()},
             term=self._term,

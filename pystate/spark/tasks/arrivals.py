@@ -26,6 +26,11 @@ class Arrivals:
     """The rows of one input, by key."""
 
     @property
+    def are_by_key(self) -> bool:
+        """Whether each part is a record batch in which the key's columns have their names."""
+        return type(self) is Arrivals
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """The names of the inputs."""
         return (INPUT,)

@@ -20,19 +20,18 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
 from pystate.checkpoint.held_deltas import HeldFiles, merge_held
 from pystate.checkpoint.refs import FileRef, RangeState, state_path
 from pystate.checkpoint.size_tiers import newest_similar
-from pystate.checkpoint.state_files import FileInfo
+from pystate.checkpoint.state_files import FileInfo, Lineage
 from pystate.checkpoint.storage import CheckpointStorage, guarded_file
 from pystate.epochs.interval import is_tolerable
 from pystate.errors import StateLostError
 
 if TYPE_CHECKING:
     from pystate.tables.host import TableHome
-    from pystate.tables.snapshots import Snapshot
 
 #: So many held deltas of similar size are merged into one.
 _SIMILAR = 4
@@ -108,13 +107,25 @@ def _overdue(began_s: float, plan: HeldPlan) -> str | None:
     )
 
 
+class Changes(Protocol):
+    """What a task has changed: a `Snapshot`, or that of several steps."""
+
+    lineage: Lineage
+
+    def write(self, out: BinaryIO) -> FileInfo:
+        """Write it; may be called again."""
+
+    def close(self) -> None:
+        """Free the memory."""
+
+
 class DeltaWriter(threading.Thread):
     """Writes the files of one task.
 
     `snapshot` has the task's changes; None if it has none, and the step closes an epoch.
     """
 
-    def __init__(self, target: Target, snapshot: Snapshot | None) -> None:
+    def __init__(self, target: Target, snapshot: Changes | None) -> None:
         super().__init__(name=f"pystate-delta-{target.uid}-{target.state.index}", daemon=True)
         self._target = target
         self._snapshot = snapshot

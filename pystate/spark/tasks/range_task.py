@@ -36,7 +36,7 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.listeners import CheckpointNotice
 from pystate.epochs.range_report import InputSeen, RangeReport, SideFile
 from pystate.epochs.watermarks import OperatorTime
-from pystate.errors import EvaluationError, NoSpaceError, TableMovedError
+from pystate.errors import EvaluationError, MemoryLimitError, NoSpaceError, TableMovedError
 from pystate.operators.runtime.event_time import MAX_WATERMARK
 from pystate.operators.runtime.invalid_rows import InvalidRule
 from pystate.operators.runtime.output import Side
@@ -44,20 +44,29 @@ from pystate.operators.runtime.task import TaskContext
 from pystate.spark.base.parquet_format import ParquetFormat
 from pystate.spark.base.routing import KeyRouter
 from pystate.spark.base.schemas import KeySchema
-from pystate.spark.tasks.delta import DeltaWriter, HeldPlan, Target, Written, held_files
+from pystate.spark.tasks.delta import (
+    Changes,
+    DeltaWriter,
+    HeldPlan,
+    Target,
+    Written,
+    held_files,
+)
 from pystate.spark.tasks.parquet_file import ParquetFile, SideFiles, part_name
+from pystate.spark.tasks.steps import TaskSteps
 from pystate.spark.tasks.table_move import executor_home, move_table
 from pystate.state.operator_spec import OperatorSpec
-from pystate.tables.attach import Attachment, tables
+from pystate.tables.attach import Attachment, private_table, tables
 from pystate.tables.options import TableOptions
-from pystate.tables.recovery import TableSpec, private_table
+from pystate.tables.range_files import local_folder
+from pystate.tables.recovery import TableSpec
 from pystate.tables.upkeep import note_use, remove_outdated
+from pystate.types.keys import leaf
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator
 
     from pystate.tables.backend import KeyedStateBackend
-    from pystate.tables.snapshots import Snapshot
 
 #: Spark's local property that names the evaluation whose output a job stages.
 STAGING = "pystate.staging"
@@ -146,6 +155,8 @@ class OperatorPlan:
     """Whether each epoch replaces the state, so that a range with state has work without rows."""
     invalid: Mapping[str, InvalidRule] = field(default_factory=dict)
     """What becomes of the invalid rows of each input."""
+    tables_of_host: int = 1
+    """Among how many tables a host divides its memory, if they are on disk."""
     markers: bool = True
     """Whether a marker row announces each range. It may be False if no range has work without
     rows."""
@@ -219,6 +230,7 @@ class OperatorPlan:
             query=self.query,
             held=self.held_files(state),
             heartbeat=go_on,
+            tables_of_host=self.tables_of_host,
         )
         note_use(spec.home, self.storage.local_path("job.json"), self.term)
         return spec
@@ -272,6 +284,11 @@ class RangeTask:
         self._beginning: Beginning | None = None
         self._marker: int | None = None
         self._sealed_id: str | None = None
+        #: Whether the table may be sealed before the end, so that rows leave that have changed.
+        self.may_step = True
+        #: Whether the keys that change are asked for at the end.
+        self.notes_changed = False
+        self._steps: TaskSteps | None = None
 
     @property
     def state(self) -> RangeState:
@@ -328,6 +345,15 @@ class RangeTask:
             self.metrics["attached"] = self._attachment.how
             self.metrics["rows_restored"] = self._attachment.rows
             self.metrics["rows_copied"] = self._attachment.copied
+            if self.backend.below.on_disk and self.may_step:
+                first, last = self.state.bounds
+                self._steps = TaskSteps(
+                    self.backend,
+                    os.path.join(local_folder(self._spec, "steps"), f"{first:05d}-{last:05d}"),
+                    Lineage(bytes(16), bytes.fromhex(self.state.id), plan.epoch, plan.query),
+                    notes_changed=self.notes_changed,
+                )
+                self.backend.below.step_by(self._steps.take)
             self._context = plan.context(self.state, self.backend, self.write_side)
             if plan.redistributes_in(self.state):
                 self._context.old = self._whole_state
@@ -439,23 +465,28 @@ class RangeTask:
         writer.start()
         return writer
 
-    def _seal_table(self) -> Snapshot | None:
+    def _seal_table(self) -> Changes | None:
         if self._attachment is None:
             return None
         if self.plan.operator.expires:
             self.backend.expire()
-        if not self.backend.dirty:
+        steps = self._steps or None
+        if not self.backend.dirty and steps is None:
             return None
         plan, state = self.plan, self.state
         stats = self.backend.stats()
-        self.metrics["rows_changed"] = stats.changed_rows
+        self.metrics["rows_changed"] = stats.changed_rows + (0 if steps is None else steps.rows)
         began = time.perf_counter_ns()
-        snapshot = self.backend.seal(
-            Lineage(uuid.uuid4().bytes, bytes.fromhex(state.id), plan.epoch, plan.query)
-        )
+        parent = bytes.fromhex(state.id) if steps is None else steps.last
+        snapshot = None
+        if self.backend.dirty:
+            name = Lineage(uuid.uuid4().bytes, parent, plan.epoch, plan.query)
+            snapshot = self.backend.seal(name)
+        changes: Changes | None = snapshot if steps is None else steps.changes(snapshot)
+        assert changes is not None
         self.metrics["seal_ms"] = ms_since(began)
-        self._sealed_id = snapshot.lineage.id.hex()
-        return snapshot
+        self._sealed_id = changes.lineage.id.hex()
+        return changes
 
     def report(self, written: Written) -> None:
         """Send the report to the driver: the last act of the task."""
@@ -467,6 +498,11 @@ class RangeTask:
             stats = self.backend.stats()
             self.metrics["keys"] = stats.keys
             self.metrics["state_bytes"] = stats.committed_bytes
+            if self.backend.below.on_disk:
+                before = 0 if self._steps is None else self._steps.looked_up
+                self.metrics["rows_looked_up"] = before + self.backend.below.looked_up
+                self.metrics["steps"] = 0 if self._steps is None else self._steps.taken
+                self.metrics["rows_left"] = self.backend.below.left
             self.release()
         late = invalid = 0
         if self._context is not None:
@@ -506,8 +542,29 @@ class RangeTask:
         What was not sealed is rolled back.
         """
         attachment, self._attachment = self._attachment, None
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            steps.close()
         if attachment is not None:
             attachment.release()
+
+    def fitting(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Rows in pieces whose keys fit in memory together, and are in memory then."""
+        backend = self.backend
+        if not backend.below.are_any or backend.namespace is not None:
+            yield rows
+            return
+        try:
+            backend.prefetch([leaf(rows, name) for name, _ in self.plan.router.schema])
+        except MemoryLimitError as error:
+            # Some room is left for what the operator makes of them.
+            at = (error.keys or 0) * 3 // 4
+            if not 0 < at < rows.num_rows:
+                raise
+            yield from self.fitting(rows.slice(0, at))
+            yield from self.fitting(rows.slice(at))
+        else:
+            yield rows
 
     def move_table(self, error: NoSpaceError) -> TableMovedError | None:
         """Give up a table that has outgrown its file system; None if there is no such table."""

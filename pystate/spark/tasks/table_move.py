@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from pystate.errors import NoSpaceError, TableMovedError
 from pystate.tables.host import TableHome, ancestor_named, base_folder, choose_home
+from pystate.tables.options import DISK
 from pystate.tables.upkeep import engage_janitor
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def executor_home(application: bytes, wanted: str) -> TableHome:
 
     They belong to the executor's JVM: its workers come and go. Each task looks whether somebody
     frees them in the end: a janitor may have been killed. `wanted` is ``"shm"``, ``"local"``,
-    ``"heap"``, or a folder, which is created; `application` identifies the checkpoint.
+    ``"heap"``, ``"disk"``, whose tables are in shared memory as far as they are in memory, or a
+    folder, which is created; `application` identifies the checkpoint.
     """
     home = _executor_home(application, wanted)
     engage_janitor(home)
@@ -42,7 +44,7 @@ def _executor_home(application: bytes, wanted: str) -> TableHome:
     if wanted == "heap":
         return TableHome(None, None)
     local, owner = _local_folder(), ancestor_named("java")
-    if wanted == "shm":
+    if wanted in ("shm", DISK):
         return choose_home(application, owner_pid=owner, fallback=local)
     folder = local if wanted == "local" else wanted
     os.makedirs(folder, exist_ok=True)
@@ -56,7 +58,7 @@ def _local_folder() -> str:
 
 def tables_folder(wanted: str) -> str:
     """The folder of all executors' tables on this host, by the same choice."""
-    if wanted in ("shm", "heap"):
+    if wanted in ("shm", "heap", DISK):
         return base_folder()
     return base_folder(_local_folder() if wanted == "local" else wanted)
 

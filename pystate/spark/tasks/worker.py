@@ -119,6 +119,7 @@ class _Run:
         self._began_ns = time.perf_counter_ns()
         self._held: deque[Any] = deque()
         self.writer: DeltaWriter | None = None
+        task.may_step, task.notes_changed = operator.may_step, operator.asks_for_changed
         task.metrics.update(operator.idle_metrics)
 
     def process(self, arrived: Iterable[Arrived]) -> Iterator[Any]:
@@ -133,10 +134,11 @@ class _Run:
                 self._open(arrivals.owner(task.plan, rows))
             for input, part in arrivals.parts(rows, task.plan, task.state.index):
                 task.count(input, part)
-                for out in self._pieces(self._operator.process(part, input)):
-                    if not task.takes(out):
-                        yield out
-                    task.go_on()
+                for piece in task.fitting(part) if arrivals.are_by_key else (part,):
+                    for out in self._pieces(self._operator.process(piece, input)):
+                        if not task.takes(out):
+                            yield out
+                        task.go_on()
 
     def finish(self) -> Iterator[Any]:
         """The output of the operator's end; the last of it is held until the delta is begun."""

@@ -59,7 +59,7 @@ JOB = {
     "restore": (["3", "''", "b'x'", "'latest'"], "^job 'j': restore is the (path of a )?folder"),
     "claim": ([*NO_FLAG, "True"], "^job 'j': claim (is True or False, not|and uid_map say how)"),
     "uid_map": (["{}", "{'a': 'b'}", "3"], "^job 'j': claim and uid_map say how to begin"),
-    "table_home": (["'shmm'", "None", "3"], "^job 'j': table_home is 'shm', 'local', 'heap' or"),
+    "table_home": (["'shmm'", "None", "3"], "^job 'j': table_home is 'shm', .*, 'disk' or"),
     "max_clock_step": ([*NO_LENGTH, "None"], "^job 'j': max_clock_step=.*(length of time|between)"),
     "epoch_timeout": (NO_LENGTH, "^job 'j': epoch_timeout=.*(length of time|between)"),
     "checkpoints": (["3", "None", "{'interval': 3}"], "^job 'j': checkpoints is a pystate.Check"),
@@ -187,6 +187,7 @@ HARNESS = {
     "max_ahead": (NO_LENGTH, "^operator 'harness': max_ahead"),
     "invalid": (["3", "''", "'drop'", "'process'"], "^operator 'harness': invalid"),
     "on_invalid": (["'x'", "None", "3"], "^operator 'harness': on_invalid.*'drop'.*'fail'"),
+    "table_home": (["'shm'", "None", "3"], "^operator 'harness': table_home is 'heap' or 'disk'"),
 }
 
 NAMES = {

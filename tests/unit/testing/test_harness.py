@@ -31,6 +31,8 @@ from pystate.errors import (
 )
 from pystate.testing import Harness, HarnessSnapshot
 
+pytestmark = pytest.mark.usefixtures("table_home")
+
 
 class Moves(ps.KeyedProcessFunction):
     clicks = ps.ValueState("long", default=0)

@@ -13,6 +13,8 @@ from pystate.errors import InvalidArgumentError, WrongTypeError
 from tests.lag import Lag
 from tests.unit.testing.disturbed import disturbed
 
+pytestmark = pytest.mark.usefixtures("table_home")
+
 
 @pytest.mark.parametrize("act", ["", "rows", "publish", "restore 1", "restore 3"])
 def test_top(act: str) -> None:

@@ -26,6 +26,8 @@ from pystate.operators.joins.interval import IntervalJoinSpec
 from tests.drawn import drawn
 from tests.unit.testing.disturbed import disturbed
 
+pytestmark = pytest.mark.usefixtures("table_home")
+
 LEFT, RIGHT = "k string, t long, n long", "t long, key string, m long"
 
 

@@ -32,14 +32,17 @@ def test_files_are_merged_as_tables_read_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert options_of(monkeypatch, tmp_path, "heap").merge_policy == MergePolicy()
-    # Nobody can have said this: it shows what is prepared.
-    monkeypatch.setattr(module, "checked_home", lambda home, shared, owner: home)
     made = options_of(monkeypatch, tmp_path, DISK)
     assert made.tables.on_disk
     assert made.merge_policy == DiskMergePolicy(block_bytes=made.tables.guided_block_bytes)
     assert made.merge_policy is not None and made.merge_policy.with_guides
 
 
-def test_no_job_can_have_its_tables_on_disk_yet() -> None:
-    with pytest.raises(InvalidArgumentError, match="table_home is 'shm', 'local', 'heap' or"):
-        checked_home(DISK, True)
+def test_what_does_not_go_with_tables_on_disk(tmp_path: Path) -> None:
+    assert checked_home(DISK, True) == DISK
+    with pytest.raises(InvalidArgumentError, match=r"shared_tables=False keeps .* not in disk"):
+        checked_home(DISK, False)
+    with pytest.raises(InvalidArgumentError, match="memory_limit_bytes of tables on disk is 0, or"):
+        Job("job", checkpoint=tmp_path / "ck", table_home=DISK, memory_limit_bytes=1000)
+    with pytest.raises(InvalidArgumentError, match=r"table_home='disk' .* no folder"):
+        Job("job", checkpoint="s3://bucket/ck", table_home=DISK)

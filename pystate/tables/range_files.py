@@ -1,0 +1,229 @@
+"""A range's table on disk above the files that a manifest names for it.
+
+The rows of such a table lie in the checkpoint's own files, where these are: nothing is read when it
+begins at a base, and what it has in memory stays there from task to task. Files in which no rows
+can be looked up, since they have no guide or other columns than the table, are merged into one
+first. It is kept beside the tables of the executor, until the driver has made such a file that the
+manifest names.
+
+Thread safety: functions of the thread that holds the table's lock. What is remembered of files may
+be lost to another thread, which then looks once more.
+
+Invariants
+----------
+1. What is looked up in is what the manifest names, by its id and checksum, and counts for the key
+   groups for which the manifest says so.
+2. Rows leave only while the table is exactly at the base.
+3. A file of other columns, or of an epoch in which a state of the same name was another one, is
+   never looked up in.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from functools import lru_cache
+from typing import BinaryIO, cast
+
+from pystate.checkpoint.held_deltas import is_held
+from pystate.checkpoint.refs import EMPTY_ID, FileRef, RangeState, restrict, uid_folder
+from pystate.checkpoint.state_files import Lineage, Source, merge_files
+from pystate.checkpoint.storage import LocalStorage
+from pystate.errors import AlreadyPublishedError, CheckpointError
+from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.below import FileBelow
+from pystate.tables.recovery import TableSpec
+
+_NAME = re.compile(r"(\d{5,})-(\d{5,})-[0-9a-f]+\.base")
+_BELOW = "below"
+_MOST_KNOWN = 1 << 16
+#: Whether rows of a table can be looked up in a file: by its path and checksum, the table's schema,
+#: and how the file system knows the file.
+_known: dict[tuple[str, int, str, int, int, int], bool] = {}
+
+
+def begin_at(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> int:
+    """Have an empty table begin at a base; return the number of files below it.
+
+    `CheckpointError`, `CorruptFileError`, `NewerFormatError`, `SchemaError` or
+    `UnclaimedStateError`: a file cannot be used, and is named.
+    """
+    backend.open()
+    refs = _counting(base)
+    if base.id == EMPTY_ID or not refs:
+        return 0
+    newest = refs[-1]
+    parent = newest.parent if newest.id == base.id else EMPTY_ID
+    name = Lineage(bytes.fromhex(base.id), bytes.fromhex(parent), newest.epoch, spec.query)
+    files = _below(backend, spec, base, refs)
+    backend.below.begin_at(name, files)
+    return len(files)
+
+
+def put_above(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> None:
+    """Have a table that is at a base look for rows in its files; errors are those of `begin_at`.
+
+    Rows leave it, if there is not as much room as the last epoch needed.
+    """
+    refs = _counting(base)
+    # A table that has all rows, and is at the base, has had those that the files have.
+    known = not backend.below.are_any
+    backend.below.set_files(_below(backend, spec, base, refs), all_known=known)
+    backend.below.left = 0
+    if refs:
+        changed = refs[-1].rows if refs[-1].kind == "delta" else 0
+        backend.below.leave_room(max(changed + changed // 4, backend.stats().keys // 8))
+
+
+def _counting(base: RangeState) -> list[FileRef]:
+    """The files that count for a range, oldest first, each for the key groups it counts for."""
+    found = ((ref, ref.overlap(base.bounds)) for ref in base.files)
+    return [restrict(ref, part) for ref, part in found if part is not None]
+
+
+def _below(
+    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, refs: Sequence[FileRef]
+) -> list[FileBelow]:
+    paths = [_path(spec, ref) for ref in refs]
+    unusable = [
+        at
+        for at, (path, ref) in enumerate(zip(paths, refs, strict=True))
+        if not _is_usable(backend, spec, base, path, ref)
+    ]
+    merged = unusable[-1] + 1 if unusable else 0
+    files = [
+        FileBelow(path, *ref.bounds)
+        for path, ref in zip(paths[merged:], refs[merged:], strict=True)
+    ]
+    folder = local_folder(spec, _BELOW)
+    if not merged:
+        _remove_others(folder, base, None)
+        return files
+    name = _merged(backend, spec, base, list(zip(paths[:merged], refs[:merged], strict=True)))
+    _remove_others(folder, base, name)
+    return [FileBelow(os.path.join(folder, name), *base.bounds), *files]
+
+
+def _path(spec: TableSpec, ref: FileRef) -> str:
+    path = None
+    if spec.held is not None and is_held(ref.path):
+        path = spec.held.find(ref)
+    elif spec.storage.exists(ref.path):
+        path = spec.storage.local_path(ref.path)
+    else:
+        raise CheckpointError(
+            f"{ref.path} is missing in {spec.storage.uri}, and a manifest names it: bring it back"
+        )
+    if path is None:
+        raise CheckpointError(
+            f"{ref.path} is in {spec.storage.uri}, and rows of tables on disk are looked up in "
+            "files of a file system alone: choose another table_home, or another checkpoint"
+        )
+    return path
+
+
+def _is_usable(
+    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, path: str, ref: FileRef
+) -> bool:
+    """Whether rows can be looked up in a file; checks that it is the one that was written."""
+    status = os.stat(path)
+    file = status.st_ino, status.st_size, status.st_mtime_ns
+    key = path, ref.checksum, spec.operator.fingerprint(base.since), *file
+    known = _known.get(key)
+    if known is None:
+        allowed = spec.options.allow_unclaimed_state
+        backend.below.check_files([path], [ref], allowed, dict(base.since))
+        # Of a state that was dropped, and declared anew, older files have what does not count.
+        counts = all(ref.epoch >= epoch for _, epoch in base.since)
+        known = counts and backend.below.has_rows_of(path)
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[key] = known
+    return known
+
+
+# ---- files that are merged first ----------------------------------------------------------------
+
+
+def _merged(
+    backend: KeyedStateBackend,
+    spec: TableSpec,
+    base: RangeState,
+    files: Sequence[tuple[str, FileRef]],
+) -> str:
+    """Merge files into one with a guide and the table's columns, or find it; return its name."""
+    parts = [(ref.path, ref.checksum, ref.bounds) for _, ref in files]
+    text = json.dumps([spec.operator.fingerprint(base.since), spec.options.block_bytes, parts])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    name = f"{base.first_key_group:05d}-{base.last_key_group:05d}-{digest}.base"
+    folder = LocalStorage(local_folder(spec, _BELOW))
+    if folder.exists(name):
+        return name
+    if spec.heartbeat is not None:
+        spec.heartbeat()
+    newest = files[-1][1]
+    lineage = Lineage(bytes.fromhex(newest.id), bytes.fromhex(newest.parent), newest.epoch, 0)
+    with ExitStack() as stack:
+        sources: list[Source] = []
+        for path, ref in files:
+            if ref.bounds == base.bounds:
+                sources.append(path)
+                continue
+            # Reduced to what counts; deletions in it are kept, since older files may follow.
+            part = stack.enter_context(tempfile.NamedTemporaryFile(prefix="pystate-"))
+            merge_files(
+                [path],
+                cast(BinaryIO, part),
+                first_key_group=ref.first_key_group,
+                last_key_group=ref.last_key_group,
+                kind="delta",
+                since=dict(base.since),
+                block_bytes=0,
+            )
+            part.flush()
+            sources.append(part.name)
+        with suppress(AlreadyPublishedError), folder.create(name) as out:
+            backend.below.merge(sources, out, lineage, dict(base.since))
+    return name
+
+
+def local_folder(spec: TableSpec, kind: str) -> str:
+    """Where an operator's files of a kind are: on a disk, and freed with the executor's tables."""
+    folders = spec.home.folders
+    parent = os.path.join(folders[-1], spec.home.application) if folders else _own_folder()
+    return os.path.join(parent, kind, uid_folder(spec.operator.uid))
+
+
+@lru_cache(maxsize=1)
+def _own_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="pystate-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def _forget() -> None:
+    _own_folder.cache_clear()
+    _known.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def _remove_others(folder: str, base: RangeState, used: str | None) -> None:
+    """Remove what was merged for a range before."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return
+    for name in names:
+        match = _NAME.fullmatch(name)
+        if match is not None and name != used and (int(match[1]), int(match[2])) == base.bounds:
+            with suppress(OSError):
+                os.unlink(os.path.join(folder, name))

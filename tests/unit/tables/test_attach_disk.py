@@ -1,0 +1,331 @@
+"""Tasks attach tables on disk, whose rows lie in the checkpoint's files, at exactly the base."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pystate.base.memory import process_budget
+from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, empty_range
+from pystate.checkpoint.storage import LocalStorage
+from pystate.epochs.merge_policy import DiskMergePolicy
+from pystate.epochs.merges import merge_range
+from pystate.epochs.rescale import plan_rescale
+from pystate.errors import CheckpointError, MemoryLimitError, SwappedFileError
+from pystate.state.value import ValueState
+from pystate.tables.host import TableHome, choose_home
+from pystate.tables.recovery import LEAST_SHARE_BYTES
+from pystate.types.arrays import hash_keys, key_groups
+from tests.peer import STATES, Peer, Worker
+
+EMPTY = empty_range(0, 128, 1)
+APPLICATION = bytes(range(32))
+MIB = 1 << 20
+MakeWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> TableHome:
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    memory.mkdir()
+    disk.mkdir()
+    found = choose_home(APPLICATION, shm=str(memory), least_bytes=0, fallback=str(disk))
+    assert found.folder is not None
+    return found
+
+
+@pytest.fixture(params=["shared", "private"])
+def worker(request: pytest.FixtureRequest, tmp_path: Path, home: TableHome) -> Iterator[MakeWorker]:
+    made: list[Worker] = []
+    place = home if request.param == "shared" else TableHome(None, None)
+
+    def make(on: str = "disk", **options: Any) -> Worker:
+        options.setdefault("limit_bytes", MIB if on == "disk" else 0)
+        at = options.pop("at", place)
+        made.append(Worker(str(tmp_path / "ck"), at, table_home=on, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+def after(base: RangeState, *deltas: FileRef) -> RangeState:
+    return dataclasses.replace(base, id=deltas[-1].id, deltas=(*base.deltas, *deltas))
+
+
+def epochs(one: Worker, count: int, rows: int = 2000) -> tuple[RangeState, dict[int, int]]:
+    """So many epochs of rows that overlap; returns the base and what it has."""
+    base, model = EMPTY, dict[int, int]()
+    for epoch in range(1, count + 1):
+        added = dict.fromkeys(range((epoch - 1) * rows // 2, (epoch - 1) * rows // 2 + rows), epoch)
+        base = after(base, one.epoch(base, added, epoch))
+        for key, value in added.items():
+            model[key] = model.get(key, 0) + value
+    return base, model
+
+
+def stored(root: Path, base: RangeState) -> dict[int, int]:
+    """What the files of a base have."""
+    with Worker(str(root / "ck"), TableHome(None, None)).cache.attach(
+        Worker(str(root / "ck"), TableHome(None, None)).spec, base
+    ) as attachment:
+        table = attachment.backend.to_arrow()
+    return dict(zip(table["k"].to_pylist(), table["n"].to_pylist(), strict=True))
+
+
+def test_rows_leave_and_come(worker: MakeWorker, tmp_path: Path) -> None:
+    """State of several times the table's memory, of which each epoch changes a part."""
+    one = worker()
+    base, model = epochs(one, 12)
+    assert one.attach(base)[0] == "current"
+    below = one.attachment.backend.below
+    # Many are in memory, and more are not.
+    assert below.left > 1000
+    assert one.stats().keys < len(model) // 2
+    assert one.read() == model
+    keys = one.attachment.backend.prefetch(pa.array(range(500), pa.int64()))
+    assert one.attachment.backend["n"].values(keys).to_pylist() == [model[k] for k in range(500)]
+    assert below.looked_up >= 400
+    one.release()
+    assert stored(tmp_path, base) == model
+
+
+def test_a_table_begins_at_a_base_without_reading_rows(worker: MakeWorker) -> None:
+    one, two = worker(), worker(at=TableHome(None, None))
+    base, model = epochs(one, 5)
+    assert two.attach(base) == ("opened", "", 5)
+    assert two.stats().keys == 0
+    assert two.read() == model
+    two.add({0: 5, 99_999: 1})
+    ref = two.seal(6)
+    two.release()
+    # The other one is behind. What it has in memory is forgotten.
+    base = after(base, ref)
+    assert one.attach(base)[0] == "opened"
+    assert one.read() == {**model, 0: model[0] + 5, 99_999: 1}
+
+
+def test_what_failed_is_undone(worker: MakeWorker) -> None:
+    one = worker()
+    base, model = epochs(one, 3)
+    with pytest.raises(RuntimeError, match="user code"):
+        one.attach(base)
+        with one.attachment:
+            one.add({1: 7, 99_999: 7})
+            raise RuntimeError("user code")
+    assert one.attach(base)[0] == "current"
+    assert one.read() == model
+    one.add({1: 70, 99_999: 7})
+    one.seal(4)
+    one.release()
+    assert one.attach(base)[0] == "undone"
+    assert one.read() == model
+    one.add({1: 1})
+    won = one.seal(4)
+    one.release()
+    assert one.attach(after(base, won))[0] == "current"
+    assert one.read() == {**model, 1: model[1] + 1}
+
+
+def test_rows_that_were_only_read_stay(worker: MakeWorker) -> None:
+    one = worker(limit_bytes=16 * MIB)
+    two = worker(at=TableHome(None, None))
+    base, _ = epochs(two, 2)
+    for came in (0, 300):
+        one.attach(base)
+        assert one.stats().keys == came
+        one.attachment.backend.prefetch(pa.array(range(300), pa.int64()))
+        one.release()
+    one.attach(base)
+    one.attachment.backend.prefetch(pa.array(range(300), pa.int64()))
+    assert one.attachment.backend.below.looked_up == 0
+
+
+def test_a_batch_that_does_not_fit_says_how_much_does(worker: MakeWorker) -> None:
+    one = worker()
+    base, model = epochs(one, 2)
+    one.attach(base)
+    with pytest.raises(MemoryLimitError) as caught:
+        one.add(dict.fromkeys(range(100_000), 1))
+    assert 0 < (caught.value.keys or 0) < 100_000
+    # The table was made anew for it, which whoever has it next does not notice.
+    assert one.read() == model
+    made = one.attachment.backend
+    one.release()
+    assert one.attach(base)[0] == "current"
+    assert one.attachment.backend is made
+    one.release()
+    other = worker()
+    for each in (one, other, one):
+        assert each.attach(base)[0] in ("current", "opened")
+        assert each.read() == model
+        each.release()
+
+
+def test_tables_of_a_host_share_its_memory(worker: MakeWorker) -> None:
+    limit = process_budget().stats()[0]
+    for tables, share in ((2, limit // 2), (1 << 40, LEAST_SHARE_BYTES)):
+        one = worker(limit_bytes=0)
+        one.spec = dataclasses.replace(one.spec, tables_of_host=tables)
+        one.attach(EMPTY)
+        assert one.attachment.backend._options.limit_bytes == share
+        one.stop()
+
+
+def test_files_that_are_read_as_a_whole_are_merged_first(
+    worker: MakeWorker, home: TableHome
+) -> None:
+    """A job may change its home from run to run, both ways."""
+    heap, disk = worker("shm", at=TableHome(None, None)), worker()
+    base, model = epochs(heap, 3)
+    assert disk.attach(base) == ("opened", "", 1)
+    assert disk.read() == model
+    disk.add({0: 10, 77_777: 7})
+    base = after(base, disk.seal(4))
+    disk.release()
+    model |= {0: model[0] + 10, 77_777: 7}
+    again = worker()
+    for each in (disk, again):
+        how, _, _ = each.attach(base)
+        assert how in ("current", "opened")
+        assert each.read() == model
+        each.release()
+    assert heap.attach(base)[0] == "caught up"
+    assert heap.read() == model
+    if disk.spec.home is home:
+        # One file for both, which goes when the manifest names another base.
+        (made,) = Path(home.folders[-1]).rglob("*.base")
+        merged = merge_range(
+            disk.storage, base.files, base.id, "state/op/m.base", 0, 127, block_bytes=4096
+        )
+        base = dataclasses.replace(base, base=merged, deltas=())
+        assert disk.attach(base)[0] == "current"
+        assert disk.read() == model
+        assert not made.exists()
+
+
+def test_other_columns_are_merged_first(worker: MakeWorker) -> None:
+    """A state is added, one is dropped, and one comes back without what it had."""
+    base, model = epochs(worker(), 3)
+    more = worker(states={**STATES, "more": ValueState("long", default=5)})
+    assert more.attach(base)[0] == "opened"
+    assert more.read() == model
+    backend = more.attachment.backend
+    keys = backend.keys(pa.array([0, 1], pa.int64()))
+    backend["more"].add(keys, 1)
+    assert backend["more"].values(keys).to_pylist() == [6, 6]
+    base = after(base, more.seal(4))
+    more.release()
+    less = worker(states=STATES, allow_unclaimed_state=True)
+    less.attach(base)
+    assert less.read() == model
+    less.add({5: 1})
+    base = after(base, less.seal(5))
+    less.release()
+    assert less.attach(base)[0] == "current"
+    assert less.read() == {**model, 5: model[5] + 1}
+
+
+def test_a_state_that_was_dropped_does_not_come_back(worker: MakeWorker) -> None:
+    """Its name and type are those of a new one."""
+    more = worker(states={**STATES, "more": ValueState("long", default=5)})
+    more.attach(EMPTY)
+    more.add({0: 3, 1: 4})
+    backend = more.attachment.backend
+    backend["more"].update_all(backend.keys(pa.array([0, 1], pa.int64())), 9)
+    base = after(EMPTY, more.seal(1))
+    more.release()
+    more.attach(dataclasses.replace(base, since=(("more", 2),)))
+    assert more.read() == {0: 3, 1: 4}
+    keys = more.attachment.backend.keys(pa.array([0, 1], pa.int64()))
+    assert more.attachment.backend["more"].values(keys).to_pylist() == [5, 5]
+
+
+def test_rescaled_ranges_share_files(worker: MakeWorker, tmp_path: Path) -> None:
+    """Each counts for the key groups that a range took over, and nothing is copied."""
+    one = worker()
+    base, model = epochs(one, 3, rows=200)
+    schema = (("k", "bigint"),), (("n", "bigint"),)
+    ranges: tuple[RangeState, ...] = (base,)
+    for parallelism in (3, 2):
+        operator = OperatorState("op", len(ranges), *schema, ranges)
+        ranges = plan_rescale(operator, parallelism, 128)
+        found: dict[int, int] = {}
+        changed = []
+        for state in ranges:
+            assert one.attach(state)[0] == "opened"
+            part = one.read()
+            assert not found.keys() & part.keys()
+            found |= part
+            groups = key_groups(hash_keys([pa.array(list(part), pa.int64())]), 128)
+            assert state.first_key_group <= min(groups) <= max(groups) <= state.last_key_group
+            chosen = sorted(part)[:20]
+            one.add(dict.fromkeys(chosen, 1000))
+            changed.append(after(state, one.seal(4 + parallelism)))
+            one.release()
+            for key in chosen:
+                model[key] += 1000
+            found |= {key: model[key] for key in chosen}
+        assert found == model
+        ranges = tuple(changed)
+
+
+def test_merges_by_the_policy(worker: MakeWorker, tmp_path: Path) -> None:
+    """The table stays as it is, and looks in other files from then on."""
+    one, storage = worker(), LocalStorage(tmp_path / "ck")
+    policy = DiskMergePolicy(min_deltas=2, keep_deltas=1)
+    base, model = EMPTY, dict[int, int]()
+    for epoch in range(1, 13):
+        added = dict.fromkeys(range(epoch * 50, epoch * 50 + 400), epoch)
+        base = after(base, one.epoch(base, added, epoch))
+        for key, value in added.items():
+            model[key] = model.get(key, 0) + value
+        run = policy.choose(base)
+        if run is not None:
+            path = f"state/op/{epoch:08d}-m.{run.kind}"
+            merged = merge_range(
+                storage, run.sources, run.id, path, 0, 127, kind=run.kind, block_bytes=4096
+            )
+            replaced = run.replaced(base, merged)
+            assert replaced is not None
+            base = replaced
+    assert base.base is not None
+    assert one.attach(base)[0] == "current"
+    assert one.read() == model
+
+
+def test_a_file_that_is_gone_or_another_is_named(worker: MakeWorker) -> None:
+    one, two = worker(), worker(at=TableHome(None, None))
+    base, _ = epochs(one, 3, rows=100)
+    path = Path(two.storage.local_path(base.deltas[1].path))
+    kept = path.read_bytes()
+    path.write_bytes(Path(two.storage.local_path(base.deltas[0].path)).read_bytes())
+    with pytest.raises((CheckpointError, SwappedFileError), match=path.name):
+        two.attach(base)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=path.name):
+        two.attach(base)
+    path.write_bytes(kept)
+    assert two.attach(base)[0] == "opened"
+
+
+def test_a_worker_is_killed(tmp_path: Path, home: TableHome) -> None:
+    """Where the next one finds its table, with the rows that are in memory, at the base."""
+    peer = Peer()
+    options: dict[str, Any] = {"table_home": "disk", "limit_bytes": MIB}
+    peer.call("configure", str(tmp_path / "ck"), home, options)
+    one = Worker(str(tmp_path / "ck"), home, **options)
+    base, model = epochs(one, 8)
+    peer.call("attach", base)
+    peer.call("add", {1: 5, 99_999: 3})
+    peer.kill()
+    assert one.attach(base)[0] == "current"
+    assert one.stats().keys > 0
+    assert one.read() == model
+    one.stop()
