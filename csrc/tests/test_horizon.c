@@ -6,6 +6,7 @@
 #include "base/schema.h"
 #include "elements/leave.h"
 #include "fetch/horizon.h"
+#include "fetch/parts.h"
 #include "files.h"
 #include "stack/read.h"
 #include "stack/stack.h"
@@ -477,12 +478,45 @@ static void test_stale(void) {
     end(&s);
 }
 
+/* 1 where parts leave nothing: `ops` are of the row, capital letters, or of one of two timers. */
+static int leave_nothing(const pst_schema *schema, const char *ops) {
+    pst_parts p = {.schema = schema};
+    uint32_t parts[8], n = 0;
+    uint8_t timer[PST_ELEMENT_TIMER] = {0};
+    pst_record r = {.op = PST_PUT};
+    for (; ops[n]; n++) {
+        int row = ops[n] == 'P' || ops[n] == 'D';
+        r.op = ops[n] == 'P' || ops[n] == 'p' || ops[n] == 'q' ? PST_PUT : PST_DELETE;
+        r.key_nulls = row ? 2 : 0;
+        timer[PST_ELEMENT_TIMER - 1] = ops[n] == 'q' || ops[n] == 'e';
+        r.key[1].bytes = (pst_bytes){timer, row ? 0 : sizeof timer};
+        REQUIRE(!pst_parts_add(&p, n ? parts[n - 1] : PST_NO_PART, 0, &r, &parts[n]));
+    }
+    int nothing = pst_parts_leave_nothing(&p, parts, n);
+    pst_parts_free(&p);
+    return nothing;
+}
+
+static void test_nothing(void) {
+    static const char *none[] = {"D", "PD", "PpDd", "PpdD", "pqDde", "PDD", "DPpDd"};
+    static const char *some[] = {"P",    "p",     "d",    "DP",  "PpD",
+                                 "PpDe", "PpqDd", "PdpD", "PDp", "PpDdp"};
+    static state s;
+    begin(&s, 0);
+    for (size_t i = 0; i < sizeof none / sizeof *none; i++)
+        CHECK_EQ(leave_nothing(s.in_files, none[i]), 1);
+    for (size_t i = 0; i < sizeof some / sizeof *some; i++)
+        CHECK_EQ(leave_nothing(s.in_files, some[i]), 0);
+    end(&s);
+}
+
 int main(void) {
     test_ends();
     test_within_a_time();
     test_reads();
     test_several();
     test_stale();
+    test_nothing();
     run_one_time(0, 20000, (uint64_t)1 << 20);
     run_one_time(1, 6000, (uint64_t)1 << 19);
     return check_report();

@@ -430,15 +430,15 @@ class RowsBelow:
     def leave_room(self, keys: int) -> None:
         """Let rows leave, if the table looks in files that have all of them, until so many fit.
 
-        Where that did not suffice last time, as all rows are in use, it is tried again when as many
-        have come: each try looks at all rows.
+        Where hardly any did last time, as all rows are in use, it is tried again when as many have
+        come: each try looks at all rows.
         """
         is_placed = self._placed is self._wanted and self._are_of_last_epoch()
         rows = self._table.stats()[0]
         if not is_placed or rows < self._full or self._table.room(keys)[0] >= keys:
             return
-        self._full = 0
-        if self._let_leave(keys) and self._table.room(keys)[0] < keys:
+        self._full, before = 0, self.left
+        if self._let_leave(keys) and self.left - before < keys // 8:
             self._full = self._table.stats()[0] + keys
 
     def _may_leave(self) -> bool:
