@@ -12,9 +12,11 @@ from typing import Any
 from pystate._core import core
 from pystate.base.arguments import nearest, shown
 from pystate.errors import DeclarationError, UnknownStateError
-from pystate.state.columns import Column, timers_columns
+from pystate.state.columns import NAMESPACE, Column, timers_columns
 from pystate.state.declaration import MOST_TEXT_BYTES, State
 from pystate.state.handle import Objects, StateHandle
+from pystate.types.keys import KeyColumns
+from pystate.types.state_type import StateType
 
 #: What is added to the name of a state: of the column of its times, or where it is used again.
 _SUFFIX_BYTES = 16
@@ -150,3 +152,16 @@ def refuse_pickled(states: Mapping[str, State[Any]], owner: str) -> None:
             "objects are read. Declare a type, such as 'struct<a:int,b:array<string>>', in place "
             "of object, and one of pystate's aggregators in place of an AggregateFunction"
         )
+
+
+def reserved_names(key: KeyColumns, namespace: StateType | None) -> dict[str, str]:
+    """The names that no state may have, and what uses them."""
+    names = dict.fromkeys((name for name, _ in key), "a key column")
+    if namespace is not None:
+        if NAMESPACE in names:
+            raise DeclarationError(
+                f"a key column is called {NAMESPACE!r}, as the column of the namespaces is: "
+                "give it another name"
+            )
+        names[NAMESPACE] = "the column of the namespaces"
+    return names
