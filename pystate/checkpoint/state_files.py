@@ -455,6 +455,8 @@ def merge_files(
     _check(sources, out, lineage, states)
     choice(kind, "merge_files: kind", ("base", "delta"))
     mapping(since, "merge_files: since", "{'counts': 3}")
+    if expiring is not None and not isinstance(expiring, Expiring):
+        raise InvalidArgumentError(f"merge_files: expiring is an Expiring, not {shown(expiring)}")
     for name, number in (
         ("first_key_group", first_key_group),
         ("last_key_group", last_key_group),

@@ -308,3 +308,29 @@ def apply_steps(
 
 def _room(type_: StateType, rows: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.empty(rows * (type_.inline_bytes or _WIDTHS.get(type_.name, 8)), np.uint8)
+
+
+def named_batch(table: core.Table, names: list[Any], types: Sequence[StateType]) -> KeyBatch:
+    """A batch of keys, with their namespaces where a table has them, as `Table.current_name`."""
+    spaces: list[Any] = []
+    if table.has_namespaces:
+        names, spaces = [name for name, _ in names], [space for _, space in names]
+    columns: list[Any] = [names]
+    if len(types) - table.has_namespaces > 1:
+        columns = list(zip(*names, strict=True))
+    if table.has_namespaces:
+        columns.append(spaces)
+    arrays = [pa.array(c, type_.arrow) for c, type_ in zip(columns, types, strict=True)]
+    return KeyBatch(table, arrays, types)
+
+
+def walked(
+    table: core.Table, max_rows: int, types: Sequence[StateType], *, changed: bool
+) -> Iterator[KeyBatch]:
+    """All keys that have a row in a table's memory, or those that the open epoch has touched."""
+    walk = core.Walk(table, changed)
+    while True:
+        batch = KeyBatch(table, None, types)
+        if not batch.take_rows(walk, max_rows):
+            return
+        yield batch

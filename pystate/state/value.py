@@ -560,7 +560,7 @@ class ObjectHandle(ValueHandle):
             self._put(names[at:], values[at:], make_batch, make_way)
         else:
             for name in names:
-                del self._dirty[name]
+                self._dirty.pop(name, None)  # its class may have deleted it
 
     def _disturbed_error(self, how: str) -> InUseError:
         return InUseError(

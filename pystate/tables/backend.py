@@ -21,25 +21,23 @@ from pystate.base.memory import process_budget
 from pystate.checkpoint.state_files import (
     EMPTY_LINEAGE,
     FileIdentity,
-    FileInfo,
     Lineage,
     Source,
-    claim,
     open_file,
     refuse_renames,
 )
 from pystate.errors import (
     InvalidArgumentError,
     LineageError,
-    StateOverflowError,
 )
 from pystate.state.columns import NAMESPACE, core_schema
 from pystate.state.declaration import State
 from pystate.state.handle import Objects
-from pystate.state.key_batch import KeyBatch, found_keys
+from pystate.state.key_batch import KeyBatch, found_keys, named_batch, walked
 from pystate.state.operator_spec import OperatorSpec, declared_fills
 from pystate.tables.below import SCAN_ROWS
 from pystate.tables.host import TableIdentity, counted_home, table_identity
+from pystate.tables.loading import apply_file
 from pystate.tables.options import (
     DISK,
     UNDO_EPOCHS,
@@ -177,9 +175,7 @@ class KeyedStateBackend:
         self._table = core.Table(owner, self.open)
         self.set_current_key = self._table.set_current_key
         self._states = StateRegistry(
-            self._table,
-            reserved_names(self.key, self.namespace),
-            flag(timers, f"{owner}: timers"),
+            self._table, reserved_names(self.key, self.namespace), flag(timers, f"{owner}: timers")
         )
         self._timers = Timers(self._table)
         self.below = RowsBelow(self, self.home == DISK)
@@ -718,34 +714,15 @@ class KeyedStateBackend:
         first, last = self.key_group_range
         first = first if first_key_group is None else first_key_group
         last = last if last_key_group is None else last_key_group
-        if expected is not None:
-            # A manifest's entry may count for a part of its file alone.
-            first = max(first, expected.first_key_group)
-            last = min(last, expected.last_key_group)
-            if first > last:
-                return 0
-        with open_file(source, expected) as opened:
-            reader = opened.reader
-            columns = claim(
-                reader,
-                self.key,
-                self.namespace,
-                self._states.columns,
-                self.max_parallelism,
-                allow_unclaimed_state,
-                since,
-            )
-            info = FileInfo(*reader.info())
-            # For a part of a file only its blocks are read, each of which has its own checksum.
-            if expected and first <= info.first_key_group and info.last_key_group <= last:
-                opened.check(expected)
-            try:
-                return self._table.load(reader, first, last, columns)
-            except StateOverflowError:
-                raise StateOverflowError(
-                    f"{opened.name}: it has a value that does not fit the type of which its state "
-                    "is declared now; the former declaration reads it"
-                ) from None
+        return apply_file(
+            self._table,
+            source,
+            (first, last),
+            expected,
+            (self.key, self.namespace, self._states.columns, self.max_parallelism),
+            allow_unclaimed_state,
+            since,
+        )
 
     def copy_from(self, other: KeyedStateBackend, first_key_group: int, last_key_group: int) -> int:
         """Put the rows and timers of some key groups of another table into the open epoch.
@@ -952,7 +929,7 @@ class KeyedStateBackend:
             yield from self.below.keys(max_rows)
             return
         self._flush()
-        batches = self._walked(max_rows, changed)
+        batches = walked(self._table, max_rows, self._key_types(), changed=changed)
         if changed or self.home != DISK:
             yield from batches
             return
@@ -960,14 +937,6 @@ class KeyedStateBackend:
         taken = [batch._columns() for batch in batches]
         for columns in taken:
             yield KeyBatch(self._table, columns, self._key_types())
-
-    def _walked(self, max_rows: int, changed: bool) -> Iterator[KeyBatch]:
-        walk = core.Walk(self._table, changed)
-        while True:
-            batch = KeyBatch(self._table, None, self._key_types())
-            if not batch.take_rows(walk, max_rows):
-                return
-            yield batch
 
     def __iter__(self) -> Iterator[Any]:
         """All keys, in no particular order; epochs may be sealed meanwhile, as for `to_batches`."""
@@ -1023,19 +992,7 @@ class KeyedStateBackend:
         handle.flush(self._batch_of, self._table.make_way)
 
     def _batch_of(self, names: list[Any]) -> KeyBatch:
-        spaces: list[Any] = []
-        if self.namespace is not None:
-            names, spaces = [name for name, _ in names], [space for _, space in names]
-        columns: list[Any] = [names]
-        if len(self.key) > 1:
-            columns = list(zip(*names, strict=True))
-        if self.namespace is not None:
-            columns.append(spaces)
-        arrays = [
-            pa.array(column, type_.arrow)
-            for column, (_, type_) in zip(columns, self._key_columns(), strict=True)
-        ]
-        return KeyBatch(self._table, arrays, self._key_types())
+        return named_batch(self._table, names, self._key_types())
 
     def _drop_read(self) -> None:
         self._swept = False

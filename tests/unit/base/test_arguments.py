@@ -319,6 +319,7 @@ CALLS: dict[Any, tuple[dict[str, str], dict[str, tuple[list[str], str]]]] = {
             "states": (["3", "'n'"], "^merge_files: states is a collection of names, not"),
             "since": (["3", "'x'", "None", "{3: 1}"], "^merge_files: since"),
             "max_parallelism": (["'4'", "4.5", "3"], "^merge_files: (max_parallelism is|128 key)"),
+            "expiring": (["3", "'x'"], "^merge_files: expiring is an Expiring, not"),
             "block_bytes": (["'x'", "4.5", "-1", "4095", "65537"], "^merge_files: block_bytes is"),
         },
     ),
