@@ -453,6 +453,7 @@ class Expiry:
         settings: list[tuple[int, int, bool, bool, int]],
         processing_ms: int | None,
         watermark_ms: int | None,
+        event_ms: int | None = None,
     ) -> None: ...
 
 def merge(

@@ -385,13 +385,14 @@ cdef class Expiry:
     """What has expired: as a table with these settings is told that it is so late.
 
     A setting is (column, duration in milliseconds, event time, lenient, ahead in milliseconds), as
-    `Table.set_ttl` takes them. A time of None is unknown.
+    `Table.set_ttl` takes them. A time of None is unknown; `event_ms` is what gives a time to what has
+    none.
     """
 
     cdef pst_expiry c
     cdef pst_ttl ttl[PST_MAX_STATES_]
 
-    def __init__(self, list settings not None, processing_ms, watermark_ms):
+    def __init__(self, list settings not None, processing_ms, watermark_ms, event_ms=None):
         memset(self.ttl, 0, sizeof(self.ttl))
         for column, duration_ms, event_time, lenient, ahead_ms in settings:
             if not 0 <= column < PST_MAX_STATES_:
@@ -403,7 +404,7 @@ cdef class Expiry:
         self.c.ttl = self.ttl
         self.c.clock.processing_ms = PST_NO_TIME if processing_ms is None else processing_ms
         self.c.clock.watermark_ms = PST_NO_TIME if watermark_ms is None else watermark_ms
-        self.c.clock.event_ms = PST_NO_TIME
+        self.c.clock.event_ms = PST_NO_TIME if event_ms is None else event_ms
 
 
 def merge(list readers not None, list columns not None, Schema schema not None, str kind,

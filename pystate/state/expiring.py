@@ -21,10 +21,16 @@ class Expiring(NamedTuple):
     """Each one's duration, whether by event time, whether lenient, and `pst_ttl.ahead_ms`."""
     processing_ms: int | None
     watermark_ms: int | None
+    event_ms: int | None = None
+    """Of the newest row: in merges what has no time gets the later one of it and the watermark."""
 
     @classmethod
     def of(
-        cls, states: Mapping[str, State[Any]], processing_ms: int | None, watermark_ms: int | None
+        cls,
+        states: Mapping[str, State[Any]],
+        processing_ms: int | None,
+        watermark_ms: int | None,
+        event_ms: int | None = None,
     ) -> Expiring:
         """Of all states of a table."""
         settings = []
@@ -37,7 +43,7 @@ class Expiring(NamedTuple):
             ahead_ms = ttl.duration_ms - kept_ms
             setting = kept_ms, ttl.time == "event", lenient, ahead_ms
             settings.append((declaration.columns(name)[0].name, setting))
-        return cls(tuple(settings), processing_ms, watermark_ms)
+        return cls(tuple(settings), processing_ms, watermark_ms, event_ms)
 
     def among(self, columns: Sequence[Column]) -> core.Expiry:
         """The same for the core, of a table or a file with these columns."""
@@ -47,4 +53,4 @@ class Expiring(NamedTuple):
             for at, (column, after) in enumerate(pairwise(columns))
             if column.name in ttls and after.kind == TIME
         ]
-        return core.Expiry(timed, self.processing_ms, self.watermark_ms)
+        return core.Expiry(timed, self.processing_ms, self.watermark_ms, self.event_ms)

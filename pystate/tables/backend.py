@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 import pyarrow as pa
 
 from pystate._core import core
-from pystate.base.arguments import choice, flag, folder_path, integer, mapping, shown
+from pystate.base.arguments import flag, folder_path, integer, mapping, shown
 from pystate.base.memory import process_budget
 from pystate.checkpoint.state_files import (
     EMPTY_LINEAGE,
@@ -44,6 +44,7 @@ from pystate.tables.options import (
     TableOptions,
     TableStats,
     backend_options,
+    check_home,
     checked_parallelism,
     checked_range,
 )
@@ -160,9 +161,7 @@ class KeyedStateBackend:
         self.created = False
         #: The file of a shared table.
         self._file = None if home == DISK else self.path
-        choice(home, "home", ("heap", "shared", DISK))
-        if home != DISK and (home == "shared") != (self.path is not None):
-            raise InvalidArgumentError("a shared table needs a path, and none on the heap has one")
+        check_home(home, self.path, flag(timers, f"{owner}: timers"), owner)
         if identity is not None and not hasattr(identity, "boot_id"):
             raise InvalidArgumentError(f"{owner}: identity is an Identity, not {shown(identity)}")
         self._identity = identity
@@ -174,16 +173,10 @@ class KeyedStateBackend:
             self.namespace = refuse_nested_key(parse_type(namespace, what), what)
         self._table = core.Table(owner, self.open)
         self.set_current_key = self._table.set_current_key
-        self._states = StateRegistry(
-            self._table, reserved_names(self.key, self.namespace), flag(timers, f"{owner}: timers")
-        )
+        self._states = StateRegistry(self._table, reserved_names(self.key, self.namespace), timers)
         self._timers = Timers(self._table)
         self.below = RowsBelow(self, self.home == DISK)
         self._swept = False  # in the open epoch
-        if self.home == DISK and timers:
-            raise InvalidArgumentError(
-                f"{owner}: keys with timers are not kept on disk yet: use 'heap' or 'shared'"
-            )
         self._clock: dict[str, tuple[int | None, ...]] = {}
         given = {} if states is None else states
         example = "states={'n': ps.ValueState('long')}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from pystate.base.arguments import integer
+from pystate.base.arguments import choice, integer
 from pystate.checkpoint.state_files import LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES
 from pystate.errors import InvalidArgumentError
 from pystate.types.keys import MAX_PARALLELISM
@@ -57,6 +57,17 @@ class TableOptions:
         has a guide to them.
         """
         return self.block_bytes if self.on_disk else 0
+
+
+def check_home(home: str, path: str | None, timers: bool, owner: str) -> None:
+    """Refuse a place for rows that there is not, or that cannot have what its user wants."""
+    choice(home, "home", ("heap", "shared", DISK))
+    if home != DISK and (home == "shared") != (path is not None):
+        raise InvalidArgumentError("a shared table needs a path, and none on the heap has one")
+    if home == DISK and timers:
+        raise InvalidArgumentError(
+            f"{owner}: keys with timers are not kept on disk yet: use 'heap' or 'shared'"
+        )
 
 
 def backend_options(home: str, limit_bytes: int, lock_timeout_ms: int, owner: str) -> TableOptions:

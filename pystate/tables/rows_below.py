@@ -512,7 +512,7 @@ class RowsBelow:
     def expiring(self) -> Expiring:
         """What has expired by now, for merges of the files into a base."""
         processing, event = self._times()
-        return Expiring.of(self._backend.declarations, processing, event[0])
+        return Expiring.of(self._backend.declarations, processing, *event)
 
     def count(self) -> int:
         """How many keys there are that have not expired: O(rows)."""
