@@ -37,7 +37,7 @@ cdef object file_error(pst_status status, const pst_detail *detail, tuple names,
     return make_error(status, detail, name, None)
 
 
-cdef class GuidedFile:
+cdef class GuidedFile(_Guarded):
     """A state file with a guide, open for any number of stacks, in any thread.
 
     It may be removed. It is closed when nothing has it any more.
@@ -53,7 +53,6 @@ cdef class GuidedFile:
                  Reads reads not None, Budget budget=None, guides=None):
         cdef pst_stack_options options
         cdef pst_schema *own = NULL
-        cdef pst_member *made = NULL
         cdef pst_detail detail
         cdef pst_status status
         cdef bytes encoded = os.fsencode(path)
@@ -69,12 +68,16 @@ cdef class GuidedFile:
         options.budget = budget_of(budget)
         if guides is not None:
             options.guides = folder
-        with nogil:
-            status = pst_file_schema_create(&schema.c, &own)
-            if status == PST_OK:
-                status = pst_member_open(own, max_parallelism, where, &options, &made, &detail)
-            pst_file_schema_destroy(own)
-        self.m = made
+        self.hold()
+        try:
+            with nogil:
+                status = pst_file_schema_create(&schema.c, &own)
+                if status == PST_OK:
+                    status = pst_member_open(own, max_parallelism, where, &options, &self.m,
+                                             &detail)
+                pst_file_schema_destroy(own)
+        finally:
+            self.end()
         check_limit(status, budget, f"{self.name}: its guide")
         if status != PST_OK:
             detail.row = 0
@@ -98,8 +101,8 @@ cdef class GuidedFile:
 cdef class Stack(_Guarded):
     """State files with guides, oldest first, in which rows are looked up. It is immutable.
 
-    `files` are (path or `GuidedFile`, the first and last key groups for which it counts, one after the
-    other; none: all of its own). It cannot be closed while it is a table's.
+    `files` are (path or `GuidedFile`, the first and last key groups for which it counts, one after
+    the other; none: all of its own). It cannot be closed while it is a table's.
     """
 
     cdef pst_stack *s
