@@ -541,6 +541,8 @@ class Coordinator:
             raise CheckpointError(
                 f"epoch {epoch.number}: its state was not written: {epoch.failures()[0]}"
             )
+        if self._merges is not None:
+            self._merges.expiring.update(epoch.expiring)
         operators = self._adopt_merges(self._publisher.collect(epoch))
         steps = [*self.interval.waiting, sinks]
         transactions = self._join_sinks(epoch.number, epoch.evaluation_id, steps)

@@ -59,6 +59,7 @@ from pystate.errors import (
     UnclaimedStateError,
 )
 from pystate.state.declaration import Defaults
+from pystate.state.expiring import Expiring
 from pystate.types.fills import Fills
 
 NO_END = (
@@ -149,6 +150,8 @@ class Epoch:
         #: The uuid (hex) of the current evaluation; new after each `restart`.
         self.evaluation_id = uuid.uuid4().hex
         self._declared: dict[str, OperatorState] = {}
+        #: How states expire, by the uids of operators some of whose do.
+        self.expiring: dict[str, Expiring] = {}
         self._watermarks = self._begun_watermarks()
         self._reports: list[RangeReport] = []
         self._dropped: list[RangeReport] = []
@@ -198,6 +201,7 @@ class Epoch:
         defaults: Defaults = (),
         seen: Sequence[InputState] = (),
         dropped: Collection[str] = (),
+        expiring: Expiring | None = None,
     ) -> tuple[RangeState, ...]:
         """Declare an operator of the current evaluation, after those that feed it.
 
@@ -205,7 +209,8 @@ class Epoch:
         any, or reports one. `fills` has the defaults of fields that are added to structs, by the
         states' names in files; `defaults` what keys without a value have, for readers of the
         checkpoint. An operator that is not in the base has `seen` of its inputs before this epoch.
-        States that are `dropped` may be left out even if unclaimed state is not allowed.
+        States that are `dropped` may be left out even if unclaimed state is not allowed. What is
+        `expiring` is left out by merges, by the clock of the epoch that plans them.
         """
         self._check_open()
         if uid in self._declared:
@@ -254,6 +259,8 @@ class Epoch:
             uid, width, keys, states, ranges, timers or False, known, defaults=tuple(defaults)
         )
         self._declared[uid] = declared
+        if expiring is not None:
+            self.expiring[uid] = expiring
         self._watermarks.declare(uid, inputs, declared if stored is None else stored)
         return ranges
 

@@ -94,6 +94,8 @@ class PlannedMerge:
     """With `states`, what of the files still counts; see `merge_files`."""
     block_bytes: int = 0
     """The size of the new file's blocks, as `MergePolicy` has it."""
+    expiring: Expiring | None = None
+    """What is left out; see `merge_files`."""
 
     @property
     def size_bytes(self) -> int:
@@ -199,6 +201,8 @@ class FileMerges:
         #: have a guide.
         self._inherited: int | None = None
         self._guided: dict[str, bool] = {}
+        #: How states expire, by the uids of operators, as the last epoch declared it.
+        self.expiring: dict[str, Expiring] = {}
         self._closed = threading.Event()
 
     def plan(self, manifest: Manifest, parallelism: int | None = None) -> None:
@@ -226,12 +230,31 @@ class FileMerges:
                         operator.uid, *bounds, run.sources[-1].epoch, name, run.kind
                     )
                     plan = PlannedMerge(
-                        *key, run, output, operator.states, tuple(state.since), policy.block_bytes
+                        *key,
+                        run,
+                        output,
+                        operator.states,
+                        tuple(state.since),
+                        policy.block_bytes,
+                        self._left_out(manifest, operator, run),
                     )
                     self._merges[key] = _Merge(plan, manifest.epoch)
                     self._waiting_bytes += plan.size_bytes
                     self._waiting.setdefault(operator.uid, deque()).append(key)
                 self._maintenance.submit(self._merge_next)
+
+    def _left_out(self, manifest: Manifest, operator: OperatorState, run: Run) -> Expiring | None:
+        """What a base leaves out, as sweeps of tables on disk see what is in memory alone.
+
+        Deltas behind it have to write rows whole: those of such tables do, and a policy that wants
+        guides merges all others into the base.
+        """
+        declared = self.expiring.get(operator.uid)
+        if declared is None or run.kind != "base" or not self._policy.with_guides:
+            return None
+        return declared._replace(
+            processing_ms=manifest.processing_time_ms, watermark_ms=operator.watermark_ms
+        )
 
     def _plain(self, state: RangeState) -> list[str]:
         """The files of a range that have no guide.
@@ -467,6 +490,7 @@ def _merge_planned(
         given_up=given_up,
         note=note,
         block_bytes=plan.block_bytes,
+        expiring=plan.expiring,
     )
 
 

@@ -52,6 +52,7 @@ from pystate.spark.sinks.sink import Transaction
 from pystate.spark.tasks.delta import HeldPlan
 from pystate.spark.tasks.range_task import STAGING, WRITING, OperatorPlan, ResultFiles
 from pystate.spark.tasks.reports import ReportBox
+from pystate.state.expiring import Expiring
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.registry import refuse_pickled
@@ -312,6 +313,7 @@ class Evaluation:
             defaults=operator.defaults(),
             seen=seen,
             dropped=operator.dropped,
+            expiring=Expiring.of(operator.states, None, None) if operator.expires else None,
         )
         time = epoch.time(uid)
         planned = self._planned_ranges(uid, ranges)

@@ -15,10 +15,12 @@ import pystate as ps
 import pystate.epochs.merges
 from pystate.checkpoint.refs import FileRef
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
-from pystate.epochs.merge_policy import MergePolicy
+from pystate.epochs.epoch import Epoch
+from pystate.epochs.merge_policy import DiskMergePolicy, MergePolicy
 from pystate.epochs.merges import Maintenance
 from pystate.errors import CheckpointError, CorruptFileError
-from tests.conftest import FakeWork
+from pystate.state.expiring import Expiring
+from tests.conftest import KEY, STATE, FakeWork
 from tests.unit.epochs.test_merge_policy import delta
 
 EAGER = MergePolicy(min_deltas=3, max_deltas=8, keep_deltas=1)
@@ -101,6 +103,42 @@ def test_merged_base_is_adopted_by_the_next_epoch(work: FakeWork) -> None:
         run(coordinator, work, "h")
         texts = work.text(coordinator.head)  # type: ignore[arg-type]
         assert ",".join(texts) == "a,b,c,d,e,f,g,h" and len(texts) <= 5
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_bases_on_disk_leave_out_what_has_expired(
+    work: FakeWork, monkeypatch: pytest.MonkeyPatch, on_disk: bool
+) -> None:
+    """By the clock of the epoch that plans them; deltas, and other homes' files, keep all."""
+    given: list[tuple[str, Expiring | None]] = []
+
+    def merge(*arguments: Any, **options: Any) -> FileRef:
+        given.append((options["kind"], options["expiring"]))
+        return fake_merge(*arguments, **options)
+
+    def evaluate(epoch: Epoch) -> list[Any]:
+        states = {"n": ps.ValueState("long", ttl=ps.StateTtl(seconds=1))}
+        declared = Expiring.of(states, None, None)
+        other = epoch.declare("other", key_schema=KEY, state_schema=STATE)
+        ranges = epoch.declare("op", key_schema=KEY, state_schema=STATE, expiring=declared)
+        for uid, state in [*(("op", s) for s in ranges), *(("other", s) for s in other)]:
+            assert epoch.report(work.write(uid, state, epoch.number, "x", epoch.evaluation_id))
+        return []
+
+    monkeypatch.setattr(pystate.epochs.merges, "merge_range", merge)
+    policy = DiskMergePolicy(min_deltas=3, keep_deltas=1) if on_disk else EAGER
+    with work.coordinator(merge_policy=policy, parallelism=1) as coordinator:
+        times = []
+        for _ in range(4):
+            coordinator.run(evaluate)
+            assert coordinator.head is not None
+            times.append(coordinator.head.processing_time_ms)
+            coordinator.maintain()
+    expiring = [one for kind, one in given if kind == "base" and one is not None]
+    assert len(given) >= 2 and len(expiring) == (on_disk and len(given) // 2)
+    for one in expiring:
+        assert one.processing_ms in times and one.watermark_ms is None
+        assert one.settings == (("n", (1000, False, False, 0)),)
 
 
 @pytest.mark.usefixtures("merging")
