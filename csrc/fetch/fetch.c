@@ -9,11 +9,6 @@
 #include "sst/record.h"
 #include "stack/search.h"
 
-/* Keys that are searched for at a time, so that what is kept of them stays small. */
-#ifndef PST_FETCH_SLICE
-#define PST_FETCH_SLICE 65536u /* tests have less */
-#endif
-
 /* Bytes of what files said of keys of which others have not spoken yet: for more, fewer keys are
  * searched for at a time. */
 #ifndef PST_FETCH_PARTS

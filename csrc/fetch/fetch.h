@@ -27,6 +27,11 @@
 #include "fetch/wants.h"
 #include "table/resident.h"
 
+/* Keys that are searched for at a time, so that what is kept of them stays small. */
+#ifndef PST_FETCH_SLICE
+#define PST_FETCH_SLICE 65536u /* tests have less */
+#endif
+
 /* Fetches those of the keys whose slot is PST_NONE; a slot that is PST_NONE afterwards is of a key
  * that does not exist. REQUIRES: the table has none of these keys. PST_NO_STACK: there is no stack
  * to ask (FE1). PST_NO_ROOM: the rows do not fit, and nothing has changed; the detail's row is about how many of

@@ -61,9 +61,7 @@ void pst_reads_next(pst_reads *r, pst_arrival *arrival);
 /* Its buffer is free again. */
 void pst_reads_give(pst_reads *r, const pst_arrival *arrival);
 
-#ifdef PST_TEST_READS
-/* Whose it says that it is. */
+/* Whose it says that it is; tests alone have it. */
 int32_t *pst_reads_pid(pst_reads *r);
-#endif
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "base/schema.h"
 #include "elements/elements.h"
+#include "fetch/fetch.h"
 #include "forge.h"
 #include "ownership.h"
 #include "stack/read.h"
