@@ -63,7 +63,11 @@ ON_SPARK = {
     "nexmark-windows": "nexmark.compare:windows",
 }
 #: Programs in environments of their own.
-OTHERS = {"others": "others.compare:programs", "flink": "others.compare:flink"}
+OTHERS = {
+    "others": "others.compare:programs",
+    "flink": "others.compare:flink",
+    "disk": "disk.compare:disk",
+}
 #: All that the report shows.
 EVERYTHING = {**IN_PROCESS, **ON_SPARK, **OTHERS}
 

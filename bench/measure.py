@@ -55,6 +55,10 @@ class Scale:
     other_keys: int = 60_000
     other_rounds: int = 3
     flink_rows: int = 4_000_000
+    disk_memory: int = 64 << 20
+    disk_batches: tuple[int, ...] = (1_000, 100_000, 250_000)
+    disk_rows: int = 50_000
+    disk_folder: str = "/var/tmp"
 
 
 SMOKE = Scale(
@@ -67,6 +71,7 @@ SMOKE = Scale(
     nexmark_events=9_000, nexmark_chunk=3_000, store_keys=(100, 1_000), store_rows=500,
     grown_keys=(1_000, 3_000), grown_rows=200, small_rows=(100,), small_batches=2,
     other_rows=2_000, other_keys=100, other_rounds=1, flink_rows=2_000,
+    disk_memory=2 << 20, disk_batches=(100, 500, 2_000), disk_rows=500,
 )
 LARGE = Scale(
     "large", rounds=7, rows=4_000_000, scalar_rows=1_000_000,
@@ -78,7 +83,7 @@ LARGE = Scale(
     spark_batches=9, nexmark_events=5_000_000, nexmark_chunk=1_000_000, store_rows=500_000,
     grown_keys=(1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000),
     small_batches=30, other_rows=1_000_000, other_keys=200_000, other_rounds=5,
-    flink_rows=20_000_000,
+    flink_rows=20_000_000, disk_memory=256 << 20, disk_batches=(1_000, 100_000, 1_000_000),
 )
 # fmt: on
 SCALES = {scale.name: scale for scale in (SMOKE, Scale(), LARGE)}

@@ -1,0 +1,1 @@
+"""State larger than memory, beside RocksDB with as much memory."""
