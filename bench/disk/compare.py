@@ -64,6 +64,8 @@ class Engine:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        #: The most memory of all answers.
+        self.peak = 0
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """Send a request and wait for its answer."""
@@ -76,6 +78,7 @@ class Engine:
         if not line:
             raise RuntimeError(f"{self._process.args!r} ended with {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
+        self.peak = max(self.peak, answer.get("peak", 0))
         return answer
 
 
@@ -98,7 +101,6 @@ class Measured:
 
     seconds: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
-    peak: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,21 @@ def disk(scale: Scale) -> list[Row]:
                             at_once = max(1, scale.disk_rows // keys)
                             shape = Shape(law, times, keys, place, updated, at_once)
                             rows += measured(shape, engines)
+                rows += peaks(times, engines)
     return rows
+
+
+def peaks(times: int, engines: dict[str, Engine]) -> list[Row]:
+    """The most memory that the processes have taken, with Python and its libraries."""
+    return [
+        Row(
+            "disk",
+            f"{times}x memory: {name}, peak of the process",
+            Spread.of([one.peak / (1 << 20)]),
+            "MiB",
+        )
+        for name, one in engines.items()
+    ]
 
 
 def measured(shape: Shape, engines: dict[str, Engine]) -> list[Row]:
@@ -171,7 +187,6 @@ def measured(shape: Shape, engines: dict[str, Engine]) -> list[Row]:
             for name, answer in answers.items():
                 found[name].seconds.append(answer["seconds"])
                 found[name].processor.append(answer["processor"])
-                found[name].peak = max(found[name].peak, answer["peak"])
     return rows_of(shape, found)
 
 
@@ -209,14 +224,6 @@ def rows_of(shape: Shape, found: dict[str, Measured]) -> list[Row]:
                 f"{OURS} / {THEIRS}" if ratio else "",
                 ratio,
                 PROCESSOR[shape.place] if ratio else "",
-            )
-        )
-        rows.append(
-            Row(
-                "disk",
-                f"{shape.text}: {name}, peak of the process",
-                Spread.of([one.peak / (1 << 20)]),
-                "MiB",
             )
         )
     return rows

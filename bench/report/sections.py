@@ -54,6 +54,15 @@ SECTIONS = (
         Plot("stores", "Reading and updating a count", "keys", "ns per row"),
     ),
     Section(
+        "State larger than memory",
+        "Two longs a key in a state of four and ten times the memory: a batch updates some keys, "
+        "and reads the others, by turns in pystate's store on disk, which ends each batch with a "
+        "durable checkpoint, and in RocksDB's C library, which looks up sorted batches in 32 "
+        "threads, writes no log and waits for no write. Both have as much memory and read without "
+        "the page cache; sums over all that was read are compared.",
+        ("disk",),
+    ),
+    Section(
         "Spark: the same job without state, with pystate, and with Spark's own state",
         "All run in one session over the same stream, by turns, batch by batch, with the same "
         "shuffle and sink, and checkpoints that are synced. The job without state passes as many "
