@@ -18,7 +18,8 @@ Invariants
 2. A lock is never stolen from a live holder, and no task waits for itself.
 3. A table that a failed task leaves behind is rolled back before its lock is released; if that
    fails, the table is closed and forgotten instead.
-4. The tables of old ranges are only read. They go when there is no room for the new ones beside
+4. A table that is filled is empty, and nobody else had it since that was found.
+5. The tables of old ranges are only read. They go when there is no room for the new ones beside
    them, which then come from files, or in a later epoch (`pystate.tables.upkeep`).
 """
 
@@ -184,6 +185,20 @@ class _Entry:
             self.file, below.is_new_file = _file_id(self.path), False
         below.keep()
 
+    def renew(self, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
+        """Put an empty table in the place of one whose lock is held.
+
+        The lock is held all along: whatever another process had made in between would be filled
+        over.
+        """
+        backend = new_backend(spec, base, self.path)
+        if self.backend is not None and self.shared:
+            self.backend.give_way(backend)
+        self.discard()
+        backend.open()
+        self.backend, self.file = backend, _file_id(self.path)
+        return backend
+
     def discard(self, *, unlink: bool = False) -> None:
         """Close the table; `unlink` also removes its file."""
         if unlink and self.path is not None and not self.is_stale:
@@ -268,11 +283,9 @@ class TableCache:
             return _replica(spec, base, "the table has left the state that is to be read")
         attachment = _catch_up(backend, spec, base, entry)
         if attachment is None:
-            if backend.lineage() != EMPTY_LINEAGE:
-                # Unlinked while its lock is held: a process that waits for the lock then finds the
-                # new file.
-                entry.discard(unlink=True)
-                backend = _lock_table(entry, spec, base)
+            # One without a name may be what a task left that was killed in its first epoch.
+            if backend.lineage() != EMPTY_LINEAGE or backend.below.are_any:
+                backend = entry.renew(spec, base)
             attachment = self._fill(backend, spec, base, entry)
         return attachment
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
@@ -212,7 +212,7 @@ class RowsBelow:
         InUseError
             Another thread uses a reader of the table; nothing has changed.
         """
-        self._table.reopen()
+        self._reopen()
         self._backend._discard()
         self._wanted = FilesBelow(files, self._wanted)
         self._lineage = EMPTY_LINEAGE if lineage is None else lineage
@@ -233,7 +233,7 @@ class RowsBelow:
                 self._table.seal(*self._lineage, wanted=False, goes_on=True)
             self._set_stack()
         except BaseException:
-            self._table.reopen(True)
+            self._reopen(True)
             raise
 
     def begin_at(self, lineage: Lineage, files: Sequence[FileBelow]) -> None:
@@ -256,14 +256,9 @@ class RowsBelow:
         self._backend._discard()
 
     def _reopen(self, goes_on: bool = False) -> None:
-        """Free all that is in memory; a shared table is made anew."""
-        self._backend.open()
-        if self._backend._file is not None:
-            # While its lock is held, so that whoever waits for the lock finds the new one.
-            with suppress(FileNotFoundError):
-                os.unlink(self._backend._file)
-            self.is_new_file = True
+        """Free all that is in memory; a shared table is made anew, before others can have it."""
         self._table.reopen(goes_on)
+        self.is_new_file = self._backend._file is not None
 
     def close(self) -> None:
         """Let go of the files of a table that was closed."""

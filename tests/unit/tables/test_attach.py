@@ -543,6 +543,31 @@ def test_forked_child_starts_afresh() -> None:
 # ---- two processes ------------------------------------------------------------------------------
 
 
+def test_nobody_fills_a_table_that_is_made_anew(
+    worker: MakeWorker, peer: MakePeer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one, of another attempt, that waits for it as it goes."""
+    here, there = worker(), peer(lock_timeout_ms=50)
+    old = EMPTY
+    for epoch in range(1, 5):
+        old = after(old, here.epoch(old, {1: 1}, epoch))
+    base = after(EMPTY, worker(home=TableHome(None, None)).epoch(EMPTY, {2: 2}, 1))
+    discard = shared_tables._Entry.discard
+
+    def then_another(entry: Any, **options: Any) -> None:
+        discard(entry, **options)
+        there.call("epoch", EMPTY, {7: 7, 2: 50}, 1)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shared_tables._Entry, "discard", then_another)
+        assert here.attach(base) == ("restored", "", 1)
+    assert here.read() == {2: 2}
+    here.release()
+    assert there.call("attach", base)[0] == "current"
+    assert there.call("read") == {2: 2}
+    there.call("release")
+
+
 def test_two_processes_take_turns(worker: MakeWorker, peer: MakePeer) -> None:
     here, there = worker(), peer()
     base, expected = EMPTY, {}

@@ -20,6 +20,7 @@ from pystate.errors import CheckpointError, MemoryLimitError, SwappedFileError
 from pystate.state.value import ValueState
 from pystate.tables.host import TableHome, choose_home
 from pystate.tables.recovery import LEAST_SHARE_BYTES
+from pystate.tables.rows_below import RowsBelow
 from pystate.types.arrays import hash_keys, key_groups
 from tests.peer import STATES, Peer, Worker
 
@@ -313,6 +314,51 @@ def test_a_file_that_is_gone_or_another_is_named(worker: MakeWorker) -> None:
         two.attach(base)
     path.write_bytes(kept)
     assert two.attach(base)[0] == "opened"
+
+
+def test_nobody_has_a_table_that_is_made_anew(
+    tmp_path: Path, home: TableHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another attempt waits for it, and has its own changes and names."""
+    peer = Peer()
+    options: dict[str, Any] = {"table_home": "disk", "limit_bytes": MIB}
+    peer.call("configure", str(tmp_path / "ck"), home, {**options, "lock_timeout_ms": 50})
+    one = Worker(str(tmp_path / "ck"), home, **options)
+    base, model = epochs(one, 2)
+    one.attach(base)
+    reopen, hows = RowsBelow._reopen, []
+
+    def then_another(below: RowsBelow, goes_on: bool = False) -> None:
+        reopen(below, goes_on)
+        hows.append(peer.call("attach", base)[0])
+        peer.call("add", {5: 1000, 99_999: 1})
+        peer.call("seal", 3)
+        peer.call("release")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RowsBelow, "_reopen", then_another)
+        with pytest.raises(MemoryLimitError):
+            one.add(dict.fromkeys(range(100_000), 1))
+    assert hows and set(hows) == {"replica"}
+    keys = one.attachment.backend.prefetch(pa.array([5, 99_999], pa.int64()))
+    assert one.attachment.backend["n"].values(keys).to_pylist() == [model[5], 0]
+    assert one.read() == model
+    one.stop()
+    peer.stop()
+
+
+def test_a_table_that_was_left_without_a_name_is_made_anew(worker: MakeWorker) -> None:
+    """As one is whose task was killed before its first step had one."""
+    one = worker()
+    one.attach(EMPTY)
+    one.attachment.backend._table.set_whole(False)
+    one.release()
+    assert one.attach(EMPTY)[0] == "opened"
+    one.add({1: 1})
+    base = after(EMPTY, one.seal(1))
+    one.release()
+    one.attach(base)
+    assert one.read() == {1: 1}
 
 
 def test_a_worker_is_killed(tmp_path: Path, home: TableHome) -> None:
