@@ -250,6 +250,23 @@ class RowsBelow:
         if not self._backend.dirty and self.files and self._are_of_last_epoch():
             self._backend._seal(self._lineage, wanted=False)
 
+    def rest(self) -> None:
+        """Look in no file until `set_files` or the next use that needs them; they stay open."""
+        self._table.set_stack(None)
+        self._placed = FilesBelow()
+
+    @property
+    def open_files(self) -> int:
+        """How many files are open, of those that are wanted."""
+        return self._wanted.open_files
+
+    def close_files(self, *, removed: bool = False) -> None:
+        """Close the files of a table that rests, or those of them that were removed.
+
+        Where they are wanted again, they are opened again.
+        """
+        self._wanted.close(removed=removed)
+
     def roll_back(self, back: int) -> None:
         """Undo the open epoch and some sealed ones; then the files of that epoch are to be set."""
         self._table.rollback(back)

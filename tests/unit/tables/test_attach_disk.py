@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pystate._core.core import key_group
 from pystate.base.memory import process_budget
 from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, empty_range
 from pystate.checkpoint.storage import LocalStorage
@@ -18,11 +20,13 @@ from pystate.epochs.merges import merge_range
 from pystate.epochs.rescale import plan_rescale
 from pystate.errors import CheckpointError, MemoryLimitError, SwappedFileError
 from pystate.state.value import ValueState
+from pystate.tables import attach, below
 from pystate.tables.host import TableHome, choose_home
 from pystate.tables.recovery import LEAST_SHARE_BYTES
 from pystate.tables.rows_below import RowsBelow
 from pystate.types.arrays import hash_keys, key_groups
 from tests.peer import STATES, Peer, Worker
+from tests.work import HASHES
 
 EMPTY = empty_range(0, 128, 1)
 APPLICATION = bytes(range(32))
@@ -359,6 +363,53 @@ def test_a_table_that_was_left_without_a_name_is_made_anew(worker: MakeWorker) -
     one.release()
     one.attach(base)
     assert one.read() == {1: 1}
+
+
+def open_below(root: Path) -> tuple[int, int]:
+    """How many descriptors of this process are of the state's files, and of removed ones."""
+    found = removed = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        found += path.startswith(str(root / "ck"))
+        removed += path.startswith(str(root / "ck")) and path.endswith("(deleted)")
+    return found, removed
+
+
+def test_tables_that_no_task_uses_keep_few_files_open(
+    worker: MakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attach, "_MOST_IDLE_FILES", 10)
+    one, ranges, models = worker(groups=8), list[RangeState](), list[dict[int, int]]()
+    for index in range(8):
+        base = empty_range(index, 8, 8)
+        keys = [key for key in range(100) if key_group(HASHES[key], 8) == index]
+        for epoch in range(1, 5):
+            base = after(base, one.epoch(base, dict.fromkeys(keys, epoch), epoch))
+        ranges.append(base)
+        models.append(dict.fromkeys(keys, 10))
+    for base, model in zip(ranges * 2, models * 2, strict=True):
+        assert one.attach(base)[0] == "current"
+        assert one.read() == model
+        # Those of the task, and of those that had one last.
+        assert 4 <= open_below(tmp_path)[0] <= 10 + 4
+        one.release()
+    assert len(one.cache._with_files) <= 4
+    # What a task needs, it has at hand in the next epoch.
+    opened: list[str] = []
+    guided_file = below.core.GuidedFile
+    monkeypatch.setattr(below.core, "GuidedFile", lambda *a: opened.append(a[2]) or guided_file(*a))
+    one.attach(ranges[-1])
+    one.release()
+    assert not opened
+    # What merges remove is not kept on the disk by a table that waits for a task.
+    for ref in ranges[-1].deltas:
+        os.unlink(tmp_path / "ck" / ref.path)
+    one.attach(ranges[0])
+    assert open_below(tmp_path)[1] == 0
+    one.release()
 
 
 def test_a_worker_is_killed(tmp_path: Path, home: TableHome) -> None:
