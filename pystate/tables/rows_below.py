@@ -172,6 +172,17 @@ class RowsBelow:
         last = self._table.lineage(0)
         assert last is not None
         self._wanted, self._lineage = FilesBelow(files, self._wanted), Lineage(*last)
+        self._place(all_known)
+
+    def keep_files(self, *, all_known: bool = False) -> None:
+        """As `set_files`, of those that are wanted; open ones count, whatever is at their paths."""
+        self._backend.open()
+        last = self._table.lineage(0)
+        assert last is not None
+        self._lineage = Lineage(*last)
+        self._place(all_known)
+
+    def _place(self, all_known: bool) -> None:
         if self.files and not all_known:
             self._table.set_whole(False)
         self.place()
@@ -249,6 +260,11 @@ class RowsBelow:
         """
         if not self._backend.dirty and self.files and self._are_of_last_epoch():
             self._backend._seal(self._lineage, wanted=False)
+
+    @property
+    def wanted(self) -> FilesBelow:
+        """Those in which rows are looked up: another object once other ones are."""
+        return self._wanted
 
     def rest(self) -> None:
         """Look in no file until `set_files` or the next use that needs them; they stay open."""

@@ -20,7 +20,7 @@ from pystate.epochs.merges import merge_range
 from pystate.epochs.rescale import plan_rescale
 from pystate.errors import CheckpointError, MemoryLimitError, SwappedFileError
 from pystate.state.value import ValueState
-from pystate.tables import attach, below
+from pystate.tables import attach, below, range_files
 from pystate.tables.host import TableHome, choose_home
 from pystate.tables.recovery import LEAST_SHARE_BYTES
 from pystate.tables.rows_below import RowsBelow
@@ -410,6 +410,40 @@ def test_tables_that_no_task_uses_keep_few_files_open(
     one.attach(ranges[0])
     assert open_below(tmp_path)[1] == 0
     one.release()
+
+
+def test_files_that_are_open_are_not_looked_at_again(
+    worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look is a round trip, where they are on another host."""
+    one = worker()
+    base, model = epochs(one, 3)
+    looked: list[str] = []
+    find = range_files._path
+    monkeypatch.setattr(range_files, "_path", lambda s, r: looked.append(r.path) or find(s, r))
+    for looks in (3, 0):
+        assert one.attach(base)[0] == "current"
+        assert one.read() == model
+        one.release()
+        assert len(looked) == looks
+        looked.clear()
+    # Undone to the same files; with another one all are looked at.
+    changed = after(base, one.epoch(base, {1: 10}, 4))
+    assert one.attach(base)[0] == "undone"
+    assert one.read() == model
+    one.release()
+    assert not looked
+    changed = after(base, one.epoch(base, {1: 10}, 4))
+    assert one.attach(changed)[0] == "current"
+    assert one.read() == {**model, 1: model[1] + 10}
+    one.release()
+    assert len(looked) == 4
+    # Those that were closed meanwhile are looked at, too.
+    monkeypatch.setattr(attach, "_MOST_IDLE_FILES", 0)
+    one.cache._close_files()
+    assert one.attach(changed)[0] == "current"
+    assert len(looked) == 8
+    assert one.read() == {**model, 1: model[1] + 10}
 
 
 def test_a_worker_is_killed(tmp_path: Path, home: TableHome) -> None:
