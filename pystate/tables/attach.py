@@ -499,7 +499,11 @@ def _catch_up(
         elif back:
             backend.rollback(back)
         if on_disk:
-            put_above(backend, spec, base)
+            try:
+                put_above(backend, spec, base)
+            except MemoryLimitError:
+                # With another home or limit it was larger than it may be now. Files have it all.
+                return None
             return Attachment(backend, "undone" if back else "current", entry=entry)
         rows = apply_files(backend, spec, base, deltas)
         how: How = "undone" if back else "current"

@@ -446,6 +446,21 @@ def test_files_that_are_open_are_not_looked_at_again(
     assert one.read() == {**model, 1: model[1] + 10}
 
 
+@pytest.mark.parametrize("rows", [4000, 20_000, 60_000])
+def test_a_table_that_has_more_than_it_may_have_now(worker: MakeWorker, rows: int) -> None:
+    """As a job had that was closed just now, with its tables in memory, or another limit."""
+    heap, disk = worker("shm"), worker()
+    base, model = epochs(heap, 2, rows)
+    for epoch in (3, 4):
+        assert disk.attach(base)[0] in ("current", "opened")
+        disk.add({0: 10, 777_777: 7})
+        model[0] += 10
+        model[777_777] = model.get(777_777, 0) + 7
+        assert disk.read() == model
+        base = after(base, disk.seal(epoch))
+        disk.release()
+
+
 def test_a_worker_is_killed(tmp_path: Path, home: TableHome) -> None:
     """Where the next one finds its table, with the rows that are in memory, at the base."""
     peer = Peer()
