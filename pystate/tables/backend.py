@@ -311,6 +311,21 @@ class KeyedStateBackend:
         self.below.close()
         self._discard()
 
+    def give_way(self, other: KeyedStateBackend) -> None:
+        """Close a shared table, which is attached, and have `other` make the next one in its place.
+
+        `other` has the same path, and was not opened. No other process can have the lock before it.
+
+        Raises
+        ------
+        InUseError
+            Another thread is using the table.
+        NoSpaceError, SystemCallError
+            There cannot be another file; nothing has changed.
+        """
+        self._table.give_way(other._table)
+        self.close()
+
     def detach(self) -> None:
         """Release a shared table's lock but keep it mapped, so that `attach` is fast.
 

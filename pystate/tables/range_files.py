@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import lru_cache
 from typing import BinaryIO, cast
+from weakref import WeakKeyDictionary
 
 from pystate.checkpoint.held_deltas import is_held
 from pystate.checkpoint.refs import EMPTY_ID, FileRef, RangeState, restrict, uid_folder
@@ -38,7 +39,7 @@ from pystate.checkpoint.state_files import Lineage, Source, merge_files
 from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import AlreadyPublishedError, CheckpointError
 from pystate.tables.backend import KeyedStateBackend
-from pystate.tables.below import FileBelow
+from pystate.tables.below import FileBelow, FilesBelow
 from pystate.tables.recovery import TableSpec
 
 _NAME = re.compile(r"(\d{5,})-(\d{5,})-[0-9a-f]+\.base")
@@ -47,6 +48,10 @@ _MOST_KNOWN = 1 << 16
 #: Whether rows of a table can be looked up in a file: by its path and checksum, the table's schema,
 #: and how the file system knows the file.
 _known: dict[tuple[str, int, str, int, int, int], bool] = {}
+
+#: What manifests named, of which files are that tables look in.
+_found: WeakKeyDictionary[FilesBelow, tuple[tuple[FileRef, ...], tuple[tuple[str, int], ...]]]
+_found = WeakKeyDictionary()
 
 
 def begin_at(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> int:
@@ -74,9 +79,16 @@ def put_above(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> 
     """
     refs = _counting(base)
     # A table that has all rows, and is at the base, has had those that the files have.
-    known = not backend.below.are_any
-    backend.below.set_files(_below(backend, spec, base, refs), all_known=known)
-    backend.below.left = 0
+    below = backend.below
+    known = not below.are_any
+    found = _found.get(below.wanted)
+    if found == (base.files, base.since) and below.open_files == len(below.files):
+        # They were looked at as they were opened.
+        below.keep_files(all_known=known)
+    else:
+        below.set_files(_below(backend, spec, base, refs), all_known=known)
+        _found[below.wanted] = base.files, base.since
+    below.left = 0
     if refs:
         changed = refs[-1].rows if refs[-1].kind == "delta" else 0
         backend.below.leave_room(max(changed + changed // 4, backend.stats().keys // 8))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
@@ -172,6 +172,17 @@ class RowsBelow:
         last = self._table.lineage(0)
         assert last is not None
         self._wanted, self._lineage = FilesBelow(files, self._wanted), Lineage(*last)
+        self._place(all_known)
+
+    def keep_files(self, *, all_known: bool = False) -> None:
+        """As `set_files`, of those that are wanted; open ones count, whatever is at their paths."""
+        self._backend.open()
+        last = self._table.lineage(0)
+        assert last is not None
+        self._lineage = Lineage(*last)
+        self._place(all_known)
+
+    def _place(self, all_known: bool) -> None:
         if self.files and not all_known:
             self._table.set_whole(False)
         self.place()
@@ -212,7 +223,7 @@ class RowsBelow:
         InUseError
             Another thread uses a reader of the table; nothing has changed.
         """
-        self._table.reopen()
+        self._reopen()
         self._backend._discard()
         self._wanted = FilesBelow(files, self._wanted)
         self._lineage = EMPTY_LINEAGE if lineage is None else lineage
@@ -233,7 +244,7 @@ class RowsBelow:
                 self._table.seal(*self._lineage, wanted=False, goes_on=True)
             self._set_stack()
         except BaseException:
-            self._table.reopen(True)
+            self._reopen(True)
             raise
 
     def begin_at(self, lineage: Lineage, files: Sequence[FileBelow]) -> None:
@@ -250,20 +261,37 @@ class RowsBelow:
         if not self._backend.dirty and self.files and self._are_of_last_epoch():
             self._backend._seal(self._lineage, wanted=False)
 
+    @property
+    def wanted(self) -> FilesBelow:
+        """Those in which rows are looked up: another object once other ones are."""
+        return self._wanted
+
+    def rest(self) -> None:
+        """Look in no file until `set_files` or the next use that needs them; they stay open."""
+        self._table.set_stack(None)
+        self._placed = FilesBelow()
+
+    @property
+    def open_files(self) -> int:
+        """How many files are open, of those that are wanted."""
+        return self._wanted.open_files
+
+    def close_files(self, *, removed: bool = False) -> None:
+        """Close the files of a table that rests, or those of them that were removed.
+
+        Where they are wanted again, they are opened again.
+        """
+        self._wanted.close(removed=removed)
+
     def roll_back(self, back: int) -> None:
         """Undo the open epoch and some sealed ones; then the files of that epoch are to be set."""
         self._table.rollback(back)
         self._backend._discard()
 
     def _reopen(self, goes_on: bool = False) -> None:
-        """Free all that is in memory; a shared table is made anew."""
-        self._backend.open()
-        if self._backend._file is not None:
-            # While its lock is held, so that whoever waits for the lock finds the new one.
-            with suppress(FileNotFoundError):
-                os.unlink(self._backend._file)
-            self.is_new_file = True
+        """Free all that is in memory; a shared table is made anew, before others can have it."""
         self._table.reopen(goes_on)
+        self.is_new_file = self._backend._file is not None
 
     def close(self) -> None:
         """Let go of the files of a table that was closed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pystate._core.core import key_group
 from pystate.base.memory import process_budget
 from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, empty_range
 from pystate.checkpoint.storage import LocalStorage
@@ -18,10 +20,13 @@ from pystate.epochs.merges import merge_range
 from pystate.epochs.rescale import plan_rescale
 from pystate.errors import CheckpointError, MemoryLimitError, SwappedFileError
 from pystate.state.value import ValueState
+from pystate.tables import attach, below, range_files
 from pystate.tables.host import TableHome, choose_home
 from pystate.tables.recovery import LEAST_SHARE_BYTES
+from pystate.tables.rows_below import RowsBelow
 from pystate.types.arrays import hash_keys, key_groups
 from tests.peer import STATES, Peer, Worker
+from tests.work import HASHES
 
 EMPTY = empty_range(0, 128, 1)
 APPLICATION = bytes(range(32))
@@ -313,6 +318,147 @@ def test_a_file_that_is_gone_or_another_is_named(worker: MakeWorker) -> None:
         two.attach(base)
     path.write_bytes(kept)
     assert two.attach(base)[0] == "opened"
+
+
+def test_nobody_has_a_table_that_is_made_anew(
+    tmp_path: Path, home: TableHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another attempt waits for it, and has its own changes and names."""
+    peer = Peer()
+    options: dict[str, Any] = {"table_home": "disk", "limit_bytes": MIB}
+    peer.call("configure", str(tmp_path / "ck"), home, {**options, "lock_timeout_ms": 50})
+    one = Worker(str(tmp_path / "ck"), home, **options)
+    base, model = epochs(one, 2)
+    one.attach(base)
+    reopen, hows = RowsBelow._reopen, []
+
+    def then_another(below: RowsBelow, goes_on: bool = False) -> None:
+        reopen(below, goes_on)
+        hows.append(peer.call("attach", base)[0])
+        peer.call("add", {5: 1000, 99_999: 1})
+        peer.call("seal", 3)
+        peer.call("release")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RowsBelow, "_reopen", then_another)
+        with pytest.raises(MemoryLimitError):
+            one.add(dict.fromkeys(range(100_000), 1))
+    assert hows and set(hows) == {"replica"}
+    keys = one.attachment.backend.prefetch(pa.array([5, 99_999], pa.int64()))
+    assert one.attachment.backend["n"].values(keys).to_pylist() == [model[5], 0]
+    assert one.read() == model
+    one.stop()
+    peer.stop()
+
+
+def test_a_table_that_was_left_without_a_name_is_made_anew(worker: MakeWorker) -> None:
+    """As one is whose task was killed before its first step had one."""
+    one = worker()
+    one.attach(EMPTY)
+    one.attachment.backend._table.set_whole(False)
+    one.release()
+    assert one.attach(EMPTY)[0] == "opened"
+    one.add({1: 1})
+    base = after(EMPTY, one.seal(1))
+    one.release()
+    one.attach(base)
+    assert one.read() == {1: 1}
+
+
+def open_below(root: Path) -> tuple[int, int]:
+    """How many descriptors of this process are of the state's files, and of removed ones."""
+    found = removed = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        found += path.startswith(str(root / "ck"))
+        removed += path.startswith(str(root / "ck")) and path.endswith("(deleted)")
+    return found, removed
+
+
+def test_tables_that_no_task_uses_keep_few_files_open(
+    worker: MakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attach, "_MOST_IDLE_FILES", 10)
+    one, ranges, models = worker(groups=8), list[RangeState](), list[dict[int, int]]()
+    for index in range(8):
+        base = empty_range(index, 8, 8)
+        keys = [key for key in range(100) if key_group(HASHES[key], 8) == index]
+        for epoch in range(1, 5):
+            base = after(base, one.epoch(base, dict.fromkeys(keys, epoch), epoch))
+        ranges.append(base)
+        models.append(dict.fromkeys(keys, 10))
+    for base, model in zip(ranges * 2, models * 2, strict=True):
+        assert one.attach(base)[0] == "current"
+        assert one.read() == model
+        # Those of the task, and of those that had one last.
+        assert 4 <= open_below(tmp_path)[0] <= 10 + 4
+        one.release()
+    assert len(one.cache._with_files) <= 4
+    # What a task needs, it has at hand in the next epoch.
+    opened: list[str] = []
+    guided_file = below.core.GuidedFile
+    monkeypatch.setattr(below.core, "GuidedFile", lambda *a: opened.append(a[2]) or guided_file(*a))
+    one.attach(ranges[-1])
+    one.release()
+    assert not opened
+    # What merges remove is not kept on the disk by a table that waits for a task.
+    for ref in ranges[-1].deltas:
+        os.unlink(tmp_path / "ck" / ref.path)
+    one.attach(ranges[0])
+    assert open_below(tmp_path)[1] == 0
+    one.release()
+
+
+def test_files_that_are_open_are_not_looked_at_again(
+    worker: MakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look is a round trip, where they are on another host."""
+    one = worker()
+    base, model = epochs(one, 3)
+    looked: list[str] = []
+    find = range_files._path
+    monkeypatch.setattr(range_files, "_path", lambda s, r: looked.append(r.path) or find(s, r))
+    for looks in (3, 0):
+        assert one.attach(base)[0] == "current"
+        assert one.read() == model
+        one.release()
+        assert len(looked) == looks
+        looked.clear()
+    # Undone to the same files; with another one all are looked at.
+    changed = after(base, one.epoch(base, {1: 10}, 4))
+    assert one.attach(base)[0] == "undone"
+    assert one.read() == model
+    one.release()
+    assert not looked
+    changed = after(base, one.epoch(base, {1: 10}, 4))
+    assert one.attach(changed)[0] == "current"
+    assert one.read() == {**model, 1: model[1] + 10}
+    one.release()
+    assert len(looked) == 4
+    # Those that were closed meanwhile are looked at, too.
+    monkeypatch.setattr(attach, "_MOST_IDLE_FILES", 0)
+    one.cache._close_files()
+    assert one.attach(changed)[0] == "current"
+    assert len(looked) == 8
+    assert one.read() == {**model, 1: model[1] + 10}
+
+
+@pytest.mark.parametrize("rows", [4000, 20_000, 60_000])
+def test_a_table_that_has_more_than_it_may_have_now(worker: MakeWorker, rows: int) -> None:
+    """As a job had that was closed just now, with its tables in memory, or another limit."""
+    heap, disk = worker("shm"), worker()
+    base, model = epochs(heap, 2, rows)
+    for epoch in (3, 4):
+        assert disk.attach(base)[0] in ("current", "opened")
+        disk.add({0: 10, 777_777: 7})
+        model[0] += 10
+        model[777_777] = model.get(777_777, 0) + 7
+        assert disk.read() == model
+        base = after(base, disk.seal(epoch))
+        disk.release()
 
 
 def test_a_worker_is_killed(tmp_path: Path, home: TableHome) -> None:
