@@ -208,20 +208,13 @@ def test_a_step_that_cannot_be_written(
         patch.setattr(task.steps, "_written", full)
         task.change([*range(20_000)], random.Random(8))
     # A user's function may have gone on.
-    for use in (task.steps.take, lambda: task.steps.changes(None), lambda: of_task(task)):
+    for use in (task.steps.take, lambda: task.steps.changes(None)):
         with pytest.raises(CheckpointError, match=r"is lost, so that the task cannot end: .* room"):
             use()
     with pytest.raises(CheckpointError, match="is lost"):
         next(task.backend.changed())
     task.release()
     assert check(worker, base, model) in ("undone", "opened")
-
-
-def of_task(task: Task) -> Any:
-    """Seal as the task's end does."""
-    whole = object.__new__(RangeTask)
-    whole._attachment, whole._steps = task.worker.attachment, task.steps
-    return whole._seal_table()
 
 
 def test_steps_are_joined_if_there_is_room(
@@ -327,6 +320,41 @@ def test_what_killed_processes_left_goes(worker: Worker, tmp_path: Path) -> None
     assert not left.exists() and len([*folder.iterdir()]) == 1
     task.release()
     remove_left(str(tmp_path / "none"))
+
+
+def test_a_task_begins_without_what_killed_ones_left(worker: Worker) -> None:
+    """Those of any range; and it cannot end after a step that is lost."""
+    operator = worker.spec.operator
+    folder = Path(worker.spec.home.local_folder("steps", operator.uid))
+    left = folder / f"{os.getpid()}-1-{'0' * 32}"
+    left.mkdir(parents=True)
+    plan: Any = SimpleNamespace(
+        operator=operator,
+        epoch=1,
+        query=7,
+        ranges=[EMPTY],
+        parallelism=1,
+        marks=SimpleNamespace(begin=lambda mark: None),
+        table=lambda state, go_on: worker.spec,
+        context=lambda *_: SimpleNamespace(),
+        redistributes_in=lambda state: False,
+    )
+    task = RangeTask(plan)
+    task.attach(0)
+    assert not left.exists()
+    task.backend["n"].add(task.backend.keys(pa.array(range(500), pa.int64())), 1)
+    steps = task._steps
+    assert steps is not None
+    with pytest.raises(CheckpointError, match="no room on the executor's disk"):
+        steps._written = lambda write: full_disk()  # type: ignore[method-assign]
+        steps.take()
+    with pytest.raises(CheckpointError, match="is lost"):
+        task._seal_table()
+    task.release()
+
+
+def full_disk() -> Any:
+    raise NoSpaceError(errno.ENOSPC, "No space left on device")
 
 
 def test_pieces_that_fit() -> None:
