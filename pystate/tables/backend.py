@@ -860,10 +860,8 @@ class KeyedStateBackend:
             Of a table on disk: what the epoch changed did not fit in memory, and some of it is in
             files already, of which the table knows no keys.
         """
-        if self.below.changed is not None:
-            return self.below.changed(max_rows)
-        self.below.refuse_steps("changed")
-        return self._rows(max_rows, changed=True)
+        noted = self.below.changed(max_rows)
+        return self._rows(max_rows, changed=True) if noted is None else noted
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """All current rows: key columns, the namespace if there are namespaces, then the states.

@@ -39,7 +39,7 @@ from pystate.errors import CheckpointError, InvalidArgumentError, LineageError, 
 from pystate.state.columns import core_schema
 from pystate.state.declaration import State
 from pystate.state.expiring import Expiring
-from pystate.state.key_batch import KeyBatch
+from pystate.state.key_batch import KeyBatch, walked
 from pystate.state.operator_spec import declared_fills
 from pystate.tables.below import (
     PLAIN,
@@ -126,9 +126,6 @@ class RowsBelow:
         self.on_disk = on_disk
         #: How many rows have left; whoever counts them says from when on.
         self.left = 0
-        #: Which keys the epoch has changed, in batches of so many, if the table was sealed in the
-        #: middle of it, and so does not know that itself. Whoever does that says it.
-        self.changed: Callable[[int], Iterator[KeyBatch]] | None = None
         #: Whether a shared table was made anew, in another file; whoever asks says False then.
         self.is_new_file = False
         self._backend = backend
@@ -140,6 +137,7 @@ class RowsBelow:
         self._steps = 0  # of the open epoch
         self._full = 0  # while there are fewer rows, none need to leave after a checkpoint
         self._say_files: Callable[[], Sequence[FileBelow]] | None = None
+        self._say_changed: Callable[[int], Iterator[KeyBatch]] | None = None
         if on_disk:
             self._table.on_room(self._make_room, self.place)
 
@@ -296,7 +294,7 @@ class RowsBelow:
     def close(self) -> None:
         """Let go of the files of a table that was closed."""
         self._wanted = self._placed = FilesBelow()
-        self._may_step = self._say_files = None
+        self._may_step = self._say_files = self._say_changed = None
 
     def restore(
         self,
@@ -438,14 +436,16 @@ class RowsBelow:
         self,
         step: Callable[[], None] | None,
         files: Callable[[], Sequence[FileBelow]] | None = None,
+        changed: Callable[[int], Iterator[KeyBatch]] | None = None,
     ) -> None:
         """Have `step` called where rows have to leave and the open epoch has changes.
 
         It seals under another name by `seal_step`, makes that durable and calls `set_files`. If
         something failed before it did, `files()` is asked which files have the last sealed epoch;
-        they have only rows that the table has had.
+        they have only rows that the table has had. `changed(most)` is asked which keys the epoch
+        has changed, in batches, once there was a step: the table itself then does not know.
         """
-        self._may_step, self._say_files = step, files
+        self._may_step, self._say_files, self._say_changed = step, files, changed
 
     def seal_step(self, lineage: Lineage) -> Snapshot:
         """As `seal`, in the middle of what the user sees as one epoch: key batches stay valid."""
@@ -628,6 +628,21 @@ class RowsBelow:
     def ended(self) -> None:
         """The epoch, of which there may have been steps, was sealed or undone."""
         self._steps = 0
+
+    def changed(self, most: int) -> Iterator[KeyBatch] | None:
+        """The keys that the epoch has changed; None if there was no step: the table knows them."""
+        self._backend.open()
+        # There may be a first step in it, after which the table knows some of them no longer.
+        self._backend._flush()
+        if self._steps and self._say_changed is not None:
+            return self._say_changed(most)
+        self.refuse_steps("changed")
+        return None
+
+    def changed_so_far(self, most: int) -> Iterator[KeyBatch]:
+        """The keys changed since the last step, without those whose objects wait to be written."""
+        self._backend.open()
+        return walked(self._table, most, self._backend._key_types(), changed=True)
 
     def refuse_steps(self, what: str) -> None:
         """Refuse what only a table can do that has all that the open epoch changed."""

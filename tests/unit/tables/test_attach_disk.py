@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merge_policy import DiskMergePolicy
 from pystate.epochs.merges import merge_range
 from pystate.epochs.rescale import plan_rescale
-from pystate.errors import CheckpointError, MemoryLimitError, SwappedFileError
+from pystate.errors import CheckpointError, MemoryLimitError, NoSpaceError, SwappedFileError
 from pystate.state.value import ValueState
 from pystate.tables import attach, below, range_files
 from pystate.tables.host import TableHome, choose_home
@@ -213,6 +215,44 @@ def test_files_that_are_read_as_a_whole_are_merged_first(
         assert disk.attach(base)[0] == "current"
         assert disk.read() == model
         assert not made.exists()
+
+
+def test_a_full_local_disk_is_not_a_full_table(
+    worker: MakeWorker, home: TableHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, model = epochs(worker("shm", at=TableHome(None, None)), 2, rows=100)
+    disk = worker()
+
+    def full(*_: Any) -> Any:
+        raise NoSpaceError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RowsBelow, "merge", full)
+        with pytest.raises(CheckpointError, match=r"no room on the executor's disk, in /.*/below/"):
+            disk.attach(base)
+    assert not [*Path(home.folders[0]).rglob("*.outgrown")]
+    assert disk.attach(base)[0] == "opened"
+    assert disk.read() == model
+
+
+def test_parts_of_files_are_made_where_the_merged_one_is(
+    worker: MakeWorker, home: TableHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other folders may be in memory, or full."""
+    base, model = epochs(worker("shm", at=TableHome(None, None)), 2, rows=200)
+    schema = (("k", "bigint"),), (("n", "bigint"),)
+    ranges = plan_rescale(OperatorState("op", 1, *schema, (base,)), 3, 128)
+    ranges = plan_rescale(OperatorState("op", 3, *schema, tuple(ranges)), 2, 128)
+    disk, found = worker(), dict[int, int]()
+    if disk.spec.home is home:
+        monkeypatch.setattr(tempfile, "tempdir", "/nonexistent")
+    for state in ranges:
+        assert disk.attach(state)[0] == "opened"
+        found |= disk.read()
+        disk.release()
+    assert found == model
+    steps = disk.spec.home.local_folder("steps", "op")
+    assert os.path.exists(steps) and not os.listdir(steps)
 
 
 def test_other_columns_are_merged_first(worker: MakeWorker) -> None:
