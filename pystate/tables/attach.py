@@ -181,6 +181,11 @@ class _Entry:
         """Whether another process has discarded the file that this one maps."""
         return self.backend is not None and self.file != _file_id(self.path)
 
+    def is_of(self, path: str | None, on_disk: bool) -> bool:
+        """Whether a job whose rows are there may use it; one before may have had another home."""
+        is_as_wanted = self.backend is None or self.backend.below.on_disk == on_disk
+        return self.path == path and is_as_wanted
+
     def end_task(self) -> None:
         """Note what has become of a table on disk, and keep the rows that came from files."""
         assert self.backend is not None
@@ -410,7 +415,7 @@ class TableCache:
             self._close_files()
             path = _path_of(spec, base)
             entry = self._entries.get(key)
-            if entry is None or entry.path != path:
+            if entry is None or not entry.is_of(path, spec.options.on_disk):
                 if entry is not None and entry.in_use:
                     return None
                 if entry is not None:
@@ -480,8 +485,8 @@ def _catch_up(
 ) -> Attachment | None:
     """Bring a table to the base by undoing and catching up; None if only a restore helps."""
     on_disk = backend.below.on_disk
-    if on_disk and base.id == EMPTY_ID and backend.below.are_any:
-        return None  # a task that failed had rows leave
+    if backend.below.are_any and (base.id == EMPTY_ID or not on_disk):
+        return None  # a task that failed had rows leave, or a job whose tables are on disk
     if base.sources and backend.lineage() == EMPTY_LINEAGE:
         return None
     for back in range(_UNDO_WINDOW):

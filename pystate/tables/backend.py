@@ -315,13 +315,7 @@ class KeyedStateBackend:
         """Close a shared table, which is attached, and have `other` make the next one in its place.
 
         `other` has the same path, and was not opened. No other process can have the lock before it.
-
-        Raises
-        ------
-        InUseError
-            Another thread is using the table.
-        NoSpaceError, SystemCallError
-            There cannot be another file; nothing has changed.
+        `InUseError`, `NoSpaceError` and `SystemCallError`: nothing has changed.
         """
         self._table.give_way(other._table)
         self.close()
@@ -894,13 +888,7 @@ class KeyedStateBackend:
         return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
 
     def existing(self, max_rows: int = SCAN_ROWS) -> Iterator[KeyBatch]:
-        """All keys, with their namespaces, as `to_batches` gives their rows.
-
-        Parameters
-        ----------
-        max_rows : int
-            The most keys in one batch.
-        """
+        """All keys, with their namespaces, at most so many in a batch; see `to_batches`."""
         return self._rows(max_rows, changed=False)
 
     def found(self, wanted: KeyBatch) -> Iterator[KeyBatch]:

@@ -103,6 +103,23 @@ def test_rows_leave_and_come(worker: MakeWorker, tmp_path: Path) -> None:
     assert stored(tmp_path, base) == model
 
 
+@pytest.mark.parametrize(("first", "second"), [("shm", "disk"), ("disk", "shm")])
+def test_a_process_uses_no_table_of_a_job_with_another_home(
+    worker: MakeWorker, first: str, second: str
+) -> None:
+    """Where the one job ends and the other begins before its tables are removed."""
+    one, two = worker(first), worker(second)
+    two.cache = one.cache
+    base, model = epochs(one, 2)
+    two.attach(base)
+    assert two.attachment.backend.below.on_disk == (second == "disk")
+    assert two.read() == model
+    two.release()
+    base = after(base, two.epoch(base, {7: 1}, 3))
+    two.attach(base)
+    assert two.read() == {**model, 7: model[7] + 1}
+
+
 def test_a_table_begins_at_a_base_without_reading_rows(worker: MakeWorker) -> None:
     one, two = worker(), worker(at=TableHome(None, None))
     base, model = epochs(one, 5)
