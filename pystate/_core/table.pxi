@@ -407,7 +407,7 @@ cdef class Table:
                 f"{self.where}: the files are not those of the table's last sealed epoch")
         if status == PST_INVALID:
             raise errors.SchemaError(
-                f"{self.where}: the files below it have other columns or key groups than the table")
+                f"{self.where}: the files below it have other columns or max_parallelism than the table")
         self.check(status)
         self.take_stack(stack)
 

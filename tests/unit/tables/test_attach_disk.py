@@ -276,6 +276,31 @@ def test_rescaled_ranges_share_files(worker: MakeWorker, tmp_path: Path) -> None
         ranges = tuple(changed)
 
 
+@pytest.mark.parametrize("empty", [0, 1])
+def test_rescaled_with_a_range_that_never_had_a_row(worker: MakeWorker, empty: int) -> None:
+    one = worker()
+    keys = list(range(200))
+    groups = key_groups(hash_keys([pa.array(keys, pa.int64())]), 128)
+    chosen = [k for k, group in zip(keys, groups, strict=True) if (group >= 64) == (empty == 0)]
+    bounds = ((0, 63), (64, 127))
+    ranges = [dataclasses.replace(EMPTY, first_key_group=a, last_key_group=b) for a, b in bounds]
+    ranges[1 - empty] = after(
+        ranges[1 - empty], one.epoch(ranges[1 - empty], dict.fromkeys(chosen, 1), 1)
+    )
+    schema = (("k", "bigint"),), (("n", "bigint"),)
+    (state,) = plan_rescale(OperatorState("op", 2, *schema, tuple(ranges)), 1, 128)
+    assert one.attach(state)[0] == "opened"
+    assert one.read() == dict.fromkeys(chosen, 1)
+    one.add(dict.fromkeys(keys, 1))
+    state = after(state, one.seal(2))
+    one.release()
+    other = worker(at=TableHome(None, None))
+    for each in (one, other):
+        each.attach(state)
+        assert each.read() == {k: 2 if k in chosen else 1 for k in keys}
+        each.release()
+
+
 def test_merges_by_the_policy(worker: MakeWorker, tmp_path: Path) -> None:
     """The table stays as it is, and looks in other files from then on."""
     one, storage = worker(), LocalStorage(tmp_path / "ck")
