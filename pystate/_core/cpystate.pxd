@@ -179,6 +179,7 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_table_attach(pst_table *t, int32_t lock_timeout_ms)
     void pst_table_close(pst_table *t)
     void pst_table_abandon(pst_table *t)
+    pst_status pst_table_set_target(pst_table *t, uint64_t bytes)
     const pst_detail *pst_table_detail(const pst_table *t)
 
     ctypedef struct pst_table_stats:

@@ -39,7 +39,7 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import AlreadyPublishedError, CheckpointError
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow
-from pystate.tables.recovery import TableSpec
+from pystate.tables.recovery import TableSpec, target_bytes
 
 _NAME = re.compile(r"(\d{5,})-(\d{5,})-[0-9a-f]+\.base")
 _BELOW = "below"
@@ -72,6 +72,7 @@ def put_above(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> 
 
     Rows leave it, if there is not as much room as the last epoch needed.
     """
+    backend.below.set_target(target_bytes(spec.tables_of_host))
     refs = _counting(base)
     # A table that has all rows, and is at the base, has had those that the files have.
     known = not backend.below.are_any
