@@ -49,7 +49,7 @@ from pystate.checkpoint.refs import (
     empty_range,
     state_path,
 )
-from pystate.checkpoint.size_tiers import similar_run
+from pystate.checkpoint.size_tiers import steps_to_join
 from pystate.checkpoint.state_files import FileInfo, Lineage, Source
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merge_policy import DiskMergePolicy, MergePolicy, Run
@@ -82,9 +82,6 @@ _LOG = logger("pystate.store")
 _UID = "embedded"
 _POLICY = MergePolicy(min_deltas=4, max_deltas=64, keep_deltas=0)
 _DISK_POLICY = DiskMergePolicy(min_deltas=4, keep_deltas=0)
-#: From so many steps on those of similar size become one delta, since each file costs reads; so
-#: many of them, if there are as many.
-_MOST_STEPS, _FAN_IN = 16, 8
 #: Deltas for which the disk has no room are kept in memory up to this part of the table's limit, or
 #: of a limit of this size.
 _HELD_PART, _USUAL_LIMIT_BYTES = 4, 256 << 20
@@ -398,10 +395,10 @@ class Store:
     def _join_steps(self) -> None:
         """Merge steps since the last checkpoint, if they are many."""
         steps = [delta for delta in self._pending if delta.is_step]
-        if len(steps) < _MOST_STEPS:
-            return
         refs = [delta.ref for delta in steps if delta.ref is not None]
-        first, after = similar_run([ref.file_bytes for ref in refs], _FAN_IN)
+        first, after = steps_to_join([ref.file_bytes for ref in refs])
+        if first == after:
+            return
         bounds, old = self._range.bounds, steps[first:after]
         path = state_path(_UID, *bounds, self.epoch + 1, uuid.uuid4().hex, "delta")
         try:

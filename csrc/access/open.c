@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -249,6 +251,11 @@ static pst_status open_shared(pst_table *t, const pst_table_options *o, int *cre
     if (!t->path)
         return PST_NO_MEMORY;
     memcpy(t->path, o->path, size);
+    if (t->lock_slot >= 0) {
+        int fd = pst_lock_descriptor(t->lock_slot);
+        *created = 1;
+        return fd < 0 ? PST_INVALID : initialise(t, o, fd);
+    }
     for (;;) {
         int fd = open(o->path, O_RDWR | O_CLOEXEC | (o->create ? O_CREAT : 0), 0600);
         if (fd < 0) {
@@ -290,6 +297,8 @@ static pst_status check_options(const pst_table_options *o) {
     if (o->first_key_group < 0 || o->first_key_group > o->last_key_group)
         return PST_INVALID;
     if (o->last_key_group >= o->max_parallelism)
+        return PST_INVALID;
+    if (o->successor && !o->path)
         return PST_INVALID;
     return o->path && !o->identity ? PST_INVALID : PST_OK;
 }
@@ -340,9 +349,11 @@ static pst_status open_table(pst_table *t, const pst_schema *schema, const pst_t
 pst_status pst_table_open(const pst_schema *schema, const pst_table_options *options,
                           pst_table **table, int *created, pst_detail *detail) {
     pst_table *t = pst_calloc(1, sizeof *t);
-    if (!t)
+    if (!t) {
+        pst_successor_close(options->successor);
         return PST_NO_MEMORY;
-    t->lock_slot = -1;
+    }
+    t->lock_slot = options->successor - 1;
     t->arena.fd = -1;
     pst_no_detail(&t->detail);
     int fresh;
@@ -447,6 +458,55 @@ pst_status pst_table_attach(pst_table *t, int32_t lock_timeout_ms) {
     t->attached = 1;
     pst_epoch_recover(t);
     return PST_OK;
+}
+
+/* An empty file, its lock, and its place in the registry; in the place of the table's file. */
+static pst_status put_in_place(const pst_table *t, char *temporary, int32_t *successor) {
+    int fd = mkostemp(temporary, O_CLOEXEC);
+    if (fd < 0)
+        return pst_space_status(errno);
+    int place = pst_lock_register(fd);
+    if (place < 0) {
+        (void)unlink(temporary);
+        close(fd);
+        return PST_NO_MEMORY;
+    }
+    pst_status s = pst_lock_take(fd, 0);
+    if (!s && rename(temporary, t->path))
+        s = pst_space_status(errno);
+    if (s) {
+        int err = errno;
+        (void)unlink(temporary);
+        pst_lock_close(place);
+        errno = err;
+        return s;
+    }
+    *successor = place + 1;
+    return PST_OK;
+}
+
+pst_status pst_table_succeed(pst_table *t, int32_t *successor) {
+    static const char SUFFIX[] = ".XXXXXX";
+    *successor = 0;
+    if (!t->attached)
+        return PST_INVALID;
+    if (t->arena.fd < 0)
+        return PST_OK;
+    size_t size = strlen(t->path);
+    char *temporary = pst_malloc(size + sizeof SUFFIX);
+    if (!temporary)
+        return PST_NO_MEMORY;
+    memcpy(temporary, t->path, size);
+    memcpy(temporary + size, SUFFIX, sizeof SUFFIX);
+    pst_status s = put_in_place(t, temporary, successor);
+    t->detail.sys_errno = s ? errno : 0;
+    pst_free(temporary);
+    return s;
+}
+
+void pst_successor_close(int32_t successor) {
+    if (successor)
+        pst_lock_close(successor - 1);
 }
 
 static void free_table(pst_table *t) {

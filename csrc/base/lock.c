@@ -56,6 +56,13 @@ int pst_lock_register(int fd) {
     return place;
 }
 
+int pst_lock_descriptor(int place) {
+    pthread_mutex_lock(&registry.mutex);
+    int fd = registry.fds[place];
+    pthread_mutex_unlock(&registry.mutex);
+    return fd;
+}
+
 void pst_lock_close(int place) {
     pthread_mutex_lock(&registry.mutex);
     if (registry.fds[place] >= 0)

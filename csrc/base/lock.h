@@ -10,6 +10,7 @@
  * Invariants
  *  F1. A lock is never stolen: whoever does not get it in time is told PST_BUSY.
  *  F2. A forked child holds none of its parent's descriptors.
+ *  F3. Where the holder of a lock makes the table anew, nobody else has the lock in between.
  */
 #ifndef PST_LOCK_H
 #define PST_LOCK_H
@@ -25,6 +26,8 @@ int pst_lock_is_free(int fd);
 
 /* Remembers a descriptor to close in forked children. Returns its place, -1 when out of memory. */
 int pst_lock_register(int fd);
+/* The descriptor at a place; -1 in a child where it was closed. */
+int pst_lock_descriptor(int place);
 /* Forgets and closes it; in a child where that was done already it does nothing. */
 void pst_lock_close(int place);
 

@@ -70,7 +70,7 @@ typedef struct pst_stack_options {
 
 /* Opens a file for stacks with that schema, as pst_file_schema_create makes it, and those key groups.
  * `options->reads` is theirs, too. Reads tail and guide, no rows. The file may be removed afterwards.
- * Statuses are as those of pst_stack_open; PST_INVALID: no reads. */
+ * Statuses are as those of pst_stack_open; PST_NO_MEMORY, too; PST_INVALID: no reads. */
 pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, const char *path,
                            const pst_stack_options *options, pst_member **member,
                            pst_detail *detail);

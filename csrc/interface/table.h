@@ -99,6 +99,8 @@ typedef struct pst_table_options {
     const pst_identity *identity; /* shared only */
     int32_t lock_timeout_ms;      /* shared only: how long to wait for the lock               */
     int32_t create;               /* shared only: make the file if it is not there           */
+    int32_t successor;            /* shared only: from pst_table_succeed, which open takes over
+                                   * whatever it returns; 0: none                             */
 } pst_table_options;
 
 /* Creates a heap table, or creates or attaches a shared one under its exclusive lock. An attached
@@ -121,6 +123,16 @@ pst_status pst_table_detach(pst_table *t);
  * PST_BUSY as open; PST_MISMATCH if the file was replaced meanwhile (close and open again); PST_IO,
  * PST_NO_MEMORY, PST_CORRUPT. On any of them the table stays detached. */
 pst_status pst_table_attach(pst_table *t, int32_t lock_timeout_ms);
+
+/* Puts an empty file with a lock, which the caller then has, in the place of a shared table's own. So
+ * whoever waits for the table's lock waits for that of its successor once the table is closed, and
+ * nobody comes between. A kill in the middle may leave an empty file of another name beside it.
+ * `successor` is for pst_table_open with the same path, or pst_successor_close; 0: a heap table has
+ * none. PST_INVALID: a table that is not attached; PST_NO_SPACE, PST_IO, PST_NO_MEMORY: nothing has
+ * changed. */
+pst_status pst_table_succeed(pst_table *t, int32_t *successor);
+/* Gives the lock up, and leaves the empty file for whoever comes. Not in a forked child. */
+void pst_successor_close(int32_t successor);
 
 /* Unmaps and frees. An unsealed epoch of a heap table is lost; of a shared one, undone by the next
  * attach. Batches must be destroyed first. NULL is allowed. */

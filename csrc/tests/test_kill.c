@@ -6,6 +6,7 @@
  *
  *   test_kill [kills] [seed] [folder]
  */
+#include <glob.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -136,6 +137,84 @@ static void run(const pst_schema *s, int kills, uint64_t seed, tally *sum) {
     free(m);
 }
 
+static pst_table_options shared_options(void) {
+    return (pst_table_options){.max_parallelism = 2,
+                               .last_key_group = 1,
+                               .limit_bytes = (uint64_t)1 << 28,
+                               .path = path,
+                               .identity = &identity,
+                               .create = 1};
+}
+
+static int files_beside(void) {
+    char pattern[sizeof path + 2];
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%s.*", path);
+    int n = glob(pattern, 0, NULL, &found) ? 0 : (int)found.gl_pathc;
+    globfree(&found);
+    return n;
+}
+
+static int is_busy(const pst_schema *s) {
+    pst_table_options o = shared_options();
+    pst_table *other = NULL;
+    return pst_table_open(s, &o, &other, NULL, NULL) == PST_BUSY;
+}
+
+/* From one table to its successor the lock is held all along. */
+static void test_successor(const pst_schema *s) {
+    pst_table_options o = shared_options(), heap = {.max_parallelism = 2, .last_key_group = 1};
+    pst_table *t = NULL, *next = NULL;
+    pst_table_stats stats;
+    int32_t successor = 7;
+    int created = 0;
+    unlink(path);
+    REQUIRE(pst_table_open(s, &heap, &t, NULL, NULL) == PST_OK);
+    CHECK(pst_table_succeed(t, &successor) == PST_OK && successor == 0);
+    pst_table_close(t);
+    REQUIRE(pst_table_open(s, &o, &t, NULL, NULL) == PST_OK);
+    model *m = calloc(1, sizeof *m);
+    REQUIRE(m);
+    m->schema = s;
+    m->keys = MODEL_KEYS;
+    epoch_work(t, m, 1);
+    pst_lineage l = model_lineage(1), got;
+    REQUIRE(pst_table_seal(t, &l, NULL) == PST_OK);
+    REQUIRE(pst_table_succeed(t, &successor) == PST_OK && successor > 0);
+    CHECK(is_busy(s));
+    pst_table_close(t);
+    CHECK(is_busy(s));
+    o.successor = successor;
+    REQUIRE(pst_table_open(s, &o, &next, &created, NULL) == PST_OK);
+    pst_table_get_stats(next, &stats);
+    CHECK(created && stats.keys == 0);
+    CHECK(pst_table_lineage(next, 0, &got) == PST_OK && got.epoch == 0);
+    CHECK(is_busy(s));
+    CHECK(pst_table_detach(next) == PST_OK);
+    CHECK(pst_table_succeed(next, &successor) == PST_INVALID && successor == 0);
+    CHECK(pst_table_attach(next, 0) == PST_OK);
+    /* One that is not made, or that cannot be, leaves an empty file for whoever comes. */
+    for (int fails = 0; fails < 2; fails++) {
+        REQUIRE(pst_table_succeed(next, &successor) == PST_OK);
+        pst_table_close(next);
+        CHECK(is_busy(s));
+        o.successor = successor;
+        o.last_key_group = 2;
+        if (fails)
+            CHECK(pst_table_open(s, &o, &next, NULL, NULL) == PST_INVALID);
+        else
+            pst_successor_close(successor);
+        o.successor = 0;
+        o.last_key_group = 1;
+        REQUIRE(pst_table_open(s, &o, &next, &created, NULL) == PST_OK);
+        CHECK(created);
+    }
+    CHECK(files_beside() == 0);
+    pst_table_close(next);
+    unlink(path);
+    free(m);
+}
+
 int main(int argc, char **argv) {
     int kills = argc > 1 ? atoi(argv[1]) : 60;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
@@ -143,6 +222,7 @@ int main(int argc, char **argv) {
              (long)getpid());
     pst_schema schemas[] = {{1, 2, LONG_KEY, STATES}, {1, 3, TEXT_KEY, STATES}};
     tally sum = {0, 0, 0, 0};
+    test_successor(&schemas[0]);
     for (int i = 0; i < 2; i++)
         run(&schemas[i], kills / 2, seed + (uint64_t)i, &sum);
     fprintf(stderr,

@@ -169,6 +169,7 @@ cdef extern from "pystate.h" nogil:
         const pst_identity *identity
         int32_t lock_timeout_ms
         int32_t create
+        int32_t successor
         pst_budget *budget
         const char *home
         int32_t home_depth
@@ -177,6 +178,8 @@ cdef extern from "pystate.h" nogil:
                               pst_table **table, int *created, pst_detail *detail)
     pst_status pst_table_detach(pst_table *t)
     pst_status pst_table_attach(pst_table *t, int32_t lock_timeout_ms)
+    pst_status pst_table_succeed(pst_table *t, int32_t *successor)
+    void pst_successor_close(int32_t successor)
     void pst_table_close(pst_table *t)
     void pst_table_abandon(pst_table *t)
     pst_status pst_table_set_target(pst_table *t, uint64_t bytes)

@@ -48,6 +48,7 @@ cdef class Table:
     cdef unsigned long ended   # the value of `epochs` since which batches can be made again
     cdef Stack stack           # in which rows are looked for
     cdef void *dependents      # a list of `_Dependent`
+    cdef int32_t successor     # the locked file that `open` is to take; 0: none
     cdef Budget budget
     cdef readonly str where
     cdef readonly Schema schema
@@ -60,6 +61,7 @@ cdef class Table:
         self.state = UNOPENED
 
     def __dealloc__(self):
+        self.drop_successor()
         if self.t is NULL:
             return
         if self.fork != fork_generation:
@@ -200,6 +202,7 @@ cdef class Table:
         self.check_fork()
         if self.state != UNOPENED:
             raise errors.ClosedError(f"{self.where}: the table was opened before")
+        options.successor, self.successor = self.successor, 0
         self.hold()
         try:
             with nogil:
@@ -234,6 +237,7 @@ cdef class Table:
         self.release_dependents()
         self.state = CLOSED
         self.forget_key()
+        self.drop_successor()
         if self.t is not NULL:
             pst_table_close(self.t)
             self.t = NULL
@@ -244,11 +248,15 @@ cdef class Table:
     def reopen(self, bint goes_on=False):
         """Free the table's rows, so that its next use opens an empty one; handles stay valid.
 
-        With `goes_on` batches of keys do, too: they look their keys up again. Where it raises, nothing
-        has changed.
+        A shared one is made in the old one's place, whose lock nobody else can have in between. With
+        `goes_on` batches of keys stay valid, too: they look their keys up again. Where it raises,
+        nothing has changed.
         """
         if self.state != UNOPENED or self.fork != fork_generation:
             self.ready()
+        self.check_dependents()
+        if self.t is not NULL:
+            self.check(pst_table_succeed(self.t, &self.successor))
         self.release_dependents()
         self.forget_key()
         pst_table_close(self.t)
@@ -262,13 +270,36 @@ cdef class Table:
             self.end_epoch()
         self.state = UNOPENED
 
-    cdef int release_dependents(self) except -1:
-        """Close all batches and readers, or none where a reader is at work."""
+    def give_way(self, Table other not None):
+        """Close a shared table, and have one that was not opened make the next at its path.
+
+        Nobody else can have the lock in between. Where it raises, nothing has changed.
+        """
+        if other.state != UNOPENED:
+            raise errors.ClosedError(f"{other.where}: the table was opened before")
+        self.reopen()
+        other.drop_successor()
+        other.successor, self.successor = self.successor, 0
+        self.close()
+
+    cdef void drop_successor(self) noexcept:
+        # In a forked child it was closed, and its place may be another one's.
+        if self.successor and self.fork == fork_generation:
+            pst_successor_close(self.successor)
+        self.successor = 0
+
+    cdef int check_dependents(self) except -1:
+        """Raise where a reader is at work."""
         cdef void *at = self.dependents
         while at is not NULL:
             if (<_Dependent> at).busy:
                 (<_Dependent> at).ready()
             at = (<_Dependent> at).after
+        return 0
+
+    cdef int release_dependents(self) except -1:
+        """Close all batches and readers, or none where a reader is at work."""
+        self.check_dependents()
         while self.dependents is not NULL:
             (<_Dependent> self.dependents).release()
         return 0

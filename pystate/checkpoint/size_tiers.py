@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+#: From so many steps within an epoch on some are joined, if so many are similar.
+_MOST_STEPS, _SIMILAR_STEPS = 16, 8
+
 
 def newest_tier(sizes: Sequence[int], tiers: Iterable[tuple[int, int]], fan_in: int) -> int:
     """Where the files begin that the largest full tier consists of; the number of files if none is.
@@ -52,6 +55,11 @@ def similar_run(sizes: Sequence[int], fan_in: int) -> tuple[int, int]:
         first, after = _longest([size <= most for size in sizes])
         if after - first >= min(fan_in, len(sizes)):
             return first, after
+
+
+def steps_to_join(sizes: Sequence[int]) -> tuple[int, int]:
+    """Which steps within an epoch are merged next, as (first, after); none if they are few."""
+    return (0, 0) if len(sizes) < _MOST_STEPS else similar_run(sizes, _SIMILAR_STEPS)
 
 
 def _longest(small: Sequence[bool]) -> tuple[int, int]:

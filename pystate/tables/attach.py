@@ -18,7 +18,10 @@ Invariants
 2. A lock is never stolen from a live holder, and no task waits for itself.
 3. A table that a failed task leaves behind is rolled back before its lock is released; if that
    fails, the table is closed and forgotten instead.
-4. The tables of old ranges are only read. They go when there is no room for the new ones beside
+4. A table that is filled is empty, and nobody else had it since that was found.
+5. Tables that no task uses keep a bounded number of files open, and none that was removed for
+   longer than until the next attach.
+6. The tables of old ranges are only read. They go when there is no room for the new ones beside
    them, which then come from files, or in a later epoch (`pystate.tables.upkeep`).
 """
 
@@ -58,8 +61,10 @@ from pystate.tables.recovery import (
 
 _LOG = logger("pystate.tables.attach")
 
-#: Mapped tables that a task looks at, to see whether another process has discarded their files.
-_STALE_CHECKS = 8
+#: So often it is looked at all mapped tables, whether another process has discarded their files.
+_STALE_PERIOD_S = 5.0
+#: So many files of the state may be open for tables that no task uses, in which rows are looked up.
+_MOST_IDLE_FILES = 256
 _UNDO_WINDOW = 3
 # Errors that make a shared table unusable here, while a private replica may still work.
 _UNUSABLE_HERE = (
@@ -183,6 +188,35 @@ class _Entry:
         if below.is_new_file:
             self.file, below.is_new_file = _file_id(self.path), False
         below.keep()
+        # A stack holds its files open, whoever lets go of them.
+        below.rest()
+
+    def close_files(self, idle: int) -> int:
+        """Close those that were removed, or all, if with these more are open than `idle` may be.
+
+        Returns how many stay open.
+        """
+        if self.backend is None:
+            return 0
+        below = self.backend.below
+        below.close_files(removed=True)
+        if below.open_files > idle:
+            below.close_files()
+        return below.open_files
+
+    def renew(self, spec: TableSpec, base: RangeState) -> KeyedStateBackend:
+        """Put an empty table in the place of one whose lock is held.
+
+        The lock is held all along: whatever another process had made in between would be filled
+        over.
+        """
+        backend = new_backend(spec, base, self.path)
+        if self.backend is not None and self.shared:
+            self.backend.give_way(backend)
+        self.discard()
+        backend.open()
+        self.backend, self.file = backend, _file_id(self.path)
+        return backend
 
     def discard(self, *, unlink: bool = False) -> None:
         """Close the table; `unlink` also removes its file."""
@@ -201,7 +235,12 @@ class TableCache:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[_Key, _Entry] = {}
-        self._unchecked: list[_Entry] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        # Those that may have open files, the last used one at the end.
+        self._with_files: dict[_Entry, None] = {}
+        self._checked_s = time.monotonic()
 
     def attach(self, spec: TableSpec, base: RangeState) -> Attachment:
         """Attach to a range's table at exactly the base's id; errors are those of `load_files`."""
@@ -268,11 +307,9 @@ class TableCache:
             return _replica(spec, base, "the table has left the state that is to be read")
         attachment = _catch_up(backend, spec, base, entry)
         if attachment is None:
-            if backend.lineage() != EMPTY_LINEAGE:
-                # Unlinked while its lock is held: a process that waits for the lock then finds the
-                # new file.
-                entry.discard(unlink=True)
-                backend = _lock_table(entry, spec, base)
+            # One without a name may be what a task left that was killed in its first epoch.
+            if backend.lineage() != EMPTY_LINEAGE or backend.below.are_any:
+                backend = entry.renew(spec, base)
             attachment = self._fill(backend, spec, base, entry)
         return attachment
 
@@ -334,22 +371,34 @@ class TableCache:
                 if not entry.in_use:
                     entry.discard()
             self._entries = {key: e for key, e in self._entries.items() if e.in_use}
+            self._with_files = {e: None for e in self._with_files if e.in_use}
 
     def forget(self) -> None:
         """Drop everything without touching it: for a forked child, to which none of it belongs."""
         self._lock = threading.Lock()
         self._entries = {}
-        self._unchecked = []
+        self._reset()
 
     def _discard_stale(self) -> None:
-        # A mapping keeps a discarded file's memory, which nobody will use again. A few are looked
-        # at each time, so that a task of one range does not take longer the more ranges there are.
-        if not self._unchecked:
-            self._unchecked = list(self._entries.values())
-        for _ in range(min(_STALE_CHECKS, len(self._unchecked))):
-            other = self._unchecked.pop()
+        # A mapping keeps a discarded file's memory, which nobody will use again. Not at each
+        # attach, so that a task of one range does not take longer the more ranges there are.
+        now_s = time.monotonic()
+        if now_s - self._checked_s < _STALE_PERIOD_S:
+            return
+        self._checked_s = now_s
+        for other in self._entries.values():
             if not other.in_use and other.is_stale:
                 other.discard()
+
+    def _close_files(self) -> None:
+        idle = _MOST_IDLE_FILES
+        for entry in reversed(list(self._with_files)):
+            if entry.in_use:
+                continue
+            kept = entry.close_files(idle)
+            idle -= kept
+            if not kept:
+                del self._with_files[entry]
 
     def _reserve(self, spec: TableSpec, base: RangeState) -> _Entry | None:
         fingerprint = spec.operator.fingerprint(base.since)
@@ -358,6 +407,7 @@ class TableCache:
         key = (spec.storage.uri, application, spec.operator.uid, *base.bounds, fingerprint)
         with self._lock:
             self._discard_stale()
+            self._close_files()
             path = _path_of(spec, base)
             entry = self._entries.get(key)
             if entry is None or entry.path != path:
@@ -369,6 +419,9 @@ class TableCache:
             if entry.in_use:
                 return None
             entry.in_use = True
+            if spec.options.on_disk:
+                self._with_files.pop(entry, None)
+                self._with_files[entry] = None
             return entry
 
 
@@ -446,7 +499,11 @@ def _catch_up(
         elif back:
             backend.rollback(back)
         if on_disk:
-            put_above(backend, spec, base)
+            try:
+                put_above(backend, spec, base)
+            except MemoryLimitError:
+                # With another home or limit it was larger than it may be now. Files have it all.
+                return None
             return Attachment(backend, "undone" if back else "current", entry=entry)
         rows = apply_files(backend, spec, base, deltas)
         how: How = "undone" if back else "current"

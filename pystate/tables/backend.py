@@ -310,6 +310,21 @@ class KeyedStateBackend:
         self.below.close()
         self._discard()
 
+    def give_way(self, other: KeyedStateBackend) -> None:
+        """Close a shared table, which is attached, and have `other` make the next one in its place.
+
+        `other` has the same path, and was not opened. No other process can have the lock before it.
+
+        Raises
+        ------
+        InUseError
+            Another thread is using the table.
+        NoSpaceError, SystemCallError
+            There cannot be another file; nothing has changed.
+        """
+        self._table.give_way(other._table)
+        self.close()
+
     def detach(self) -> None:
         """Release a shared table's lock but keep it mapped, so that `attach` is fast.
 
@@ -844,10 +859,8 @@ class KeyedStateBackend:
             Of a table on disk: what the epoch changed did not fit in memory, and some of it is in
             files already, of which the table knows no keys.
         """
-        if self.below.changed is not None:
-            return self.below.changed(max_rows)
-        self.below.refuse_steps("changed")
-        return self._rows(max_rows, changed=True)
+        noted = self.below.changed(max_rows)
+        return self._rows(max_rows, changed=True) if noted is None else noted
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """All current rows: key columns, the namespace if there are namespaces, then the states.

@@ -108,6 +108,18 @@ class FilesBelow:
         known = {} if before is None else before._by_path()
         self._opened = [_still_at(file.path, known.get(file.path)) for file in self.named]
 
+    @property
+    def open_files(self) -> int:
+        """How many of them are open."""
+        return sum(opened is not None for opened in self._opened)
+
+    def close(self, *, removed: bool = False) -> None:
+        """Let go of the open ones, or of those that were `removed`; `open` opens them again."""
+        self._opened = [
+            opened if removed and opened is not None and not _is_removed(opened) else None
+            for opened in self._opened
+        ]
+
     def _by_path(self) -> dict[str, core.GuidedFile | None]:
         return {file.path: opened for file, opened in zip(self.named, self._opened, strict=True)}
 
@@ -156,6 +168,10 @@ def _still_at(path: str, opened: core.GuidedFile | None) -> core.GuidedFile | No
     except OSError:
         return opened
     return opened if os.path.samestat(there, os.fstat(opened.fileno())) else None
+
+
+def _is_removed(opened: core.GuidedFile) -> bool:
+    return os.fstat(opened.fileno()).st_nlink == 0
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The host as shared tables see it: who owns them and where they live.
 
-Thread safety: functions without state.
+Thread safety: functions without state, but for the folder of a process, which it makes once.
 
 Invariants
 ----------
@@ -10,22 +10,29 @@ Invariants
    owner is gone. Whether another container's tables in a shared folder are in use cannot be known
    from here.
 3. Tables are only put below a folder that is this user's and nobody else may enter.
+   The same holds for what is beside them on a disk: `TableHome.local_folder`.
 4. A table that has outgrown its file system is not made there again while its owner lives: all
    processes of the owner continue with it in the same next folder.
 """
 
 from __future__ import annotations
 
+import atexit
+import errno
 import os
 import re
 import shutil
 import stat
-from contextlib import suppress
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from pystate.checkpoint.refs import uid_folder
-from pystate.errors import CheckpointError
+from pystate.errors import CheckpointError, PystateError
 from pystate.redaction import logger
 
 _LOG = logger("pystate.tables.host")
@@ -36,6 +43,8 @@ _BASE = re.compile(r"pystate-\d+")
 #: An owner's folder, an application's, an operator's.
 _LEVELS = 3
 _OUTGROWN = ".outgrown"
+#: Kinds of files beside the tables: what tasks write aside, and what was merged for tables.
+STEPS, BELOW = "steps", "below"
 _OWNER = re.compile(r"([0-9a-f]{32})-(\d+)-(\d+)-(\d+)")
 
 
@@ -94,6 +103,24 @@ class TableHome:
             self.fallback, f"pystate-{os.geteuid()}", os.path.basename(self.folder)
         )
 
+    def local_folder(self, kind: str, uid: str) -> str:
+        """Where an operator's files of a kind are: on a disk, and freed with the owner's tables.
+
+        It may have to be made yet. What it lies in is made here, so that nobody else may enter.
+        """
+        parent = None
+        if self.folder is not None and self.identity is not None:
+            parent = self.folder
+            if self.fallback is not None:
+                try:
+                    parent = _owner_folder(self.fallback, self.identity)
+                except OSError as error:
+                    _LOG.warning("no files beside tables in %s: %s", self.fallback, error)
+                    parent = None
+        if parent is None:
+            return os.path.join(_process_folder(), kind, uid_folder(uid))
+        return os.path.join(parent, self.application, kind, uid_folder(uid))
+
     @property
     def application(self) -> str:
         """The name of the checkpoint's folder within them."""
@@ -144,6 +171,65 @@ def choose_home(
             continue
         return TableHome(folder, identity, None if parent == fallback else fallback)
     return TableHome(None, None)
+
+
+@lru_cache(maxsize=1)
+def _process_folder() -> str:
+    folder = tempfile.mkdtemp(prefix="pystate-")
+    atexit.register(_remove_of, os.getpid(), folder)
+    return folder
+
+
+def _remove_of(pid: int, folder: str) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+os.register_at_fork(after_in_child=_process_folder.cache_clear)
+
+
+def task_folder(parent: str) -> str:
+    """Make a folder for what a task of this process writes aside; the task removes it."""
+    os.makedirs(parent, mode=0o700, exist_ok=True)
+    pid = os.getpid()
+    folder = os.path.join(parent, f"{pid}-{process_start(pid)}-{uuid.uuid4().hex}")
+    os.mkdir(folder, 0o700)
+    return folder
+
+
+def remove_left(parent: str) -> None:
+    """Remove folders by `task_folder` whose processes were killed."""
+    names: list[str] = []
+    with suppress(FileNotFoundError):
+        names = os.listdir(parent)
+    for name in names:
+        with suppress(ValueError):
+            pid, start, _ = name.split("-")
+            if str(process_start(int(pid))) != start:
+                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a file could not be written as there is no room for it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def on_local_disk(folder: str, what: str) -> Iterator[None]:
+    """Around what writes beside the tables: raise `CheckpointError` if `folder` does not take it.
+
+    The error of a full file system would be taken for one of the table's, which then moved.
+    """
+    try:
+        yield
+    except OSError as error:
+        if is_full(error):
+            raise CheckpointError(
+                f"{what}: there is no room on the executor's disk, in {folder}"
+            ) from error
+        if isinstance(error, PystateError):
+            raise  # about a file that is read, and says so
+        raise CheckpointError(f"{what}: cannot write into {folder}: {error}") from error
 
 
 def counted_home(path: str) -> tuple[str, int]:

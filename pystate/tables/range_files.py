@@ -20,33 +20,35 @@ Invariants
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from functools import lru_cache
-from typing import BinaryIO, cast
+from weakref import WeakKeyDictionary
 
 from pystate.checkpoint.held_deltas import is_held
-from pystate.checkpoint.refs import EMPTY_ID, FileRef, RangeState, restrict, uid_folder
+from pystate.checkpoint.refs import EMPTY_ID, FileRef, RangeState, restrict
 from pystate.checkpoint.state_files import Lineage, Source, merge_files
 from pystate.checkpoint.storage import LocalStorage
-from pystate.errors import AlreadyPublishedError, CheckpointError
+from pystate.errors import AlreadyPublishedError, CheckpointError, MemoryLimitError
 from pystate.tables.backend import KeyedStateBackend
-from pystate.tables.below import FileBelow
+from pystate.tables.below import FileBelow, FilesBelow
+from pystate.tables.host import BELOW, STEPS, on_local_disk, task_folder
 from pystate.tables.recovery import TableSpec, target_bytes
 
-_NAME = re.compile(r"(\d{5,})-(\d{5,})-[0-9a-f]+\.base")
-_BELOW = "below"
+#: The names of merged files, with the range's bounds.
+MERGED_NAME = re.compile(r"(\d{5,})-(\d{5,})-[0-9a-f]+\.base")
 _MOST_KNOWN = 1 << 16
 #: Whether rows of a table can be looked up in a file: by its path and checksum, the table's schema,
 #: and how the file system knows the file.
 _known: dict[tuple[str, int, str, int, int, int], bool] = {}
+
+#: What manifests named, of which files are that tables look in.
+_found: WeakKeyDictionary[FilesBelow, tuple[tuple[FileRef, ...], tuple[tuple[str, int], ...]]]
+_found = WeakKeyDictionary()
 
 
 def begin_at(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> int:
@@ -70,14 +72,24 @@ def begin_at(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> i
 def put_above(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> None:
     """Have a table that is at a base look for rows in its files; errors are those of `begin_at`.
 
-    Rows leave it, if there is not as much room as the last epoch needed.
+    Rows leave it, if there is not as much room as the last epoch needed. `MemoryLimitError`: it is
+    larger than it may be now, and is best made anew.
     """
     backend.below.set_target(target_bytes(spec.tables_of_host))
+    if backend.below.is_too_large:
+        raise MemoryLimitError("the table has far more than its share of its host's memory")
     refs = _counting(base)
     # A table that has all rows, and is at the base, has had those that the files have.
-    known = not backend.below.are_any
-    backend.below.set_files(_below(backend, spec, base, refs), all_known=known)
-    backend.below.left = 0
+    below = backend.below
+    known = not below.are_any
+    found = _found.get(below.wanted)
+    if found == (base.files, base.since) and below.open_files == len(below.files):
+        # They were looked at as they were opened.
+        below.keep_files(all_known=known)
+    else:
+        below.set_files(_below(backend, spec, base, refs), all_known=known)
+        _found[below.wanted] = base.files, base.since
+    below.left = 0
     if refs:
         changed = refs[-1].rows if refs[-1].kind == "delta" else 0
         backend.below.leave_room(max(changed + changed // 4, backend.stats().keys // 8))
@@ -103,11 +115,12 @@ def _below(
         FileBelow(path, *ref.bounds)
         for path, ref in zip(paths[merged:], refs[merged:], strict=True)
     ]
-    folder = local_folder(spec, _BELOW)
+    folder = spec.home.local_folder(BELOW, spec.operator.uid)
     if not merged:
         _remove_others(folder, base, None)
         return files
-    name = _merged(backend, spec, base, list(zip(paths[:merged], refs[:merged], strict=True)))
+    parts = list(zip(paths[:merged], refs[:merged], strict=True))
+    name = _merged(backend, spec, base, parts, folder)
     _remove_others(folder, base, name)
     return [FileBelow(os.path.join(folder, name), *base.bounds), *files]
 
@@ -158,63 +171,49 @@ def _merged(
     spec: TableSpec,
     base: RangeState,
     files: Sequence[tuple[str, FileRef]],
+    to: str,
 ) -> str:
     """Merge files into one with a guide and the table's columns, or find it; return its name."""
     parts = [(ref.path, ref.checksum, ref.bounds) for _, ref in files]
     text = json.dumps([spec.operator.fingerprint(base.since), spec.options.block_bytes, parts])
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     name = f"{base.first_key_group:05d}-{base.last_key_group:05d}-{digest}.base"
-    folder = LocalStorage(local_folder(spec, _BELOW))
+    folder = LocalStorage(to)
     if folder.exists(name):
         return name
     if spec.heartbeat is not None:
         spec.heartbeat()
     newest = files[-1][1]
     lineage = Lineage(bytes.fromhex(newest.id), bytes.fromhex(newest.parent), newest.epoch, 0)
-    with ExitStack() as stack:
+    what = f"operator {spec.operator.uid!r}: files are merged for a table on disk"
+    with on_local_disk(to, what), ExitStack() as stack:
         sources: list[Source] = []
+        scratch = ""
         for path, ref in files:
             if ref.bounds == base.bounds:
                 sources.append(path)
                 continue
+            if not scratch:
+                scratch = task_folder(spec.home.local_folder(STEPS, spec.operator.uid))
+                stack.callback(shutil.rmtree, scratch, ignore_errors=True)
             # Reduced to what counts; deletions in it are kept, since older files may follow.
-            part = stack.enter_context(tempfile.NamedTemporaryFile(prefix="pystate-"))
-            merge_files(
-                [path],
-                cast(BinaryIO, part),
-                first_key_group=ref.first_key_group,
-                last_key_group=ref.last_key_group,
-                kind="delta",
-                since=dict(base.since),
-                block_bytes=0,
-            )
-            part.flush()
+            with open(os.path.join(scratch, f"{len(sources)}.delta"), "xb") as part:
+                merge_files(
+                    [path],
+                    part,
+                    first_key_group=ref.first_key_group,
+                    last_key_group=ref.last_key_group,
+                    kind="delta",
+                    since=dict(base.since),
+                    block_bytes=0,
+                )
             sources.append(part.name)
         with suppress(AlreadyPublishedError), folder.create(name) as out:
             backend.below.merge(sources, out, lineage, dict(base.since))
     return name
 
 
-def local_folder(spec: TableSpec, kind: str) -> str:
-    """Where an operator's files of a kind are: on a disk, and freed with the executor's tables."""
-    folders = spec.home.folders
-    parent = os.path.join(folders[-1], spec.home.application) if folders else _own_folder()
-    return os.path.join(parent, kind, uid_folder(spec.operator.uid))
-
-
-@lru_cache(maxsize=1)
-def _own_folder() -> str:
-    folder = tempfile.mkdtemp(prefix="pystate-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-def _forget() -> None:
-    _own_folder.cache_clear()
-    _known.clear()
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_known.clear)
 
 
 def _remove_others(folder: str, base: RangeState, used: str | None) -> None:
@@ -224,7 +223,7 @@ def _remove_others(folder: str, base: RangeState, used: str | None) -> None:
     except FileNotFoundError:
         return
     for name in names:
-        match = _NAME.fullmatch(name)
+        match = MERGED_NAME.fullmatch(name)
         if match is not None and name != used and (int(match[1]), int(match[2])) == base.bounds:
             with suppress(OSError):
                 os.unlink(os.path.join(folder, name))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from typing import Any, BinaryIO, Protocol
 
@@ -41,7 +41,7 @@ from pystate.state.columns import core_schema
 from pystate.state.declaration import State
 from pystate.state.expiring import Expiring
 from pystate.state.handle import Objects
-from pystate.state.key_batch import KeyBatch
+from pystate.state.key_batch import KeyBatch, walked
 from pystate.state.operator_spec import declared_fills
 from pystate.tables.below import (
     PLAIN,
@@ -131,9 +131,6 @@ class RowsBelow:
         self.on_disk = on_disk
         #: How many rows have left; whoever counts them says from when on.
         self.left = 0
-        #: Which keys the epoch has changed, in batches of so many, if the table was sealed in the
-        #: middle of it, and so does not know that itself. Whoever does that says it.
-        self.changed: Callable[[int], Iterator[KeyBatch]] | None = None
         #: Whether a shared table was made anew, in another file; whoever asks says False then.
         self.is_new_file = False
         self._backend = backend
@@ -146,6 +143,7 @@ class RowsBelow:
         self._target_bytes = 0
         self._full = 0  # while there are fewer rows, none need to leave after a checkpoint
         self._say_files: Callable[[], Sequence[FileBelow]] | None = None
+        self._say_changed: Callable[[int], Iterator[KeyBatch]] | None = None
         if on_disk:
             self._table.on_room(self._make_room, self.place)
 
@@ -157,6 +155,11 @@ class RowsBelow:
     def room_bytes(self) -> int:
         """How much memory the table may have alone: its limit, or its target; 0: neither."""
         return self._backend._options.limit_bytes or self._target_bytes
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether it has more than twice its target, as that was another one, or its home was."""
+        return 0 < self._target_bytes < self._table.stats()[8] // 2
 
     @property
     def waiting_bytes(self) -> int:
@@ -204,6 +207,17 @@ class RowsBelow:
         last = self._table.lineage(0)
         assert last is not None
         self._wanted, self._lineage = FilesBelow(files, self._wanted), Lineage(*last)
+        self._place(all_known)
+
+    def keep_files(self, *, all_known: bool = False) -> None:
+        """As `set_files`, of those that are wanted; open ones count, whatever is at their paths."""
+        self._backend.open()
+        last = self._table.lineage(0)
+        assert last is not None
+        self._lineage = Lineage(*last)
+        self._place(all_known)
+
+    def _place(self, all_known: bool) -> None:
         if self.files and not all_known:
             self._table.set_whole(False)
         self.place()
@@ -244,7 +258,7 @@ class RowsBelow:
         InUseError
             Another thread uses a reader of the table; nothing has changed.
         """
-        self._table.reopen()
+        self._reopen()
         self._backend._discard()
         self._wanted = FilesBelow(files, self._wanted)
         self._lineage = EMPTY_LINEAGE if lineage is None else lineage
@@ -267,7 +281,7 @@ class RowsBelow:
                 self._table.seal(*self._lineage, wanted=False, goes_on=True)
             self._set_stack()
         except BaseException:
-            self._table.reopen(True)
+            self._reopen(True)
             raise
 
     def begin_at(self, lineage: Lineage, files: Sequence[FileBelow]) -> None:
@@ -284,25 +298,42 @@ class RowsBelow:
         if not self._backend.dirty and self.files and self._are_of_last_epoch():
             self._backend._seal(self._lineage, wanted=False)
 
+    @property
+    def wanted(self) -> FilesBelow:
+        """Those in which rows are looked up: another object once other ones are."""
+        return self._wanted
+
+    def rest(self) -> None:
+        """Look in no file until `set_files` or the next use that needs them; they stay open."""
+        self._table.set_stack(None)
+        self._placed = FilesBelow()
+
+    @property
+    def open_files(self) -> int:
+        """How many files are open, of those that are wanted."""
+        return self._wanted.open_files
+
+    def close_files(self, *, removed: bool = False) -> None:
+        """Close the files of a table that rests, or those of them that were removed.
+
+        Where they are wanted again, they are opened again.
+        """
+        self._wanted.close(removed=removed)
+
     def roll_back(self, back: int) -> None:
         """Undo the open epoch and some sealed ones; then the files of that epoch are to be set."""
         self._table.rollback(back)
         self._backend._discard()
 
     def _reopen(self, goes_on: bool = False) -> None:
-        """Free all that is in memory; a shared table is made anew."""
-        self._backend.open()
-        if self._backend._file is not None:
-            # While its lock is held, so that whoever waits for the lock finds the new one.
-            with suppress(FileNotFoundError):
-                os.unlink(self._backend._file)
-            self.is_new_file = True
+        """Free all that is in memory; a shared table is made anew, before others can have it."""
         self._table.reopen(goes_on)
+        self.is_new_file = self._backend._file is not None
 
     def close(self) -> None:
         """Let go of the files of a table that was closed."""
         self._wanted = self._placed = FilesBelow()
-        self._may_step = self._say_files = None
+        self._may_step = self._say_files = self._say_changed = None
 
     def restore(
         self,
@@ -444,14 +475,16 @@ class RowsBelow:
         self,
         step: Callable[[], None] | None,
         files: Callable[[], Sequence[FileBelow]] | None = None,
+        changed: Callable[[int], Iterator[KeyBatch]] | None = None,
     ) -> None:
         """Have `step` called where rows have to leave and the open epoch has changes.
 
         It seals under another name by `seal_step`, makes that durable and calls `set_files`. If
         something failed before it did, `files()` is asked which files have the last sealed epoch;
-        they have only rows that the table has had.
+        they have only rows that the table has had. `changed(most)` is asked which keys the epoch
+        has changed, in batches, once there was a step: the table itself then does not know.
         """
-        self._may_step, self._say_files = step, files
+        self._may_step, self._say_files, self._say_changed = step, files, changed
 
     def seal_step(self, lineage: Lineage) -> Snapshot:
         """As `seal`, in the middle of what the user sees as one epoch: key batches stay valid."""
@@ -634,6 +667,21 @@ class RowsBelow:
     def ended(self) -> None:
         """The epoch, of which there may have been steps, was sealed or undone."""
         self._steps = 0
+
+    def changed(self, most: int) -> Iterator[KeyBatch] | None:
+        """The keys that the epoch has changed; None if there was no step: the table knows them."""
+        self._backend.open()
+        # There may be a first step in it, after which the table knows some of them no longer.
+        self._backend._flush()
+        if self._steps and self._say_changed is not None:
+            return self._say_changed(most)
+        self.refuse_steps("changed")
+        return None
+
+    def changed_so_far(self, most: int) -> Iterator[KeyBatch]:
+        """The keys changed since the last step, without those whose objects wait to be written."""
+        self._backend.open()
+        return walked(self._table, most, self._backend._key_types(), changed=True)
 
     def refuse_steps(self, what: str) -> None:
         """Refuse what only a table can do that has all that the open epoch changed."""

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +20,8 @@ from pystate._core.core import range_bounds
 from pystate.checkpoint.refs import RangeState, uid_folder
 from pystate.redaction import logger
 from pystate.tables import janitor
-from pystate.tables.host import TableHome, living_owners, process_start
+from pystate.tables.host import BELOW, TableHome, living_owners, process_start
+from pystate.tables.range_files import MERGED_NAME
 from pystate.tables.recovery import TableSpec
 
 _LOG = logger("pystate.tables.upkeep")
@@ -121,38 +122,50 @@ def _all_bounds(max_parallelism: int, parallelism: int) -> frozenset[tuple[int, 
 def remove_outdated(spec: TableSpec, base: RangeState, parallelism: int) -> None:
     """Remove an operator's tables of another parallelism, and of this range in another schema.
 
-    A folder is read again only once it has changed: tasks of a thousand ranges do not each go
-    through a thousand names in every epoch.
+    With the tables goes what was merged for them. A folder is read again only once it has changed:
+    tasks of a thousand ranges do not each go through a thousand names in every epoch.
     """
     home, groups = spec.home, spec.operator.max_parallelism
     fingerprint = spec.operator.fingerprint(base.since)
     mine = base.bounds
     ranges = _all_bounds(groups, parallelism)
     looked_for = (*mine, fingerprint, parallelism)
+    uid = uid_folder(spec.operator.uid)
     for owner in home.folders:
-        folder = os.path.join(owner, home.application, uid_folder(spec.operator.uid))
-        try:
-            changed_ns = os.stat(folder).st_mtime_ns
-        except FileNotFoundError:
-            continue
-        seen = _seen.get(folder)
-        if seen is None or seen[0] != changed_ns:
-            seen = changed_ns, set()
-        if looked_for in seen[1]:
-            continue
-        names: list[str] = []
-        with suppress(FileNotFoundError):
-            names = os.listdir(folder)
-        for name in names:
+        folder = os.path.join(owner, home.application, uid)
+        for name in _names(folder, looked_for):
             match = _NAME.fullmatch(name)
             if match is None:
                 continue
             bounds = int(match[1]), int(match[2])
             if bounds not in ranges or (bounds == mine and not fingerprint.startswith(match[3])):
                 janitor.remove_table(os.path.join(folder, name))
-        # A folder that changes within the clock's resolution of this does not show it.
-        if time.time_ns() - changed_ns > _RESOLUTION_NS:
-            if len(_seen) >= _MOST_FOLDERS:
-                _seen.clear()
-            seen[1].add(looked_for)
-            _seen[folder] = seen
+        folder = os.path.join(owner, home.application, BELOW, uid)
+        for name in _names(folder, looked_for):
+            match = MERGED_NAME.fullmatch(name)
+            if match is not None and (int(match[1]), int(match[2])) not in ranges:
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(folder, name))
+
+
+def _names(folder: str, looked_for: tuple[int, int, str, int]) -> Iterator[str]:
+    """The names in a folder, unless it was gone through for that since it changed."""
+    try:
+        changed_ns = os.stat(folder).st_mtime_ns
+    except FileNotFoundError:
+        return
+    seen = _seen.get(folder)
+    if seen is None or seen[0] != changed_ns:
+        seen = changed_ns, set()
+    if looked_for in seen[1]:
+        return
+    names: list[str] = []
+    with suppress(FileNotFoundError):
+        names = os.listdir(folder)
+    yield from names
+    # A folder that changes within the clock's resolution of this does not show it.
+    if time.time_ns() - changed_ns > _RESOLUTION_NS:
+        if len(_seen) >= _MOST_FOLDERS:
+            _seen.clear()
+        seen[1].add(looked_for)
+        _seen[folder] = seen

@@ -145,5 +145,6 @@ def test_another_home_and_parallelism(
         assert {k: n for k, (n, _) in state_of(job, "counts").items()} == counts
         job.close()
     on_disk = [report for report in reports if report["epoch"] in (2, 3)]
-    assert {report["attached"] for report in on_disk} == {"opened"}
+    # The table of the job before may be there yet, which is removed soon after its job was closed.
+    assert {report["attached"] for report in on_disk} <= {"opened", "current"}
     assert all(report["steps"] > 0 for report in on_disk)

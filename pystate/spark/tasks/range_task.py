@@ -57,8 +57,8 @@ from pystate.spark.tasks.steps import TaskSteps
 from pystate.spark.tasks.table_move import executor_home, move_table
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.attach import Attachment, private_table, tables
+from pystate.tables.host import STEPS, remove_left
 from pystate.tables.options import TableOptions
-from pystate.tables.range_files import local_folder
 from pystate.tables.recovery import TableSpec
 from pystate.tables.upkeep import note_use, remove_outdated
 from pystate.types.keys import leaf
@@ -345,15 +345,16 @@ class RangeTask:
             self.metrics["attached"] = self._attachment.how
             self.metrics["rows_restored"] = self._attachment.rows
             self.metrics["rows_copied"] = self._attachment.copied
-            if self.backend.below.on_disk and self.may_step:
-                first, last = self.state.bounds
-                self._steps = TaskSteps(
-                    self.backend,
-                    os.path.join(local_folder(self._spec, "steps"), f"{first:05d}-{last:05d}"),
-                    Lineage(bytes(16), bytes.fromhex(self.state.id), plan.epoch, plan.query),
-                    notes_changed=self.notes_changed,
-                )
-                self.backend.below.step_by(self._steps.take)
+            if self.backend.below.on_disk:
+                folder = self._spec.home.local_folder(STEPS, plan.operator.uid)
+                remove_left(folder)
+                if self.may_step:
+                    self._steps = TaskSteps(
+                        self.backend,
+                        folder,
+                        Lineage(bytes(16), bytes.fromhex(self.state.id), plan.epoch, plan.query),
+                        notes_changed=self.notes_changed,
+                    )
             self._context = plan.context(self.state, self.backend, self.write_side)
             if plan.redistributes_in(self.state):
                 self._context.old = self._whole_state
@@ -468,6 +469,8 @@ class RangeTask:
     def _seal_table(self) -> Changes | None:
         if self._attachment is None:
             return None
+        if self._steps is not None:
+            self._steps.refuse_lost()
         if self.plan.operator.expires:
             self.backend.expire()
         steps = self._steps or None
@@ -554,17 +557,19 @@ class RangeTask:
         if not backend.below.are_any or backend.namespace is not None:
             yield rows
             return
-        try:
-            backend.prefetch([leaf(rows, name) for name, _ in self.plan.router.schema])
-        except MemoryLimitError as error:
-            # Some room is left for what the operator makes of them.
-            at = (error.keys or 0) * 3 // 4
-            if not 0 < at < rows.num_rows:
-                raise
-            yield from self.fitting(rows.slice(0, at))
-            yield from self.fitting(rows.slice(at))
-        else:
-            yield rows
+        rest = [rows]
+        while rest:
+            piece = rest.pop()
+            try:
+                backend.prefetch([leaf(piece, name) for name, _ in self.plan.router.schema])
+            except MemoryLimitError as error:
+                # Some room is left for what the operator makes of them.
+                at = (error.keys or 0) * 3 // 4
+                if not 0 < at < piece.num_rows:
+                    raise
+                rest += [piece.slice(at), piece.slice(0, at)]
+            else:
+                yield piece
 
     def move_table(self, error: NoSpaceError) -> TableMovedError | None:
         """Give up a table that has outgrown its file system; None if there is no such table."""

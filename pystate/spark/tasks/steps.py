@@ -7,14 +7,17 @@ needs them. The task's delta is made of all of these files at its end.
 After a step the table is at no epoch that a manifest will ever name, until the task's end. What
 fails later leaves it there, and whoever attaches it next undoes the step, or begins anew.
 
-Thread safety: steps belong to their task's thread; `SteppedChanges` to one thread at a time.
+Thread safety: steps belong to their task's thread, until its table is sealed for the last time.
+From then on they are those of the thread that writes the delta, by `SteppedChanges`.
 
 Invariants
 ----------
 1. The files of a task are in a folder of its own, which goes with it; of a process that was killed
-   it goes with the next step of another task of the range.
-2. Steps are joined so that a range has few of them: O(log n) after n, and each row is merged
-   O(log n) times.
+   it goes when another task of the operator attaches its table.
+2. Steps are joined, those of similar size, so that a range has few of them and each row is merged
+   few times. Where there is no room for that they stay as they are.
+3. After a step whose changes are in no file the task cannot end: whoever called it may have gone on
+   in spite of the error.
 """
 
 from __future__ import annotations
@@ -28,21 +31,21 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 
-from pystate.checkpoint.size_tiers import newest_similar
+from pystate.checkpoint.size_tiers import steps_to_join
 from pystate.checkpoint.state_files import EMPTY_LINEAGE, FileInfo, Lineage, merge_files
-from pystate.errors import CheckpointError, InvalidArgumentError, NoSpaceError
+from pystate.errors import CheckpointError, InvalidArgumentError
+from pystate.redaction import logger
 from pystate.state.key_batch import KeyBatch
 from pystate.state.value import ValueState
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow
-from pystate.tables.host import process_start
+from pystate.tables.host import is_full, on_local_disk, task_folder
 from pystate.tables.options import DISK, LEAST_ON_DISK
 
 if TYPE_CHECKING:
     from pystate.tables.snapshots import Snapshot
 
-#: So many files of similar size are merged into one.
-_SIMILAR = 4
+_LOG = logger("pystate.tasks.steps")
 #: So many keys are noted at a time.
 _NOTED_ROWS = 1 << 12
 
@@ -55,9 +58,9 @@ class _Step(NamedTuple):
 class TaskSteps:
     """The steps of one task.
 
-    `folder` is that of all tasks of the range, `lineage` the name of the epoch that the task makes,
-    without an id. With `notes_changed` the backend can be asked which keys the task has changed,
-    but for some that it deleted.
+    From now on the table asks for them. `folder` is that of all tasks of the operator, `lineage`
+    the name of the epoch that the task makes, without an id. With `notes_changed` the backend can
+    be asked which keys the task has changed, but for some that it deleted.
     """
 
     def __init__(
@@ -77,11 +80,13 @@ class TaskSteps:
         self.lineage = lineage
         self._last = lineage.parent
         self._steps: list[_Step] = []
+        self._lost: BaseException | None = None
         self._below = backend.below.files
         #: How many keys were looked up before the files were set anew, and how many rows changed;
         #: one counts in each step.
         self.looked_up = self.rows = 0
         self.taken = 0
+        backend.below.step_by(self.take, changed=self._changed)
 
     @property
     def last(self) -> bytes:
@@ -92,42 +97,71 @@ class TaskSteps:
         return bool(self._steps)
 
     def take(self) -> None:
-        """Seal what the table has changed so far, and have it below the table."""
+        """Seal what the table has changed so far, and have it below the table.
+
+        `CheckpointError`: it could not be written, or once before. The task cannot end then.
+        """
+        self.refuse_lost()
         below = self._backend.below
         name = self.lineage._replace(id=uuid.uuid4().bytes, parent=self._last)
         if self._notes_changed:
             if self._noted is None:
                 self._noted = _NotedKeys(self._backend, self._parent)
             self._noted.note()
-        self.rows += self._backend.stats().changed_rows
         self.taken += 1
-        snapshot = below.seal_step(name)
-        self._last = name.id
         try:
-            own = self._written(snapshot.write)
-        except NoSpaceError as error:
-            raise CheckpointError(
-                f"operator {self._backend.uid!r}: the epoch changes more rows than fit in memory, "
-                f"and there is no room for them on the executor's disk, in {self._parent}"
-            ) from error
-        finally:
-            snapshot.close()
-        first = newest_similar([step.size_bytes for step in self._steps], own.size_bytes, _SIMILAR)
-        tail = [*self._steps[first:], own]
-        if len(tail) > 1:
-            own = self._written(lambda out: self.merged([step.path for step in tail], out, name.id))
-        self._steps[first:] = [own]
+            with below.seal_step(name) as snapshot:
+                self._last = name.id
+                self.rows += snapshot.rows
+                self._add(snapshot)
+        except BaseException as error:
+            self._lost = error
+            raise
+        joined = self._join(name.id)
         self.looked_up += below.looked_up
         bounds = self._backend.key_group_range
         files = [*self._below, *(FileBelow(step.path, *bounds) for step in self._steps)]
         below.set_files(files, all_known=True)
-        below.changed = self._changed
-        for step in tail:
-            if step is not own:
-                os.unlink(step.path)
+        for step in joined:
+            os.unlink(step.path)
+
+    def refuse_lost(self) -> None:
+        """Raise `CheckpointError` if what a step sealed is in no file."""
+        if self._lost is not None:
+            raise CheckpointError(
+                f"operator {self._backend.uid!r}: some of what the epoch changed had to leave "
+                f"memory, and is lost, so that the task cannot end: {self._lost}"
+            ) from self._lost
+
+    def _add(self, snapshot: Snapshot) -> None:
+        what = f"operator {self._backend.uid!r}: the epoch changes more rows than fit in memory"
+        with on_local_disk(self._parent, what):
+            self._steps.append(self._written(snapshot.write))
+
+    def _join(self, id: bytes) -> list[_Step]:
+        """Merge some steps, if they are many; return those whose files are not needed then."""
+        first, after = steps_to_join([step.size_bytes for step in self._steps])
+        old = self._steps[first:after]
+        if not old:
+            return []
+        paths = [step.path for step in old]
+        try:
+            joined = self._written(lambda out: self.merged(paths, out, id))
+        except OSError as error:
+            if not is_full(error):
+                raise
+            where = f"operator {self._backend.uid!r}, {self._parent}"
+            _LOG.warning("%s: steps stay unmerged for now: %s", where, error)
+            return []
+        self._steps[first:after] = [joined]
+        return old
 
     def changes(self, snapshot: Snapshot | None) -> SteppedChanges:
-        """All that the task has changed; `snapshot` has what it changed since the last step."""
+        """All that the task has changed; `snapshot` has what it changed since the last step.
+
+        `CheckpointError`: as `refuse_lost`.
+        """
+        self.refuse_lost()
         if snapshot is not None:
             self._last = snapshot.lineage.id
         return SteppedChanges(self, snapshot)
@@ -135,7 +169,7 @@ class TaskSteps:
     def written(self, snapshot: Snapshot | None) -> list[str]:
         """The files of all steps, with what was changed since."""
         if snapshot is not None:
-            self._steps.append(self._written(snapshot.write))
+            self._add(snapshot)
         return [step.path for step in self._steps]
 
     def merged(self, paths: Sequence[str], out: BinaryIO, id: bytes) -> FileInfo:
@@ -153,7 +187,6 @@ class TaskSteps:
     def close(self) -> None:
         """Remove the files. Does nothing the second time."""
         self._backend.below.step_by(None)
-        self._backend.below.changed = None
         noted, self._noted = self._noted, None
         if noted is not None:
             noted.close()
@@ -163,6 +196,7 @@ class TaskSteps:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _changed(self, most: int) -> Iterator[KeyBatch]:
+        self.refuse_lost()
         if self._noted is None:
             raise InvalidArgumentError(
                 f"operator {self._backend.uid!r}: which keys the epoch has changed is not known, "
@@ -171,20 +205,19 @@ class TaskSteps:
         return self._noted.all(most)
 
     def _written(self, write: Callable[[BinaryIO], FileInfo]) -> _Step:
-        path = os.path.join(self._own_folder(), f"{uuid.uuid4().hex}.delta")
-        with open(path, "xb") as out:
-            write(out)
-            return _Step(path, out.tell())
-
-    def _own_folder(self) -> str:
         if self._folder is None:
-            os.makedirs(self._parent, mode=0o700, exist_ok=True)
-            _remove_left(self._parent)
-            pid = os.getpid()
-            name = f"{pid}-{process_start(pid)}-{uuid.uuid4().hex}"
-            self._folder = os.path.join(self._parent, name)
-            os.mkdir(self._folder, 0o700)
-        return self._folder
+            self._folder = task_folder(self._parent)
+        path = os.path.join(self._folder, f"{uuid.uuid4().hex}.delta")
+        try:
+            with open(path, "xb") as out:
+                write(out)
+                size_bytes = out.tell()
+        except BaseException:
+            # What is left of it would take the room that others need.
+            with suppress(OSError):
+                os.unlink(path)
+            raise
+        return _Step(path, size_bytes)
 
 
 class _NotedKeys:
@@ -209,11 +242,14 @@ class _NotedKeys:
         self._keys.below.set_target(max(backend.below.room_bytes // 8, LEAST_ON_DISK))
         self._keys.open()
         self._steps = TaskSteps(self._keys, folder, EMPTY_LINEAGE)
-        self._keys.below.step_by(self._steps.take)
 
     def note(self) -> None:
-        """Note what has changed since the last call."""
-        for keys in self._of._rows(_NOTED_ROWS, changed=True):
+        """Note what has changed since the last call.
+
+        Objects that wait are noted once they are written: that takes room, which is being made.
+        """
+        self._steps.refuse_lost()
+        for keys in self._of.below.changed_so_far(_NOTED_ROWS):
             self._keys[self._name].update_all(self._keys.keys(*_names(keys, self._of)), True)
 
     def all(self, most: int) -> Iterator[KeyBatch]:
@@ -251,12 +287,3 @@ class SteppedChanges:
         """See `Snapshot.close`."""
         if self._snapshot is not None:
             self._snapshot.close()
-
-
-def _remove_left(folder: str) -> None:
-    """Remove what tasks have left whose processes were killed."""
-    for name in os.listdir(folder):
-        with suppress(ValueError):
-            pid, start, _ = name.split("-")
-            if str(process_start(int(pid))) != start:
-                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)

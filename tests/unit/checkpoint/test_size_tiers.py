@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pystate.checkpoint.size_tiers import newest_similar, newest_tier, similar_run
+from pystate.checkpoint.size_tiers import newest_similar, newest_tier, similar_run, steps_to_join
 
 TIERS = [(8**power, 8 ** (power + 1)) for power in range(8)]
 
@@ -47,3 +47,10 @@ def test_a_run_is_the_longest_of_its_size(each: list[int]) -> None:
         assert each[first - 1] > max(taken)
     if after < len(each):
         assert each[after] > max(taken)
+
+
+def test_steps_to_join() -> None:
+    assert steps_to_join([1] * 15) == (0, 0)
+    assert steps_to_join([1] * 16) == (0, 16)
+    assert steps_to_join([100, *[1] * 15]) == (1, 16)
+    assert steps_to_join([]) == (0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -13,7 +14,13 @@ import pytest
 
 import pystate as ps
 from pystate.base.memory import memory_limit_bytes
-from pystate.errors import CheckpointError, InvalidArgumentError, MemoryLimitError
+from pystate.errors import (
+    CheckpointError,
+    InvalidArgumentError,
+    MemoryLimitError,
+    NoSpaceError,
+    SystemCallError,
+)
 from pystate.tables import host
 from pystate.tables.host import (
     TableHome,
@@ -62,6 +69,48 @@ def test_home_is_private(tmp_path: Path) -> None:
         home.table_path("..", 0, 1, "f")
     assert choose_home(APPLICATION, shm=str(tmp_path), least_bytes=0) == home
     assert TableHome(None, None).table_path("a", 0, 1, "f") is None
+
+
+def test_files_beside_tables_are_private(tmp_path: Path) -> None:
+    """Also where they come before a table that has outgrown its file system."""
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "disk").mkdir()
+    local = str(tmp_path / "disk")
+    home = choose_home(APPLICATION, shm=str(tmp_path / "memory"), least_bytes=0, fallback=local)
+    folder = home.local_folder("steps", "a/b")
+    assert folder == f"{home.folders[1]}/0001020304050607/steps/a%2Fb"
+    assert os.path.dirname(host.task_folder(folder)) == folder
+    for made in (home.folders[1], os.path.dirname(home.folders[1])):
+        assert stat.S_IMODE(os.stat(made).st_mode) == 0o700
+    path = home.table_path("a/b", 3, 7, "f" * 64)
+    assert path is not None
+    home.leave(path)
+    moved = home.table_path("a/b", 3, 7, "f" * 64)
+    assert moved is not None and moved.startswith(home.folders[1])
+    # A folder that others may enter is not used.
+    os.chmod(os.path.dirname(home.folders[1]), 0o755)
+    other = home.local_folder("steps", "a/b")
+    assert not other.startswith(str(tmp_path)) and other.endswith("/steps/a%2Fb")
+    assert TableHome(None, None).local_folder("steps", "a/b") == other
+    alone = choose_home(APPLICATION, shm=str(tmp_path / "memory"), least_bytes=0)
+    assert alone.local_folder("steps", "a").startswith(str(alone.folder))
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (NoSpaceError(errno.ENOSPC, "full"), "op: there is no room on the executor's disk, in /x"),
+        (OSError(errno.EDQUOT, "full"), "op: there is no room on the executor's disk, in /x"),
+        (PermissionError(errno.EACCES, "no"), "op: cannot write into /x: "),
+        (SystemCallError(errno.EIO, "a file of the checkpoint"), None),
+    ],
+)
+def test_errors_of_a_local_disk(error: OSError, told: str | None) -> None:
+    with (
+        pytest.raises(CheckpointError if told else SystemCallError, match=told),
+        host.on_local_disk("/x", "op"),
+    ):
+        raise error
 
 
 def test_small_memory_file_system_falls_back(tmp_path: Path) -> None:

@@ -276,15 +276,20 @@ def test_what_is_outdated(tmp_path: Path) -> None:
     path = home.table_path("op", 64, 127, fingerprint)
     assert path is not None
     folder = Path(path).parent
+    below = Path(home.local_folder("below", "op"))
+    below.mkdir(parents=True)
     local = Path(home.folders[1], folder.relative_to(home.folder or "")) / "00000-00127-ab.table"
     local.parent.mkdir(parents=True)
     mine = fingerprint[:16]
     kept = [f"00064-00127-{mine}.table", "00000-00063-ab.table", "00000-00063-cd.table", "other"]
     lost = ["00064-00127-ab.table", "00000-00127-ab.table", f"00032-00063-{mine}.table.outgrown"]
-    for file in [*(folder / name for name in [*kept, *lost]), local]:
+    merged = [below / f"{bounds}-ab.base" for bounds in ("00000-00127", "00032-00063")]
+    used = [below / f"{bounds}-ab.base" for bounds in ("00000-00063", "00064-00127")]
+    for file in [*(folder / name for name in [*kept, *lost]), local, *merged, *used]:
         file.touch()
     upkeep.remove_outdated(spec, base, 2)
     assert sorted(os.listdir(folder)) == sorted(kept) and not local.exists()
+    assert sorted(below.iterdir()) == used
 
 
 def test_what_is_outdated_is_looked_for_once(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,12 +16,20 @@ import pytest
 
 from pystate.checkpoint.refs import FileRef, RangeState, empty_range
 from pystate.checkpoint.state_files import Lineage
-from pystate.errors import CheckpointError, InvalidArgumentError, NoSpaceError
+from pystate.errors import (
+    CheckpointError,
+    InvalidArgumentError,
+    MemoryLimitError,
+    NoSpaceError,
+)
+from pystate.spark.tasks.range_task import RangeTask
 from pystate.spark.tasks.steps import TaskSteps
+from pystate.state.aggregating import AggregatingState
+from pystate.state.aggregators import AggregateFunction
 from pystate.state.list import ListState
 from pystate.state.map import MapState
 from pystate.state.value import ValueState
-from pystate.tables.host import TableHome, choose_home
+from pystate.tables.host import TableHome, choose_home, remove_left
 from tests.peer import Worker
 
 EMPTY = empty_range(0, 128, 1)
@@ -54,7 +64,6 @@ class Task:
         self.backend = worker.attachment.backend
         parent = bytes.fromhex(base.id)
         self.steps = TaskSteps(self.backend, str(folder), Lineage(bytes(16), parent, 1))
-        self.backend.below.step_by(self.steps.take)
 
     def change(self, keys: list[int], rng: random.Random) -> None:
         """Something of each key, a few at a time."""
@@ -118,7 +127,7 @@ def test_an_epoch_of_several_times_the_memory(worker: Worker, tmp_path: Path) ->
         for _ in range(3):
             task.change(rng.sample(range(epoch * 1000, epoch * 1000 + 4000), 2000), rng)
         assert task.steps.rows > 3000
-        assert 0 < len(os.listdir(next(folder.iterdir()))) < 8
+        assert 0 < len(os.listdir(next(folder.iterdir()))) < 16
         with pytest.raises(InvalidArgumentError, match="since some have left memory"):
             next(task.backend.changed())
         base, model = task.end(), task.model
@@ -137,7 +146,6 @@ def test_the_keys_that_changed_are_known(worker: Worker, tmp_path: Path) -> None
         backend = worker.attachment.backend
         name = Lineage(bytes(16), bytes.fromhex(base.id), 1)
         steps = TaskSteps(backend, str(tmp_path / "steps"), name, notes_changed=True)
-        backend.below.step_by(steps.take)
         for times in range(2):
             random.Random(times).shuffle(keys)
             for begin in range(0, len(keys), 1000):
@@ -195,12 +203,92 @@ def test_a_step_that_cannot_be_written(
 
     with (
         monkeypatch.context() as patch,
-        pytest.raises(CheckpointError, match="no room for them on the executor's disk"),
+        pytest.raises(CheckpointError, match=f"no room on the executor's disk, in {tmp_path}"),
     ):
         patch.setattr(task.steps, "_written", full)
         task.change([*range(20_000)], random.Random(8))
+    # A user's function may have gone on.
+    for use in (task.steps.take, lambda: task.steps.changes(None)):
+        with pytest.raises(CheckpointError, match=r"is lost, so that the task cannot end: .* room"):
+            use()
+    with pytest.raises(CheckpointError, match="is lost"):
+        next(task.backend.changed())
     task.release()
     assert check(worker, base, model) in ("undone", "opened")
+
+
+def test_steps_are_joined_if_there_is_room(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, rng = tmp_path / "steps", random.Random(12)
+    task = Task(worker, EMPTY, {}, folder)
+
+    def full(_: Any, out: Any, __: Any) -> Any:
+        out.write(b"begun")
+        out.flush()
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(task.steps, "merged", full)
+        for step in range(20):
+            task.change([*range(step * 20, step * 20 + 60)], rng)
+            task.steps.take()
+    assert len(os.listdir(next(folder.iterdir()))) == 20
+    for step in range(10):
+        task.change([*range(step * 20, step * 20 + 60)], rng)
+        task.steps.take()
+        assert len(os.listdir(next(folder.iterdir()))) < 16
+    base, model = task.end(), task.model
+    assert check(worker, base, model) == "current"
+
+
+class Texts(AggregateFunction[list[str], str, int]):
+    """Keeps all that comes."""
+
+    def create(self) -> list[str]:
+        return []
+
+    def add(self, accumulator: list[str], value: str) -> list[str]:
+        return [*accumulator, value]
+
+    def merge(self, a: list[str], b: list[str]) -> list[str]:
+        return a + b
+
+    def result(self, accumulator: list[str]) -> int:
+        return len(accumulator)
+
+
+@pytest.mark.parametrize("count", [24_000, 300])
+def test_keys_of_objects_that_wait_are_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """A step makes room for objects, and does not write them itself; any of them may be first."""
+    options: dict[str, Any] = {"table_home": "disk", "limit_bytes": 4 << 20}
+    states = {"texts": AggregatingState(Texts(), "string")}
+    worker = Worker(str(tmp_path / "ck"), TableHome(None, None), states=states, **options)
+    worker.attach(EMPTY)
+    backend = worker.attachment.backend
+    lineage = Lineage(bytes(16), bytes(16), 1)
+    steps = TaskSteps(backend, str(tmp_path / "steps"), lineage, notes_changed=True)
+    flush = backend._flush
+
+    def flush_after_step() -> None:
+        if not steps.taken:
+            steps.take()
+        flush()
+
+    for key in range(count):
+        backend.set_current_key(key)
+        backend["texts"].add(f"<{key}>" * (50 if count > 1000 else 1))
+        if key == 100:
+            flush()
+    if count < 1000:
+        assert not steps.taken
+        monkeypatch.setattr(backend, "_flush", flush_after_step)
+    found = [key for batch in backend.changed(700) for key in batch.key_arrays()[0].to_pylist()]
+    assert steps.taken and sorted(found) == [*range(count)]
+    steps.close()
+    worker.stop()
 
 
 def test_a_first_epoch_fails_after_a_step(worker: Worker, tmp_path: Path) -> None:
@@ -228,5 +316,63 @@ def test_what_killed_processes_left_goes(worker: Worker, tmp_path: Path) -> None
     task = Task(worker, EMPTY, {}, folder)
     task.change([*range(100)], random.Random(9))
     task.steps.take()
+    remove_left(str(folder))
     assert not left.exists() and len([*folder.iterdir()]) == 1
     task.release()
+    remove_left(str(tmp_path / "none"))
+
+
+def test_a_task_begins_without_what_killed_ones_left(worker: Worker) -> None:
+    """Those of any range; and it cannot end after a step that is lost."""
+    operator = worker.spec.operator
+    folder = Path(worker.spec.home.local_folder("steps", operator.uid))
+    left = folder / f"{os.getpid()}-1-{'0' * 32}"
+    left.mkdir(parents=True)
+    plan: Any = SimpleNamespace(
+        operator=operator,
+        epoch=1,
+        query=7,
+        ranges=[EMPTY],
+        parallelism=1,
+        marks=SimpleNamespace(begin=lambda mark: None),
+        table=lambda state, go_on: worker.spec,
+        context=lambda *_: SimpleNamespace(),
+        redistributes_in=lambda state: False,
+    )
+    task = RangeTask(plan)
+    task.attach(0)
+    assert not left.exists()
+    task.backend["n"].add(task.backend.keys(pa.array(range(500), pa.int64())), 1)
+    steps = task._steps
+    assert steps is not None
+    with pytest.raises(CheckpointError, match="no room on the executor's disk"):
+        steps._written = lambda write: full_disk()  # type: ignore[method-assign]
+        steps.take()
+    with pytest.raises(CheckpointError, match="is lost"):
+        task._seal_table()
+    task.release()
+
+
+def full_disk() -> Any:
+    raise NoSpaceError(errno.ENOSPC, "No space left on device")
+
+
+def test_pieces_that_fit() -> None:
+    """Each piece is looked up when its turn comes, however many there are."""
+    fits = 2
+
+    def prefetch(columns: list[Any]) -> None:
+        if len(columns[0]) > fits:
+            error = MemoryLimitError("full")
+            error.keys = fits
+            raise error
+
+    below = SimpleNamespace(are_any=True)
+    backend = SimpleNamespace(below=below, namespace=None, prefetch=prefetch)
+    plan = SimpleNamespace(router=SimpleNamespace(schema=[("k", None)]))
+    task: Any = SimpleNamespace(backend=backend, plan=plan)
+    task.fitting = lambda rows: RangeTask.fitting(task, rows)
+    rows = pa.record_batch({"k": pa.array(range(3000))})
+    pieces = [*RangeTask.fitting(task, rows)]
+    assert pa.Table.from_batches(pieces)["k"].to_pylist() == [*range(3000)]
+    assert max(map(len, pieces)) <= fits
