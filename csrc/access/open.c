@@ -543,12 +543,19 @@ const pst_detail *pst_table_detail(const pst_table *t) {
     return &t->detail;
 }
 
+pst_status pst_table_set_target(pst_table *t, uint64_t bytes) {
+    if (!t->attached || !t->arena.bound)
+        return PST_INVALID;
+    t->arena.limit = bytes ? bytes : UINT64_MAX;
+    return PST_OK;
+}
+
 void pst_table_refusal(const pst_table *t, pst_refusal *refusal) {
     const pst_arena *a = &t->arena;
     if (!a->refused && t->budget)
         pst_budget_refusal(t->budget, refusal);
     else
-        *refusal = (pst_refusal){a->refused, a->committed_total, 0, a->limit, 1};
+        *refusal = (pst_refusal){a->refused, a->committed_total, 0, a->limit, a->bound ? 2 : 1};
 }
 
 void pst_table_get_stats(const pst_table *t, pst_table_stats *stats) {

@@ -16,7 +16,7 @@
  *       file is gone its memory is free again, whoever was killed.
  *  BU4. A table with a limit of its own counts, and is bound by that alone. While one is open no
  *       buffer of the process is bound either: nobody knows which table a file is read or merged
- *       for.
+ *       for. A table with a target is bound by the budget, and so are buffers.
  *  BU5. Between two counts a process is granted at most a sixty-fourth of what the first one left,
  *       so what other processes take meanwhile makes little difference. Counting is O(files of the
  *       homes).
@@ -86,6 +86,14 @@ pst_status pst_charge_grow(pst_charge *c, uint64_t bytes);
 static inline pst_status pst_charge_raise(pst_charge *c, uint64_t bytes) {
     return __builtin_expect(bytes <= c->bytes || !c->budget, 1) ? PST_OK
                                                                 : pst_charge_grow(c, bytes);
+}
+
+/* Gives back what was charged beyond `bytes`, of an owner that grows no more. */
+static inline void pst_charge_trim(pst_charge *c, uint64_t bytes) {
+    if (c->bytes <= bytes)
+        return;
+    pst_budget_drop(c->budget, c->bytes - bytes);
+    c->bytes = bytes;
 }
 
 static inline void pst_charge_drop(pst_charge *c) {

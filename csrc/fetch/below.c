@@ -21,24 +21,6 @@ static int same_columns(const pst_column *a, const pst_column *b, int32_t n) {
     return 1;
 }
 
-static int counts(const pst_stack *stack, int32_t file, int32_t key_group) {
-    const pst_file_info *info = &stack->files[file]->guide->info;
-    return key_group >= info->first_key_group && key_group <= info->last_key_group &&
-           pst_stack_counts(stack, file, key_group);
-}
-
-/* Does one file at least count for each of the table's key groups? */
-static int covers(const pst_table *t, const pst_stack *stack) {
-    for (int32_t g = t->first_key_group; g <= t->last_key_group; g++) {
-        int32_t i = stack->n - 1;
-        while (i >= 0 && !counts(stack, i, g))
-            i--;
-        if (i < 0)
-            return 0;
-    }
-    return 1;
-}
-
 /* PST_INVALID where files of the table would be others. */
 static pst_status check(const pst_table *t, const pst_stack *stack) {
     pst_schema *own = NULL;
@@ -50,7 +32,7 @@ static pst_status check(const pst_table *t, const pst_stack *stack) {
                have->n_states == own->n_states &&
                pst_schema_hashed(have) == pst_schema_hashed(own) &&
                same_columns(have->keys, own->keys, own->n_keys) &&
-               same_columns(have->states, own->states, own->n_states) && covers(t, stack);
+               same_columns(have->states, own->states, own->n_states);
     pst_file_schema_destroy(own);
     return fits ? PST_OK : PST_INVALID;
 }

@@ -17,13 +17,13 @@ extern "C" {
 #endif
 
 /* From now on rows that are not in the table are looked for in these files, which hold all that its
- * last sealed epoch has; NULL: in none. The table holds the stack until another one is set or it is
- * closed, also where its owner lets go. `lineage` (NULL with no stack) is that of the epoch that the
- * caller believes to be the last one. The stack counts until an epoch is sealed under another lineage,
- * or the table returns to another one: after that it is set again, with the files of that epoch.
- * Without one an operation on keys that a table lacks is PST_NO_STACK, unless the table is whole.
- * PST_STALE: the last sealed epoch is another one. PST_INVALID: not attached; or the files are of
- * another schema or max_parallelism, or none counts for one of the table's key groups. */
+ * last sealed epoch has; NULL: in none. A key group for which none of them counts has no rows. The
+ * table holds the stack until another one is set or it is closed, also where its owner lets go.
+ * `lineage` (NULL with no stack) is that of the epoch that the caller believes to be the last one. The
+ * stack counts until an epoch is sealed under another lineage, or the table returns to another one:
+ * after that it is set again, with the files of that epoch. Without one an operation on keys that a
+ * table lacks is PST_NO_STACK, unless the table is whole. PST_STALE: the last sealed epoch is another
+ * one. PST_INVALID: not attached; or the files are of another schema or max_parallelism. */
 pst_status pst_table_set_stack(pst_table *t, pst_stack *stack, const pst_lineage *lineage);
 
 /* `fits`: how many of `keys` more rows the table can take now, with their before-images; `leave`:

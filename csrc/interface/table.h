@@ -45,10 +45,11 @@ void pst_budget_get_stats(pst_budget *b, pst_budget_stats *stats);
 /* What a PST_LIMIT was about. */
 typedef struct pst_refusal {
     uint64_t asked_bytes;
-    uint64_t private_bytes; /* as in pst_budget_stats; of a table's own limit, what the table had */
+    uint64_t
+        private_bytes; /* as in pst_budget_stats; of a table's own limit or target, what it had */
     uint64_t shared_bytes;
     uint64_t limit_bytes;
-    int own; /* the table's own limit */
+    int own; /* 1: the table's own limit; 2: its target */
 } pst_refusal;
 /* The last one of the budget, by whatever thread. */
 void pst_budget_refusal(const pst_budget *b, pst_refusal *refusal);
@@ -136,6 +137,12 @@ void pst_successor_close(int32_t successor);
 /* Unmaps and frees. An unsealed epoch of a heap table is lost; of a shared one, undone by the next
  * attach. Batches must be destroyed first. NULL is allowed. */
 void pst_table_close(pst_table *t);
+
+/* From now on the table grows only up to `bytes`, if the budget has as much: beyond them it is given
+ * what makes room. It is a share that is divided anew as tables come and go, so a table may have more
+ * already; it keeps that. 0: as much as the budget has. PST_INVALID: not attached, or a table that no
+ * budget binds, as it has a limit of its own. O(1). */
+pst_status pst_table_set_target(pst_table *t, uint64_t bytes);
 
 /* A forked child's copy: frees the handle and closes the descriptor without unlocking. NULL is
  * allowed. */

@@ -210,7 +210,9 @@ pst_status pst_arena_join(pst_arena *a, pst_budget *budget, int bound, int fresh
 
 static pst_status ask(pst_arena *a, int space, uint64_t bytes) {
     pst_need need = !a->clearing ? PST_GROWTH : space < PST_SPACE_RING ? PST_RELIEF : PST_LISTING;
-    a->refused = a->committed_total + bytes > pst_limit_for(a->limit, need) ? bytes : 0;
+    int may_pass = a->bound && need != PST_GROWTH;
+    int fits = a->committed_total + bytes <= pst_limit_for(a->limit, need);
+    a->refused = fits || may_pass ? 0 : bytes;
     if (a->refused)
         return PST_LIMIT;
     return pst_budget_take(a->budget, memory_of(a), bytes, a->bound ? need : PST_COUNTED);

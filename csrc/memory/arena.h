@@ -15,7 +15,8 @@
  *      again.
  *  A3. header->committed[space] is stored after the pages are there.
  *  A4. The sum of committed bytes stays at or below `limit`; where room is made (`clearing`), below
- *      the limit and an eighth; for rings, which list what was freed, below twice the limit. The
+ *      the limit and an eighth; for rings, which list what was freed, below twice the limit. Of an
+ *      arena that the budget binds `limit` is a target: what makes room may pass it. The
  *      budget is asked before bytes are taken. Bytes of the heap that are given back, or unmapped,
  *      are charged no longer.
  *  A5. When memory is given back, header->committed is lowered first, and then the system takes the
@@ -43,7 +44,7 @@ typedef struct pst_arena {
     uint64_t start[PST_SPACES + 1]; /* offsets; the last one is `total` */
     uint64_t mapped[PST_SPACES];    /* bytes that this process can touch */
     uint64_t committed_total;       /* as of the last look */
-    uint64_t limit;
+    uint64_t limit;                 /* of its own, or a target; UINT64_MAX: neither */
     pst_budget *budget;
     int bound;        /* by the budget */
     int clearing;     /* what is done now makes room */

@@ -306,6 +306,8 @@ pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, co
         pst_reads_make_direct(m->reads, &m->file);
         s = get_image(m, o->guides, &own);
     }
+    if (!s)
+        pst_charge_trim(&m->room.charge, m->room.used); /* there are many, most of them small */
     if (s)
         pst_member_release(m);
     else

@@ -137,6 +137,47 @@ static void test_own_limit(void) {
     pst_budget_release(b);
 }
 
+/* A table with a target grows no further, and is bound by the budget, as are all buffers. */
+static void test_target(void) {
+    pst_budget *b = make_budget(16 * MIB);
+    pst_table *t = open_at(&NUMBERS, b, 0, NULL, NULL),
+              *other = open_at(&NUMBERS, b, 0, NULL, NULL);
+    pst_refusal r;
+    CHECK_EQ(pst_table_set_target(t, 4 * MIB), PST_OK);
+    CHECK_EQ(fill(t, 0, UINT64_MAX / 2), PST_LIMIT);
+    pst_table_refusal(t, &r);
+    CHECK(r.own == 2 && r.limit_bytes == 4 * MIB && r.private_bytes == committed(t));
+    CHECK(committed(t) > 3 * MIB && committed(t) <= 4 * MIB);
+    CHECK_EQ(pst_table_rollback(t, 0), PST_OK);
+    /* What it has it keeps; it is only not given more, but for what makes room. */
+    CHECK_EQ(pst_table_set_target(t, 1 * MIB), PST_OK);
+    CHECK(!pst_arena_has_room(&t->arena, 1));
+    t->arena.clearing = 1;
+    CHECK(pst_arena_has_room(&t->arena, MIB));
+    t->arena.clearing = 0;
+    /* A charge beyond the limit and an eighth. */
+    pst_charge buffer = {.budget = b};
+    CHECK_EQ(pst_charge_raise(&buffer, 32 * MIB), PST_LIMIT);
+    pst_charge_drop(&buffer);
+    /* The target says more than the budget has. */
+    CHECK_EQ(pst_table_set_target(t, 64 * MIB), PST_OK);
+    CHECK_EQ(fill(other, 0, UINT64_MAX / 2), PST_LIMIT);
+    CHECK_EQ(fill(t, 0, UINT64_MAX / 2), PST_LIMIT);
+    pst_table_refusal(t, &r);
+    CHECK(!r.own && r.limit_bytes == 16 * MIB);
+    CHECK(committed(t) + committed(other) <= 16 * MIB);
+    pst_table_close(other);
+    CHECK_EQ(pst_table_rollback(t, 0), PST_OK);
+    CHECK_EQ(pst_table_set_target(t, 0), PST_OK);
+    CHECK_EQ(fill(t, 0, 120000), PST_OK);
+    CHECK(committed(t) > 4 * MIB);
+    pst_table_close(t);
+    t = open_at(&NUMBERS, b, 4 * MIB, NULL, NULL);
+    CHECK_EQ(pst_table_set_target(t, MIB), PST_INVALID);
+    pst_table_close(t);
+    pst_budget_release(b);
+}
+
 /* What a table gives back is there for others. */
 static void test_given_back(void) {
     pst_budget *b = make_budget(64 * MIB);
@@ -583,6 +624,7 @@ int main(void) {
     REQUIRE(mkdtemp(folder) != NULL);
     test_two_tables();
     test_own_limit();
+    test_target();
     test_given_back();
     test_shared();
     test_two_processes();

@@ -24,6 +24,11 @@ cdef pst_budget *budget_of(Budget budget) noexcept:
 
 cdef object limit_error(str where, const pst_refusal *r):
     """The error for a PST_LIMIT."""
+    if r.own == 2:
+        return errors.MemoryLimitError(
+            f"{where}: {size_text(r.asked_bytes)} more would pass the table's share of its host's "
+            f"memory: it has {size_text(r.private_bytes)} of {size_text(r.limit_bytes)}; raise "
+            "PYSTATE_MEMORY_LIMIT_BYTES in the environment, or use fewer ranges or more hosts")
     if r.own:
         return errors.MemoryLimitError(
             f"{where}: {size_text(r.asked_bytes)} more would pass the table's own limit: it has "

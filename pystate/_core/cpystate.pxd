@@ -182,6 +182,7 @@ cdef extern from "pystate.h" nogil:
     void pst_successor_close(int32_t successor)
     void pst_table_close(pst_table *t)
     void pst_table_abandon(pst_table *t)
+    pst_status pst_table_set_target(pst_table *t, uint64_t bytes)
     const pst_detail *pst_table_detail(const pst_table *t)
 
     ctypedef struct pst_table_stats:

@@ -438,7 +438,8 @@ cdef class Table:
                 f"{self.where}: the files are not those of the table's last sealed epoch")
         if status == PST_INVALID:
             raise errors.SchemaError(
-                f"{self.where}: the files below it have other columns or key groups than the table")
+                f"{self.where}: the files below it have other columns, or another max_parallelism, "
+                "than the table")
         self.check(status)
         self.take_stack(stack)
 
@@ -473,6 +474,11 @@ cdef class Table:
         """
         before, self.making_room = self.making_room, kept
         return before
+
+    def set_target(self, uint64_t size):
+        """Grow only up to so many bytes, or with 0 as far as the budget lets it."""
+        self.ready()
+        self.check(pst_table_set_target(self.t, size))
 
     def room(self, uint64_t keys):
         """How many of so many more rows fit now, and how many rows and bytes are to leave so that

@@ -43,6 +43,12 @@ class _Process:
     def reset(self) -> None:
         self._lock = threading.Lock()
         self._budget: core.Budget | None = None
+        self._limit_bytes = 0
+
+    def limit_bytes(self) -> int:
+        if not self._limit_bytes:
+            self._limit_bytes = self.budget().stats()[0]
+        return self._limit_bytes
 
     def budget(self) -> core.Budget:
         with self._lock:
@@ -71,6 +77,11 @@ def process_budget() -> core.Budget:
     `memory_limit_bytes`.
     """
     return _process.budget()
+
+
+def budget_bytes() -> int:
+    """Return the limit of `process_budget`; its files are not counted for it."""
+    return _process.limit_bytes()
 
 
 def memory_use() -> MemoryUse:

@@ -286,6 +286,11 @@ class Epoch:
         return self._watermarks.time(uid)
 
     @property
+    def declared(self) -> int:
+        """How many operators are declared so far."""
+        return len(self._declared)
+
+    @property
     def has_event_time(self) -> bool:
         """Whether any operator that is declared so far has event time."""
         return self._watermarks.any

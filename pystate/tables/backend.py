@@ -230,8 +230,7 @@ class KeyedStateBackend:
         handle: H = self._states.register(name, declaration)
         kept = self._states.handles[name].objects
         if self.home == DISK and kept is not None:
-            limit_bytes = self._options.limit_bytes or 256 << 20
-            kept.write_early(partial(self._flush_one, kept), limit_bytes // 16)
+            kept.write_early(partial(self._flush_one, kept), self.below.waiting_bytes)
         return handle
 
     @property

@@ -33,11 +33,11 @@ from pystate.checkpoint.held_deltas import is_held
 from pystate.checkpoint.refs import EMPTY_ID, FileRef, RangeState, restrict
 from pystate.checkpoint.state_files import Lineage, Source, merge_files
 from pystate.checkpoint.storage import LocalStorage
-from pystate.errors import AlreadyPublishedError, CheckpointError
+from pystate.errors import AlreadyPublishedError, CheckpointError, MemoryLimitError
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow, FilesBelow
 from pystate.tables.host import BELOW, STEPS, on_local_disk, task_folder
-from pystate.tables.recovery import TableSpec
+from pystate.tables.recovery import TableSpec, target_bytes
 
 #: The names of merged files, with the range's bounds.
 MERGED_NAME = re.compile(r"(\d{5,})-(\d{5,})-[0-9a-f]+\.base")
@@ -72,8 +72,12 @@ def begin_at(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> i
 def put_above(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> None:
     """Have a table that is at a base look for rows in its files; errors are those of `begin_at`.
 
-    Rows leave it, if there is not as much room as the last epoch needed.
+    Rows leave it, if there is not as much room as the last epoch needed. `MemoryLimitError`: it is
+    larger than it may be now, and is best made anew.
     """
+    backend.below.set_target(target_bytes(spec.tables_of_host))
+    if backend.below.is_too_large:
+        raise MemoryLimitError("the table has far more than its share of its host's memory")
     refs = _counting(base)
     # A table that has all rows, and is at the base, has had those that the files have.
     below = backend.below

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from pystate.base.memory import process_budget
+from pystate.base.memory import budget_bytes
 from pystate.checkpoint.held_deltas import HeldFiles, is_held
 from pystate.checkpoint.refs import EMPTY_ID, FileRef, RangeState
 from pystate.checkpoint.state_files import Lineage, Source
@@ -18,11 +18,7 @@ from pystate.errors import CheckpointError
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.host import TableHome
-from pystate.tables.options import TableOptions
-
-#: The least memory of a table on disk, if its user sets no limit: for a batch of keys, and what
-#: goes with it.
-LEAST_SHARE_BYTES = 16 << 20
+from pystate.tables.options import LEAST_ON_DISK, TableOptions
 
 
 @dataclass(frozen=True)
@@ -44,17 +40,26 @@ class TableSpec:
 
 def new_backend(spec: TableSpec, base: RangeState, path: str | None) -> KeyedStateBackend:
     """Return a table of a range, not yet open: shared at a path, or private without one."""
-    options = spec.options
-    if options.on_disk and not options.limit_bytes:
-        share = process_budget().stats()[0] // max(spec.tables_of_host, 1)
-        options = replace(options, limit_bytes=max(share, LEAST_SHARE_BYTES))
-    return KeyedStateBackend.of(
+    backend = KeyedStateBackend.of(
         spec.operator,
         base.bounds,
-        options,
+        spec.options,
         path=path,
         identity=None if path is None else spec.home.identity,
     )
+    if backend.below.on_disk:
+        backend.below.set_target(target_bytes(spec.tables_of_host))
+    return backend
+
+
+def target_bytes(tables: int) -> int:
+    """From how much memory on rows leave a table on disk, if its user sets no limit.
+
+    All of a host's tables on disk divide half of what its tables and buffers may take among them.
+    The other half is for tables that have all of their rows in memory, for batches, guides to
+    files, reads, and whatever is written and merged.
+    """
+    return max(budget_bytes() // 2 // max(tables, 1), LEAST_ON_DISK)
 
 
 def apply_files(

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
@@ -39,6 +40,7 @@ from pystate.errors import CheckpointError, InvalidArgumentError, LineageError, 
 from pystate.state.columns import core_schema
 from pystate.state.declaration import State
 from pystate.state.expiring import Expiring
+from pystate.state.handle import Objects
 from pystate.state.key_batch import KeyBatch, walked
 from pystate.state.operator_spec import declared_fills
 from pystate.tables.below import (
@@ -64,6 +66,8 @@ from pystate.types.state_type import StateType
 #: Deltas of tables on disk have changed rows whole up to this size, so that a look at the newest
 #: file with a key is the last one.
 WHOLE_ROWS_BYTES = 512
+#: Memory of a table of which nobody says how much it may have.
+_USUAL_BYTES = 256 << 20
 
 
 class Loading(Protocol):
@@ -107,6 +111,7 @@ class Owner(Protocol):
     def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None: ...
     def _sweep(self) -> int: ...
     def _flush(self) -> None: ...
+    def _flush_one(self, kept: Objects) -> None: ...
     def _discard(self) -> None: ...
     def _drop_read(self) -> None: ...
     def _key_types(self) -> list[StateType]: ...
@@ -135,6 +140,7 @@ class RowsBelow:
         self._file_schema: FileSchema | None = None
         self._may_step: Callable[[], None] | None = None
         self._steps = 0  # of the open epoch
+        self._target_bytes = 0
         self._full = 0  # while there are fewer rows, none need to leave after a checkpoint
         self._say_files: Callable[[], Sequence[FileBelow]] | None = None
         self._say_changed: Callable[[int], Iterator[KeyBatch]] | None = None
@@ -144,6 +150,37 @@ class RowsBelow:
     @property
     def files(self) -> tuple[FileBelow, ...]:  # noqa: D102
         return self._wanted.named
+
+    @property
+    def room_bytes(self) -> int:
+        """How much memory the table may have alone: its limit, or its target; 0: neither."""
+        return self._backend._options.limit_bytes or self._target_bytes
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether it has more than twice its target, as that was another one, or its home was."""
+        return 0 < self._target_bytes < self._table.stats()[8] // 2
+
+    @property
+    def waiting_bytes(self) -> int:
+        """How large the objects may be that wait to be written."""
+        return (self.room_bytes or _USUAL_BYTES) // 16
+
+    def set_target(self, target_bytes: int) -> None:
+        """Have the table grow only up to so many bytes, from which on rows leave.
+
+        They are its share of what all tables have, whose limit binds it besides. One with a limit
+        of its own has no target.
+        """
+        if self._backend._options.limit_bytes or target_bytes == self._target_bytes:
+            return
+        self._target_bytes = target_bytes
+        for handle in self._backend._states.handles.values():
+            if handle.objects is not None:
+                flush = partial(self._backend._flush_one, handle.objects)
+                handle.objects.write_early(flush, self.waiting_bytes)
+        if self._table.is_open:
+            self._table.set_target(target_bytes)
 
     def set_files(self, files: Sequence[tuple[str, int, int]], *, all_known: bool = False) -> None:
         """Say which files hold what the last sealed epoch has, so that rows may leave memory.
@@ -232,6 +269,8 @@ class RowsBelow:
             return
         try:
             self._table.set_whole_rows(WHOLE_ROWS_BYTES)
+            if self._target_bytes:
+                self._table.set_target(self._target_bytes)
             if self._backend._clock:
                 clock = {"processing": (None,), "event": (None, None), **self._backend._clock}
                 self._table.set_clock(clock["processing"][0], *clock["event"])
@@ -520,7 +559,7 @@ class RowsBelow:
             if self._table.dirty():
                 changes = opened.enter_context(open_file(written(self._table.changes())))
                 files.append((changes.reader, bounds))
-            limit_bytes = self._backend._options.limit_bytes or SCAN_BYTES * 4
+            room_bytes = self.room_bytes or SCAN_BYTES * 4
             yield from gathered(
                 files,
                 self._core_schema(),
@@ -528,7 +567,7 @@ class RowsBelow:
                 self._backend.max_parallelism,
                 bounds,
                 expiring,
-                most_bytes=min(limit_bytes // 4, SCAN_BYTES),
+                most_bytes=min(room_bytes // 4, SCAN_BYTES),
                 counted=counted,
             )
 

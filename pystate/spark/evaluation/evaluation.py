@@ -82,6 +82,9 @@ _SPARK_BATCH_ROWS = "10000"
 #: Rows per Arrow batch between the JVM and the workers if the user kept Spark's default: with so
 #: many rows the fixed cost of a batch, some 100 µs, does not matter.
 _OUR_BATCH_ROWS = "65536"
+#: As how many operators count those of a first epoch, whose tasks may run before all are declared:
+#: a table with too little memory for the first epoch is slower, too much is taken from others.
+_FIRST_OPERATORS = 8
 #: The most hanging tasks that a message names.
 _MOST_TASKS = 8
 _HOME_HINT = "give the tables a place with more room, Job(table_home=...), or use more hosts"
@@ -275,6 +278,15 @@ class Evaluation:
                         self._traits.kept.add(uid)
         return by_operator
 
+    def _tables_of_host(self, ranges: int) -> int:
+        """About how many tables a host has, if all operators have so many ranges."""
+        base = self.epoch.base
+        operators = _FIRST_OPERATORS if base is None else len(base.operators)
+        operators = max(operators, self.epoch.declared)
+        # The driver is one of the executors, and may have a host of its own.
+        hosts = len({name.rpartition(":")[0] for name in self._executors}) - 1
+        return -(-ranges * operators // max(hosts, 1))
+
     def declare(
         self,
         operator: OperatorSpec,
@@ -337,7 +349,7 @@ class Evaluation:
             held=self._held,
             redistributes=operator.instances and stored and planned[0].changes_parallelism,
             notice=epoch.notice,
-            tables_of_host=len(ranges) * (1 if epoch.base is None else len(epoch.base.operators)),
+            tables_of_host=self._tables_of_host(len(ranges)),
             side_folders=folders,
             invalid={name: rule for name, (rule, _) in invalid.items()},
             term=self._term,

@@ -228,6 +228,7 @@ class _NotedKeys:
         self._name = "changed"
         while self._name in dict(backend.key):
             self._name += "_"
+        own = backend._options.limit_bytes
         self._keys = KeyedStateBackend(
             backend.key,
             states={self._name: ValueState("boolean")},
@@ -235,9 +236,10 @@ class _NotedKeys:
             key_group_range=backend.key_group_range,
             namespace=None if backend.namespace is None else backend.namespace.arrow,
             home=DISK,
-            limit_bytes=max(backend._options.limit_bytes // 8, LEAST_ON_DISK),
+            limit_bytes=max(own // 8, LEAST_ON_DISK) if own else 0,
             uid=f"{backend.uid}, the keys that have changed",
         )
+        self._keys.below.set_target(max(backend.below.room_bytes // 8, LEAST_ON_DISK))
         self._keys.open()
         self._steps = TaskSteps(self._keys, folder, EMPTY_LINEAGE)
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from pystate._core.core import key_group
-from pystate.base.memory import process_budget
+from pystate.base import memory
 from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, empty_range
 from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merge_policy import DiskMergePolicy
@@ -24,7 +24,7 @@ from pystate.errors import CheckpointError, MemoryLimitError, NoSpaceError, Swap
 from pystate.state.value import ValueState
 from pystate.tables import attach, below, range_files
 from pystate.tables.host import TableHome, choose_home
-from pystate.tables.recovery import LEAST_SHARE_BYTES
+from pystate.tables.recovery import target_bytes
 from pystate.tables.rows_below import RowsBelow
 from pystate.types.arrays import hash_keys, key_groups
 from tests.peer import STATES, Peer, Worker
@@ -192,14 +192,78 @@ def test_a_batch_that_does_not_fit_says_how_much_does(worker: MakeWorker) -> Non
         each.release()
 
 
-def test_tables_of_a_host_share_its_memory(worker: MakeWorker) -> None:
-    limit = process_budget().stats()[0]
-    for tables, share in ((2, limit // 2), (1 << 40, LEAST_SHARE_BYTES)):
-        one = worker(limit_bytes=0)
+@pytest.fixture
+def host_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """All tables and buffers of this process together may take so many bytes."""
+    limit = 48 * MIB
+    monkeypatch.setenv("PYSTATE_MEMORY_LIMIT_BYTES", str(limit))
+    memory._process.reset()
+    yield limit
+    memory._process.reset()
+
+
+def test_targets(host_limit: int) -> None:
+    assert target_bytes(0) == target_bytes(1) == host_limit // 2
+    assert target_bytes(6) == host_limit // 12
+    assert target_bytes(1 << 40) == MIB
+
+
+def test_tables_of_a_host_share_its_memory(worker: MakeWorker, host_limit: int) -> None:
+    """Each attach divides it anew; a table that has far more than its share is made anew."""
+    one = worker(limit_bytes=0)
+    base, taken = EMPTY, [0]
+    for epoch, (tables, batches) in enumerate(((12, 2), (3, 20), (12, 20)), 1):
         one.spec = dataclasses.replace(one.spec, tables_of_host=tables)
-        one.attach(EMPTY)
-        assert one.attachment.backend._options.limit_bytes == share
-        one.stop()
+        assert one.attach(base)[0] == ("opened" if epoch == 3 else "current")
+        assert one.attachment.backend.below.room_bytes == target_bytes(tables)
+        for first in range(epoch * 100_000, epoch * 100_000 + batches * 2000, 2000):
+            try:
+                one.add(dict.fromkeys(range(first, first + 2000), epoch))
+            except MemoryLimitError:
+                assert epoch == 3
+                break
+        taken.append(one.stats().committed_bytes)
+        base = after(base, one.seal(epoch))
+        one.release()
+    assert taken[1] <= target_bytes(12) < taken[2] <= target_bytes(3)
+    assert taken[2] > 2 * target_bytes(12) >= 2 * taken[3]
+
+
+def test_only_tables_on_disk_have_a_target(worker: MakeWorker, host_limit: int) -> None:
+    """With timers a table has all of its rows in memory; and whoever sets a limit has that."""
+    timed = worker(limit_bytes=0, timers=True)
+    timed.spec = dataclasses.replace(timed.spec, tables_of_host=4)
+    timed.attach(EMPTY)
+    assert timed.attachment.backend.below.room_bytes == 0
+    own = worker(limit_bytes=3 * MIB)
+    own.attach(EMPTY)
+    assert own.attachment.backend.below.room_bytes == 3 * MIB
+
+
+def test_many_tables_stay_within_the_limit(worker: MakeWorker, host_limit: int) -> None:
+    """Six of them, each with a state of several times its share."""
+    workers = [worker(limit_bytes=0, uid=f"op{i}") for i in range(6)]
+    bases = [EMPTY] * len(workers)
+    models: list[dict[int, int]] = [{} for _ in workers]
+    for epoch in range(1, 13):
+        for at, one in enumerate(workers):
+            one.spec = dataclasses.replace(one.spec, tables_of_host=len(workers))
+            one.attach(bases[at])
+            added = dict.fromkeys(range(epoch * 6000, epoch * 6000 + 7000), epoch)
+            backend = one.attachment.backend
+            for first in range(0, len(added), 2000):
+                one.add(dict(list(added.items())[first : first + 2000]))
+            # Tables with limits of their own would be bound by nothing else.
+            use = memory.memory_use()
+            assert use.private_bytes + use.shared_bytes <= host_limit
+            assert backend.below.room_bytes == target_bytes(len(workers))
+            for key, value in added.items():
+                models[at][key] = models[at].get(key, 0) + value
+            bases[at] = after(bases[at], one.seal(epoch))
+            one.release()
+    one = workers[0]
+    one.attach(bases[0])
+    assert one.read() == models[0]
 
 
 def test_files_that_are_read_as_a_whole_are_merged_first(
@@ -336,6 +400,31 @@ def test_rescaled_ranges_share_files(worker: MakeWorker, tmp_path: Path) -> None
             found |= {key: model[key] for key in chosen}
         assert found == model
         ranges = tuple(changed)
+
+
+@pytest.mark.parametrize("empty", [0, 1])
+def test_rescaled_with_a_range_that_never_had_a_row(worker: MakeWorker, empty: int) -> None:
+    one = worker()
+    keys = list(range(200))
+    groups = key_groups(hash_keys([pa.array(keys, pa.int64())]), 128)
+    chosen = [k for k, group in zip(keys, groups, strict=True) if (group >= 64) == (empty == 0)]
+    bounds = ((0, 63), (64, 127))
+    ranges = [dataclasses.replace(EMPTY, first_key_group=a, last_key_group=b) for a, b in bounds]
+    ranges[1 - empty] = after(
+        ranges[1 - empty], one.epoch(ranges[1 - empty], dict.fromkeys(chosen, 1), 1)
+    )
+    schema = (("k", "bigint"),), (("n", "bigint"),)
+    (state,) = plan_rescale(OperatorState("op", 2, *schema, tuple(ranges)), 1, 128)
+    assert one.attach(state)[0] == "opened"
+    assert one.read() == dict.fromkeys(chosen, 1)
+    one.add(dict.fromkeys(keys, 1))
+    state = after(state, one.seal(2))
+    one.release()
+    other = worker(at=TableHome(None, None))
+    for each in (one, other):
+        each.attach(state)
+        assert each.read() == {k: 2 if k in chosen else 1 for k in keys}
+        each.release()
 
 
 def test_merges_by_the_policy(worker: MakeWorker, tmp_path: Path) -> None:
