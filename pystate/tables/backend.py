@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -215,6 +214,7 @@ class KeyedStateBackend:
         if on_disk and path is not None:
             backend._file = os.fspath(path)
         backend._options = options
+        backend.below.write_objects_early()
         return backend
 
     # -- states
@@ -228,9 +228,7 @@ class KeyedStateBackend:
             Another declaration or a key column has the name, or the table is open already.
         """
         handle: H = self._states.register(name, declaration)
-        kept = self._states.handles[name].objects
-        if self.home == DISK and kept is not None:
-            kept.write_early(partial(self._flush_one, kept), self.below.waiting_bytes)
+        self.below.write_objects_early()
         return handle
 
     @property

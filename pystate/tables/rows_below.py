@@ -166,6 +166,11 @@ class RowsBelow:
         """How large the objects may be that wait to be written."""
         return (self.room_bytes or _USUAL_BYTES) // 16
 
+    def write_objects_early(self) -> None:
+        """Have objects of a table on disk written before too many wait for its memory."""
+        for objects in self._backend._states.objects if self.on_disk else ():
+            objects.write_early(partial(self._backend._flush_one, objects), self.waiting_bytes)
+
     def set_target(self, target_bytes: int) -> None:
         """Have the table grow only up to so many bytes, from which on rows leave.
 
@@ -175,10 +180,7 @@ class RowsBelow:
         if self._backend._options.limit_bytes or target_bytes == self._target_bytes:
             return
         self._target_bytes = target_bytes
-        for handle in self._backend._states.handles.values():
-            if handle.objects is not None:
-                flush = partial(self._backend._flush_one, handle.objects)
-                handle.objects.write_early(flush, self.waiting_bytes)
+        self.write_objects_early()
         if self._table.is_open:
             self._table.set_target(target_bytes)
 

@@ -6,7 +6,7 @@ import gc
 import os
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,14 @@ import pytest
 import pystate as ps
 from pystate.base.memory import process_budget
 from pystate.errors import CheckpointError, LineageError
+from pystate.state.operator_spec import OperatorSpec
 from pystate.tables import backend as backend_module
 from pystate.tables import rows_below
+from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FilesBelow
+from pystate.tables.options import DISK, TableOptions
 from pystate.tables.rows_below import RowsBelow
+from pystate.types.keys import parse_key
 
 NOW = 1_000_000
 TTL = ps.StateTtl(40, update="read_and_write")
@@ -326,3 +330,17 @@ def test_a_restore_that_fails_leaves_nothing(
         assert backend.restore([tmp_path / "plain.delta"]) == 50
         assert synced[-1] == str(folder) and synced[-2].startswith(str(folder / "")), synced
         assert numbers(backend) == [5] * 50
+
+
+@pytest.mark.parametrize("limit_bytes", [4 << 20, 16 << 20])
+def test_objects_of_an_operator_are_written_before_many_wait(limit_bytes: int) -> None:
+    """A sixteenth of its memory, also where the limit comes with the operator's options."""
+    spec = OperatorSpec("op", parse_key("long"), {"o": ps.ValueState(object)})
+    with closing(KeyedStateBackend.of(spec, options=TableOptions(DISK, limit_bytes))) as backend:
+        written = []
+        for key in range(limit_bytes // 12_000):
+            backend.set_current_key(key)
+            backend["o"].update("x" * 4000)
+            written.append(backend._table.stats()[0] if backend.is_open else 0)
+    waiting = [key + 1 - rows for key, rows in enumerate(written)]
+    assert max(waiting[100:]) * 4000 <= limit_bytes // 16 + 17 * 4000
