@@ -479,7 +479,7 @@ class RowsBelow:
             self._backend._timers.set_passed(passed)
 
     def sealed(self, lineage: Lineage) -> None:
-        """Note from when on there are timers in an epoch that has just been sealed."""
+        """Note where timers begin in the last sealed epoch, since which nothing has changed."""
         if self.on_disk and self._backend._states.has_timers:
             self._passed = lineage, self._backend._timers.passed()
 
@@ -492,6 +492,7 @@ class RowsBelow:
         # needs, for all purposes.
         if not self._may_leave():
             return False
+        self.sealed(self._lineage)  # up to where timers were looked for since
         self._reopen(True)
         self._backend._drop_read()
         self._backend.open()
