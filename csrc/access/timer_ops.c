@@ -311,6 +311,23 @@ int64_t pst_timers_from(const pst_table *t, pst_domain domain) {
     return from < INT64_MAX ? from : INT64_MAX - 1;
 }
 
+pst_status pst_timers_passed(const pst_table *t, pst_domain domain, pst_timers_place *place) {
+    pst_status s = check_timers(t, domain);
+    if (s)
+        return s;
+    const pst_horizon *h = &t->m->horizon[domain];
+    *place = (pst_timers_place){pst_timers_from(t, domain), 0, 0};
+    int64_t here;
+    s = earliest_here(t, domain, &here);
+    /* A timer of the horizon's time that is here may come before it. */
+    if (!pst_horizon_is_beyond(t, domain, INT64_MAX) && place->time_ms == h->time &&
+        (s == PST_NOT_FOUND || (!s && here > h->time))) {
+        place->key_group = h->key_group;
+        place->hash = h->hash;
+    }
+    return PST_OK;
+}
+
 /* Finds them first and fetches their rows together: a row alone would be waited for. */
 static pst_status collect(pst_batch *b, pst_domain domain, int64_t until_ms, int64_t most,
                           int64_t *times_ms) {
@@ -380,17 +397,27 @@ uint64_t pst_timers_missed(const pst_table *t) {
 
 /* ---- firing ---------------------------------------------------------------------------------- */
 
-static pst_status fire_timer(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms) {
-    pst_status s = pst_batch_usable(b);
-    if (!s)
-        s = check_timers(b->t, domain);
-    if (s || !b->of_rows || i < 0 || i >= b->length)
-        return s ? s : PST_INVALID;
+/* The row of timer i: the one that was found due, or what the key has where rows left since. */
+static uint32_t slot_of_timer(pst_batch *b, int64_t i) {
     if (i % PST_GROUP == 0)
         pst_batch_prepare_rows(b, i);
+    if (b->resolved <= i)
+        pst_batch_resolve(b, i + 1);
+    return pst_batch_slot(b, i);
+}
+
+static pst_status fire_timer(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms) {
+    pst_status s = b->of_rows ? pst_batch_usable(b) : pst_batch_ready(b);
+    if (!s)
+        s = check_timers(b->t, domain);
+    if (s || i < 0 || i >= b->length)
+        return s ? s : PST_INVALID;
+    uint32_t slot = slot_of_timer(b, i);
+    if (slot == PST_NONE || !pst_row_has(&b->t->lay, pst_row(b->t, slot), b->t->lay.timers))
+        return PST_NOT_FOUND;
     s = pst_undo_reserve(b->t, 1);
     if (!s)
-        s = pst_timer_remove(b->t, b->slots[i], domain, time_ms);
+        s = pst_timer_remove(b->t, slot, domain, time_ms);
     if (s == PST_NOT_FOUND)
         return s;
     if (s)
@@ -416,13 +443,15 @@ static pst_status fire_run(pst_batch *b, pst_domain domain, const int64_t *times
 }
 
 static pst_status fire_all(pst_batch *b, pst_domain domain, const int64_t *times_ms) {
-    pst_status s = pst_batch_usable(b);
+    pst_status s = b->of_rows ? pst_batch_usable(b) : pst_batch_ready(b);
     if (!s)
         s = check_timers(b->t, domain);
-    if (s || !b->of_rows)
-        return s ? s : PST_INVALID;
-    for (int64_t i = 0; !s && i < b->length;)
+    if (s)
+        return s;
+    for (int64_t i = 0; !s && b->of_rows && i < b->length;)
         s = fire_run(b, domain, times_ms, &i);
+    for (int64_t i = 0; !s && !b->of_rows && i < b->length; i++)
+        s = remove_if_there(b->t, slot_of_timer(b, i), domain, times_ms[i]);
     return pst_poison(b->t, s);
 }
 

@@ -346,6 +346,17 @@ pst_status pst_table_set_horizon(pst_table *t, pst_domain domain, int64_t time_m
     return PST_OK;
 }
 
+pst_status pst_table_set_passed(pst_table *t, pst_domain domain, const pst_timers_place *place) {
+    pst_status s = pst_table_set_horizon(t, domain, place->time_ms);
+    if (s || place->time_ms == INT64_MAX)
+        return s;
+    if (place->key_group >= (uint64_t)t->max_parallelism)
+        return PST_INVALID;
+    pst_horizon at = {place->time_ms, place->key_group, place->hash, 0};
+    pst_horizon_store(&t->m->horizon[domain], at);
+    return PST_OK;
+}
+
 int64_t pst_table_horizon(const pst_table *t, pst_domain domain) {
     return t->m->horizon[domain].time;
 }

@@ -338,11 +338,22 @@ static pst_status fetch_place(finder *x, pst_horizon *end) {
     return PST_OK;
 }
 
+/* Hints of which the rows may fit, but not so few that those that are stale are gone through one by one. */
+static uint32_t most_hints(pst_table *t) {
+    uint64_t fits = (uint64_t)HINTS * pst_room_share(t, HINTS, 0) / PST_ROOM_ALL;
+    return fits > FEWEST ? (uint32_t)fits : FEWEST;
+}
+
 /* Of the hints as many as fit; k: how many that is. Hints that do not come once more are passed over. */
 static pst_status fetch_some(finder *x, pst_horizon *end, uint32_t *k) {
-    int inside = is_inside(x);
-    pst_status s = PST_NO_ROOM;
-    for (*k = x->n_hints; *k > 1 && !inside; *k = fewer(x->t, *k, x->n ? x->n : 1)) {
+    int tight = most_hints(x->t) < HINTS, one = is_inside(x);
+    /* Rows may be larger than was reckoned and fill the table before that of the first hint has come. */
+    pst_status s = tight && !one && x->n_hints > 1 ? fetch_hints(x, 1) : PST_OK;
+    if (s && s != PST_NO_ROOM)
+        return s;
+    one |= s == PST_NO_ROOM;
+    s = PST_NO_ROOM;
+    for (*k = x->n_hints; *k > 1 && !one; *k = fewer(x->t, *k, x->n ? x->n : 1)) {
         s = fetch_hints(x, *k);
         if (s != PST_NO_ROOM)
             break;
@@ -357,12 +368,6 @@ static pst_status fetch_some(finder *x, pst_horizon *end, uint32_t *k) {
         *end = before(&x->hints[*k]);
     }
     return s;
-}
-
-/* Hints of which the rows may fit, but not so few that those that are stale are gone through one by one. */
-static uint32_t most_hints(pst_table *t) {
-    uint64_t fits = (uint64_t)HINTS * pst_room_share(t, HINTS, 0) / PST_ROOM_ALL;
-    return fits > FEWEST ? (uint32_t)fits : FEWEST;
 }
 
 static pst_status move(finder *x, int64_t until_ms) {

@@ -284,6 +284,22 @@ int64_t pst_table_horizon(const pst_table *t, pst_domain domain);
  * empty above these: which then passes over what files say of timers that were fired long ago. */
 int64_t pst_timers_from(const pst_table *t, pst_domain domain);
 
+/* A place among the timers of a domain, in the order in which they come out of files: by time, key
+ * group and hash. */
+typedef struct pst_timers_place {
+    int64_t time_ms;
+    uint64_t key_group;
+    uint64_t hash;
+} pst_timers_place;
+
+/* As pst_timers_from, but also among the timers of its time: so a table that begins anew passes over those
+ * of that very time that were fired. PST_INVALID as below. */
+pst_status pst_timers_passed(const pst_table *t, pst_domain domain, pst_timers_place *place);
+/* As pst_table_set_horizon, of a place that pst_timers_passed gave for the last sealed epoch, of a
+ * table that has begun empty above its files. PST_INVALID: also a key group that the table's files
+ * do not have. */
+pst_status pst_table_set_passed(pst_table *t, pst_domain domain, const pst_timers_place *place);
+
 /* Of the current key. Registering one that is there, and deleting one that is not, does nothing. */
 pst_status pst_timer_register(pst_table *t, pst_domain domain, int64_t time_ms);
 pst_status pst_timer_delete(pst_table *t, pst_domain domain, int64_t time_ms);
@@ -304,8 +320,9 @@ pst_status pst_timer_next(pst_table *t, pst_domain domain, int64_t *time_ms);
  * written to also where this fails. PST_NOT_FOUND where none is due; PST_NO_MEMORY, PST_LIMIT. */
 pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int64_t most,
                           int64_t *times_ms, pst_batch **batch);
-/* Takes timer i of that batch away and makes its key current. PST_NOT_FOUND: it was deleted.
- * PST_INVALID: a batch that was not made by pst_timers_due, or has no such row. */
+/* Takes timer i of that batch away and makes its key current. The batch may also be one of these keys
+ * that was made in a later epoch, where rows had to leave before all were fired: with the statuses of
+ * batches for fetching then. PST_NOT_FOUND: the timer was deleted. PST_INVALID: no such row. */
 pst_status pst_timer_fire(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms);
 /* Takes all of them away. */
 pst_status pst_timers_fire_all(pst_batch *b, pst_domain domain, const int64_t *times_ms);

@@ -139,6 +139,16 @@ static void timers(pst_table *one, pst_table *other, const int64_t *keys, int64_
     }
 }
 
+/* A batch of the same keys, as one is made when rows left in between. */
+static void make_again(pst_table *t, pst_batch **b) {
+    static int64_t keys[DUE];
+    static uint8_t valid[DUE];
+    int64_t n = pst_batch_length(*b);
+    REQUIRE(pst_batch_get_key(*b, 0, keys, valid) == PST_OK);
+    pst_batch_destroy(*b);
+    *b = make_batch(t, keys, n);
+}
+
 /* Between handing out and firing, some are deleted and others registered. */
 static void fire(pst_table *one, pst_table *other, const int64_t *keys, uint64_t *random) {
     static int64_t times[DUE];
@@ -157,6 +167,8 @@ static void fire(pst_table *one, pst_table *other, const int64_t *keys, uint64_t
             REQUIRE(pst_timer_delete(t, domain, until) == PST_OK);
             REQUIRE(pst_timer_register(t, domain, until - 1 - i) == PST_OK);
         }
+        if (until % 3 == 0)
+            make_again(t, &b);
         if (!w)
             CHECK_EQ(pst_timers_fire_all(b, domain, times), PST_OK);
         for (int64_t i = 0; w && i < pst_batch_length(b); i++) {

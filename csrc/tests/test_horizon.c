@@ -478,6 +478,36 @@ static void test_stale(void) {
     end(&s);
 }
 
+/* A table that begins anew goes on within a time, and says no place behind a timer that is here. */
+static void test_passed(void) {
+    static state s;
+    int64_t times[PART];
+    pst_batch *b = NULL;
+    pst_timers_place place, found;
+    begin(&s, 0);
+    s.t = open_table(&s, (uint64_t)1 << 28);
+    put(&s, s.t, 1, 0, 1);
+    REQUIRE(!pst_timer_register(s.t, PST_EVENT, AT));
+    seal(&s, s.t);
+    merge(&s, 0);
+    begin_anew(&s, (uint64_t)1 << 28);
+    place = (pst_timers_place){AT, (uint64_t)s.t->max_parallelism - 1, UINT64_MAX};
+    REQUIRE(!pst_table_set_passed(s.t, PST_EVENT, &place));
+    REQUIRE(!pst_timers_passed(s.t, PST_EVENT, &found));
+    CHECK_EQ(memcmp(&found, &place, sizeof place), 0);
+    CHECK_EQ(pst_timers_due(s.t, PST_EVENT, AT, PART, times, &b), PST_NOT_FOUND);
+    REQUIRE(!pst_table_set_passed(s.t, PST_EVENT, &place));
+    set_key(&s, s.t, 1, 0);
+    REQUIRE(!pst_timers_passed(s.t, PST_EVENT, &found));
+    CHECK(found.time_ms == AT && !found.key_group && !found.hash);
+    begin_anew(&s, (uint64_t)1 << 28);
+    REQUIRE(!pst_table_set_passed(s.t, PST_EVENT, &found));
+    CHECK_EQ(fire(&s, AT, AT), 1);
+    place.key_group++;
+    CHECK_EQ(pst_table_set_passed(s.t, PST_EVENT, &place), PST_INVALID);
+    end(&s);
+}
+
 /* 1 where parts leave nothing: `ops` are of the row, capital letters, or of one of two timers. */
 static int leave_nothing(const pst_schema *schema, const char *ops) {
     pst_parts p = {.schema = schema};
@@ -516,6 +546,7 @@ int main(void) {
     test_reads();
     test_several();
     test_stale();
+    test_passed();
     test_nothing();
     run_one_time(0, 20000, (uint64_t)1 << 20);
     run_one_time(1, 6000, (uint64_t)1 << 19);

@@ -343,6 +343,15 @@ cdef extern from "pystate.h" nogil:
         PST_EVENT
         PST_PROCESSING
 
+
+    ctypedef struct pst_timers_place:
+        int64_t time_ms
+        uint64_t key_group
+        uint64_t hash
+
+    pst_status pst_timers_passed(const pst_table *t, pst_domain domain, pst_timers_place *place)
+    pst_status pst_table_set_passed(pst_table *t, pst_domain domain,
+                                    const pst_timers_place *place)
     pst_status pst_timer_register(pst_table *t, pst_domain domain, int64_t time_ms)
     pst_status pst_timer_delete(pst_table *t, pst_domain domain, int64_t time_ms)
     pst_status pst_batch_timer_register(pst_batch *b, pst_domain domain, const pst_array *times)

@@ -122,6 +122,16 @@ cdef class Batch(_Dependent):
         self.link()
         return True
 
+    def keep_keys(self, list columns not None):
+        """Keep the keys of a batch of rows, so that it stays valid where rows leave."""
+        columns = list(columns)
+        if self.columns is None and check_columns(columns) == len(self.table.schema.key_codecs):
+            for column in columns:
+                if (<ArrayRef?> column).c.length != len(self):
+                    raise errors.InvalidArgumentError("there is not a key for each row")
+            self.columns = columns
+            self.fetched = False  # there may have to be room to write
+
     def __dealloc__(self):
         self.unlink()
         # In a forked child the memory is left alone: it goes with the process.

@@ -555,6 +555,12 @@ cdef class Table:
         if self.on_no_room is not None:
             self.watch_room(keys + bytes // self.row_bytes())
 
+    cdef uint64_t rows_here(self) noexcept:
+        """How many rows are in memory."""
+        cdef pst_table_stats s
+        pst_table_get_stats(self.t, &s)
+        return s.keys
+
     cdef uint64_t row_bytes(self) noexcept:
         """About what one more row takes, if it is like those that are here."""
         cdef pst_table_stats s

@@ -2,6 +2,7 @@
 
 cdef enum:
     MOST_TIMERS = 1 << 28
+    DUE_ROOM = 4096            # rows that should fit where none does whose timer is due
 
 
 cdef int domain_of(object name) except -1:
@@ -38,7 +39,8 @@ cdef class DueTimers:
     """Timers that are due, with the batch of their keys.
 
     They stay registered until they are fired. If `stale`, another due timer was registered since
-    and the order no longer holds: ask for the due timers again.
+    and the order no longer holds: ask for the due timers again. Of a table on disk it is also said
+    where rows left since, as it then does not know what was registered.
     """
 
     cdef readonly Batch keys
@@ -46,6 +48,7 @@ cdef class DueTimers:
     cdef Memory own         # the times from the core: the caller may write to its own
     cdef pst_domain domain
     cdef uint64_t missed_before
+    cdef unsigned long epoch  # of the table
 
     def __cinit__(self):
         self.keys = NO_BATCH
@@ -60,6 +63,7 @@ cdef class DueTimers:
         self.own = own
         self.domain = number
         self.missed_before = pst_timers_missed(keys.table.t)
+        self.epoch = keys.table.epochs
         self.keys = keys
 
     @property
@@ -80,7 +84,8 @@ cdef class DueTimers:
 
     cdef bint is_stale(self) except -1:
         self.keys.ready()
-        return pst_timers_missed(self.keys.table.t) != self.missed_before
+        cdef Table table = self.keys.table
+        return self.epoch != table.epochs or pst_timers_missed(table.t) != self.missed_before
 
     def __len__(self):
         return len(self.keys)
@@ -160,7 +165,7 @@ cdef class TimerService:
         if status == PST_INVALID:
             raise errors.DeclarationError(
                 f"{self.table.where}: it was opened without timers")
-        return self.table.check(status)
+        return self.table.check_fetched(status)
 
     @cython.binding(False)
     def register(self, domain, timestamp):
@@ -212,6 +217,8 @@ cdef class TimerService:
         cdef int number = domain_of(domain)
         self.table.ready()
         cdef pst_status status = pst_timer_next(self.table.t, <pst_domain> number, &time_ms)
+        if status == PST_NO_STACK and self.table.place():
+            status = pst_timer_next(self.table.t, <pst_domain> number, &time_ms)
         if status == PST_NOT_FOUND:
             return None
         self.check(status)
@@ -229,17 +236,11 @@ cdef class TimerService:
         if keys.table is not self.table:
             raise errors.InvalidArgumentError(
                 f"{self.table.where}: the key batch belongs to another table")
-        self.table.begin()
-        try:
-            if keys.b is not NULL:
-                raise errors.InvalidArgumentError("a batch is made once")
-            with nogil:
-                status = times.take(<uint64_t> most * 8)
-                if status == PST_OK:
-                    status = pst_timers_due(self.table.t, <pst_domain> number, until_ms, most,
-                                            <int64_t *> times.data, &keys.b)
-        finally:
-            self.table.end()
+        self.table.ready()
+        if keys.b is not NULL:
+            raise errors.InvalidArgumentError("a batch is made once")
+        self.table.check(times.take(<uint64_t> most * 8))
+        status = self.due_with_room(keys, <pst_domain> number, until_ms, most, times)
         if status == PST_NOT_FOUND:
             return None
         self.check(status)
@@ -247,3 +248,63 @@ cdef class TimerService:
         keys.link()
         times.size = 8 * pst_batch_length(keys.b)
         return times
+
+    cdef pst_status due_with_room(self, Batch keys, pst_domain domain, int64_t until_ms,
+                                  int64_t most, Memory times) except *:
+        """As `due`; where no more rows fit others leave, as long as some come for them.
+
+        Of rows that come none needs to have a timer: files name those that were taken away since.
+        """
+        cdef Table table = self.table
+        cdef pst_status status
+        cdef bint came = True, emptied = False, placed = False
+        cdef uint64_t rows = 0
+        cdef pst_timers_place emptied_at, at
+        while True:
+            status = self.due(keys, domain, until_ms, most, times)
+            if status == PST_NO_STACK and not placed and table.place():
+                placed = True
+                continue
+            if status != PST_NO_ROOM:
+                return status
+            came = came and table.rows_here() > rows
+            if not came:
+                self.check(pst_timers_passed(table.t, domain, &at))
+                if (emptied and at.time_ms == emptied_at.time_ms
+                        and at.key_group == emptied_at.key_group and at.hash == emptied_at.hash):
+                    return status
+                emptied, emptied_at = True, at
+            if not table.make_room(min(most, DUE_ROOM), not came):
+                return status
+            came, rows = True, table.rows_here()
+
+    cdef pst_status due(self, Batch keys, pst_domain domain, int64_t until_ms, int64_t most,
+                        Memory times) except *:
+        cdef pst_status status
+        self.table.begin()
+        try:
+            with nogil:
+                status = pst_timers_due(self.table.t, domain, until_ms, most,
+                                        <int64_t *> times.data, &keys.b)
+        finally:
+            self.table.end()
+        return status
+
+    def passed(self, domain):
+        """Return a place before which no key has a timer, neither in memory nor in files.
+
+        It is a time, and among its timers a key group and a hash.
+        """
+        cdef pst_timers_place place
+        cdef int number = domain_of(domain)
+        self.table.ready()
+        self.check(pst_timers_passed(self.table.t, <pst_domain> number, &place))
+        return place.time_ms, place.key_group, place.hash
+
+    def set_passed(self, domain, int64_t time_ms, uint64_t key_group, uint64_t hash):
+        """Say that no key has a timer before that place, of a table that looks in files for rows."""
+        cdef pst_timers_place place = pst_timers_place(time_ms=time_ms, key_group=key_group,
+                                                       hash=hash)
+        cdef int number = domain_of(domain)
+        self.table.ready()
+        self.check(pst_table_set_passed(self.table.t, <pst_domain> number, &place))

@@ -69,6 +69,12 @@ class KeyBatch(core.Batch):
         self._normal: list[Any] | None = None
         self._normal_spaces: list[Any] | None = None
 
+    def keep(self) -> None:
+        """Keep the keys of a batch of rows, which then survives that these leave."""
+        arrays = self._columns()
+        self._copies = [reference(a, t) for a, t in zip(arrays, self._types, strict=True)]
+        self.keep_keys(self._copies)
+
     def key_arrays(self) -> list[pa.Array[Any]]:
         """The key columns, cast to the key's types."""
         arrays = self._columns()

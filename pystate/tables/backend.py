@@ -160,7 +160,8 @@ class KeyedStateBackend:
         self.created = False
         #: The file of a shared table.
         self._file = None if home == DISK else self.path
-        check_home(home, self.path, flag(timers, f"{owner}: timers"), owner)
+        check_home(home, self.path)
+        flag(timers, f"{owner}: timers")
         if identity is not None and not hasattr(identity, "boot_id"):
             raise InvalidArgumentError(f"{owner}: identity is an Identity, not {shown(identity)}")
         self._identity = identity
@@ -173,7 +174,7 @@ class KeyedStateBackend:
         self._table = core.Table(owner, self.open)
         self.set_current_key = self._table.set_current_key
         self._states = StateRegistry(self._table, reserved_names(self.key, self.namespace), timers)
-        self._timers = Timers(self._table)
+        self._timers = Timers(self._table, self.home == DISK)
         self.below = RowsBelow(self, self.home == DISK)
         self._swept = False  # in the open epoch
         self._clock: dict[str, tuple[int | None, ...]] = {}
@@ -366,7 +367,7 @@ class KeyedStateBackend:
         self._discard()
 
     def __len__(self) -> int:
-        """Number of keys; a key counts once for each of its namespaces."""
+        """Number of keys, of `to_batches`; a key counts once for each of its namespaces."""
         return self.below.count() if self.below.are_any else self.stats().keys
 
     def __bool__(self) -> bool:
@@ -554,7 +555,10 @@ class KeyedStateBackend:
         self._timers.delete_all(keys, domain, timestamps)
 
     def next_timer(self, domain: TimeDomain) -> int | None:
-        """The time of the earliest timer; None if there is none."""
+        """The time of the earliest timer; None if there is none.
+
+        Of a table on disk it may be too early, where files name timers that were taken away since.
+        """
         self.open()
         return self._timers.next(domain) if self._states.has_timers else None
 
@@ -575,6 +579,18 @@ class KeyedStateBackend:
         DueTimers or None
             ``keys`` (a `KeyBatch`), ``timestamps``, ``fire(i)``, ``fire_all()``, ``stale``. Those
             of one key are in order. None if no timer is due.
+
+        Raises
+        ------
+        MemoryLimitError
+            Of a table on disk: the row of not a single one fits in memory beside those that are
+            there.
+
+        Notes
+        -----
+        The timers of a table on disk come in the order of time where their rows lie in files: of
+        those that are due it may return the first ones, though more would be allowed, and None only
+        if there are no others.
         """
         self.open()
         return self._timers.due(domain, until, most, self._key_types())
@@ -825,6 +841,7 @@ class KeyedStateBackend:
             max_parallelism=self.max_parallelism,
             key_group_range=self.key_group_range,
             namespace=self.namespace,
+            timers=self._states.has_timers,
         )
 
     # -- rows
@@ -863,7 +880,8 @@ class KeyedStateBackend:
         added or removed meanwhile may be returned or not. Until the iterator ends or is dropped,
         the table does not shrink. On the heap reading counts as a use of values with a time to
         live; of a table on disk whose rows lie in files values, lists and maps are given as they
-        were when it began, which is none, and what has expired is left out.
+        were when it began, which is none, and what has expired is left out, as are keys that have
+        timers alone.
 
         Raises
         ------
@@ -968,6 +986,7 @@ class KeyedStateBackend:
         if not goes_on:
             self._flush()
         sealed = self._table.seal(*name, wanted, goes_on)
+        self.below.sealed(name)
         if goes_on:
             self._drop_read()
         else:

@@ -59,15 +59,11 @@ class TableOptions:
         return self.block_bytes if self.on_disk else 0
 
 
-def check_home(home: str, path: str | None, timers: bool, owner: str) -> None:
-    """Refuse a place for rows that there is not, or that cannot have what its user wants."""
+def check_home(home: str, path: str | None) -> None:
+    """Refuse a place for rows that there is not."""
     choice(home, "home", ("heap", "shared", DISK))
     if home != DISK and (home == "shared") != (path is not None):
         raise InvalidArgumentError("a shared table needs a path, and none on the heap has one")
-    if home == DISK and timers:
-        raise InvalidArgumentError(
-            f"{owner}: keys with timers are not kept on disk yet: use 'heap' or 'shared'"
-        )
 
 
 def backend_options(home: str, limit_bytes: int, lock_timeout_ms: int, owner: str) -> TableOptions:

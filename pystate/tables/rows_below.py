@@ -60,6 +60,7 @@ from pystate.tables.below import (
 from pystate.tables.options import TableOptions
 from pystate.tables.registry import StateRegistry
 from pystate.tables.snapshots import FilesReader, Snapshot
+from pystate.tables.timers import Places, Timers
 from pystate.types.keys import KeyColumns
 from pystate.types.state_type import StateType
 
@@ -95,6 +96,7 @@ class Owner(Protocol):
     _file: str | None
     _table: core.Table
     _states: StateRegistry
+    _timers: Timers
     _options: TableOptions
     _clock: dict[str, tuple[int | None, ...]]
 
@@ -144,6 +146,8 @@ class RowsBelow:
         self._full = 0  # while there are fewer rows, none need to leave after a checkpoint
         self._say_files: Callable[[], Sequence[FileBelow]] | None = None
         self._say_changed: Callable[[int], Iterator[KeyBatch]] | None = None
+        # An epoch, and for each domain a place before which no key has a timer then.
+        self._passed: tuple[Lineage, Places] | None = None
         if on_disk:
             self._table.on_room(self._make_room, self.place)
 
@@ -278,6 +282,9 @@ class RowsBelow:
                 self._table.set_clock(clock["processing"][0], *clock["event"])
             if self.files:
                 self._table.set_whole(False)
+                if self._passed is not None and self._passed[0] == self._lineage:
+                    # Files name timers still that were fired, or deleted, before that place.
+                    self._backend._timers.set_passed(self._passed[1])
             if self._lineage != EMPTY_LINEAGE:
                 # Which batches have ended was said when the table was closed.
                 self._table.seal(*self._lineage, wanted=False, goes_on=True)
@@ -525,10 +532,25 @@ class RowsBelow:
         self._table.settle()
         # Twice as many as are wanted, so that it is not soon to be done again.
         _, rows, size_bytes = self._table.room(2 * keys)
-        self._table.set_whole(False)
+        self._miss_rows()
         wanted = max(rows, min(2 * keys, self._table.stats()[0] // 2))
         self.left += self._table.leave(wanted, size_bytes)[0]
         return True
+
+    def _miss_rows(self) -> None:
+        """Say that rows lie in files alone from now on; until then the table knows all timers."""
+        if not self._table.is_whole:
+            return
+        timed = self._backend._states.has_timers
+        passed = self._backend._timers.passed() if timed else ()
+        self._table.set_whole(False)
+        if timed:
+            self._backend._timers.set_passed(passed)
+
+    def sealed(self, lineage: Lineage) -> None:
+        """Note where timers begin in the last sealed epoch, since which nothing has changed."""
+        if self.on_disk and self._backend._states.has_timers:
+            self._passed = lineage, self._backend._timers.passed()
 
     def _make_room(self, keys: int, fully: bool) -> bool:
         if self._may_step is not None and self._table.dirty():
@@ -539,6 +561,7 @@ class RowsBelow:
         # needs, for all purposes.
         if not self._may_leave():
             return False
+        self.sealed(self._lineage)  # up to where timers were looked for since
         self._reopen(True)
         self._backend._drop_read()
         self._backend.open()
@@ -652,6 +675,7 @@ class RowsBelow:
             self._backend.key,
             self._backend.declarations,
             namespace=self._backend.namespace,
+            timers=self._backend._states.has_timers,
         )
 
     @property

@@ -250,8 +250,11 @@ class FilesReader(SealedReader):
         states: Mapping[str, State[Any]],
         *,
         namespace: StateType | None = None,
+        timers: bool = False,
     ) -> None:
         self._columns = self._take(key, states, namespace)
+        if timers:
+            self._columns += timers_columns()
         self._schema = core_schema(self._keys, namespace, self._columns)
         self._lineage = lineage
         self._max_parallelism = max_parallelism

@@ -18,6 +18,10 @@ TimeDomain: TypeAlias = Literal["event", "processing"]
 #: The columns of timers in tables of state.
 TIMER_DOMAIN, TIMER_MS = "timer_domain", "timer_ms"
 
+DOMAINS: tuple[TimeDomain, ...] = ("event", "processing")
+#: For each domain a time, and among its timers a key group and a hash.
+Places: TypeAlias = tuple[tuple[int, int, int], ...]
+
 _LONG = StateType("long")
 
 
@@ -32,7 +36,7 @@ class DueTimers(core.DueTimers):
         Their times, in milliseconds since 1970.
     stale : bool
         Whether another due timer was registered meanwhile, so that the order no longer holds: stop,
-        and call `due_timers` again.
+        and call `due_timers` again. Also where rows of a table on disk had to leave meanwhile.
     """
 
     keys: KeyBatch
@@ -44,8 +48,9 @@ class Timers:
     A timer is a key, a namespace, a domain and a time; registering it twice makes one timer.
     """
 
-    def __init__(self, table: core.Table) -> None:
+    def __init__(self, table: core.Table, on_disk: bool = False) -> None:
         self._table = table
+        self._on_disk = on_disk
         self._core = core.TimerService(table)
         #: For the current key: ``register(domain, timestamp)``, ``delete(domain, timestamp)``.
         self.register = self._core.register
@@ -82,4 +87,16 @@ class Timers:
         times: Any = self._core.take_due(batch, domain, until_ms, most)
         if times is None:
             return None
-        return DueTimers(batch, times, np.frombuffer(times, np.int64).copy(), domain)
+        due = DueTimers(batch, times, np.frombuffer(times, np.int64).copy(), domain)
+        if self._on_disk:
+            batch.keep()
+        return due
+
+    def passed(self) -> Places:
+        """For each domain a place before which no key has a timer, in memory or in files."""
+        return tuple(map(self._core.passed, DOMAINS))
+
+    def set_passed(self, places: Places) -> None:
+        """Say the same of a table that looks for rows in files."""
+        for domain, place in zip(DOMAINS, places, strict=True):
+            self._core.set_passed(domain, *place)

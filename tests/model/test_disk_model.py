@@ -6,6 +6,7 @@ So nearly every access brings rows back out of files, of epochs and of steps wit
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from contextlib import closing
 from typing import Any, ClassVar
 
@@ -22,7 +23,11 @@ from pystate.errors import (
 )
 from pystate.tables.below import FileBelow
 from tests import drawn
+from tests.model.containers import Row, Timers
+from tests.model.kinds import Spec
+from tests.model.specs import VALUES
 from tests.model.test_backend_model import (
+    FOREVER,
     MAX_PARALLELISM,
     MOST,
     FoldsMachine,
@@ -35,11 +40,14 @@ from tests.model.test_backend_model import (
     settings_for,
 )
 
+DOMAINS = Timers.domains
+
 
 class OnDisk(KindsMachine):
     """A backend on disk, whose deltas are below it as soon as they are written."""
 
-    timed_drawn: ClassVar[tuple[bool, ...]] = (False,)
+    all_due = False
+    scans_timers = False
     #: With a limit steps come in the middle of operations, where a model knows no sweep.
     limits: ClassVar[tuple[int, ...]] = (0,)
     left: ClassVar[int] = 0
@@ -73,6 +81,92 @@ class OnDisk(KindsMachine):
         type(self).steps_made += 1
         self.backend.below.set_files(self.files_below(), all_known=lineage.id[0] % 2 > 0)
 
+    def compare_timers(self, backend: ps.KeyedStateBackend, timers: Timers) -> None:
+        """Who is due is only known when the ones before were fired, and their rows were fetched."""
+        for domain in Timers.domains:
+            earliest, named = timers.earliest(domain), backend.next_timer(domain)
+            assert earliest is None or (named is not None and named <= earliest)
+            if backend is not self.backend:
+                self.fire_all(backend, domain, FOREVER, timers.waiting[domain], 3)
+                self.register(backend, domain, timers.waiting[domain])
+
+    def fire_all(
+        self,
+        backend: ps.KeyedStateBackend,
+        domain: Any,
+        until: int,
+        waiting: set[tuple[int, Row]],
+        most: int,
+    ) -> None:
+        """Fire all that are due; each comes once, those of a row in order."""
+        last: dict[Row, int] = {}
+        found: list[tuple[int, Row]] = []
+        if self.limit_bytes:  # few at a time are a step, and so a file, each time
+            most = max(most, 40)
+        while (due := backend.due_timers(domain, until, most)) is not None:
+            some = self.timers_of(due)
+            assert 0 < len(some) <= most
+            for at, row in some:
+                assert row not in last or last[row] < at
+                last[row] = at
+            found += some
+            due.fire_all()
+        assert len(found) == len(set(found))
+        assert set(found) == {timer for timer in waiting if timer[0] <= until}
+
+    def register(
+        self, backend: ps.KeyedStateBackend, domain: Any, timers: Iterable[tuple[int, Row]]
+    ) -> None:
+        given = list(timers)
+        for at in range(0, len(given), 20):  # in batches that fit in memory
+            some = given[at : at + 20]
+            with closing(self.batch(backend, [row for _, row in some])) as batch:
+                backend.register_timers(batch, domain, [time for time, _ in some])
+
+    @precondition(lambda self: self.timed)
+    @rule(
+        domain=st.sampled_from(Timers.domains),
+        until=st.one_of(st.integers(-2, 8), st.sampled_from([FOREVER - 1, FOREVER])),
+        most=st.sampled_from([1, 3, 100]),
+        again=st.booleans(),
+    )
+    def drain(self, domain: Any, until: int, most: int, again: bool) -> None:
+        waiting = self.timers.waiting[domain]
+        due = {timer for timer in waiting if timer[0] <= until}
+        self.fire_all(self.backend, domain, until, waiting, most)
+        if again:
+            self.register(self.backend, domain, due)
+        else:
+            waiting -= due
+
+    @precondition(lambda self: self.timed)
+    @rule(
+        domain=st.sampled_from(Timers.domains),
+        until=st.integers(-2, 8),
+        fully=st.booleans(),
+        whole=st.booleans(),
+    )
+    def fire_when_rows_left(self, domain: Any, until: int, fully: bool, whole: bool) -> None:
+        """What was found due stays so, but whether the order holds is no more known."""
+        due = self.backend.due_timers(domain, until, 100)
+        if due is None:
+            return
+        found = self.timers_of(due)
+        epochs = self.backend._table.epochs
+        self.leave(10_000, fully)
+        assert due.stale or self.backend._table.epochs == epochs
+        waiting = self.timers.waiting[domain]
+        with closing(self.batch(self.backend, [found[0][1]])) as batch:
+            self.backend.delete_timers(batch, domain, found[0][0])
+        if whole:
+            due.fire_all()
+        else:
+            assert not due.fire(0)
+            for i in range(1, len(found)):
+                assert due.fire(i) and not due.fire(i)
+                self.current = found[i][1]
+        waiting -= set(found)
+
     def rows_here(self) -> int:
         return self.backend.stats().keys
 
@@ -105,6 +199,8 @@ class OnDisk(KindsMachine):
             self.count_fetched()
             self.leave(10_000, True)
             self.equal()
+            for domain in Timers.domains if self.timed else ():
+                self.drain(domain, FOREVER, 3, True)
             self.count_fetched()
         super().teardown()
 
@@ -151,6 +247,29 @@ class DiskFolds(OnDisk, FoldsMachine): ...
 
 
 class DiskMixed(OnDisk, MixedMachine): ...
+
+
+class DiskTimers(OnDisk, ValuesMachine):
+    """More rows with timers than fit in memory, where that has a limit."""
+
+    specs: ClassVar[dict[str, Spec]] = {name: VALUES[name] for name in ("n", "text")}
+    ttls = st.none()
+    spaces_drawn = ("none",)
+    timed_drawn = (True,)
+    limits = (0, 1 << 20)
+
+    @rule(start=st.integers(0, 20), text=st.sampled_from("xyz"), domain=st.sampled_from(DOMAINS))
+    def grow(self, start: int, text: str, domain: Any) -> None:
+        kind: Any = self.drivers["text"].kind
+        for at in range(start * 100, start * 100 + 300, 20):
+            rows = [(self.numbered(i), None) for i in range(at, at + 20)]
+            timers = {(i % 7, row) for i, row in enumerate(rows)}
+            with closing(self.batch(self.backend, rows)) as batch:
+                self.backend["text"].update_all(batch, text * 4000)
+            self.register(self.backend, domain, timers)
+            self.timers.waiting[domain] |= timers
+            for row in rows:
+                kind.write(row, text * 4000)
 
 
 class DiskTable(OnDisk, TableMachine):
@@ -241,13 +360,13 @@ class DiskTable(OnDisk, TableMachine):
         super().teardown()
 
 
-MACHINES = [DiskValues, DiskLists, DiskMaps, DiskFolds, DiskMixed, DiskTable]
+MACHINES = [DiskValues, DiskLists, DiskMaps, DiskFolds, DiskMixed, DiskTimers, DiskTable]
 
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("machine", MACHINES)
 def test_short(machine: type[OnDisk]) -> None:
-    most, steps = (120, 40) if machine is DiskTable else (90, 30)
+    most, steps = {DiskTable: (120, 40), DiskTimers: (30, 30)}.get(machine, (90, 30))
     run_state_machine_as_test(machine, settings=settings_for(drawn.count(most), steps))
     assert machine.left > 0 and machine.fetched > 0
     assert machine.steps_made > 0

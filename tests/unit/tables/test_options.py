@@ -26,9 +26,9 @@ def test_blocks_have_a_size_that_files_can_have(size: Any) -> None:
         TableOptions(block_bytes=size)
 
 
-def test_a_backend_can_be_on_disk_without_timers() -> None:
+def test_a_backend_can_be_on_disk() -> None:
     states: dict[str, Any] = {"n": ps.ValueState("long")}
     with ps.KeyedStateBackend("long", states=states, home="disk") as backend:
         assert backend._options.home == DISK and len(backend) == 0
-    with pytest.raises(InvalidArgumentError, match="timers"):
-        ps.KeyedStateBackend("long", states=states, home="disk", timers=True)
+    with ps.KeyedStateBackend("long", states=states, home="disk", timers=True) as backend:
+        assert backend.next_timer("event") is None
