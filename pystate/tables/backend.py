@@ -555,10 +555,7 @@ class KeyedStateBackend:
         self._timers.delete_all(keys, domain, timestamps)
 
     def next_timer(self, domain: TimeDomain) -> int | None:
-        """The time of the earliest timer; None if there is none.
-
-        Of a table on disk it may be too early, where files name timers that were taken away since.
-        """
+        """The time of the earliest timer, or of one in files that was taken away; None: no timer."""
         self.open()
         return self._timers.next(domain) if self._states.has_timers else None
 
@@ -578,19 +575,13 @@ class KeyedStateBackend:
         -------
         DueTimers or None
             ``keys`` (a `KeyBatch`), ``timestamps``, ``fire(i)``, ``fire_all()``, ``stale``. Those
-            of one key are in order. None if no timer is due.
+            of one key are in order. Of a table on disk they may be fewer than `most` though more are
+            due. None if no timer is due.
 
         Raises
         ------
         MemoryLimitError
-            Of a table on disk: the row of not a single one fits in memory beside those that are
-            there.
-
-        Notes
-        -----
-        The timers of a table on disk come in the order of time where their rows lie in files: of
-        those that are due it may return the first ones, though more would be allowed, and None only
-        if there are no others.
+            Of a table on disk: not one key's row fits in memory beside those that are there.
         """
         self.open()
         return self._timers.due(domain, until, most, self._key_types())
@@ -880,8 +871,7 @@ class KeyedStateBackend:
         added or removed meanwhile may be returned or not. Until the iterator ends or is dropped,
         the table does not shrink. On the heap reading counts as a use of values with a time to
         live; of a table on disk whose rows lie in files values, lists and maps are given as they
-        were when it began, which is none, and what has expired is left out, as are keys that have
-        timers alone.
+        were when it began, which is none, without what has expired and keys with timers alone.
 
         Raises
         ------
@@ -907,15 +897,8 @@ class KeyedStateBackend:
         return self._rows(max_rows, changed=False)
 
     def found(self, wanted: KeyBatch) -> Iterator[KeyBatch]:
-        """Those of some keys that exist, in each of their namespaces.
+        """Those of some keys that exist, in each of their namespaces, whatever theirs are.
 
-        Parameters
-        ----------
-        wanted : KeyBatch
-            The keys; their namespaces do not matter.
-
-        Notes
-        -----
         O(rows of the table): each key's hash is compared with those that are wanted.
         """
         existing = self._rows(SCAN_ROWS, changed=False)
