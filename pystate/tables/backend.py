@@ -555,7 +555,7 @@ class KeyedStateBackend:
         self._timers.delete_all(keys, domain, timestamps)
 
     def next_timer(self, domain: TimeDomain) -> int | None:
-        """The time of the earliest timer, or of one in files that was taken away; None: no timer."""
+        """The time of the earliest timer, or of one in files that was taken away; None: none."""
         self.open()
         return self._timers.next(domain) if self._states.has_timers else None
 
@@ -575,8 +575,8 @@ class KeyedStateBackend:
         -------
         DueTimers or None
             ``keys`` (a `KeyBatch`), ``timestamps``, ``fire(i)``, ``fire_all()``, ``stale``. Those
-            of one key are in order. Of a table on disk they may be fewer than `most` though more are
-            due. None if no timer is due.
+            of one key are in order. On disk they may be fewer than `most` though more are due.
+            None if no timer is due.
 
         Raises
         ------
