@@ -256,7 +256,7 @@ class DiskTimers(OnDisk, ValuesMachine):
     ttls = st.none()
     spaces_drawn = ("none",)
     timed_drawn = (True,)
-    limits = (0, 1 << 20)
+    limits = (0, 2 << 20)
 
     @rule(start=st.integers(0, 20), text=st.sampled_from("xyz"), domain=st.sampled_from(DOMAINS))
     def grow(self, start: int, text: str, domain: Any) -> None:
