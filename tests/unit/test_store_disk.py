@@ -492,8 +492,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="home is 'heap' or 'disk'"):
         opened(tmp_path / "a", home="shared")
     assert not (tmp_path / "a").exists()
-    with pytest.raises(InvalidArgumentError, match="timers"):
-        ps.KeyedStateBackend("long", home="disk", timers=True)
 
 
 def test_a_backend_alone_is_like_one_on_the_heap(tmp_path: Path) -> None:
