@@ -278,8 +278,8 @@ class RowsBelow:
             if self._target_bytes:
                 self._table.set_target(self._target_bytes)
             if self._backend._clock:
-                clock = {"processing": (None,), "event": (None, None), **self._backend._clock}
-                self._table.set_clock(clock["processing"][0], *clock["event"])
+                processing, event = self._times()
+                self._table.set_clock(processing, *event)
             if self.files:
                 self._table.set_whole(False)
                 if self._passed is not None and self._passed[0] == self._lineage:

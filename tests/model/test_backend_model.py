@@ -669,10 +669,13 @@ class TableMachine(KindsMachine):
                 found.setdefault(row, {})[name] = value
         return found
 
+    def new_reader(self) -> Any:
+        return self.backend.reader()
+
     @rule()
     def open_reader(self) -> None:
         lineage, (cells, _) = self.sealed[-1]
-        reader = self.backend.reader()
+        reader = self.new_reader()
         assert reader.lineage == lineage
         self.readers.append((reader, lineage, cells))
         for old, _, _ in self.readers[:-4]:

@@ -307,17 +307,10 @@ class DiskTable(OnDisk, TableMachine):
             for row in rows:
                 kind.write(row, text * 4000)
 
-    @rule()
-    def open_reader(self) -> None:
-        lineage, (cells, _) = self.sealed[-1]
+    def new_reader(self) -> Any:
         files = [file for file in self.files_below() if "step-" not in file.path or self.files]
         del files[len(self.files) :]
-        reader = self.backend.below.reader(files, lineage)
-        assert reader.lineage == lineage
-        self.readers.append((reader, lineage, cells))
-        for old, _, _ in self.readers[:-4]:
-            old.close()
-        self.readers = self.readers[-4:]
+        return self.backend.below.reader(files, self.sealed[-1][0])
 
     @precondition(lambda self: self.readers)
     @rule(data=st.data())
