@@ -56,25 +56,11 @@ static pst_status note_timer(pst_admission *a, pst_domain domain, uint64_t word)
 /* Notes the timer that a record brings, if it does. */
 static pst_status note_timers(pst_admission *a, const pst_record *r, const pst_mapping *m,
                               int element) {
-    const pst_table *t = a->t;
-    if (t->lay.timers < 0 || r->op != PST_PUT)
-        return PST_OK;
-    if (element) {
-        pst_bytes e = r->key[t->schema.n_keys].bytes;
-        if (e.size != PST_ELEMENT_TIMER || pst_get_big(e.data, PST_ELEMENT_ID) != PST_TIMERS_ID ||
-            e.data[PST_ELEMENT_ID] > 1)
-            return PST_OK;
-        return note_timer(a, (pst_domain)e.data[PST_ELEMENT_ID],
-                          pst_get_big(e.data + PST_ELEMENT_ID + 1, 8));
-    }
-    for (uint64_t left = r->changed & r->present & m->taken; left; left &= left - 1) {
-        int i = __builtin_ctzll(left);
-        uint64_t word = r->cells[i].word[0];
-        if (pst_mapped(m, i) == t->lay.timer)
-            return note_timer(a, pst_timer_packed_domain(word),
-                              pst_timer_word(pst_timer_packed_time(word)));
-    }
-    return PST_OK;
+    pst_domain domain;
+    int64_t time_ms;
+    return pst_record_timer(a->t, r, m, element, &domain, &time_ms)
+               ? note_timer(a, domain, pst_timer_word(time_ms))
+               : PST_OK;
 }
 
 static int by_timer(const void *a, const void *b) {

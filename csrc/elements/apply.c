@@ -22,6 +22,31 @@ int pst_mapping_make(const pst_table *t, const int32_t *columns, int32_t n, pst_
     return 1;
 }
 
+int pst_record_timer(const pst_table *t, const pst_record *r, const pst_mapping *m, int element,
+                     pst_domain *domain, int64_t *time_ms) {
+    if (t->lay.timers < 0 || r->op != PST_PUT)
+        return 0;
+    if (element) {
+        pst_bytes e = r->key[t->schema.n_keys].bytes;
+        if (e.size != PST_ELEMENT_TIMER || pst_get_big(e.data, PST_ELEMENT_ID) != PST_TIMERS_ID ||
+            e.data[PST_ELEMENT_ID] > 1)
+            return 0;
+        *domain = (pst_domain)e.data[PST_ELEMENT_ID];
+        *time_ms = pst_timer_time(pst_get_big(e.data + PST_ELEMENT_ID + 1, 8));
+        return 1;
+    }
+    for (uint64_t left = r->changed & r->present & m->taken; left; left &= left - 1) {
+        int i = __builtin_ctzll(left);
+        uint64_t word = r->cells[i].word[0];
+        if (pst_mapped(m, i) != t->lay.timer)
+            continue;
+        *domain = pst_timer_packed_domain(word);
+        *time_ms = pst_timer_packed_time(word);
+        return 1;
+    }
+    return 0;
+}
+
 /* What a row's record says of a list or map: it is void, or a list that begins later. */
 static pst_status apply_marker(pst_table *t, uint32_t slot, int32_t column, const pst_cell *cell,
                                int present) {

@@ -28,6 +28,10 @@ static inline int32_t pst_mapped(const pst_mapping *m, int32_t i) {
     return m->columns ? m->columns[i] : i;
 }
 
+/* The timer that a record brings; 0: none. `element`: it is one of an element. */
+int pst_record_timer(const pst_table *t, const pst_record *r, const pst_mapping *m, int element,
+                     pst_domain *domain, int64_t *time_ms);
+
 /* A column of the table takes a record's cell, or is absent. `here`: the mapping's. REQUIRES: room
  * for a touch was reserved. PST_CORRUPT, PST_WRONG_TYPE, PST_TOO_LARGE; memory. */
 pst_status pst_apply_column(pst_table *t, uint32_t slot, int32_t column, const pst_cell *cell,

@@ -211,6 +211,15 @@ pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record);
 pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
                           int32_t n_columns, uint64_t *rows);
 
+/* Brings the rows of a table that is not whole up to date with a file that others made: applies what
+ * the reader has of keys that have a row, and passes over all others, which are looked for below. A
+ * horizon goes back to before the timers of these. The deltas since the table's last sealed epoch are
+ * given one after the other, in an open epoch that has done nothing else; sealed under the lineage of
+ * the last one, the table is what its files say then. `rows` (may be NULL) counts the records.
+ * PST_INVALID: not attached, or whole; or a list's items expire, whose numbers others may have begun
+ * anew. PST_SCHEMA: the file's columns are not the table's own. PST_POISONED; else as pst_table_load. */
+pst_status pst_table_refresh(pst_table *t, pst_sst_reader *r, uint64_t *rows);
+
 /* Puts all rows and timers of some key groups, as another table has them, into the open epoch of a
  * table, which has none of those keys; `rows` (may be NULL) counts the records. Both tables have
  * one schema. PST_NOT_HERE: rows of `from` lie in files below it. PST_INVALID: not attached; a table does not have the key groups; or `from` has an

@@ -6,6 +6,9 @@
  * shards of the right size by the counts in the file's index. Where all rows of a block put the
  * same columns, a number of rows is made first, and then their values are put a column at a time,
  * without a record in between.
+ *
+ * A table above files takes of a file what its own rows need (pst_table_refresh): other rows stay
+ * where they are.
  */
 #include <string.h>
 
@@ -16,6 +19,7 @@
 #include "elements/elements.h"
 #include "sst/record.h"
 #include "sst/sst_reader.h"
+#include "table/resident.h"
 
 /* ---- records ------------------------------------------------------------------------------- */
 
@@ -23,6 +27,7 @@
 typedef struct loading {
     pst_mapping map;
     int all_new;  /* no record's key has a row */
+    int here;     /* records of keys that have no row are passed over */
     int foreseen; /* the table keeps keys under the records' hashes */
     pst_dropped dropped;
 } loading;
@@ -36,6 +41,16 @@ static pst_status apply_put(pst_table *t, const pst_key *key, const pst_record *
     else
         *slot = pst_index_find(t, key);
     return s || *slot == PST_NONE ? s : pst_apply_columns(t, *slot, r, m);
+}
+
+/* A record of a key that has no row here, and gets none. A timer that it brings is not here then, so
+ * the horizon goes back to before it (DK4). */
+static void pass_over(pst_table *t, const pst_record *r, const pst_mapping *m, int element) {
+    pst_domain domain;
+    int64_t time_ms;
+    if (pst_record_timer(t, r, m, element, &domain, &time_ms) &&
+        pst_horizon_is_after(&t->m->horizon[domain], time_ms))
+        pst_horizon_store(&t->m->horizon[domain], (pst_horizon){time_ms, 0, 0, 0});
 }
 
 /* `more`, *slot: see pst_element_apply. */
@@ -59,7 +74,13 @@ static pst_status apply_row(pst_table *t, const pst_record *r, const loading *m,
         return s;
     if (pst_key_has_namespace(&t->schema))
         key.hash = pst_key_spread(key.hash, key.bytes, t->max_parallelism);
-    if (has_element && !(r->key_nulls >> n_keys & 1))
+    int element = has_element && !(r->key_nulls >> n_keys & 1);
+    if (m->here && pst_index_find(t, &key) == PST_NONE) {
+        *slot = PST_NONE;
+        pass_over(t, r, &m->map, element);
+        return PST_OK;
+    }
+    if (element)
         return t->lay.has_elements && !pst_dropped_has(&m->dropped, r->key[n_keys].bytes)
                    ? pst_poison(t,
                                 pst_element_apply(t, &key, r, m->map.columns, m->map.n, more, slot))
@@ -413,17 +434,41 @@ static void expect_elements(pst_table *t, const pst_sst_reader *r, const loading
     (void)pst_arena_commit(&t->arena, PST_SPACE_HEAP, t->m->heap_top * PST_GRANULE + bytes);
 }
 
-pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
-                          int32_t n_columns, uint64_t *rows) {
+/* Applies what the reader has. */
+static pst_status apply_file(pst_table *t, pst_sst_reader *r, loading *m, pst_record *record,
+                             uint64_t *rows) {
+    int has_element = pst_schema_has_element(pst_sst_reader_schema(r));
+    uint32_t slot = PST_NONE, more = 0, passed = 0;
+    pst_status s = PST_OK;
+    for (pst_stretch part = {0}; !s; part.rows = 0) {
+        if (!m->here)
+            s = pst_sst_reader_stretch(r, &part);
+        if (!s && part.rows) {
+            s = apply_stretch(t, &part, m, rows);
+            continue;
+        }
+        if (!s)
+            s = pst_sst_reader_next(r, record);
+        if (s)
+            break;
+        pst_ahead ahead = pst_sst_reader_ahead(r);
+        prefetch_ahead(t, m, ahead, passed);
+        passed = 0;
+        more = more ? more - 1 : followers(&ahead);
+        s = apply_row(t, record, m, has_element, more, &slot);
+        *rows += !s;
+        if (!s && more && slot != PST_NONE)
+            s = apply_followers(t, r, record, m, slot, more, &passed);
+        *rows += passed;
+        more -= passed;
+    }
+    return s;
+}
+
+static pst_status load(pst_table *t, pst_sst_reader *r, loading *m, int32_t n_columns,
+                       uint64_t *rows) {
     const pst_schema *from = pst_sst_reader_schema(r);
-    loading m = {.all_new = 0};
-    if (!t->attached || !pst_mapping_make(t, columns, n_columns, &m.map))
-        return PST_INVALID;
-    if (t->poisoned)
-        return PST_POISONED;
-    if (!pst_table_is_whole(t))
-        return PST_NOT_HERE;
-    pst_status s = check_schema(t, from, &m);
+    pst_status s = check_schema(t, from, m);
     if (s)
         return s;
     pst_record *record = pst_malloc(sizeof *record);
@@ -432,34 +477,16 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
     t->arena.refused = 0;
     t->applied = PST_NONE;
     uint64_t n = 0;
-    uint32_t slot = PST_NONE, more = 0, passed = 0;
     int has_element = pst_schema_has_element(from);
-    m.foreseen = !pst_key_has_namespace(&t->schema);
-    pst_dropped_note(&m.dropped, from, columns, n_columns);
-    m.all_new = !has_element && !t->m->slots;
-    if (has_element)
-        expect_elements(t, r, &m);
-    else
-        s = expect(t, r, m.all_new);
-    for (pst_stretch part; !s && (s = pst_sst_reader_stretch(r, &part)) == PST_OK;) {
-        if (part.rows) {
-            s = apply_stretch(t, &part, &m, &n);
-            continue;
-        }
-        s = pst_sst_reader_next(r, record);
-        if (s)
-            break;
-        pst_ahead ahead = pst_sst_reader_ahead(r);
-        prefetch_ahead(t, &m, ahead, passed);
-        passed = 0;
-        more = more ? more - 1 : followers(&ahead);
-        s = apply_row(t, record, &m, has_element, more, &slot);
-        n += !s;
-        if (!s && more && slot != PST_NONE)
-            s = apply_followers(t, r, record, &m, slot, more, &passed);
-        n += passed;
-        more -= passed;
-    }
+    m->foreseen = !pst_key_has_namespace(&t->schema);
+    pst_dropped_note(&m->dropped, from, m->map.columns, n_columns);
+    m->all_new = !has_element && !t->m->slots;
+    if (!m->here && has_element)
+        expect_elements(t, r, m);
+    else if (!m->here)
+        s = expect(t, r, m->all_new);
+    if (!s)
+        s = apply_file(t, r, m, record, &n);
     pst_free(record);
     /* A file that ends in an error has been applied in part. */
     if (s != PST_NOT_FOUND)
@@ -467,4 +494,40 @@ pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *column
     if (rows)
         *rows = n;
     return PST_OK;
+}
+
+pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
+                          int32_t n_columns, uint64_t *rows) {
+    loading m = {.all_new = 0};
+    if (!t->attached || !pst_mapping_make(t, columns, n_columns, &m.map))
+        return PST_INVALID;
+    if (t->poisoned)
+        return PST_POISONED;
+    if (!pst_table_is_whole(t))
+        return PST_NOT_HERE;
+    return load(t, r, &m, n_columns, rows);
+}
+
+/* Has it lists whose items expire? A merge may have left out all of one, which then begins at 0 once
+ * more for whoever reads it, but not in a row that was here before. */
+static int has_timed_lists(const pst_table *t) {
+    for (int32_t i = 0; i < t->lay.n_states; i++)
+        if (t->lay.fields[i].kind == PST_LIST && t->lay.fields[i].time >= 0)
+            return 1;
+    return 0;
+}
+
+pst_status pst_table_refresh(pst_table *t, pst_sst_reader *r, uint64_t *rows) {
+    loading m = {.here = 1};
+    if (!t->attached || !pst_mapping_make(t, NULL, t->lay.n_states, &m.map) ||
+        pst_table_is_whole(t) || has_timed_lists(t))
+        return PST_INVALID;
+    if (t->poisoned)
+        return PST_POISONED;
+    /* What has no time in the file has none in a row that is admitted from it. */
+    pst_clock clock = t->clock;
+    t->clock = (pst_clock){PST_NO_TIME, PST_NO_TIME, PST_NO_TIME};
+    pst_status s = load(t, r, &m, t->lay.n_states, rows);
+    t->clock = clock;
+    return s;
 }

@@ -1,5 +1,6 @@
 /* fetch_world.h: a whole table, and beside it one of the same operator that keeps few rows, above
- * guided files in a folder; how epochs of both are sealed, merged, undone and begun anew.
+ * guided files in a folder; how epochs of both are sealed, merged, undone and begun anew. A second one
+ * that keeps few rows may wait on another host, and takes what it missed from deltas.
  *
  * Thread safety: everything belongs to one thread.
  */
@@ -12,7 +13,7 @@
 #include "chain_compare.h"
 #include "stack/stack.h"
 
-enum { PAIR_FILES = 12, PAIR_UNDO = 2 };
+enum { PAIR_FILES = 12, PAIR_UNDO = 2, PAIR_MISSED = 12 };
 
 /* Files, oldest first. */
 typedef struct pair_files {
@@ -34,9 +35,14 @@ typedef struct pair {
     pair_files before[PAIR_UNDO]; /* of the sealed epochs before the last one */
     pst_lineage lineage;
     pst_lineage lineages[PAIR_UNDO];
-    int undoable; /* by the whole table */
-    int expired;  /* the files lack what nobody sees, and the whole table has it still */
-    int settled;  /* by the cached one: rows that left ended what it could return to */
+    int undoable;       /* by the whole table */
+    int expired;        /* the files lack what nobody sees, and the whole table has it still */
+    int settled;        /* by the cached one: rows that left ended what it could return to */
+    pst_table *waiting; /* on another host */
+    char waits_at[96];  /* its path */
+    uint64_t missed[PAIR_MISSED]; /* the deltas of the epochs that it lacks, 0: an epoch has none */
+    int n_missed;
+    int lost; /* it lacks others, or has what was undone */
 } pair;
 
 /* What was tried, over all pairs. */
@@ -53,6 +59,7 @@ static struct {
     uint64_t batches;
     uint64_t fired;
     uint64_t expired;
+    uint64_t refreshed;
 } paired;
 
 static inline void pair_must(const pair *p, pst_status s, const char *what) {
@@ -220,6 +227,7 @@ static inline void pair_create(pair *p, uint64_t seed) {
     snprintf(p->folder, sizeof p->folder, "/dev/shm/pst_fetch_XXXXXX");
     REQUIRE(mkdtemp(p->folder));
     snprintf(p->path, sizeof p->path, "%s/live.table", p->folder);
+    snprintf(p->waits_at, sizeof p->waits_at, "%s/waits.table", p->folder);
     p->shared = world_one_in(w, 2);
     /* A sweep gives times to what has none, and sees what is here alone. */
     if (w->now.processing_ms == PST_NO_TIME)
@@ -236,6 +244,7 @@ static inline void pair_create(pair *p, uint64_t seed) {
 static inline void pair_destroy(pair *p) {
     char command[160];
     pst_table_close(p->cached);
+    pst_table_close(p->waiting);
     pst_table_close(p->whole);
     pst_stack_close(p->stack);
     snprintf(command, sizeof command, "rm -r %s", p->folder);
@@ -269,6 +278,75 @@ static inline void pair_kill(pair *p) {
     paired.killed++;
 }
 
+/* ---- another host ---------------------------------------------------------------------------- */
+
+/* The table that waits lacks an epoch, whose delta has that number. */
+static inline void pair_miss(pair *p, uint64_t number) {
+    if (p->n_missed == PAIR_MISSED) {
+        p->lost = 1;
+        return;
+    }
+    p->missed[p->n_missed++] = number;
+}
+
+/* What it lacks, in the open epoch. */
+static inline void pair_refresh(pair *p) {
+    for (int i = 0; i < p->n_missed; i++) {
+        pst_sst_reader *r = NULL;
+        if (!p->missed[i])
+            continue;
+        memory_file f = pair_load(p, p->missed[i]);
+        REQUIRE(file_open(&f, &r) == PST_OK);
+        pair_must(p, pst_table_refresh(p->cached, r, NULL), "refresh");
+        pst_sst_reader_close(r);
+        file_free(&f);
+        paired.refreshed++;
+    }
+}
+
+/* Lists whose items expire are nothing that can be brought up to date. */
+static inline int pair_is_refused(const pair *p) {
+    for (int32_t c = 1; c < p->w->schema.n_states; c++)
+        if (p->w->columns[c].kind == PST_TIME && p->w->columns[c - 1].kind == PST_LIST)
+            return 1;
+    return 0;
+}
+
+/* The next epoch is of the table that waits. */
+static inline void pair_jump(pair *p) {
+    char path[96];
+    pst_table *from = p->cached;
+    p->cached = p->waiting;
+    p->waiting = from;
+    memcpy(path, p->path, sizeof path);
+    memcpy(p->path, p->waits_at, sizeof path);
+    memcpy(p->waits_at, path, sizeof path);
+    if (!p->cached || p->lost || pst_table_is_whole(p->cached) || pair_is_refused(p)) {
+        if (p->cached && pair_is_refused(p))
+            CHECK_EQ(pst_table_refresh(p->cached, NULL, NULL), PST_INVALID);
+        pair_begin_anew(p);
+    } else if (p->n_missed) {
+        pst_table_set_clock(p->cached, &p->w->now);
+        pair_refresh(p);
+        if (world_one_in(p->w, 4)) {
+            pair_must(p, pst_table_rollback(p->cached, 0), "roll back");
+            pair_refresh(p);
+        }
+        pair_must(p, pst_table_seal(p->cached, &p->lineage, NULL), "seal what was missed");
+        if (world_one_in(p->w, 4)) {
+            pair_must(p, pst_table_rollback(p->cached, 1), "roll back");
+            pair_refresh(p);
+            pair_must(p, pst_table_seal(p->cached, &p->lineage, NULL), "seal it again");
+        }
+        pair_set_stack(p);
+    } else {
+        pst_table_set_clock(p->cached, &p->w->now);
+        pair_set_stack(p);
+    }
+    p->settled = 0;
+    p->n_missed = p->lost = 0;
+}
+
 /* ---- epochs ---------------------------------------------------------------------------------- */
 
 static inline void pair_seal(pair *p) {
@@ -288,6 +366,7 @@ static inline void pair_seal(pair *p) {
     CHECK(dirty || !pst_sealed_rows(sealed));
     CHECK(dirty || p->expired || !pst_sealed_rows(all));
     pst_sealed_destroy(all);
+    pair_miss(p, pst_sealed_rows(sealed) ? p->next + 1 : 0);
     if (pst_sealed_rows(sealed)) {
         pst_sealed_guide(sealed, pair_block_bytes(p));
         pair_must(p, pst_sealed_write(sealed, &io, &info), "write a delta");
@@ -335,6 +414,8 @@ static inline void pair_return(pair *p) {
         p->before[0] = p->before[1];
         p->lineages[0] = p->lineages[1];
     }
+    p->lost |= back > p->n_missed;
+    p->n_missed -= back < p->n_missed ? back : p->n_missed;
     p->undoable -= back;
     paired.returned += back > 0;
     paired.undone += back == 0;

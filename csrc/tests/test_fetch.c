@@ -193,6 +193,8 @@ static void run_epoch(pair *p) {
         pair_leave(p);
     if (world_one_in(w, 10))
         pair_begin_anew(p);
+    if (p->w->seed % 2 && world_one_in(w, 3))
+        pair_jump(p);
 }
 
 int main(int argc, char **argv) {
@@ -210,13 +212,13 @@ int main(int argc, char **argv) {
     }
     CHECK(paired.merges && paired.left && paired.undone && paired.returned && paired.anew);
     CHECK(paired.killed && paired.faults && paired.refused && paired.batches && paired.fired);
-    CHECK(paired.expired);
+    CHECK(paired.expired && paired.refreshed);
     if (getenv("VERBOSE"))
         fprintf(stderr,
                 "epochs %lu merges %lu left %lu undone %lu returned %lu anew %lu killed %lu "
-                "faults %lu refused %lu batches %lu fired %lu expired %lu\n",
+                "faults %lu refused %lu batches %lu fired %lu expired %lu refreshed %lu\n",
                 paired.epochs, paired.merges, paired.left, paired.undone, paired.returned,
                 paired.anew, paired.killed, paired.faults, paired.refused, paired.batches,
-                paired.fired, paired.expired);
+                paired.fired, paired.expired, paired.refreshed);
     return check_report();
 }

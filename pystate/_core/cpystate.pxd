@@ -449,6 +449,7 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_sst_reader_seek(pst_sst_reader *r, int32_t first_key_group,
                                    int32_t last_key_group)
     pst_status pst_sst_reader_next(pst_sst_reader *r, pst_record *record)
+    pst_status pst_table_refresh(pst_table *t, pst_sst_reader *r, uint64_t *rows)
     pst_status pst_table_load(pst_table *t, pst_sst_reader *r, const int32_t *columns,
                               int32_t n_columns, uint64_t *rows)
     pst_status pst_table_copy(pst_table *to, pst_table *source, int32_t first_key_group,

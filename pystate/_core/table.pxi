@@ -845,6 +845,27 @@ cdef class Table:
             reader.check(status)
         self.check(status)
 
+    def refresh(self, FileReader reader not None, int32_t first_key_group, int32_t last_key_group):
+        """Apply what a file has of the rows that are here; returns the number of its records."""
+        cdef uint64_t rows = 0
+        cdef pst_status status
+        self.ready()
+        reader.begin()
+        self.hold()
+        try:
+            self.forget_key()
+            with nogil:
+                status = pst_sst_reader_seek(reader.r, first_key_group, last_key_group)
+                if status == PST_OK:
+                    status = pst_table_refresh(self.t, reader.r, &rows)
+        finally:
+            self.end()
+            reader.end()
+        if status in (PST_CALLBACK, PST_CORRUPT, PST_NEWER_FORMAT, PST_SCHEMA, PST_IO):
+            reader.check(status)
+        self.check(status)
+        return rows
+
     def get_bytes(self, int32_t column):
         """Return the bytes of the current key's column, or None."""
         cdef pst_cell cell

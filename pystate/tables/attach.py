@@ -33,7 +33,7 @@ import time
 from contextlib import suppress
 from typing import Literal, TypeAlias
 
-from pystate.checkpoint.refs import EMPTY_ID, RangeSource, RangeState
+from pystate.checkpoint.refs import EMPTY_ID, FileRef, RangeSource, RangeState
 from pystate.checkpoint.state_files import EMPTY_LINEAGE
 from pystate.errors import (
     AddressSpaceError,
@@ -50,7 +50,7 @@ from pystate.redaction import logger
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.host import TableHome
 from pystate.tables.janitor import remove_table
-from pystate.tables.range_files import begin_at, put_above
+from pystate.tables.range_files import begin_at, can_catch_up, catch_up, put_above
 from pystate.tables.recovery import (
     TableSpec,
     apply_files,
@@ -496,26 +496,41 @@ def _catch_up(
         deltas = base.deltas_after(lineage.id.hex())
         if deltas is None:
             continue
-        if on_disk and lineage.id.hex() != base.id:
-            # Its rows would have to be looked up to be brought up to date; files have them.
-            return None
-        if back and on_disk:
-            backend.below.roll_back(back)
-        elif back:
-            backend.rollback(back)
-        if on_disk:
-            try:
-                put_above(backend, spec, base)
-            except MemoryLimitError:
-                # With another home or limit it was larger than it may be now. Files have it all.
-                return None
-            return Attachment(backend, "undone" if back else "current", entry=entry)
-        rows = apply_files(backend, spec, base, deltas)
         how: How = "undone" if back else "current"
         if deltas:
             how = "restored" if lineage == EMPTY_LINEAGE else "caught up"
+        if on_disk:
+            return _catch_up_on_disk(backend, spec, base, entry, back, deltas, how)
+        if back:
+            backend.rollback(back)
+        rows = apply_files(backend, spec, base, deltas)
         return Attachment(backend, how, files=len(deltas), rows=rows, entry=entry)
     return None
+
+
+def _catch_up_on_disk(
+    backend: KeyedStateBackend,
+    spec: TableSpec,
+    base: RangeState,
+    entry: _Entry,
+    back: int,
+    deltas: tuple[FileRef, ...],
+    how: How,
+) -> Attachment | None:
+    """Bring what a table has in memory to the base; None if it is best to begin anew."""
+    if how == "restored" or (deltas and not can_catch_up(backend, spec, base, deltas)):
+        return None  # files have all of it
+    if back:
+        backend.below.roll_back(back)
+    try:
+        rows = catch_up(backend, spec, base, deltas)
+        put_above(backend, spec, base)
+    except MemoryLimitError:
+        # With another home or limit it was larger than it may be now; or others have made its rows
+        # larger. Files have it all.
+        backend.below.roll_back(0)
+        return None
+    return Attachment(backend, how, files=len(deltas), rows=rows, entry=entry)
 
 
 def _has_left(backend: KeyedStateBackend, base: RangeState) -> bool:

@@ -1,4 +1,6 @@
-"""Applying a part of a state file to a table in memory.
+"""Applying a part of a state file to a table.
+
+A table with rows in files below it takes what its own rows need; the others stay there.
 
 Thread safety: a function without state; the table belongs to one thread at a time.
 """
@@ -47,6 +49,8 @@ def apply_file(
         if expected and first <= info.first_key_group and info.last_key_group <= last:
             opened.check(expected)
         try:
+            if not table.is_whole:
+                return table.refresh(reader, first, last)
             return table.load(reader, first, last, columns)
         except StateOverflowError:
             raise StateOverflowError(

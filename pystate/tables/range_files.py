@@ -1,7 +1,8 @@
 """A range's table on disk above the files that a manifest names for it.
 
 The rows of such a table lie in the checkpoint's own files, where these are: nothing is read when it
-begins at a base, and what it has in memory stays there from task to task. Files in which no rows
+begins at a base, and what it has in memory stays there from task to task; what tasks on other hosts
+have changed of that is taken from their deltas. Files in which no rows
 can be looked up, since they have no guide or other columns than the table, are merged into one
 first. It is kept beside the tables of the executor, until the driver has made such a file that the
 manifest names.
@@ -37,11 +38,13 @@ from pystate.errors import AlreadyPublishedError, CheckpointError, MemoryLimitEr
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow, FilesBelow
 from pystate.tables.host import BELOW, STEPS, on_local_disk, task_folder
-from pystate.tables.recovery import TableSpec, target_bytes
+from pystate.tables.recovery import TableSpec, seal_as_base, target_bytes
 
 #: The names of merged files, with the range's bounds.
 MERGED_NAME = re.compile(r"(\d{5,})-(\d{5,})-[0-9a-f]+\.base")
 _MOST_KNOWN = 1 << 16
+#: So many records of deltas are always read, for whatever rows are in memory.
+_FEW_RECORDS = 1 << 14
 #: Whether rows of a table can be looked up in a file: by its path and checksum, the table's schema,
 #: and how the file system knows the file.
 _known: dict[tuple[str, int, str, int, int, int], bool] = {}
@@ -93,6 +96,37 @@ def put_above(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> 
     if refs:
         changed = refs[-1].rows if refs[-1].kind == "delta" else 0
         backend.below.leave_room(max(changed + changed // 4, backend.stats().keys // 8))
+
+
+def can_catch_up(
+    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, deltas: Sequence[FileRef]
+) -> bool:
+    """Whether what a table has in memory is best brought up to date with deltas that others made.
+
+    A record costs a tenth of what a row costs at the least that is looked up again.
+    """
+    records = sum(ref.rows for ref in deltas)
+    if not backend.below.takes_deltas or records > _FEW_RECORDS + 8 * backend.stats().keys:
+        return False
+    return all(_is_usable(backend, spec, base, _path(spec, ref), ref) for ref in deltas)
+
+
+def catch_up(
+    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, deltas: Sequence[FileRef]
+) -> int:
+    """Bring what a table has in memory to the base; return how many records the deltas have.
+
+    They are an epoch of their own. Errors are those of `load_files`; the table is then as before,
+    or rolled back by whoever has it next.
+    """
+    records = 0
+    for ref in deltas:
+        if spec.heartbeat is not None:
+            spec.heartbeat()
+        records += backend.below.take_delta(_path(spec, ref), ref, dict(base.since))
+    if deltas:
+        seal_as_base(backend, spec, base)
+    return records
 
 
 def _counting(base: RangeState) -> list[FileRef]:

@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from itertools import pairwise
 from typing import Any, BinaryIO, Protocol
 
 import pyarrow as pa
@@ -37,7 +38,7 @@ from pystate.checkpoint.state_files import (
 )
 from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import CheckpointError, InvalidArgumentError, LineageError, MemoryLimitError
-from pystate.state.columns import core_schema
+from pystate.state.columns import LIST, TIME, core_schema
 from pystate.state.declaration import State
 from pystate.state.expiring import Expiring
 from pystate.state.handle import Objects
@@ -57,6 +58,7 @@ from pystate.tables.below import (
     state_array,
     written,
 )
+from pystate.tables.loading import apply_file
 from pystate.tables.options import TableOptions
 from pystate.tables.registry import StateRegistry
 from pystate.tables.snapshots import FilesReader, Snapshot
@@ -298,6 +300,37 @@ class RowsBelow:
         self._backend.open()
         self._wanted, self._lineage = FilesBelow(files, self._wanted), lineage
         self.begin()
+
+    @property
+    def takes_deltas(self) -> bool:
+        """Whether rows that are in memory can be brought up to date with deltas that others made.
+
+        Of a list whose items expire a merge may have left out all, and it then begins anew.
+        """
+        columns = self._backend._states.columns
+        return not any(a.kind == LIST and b.kind == TIME for a, b in pairwise(columns))
+
+    def take_delta(self, file: Source, expected: FileIdentity, since: Mapping[str, int]) -> int:
+        """Apply a delta that others made to the rows in memory; return how many records it has.
+
+        All since the last sealed epoch are given, oldest first, in an epoch of their own. Then it
+        is sealed under the last one's name, and `set_files` follows. Errors are those of `load`.
+        """
+        self._backend.open()
+        return apply_file(
+            self._table,
+            file,
+            self._backend.key_group_range,
+            expected,
+            (
+                self._backend.key,
+                self._backend.namespace,
+                self._backend._states.columns,
+                self._backend.max_parallelism,
+            ),
+            True,
+            since,
+        )
 
     def keep(self) -> None:
         """Have rows that came from files stay for whoever has the table next.
