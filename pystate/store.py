@@ -257,6 +257,30 @@ class Store:
         """
         return self._backend.keys(columns)
 
+    def prefetch(self, columns: Any) -> KeyBatch:
+        """As `keys`, of a store on disk also bring the keys' rows into memory.
+
+        The first use of a batch does that, too. Whoever is about to make several batches of some
+        keys, or to make them current one by one, prefetches all of them before: keys that are
+        looked up together share what is read.
+
+        Parameters
+        ----------
+        columns : array-like, list of array-like, RecordBatch or Table
+            As for `keys`.
+
+        Returns
+        -------
+        KeyBatch
+            As of `keys`.
+
+        Raises
+        ------
+        MemoryLimitError
+            As for `keys`, at once.
+        """
+        return self._backend.prefetch(columns)
+
     def delete(self, keys: Any) -> None:
         """Delete keys with all their states; absent ones are ignored.
 

@@ -161,6 +161,28 @@ def test_a_batch_that_does_not_fit_says_how_much_would(tmp_path: Path) -> None:
         assert store.checkpoint() == 2
 
 
+def test_keys_are_brought_before_they_are_used(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 1000)
+        store.checkpoint()
+    with opened(tmp_path) as store:
+        found = store.prefetch(range(990, 1010))
+        looked_up = store._backend.below.looked_up
+        assert (store.stats().keys, looked_up) == (10, 20)
+        for keys in (range(995), range(1000, 1010)):
+            store["n"].values(store.keys(keys[-5:]))
+        store.set_current_key(999)
+        assert store["n"].value() == 999
+        assert store["n"].values(found).to_pylist() == [*range(990, 1000), *[0] * 10]
+        # Which keys do not exist is known to the batch alone.
+        assert store._backend.below.looked_up == looked_up + 5
+        with pytest.raises(MemoryLimitError) as error:
+            store.prefetch(range(1000))
+        assert 0 < error.value.keys < 1000
+    with opened(tmp_path / "heap", home="heap", limit_bytes=0) as store:
+        assert len(store.prefetch([1, 2])) == 2 and len(store) == 0
+
+
 def test_a_small_store_stays_in_memory(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         for step in range(5):
