@@ -4,6 +4,7 @@
 #include "base/schema.h"
 #include "elements/admit.h"
 #include "fetch/below.h"
+#include "fetch/long.h"
 #include "fetch/parts.h"
 #include "fetch/room.h"
 #include "sst/record.h"
@@ -239,6 +240,33 @@ static pst_status on_done(void *ctx, uint32_t number, int any) {
     return s;
 }
 
+/* Of a long key what was found is dropped: it comes again, without what is not needed. */
+static int on_long(void *ctx, uint32_t number) {
+    fetch *x = ctx;
+    pst_want *w = &x->wants[number];
+    x->waiting -= w->own != 0;
+    w->own = 0;
+    w->is_long = 1;
+    return 1;
+}
+
+/* Fetches those of the keys that are long, one by one. */
+static pst_status fetch_long(fetch *x, const pst_place *places, uint32_t n) {
+    pst_status s = PST_OK;
+    for (uint32_t i = 0; !s && i < n; i++) {
+        pst_want *w = &x->wants[places[i].key];
+        pst_key key;
+        if (!w->is_long)
+            continue;
+        pst_want_key(x->t, x->keys, w, &key);
+        w->is_long = 0;
+        s = note_refusal(x,
+                         pst_long_admit(x->t, &key, w->hash, &x->keys->slots[w->at], &x->damaged));
+        x->came += s == PST_OK;
+    }
+    return s;
+}
+
 /* ---- many keys ------------------------------------------------------------------------------- */
 
 static pst_status note_failure(const fetch *x, pst_status s) {
@@ -281,7 +309,8 @@ static uint32_t take_places(const fetch *x, pst_place *places, uint32_t *at, uin
 /* A search may end early because the keys have too many parts: then those that have not come are
  * searched for again, fewer at a time. */
 static pst_status search(fetch *x, uint32_t n) {
-    pst_seeker seeker = {x, on_key, on_ahead, on_found, on_done};
+    pst_seeker seeker = {x,        on_key,  on_ahead,
+                         on_found, on_done, pst_long_may_be(x->t) ? on_long : NULL};
     uint32_t most = slice_of(x->t->stack), slice = most;
     pst_place *places = pst_malloc((n < most ? n : most) * sizeof *places);
     pst_status s = places ? PST_OK : PST_NO_MEMORY;
@@ -293,11 +322,12 @@ static pst_status search(fetch *x, uint32_t n) {
         pst_parts_clear(&x->parts);
         if (s == PST_BUSY && x->crowded) {
             for (uint32_t i = 0; i < count; i++)
-                x->wants[places[i].key].own = 0;
+                x->wants[places[i].key].own = x->wants[places[i].key].is_long = 0;
             x->crowded = 0;
             slice = count / 4 + 1;
             s = PST_OK;
         } else {
+            s = s ? s : fetch_long(x, places, count);
             from = end;
             slice = slice < most / 2 ? 2 * slice : most;
         }

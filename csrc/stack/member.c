@@ -13,7 +13,12 @@
 
 #include "base/mem.h"
 
-enum { COPY_HEADER = 64, COPY_VERSION = 1, MOST_NAME = 4096 };
+enum {
+    COPY_HEADER = 64,
+    COPY_VERSION = 1,
+    MOST_NAME = 4096,
+    ROUND = 4096 /* to which memory is asked for */
+};
 
 static const uint8_t COPY_MAGIC[8] = {'p', 's', 't', 'g', 'u', 'i', 'd', 'e'};
 
@@ -333,4 +338,32 @@ void pst_member_release(pst_member *m) {
 
 int pst_member_descriptor(const pst_member *m) {
     return m->file.fd;
+}
+
+/* ---- looking into it ------------------------------------------------------------------------- */
+
+uint64_t pst_member_blocks(const pst_member *m, int32_t key_group, uint64_t hash) {
+    uint32_t n, first = pst_guide_segments(m->guide, key_group, hash, &n);
+    uint64_t all = 0;
+    for (uint32_t i = first; i < first + n; i++) {
+        uint32_t blocks;
+        (void)pst_guide_blocks(&m->guide->segments[i], m->entries[i], key_group, hash, &blocks);
+        all += blocks;
+    }
+    return all;
+}
+
+pst_status pst_allowance_room(pst_allowance *r, pst_buffer *b, uint64_t bytes) {
+    if (bytes <= b->capacity)
+        return PST_OK;
+    bytes = (bytes + ROUND - 1) / ROUND * ROUND;
+    r->used -= b->capacity;
+    pst_buffer_free(b);
+    pst_status s = pst_allowance_take(r, bytes);
+    if (s)
+        return s;
+    s = pst_buffer_reserve(b, bytes);
+    if (s)
+        r->used -= bytes;
+    return s;
 }

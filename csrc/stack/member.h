@@ -23,6 +23,7 @@
 #ifndef PST_MEMBER_H
 #define PST_MEMBER_H
 
+#include "base/buffer.h"
 #include "sst/sst_guide.h"
 #include "stack/reads.h"
 
@@ -59,6 +60,13 @@ static inline pst_member *pst_member_retain(pst_member *m) {
 
 /* Whether rows of tables with that file schema and so many key groups are looked up in it. */
 int pst_member_fits(const pst_member *m, const pst_schema *schema, int32_t max_parallelism);
+
+/* How many blocks may have rows of a place. More than two have nothing else. */
+uint64_t pst_member_blocks(const pst_member *m, int32_t key_group, uint64_t hash);
+
+/* Makes a buffer that large, without what is in it, and asks for that before it is taken: a block may
+ * say any size of itself. PST_NO_MEMORY, PST_LIMIT. */
+pst_status pst_allowance_room(pst_allowance *r, pst_buffer *b, uint64_t bytes);
 
 /* REQUIRES: m->filtered. */
 static inline const uint8_t *pst_member_filter(const pst_member *m, uint32_t segment) {

@@ -5,20 +5,24 @@
 #include "base/hash.h"
 #include "stack/read_costs.h"
 
-#ifndef PST_WINDOW_BYTES
-#define PST_WINDOW_BYTES (128 * 1024) /* tests have less */
+/* Of so many blocks for each wanted key of a place it pays to look for those that are needed. Tests
+ * take any key for one of these. */
+enum { PST_LONG_BLOCKS = 16 };
+#ifdef PST_LONG_SOME
+#define PST_IS_LONG(blocks, keys, hash) ((blocks) > 0 && (keys) > 0 && (hash) % PST_LONG_SOME == 0)
+#else
+#define PST_IS_LONG(blocks, keys, hash) ((blocks) > (uint64_t)PST_LONG_BLOCKS * (keys))
 #endif
 
 enum {
-    WINDOW_BYTES = PST_WINDOW_BYTES, /* of blocks that are read together */
-    WINDOWS = 512,                   /* on their way at most, or arrived */
-    MEASURED_KEYS = 4096,            /* for fewer the disk's costs are not measured */
-    AHEAD = 6,                       /* keys */
+    WINDOW_BYTES = PST_WINDOW_BYTES,
+    WINDOWS = 512,        /* on their way at most, or arrived */
+    MEASURED_KEYS = 4096, /* for fewer the disk's costs are not measured */
+    AHEAD = 6,            /* keys */
     BOUNDED = 256,        /* keys of a file that are compared with its bounds before these are
                              taken for useless */
     KEPT_BYTES = 1 << 20, /* of a decompressed block, for the next search */
     CROWD = 8,            /* keys of one place, from which on it pays to put them in order */
-    ROUND = 4096,         /* to which memory is asked for */
     NO_FILE = -1,
     BASE_ASKED = 1 << 16 /* of which the share of absent keys is reckoned */
 };
@@ -31,6 +35,7 @@ typedef struct wanted {
     uint8_t any;      /* something was found */
     uint8_t here;     /* in the file that it asks */
     uint8_t done;
+    uint16_t blocks; /* of files that it has asked, beyond the two that a short key may lie in */
 } wanted;
 
 /* A key in a file that it asks, and the blocks in which it would be. */
@@ -250,23 +255,6 @@ static pst_status look_up_crowd(run *r, const window *v, const item *items, uint
 
 /* ---- memory ------------------------------------------------------------------------------------ */
 
-/* Makes a buffer of the stack's that large, without what is in it. It is asked for before it is
- * taken, and a block may say any size of itself. */
-static pst_status make_room(pst_stack *st, pst_buffer *b, uint64_t bytes) {
-    if (bytes <= b->capacity)
-        return PST_OK;
-    bytes = (bytes + ROUND - 1) / ROUND * ROUND;
-    st->room.used -= b->capacity;
-    pst_buffer_free(b);
-    pst_status s = pst_allowance_take(&st->room, bytes);
-    if (s)
-        return s;
-    s = pst_buffer_reserve(b, bytes);
-    if (s)
-        st->room.used -= bytes;
-    return s;
-}
-
 static void free_block(pst_stack *st) {
     st->room.used -= st->block.raw.capacity;
     pst_search_free(&st->block);
@@ -288,7 +276,8 @@ static pst_status open_block(run *r, const window *v, uint32_t block, const uint
         last_hash = next.first_hash;
     }
     st->stats.blocks++;
-    pst_status status = b.raw == b.stored ? PST_OK : make_room(st, &st->block.raw, b.raw);
+    pst_status status =
+        b.raw == b.stored ? PST_OK : pst_allowance_room(&st->room, &st->block.raw, b.raw);
     if (status)
         return status;
     status = pst_search_open(&st->block, m->guide, &b, last_group, last_hash,
@@ -588,6 +577,40 @@ static pst_status ask_filters(run *r, int32_t file, uint32_t first) {
     return s;
 }
 
+/* How many active keys there are of the place of one of them, as far as `most`. */
+static uint32_t keys_of_place(const run *r, uint32_t i, uint64_t most) {
+    const pst_place *p = &r->places[r->active[i]];
+    uint32_t from = i, end = i + 1;
+    for (; from > 0 && i - from < most; from--) {
+        const pst_place *q = &r->places[r->active[from - 1]];
+        if (q->hash != p->hash || q->key_group != p->key_group)
+            break;
+    }
+    for (; end < r->n_active && end - from < most; end++) {
+        const pst_place *q = &r->places[r->active[end]];
+        if (q->hash != p->hash || q->key_group != p->key_group)
+            break;
+    }
+    return end - from;
+}
+
+/* Whether the key's place has so many blocks that it is left to whoever knows which are needed. */
+static int is_long(const run *r, int32_t file, uint32_t i, const item *it) {
+    const pst_place *p = &r->places[r->active[i]];
+    wanted *w = &r->wanted[r->active[i]];
+    if (!r->seeker->is_long)
+        return 0;
+    uint64_t blocks = it->blocks;
+    if (!blocks)
+        blocks = pst_member_blocks(r->st->files[file], p->key_group, p->hash);
+    blocks += w->blocks;
+    if (blocks > 2)
+        w->blocks = (uint16_t)(blocks < UINT16_MAX ? blocks - 2 : UINT16_MAX);
+    return PST_IS_LONG(blocks, 1, p->hash) &&
+           PST_IS_LONG(blocks, keys_of_place(r, i, blocks / PST_LONG_BLOCKS + 1), p->hash) &&
+           r->seeker->is_long(r->seeker->ctx, p->key);
+}
+
 /* Asks a file for the active keys that may ask it now. */
 static pst_status ask_file(run *r, int32_t file) {
     const pst_member *m = r->st->files[file];
@@ -596,11 +619,15 @@ static pst_status ask_file(run *r, int32_t file) {
     r->bounded = r->beyond = 0;
     for (uint32_t i = 0; i < r->n_active; i++) {
         wanted *w = &r->wanted[r->active[i]];
-        if (w->asks || w->next < file)
+        if (w->asks || w->done || w->next < file)
             continue;
         it.at = r->active[i];
         if (!may_have(r, file, &r->places[it.at], &it))
             continue;
+        if (is_long(r, file, i, &it)) {
+            w->done = 1;
+            continue;
+        }
         w->asks = 1;
         w->next = (int16_t)(m->filtered ? file - 1 : NO_FILE); /* a base is whole */
         r->items[r->n_items++] = it;
@@ -621,7 +648,7 @@ static pst_status run_round(run *r) {
     for (int32_t f = r->st->n - 1; !s && f >= 0 && r->n_items < r->n_active; f--)
         s = ask_file(r, f);
     for (uint32_t i = 0; !s && i < r->n_active; i++)
-        if (!r->wanted[r->active[i]].asks)
+        if (!r->wanted[r->active[i]].asks && !r->wanted[r->active[i]].done)
             s = finish(r, r->active[i]);
     while (!s && pst_reads_pending(r->st->reads))
         s = take_one(r);
@@ -654,7 +681,7 @@ static pst_status run_slice(run *r, const pst_place *places, uint32_t n) {
 static pst_status set_up(run *r, pst_stack *st, uint32_t n) {
     size_t windows = WINDOWS * (sizeof(window) + sizeof(uint32_t));
     size_t bytes = windows + n * (sizeof(wanted) + sizeof(item) + sizeof(uint32_t));
-    pst_status s = make_room(st, &st->memory, bytes);
+    pst_status s = pst_allowance_room(&st->room, &st->memory, bytes);
     if (s)
         return s;
     r->st = st;
