@@ -68,7 +68,7 @@ static pst_status on_done(void *ctx, uint32_t number, int any) {
 
 static pst_status search(lookup *x) {
     const pst_wanted_list *w = &x->wanted;
-    pst_seeker seeker = {x, w->every ? NULL : on_key, NULL, on_found, on_done};
+    pst_seeker seeker = {x, w->every ? NULL : on_key, NULL, on_found, on_done, NULL};
     for (uint32_t i = 0; i < w->n; i = w->every ? w->keys[i].end : i + 1)
         x->places[x->n_places++] = (pst_place){w->keys[i].hash, w->keys[i].key_group, i};
     return pst_stack_search(x->st, x->places, x->n_places, &seeker);
