@@ -432,6 +432,7 @@ class GuidedFile:
         reads: Reads,
         budget: Budget | None = None,
         guides: str | None = None,
+        stored: bool = False,
     ) -> None: ...
     def fileno(self) -> int: ...
 
@@ -446,11 +447,25 @@ class Stack:
         reads: Reads | None = None,
         budget: Budget | None = None,
         guides: str | None = None,
+        stored: bool = False,
     ) -> None: ...
     def close(self) -> None: ...
     def get(self, key: Any) -> list[Any] | None: ...
+    def look_up(
+        self,
+        keys: list[ArrayRef],
+        out: BinaryIO,
+        kind: str,
+        id: bytes,
+        epoch: int,
+        most_bytes: int = 0,
+    ) -> _Info | int: ...
     def stats(self) -> _StackStats: ...
 
+def wanted_order(
+    schema: Schema, max_parallelism: int, keys: list[ArrayRef], order: int
+) -> int: ...
+def look_into(reader: FileReader, keys: list[ArrayRef], out: BinaryIO) -> _Info: ...
 @disjoint_base
 class Expiry:
     def __init__(
