@@ -219,6 +219,12 @@ cdef extern from "pystate.h" nogil:
 
     pst_status pst_table_settle(pst_table *t)
     pst_status pst_table_leave(pst_table *t, const pst_room *wanted, pst_room *left)
+    ctypedef struct pst_fetch_stats:
+        uint64_t asked
+        uint64_t missed
+        uint64_t came
+
+    void pst_table_get_fetch_stats(const pst_table *t, pst_fetch_stats *stats)
     pst_status pst_table_room(pst_table *t, uint64_t keys, uint64_t *fits, pst_room *leave)
 
     pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch)
