@@ -70,7 +70,7 @@ from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import declared_fills, in_files, stored_defaults
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow
-from pystate.tables.options import DISK, TableStats
+from pystate.tables.options import DISK, DiskStats, TableStats
 from pystate.tables.registry import refuse_pickled
 from pystate.tables.snapshots import SealedReader, Snapshot
 from pystate.types.keys import KeyLike
@@ -155,6 +155,7 @@ class Store:
         flag(allow_unclaimed_state, f"{owner}: allow_unclaimed_state")
         states = mapping(states, f"{owner}: states", "states={'n': ps.ValueState('long')}")
         self._pending: list[_Delta] = []
+        self._recorded: DiskStats | None = None  # what the history has told
         self._rebase = False
         self._unsynced = False
         # Invalid arguments must not leave a folder behind.
@@ -310,6 +311,20 @@ class Store:
         """The size of the table in memory."""
         return self._backend.stats()
 
+    def disk_stats(self) -> DiskStats:
+        """What is in memory of a store on disk, and what was looked up since it was opened.
+
+        `ClosedError`; `InvalidArgumentError` of a store on the heap, which has all rows in memory.
+        """
+        if self._closed:
+            raise ClosedError(f"{self.path}: the store is closed")
+        if not self._on_disk:
+            raise InvalidArgumentError(
+                f"{self.path}: disk_stats: the store has all rows in memory: open it with "
+                "home='disk', or see stats()"
+            )
+        return self._backend.below.stats(self._range.estimated_keys)
+
     def reader(self) -> SealedReader:
         """Return a reader of the last sealed state, for this thread or another one."""
         if not self._on_disk:
@@ -378,12 +393,9 @@ class Store:
             self._publish(manifest)
         finally:
             self._place()
-        stats = self._backend.stats()
         if self._on_disk:
-            self._backend.below.leave_room(stats.keys // 8)
-        self._chronicle.published(
-            manifest, deltas, (rows, self._most_keys(), stats.committed_bytes), began_s, written_s
-        )
+            self._backend.below.leave_room(self._backend.stats().keys // 8)
+        self._chronicle.published(manifest, deltas, self._counted(rows), began_s, written_s)
         self._tick()
         return epoch
 
@@ -392,7 +404,20 @@ class Store:
         keys = self._backend.stats().keys
         if not self._backend.below.are_any:
             return keys
-        return max(keys, int(sum((r.rows - r.tombstones) * r.share for r in self._range.files)))
+        return max(keys, self._range.estimated_keys)
+
+    def _counted(self, rows_changed: int) -> dict[str, int]:
+        """What the history says of the table, by the names of its records."""
+        stats = self._backend.stats()
+        counted = {"rows_changed": rows_changed, "state_bytes": stats.committed_bytes}
+        counted["keys"] = self._most_keys()
+        if not self._backend.below.are_any:
+            return counted
+        now, before = self.disk_stats(), self._recorded
+        self._recorded = now
+        for name in ("cache_hits", "cache_misses", "files_asked", "read_bytes", "rows_left"):
+            counted[name] = getattr(now, name) - (0 if before is None else getattr(before, name))
+        return {**counted, "rows_in_memory": now.rows_in_memory}
 
     def _next(self) -> Lineage:
         """The name of the epoch that is sealed next."""

@@ -63,7 +63,10 @@ pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i) {
  * says. */
 static pst_status find_row(pst_table *t, const pst_key *key, uint32_t *slot) {
     *slot = pst_index_find(t, key);
-    return *slot != PST_NONE || pst_is_whole(t) ? PST_OK : pst_fetch_key(t, key, slot);
+    if (pst_is_whole(t))
+        return PST_OK;
+    t->fetched.asked++;
+    return *slot == PST_NONE ? pst_fetch_key(t, key, slot) : PST_OK;
 }
 
 /* The key of these cells as the table's index has it. */

@@ -425,6 +425,10 @@ pst_status pst_fetch(pst_table *t, const pst_keys *keys) {
     x.room = FEW_PARTS;
     (void)pst_mapping_make(t, NULL, t->lay.n_states, &x.mapping);
     s = fetch_wants(&x, &w);
+    if (!s) {
+        t->fetched.missed += w.unique;
+        t->fetched.came += x.came;
+    }
     pst_wants_free(&w);
     return s;
 }
@@ -438,4 +442,8 @@ pst_status pst_fetch_key(pst_table *t, const pst_key *key, uint32_t *slot) {
     pst_key own = *key;
     pst_keys keys = {&own, get_single, slot, 1};
     return pst_fetch(t, &keys);
+}
+
+void pst_table_get_fetch_stats(const pst_table *t, pst_fetch_stats *stats) {
+    *stats = t->fetched;
 }

@@ -28,6 +28,13 @@ typedef struct pst_wanted_keys {
     uint64_t most_bytes; /* of what files said of several keys, kept at a time; 0: 8 MiB */
 } pst_wanted_keys;
 
+/* Puts into `order` which of the keys to ask for: each one once, in the order of files, so that parts of
+ * them can be looked up one after the other. There is room for as many as there are keys; *n is how
+ * many there are. `schema` is a table's, or as files have it. PST_INVALID: no key groups; and what is
+ * said below of keys and memory. */
+pst_status pst_wanted_order(const pst_schema *schema, int32_t max_parallelism,
+                            const pst_wanted_keys *wanted, uint32_t *order, uint32_t *n);
+
 /* Writes what the files of a stack say of those keys. `info` gives the lineage, and the kind: PST_BASE
  * where no older files have anything of the keys, else PST_DELTA, which says what of them is void;
  * all else is filled in. O(keys) reads at most, many at a time, and memory for most_bytes, the pool

@@ -166,3 +166,17 @@ void pst_wanted_free(pst_wanted_list *w) {
     pst_charge_drop(&w->charge);
     pst_budget_release(w->charge.budget);
 }
+
+pst_status pst_wanted_order(const pst_schema *schema, int32_t max_parallelism,
+                            const pst_wanted_keys *wanted, uint32_t *order, uint32_t *n) {
+    pst_wanted_list w;
+    if (max_parallelism < 1)
+        return PST_INVALID;
+    pst_status s = pst_wanted_make(&w, schema, max_parallelism, wanted, NULL);
+    for (uint32_t i = 0; !s && i < w.n; i++)
+        order[i] = w.keys[i].at;
+    if (!s)
+        *n = w.n;
+    pst_wanted_free(&w);
+    return s;
+}

@@ -233,6 +233,42 @@ static void run_model(world_style style, size_t base, uint64_t seed) {
     world_free(w);
 }
 
+/* ---- order -------------------------------------------------------------------------------------- */
+
+/* Each key once, in the order of files. */
+static void run_order(void) {
+    enum { KEYS = 300 };
+    world *w = &the_world;
+    uint64_t ids[KEYS], seen[100] = {0};
+    uint32_t order[KEYS], n = 0, wrong = 0;
+    byte_heap *h = calloc(1, sizeof *h);
+    pst_record last = {0};
+    REQUIRE(h);
+    memset(w, 0, sizeof *w);
+    world_schema(w, WORLD_STRINGS);
+    for (size_t i = 0; i < KEYS; i++)
+        ids[i] = i * 7 % 100;
+    wanted x = want(w, ids, KEYS);
+    pst_wanted_keys keys = {x.columns, 1, 0};
+    CHECK_EQ(pst_wanted_order(&w->schema, WORLD_GROUPS, &keys, order, &n), PST_OK);
+    CHECK_EQ(n, 100);
+    for (uint32_t i = 0; i < n; i++) {
+        pst_record r = {0};
+        world_key(w, h, ids[order[i]], &r);
+        wrong += seen[ids[order[i]]]++ > 0;
+        wrong += i && pst_place_compare(last.key_group, last.hash, r.key_group, r.hash) > 0;
+        last = r;
+    }
+    CHECK_EQ(wrong, 0);
+    CHECK_EQ(pst_wanted_order(&w->schema, 0, &keys, order, &n), PST_INVALID);
+    keys.n_columns = 3;
+    CHECK_EQ(pst_wanted_order(&w->schema, WORLD_GROUPS, &keys, order, &n), PST_INVALID);
+    wanted_free(&x);
+    heap_free(h);
+    free(h);
+    pst_file_schema_destroy(w->made);
+}
+
 /* ---- room -------------------------------------------------------------------------------------- */
 
 /* Keys that have too much are asked for again, fewer at a time; a single one always comes. */
@@ -389,6 +425,7 @@ int main(int argc, char **argv) {
     for (uint64_t seed = 1; seed <= runs; seed++)
         for (int style = 0; style < WORLD_STYLES; style++)
             run_model((world_style)style, 600 + 100 * seed, seed);
+    run_order();
     run_room();
     run_faults();
     return check_report();

@@ -219,6 +219,12 @@ cdef extern from "pystate.h" nogil:
 
     pst_status pst_table_settle(pst_table *t)
     pst_status pst_table_leave(pst_table *t, const pst_room *wanted, pst_room *left)
+    ctypedef struct pst_fetch_stats:
+        uint64_t asked
+        uint64_t missed
+        uint64_t came
+
+    void pst_table_get_fetch_stats(const pst_table *t, pst_fetch_stats *stats)
     pst_status pst_table_room(pst_table *t, uint64_t keys, uint64_t *fits, pst_room *leave)
 
     pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch)
@@ -665,4 +671,15 @@ cdef extern from "pystate.h" nogil:
     void pst_stack_get_stats(const pst_stack *st, pst_stack_stats *stats)
     pst_status pst_stack_get(pst_stack *st, const pst_cell *key, uint32_t nulls,
                              pst_record *record)
+    ctypedef struct pst_wanted_keys:
+        const pst_array *columns
+        int32_t n_columns
+        uint64_t most_bytes
+
+    pst_status pst_wanted_order(const pst_schema *schema, int32_t max_parallelism,
+                                const pst_wanted_keys *wanted, uint32_t *order, uint32_t *n)
+    pst_status pst_stack_lookup(pst_stack *st, const pst_wanted_keys *wanted, const pst_io *io,
+                                pst_file_info *info, pst_detail *detail)
+    pst_status pst_sst_reader_lookup(pst_sst_reader *r, const pst_wanted_keys *wanted,
+                                     const pst_io *io, pst_file_info *info)
     pst_status pst_table_set_stack(pst_table *t, pst_stack *stack, const pst_lineage *lineage)

@@ -448,6 +448,13 @@ cdef class Table:
         self.ready()
         return None if self.stack is None else self.stack.stats()
 
+    def fetch_stats(self):
+        """Return what was asked for since it was opened, in the order of ``pst_fetch_stats``."""
+        cdef pst_fetch_stats s
+        self.ready()
+        pst_table_get_fetch_stats(self.t, &s)
+        return (s.asked, s.missed, s.came)
+
     def set_whole(self, bint whole):
         """Say whether the table has all rows, so that none has to be looked for in files."""
         self.ready()

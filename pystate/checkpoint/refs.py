@@ -214,6 +214,14 @@ class RangeState(KeyGroups):
         return self.deltas if self.base is None else (self.base, *self.deltas)
 
     @property
+    def estimated_keys(self) -> int:
+        """About how many keys the files hold: what they put, less what they delete.
+
+        A key counts in each file that puts it, and so do elements: it is too many rather than few.
+        """
+        return max(0, int(sum((ref.rows - ref.tombstones) * ref.share for ref in self.files)))
+
+    @property
     def depth(self) -> int:
         """How many files count for one key group, in the key group that has the most."""
         files, first, last = self.files, self.first_key_group, self.last_key_group

@@ -23,8 +23,8 @@ from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, restrict
 from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError, SchemaError
-from pystate.processor.epochs import epoch_of, storage_at
-from pystate.processor.scan import StateScan, load_files, open_named
+from pystate.processor.epochs import epoch_of, open_named, storage_at
+from pystate.processor.scan import StateScan, load_files
 from pystate.processor.selection import Selection
 from pystate.state.declaration import file_name
 from pystate.state.defaults import fill_defaults

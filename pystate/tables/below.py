@@ -83,6 +83,11 @@ _reads = _Reads()
 os.register_at_fork(after_in_child=_reads.reset)
 
 
+def process_reads() -> core.Reads:
+    """What reads files with guides for all of this process."""
+    return _reads.get()
+
+
 class FilesBelow:
     """Files in which the rows of a table are, oldest first, and those of them that are open.
 

@@ -92,7 +92,7 @@ def put_above(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> 
     else:
         below.set_files(_below(backend, spec, base, refs), all_known=known)
         _found[below.wanted] = base.files, base.since
-    below.left = 0
+    below.count_anew()
     if refs:
         changed = refs[-1].rows if refs[-1].kind == "delta" else 0
         backend.below.leave_room(max(changed + changed // 4, backend.stats().keys // 8))

@@ -59,7 +59,7 @@ from pystate.tables.below import (
     written,
 )
 from pystate.tables.loading import apply_file
-from pystate.tables.options import TableOptions
+from pystate.tables.options import DiskStats, TableOptions
 from pystate.tables.registry import StateRegistry
 from pystate.tables.snapshots import FilesReader, Snapshot
 from pystate.tables.timers import Places, Timers
@@ -121,6 +121,40 @@ class Owner(Protocol):
     def _key_types(self) -> list[StateType]: ...
 
 
+class _Counts:
+    """What a table counts, added up over its stacks of files and over tables made anew."""
+
+    _TABLE = 3  # the first ones are the table's, the others its stack's
+
+    def __init__(self, table: core.Table) -> None:
+        self._table = table
+        self._last: tuple[int, ...] = (0,) * 9
+        self._total: tuple[int, ...] = (0,) * 9
+
+    def note(self) -> tuple[int, ...]:
+        """Add up what was counted since the last time.
+
+        Returns what `pst_fetch_stats` has, and then the first six of `pst_stack_stats`.
+        """
+        if not self._table.is_open:
+            return self._total
+        now = (*self._table.fetch_stats(), *(self._table.stack_stats() or (0,) * 6)[:6])
+        pairs = zip(now, self._last, strict=True)
+        news = [n - last if n >= last else n for n, last in pairs]
+        self._total = tuple(t + new for t, new in zip(self._total, news, strict=True))
+        self._last = now
+        return self._total
+
+    def begin_stack(self) -> None:
+        """Another stack was set, which counts from nothing."""
+        self._last = (*self._last[: self._TABLE], *(0,) * (len(self._last) - self._TABLE))
+
+    def begin(self) -> None:
+        """Forget what was counted."""
+        self.note()
+        self._total = (0,) * len(self._total)
+
+
 class RowsBelow:
     """The files below a backend's table; `KeyedStateBackend.below` is it.
 
@@ -133,8 +167,9 @@ class RowsBelow:
     def __init__(self, backend: Owner, on_disk: bool) -> None:
         #: Whether they may leave memory.
         self.on_disk = on_disk
-        #: How many rows have left; whoever counts them says from when on.
+        #: How many rows have left.
         self.left = 0
+        self._counts = _Counts(backend._table)
         #: Whether a shared table was made anew, in another file; whoever asks says False then.
         self.is_new_file = False
         self._backend = backend
@@ -249,7 +284,9 @@ class RowsBelow:
     def _set_stack(self) -> None:
         wanted = self._wanted
         stack = wanted.stack(self._core_schema(), self._backend.max_parallelism)
+        self._counts.note()
         self._table.set_stack(stack, self._lineage)
+        self._counts.begin_stack()
         self._placed = wanted
 
     def _are_of_last_epoch(self) -> bool:
@@ -713,9 +750,33 @@ class RowsBelow:
 
     @property
     def looked_up(self) -> int:
-        """How many keys were looked for in the files that are set."""
-        stats = self._table.stack_stats()
-        return 0 if stats is None else int(stats[0])
+        """How many keys were looked for in files."""
+        return self._counts.note()[1]
+
+    def stats(self, estimated_keys: int) -> DiskStats:
+        """What is in memory, and what was looked up; `estimated_keys` is what the files hold."""
+        self._backend.open()
+        asked, missed, came, _, files, lies, _, reads, size_bytes = self._counts.note()
+        stack = self._table.stack_stats()
+        keys = self._table.stats()[0]
+        return DiskStats(
+            rows_in_memory=keys,
+            estimated_keys=max(keys, estimated_keys),
+            cache_hits=max(0, asked - missed),
+            cache_misses=missed,
+            absent_keys=missed - came,
+            files_asked=files,
+            filter_lies=lies,
+            reads=reads,
+            read_bytes=size_bytes,
+            guide_bytes=0 if stack is None else int(stack[8]),
+            rows_left=self.left,
+        )
+
+    def count_anew(self) -> None:
+        """Count from now on what is looked up and what leaves."""
+        self.left = 0
+        self._counts.begin()
 
     @property
     def are_any(self) -> bool:

@@ -18,6 +18,7 @@ import pystate as ps
 from pystate._core import core
 from pystate.errors import (
     CheckpointError,
+    ClosedError,
     CorruptFileError,
     InvalidArgumentError,
     MemoryLimitError,
@@ -560,3 +561,42 @@ def test_a_backend_is_restored_without_reading_rows(tmp_path: Path) -> None:
     with ps.KeyedStateBackend("long", states=STATES, home="disk") as backend:
         backend.restore([base.path])
         assert backend["n"].values(backend.keys([5, 500])).to_pylist() == [1, 0]
+
+
+def test_figures_of_the_cache(tmp_path: Path) -> None:
+    """What is in memory, what was looked up, and what the history says of it."""
+    states = {"n": ps.ValueState("long", default=0)}
+    with ps.open(tmp_path, key="long", states=states, home="disk", limit_bytes=64 << 20) as store:
+        store["n"].add(store.keys(range(1000)), 1)
+        store.checkpoint()
+    with ps.open(tmp_path, key="long", states=states, home="disk", limit_bytes=64 << 20) as store:
+        begin = store.disk_stats()
+        assert (begin.rows_in_memory, begin.estimated_keys, begin.cache_misses) == (0, 1000, 0)
+        assert begin.hit_rate is None and begin.files_per_lookup is None
+        store["n"].add(store.keys([1, 2, 3, 3, 5000]), 1)  # a key twice, and a new one
+        stats = store.disk_stats()
+        assert (stats.cache_misses, stats.absent_keys, stats.rows_in_memory) == (4, 1, 4)
+        assert stats.files_asked >= 3 and stats.reads >= 1 and stats.read_bytes > 0
+        assert stats.guide_bytes > 0 and stats.cache_hits == 1 and stats.hit_rate == 0.2
+        store["n"].values(store.keys([1, 2, 3]))
+        assert store.disk_stats().cache_hits == 4
+        store.checkpoint()
+        store["n"].values(store.keys([1, 9]))  # by another stack of files
+        after = store.disk_stats()
+        assert (after.cache_hits, after.cache_misses) == (5, 5)
+        assert after.files_asked > stats.files_asked and after.read_bytes > stats.read_bytes
+        store["n"].add(store.keys([1]), 1)
+        store.checkpoint()
+    [first, second, third] = ps.history(tmp_path).records
+    [one], [two], [three] = first.operators, second.operators, third.operators
+    assert (one.hit_rate, one.rows_in_memory) == (None, 0)
+    assert (two.cache_hits, two.cache_misses, two.rows_in_memory) == (4, 4, 4)
+    assert (three.cache_hits, three.cache_misses) == (2, 1)
+    assert two.keys >= 1001 and two.files_per_lookup is not None
+    with pytest.raises(ClosedError):
+        store.disk_stats()
+    with (
+        ps.open(tmp_path / "heap", key="long", states=states) as heap,
+        pytest.raises(InvalidArgumentError, match="all rows in memory"),
+    ):
+        heap.disk_stats()

@@ -72,6 +72,15 @@ if TYPE_CHECKING:
 STAGING = "pystate.staging"
 #: The local property with the `ResultFiles` of the operator whose tasks write the result.
 WRITING = "pystate.writing"
+#: What a task on disk reports of its table, by the names of `DiskStats`.
+_DISK_METRICS = (
+    "rows_in_memory",
+    "cache_hits",
+    "cache_misses",
+    "files_asked",
+    "read_bytes",
+    "rows_left",
+)
 
 
 def _local_property(name: str) -> str | None:
@@ -502,10 +511,12 @@ class RangeTask:
             self.metrics["keys"] = stats.keys
             self.metrics["state_bytes"] = stats.committed_bytes
             if self.backend.below.on_disk:
-                before = 0 if self._steps is None else self._steps.looked_up
-                self.metrics["rows_looked_up"] = before + self.backend.below.looked_up
+                on_disk = self.backend.below.stats(self.state.estimated_keys)
+                self.metrics["keys"] = on_disk.estimated_keys
+                self.metrics["rows_looked_up"] = on_disk.cache_misses
                 self.metrics["steps"] = 0 if self._steps is None else self._steps.taken
-                self.metrics["rows_left"] = self.backend.below.left
+                for name in _DISK_METRICS:
+                    self.metrics[name] = getattr(on_disk, name)
             self.release()
         late = invalid = 0
         if self._context is not None:

@@ -228,7 +228,7 @@ def test_values_lists_and_maps_need_no_table(filled: Path, monkeypatch: pytest.M
     kinds: list[dict[str, Any]] = [{}, {"state": "l"}, {"key_groups": range(2)}]
     kinds += [{"state": name, "explode": True} for name in "lm"]
     rows = [read_state(filled, **asked) for asked in kinds]
-    # Of some keys a table is read, which gives the same.
+    # Keys that are looked up give the same.
     every = [read_state(filled, keys=[*range(8)], **asked) for asked in kinds]
     assert [t.schema for t in rows] == [t.schema for t in every]
     assert [sorted(map(str, t.to_pylist())) for t in rows] == [
