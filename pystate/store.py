@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from shutil import copyfileobj
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -64,7 +64,7 @@ from pystate.errors import (
     PystateError,
 )
 from pystate.redaction import logger
-from pystate.state.declaration import State
+from pystate.state.declaration import Defaults, State
 from pystate.state.evolution import same_content
 from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import declared_fills, in_files, stored_defaults
@@ -659,9 +659,14 @@ class Store:
             delta.memory.close()
 
     def _operator(self, state: RangeState) -> OperatorState:
-        defaults = stored_defaults(self._backend.declarations)
-        return OperatorState(_UID, 1, *self._schemas(), (state,), defaults=defaults)
+        return OperatorState(_UID, 1, *self._schemas, (state,), defaults=self._defaults)
 
+    # What is declared stays, and each checkpoint says it.
+    @cached_property
+    def _defaults(self) -> Defaults:
+        return stored_defaults(self._backend.declarations)
+
+    @cached_property
     def _schemas(self) -> tuple[Schema, Schema]:
         keys = tuple((name, type_.ddl) for name, type_ in self._backend.key)
         return keys, tuple((n, d.stored_as()) for n, d in self._backend.declarations.items())
@@ -681,11 +686,11 @@ class Store:
             )
         stored = (operator.key_schema, operator.state_schema)
         unclaimed = check_schemas(
-            _UID, stored, self._schemas(), allow_unclaimed_state=allow_unclaimed_state
+            _UID, stored, self._schemas, allow_unclaimed_state=allow_unclaimed_state
         )
         # The next checkpoint removes dropped states and fields from the files, so that they stay
         # dropped.
-        self._rebase = bool(unclaimed) or not same_content(stored[1], self._schemas()[1])
+        self._rebase = bool(unclaimed) or not same_content(stored[1], self._schemas[1])
         self._range = operator.ranges[0]
         lineage = self._lineage()
         if lineage is None:

@@ -30,7 +30,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pystate.checkpoint.manifest import Manifest
@@ -248,9 +248,10 @@ class EpochRecord:
     def encode(self) -> bytes:
         """Return the record's line."""
         # Values in the order of the fields: names would take most of the space.
-        *values, operators = astuple(self)[:-_FLOW_VALUES]
+        *values, operators = list(vars(self).values())[:-_FLOW_VALUES]
         flow = self.rows_in, self.rows_out, self.late_rows
-        values = _round_times((_VERSION, *values, *flow, operators))
+        records = tuple(tuple(vars(operator).values()) for operator in operators)
+        values = _round_times((_VERSION, *values, *flow, records))
         data = json.dumps(values, separators=(",", ":"), ensure_ascii=True).encode("ascii")
         return b"%08x %s\n" % (zlib.crc32(data), data)
 
