@@ -325,6 +325,31 @@ static void test_larger_than_memory(void) {
     end(&f);
 }
 
+/* Of many rows that were used the one leaves whose list is long. */
+static void test_leaves_first(void) {
+    enum { OTHERS = 100 };
+    files f;
+    uint64_t key = long_key(7);
+    begin(&f, (uint64_t)1 << 26);
+    for (uint64_t n = 0; n < 2; n++) {
+        for (uint64_t k = 0; k < OTHERS; k++)
+            REQUIRE(append_many(f.t, 1000 + k, n * 5, 5) == PST_OK);
+        REQUIRE(append_many(f.t, key, n * 5000, 5000) == PST_OK);
+        seal(&f);
+        f.left = 0;
+        leave(&f, 1);
+        CHECK_EQ(f.left, 1);
+    }
+    uint64_t before = reads_of(&f);
+    for (uint64_t k = 0; k < OTHERS; k++)
+        REQUIRE(!set_key(f.t, 1000 + k, 0));
+    CHECK_EQ(reads_of(&f), before);
+    REQUIRE(!set_key(f.t, key, 0));
+    CHECK(reads_of(&f) > before);
+    check_items(&f, 0, 10000);
+    end(&f);
+}
+
 /* ---- a process that dies ------------------------------------------------------------------------- */
 
 /* Lists of one hash, whose items are numbers that rise. Of the last two sealed epochs, and now. */
@@ -532,6 +557,7 @@ int main(int argc, char **argv) {
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     test_walks();
     test_larger_than_memory();
+    test_leaves_first();
     for (uint64_t i = 0; i < seeds; i++)
         test_killed(seed + i);
     return check_report();
