@@ -213,6 +213,9 @@ static pst_status append_many(pst_table *t, uint64_t key, uint64_t first, int32_
 
 /* All items of the current key are their numbers, from `first` on. */
 static void check_items(files *f, uint64_t first, uint64_t n) {
+    uint64_t below;
+    REQUIRE(!pst_list_below(f->t, L, &below));
+    CHECK(below <= n);
     pst_elements *e = NULL;
     pst_run run;
     uint64_t at = 0, count;
@@ -272,7 +275,7 @@ static void check_copy(files *f, uint64_t key, uint64_t n) {
 
 static void test_larger_than_memory(void) {
     files f;
-    uint64_t n = 0, most = 0, key = long_key(7);
+    uint64_t n = 0, most = 0, key = long_key(7), below;
     begin(&f, LIMIT);
     REQUIRE(append_many(f.t, 1, 0, 5) == PST_OK); /* a short one beside it */
     seal(&f);
@@ -297,6 +300,8 @@ static void test_larger_than_memory(void) {
         CHECK(reads_of(&f) - before < 12 * MOST_FILES);
         CHECK(!pst_table_dirty(f.t));
         check_items(&f, 0, n);
+        REQUIRE(!pst_list_below(f.t, L, &below));
+        CHECK_EQ(below, n);
         check_middle(&f, n);
         check_copy(&f, key, n);
         pst_budget_get_stats(f.budget, &stats);
