@@ -103,6 +103,19 @@ pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count) {
                                                 : pst_row_count(t, slot, column, count);
 }
 
+pst_status pst_list_below(pst_table *t, int32_t column, uint64_t *items) {
+    uint32_t slot;
+    uint64_t end;
+    pst_status s = row_of(t, column, PST_LIST, 0, &slot);
+    *items = 0;
+    if (s || slot == PST_NONE || !pst_items_are_below(t, slot, column))
+        return s;
+    pst_list l = pst_row_list(t, pst_row(t, slot), column);
+    (void)pst_list_is_below(t, &l, &end);
+    *items = end - pst_list_start(t->heap, pst_heap_bytes(t), &l);
+    return PST_OK;
+}
+
 /* ---- walks ----------------------------------------------------------------------------------- */
 
 pst_status pst_elements_create(pst_table *t, pst_elements **elements) {

@@ -9,7 +9,7 @@
 enum { AHEAD = 16, COUNTED = 64 };
 
 #ifndef PST_LEAVE_LIST
-#define PST_LEAVE_LIST ((uint64_t)1 << 20) /* bytes of a list that is long; tests have less */
+#define PST_LEAVE_LIST ((uint64_t)256 << 10) /* bytes of a list that is long; tests have less */
 #endif
 
 static const pst_domain domains[] = {PST_EVENT, PST_PROCESSING};

@@ -9,9 +9,9 @@
 #include "sst/record.h"
 #include "stack/walk.h"
 
-/* A list is long that goes on in more blocks of files than that. */
+/* A list is long that goes on in blocks of files of more bytes than that. */
 #ifndef PST_LONG_RUNS
-#define PST_LONG_RUNS 4 /* tests have less */
+#define PST_LONG_RUNS (64 << 10) /* tests have less */
 #endif
 
 enum { ROOM_PER_BYTE = 3, ROOM = 1 << 16 /* as elements/admit.c */ };
@@ -19,9 +19,9 @@ enum { ROOM_PER_BYTE = 3, ROOM = 1 << 16 /* as elements/admit.c */ };
 /* What files say of a list so far. */
 typedef struct seen_list {
     uint64_t start;
-    uint64_t end;   /* 0: nothing */
-    int64_t blocks; /* in which it goes on */
-    int below;      /* its items are not in the row */
+    uint64_t end;  /* 0: nothing */
+    int64_t bytes; /* of blocks in which it goes on */
+    int below;     /* its items are not in the row */
 } seen_list;
 
 typedef struct admitter {
@@ -119,7 +119,7 @@ int pst_long_may_be(const pst_table *t) {
 static pst_status take_list(admitter *x, int32_t i) {
     seen_list *l = &x->lists[i];
     uint8_t bytes[PST_ELEMENT_ID + 9];
-    uint64_t first, last, end, unused, from = pst_walk_block(&x->w, &unused);
+    uint64_t first, last, end, raw, from = pst_walk_block(&x->w, &raw);
     pst_bytes element = {bytes, sizeof bytes};
     pst_status s = numbers_of(x, i, &first, &end);
     if (s)
@@ -130,7 +130,7 @@ static pst_status take_list(admitter *x, int32_t i) {
     memcpy(bytes, x->record.key[x->t->schema.n_keys].bytes.data, PST_ELEMENT_ID);
     memset(bytes + PST_ELEMENT_ID, 0xFF, sizeof bytes - PST_ELEMENT_ID);
     s = pst_walk_seek_last(&x->w, &element);
-    uint64_t to = pst_walk_block(&x->w, &unused);
+    uint64_t to = pst_walk_block(&x->w, &raw);
     if (!s)
         s = pst_walk_next(&x->w, &x->record);
     if (!s && list_of(x->t, &x->record) != i)
@@ -143,8 +143,8 @@ static pst_status take_list(admitter *x, int32_t i) {
         l->start = first;
     if (end > l->end)
         l->end = end;
-    l->blocks += (int64_t)(to - from);
-    if (may_be_long(x->t, i) && (l->below || l->blocks > PST_LONG_RUNS)) {
+    l->bytes += (int64_t)((to - from) * raw);
+    if (may_be_long(x->t, i) && (l->below || l->bytes > PST_LONG_RUNS)) {
         if (!l->below && pst_row_has(&x->t->lay, pst_row(x->t, x->a.slot), i))
             s = pst_row_clear(x->t, pst_row(x->t, x->a.slot), i);
         l->below = 1;

@@ -342,13 +342,20 @@ int pst_member_descriptor(const pst_member *m) {
 
 /* ---- looking into it ------------------------------------------------------------------------- */
 
-uint64_t pst_member_blocks(const pst_member *m, int32_t key_group, uint64_t hash) {
+uint64_t pst_member_blocks(const pst_member *m, int32_t key_group, uint64_t hash, uint64_t *bytes) {
     uint32_t n, first = pst_guide_segments(m->guide, key_group, hash, &n);
     uint64_t all = 0;
+    *bytes = 0;
     for (uint32_t i = first; i < first + n; i++) {
-        uint32_t blocks;
-        (void)pst_guide_blocks(&m->guide->segments[i], m->entries[i], key_group, hash, &blocks);
+        const pst_guide_segment *s = &m->guide->segments[i];
+        uint32_t blocks, block = pst_guide_blocks(s, m->entries[i], key_group, hash, &blocks);
         all += blocks;
+        if (blocks == s->blocks) {
+            *bytes += (uint64_t)s->raw * PST_GUIDE_UNIT;
+            continue;
+        }
+        for (uint32_t end = block + blocks; block < end; block++)
+            *bytes += pst_guide_block_at(s, m->entries[i], block).raw;
     }
     return all;
 }

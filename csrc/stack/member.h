@@ -61,8 +61,9 @@ static inline pst_member *pst_member_retain(pst_member *m) {
 /* Whether rows of tables with that file schema and so many key groups are looked up in it. */
 int pst_member_fits(const pst_member *m, const pst_schema *schema, int32_t max_parallelism);
 
-/* How many blocks may have rows of a place. More than two have nothing else. */
-uint64_t pst_member_blocks(const pst_member *m, int32_t key_group, uint64_t hash);
+/* How many blocks may have rows of a place, and how many raw bytes. More than two have nothing else.
+ * O(blocks of a segment + segments). */
+uint64_t pst_member_blocks(const pst_member *m, int32_t key_group, uint64_t hash, uint64_t *bytes);
 
 /* Makes a buffer that large, without what is in it, and asks for that before it is taken: a block may
  * say any size of itself. PST_NO_MEMORY, PST_LIMIT. */

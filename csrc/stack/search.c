@@ -5,13 +5,13 @@
 #include "base/hash.h"
 #include "stack/read_costs.h"
 
-/* Of so many blocks for each wanted key of a place it pays to look for those that are needed. Tests
- * take any key for one of these. */
-enum { PST_LONG_BLOCKS = 16 };
+/* Of so many bytes for each wanted key of a place it pays to look for the records that are needed.
+ * Tests take any key for one of these. */
+#define PST_LONG_BYTES ((uint64_t)128 << 10)
 #ifdef PST_LONG_SOME
-#define PST_IS_LONG(blocks, keys, hash) ((blocks) > 0 && (keys) > 0 && (hash) % PST_LONG_SOME == 0)
+#define PST_IS_LONG(bytes, keys, hash) ((bytes) > 0 && (keys) > 0 && (hash) % PST_LONG_SOME == 0)
 #else
-#define PST_IS_LONG(blocks, keys, hash) ((blocks) > (uint64_t)PST_LONG_BLOCKS * (keys))
+#define PST_IS_LONG(bytes, keys, hash) ((bytes) > PST_LONG_BYTES * (keys))
 #endif
 
 enum {
@@ -35,7 +35,7 @@ typedef struct wanted {
     uint8_t any;      /* something was found */
     uint8_t here;     /* in the file that it asks */
     uint8_t done;
-    uint16_t blocks; /* of files that it has asked, beyond the two that a short key may lie in */
+    uint16_t kib; /* of files that it has asked and that have much of it */
 } wanted;
 
 /* A key in a file that it asks, and the blocks in which it would be. */
@@ -594,20 +594,21 @@ static uint32_t keys_of_place(const run *r, uint32_t i, uint64_t most) {
     return end - from;
 }
 
-/* Whether the key's place has so many blocks that it is left to whoever knows which are needed. */
+/* Whether files have so much at the key's place that it is left to whoever knows what is needed. */
 static int is_long(const run *r, int32_t file, uint32_t i, const item *it) {
     const pst_place *p = &r->places[r->active[i]];
     wanted *w = &r->wanted[r->active[i]];
     if (!r->seeker->is_long)
         return 0;
-    uint64_t blocks = it->blocks;
-    if (!blocks)
-        blocks = pst_member_blocks(r->st->files[file], p->key_group, p->hash);
-    blocks += w->blocks;
-    if (blocks > 2)
-        w->blocks = (uint16_t)(blocks < UINT16_MAX ? blocks - 2 : UINT16_MAX);
-    return PST_IS_LONG(blocks, 1, p->hash) &&
-           PST_IS_LONG(blocks, keys_of_place(r, i, blocks / PST_LONG_BLOCKS + 1), p->hash) &&
+    uint64_t bytes = 1;
+    /* What lies in two blocks shares them with others. */
+    if (!it->blocks || it->blocks > 2) {
+        (void)pst_member_blocks(r->st->files[file], p->key_group, p->hash, &bytes);
+        bytes += (uint64_t)w->kib << 10;
+        w->kib = (uint16_t)(bytes >> 10 < UINT16_MAX ? bytes >> 10 : UINT16_MAX);
+    }
+    return PST_IS_LONG(bytes, 1, p->hash) &&
+           PST_IS_LONG(bytes, keys_of_place(r, i, bytes / PST_LONG_BYTES + 1), p->hash) &&
            r->seeker->is_long(r->seeker->ctx, p->key);
 }
 

@@ -25,13 +25,14 @@ pst_status pst_walk_open(pst_walk *w, pst_stack *st, int32_t file, int32_t key_g
                          const pst_cell *key, uint32_t nulls) {
     const pst_member *m = st->files[file];
     uint32_t n, has = !m->filtered;
+    uint64_t bytes;
     if (!pst_stack_counts(st, file, key_group))
         return PST_NOT_FOUND;
     uint32_t segment = pst_guide_segments(m->guide, key_group, hash, &n);
     for (uint32_t i = segment; !has && i < segment + n; i++)
         has = (uint32_t)pst_guide_may_have(&m->guide->segments[i], m->entries[i],
                                            pst_member_filter(m, i), key_group, hash);
-    uint64_t blocks = has ? pst_member_blocks(m, key_group, hash) : 0;
+    uint64_t blocks = has ? pst_member_blocks(m, key_group, hash, &bytes) : 0;
     if (!blocks || !pst_guide_is_within(m->guide, key, nulls, st->n_keys))
         return PST_NOT_FOUND;
     *w = (pst_walk){.stack = pst_stack_retain(st),

@@ -213,6 +213,9 @@ static pst_status append_many(pst_table *t, uint64_t key, uint64_t first, int32_
 
 /* All items of the current key are their numbers, from `first` on. */
 static void check_items(files *f, uint64_t first, uint64_t n) {
+    uint64_t below;
+    REQUIRE(!pst_list_below(f->t, L, &below));
+    CHECK(below <= n);
     pst_elements *e = NULL;
     pst_run run;
     uint64_t at = 0, count;
@@ -272,7 +275,7 @@ static void check_copy(files *f, uint64_t key, uint64_t n) {
 
 static void test_larger_than_memory(void) {
     files f;
-    uint64_t n = 0, most = 0, key = long_key(7);
+    uint64_t n = 0, most = 0, key = long_key(7), below;
     begin(&f, LIMIT);
     REQUIRE(append_many(f.t, 1, 0, 5) == PST_OK); /* a short one beside it */
     seal(&f);
@@ -297,6 +300,8 @@ static void test_larger_than_memory(void) {
         CHECK(reads_of(&f) - before < 12 * MOST_FILES);
         CHECK(!pst_table_dirty(f.t));
         check_items(&f, 0, n);
+        REQUIRE(!pst_list_below(f.t, L, &below));
+        CHECK_EQ(below, n);
         check_middle(&f, n);
         check_copy(&f, key, n);
         pst_budget_get_stats(f.budget, &stats);
@@ -322,6 +327,31 @@ static void test_larger_than_memory(void) {
     anew(&f, LIMIT);
     REQUIRE(!set_key(f.t, key, 0));
     check_items(&f, 1000, 20);
+    end(&f);
+}
+
+/* Of many rows that were used the one leaves whose list is long. */
+static void test_leaves_first(void) {
+    enum { OTHERS = 100 };
+    files f;
+    uint64_t key = long_key(7);
+    begin(&f, (uint64_t)1 << 26);
+    for (uint64_t n = 0; n < 2; n++) {
+        for (uint64_t k = 0; k < OTHERS; k++)
+            REQUIRE(append_many(f.t, 1000 + k, n * 5, 5) == PST_OK);
+        REQUIRE(append_many(f.t, key, n * 5000, 5000) == PST_OK);
+        seal(&f);
+        f.left = 0;
+        leave(&f, 1);
+        CHECK_EQ(f.left, 1);
+    }
+    uint64_t before = reads_of(&f);
+    for (uint64_t k = 0; k < OTHERS; k++)
+        REQUIRE(!set_key(f.t, 1000 + k, 0));
+    CHECK_EQ(reads_of(&f), before);
+    REQUIRE(!set_key(f.t, key, 0));
+    CHECK(reads_of(&f) > before);
+    check_items(&f, 0, 10000);
     end(&f);
 }
 
@@ -532,6 +562,7 @@ int main(int argc, char **argv) {
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     test_walks();
     test_larger_than_memory();
+    test_leaves_first();
     for (uint64_t i = 0; i < seeds; i++)
         test_killed(seed + i);
     return check_report();
