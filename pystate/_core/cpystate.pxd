@@ -350,6 +350,8 @@ cdef extern from "pystate.h" nogil:
         PST_PROCESSING
 
 
+    int64_t pst_table_horizon(const pst_table *t, pst_domain domain)
+
     ctypedef struct pst_timers_place:
         int64_t time_ms
         uint64_t key_group

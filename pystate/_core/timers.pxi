@@ -290,6 +290,14 @@ cdef class TimerService:
             self.table.end()
         return status
 
+    def knows(self, domain, until):
+        """Whether the rows of all timers up to a time are in memory."""
+        cdef int64_t until_ms = time_of(until)
+        cdef int number = domain_of(domain)
+        self.table.ready()
+        return (not self.table.below
+                or pst_table_horizon(self.table.t, <pst_domain> number) > until_ms)
+
     def passed(self, domain):
         """Return a place before which no key has a timer, neither in memory nor in files.
 

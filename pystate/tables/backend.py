@@ -196,10 +196,9 @@ class KeyedStateBackend:
         """Make the backend of an operator for a range of key groups, by default all.
 
         With a `path` the table is shared among those whom `identity` admits. Also where the options
-        say that tables are on disk, operators with timers and those of instances have all of their
-        rows in memory.
+        say that tables are on disk, operators of instances have all of their rows in memory.
         """
-        on_disk = options.on_disk and not (operator.timers or operator.instances)
+        on_disk = options.on_disk and not operator.instances
         backend = cls(
             operator.key,
             states=operator.states,
@@ -922,10 +921,11 @@ class KeyedStateBackend:
             return
         self._flush()
         batches = walked(self._table, max_rows, self._key_types(), changed=changed)
-        if changed or self.home != DISK:
+        if self.home != DISK:
             yield from batches
             return
-        # Rows must be able to leave while their keys are gone over, so these are taken before.
+        # Rows must be able to leave while their keys are gone over, and what changed may become a
+        # step, so the keys are taken before.
         taken = [batch._columns() for batch in batches]
         for columns in taken:
             yield KeyBatch(self._table, columns, self._key_types())

@@ -68,7 +68,9 @@ def begin_at(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> i
     parent = newest.parent if newest.id == base.id else EMPTY_ID
     name = Lineage(bytes.fromhex(base.id), bytes.fromhex(parent), newest.epoch, spec.query)
     files = _below(backend, spec, base, refs)
-    backend.below.begin_at(name, files)
+    # An epoch fires all timers that are due, and says when the next ones are.
+    next_timers = base.next_event_timer_ms, base.next_processing_timer_ms
+    backend.below.begin_at(name, files, next_timers)
     return len(files)
 
 

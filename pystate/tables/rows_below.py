@@ -69,6 +69,8 @@ from pystate.types.state_type import StateType
 #: Deltas of tables on disk have changed rows whole up to this size, so that a look at the newest
 #: file with a key is the last one.
 WHOLE_ROWS_BYTES = 512
+#: The last time before which a table can be said to have no timer.
+_LAST_PASSED = (1 << 63) - 2
 #: Memory of a table of which nobody says how much it may have.
 _USUAL_BYTES = 256 << 20
 
@@ -207,6 +209,19 @@ class RowsBelow:
         """How large the objects may be that wait to be written."""
         return (self.room_bytes or _USUAL_BYTES) // 16
 
+    def most_keys(self, most: int, each: int = 1) -> int:
+        """How many keys, at most so many, can be used together: their rows are in memory at once.
+
+        `each` says how many rows are looked up for a key. A quarter of what fits, reckoned by the
+        rows that are here, is left for what is written, and to rows that are larger.
+        """
+        if not self.on_disk:
+            return most
+        self._backend.open()
+        # Those that are here can leave, if need be after a step.
+        fits = self._table.stats()[0] + self._table.room(4 * most * each)[0]
+        return max(min(most, fits // (4 * each)), 1)
+
     def write_objects_early(self) -> None:
         """Have objects of a table on disk written before too many wait for its memory."""
         for objects in self._backend._states.objects if self.on_disk else ():
@@ -332,10 +347,22 @@ class RowsBelow:
             self._reopen(True)
             raise
 
-    def begin_at(self, lineage: Lineage, files: Sequence[FileBelow]) -> None:
-        """As `reset`, of a table that was just made, and is empty; opens the files."""
+    def begin_at(
+        self,
+        lineage: Lineage,
+        files: Sequence[FileBelow],
+        next_timers: tuple[int | None, int | None] | None = None,
+    ) -> None:
+        """As `reset`, of a table that was just made, and is empty; opens the files.
+
+        `next_timers` says for each domain from when on keys may have timers; None: none has. What
+        files say of earlier ones is then passed over: these were fired, or deleted.
+        """
         self._backend.open()
         self._wanted, self._lineage = FilesBelow(files, self._wanted), lineage
+        if next_timers is not None and self._backend._states.has_timers:
+            times = (_LAST_PASSED if time is None else time for time in next_timers)
+            self._passed = lineage, tuple((min(time, _LAST_PASSED), 0, 0) for time in times)
         self.begin()
 
     @property

@@ -293,10 +293,9 @@ class RangeTask:
         self._beginning: Beginning | None = None
         self._marker: int | None = None
         self._sealed_id: str | None = None
-        #: Whether the table may be sealed before the end, so that rows leave that have changed.
-        self.may_step = True
-        #: Whether the keys that change are asked for at the end.
-        self.notes_changed = False
+        #: Whether the keys that change are asked for at the end; and whether keys of rows are first
+        #: looked up in the default namespace.
+        self.notes_changed, self.looks_up_keys = False, True
         self._steps: TaskSteps | None = None
 
     @property
@@ -357,13 +356,12 @@ class RangeTask:
             if self.backend.below.on_disk:
                 folder = self._spec.home.local_folder(STEPS, plan.operator.uid)
                 remove_left(folder)
-                if self.may_step:
-                    self._steps = TaskSteps(
-                        self.backend,
-                        folder,
-                        Lineage(bytes(16), bytes.fromhex(self.state.id), plan.epoch, plan.query),
-                        notes_changed=self.notes_changed,
-                    )
+                self._steps = TaskSteps(
+                    self.backend,
+                    folder,
+                    Lineage(bytes(16), bytes.fromhex(self.state.id), plan.epoch, plan.query),
+                    notes_changed=self.notes_changed,
+                )
             self._context = plan.context(self.state, self.backend, self.write_side)
             if plan.redistributes_in(self.state):
                 self._context.old = self._whole_state
@@ -562,17 +560,22 @@ class RangeTask:
         if attachment is not None:
             attachment.release()
 
-    def fitting(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Rows in pieces whose keys fit in memory together, and are in memory then."""
-        backend = self.backend
-        if not backend.below.are_any or backend.namespace is not None:
+    def fitting(self, rows: pa.RecordBatch, key: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Rows in pieces whose keys fit in memory together, and are in memory then.
+
+        Where the operator begins with other rows, it sees to that itself.
+        """
+        backend, count = self.backend, rows.num_rows
+        # New keys of a table that has all rows need room alone.
+        fits = not backend.below.are_any and backend.below.most_keys(count) == count
+        if fits or not self.looks_up_keys:
             yield rows
             return
         rest = [rows]
         while rest:
             piece = rest.pop()
             try:
-                backend.prefetch([leaf(piece, name) for name, _ in self.plan.router.schema])
+                backend.prefetch([leaf(piece, name) for name in key])
             except MemoryLimitError as error:
                 # Some room is left for what the operator makes of them.
                 at = (error.keys or 0) * 3 // 4

@@ -231,11 +231,12 @@ def test_tables_of_a_host_share_its_memory(worker: MakeWorker, host_limit: int) 
 
 
 def test_only_tables_on_disk_have_a_target(worker: MakeWorker, host_limit: int) -> None:
-    """With timers a table has all of its rows in memory; and whoever sets a limit has that."""
-    timed = worker(limit_bytes=0, timers=True)
-    timed.spec = dataclasses.replace(timed.spec, tables_of_host=4)
-    timed.attach(EMPTY)
-    assert timed.attachment.backend.below.room_bytes == 0
+    """A table in memory has none; and whoever sets a limit has that."""
+    other = worker("heap")
+    other.spec = dataclasses.replace(other.spec, tables_of_host=4)
+    other.attach(EMPTY)
+    assert other.attachment.backend.below.room_bytes == 0
+    other.release()
     own = worker(limit_bytes=3 * MIB)
     own.attach(EMPTY)
     assert own.attachment.backend.below.room_bytes == 3 * MIB
@@ -622,3 +623,51 @@ def test_a_worker_is_killed(tmp_path: Path, home: TableHome) -> None:
     assert one.stats().keys > 0
     assert one.read() == model
     one.stop()
+
+
+def test_timers_are_those_of_the_base(worker: MakeWorker) -> None:
+    """Whoever begins at a base looks up no timer that fired before, and misses none."""
+    one = worker(timers=True, limit_bytes=2 * MIB)
+    base, waiting = EMPTY, set[int]()
+    for epoch in range(1, 5):
+        one.attach(base)
+        backend = one.attachment.backend
+        for begin in range(epoch * 2000, epoch * 2000 + 2000, 1000):
+            keys = backend.keys(pa.array(range(begin, begin + 1000), pa.int64()))
+            backend["n"].add(keys, 1)
+            backend.register_timers(keys, "event", pa.array(range(begin, begin + 1000)))
+        waiting |= {*range(epoch * 2000, epoch * 2000 + 2000)}
+        if epoch == 3:  # what fails has fired nothing
+            assert fired(backend, 5_000) == {time for time in waiting if time <= 5_000}
+            one.release()
+            one.attach(base)
+            backend = one.attachment.backend
+            waiting -= {*range(epoch * 2000, epoch * 2000 + 2000)}
+        until = epoch * 1500
+        found = fired(backend, until)
+        assert found == {time for time in waiting if time <= until}
+        waiting -= found
+        next_timer = backend.next_timer("event")
+        base = dataclasses.replace(after(base, one.seal(epoch)), next_event_timer_ms=next_timer)
+        one.release()
+    other = worker(timers=True, limit_bytes=2 * MIB, at=TableHome(None, None))
+    assert other.attach(base)[0] == "opened"
+    backend = other.attachment.backend
+    assert backend.next_timer("event") == min(waiting)
+    assert backend.below.looked_up == 0
+    assert fired(backend, max(waiting)) == waiting
+    # Once by the hash that a file names, and once by the key that has it.
+    assert backend.below.looked_up <= len(waiting) * 2.1
+    other.release()
+
+
+def fired(backend: Any, until: int) -> set[int]:
+    """The times of event-time timers that are due, which are those of their keys."""
+    found: set[int] = set()
+    while (due := backend.due_timers("event", until)) is not None:
+        assert due.keys.to_pylist() == due.timestamps.tolist()
+        found.update(due.timestamps.tolist())
+        due.fire_all()
+        if due.are_all:
+            assert backend.due_timers("event", until) is None
+    return found
