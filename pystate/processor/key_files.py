@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -25,6 +25,7 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, PystateError
 from pystate.processor.epochs import missing_file, open_named
 from pystate.processor.selection import WantedKeys
+from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import process_reads
 
 #: Keys that are looked up at a time, and the most bytes of what one stack of files says of them: a
@@ -168,6 +169,12 @@ class KeyFiles:
                 if self._storage.exists(ref.path):
                     raise
             raise missing_file(self._storage, epoch, ref.path) from error
+
+
+def fill(backend: KeyedStateBackend, files: Sequence[FoundFile], state: RangeState) -> None:
+    """Put what was found of a range's keys into a table, which may leave states out."""
+    for file in files:
+        backend.load(file, allow_unclaimed_state=True, since=dict(state.since))
 
 
 def _core_schema(schema: FileSchema) -> core.Schema:

@@ -148,6 +148,61 @@ def test_namespaces_that_are_named(tmp_path: Path) -> None:
         lookup.rows(keys, [1])
 
 
+@pytest.mark.parametrize("namespace", [None, "long"])
+@pytest.mark.parametrize("block_bytes", [0, 4096])
+def test_keys_with_the_same_hash_are_told_apart(
+    tmp_path: Path, namespace: str | None, block_bytes: int
+) -> None:
+    """As a null leaves a hash as it is, it does not matter which of two columns is null."""
+    path = state_path("op", 0, 127, 1, "0" * 32, "delta")
+    states = {"v": ps.ValueState("long"), "l": ps.ListState("long")}
+    with ps.KeyedStateBackend(
+        {"a": "long", "b": "long"}, states=states, namespace=namespace, timers=True
+    ) as backend:
+        for key in ((1, None), (None, 1), (2, 2), (None, None)):
+            backend.set_current_key(key)
+            for space in (None, 5) if namespace else (None,):
+                if namespace:
+                    backend.set_current_namespace(space)
+                backend["v"].update(len(str(key)))
+                backend["l"].add_all([1, 2])
+        with backend.seal() as snapshot, LocalStorage(tmp_path).create(path) as out:
+            snapshot._block_bytes = block_bytes
+            snapshot.write(out)
+        published(tmp_path, backend, [path])
+    for column in ([1, 2], [None, None]), ([None], [1]), ([1, None, 7], [None, 1, 7]):
+        found = ps.read_state(tmp_path, keys=list(column)).to_pylist()
+        pairs = {pair for pair in zip(*column, strict=True) if pair not in ((2, None), (7, 7))}
+        assert {(row["a"], row["b"]) for row in found} == pairs
+        assert len(found) == len(pairs) * (2 if namespace else 1)
+        assert all(row["l"] == [1, 2] for row in found)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_changes_of_some_keys_are_those_of_all(tmp_path: Path, seed: int) -> None:
+    draw, states = (
+        random.Random(seed),
+        {"n": ps.ValueState("long"), "m": ps.MapState("long", "int")},
+    )
+    with ps.open(
+        tmp_path, key="long", states=states, retained=50, home="disk", limit_bytes=64 << 20
+    ) as store:
+        for _ in range(6):
+            for key in draw.choices(range(40), k=15):
+                store.set_current_key(key)
+                if draw.random() < 0.3:
+                    store.delete(store.keys([key]))
+                    continue
+                store["n"].update(draw.randrange(3))
+                store["m"].put(draw.randrange(3), draw.randrange(3))
+            store.checkpoint()
+    keys = draw.sample(range(60), 20)
+    for first, last in ((0, 3), (1, 6), (2, 4), (5, 6)):
+        whole = ps.changes(tmp_path, from_epoch=first, to_epoch=last).to_pylist()
+        some = ps.changes(tmp_path, from_epoch=first, to_epoch=last, keys=keys)
+        assert sorted_rows(some) == sorted(str(row) for row in whole if row["key"] in keys)
+
+
 # -- beside a job
 
 
