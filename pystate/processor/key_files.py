@@ -11,6 +11,7 @@ Thread safety: any thread.
 from __future__ import annotations
 
 import io
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -50,11 +51,16 @@ class _Known:
 class KeyFiles:
     """Looks keys up in the files of a checkpoint, and keeps those open that have guides.
 
-    An open file may be removed; `forget` closes those that an epoch does not have any more.
+    An open file may be removed, but takes its room on the disk until `forget` closes those that an
+    epoch does not have any more.
     """
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
 
@@ -69,6 +75,8 @@ class KeyFiles:
         `MissingFileError` if a file is gone, as a running job retires epochs; `CorruptFileError`,
         `NewerFormatError`, `SystemCallError`, which name file and place; `MemoryLimitError`.
         """
+        if self._process != os.getpid():
+            self._begin()  # what the parent has open is none of a forked child's
         wanted, at, most = keys.among(*state.bounds).ordered(), 0, KEYS
         while at < len(wanted):
             part = wanted.slice(at, most)

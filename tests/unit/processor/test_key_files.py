@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -269,6 +271,23 @@ def test_open_files_are_shared_by_epochs(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(files._known) == 6
     files.forget()
     assert not files._known
+
+
+def test_a_forked_child_opens_files_of_its_own(tmp_path: Path) -> None:
+    fill(tmp_path, 2, None)
+    lookup = StateLookup(tmp_path)
+    keys = [f"key {k}" for k in range(KEYS)]
+    rows = sorted_rows(lookup.rows(keys))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of processes with threads
+        child = os.fork()
+    if child == 0:
+        try:
+            os._exit(sorted_rows(lookup.rows(keys)) != rows)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert sorted_rows(lookup.rows(keys)) == rows
 
 
 def test_a_damaged_block_is_named(tmp_path: Path) -> None:
