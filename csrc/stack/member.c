@@ -172,11 +172,11 @@ static pst_status read_image(pst_member *m, pst_detail *detail) {
 
 /* ---- copies ------------------------------------------------------------------------------------ */
 
-static int copy_name(const pst_member *m, const char *folder, char *name) {
+static int copy_name(const pst_member *m, const char *guides, char *name) {
     char hex[33];
     for (int i = 0; i < 16; i++)
         snprintf(hex + 2 * i, 3, "%02x", m->guide->info.lineage.id[i]);
-    return snprintf(name, MOST_NAME, "%s/%s.guide", folder, hex) < MOST_NAME - 16;
+    return snprintf(name, MOST_NAME, "%s%s.guide", guides, hex) < MOST_NAME - 16;
 }
 
 /* Can nobody but us, or root, write to it? What was checked once is looked into without checks. */
@@ -223,17 +223,23 @@ static int write_all(int fd, const uint8_t *data, size_t size) {
     return 1;
 }
 
-/* Is it one of a copy that was not yet whole, ID.guide.XXXXXX? */
-static int is_temporary(const char *name) {
+/* Is it one of a copy that was not yet whole, ID.guide.XXXXXX behind what all names begin with? */
+static int is_temporary(const char *name, const char *begin) {
     enum { ID = 32, SUFFIX = 6, RANDOM = 7 };
-    return strlen(name) == ID + SUFFIX + RANDOM && !strncmp(name + ID, ".guide.", SUFFIX + 1);
+    size_t n = strlen(begin);
+    return !strncmp(name, begin, n) && strlen(name + n) == ID + SUFFIX + RANDOM &&
+           !strncmp(name + n + ID, ".guide.", SUFFIX + 1);
 }
 
-/* Removes what processes that were killed have left of copies. Whoever writes one holds its lock. */
-static void remove_left(const char *folder) {
-    DIR *d = opendir(folder);
+/* Removes what processes that were killed have left of copies. Whoever writes one holds its lock.
+ * REQUIRES: the names of copies fit into MOST_NAME. */
+static void remove_left(const char *guides) {
+    char folder[MOST_NAME];
+    const char *slash = strrchr(guides, '/'), *begin = slash ? slash + 1 : guides;
+    snprintf(folder, sizeof folder, "%.*s", (int)(begin - guides), guides);
+    DIR *d = opendir(slash ? folder : ".");
     for (const struct dirent *e; d && (e = readdir(d));) {
-        int fd = is_temporary(e->d_name)
+        int fd = is_temporary(e->d_name, begin)
                      ? openat(dirfd(d), e->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
                      : -1;
         if (fd < 0)

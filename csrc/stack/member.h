@@ -2,7 +2,7 @@
  *
  * Purpose: entries of all segments lie in one piece of memory, those of a delta with their filters.
  * The filters of a base stay on disk, as they are as large as those of all deltas may be together.
- * With a folder of guides that piece is a file there, which all processes of a host map. For which
+ * With a place for guides that piece is a file there, which all processes of a host map. For which
  * key groups the file counts is said by each stack, so that stacks share what has been opened.
  *
  * Thread safety: it may be retained, released and used by any thread: nothing of it changes but the
@@ -11,7 +11,7 @@
  * Invariants
  *  MB1. All that is in memory was checked against the file's own checksums, from wherever it came,
  *       and nobody else can change it: a copy that others own or may write to is none. So the folder
- *       of guides is to be private, as its owner may cut what is mapped.
+ *       of copies is to be private, as its owner may cut what is mapped. It may be removed.
  *  MB2. A copy gets its name when it is whole. One that is missing, damaged or of another file is
  *       made again; one that cannot be made is no error, and the guide then is this process's own.
  *       What killed processes left of one is removed by whoever makes the next.
@@ -44,7 +44,7 @@ struct pst_member {
     size_t image_bytes;
     int filtered; /* behind the entries is their filter */
     int mapped;
-    int made; /* its copy in the folder of guides */
+    int made; /* its copy, by this process */
 };
 
 static inline pst_status pst_allowance_take(pst_allowance *r, uint64_t bytes) {

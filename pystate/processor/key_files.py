@@ -11,8 +11,9 @@ Thread safety: any thread.
 from __future__ import annotations
 
 import io
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -25,6 +26,7 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, PystateError
 from pystate.processor.epochs import missing_file, open_named
 from pystate.processor.selection import WantedKeys
+from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import process_reads
 
 #: Keys that are looked up at a time, and the most bytes of what one stack of files says of them: a
@@ -49,11 +51,16 @@ class _Known:
 class KeyFiles:
     """Looks keys up in the files of a checkpoint, and keeps those open that have guides.
 
-    An open file may be removed; `forget` closes those that an epoch does not have any more.
+    An open file may be removed, but takes its room on the disk until `forget` closes those that an
+    epoch does not have any more.
     """
 
     def __init__(self, storage: CheckpointStorage) -> None:
         self._storage = storage
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
 
@@ -68,6 +75,8 @@ class KeyFiles:
         `MissingFileError` if a file is gone, as a running job retires epochs; `CorruptFileError`,
         `NewerFormatError`, `SystemCallError`, which name file and place; `MemoryLimitError`.
         """
+        if self._process != os.getpid():
+            self._begin()  # what the parent has open is none of a forked child's
         wanted, at, most = keys.among(*state.bounds).ordered(), 0, KEYS
         while at < len(wanted):
             part = wanted.slice(at, most)
@@ -168,6 +177,12 @@ class KeyFiles:
                 if self._storage.exists(ref.path):
                     raise
             raise missing_file(self._storage, epoch, ref.path) from error
+
+
+def fill(backend: KeyedStateBackend, files: Sequence[FoundFile], state: RangeState) -> None:
+    """Put what was found of a range's keys into a table, which may leave states out."""
+    for file in files:
+        backend.load(file, allow_unclaimed_state=True, since=dict(state.since))
 
 
 def _core_schema(schema: FileSchema) -> core.Schema:

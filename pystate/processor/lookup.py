@@ -72,7 +72,8 @@ class StateLookup:
     def refresh(self) -> int:
         """Read the newest epoch from now on, or the one that was asked for; returns its number.
 
-        Files that it shares with the one before stay open.
+        Files that it shares with the one before stay open. The others are closed: until then those
+        that the job has removed take their room on the disk, so call this now and then.
         """
         scan = self._newest()
         self._files.forget(frozenset(ref.path for ref in scan.operator.files))

@@ -31,7 +31,7 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
 from pystate.processor.epochs import epoch_of, namespace_of, open_named, operator_of
 from pystate.processor.file_scan import can_merge, merged_rows
-from pystate.processor.key_files import KeyFiles
+from pystate.processor.key_files import KeyFiles, fill
 from pystate.processor.selection import (
     EVERYTHING,
     Selection,
@@ -138,7 +138,9 @@ class StateScan:
             ]
             if not groups:
                 continue
-            chunks = min(len(groups), _raw_bytes(state) // _PART_BYTES + 1)
+            # Of some keys little is read, wherever they are.
+            parts_wanted = 1 if self.keys is not None else _raw_bytes(state) // _PART_BYTES + 1
+            chunks = min(len(groups), parts_wanted)
             for chunk in np.array_split(groups, chunks):
                 first, last = int(chunk[0]), int(chunk[-1])
                 part = restrict(state, (first, last))
@@ -282,8 +284,7 @@ class StateScan:
                         yield from self._shape(rows)
                 continue
             with self.backend(state.bounds) as backend:
-                for file in files:
-                    backend.load(file, allow_unclaimed_state=True, since=dict(state.since))
+                fill(backend, files, state)
                 yield from self._rows_in(backend)
 
     @property

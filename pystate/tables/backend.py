@@ -32,7 +32,7 @@ from pystate.errors import (
 from pystate.state.columns import NAMESPACE, core_schema
 from pystate.state.declaration import State
 from pystate.state.handle import Objects
-from pystate.state.key_batch import KeyBatch, found_keys, named_batch, walked
+from pystate.state.key_batch import KeyBatch, named_batch, walked
 from pystate.state.operator_spec import OperatorSpec, declared_fills
 from pystate.tables.below import SCAN_ROWS
 from pystate.tables.host import TableIdentity, counted_home, table_identity
@@ -894,14 +894,6 @@ class KeyedStateBackend:
     def existing(self, max_rows: int = SCAN_ROWS) -> Iterator[KeyBatch]:
         """All keys, with their namespaces, at most so many in a batch; see `to_batches`."""
         return self._rows(max_rows, changed=False)
-
-    def found(self, wanted: KeyBatch) -> Iterator[KeyBatch]:
-        """Those of some keys that exist, in each of their namespaces, whatever theirs are.
-
-        O(rows of the table): each key's hash is compared with those that are wanted.
-        """
-        existing = self._rows(SCAN_ROWS, changed=False)
-        return found_keys(self._table, existing, wanted, self._key_types())
 
     def to_arrow(self) -> pa.Table:
         """All rows as one table; see `to_batches`."""

@@ -128,8 +128,11 @@ class FilesBelow:
     def _by_path(self) -> dict[str, core.GuidedFile | None]:
         return {file.path: opened for file, opened in zip(self.named, self._opened, strict=True)}
 
-    def open(self, schema: core.Schema, max_parallelism: int) -> None:
+    def open(self, schema: core.Schema, max_parallelism: int, guides: str | None = None) -> None:
         """Open all files, as ones of tables with that schema; after an error, go on with the rest.
+
+        `guides` is how the paths of copies of their guides begin, which the processes of a host
+        share; by default this one has its own.
 
         `SchemaError` if a file has no guide, or other columns: see `has_rows_of`. `CheckpointError`
         if there is none, `CorruptFileError`, `NewerFormatError`, `SystemCallError`,
@@ -138,12 +141,14 @@ class FilesBelow:
         for i, (file, opened) in enumerate(zip(self.named, self._opened, strict=True)):
             if opened is None:
                 self._opened[i] = core.GuidedFile(
-                    schema, max_parallelism, file.path, _reads.get(), process_budget()
+                    schema, max_parallelism, file.path, _reads.get(), process_budget(), guides
                 )
 
-    def stack(self, schema: core.Schema, max_parallelism: int) -> core.Stack | None:
+    def stack(
+        self, schema: core.Schema, max_parallelism: int, guides: str | None = None
+    ) -> core.Stack | None:
         """Make a stack of the files, which are opened before; None if there are none."""
-        self.open(schema, max_parallelism)
+        self.open(schema, max_parallelism, guides)
         counting: list[tuple[str | core.GuidedFile, list[int]]] = [
             (opened, [file.first_key_group, file.last_key_group])
             for file, opened in zip(self.named, self._opened, strict=True)

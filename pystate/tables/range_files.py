@@ -37,7 +37,7 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.errors import AlreadyPublishedError, CheckpointError, MemoryLimitError
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow, FilesBelow
-from pystate.tables.host import BELOW, STEPS, on_local_disk, task_folder
+from pystate.tables.host import BELOW, GUIDE_NAME, STEPS, on_local_disk, task_folder
 from pystate.tables.recovery import TableSpec, seal_as_base, target_bytes
 
 #: The names of merged files, with the range's bounds.
@@ -151,6 +151,7 @@ def _below(
         FileBelow(path, *ref.bounds)
         for path, ref in zip(paths[merged:], refs[merged:], strict=True)
     ]
+    _remove_guides(backend, {ref.id for ref in refs})
     folder = spec.home.local_folder(BELOW, spec.operator.uid)
     if not merged:
         _remove_others(folder, base, None)
@@ -250,6 +251,19 @@ def _merged(
 
 
 os.register_at_fork(after_in_child=_known.clear)
+
+
+def _remove_guides(backend: KeyedStateBackend, used: set[str]) -> None:
+    """Remove copies of guides of files that do not count any more; who maps them keeps them."""
+    prefix = backend.below.guides
+    if prefix is None:
+        return
+    folder, begin = os.path.split(prefix)
+    for name in os.listdir(folder):
+        match = GUIDE_NAME.fullmatch(name) if name.startswith(begin) else None
+        if match is not None and match[3] not in used:
+            with suppress(OSError):
+                os.unlink(os.path.join(folder, name))
 
 
 def _remove_others(folder: str, base: RangeState, used: str | None) -> None:

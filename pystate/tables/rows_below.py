@@ -58,6 +58,7 @@ from pystate.tables.below import (
     state_array,
     written,
 )
+from pystate.tables.host import guide_prefix
 from pystate.tables.loading import apply_file
 from pystate.tables.options import DiskStats, TableOptions
 from pystate.tables.registry import StateRegistry
@@ -195,6 +196,18 @@ class RowsBelow:
         return self._wanted.named
 
     @property
+    def guides(self) -> str | None:
+        """How the paths of copies of guides begin, beside a table that several processes have.
+
+        So they are made once for a file and a host, in a folder that is private, and count as
+        tables do.
+        """
+        file = self._backend._file
+        if file is None:
+            return None
+        return os.path.join(os.path.dirname(file), guide_prefix(self._backend.key_group_range))
+
+    @property
     def room_bytes(self) -> int:
         """How much memory the table may have alone: its limit, or its target; 0: neither."""
         return self._backend._options.limit_bytes or self._target_bytes
@@ -298,7 +311,7 @@ class RowsBelow:
 
     def _set_stack(self) -> None:
         wanted = self._wanted
-        stack = wanted.stack(self._core_schema(), self._backend.max_parallelism)
+        stack = wanted.stack(self._core_schema(), self._backend.max_parallelism, self.guides)
         self._counts.note()
         self._table.set_stack(stack, self._lineage)
         self._counts.begin_stack()

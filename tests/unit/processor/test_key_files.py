@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +150,61 @@ def test_namespaces_that_are_named(tmp_path: Path) -> None:
         lookup.rows(keys, [1])
 
 
+@pytest.mark.parametrize("namespace", [None, "long"])
+@pytest.mark.parametrize("block_bytes", [0, 4096])
+def test_keys_with_the_same_hash_are_told_apart(
+    tmp_path: Path, namespace: str | None, block_bytes: int
+) -> None:
+    """As a null leaves a hash as it is, it does not matter which of two columns is null."""
+    path = state_path("op", 0, 127, 1, "0" * 32, "delta")
+    states = {"v": ps.ValueState("long"), "l": ps.ListState("long")}
+    with ps.KeyedStateBackend(
+        {"a": "long", "b": "long"}, states=states, namespace=namespace, timers=True
+    ) as backend:
+        for key in ((1, None), (None, 1), (2, 2), (None, None)):
+            backend.set_current_key(key)
+            for space in (None, 5) if namespace else (None,):
+                if namespace:
+                    backend.set_current_namespace(space)
+                backend["v"].update(len(str(key)))
+                backend["l"].add_all([1, 2])
+        with backend.seal() as snapshot, LocalStorage(tmp_path).create(path) as out:
+            snapshot._block_bytes = block_bytes
+            snapshot.write(out)
+        published(tmp_path, backend, [path])
+    for column in ([1, 2], [None, None]), ([None], [1]), ([1, None, 7], [None, 1, 7]):
+        found = ps.read_state(tmp_path, keys=list(column)).to_pylist()
+        pairs = {pair for pair in zip(*column, strict=True) if pair not in ((2, None), (7, 7))}
+        assert {(row["a"], row["b"]) for row in found} == pairs
+        assert len(found) == len(pairs) * (2 if namespace else 1)
+        assert all(row["l"] == [1, 2] for row in found)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_changes_of_some_keys_are_those_of_all(tmp_path: Path, seed: int) -> None:
+    draw, states = (
+        random.Random(seed),
+        {"n": ps.ValueState("long"), "m": ps.MapState("long", "int")},
+    )
+    with ps.open(
+        tmp_path, key="long", states=states, retained=50, home="disk", limit_bytes=64 << 20
+    ) as store:
+        for _ in range(6):
+            for key in draw.choices(range(40), k=15):
+                store.set_current_key(key)
+                if draw.random() < 0.3:
+                    store.delete(store.keys([key]))
+                    continue
+                store["n"].update(draw.randrange(3))
+                store["m"].put(draw.randrange(3), draw.randrange(3))
+            store.checkpoint()
+    keys = draw.sample(range(60), 20)
+    for first, last in ((0, 3), (1, 6), (2, 4), (5, 6)):
+        whole = ps.changes(tmp_path, from_epoch=first, to_epoch=last).to_pylist()
+        some = ps.changes(tmp_path, from_epoch=first, to_epoch=last, keys=keys)
+        assert sorted_rows(some) == sorted(str(row) for row in whole if row["key"] in keys)
+
+
 # -- beside a job
 
 
@@ -168,20 +225,19 @@ def put(store: Any, number: int) -> None:
 
 def test_files_that_are_removed_meanwhile(store: Any, tmp_path: Path) -> None:
     put(store, 0)
-    lookup, fixed = StateLookup(tmp_path / "s"), StateLookup(tmp_path / "s", epoch=1)
-    kept = StateLookup(tmp_path / "s", epoch=1)
+    folder = tmp_path / "s"
+    lookup, late, fixed = StateLookup(folder), StateLookup(folder), StateLookup(folder, epoch=1)
     assert lookup.rows([3, 5000])["v"].to_pylist() == [3]
-    assert kept.rows([3])["v"].to_pylist() == [3]
-    first = lookup.epoch
     for number in range(1, 40):
         put(store, number)
-    # Those whose files are open read on, whether or not these are still there.
-    assert lookup.rows([4])["v"].to_pylist()[0] in (4, 43)
-    assert lookup.refresh() > first
+    # What was not open any more is looked up in the newest epoch, unless another one was asked for.
+    assert late.epoch == 1 and late.rows([4])["v"].to_pylist() == [43] and late.epoch > 1
+    with pytest.raises(CheckpointError, match="names is missing"):
+        fixed.rows([3])
+    # Files that are open read on, those of a store on the heap are opened each time.
+    assert lookup.rows([4])["v"].to_pylist() == [4 if store._on_disk else 43]
+    lookup.refresh()
     assert sorted(lookup.rows([4, 5])["v"].to_pylist()) == [43, 44]
-    if not any((tmp_path / "s").rglob("*/0*1-*")):
-        with pytest.raises(CheckpointError, match=r"missing|does not hold"):
-            fixed.rows([3])
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -214,6 +270,23 @@ def test_open_files_are_shared_by_epochs(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(files._known) == 6
     files.forget()
     assert not files._known
+
+
+def test_a_forked_child_opens_files_of_its_own(tmp_path: Path) -> None:
+    fill(tmp_path, 2, None)
+    lookup = StateLookup(tmp_path)
+    keys = [f"key {k}" for k in range(KEYS)]
+    rows = sorted_rows(lookup.rows(keys))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of processes with threads
+        child = os.fork()
+    if child == 0:
+        try:
+            os._exit(sorted_rows(lookup.rows(keys)) != rows)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert sorted_rows(lookup.rows(keys)) == rows
 
 
 def test_a_damaged_block_is_named(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from pystate.tables import attach, below, range_files
 from pystate.tables.host import TableHome, choose_home
 from pystate.tables.recovery import target_bytes
 from pystate.tables.rows_below import RowsBelow
+from pystate.tables.upkeep import remove_outdated
 from pystate.types.arrays import hash_keys, key_groups
 from tests.peer import STATES, Peer, Worker
 from tests.work import HASHES
@@ -134,6 +135,55 @@ def test_a_table_begins_at_a_base_without_reading_rows(worker: MakeWorker) -> No
     assert one.attach(base) == ("caught up", "", 1)
     assert one.stats().keys > 0
     assert one.read() == {**model, 0: model[0] + 5, 99_999: 1}
+
+
+def copies(one: Worker) -> set[str]:
+    """The ids of the files whose guides lie beside the table."""
+    prefix = one.attachment.backend.below.guides
+    assert prefix is not None
+    folder, begin = os.path.split(prefix)
+    return {
+        name.removeprefix(begin).removesuffix(".guide")
+        for name in os.listdir(folder)
+        if name.startswith(begin) and name.endswith(".guide")
+    }
+
+
+def test_guides_are_shared_by_the_workers_of_a_host(
+    worker: MakeWorker, request: pytest.FixtureRequest
+) -> None:
+    """They are made once, count as tables do, and go with what is merged."""
+    one, two = worker(), worker()
+    base, model = epochs(one, 4)
+    one.attach(base)
+    if request.node.callspec.params["worker"] == "private":
+        assert one.attachment.backend.below.guides is None
+        return
+    assert copies(one) == {ref.id for ref in base.files}
+    one.release()
+    assert two.attach(base)[0] in ("current", "opened")
+    stats = two.attachment.backend._table.stack_stats()
+    assert stats is not None
+    guide_bytes, private_bytes, made = stats[8:11]
+    assert made == 0 and guide_bytes > 4096 and private_bytes < guide_bytes
+    assert two.read() == model
+    two.release()
+    # Those of files that were merged go when a task sees that, whoever made them.
+    merged = merge_range(
+        one.storage, base.files, base.id, "state/op/m.base", 0, 127, block_bytes=4096
+    )
+    base = dataclasses.replace(base, base=merged, deltas=())
+    one.attach(base)
+    assert copies(one) == {merged.id}
+    assert one.read() == model
+    one.release()
+    # So do those of ranges that are no more.
+    table = one.spec.home.table_path("op", 0, 127, "f" * 16)
+    assert table is not None
+    stale = Path(table).with_name(f"00000-00063-{'a' * 32}.guide")
+    stale.write_bytes(b"")
+    remove_outdated(one.spec, base, 1)
+    assert [path.name[12:-6] for path in stale.parent.glob("*.guide")] == [merged.id]
 
 
 def test_what_failed_is_undone(worker: MakeWorker) -> None:
