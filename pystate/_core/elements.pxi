@@ -205,7 +205,7 @@ cdef class ListElements(CollectionHandle):
         finally:
             self.table.end()
         if status != PST_NOT_FOUND:
-            self.table.check(status)
+            self.table.check_fetched(status)
         return result
 
     def items_from(self, uint64_t first, uint64_t count):
@@ -226,7 +226,7 @@ cdef class ListElements(CollectionHandle):
         finally:
             self.table.end()
         if status != PST_NOT_FOUND:
-            self.table.check(status)
+            self.table.check_fetched(status)
         return result
 
     @cython.binding(False)
@@ -260,7 +260,7 @@ cdef class ListElements(CollectionHandle):
             if status == PST_NOT_FOUND and filled != <size_t> len(result):
                 status = PST_CHANGED
         if status != PST_NOT_FOUND:
-            self.table.check(status)
+            self.table.check_fetched(status)
         return result
 
     def append_all(self, Batch keys not None, ArrayRef items not None):
@@ -351,7 +351,7 @@ cdef list words_list(ListElements elements):
     if status == PST_NOT_FOUND and filled == left:
         return result
     if status != PST_OK and status != PST_NOT_FOUND and status != PST_INVALID:
-        elements.table.check(status)
+        elements.table.check_fetched(status)
     return None
 
 

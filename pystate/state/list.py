@@ -64,9 +64,9 @@ class ListState(State["ListHandle"]):
     Notes
     -----
     Appending costs only the new item, in memory and in the snapshot, however long the list is. With
-    ``home="disk"`` a list may be longer than memory: what is appended to a long one brings none of its
-    items into memory, and neither does counting or clearing it, unless items expire when they are
-    read or are visible once more.
+    ``home="disk"`` a list may be longer than memory. Of a long one no items come into memory where
+    items are appended, counted or cleared, unless reading changes when items expire, or they are
+    visible once more.
 
     Examples
     --------
@@ -121,10 +121,10 @@ class ListHandle(Elements, core.ListElements):
     or of another type raises `WrongTypeError` and writes nothing. ``handle[0]``, slices,
     ``item in handle`` and iteration do what they do with a list. An index or a slice makes only the
     items that it gives; near either end of the list it finds them at once, and with a time to live
-    it passes all items before them. The others cost as much as `get`; but of a list that is longer than
-    memory should be, and whose items do not expire, iteration holds some at a time, and raises
-    `NoCurrentKeyError` where another key has become current meanwhile. The methods that take a
-    `KeyBatch` work on many lists.
+    it passes all items before them. The others cost as much as `get`; but of a long list on disk
+    whose items do not expire, iteration holds some items at a time, and raises `NoCurrentKeyError`
+    where another key has become current meanwhile. The methods that take a `KeyBatch` work on many
+    lists.
 
     Attributes
     ----------
