@@ -145,6 +145,7 @@ static pst_status start(pst_elements *e, uint32_t slot, int32_t column) {
     e->kind = (pst_kind)t->lay.fields[column].kind;
     e->is_null = 0;
     e->ended = slot == PST_NONE || !pst_row_has(&t->lay, pst_row(t, slot), column);
+    pst_no_detail(&e->t->detail);
     end_items(e);
     if (e->ended)
         return PST_OK;

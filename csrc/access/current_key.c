@@ -227,14 +227,14 @@ static pst_status take_below(pst_table *t, uint32_t to, uint32_t from, int32_t c
     pst_list list = pst_row_list(t, pst_row(t, to), column);
     pst_status s = pst_items_open(t, from, column, &x);
     if (s)
-        return s;
+        return s; /* nothing has changed */
     s = append_items(t, column, x, &list);
     pst_items_close(x);
     if (s)
-        return s;
+        return pst_poison(t, s);
     pst_row_list_store(t, to, column, &list);
     pst_touch(t, from, pst_row(t, from));
-    return pst_row_clear(t, pst_row(t, from), column);
+    return pst_poison(t, pst_row_clear(t, pst_row(t, from), column));
 }
 
 pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from, uint32_t nulls) {
@@ -257,9 +257,9 @@ pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from, uin
         s = pst_undo_reserve(t, 2);
     if (s)
         return s;
-    return pst_poison(t, pst_items_are_below(t, source, column)
-                             ? take_below(t, slot, source, column)
-                             : pst_row_list_take(t, slot, source, column));
+    if (pst_items_are_below(t, source, column))
+        return take_below(t, slot, source, column);
+    return pst_poison(t, pst_row_list_take(t, slot, source, column));
 }
 
 /* ---- rows --------------------------------------------------------------------------------- */

@@ -8,7 +8,7 @@
 #include "table/ttl.h"
 
 struct pst_items {
-    const pst_table *t;
+    pst_table *t;
     int32_t column;
     pst_list_shape shape;
     pst_list_cursor here;
@@ -30,6 +30,13 @@ struct pst_items {
     pst_buffer aligned;
     pst_record record;
 };
+
+/* Has the table say where in which file something failed. */
+static pst_status note(pst_items *x, pst_status s) {
+    if ((s == PST_IO || s == PST_CORRUPT) && x->stack && x->stack->detail.offset >= 0)
+        x->t->detail = x->stack->detail;
+    return s;
+}
 
 static void end_walk(pst_items *x) {
     if (x->walks)
@@ -112,6 +119,7 @@ static pst_status open_list(pst_items *x, pst_table *t, const uint64_t *row) {
     if (!pst_has_current_stack(t))
         return PST_NO_STACK;
     x->stack = pst_stack_retain(t->stack);
+    x->stack->detail = (pst_detail){-1, -1, -1, -1, -1};
     pst_status s = key_of(x, row);
     if (!s)
         s = find_first(x);
@@ -126,7 +134,7 @@ pst_status pst_items_open(pst_table *t, uint32_t slot, int32_t column, pst_items
     x->t = t;
     x->column = column;
     x->shape = t->collections[column].list;
-    pst_status s = open_list(x, t, pst_row(t, slot));
+    pst_status s = note(x, open_list(x, t, pst_row(t, slot)));
     if (s) {
         pst_items_close(x);
         return s;
@@ -241,7 +249,7 @@ static pst_status next_below(pst_items *x, pst_item *item) {
 pst_status pst_items_next(pst_items *x, pst_item *item) {
     pst_status s = next_below(x, item);
     if (s != PST_NOT_FOUND)
-        return s;
+        return note(x, s);
     s = pst_list_next(&x->here, item, NULL);
     x->next += s == PST_OK;
     return s;
@@ -249,7 +257,7 @@ pst_status pst_items_next(pst_items *x, pst_item *item) {
 
 pst_status pst_items_next_run(pst_items *x, pst_list_run *run) {
     pst_item item;
-    pst_status s = next_below(x, &item);
+    pst_status s = note(x, next_below(x, &item));
     if (s == PST_NOT_FOUND) {
         s = pst_list_next_run(&x->here, run);
         x->next += s ? 0 : run->count;
@@ -270,7 +278,7 @@ pst_status pst_items_next_run(pst_items *x, pst_list_run *run) {
     }
     run->data = x->aligned.data;
     x->runs = s == PST_OK;
-    return s == PST_NOT_FOUND ? PST_OK : s;
+    return s == PST_NOT_FOUND ? PST_OK : note(x, s);
 }
 
 pst_status pst_items_skip(pst_items *x, uint64_t items) {

@@ -119,7 +119,7 @@ int pst_long_may_be(const pst_table *t) {
 static pst_status take_list(admitter *x, int32_t i) {
     seen_list *l = &x->lists[i];
     uint8_t bytes[PST_ELEMENT_ID + 9];
-    uint64_t first, last, end, raw, from = pst_walk_block(&x->w, &raw);
+    uint64_t first, last, end, raw, from_raw, from = pst_walk_block(&x->w, &from_raw);
     pst_bytes element = {bytes, sizeof bytes};
     pst_status s = numbers_of(x, i, &first, &end);
     if (s)
@@ -143,7 +143,8 @@ static pst_status take_list(admitter *x, int32_t i) {
         l->start = first;
     if (end > l->end)
         l->end = end;
-    l->bytes += (int64_t)((to - from) * raw);
+    /* The last block may have few items. */
+    l->bytes += (int64_t)((to - from) * (raw > from_raw ? raw : from_raw));
     if (may_be_long(x->t, i) && (l->below || l->bytes > PST_LONG_RUNS)) {
         if (!l->below && pst_row_has(&x->t->lay, pst_row(x->t, x->a.slot), i))
             s = pst_row_clear(x->t, pst_row(x->t, x->a.slot), i);

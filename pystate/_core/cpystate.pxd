@@ -300,6 +300,7 @@ cdef extern from "pystate.h" nogil:
                            const pst_cell *value)
     pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key)
     pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count)
+    pst_status pst_list_below(pst_table *t, int32_t column, uint64_t *items)
     pst_status pst_elements_create(pst_table *t, pst_elements **elements)
     void pst_elements_destroy(pst_elements *e)
     pst_status pst_elements_start(pst_elements *e, int32_t column)

@@ -537,6 +537,10 @@ cdef class Table:
         self.ready()
         return True
 
+    cdef bint placed_for(self, pst_status status) except -1:
+        """Whether an operation that had that status is to be tried again: the stack is set now."""
+        return status == PST_NO_STACK and self.place()
+
     cdef bint make_room(self, uint64_t keys, bint fully=False) except -1:
         """Have room made for so many rows. The current key stays."""
         if self.on_no_room is None or self.making_room:

@@ -643,7 +643,7 @@ class RowsBelow:
         # Twice as many as are wanted, so that it is not soon to be done again.
         _, rows, size_bytes = self._table.room(2 * keys)
         self._miss_rows()
-        wanted = max(rows, min(2 * keys, self._table.stats()[0] // 2))
+        wanted = max(1, rows, min(2 * keys, self._table.stats()[0] // 2))
         self.left += self._table.leave(wanted, size_bytes)[0]
         return True
 
