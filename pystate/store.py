@@ -52,6 +52,7 @@ from pystate.checkpoint.refs import (
 from pystate.checkpoint.size_tiers import steps_to_join
 from pystate.checkpoint.state_files import FileInfo, Lineage, Source
 from pystate.checkpoint.storage import LocalStorage
+from pystate.epochs.merge_beside import MergeBeside
 from pystate.epochs.merge_policy import DiskMergePolicy, MergePolicy, Run
 from pystate.epochs.merges import merge_range
 from pystate.epochs.retention import delete_files, delete_retired, delete_unnamed
@@ -86,6 +87,8 @@ _DISK_POLICY = DiskMergePolicy(min_deltas=4, keep_deltas=0)
 #: of a limit of this size.
 _HELD_PART, _USUAL_LIMIT_BYTES = 4, 256 << 20
 _COPIED_BYTES = 1 << 20
+#: Of files on disk that are as large together, or larger, a merge runs beside the next batches.
+_BESIDE_BYTES = 16 << 20
 
 
 @dataclass
@@ -158,6 +161,9 @@ class Store:
         self._recorded: DiskStats | None = None  # what the history has told
         self._rebase = False
         self._unsynced = False
+        self._beside: MergeBeside | None = None
+        # A store's first merge may be its last, and one that failed says why.
+        self._may_beside = False
         # Invalid arguments must not leave a folder behind.
         groups = 128 if max_parallelism is None else max_parallelism
         self.home = choice(home, f"{owner}: home", ("heap", DISK))
@@ -363,11 +369,12 @@ class Store:
         Notes
         -----
         What was written is durable when the call returns: the delta, the manifest and their folders
-        were synced. The cost is O(rows changed), and now and then a merge of files.
+        were synced. The cost is O(rows changed), and now and then a merge of files. Of a store on
+        disk large ones run beside the next batches, and later checkpoints name what they have made.
         """
         if self._closed:
             raise ClosedError(f"{self.path}: the store is closed")
-        began_s = time.monotonic()
+        began_s, before = time.monotonic(), self._range.files
         head = self._history.head
         epoch = self.epoch + 1
         self._refuse_if_full()
@@ -395,7 +402,8 @@ class Store:
             self._place()
         if self._on_disk:
             self._backend.below.leave_room(self._backend.stats().keys // 8)
-        self._chronicle.published(manifest, deltas, self._counted(rows), began_s, written_s)
+        counted = self._counted(rows)
+        self._chronicle.published(manifest, deltas, counted, began_s, written_s, before)
         self._tick()
         return epoch
 
@@ -565,35 +573,75 @@ class Store:
         return delta.ref
 
     def _merge(self, state: RangeState, epoch: int) -> RangeState:
-        """The range with its files merged into a new base, if it is time."""
-        policy = _DISK_POLICY if self._on_disk else _POLICY
-        run = policy.choose(state)
+        """The range with its files merged, if it is time; or as far as that was done beside."""
+        if self._beside is not None:
+            replaced = self._merged_beside(self._beside, state)
+            if replaced is not None:
+                return replaced
+        if self._beside is not None:
+            run = _DISK_POLICY.meanwhile(state, self._beside.run)
+        else:
+            run = (_DISK_POLICY if self._on_disk else _POLICY).choose(state)
         if self._rebase:
             run = Run(state.files, "base", state.id)
         if run is None:
             return state
-        bounds = run.slice or state.bounds
-        path = state_path(_UID, *bounds, epoch, uuid.uuid4().hex, run.kind)
+        merge = self._planned(run, run.slice or state.bounds, epoch)
+        size_bytes = sum(int(ref.file_bytes * ref.share) for ref in run.sources)
+        if self._may_beside and self._beside is None and size_bytes >= _BESIDE_BYTES:
+            with suppress(RuntimeError):  # there is no thread for it
+                self._beside = MergeBeside(run, lambda given_up: merge(given_up=given_up))
+                return state
         try:
-            since = declared_fills(self._backend.declarations)
-            merged = merge_range(
-                self._storage,
-                run.sources,
-                run.id,
-                path,
-                *bounds,
-                kind=run.kind,
-                since=since,
-                block_bytes=policy.block_bytes,
-                # Sweeps see what is in memory alone. Of other homes deltas lack what stayed equal.
-                expiring=self._backend.below.expiring() if self._on_disk else None,
-            )
+            merged = merge()
         except NoSpaceError as error:
             if self._rebase:
                 raise
             _LOG.warning("%s: the deltas stay unmerged for now: %s", self.path, error)
             return state
         return run.replaced(state, merged) or state
+
+    def _planned(self, run: Run, bounds: tuple[int, int], epoch: int) -> Callable[..., FileRef]:
+        """What carries out a merge; another thread may."""
+        path = state_path(_UID, *bounds, epoch, uuid.uuid4().hex, run.kind)
+        return partial(
+            merge_range,
+            self._storage,
+            run.sources,
+            run.id,
+            path,
+            *bounds,
+            kind=run.kind,
+            since=declared_fills(self._backend.declarations),
+            block_bytes=(_DISK_POLICY if self._on_disk else _POLICY).block_bytes,
+            # Sweeps see what is in memory alone. Of other homes deltas lack what stayed equal.
+            expiring=self._backend.below.expiring() if self._on_disk else None,
+        )
+
+    def _merged_beside(self, beside: MergeBeside, state: RangeState) -> RangeState | None:
+        """The range with the file that was made beside, once there is one.
+
+        `_adopt` forgets it. Where the merge failed the next one runs in this thread.
+        """
+        if beside.is_running and not _DISK_POLICY.waits(state, beside.run):
+            return None
+        merged = beside.wait()
+        replaced = None if merged is None else beside.run.replaced(state, merged)
+        if replaced is None:
+            self._drop_beside()
+            self._may_beside = False
+        else:
+            beside.is_named = True
+        return replaced
+
+    def _drop_beside(self) -> None:
+        """End a merge. Its file goes, unless a manifest may name it that could not be published."""
+        if self._beside is not None:
+            beside, self._beside = self._beside, None
+            merged = beside.give_up()
+            if merged is not None and not beside.is_named:
+                with suppress(PystateError, OSError):  # it goes when the store is opened again
+                    delete_files(self._storage, [merged.path])
 
     def _manifest(self, epoch: int, state: RangeState) -> Manifest:
         return Manifest(
@@ -647,6 +695,9 @@ class Store:
     def _adopt(self, manifest: Manifest) -> None:
         self._history.add(manifest)
         self._range = manifest.operators[0].ranges[0]
+        if self._beside is not None and self._beside.is_named:
+            self._beside = None
+        self._may_beside = self._on_disk
         for delta in self._pending:
             self._forget(delta)
         self._pending.clear()
@@ -745,6 +796,7 @@ class Store:
             return
         if flag(checkpoint, "close: checkpoint"):
             self.checkpoint()
+        self._drop_beside()
         self._backend.close()
         self._closed = True
         self._drop([delta for delta in self._pending if delta.is_step])

@@ -22,6 +22,7 @@ typedef struct fetch {
     pst_table *t;
     const pst_keys *keys;
     pst_want *wants; /* own: of those that are asked for, 1 + the part that was kept last */
+    uint32_t n;
     pst_parts parts;
     uint32_t waiting; /* keys that have parts */
     pst_mapping mapping;
@@ -147,26 +148,27 @@ static pst_status note_refusal(fetch *x, pst_status s) {
     return s;
 }
 
-/* Makes the row of a want of its parts. */
-static pst_status admit(fetch *x, const pst_want *w, uint32_t last) {
+static pst_status apply_only(fetch *x, pst_admission *a, const pst_found *only) {
+    pst_status s = pst_admission_add(a, only->record, &x->mapping, 0, 0);
+    if (s)
+        x->damaged = only->file;
+    return s;
+}
+
+/* Makes the row of a want: of its parts, or of the only record that there is of it. */
+static pst_status make_row(fetch *x, const pst_want *w, uint32_t n, uint64_t bytes,
+                           const pst_found *only) {
     pst_admission a;
     pst_key key;
-    uint32_t n;
-    uint64_t bytes;
     int here;
-    pst_status s = order_parts(x, last, &n, &bytes);
-    if (s)
-        return s;
-    if (pst_parts_leave_nothing(&x->parts, x->order, n))
-        return PST_OK;
     pst_want_key(x->t, x->keys, w, &key);
-    s = pst_admission_begin(&a, x->t, &key, bytes, &here);
+    pst_status s = pst_admission_begin(&a, x->t, &key, bytes, &here);
     if (s || here) {
         if (!s)
             x->keys->slots[w->at] = a.slot;
         return note_refusal(x, s);
     }
-    s = apply_parts(x, &a, n);
+    s = only ? apply_only(x, &a, only) : apply_parts(x, &a, n);
     if (s) {
         pst_admission_drop(&a);
         return note_refusal(x, s);
@@ -174,26 +176,45 @@ static pst_status admit(fetch *x, const pst_want *w, uint32_t last) {
     s = pst_admission_end(&a);
     x->came++;
     if (s && s != PST_NOT_FOUND)
-        x->damaged = pst_parts_file(&x->parts, x->order[n - 1]);
+        x->damaged = only ? only->file : pst_parts_file(&x->parts, x->order[n - 1]);
     /* A row of which nothing is left is there as one that died (M1): who makes the key makes no row. */
     if (!s || s == PST_NOT_FOUND)
         x->keys->slots[w->at] = a.slot;
     return s == PST_NOT_FOUND ? PST_OK : note_refusal(x, s);
 }
 
+static pst_status admit(fetch *x, const pst_want *w, uint32_t last) {
+    uint32_t n;
+    uint64_t bytes;
+    pst_status s = order_parts(x, last, &n, &bytes);
+    if (s || pst_parts_leave_nothing(&x->parts, x->order, n))
+        return s;
+    return make_row(x, w, n, bytes, NULL);
+}
+
 /* ---- what the stack says --------------------------------------------------------------------- */
 
 static void on_key(void *ctx, uint32_t number, pst_cell *cells, uint32_t *nulls) {
     const fetch *x = ctx;
+    const pst_want *w = &x->wants[number];
     pst_key key;
-    pst_want_key(x->t, x->keys, &x->wants[number], &key);
+    if (x->t->lay.key_kind == PST_KEY_WORD) {
+        *nulls = w->null;
+        cells[0].word[0] = w->word;
+        cells[0].word[1] = 0;
+        return;
+    }
+    pst_want_key(x->t, x->keys, w, &key);
     (void)pst_key_decode(&x->t->schema, key.word, key.bytes, key.null, cells, nulls);
 }
 
 /* The line of the index where the key's row will be named. */
 static void on_ahead(void *ctx, uint32_t number) {
+    enum { AHEAD = 8 };
     const fetch *x = ctx;
     const pst_table *t = x->t;
+    if (x->n - number > AHEAD)
+        __builtin_prefetch(&x->wants[number + AHEAD]);
     pst_key key;
     pst_probe at;
     pst_want_key(x->t, x->keys, &x->wants[number], &key);
@@ -206,6 +227,9 @@ static void on_ahead(void *ctx, uint32_t number) {
 static pst_status on_found(void *ctx, const pst_found *f) {
     fetch *x = ctx;
     pst_want *w = &x->wants[f->key];
+    /* Most keys are said all of by one record, which need not be kept. */
+    if (f->only && !w->own)
+        return f->record->op == PST_DELETE ? PST_OK : make_row(x, w, 0, 0, f);
     for (uint32_t i = 0; i < f->rows; i++) {
         const pst_record *r = f->record;
         uint32_t part;
@@ -419,7 +443,7 @@ pst_status pst_fetch(pst_table *t, const pst_keys *keys) {
             pst_wants_free(&w);
         return s;
     }
-    fetch x = {.t = t, .keys = keys, .wants = w.wants, .damaged = -1};
+    fetch x = {.t = t, .keys = keys, .wants = w.wants, .n = w.n, .damaged = -1};
     x.parts.charge = (pst_charge){t->budget, 0, PST_SMALL_BUFFER};
     x.order = x.few;
     x.room = FEW_PARTS;

@@ -90,6 +90,11 @@ static pst_status finish(run *r, uint32_t at) {
     return r->seeker->done(r->seeker->ctx, r->places[at].key, r->wanted[at].any);
 }
 
+/* Can no older file add anything? */
+static int is_over(const pst_stack *st, const wanted *w) {
+    return w->next == NO_FILE || (w->any && !(st->all & ~w->covered));
+}
+
 /* The file that it asked has nothing more to say. */
 static pst_status leave_file(run *r, uint32_t at, const pst_member *m) {
     pst_stack *st = r->st;
@@ -105,9 +110,8 @@ static pst_status leave_file(run *r, uint32_t at, const pst_member *m) {
             st->base_absent /= 2;
         }
     }
-    int over = w->next == NO_FILE || (w->any && !(st->all & ~w->covered));
     w->here = 0;
-    return over ? finish(r, at) : PST_OK;
+    return is_over(st, w) ? finish(r, at) : PST_OK;
 }
 
 /* Notes what a row's record says of older ones. */
@@ -133,7 +137,7 @@ static pst_status find(run *r, const window *v, const item *it) {
     wanted *w = &r->wanted[it->at];
     pst_cell cells[PST_MAX_KEYS];
     pst_wanted sought = {place->hash, place->key_group, 0, cells};
-    pst_found f = {place->key, v->file, 0, &r->record, 0, &st->block};
+    pst_found f = {place->key, v->file, 0, 0, &r->record, 0, &st->block};
     if (r->seeker->key)
         r->seeker->key(r->seeker->ctx, place->key, cells, &sought.nulls);
     else
@@ -144,9 +148,11 @@ static pst_status find(run *r, const window *v, const item *it) {
     pst_status s = pst_search_record(&st->block, f.row, &r->record);
     if (s)
         return s;
+    int first = !w->any;
     if (r->seeker->key)
         cover(st, w, &r->record);
     w->any = w->here = 1;
+    f.only = first && r->seeker->key && st->n_keys == st->schema.n_keys && is_over(st, w);
     return r->seeker->found(r->seeker->ctx, &f);
 }
 

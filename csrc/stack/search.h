@@ -41,6 +41,7 @@ typedef struct pst_found {
     uint32_t key;
     int32_t file;
     uint32_t rows;
+    int only;                 /* it is all that the search will say of the key */
     const pst_record *record; /* the first one */
     uint32_t row;             /* for pst_found_record */
     pst_search *block;

@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pystate.checkpoint.manifest import Manifest
-from pystate.checkpoint.refs import FileRef, fingerprint, state_epoch
+from pystate.checkpoint.refs import FileRef, fingerprint
 from pystate.checkpoint.size_tiers import newest_tier
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
 from pystate.errors import CheckpointError, CorruptFileError, NewerFormatError, PystateError
@@ -499,20 +499,18 @@ class StoreChronicle:
         counted: Mapping[str, int],
         began_s: float,
         written_s: float,
+        before: Sequence[FileRef],
     ) -> None:
         """Write the record of an epoch that was just published, of one operator with one range.
 
-        `counted` has numbers of the table by the names that `OperatorRecord` gives them. The times
-        are those of `time.monotonic` when the checkpoint began, and when its deltas were
-        written.
+        `before` are the files that the range had before: what is neither among them nor the deltas
+        was merged. `counted` has numbers of the table by the names that `OperatorRecord` gives
+        them. The times are those of `time.monotonic` when the checkpoint began, and when its deltas
+        were written.
         """
         [operator] = manifest.operators
-        ended_s, written = time.monotonic(), {ref.path for ref in deltas}
-        merged_bytes = sum(
-            ref.file_bytes
-            for ref in operator.files
-            if state_epoch(ref.path) == manifest.epoch and ref.path not in written
-        )
+        ended_s, known = time.monotonic(), {ref.path for ref in (*deltas, *before)}
+        merged_bytes = sum(ref.file_bytes for ref in operator.files if ref.path not in known)
         of_operator = OperatorRecord(
             uid=operator.uid,
             ranges=1,
