@@ -252,6 +252,7 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_batch_clear(pst_batch *b, int32_t column)
     pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch)
     pst_status pst_batch_all(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch)
+    pst_status pst_batch_hottest(pst_table *t, int64_t most, pst_batch **batch)
     void pst_table_keep_rows(pst_table *t, int keep)
     pst_status pst_batch_get_key(pst_batch *b, int32_t key_column, void *values, uint8_t *valid)
     pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t key_column, const pst_bytes_out *out)

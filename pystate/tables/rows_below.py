@@ -536,6 +536,33 @@ class RowsBelow:
         self._steps += 1
         return Snapshot(sealed, self._backend._options.guided_block_bytes)
 
+    def hottest(self, most: int) -> list[pa.Array[Any]] | None:
+        """The keys of the rows in memory that are used most, by column; None if there are none."""
+        types = self._backend._key_types()
+        keys = KeyBatch(self._table, None, types)
+        try:
+            return list(keys._columns()) if keys.take_hottest(most) else None
+        finally:
+            keys.close()
+
+    def bring(self, arrays: Sequence[pa.Array[Any]]) -> bool:
+        """Bring the rows of keys into memory, if they fit there with room for as much as is used.
+
+        None leaves for them. Returns whether they are there. Errors are those of the keys' first
+        use.
+        """
+        if self._table.is_whole or self._placed is not self._wanted or not self.files:
+            return False
+        keys = len(arrays[0])
+        wanted = keys + self._table.stats()[0] // 8
+        if self._table.room(wanted)[0] < wanted:
+            return False
+        batch = KeyBatch(self._table, arrays, self._backend._key_types())
+        try:
+            return batch.bring()
+        finally:
+            batch.close()
+
     def leave_room(self, keys: int) -> None:
         """Let rows leave, if the table looks in files that have all of them, until so many fit.
 
