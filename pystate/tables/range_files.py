@@ -28,12 +28,13 @@ import re
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from typing import BinaryIO, cast
 from weakref import WeakKeyDictionary
 
 from pystate.checkpoint.held_deltas import is_held
 from pystate.checkpoint.refs import EMPTY_ID, FileRef, RangeState, restrict
 from pystate.checkpoint.state_files import Lineage, Source, merge_files
-from pystate.checkpoint.storage import LocalStorage
+from pystate.checkpoint.storage import LocalStorage, guarded_file
 from pystate.errors import AlreadyPublishedError, CheckpointError, MemoryLimitError
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow, FilesBelow
@@ -217,6 +218,11 @@ def _merged(
         return name
     if spec.heartbeat is not None:
         spec.heartbeat()
+
+    def beating(out: BinaryIO) -> BinaryIO:
+        # Else a long merge would look like a task that hangs, or go on for nobody.
+        return out if spec.heartbeat is None else guarded_file(out, spec.heartbeat)
+
     newest = files[-1][1]
     lineage = Lineage(bytes.fromhex(newest.id), bytes.fromhex(newest.parent), newest.epoch, 0)
     what = f"operator {spec.operator.uid!r}: files are merged for a table on disk"
@@ -234,7 +240,7 @@ def _merged(
             with open(os.path.join(scratch, f"{len(sources)}.delta"), "xb") as part:
                 merge_files(
                     [path],
-                    part,
+                    beating(cast(BinaryIO, part)),
                     first_key_group=ref.first_key_group,
                     last_key_group=ref.last_key_group,
                     kind="delta",
@@ -243,7 +249,7 @@ def _merged(
                 )
             sources.append(part.name)
         with suppress(AlreadyPublishedError), folder.create(name) as out:
-            backend.below.merge(sources, out, lineage, dict(base.since))
+            backend.below.merge(sources, beating(out), lineage, dict(base.since))
     return name
 
 

@@ -20,7 +20,13 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merge_policy import DiskMergePolicy
 from pystate.epochs.merges import merge_range
 from pystate.epochs.rescale import plan_rescale
-from pystate.errors import CheckpointError, MemoryLimitError, NoSpaceError, SwappedFileError
+from pystate.errors import (
+    CheckpointError,
+    EvaluationError,
+    MemoryLimitError,
+    NoSpaceError,
+    SwappedFileError,
+)
 from pystate.state.value import ValueState
 from pystate.tables import attach, below, range_files
 from pystate.tables.host import TableHome, choose_home
@@ -297,6 +303,24 @@ def test_files_that_are_read_as_a_whole_are_merged_first(
         assert disk.attach(base)[0] == "current"
         assert disk.read() == model
         assert not made.exists()
+
+
+def test_a_merge_at_an_attach_gives_signs_of_life(worker: MakeWorker) -> None:
+    """It may take long; and it ends when nobody needs the table any more."""
+    base, model = epochs(worker("shm", at=TableHome(None, None)), 2, rows=20_000)
+    disk, beats = worker(), list[int]()
+
+    def beat() -> None:
+        beats.append(1)
+        if len(beats) == 5:
+            raise EvaluationError("this evaluation has ended")
+
+    disk.spec = dataclasses.replace(disk.spec, heartbeat=beat)
+    with pytest.raises(EvaluationError):
+        disk.attach(base)
+    assert disk.attach(base)[0] == "opened"
+    assert len(beats) > 20
+    assert disk.read() == model
 
 
 def test_a_full_local_disk_is_not_a_full_table(
