@@ -642,6 +642,7 @@ cdef extern from "pystate.h" nogil:
                                pst_detail *detail)
     void pst_member_release(pst_member *m)
     int pst_member_descriptor(const pst_member *m)
+    const pst_file_info *pst_member_info(const pst_member *m)
     pst_status pst_stack_open(const pst_schema *schema, int32_t max_parallelism,
                               const pst_stack_file *files, int32_t n_files,
                               const pst_stack_options *options, pst_stack **stack,

@@ -187,11 +187,14 @@ def _is_usable(
     key = path, ref.checksum, spec.operator.fingerprint(base.since), *file
     known = _known.get(key)
     if known is None:
-        allowed = spec.options.allow_unclaimed_state
-        backend.below.check_files([path], [ref], allowed, dict(base.since))
         # Of a state that was dropped, and declared anew, older files have what does not count.
         counts = all(ref.epoch >= epoch for _, epoch in base.since)
-        known = counts and backend.below.has_rows_of(path)
+        # It stays open: where it is on another host each opening is a round trip.
+        known = counts and backend.below.opens(path, ref)
+        if not known:
+            allowed = spec.options.allow_unclaimed_state
+            backend.below.check_files([path], [ref], allowed, dict(base.since))
+            known = counts and backend.below.has_rows_of(path)
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         _known[key] = known

@@ -33,11 +33,18 @@ from pystate.checkpoint.state_files import (
     Source,
     claim,
     file_schema,
+    is_expected,
     merge_files,
     open_file,
 )
 from pystate.checkpoint.storage import LocalStorage
-from pystate.errors import CheckpointError, InvalidArgumentError, LineageError, MemoryLimitError
+from pystate.errors import (
+    CheckpointError,
+    InvalidArgumentError,
+    LineageError,
+    MemoryLimitError,
+    SchemaError,
+)
 from pystate.state.columns import LIST, TIME, core_schema
 from pystate.state.declaration import State
 from pystate.state.expiring import Expiring
@@ -151,7 +158,7 @@ class RowsBelow:
         # An epoch, and for each domain a place before which no key has a timer then.
         self._passed: tuple[Lineage, Places] | None = None
         if on_disk:
-            self._table.on_room(self._make_room, self.place)
+            self._table.on_room(self._make_room, self.place, self._place_anew)
 
     @property
     def files(self) -> tuple[FileBelow, ...]:  # noqa: D102
@@ -245,6 +252,26 @@ class RowsBelow:
             self.set_files(self._say_files(), all_known=True)
         elif self._placed is not self._wanted:
             self._set_stack()
+
+    def _place_anew(self) -> None:
+        """As `place`, of files that are opened once more, as the open ones are of no use."""
+        self._wanted.renew(self._core_schema(), self._backend.max_parallelism)
+        self._placed = FilesBelow()
+        self.place()
+
+    def opens(self, path: str, expected: FileIdentity) -> bool:
+        """Whether a file can be opened for look-ups as it is, and is the expected one.
+
+        It stays open for `set_files`. False: `check_files` and `has_rows_of` say what it is.
+        """
+        self._backend.open()
+        try:
+            opened = self._wanted.open_ahead(
+                path, self._core_schema(), self._backend.max_parallelism
+            )
+        except (CheckpointError, SchemaError):
+            return False
+        return is_expected(FileInfo(*opened.info()), expected)
 
     def _set_stack(self) -> None:
         wanted = self._wanted

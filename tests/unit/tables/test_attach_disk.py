@@ -305,6 +305,97 @@ def test_files_that_are_read_as_a_whole_are_merged_first(
         assert not made.exists()
 
 
+def test_a_file_is_opened_once(worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is checked before a table looks into it is what it looks into."""
+    one, two = worker(), worker(at=TableHome(None, None))
+    base, model = epochs(one, 3, rows=200)
+    opened: list[str] = []
+    guided_file, plain_open = below.core.GuidedFile, os.open
+
+    def opens(path: Any, *arguments: Any, **options: Any) -> int:
+        if str(path).endswith(".delta"):
+            opened.append(str(path))
+        return plain_open(path, *arguments, **options)
+
+    monkeypatch.setattr(below.core, "GuidedFile", lambda *a: opened.append(a[2]) or guided_file(*a))
+    monkeypatch.setattr(os, "open", opens)
+    two.attach(base)
+    assert len(opened) == len(set(opened)) == 3
+    monkeypatch.undo()
+    assert two.read() == model
+
+
+def lose(one: Worker, path: Path) -> None:
+    """Have all descriptors of a file be of no use for reading."""
+    with open("/dev/null", "wb") as useless:
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                target = os.readlink(f"/proc/self/fd/{name}")
+            except OSError:
+                continue
+            if target == str(path):
+                os.dup2(useless.fileno(), int(name))
+
+
+@pytest.mark.parametrize("way", ["batch", "key"])
+def test_a_file_that_was_replaced_on_its_server_is_opened_again(
+    worker: MakeWorker, tmp_path: Path, way: str
+) -> None:
+    """Once; then an error says what to do, and nothing is lost."""
+    one, two = worker(), worker(at=TableHome(None, None))
+    base, model = epochs(one, 3, rows=200)
+    path = tmp_path / "ck" / base.deltas[0].path
+    two.attach(base)
+    backend: Any = two.attachment.backend
+
+    def look(key: int) -> int:
+        if way == "batch":
+            found = backend["n"].values(backend.keys(pa.array([key], pa.int64()))).to_pylist()[0]
+        else:
+            backend.set_current_key(key)
+            found = backend["n"].value()
+        return int(found)
+
+    assert look(0) == model[0]
+    lose(two, path)
+    assert look(1) == model[1]
+    # Another one in its place is not taken for it.
+    good = path.read_bytes()
+    lose(two, path)
+    path.unlink()
+    path.write_bytes((tmp_path / "ck" / base.deltas[1].path).read_bytes())
+    with pytest.raises(SwappedFileError, match=path.name):
+        look(2)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"bring it back"):
+        look(2)
+    path.write_bytes(good)
+    assert look(2) == model[2]
+    assert two.read() == model
+
+
+def test_a_file_that_is_lost_again_is_an_error(
+    worker: MakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = worker(), worker(at=TableHome(None, None))
+    base, model = epochs(one, 1, rows=200)
+    path = tmp_path / "ck" / base.deltas[0].path
+    two.attach(base)
+    place = RowsBelow.place
+
+    def lost(self: RowsBelow) -> None:
+        place(self)
+        lose(two, path)
+
+    lose(two, path)
+    with monkeypatch.context() as patch:
+        patch.setattr(RowsBelow, "place", lost)
+        with pytest.raises(CheckpointError, match=r"was replaced, or removed, where it lies"):
+            two.attachment.backend.prefetch(pa.array([1], pa.int64()))
+    two.attachment.backend.prefetch(pa.array([1], pa.int64()))
+    assert two.read() == model
+
+
 def test_a_merge_at_an_attach_gives_signs_of_life(worker: MakeWorker) -> None:
     """It may take long; and it ends when nobody needs the table any more."""
     base, model = epochs(worker("shm", at=TableHome(None, None)), 2, rows=20_000)
