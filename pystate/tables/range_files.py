@@ -26,6 +26,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import BinaryIO, cast
@@ -44,6 +45,9 @@ from pystate.tables.recovery import TableSpec, seal_as_base, target_bytes
 #: The names of merged files, with the range's bounds.
 MERGED_NAME = re.compile(r"(\d{5,})-(\d{5,})-[0-9a-f]+\.base")
 _MOST_KNOWN = 1 << 16
+#: What was merged for a range goes when no task has asked for it so long: they are on another host,
+#: or the manifest names what the driver has made of the same files.
+_UNUSED_S = 3600.0
 #: So many records of deltas are always read, for whatever rows are in memory.
 _FEW_RECORDS = 1 << 14
 #: Whether rows of a table can be looked up in a file: by its path and checksum, the table's schema,
@@ -94,6 +98,7 @@ def put_above(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> 
         below.set_files(_below(backend, spec, base, refs), all_known=known)
         _found[below.wanted] = base.files, base.since
     below.left = 0
+    _note_use(below.files)
     if refs:
         changed = refs[-1].rows if refs[-1].kind == "delta" else 0
         backend.below.leave_room(max(changed + changed // 4, backend.stats().keys // 8))
@@ -260,13 +265,25 @@ os.register_at_fork(after_in_child=_known.clear)
 
 
 def _remove_others(folder: str, base: RangeState, used: str | None) -> None:
-    """Remove what was merged for a range before."""
+    """Remove what was merged for a range before, and for those whose tasks are elsewhere now."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return
     for name in names:
         match = MERGED_NAME.fullmatch(name)
-        if match is not None and name != used and (int(match[1]), int(match[2])) == base.bounds:
+        if match is None or name == used:
+            continue
+        path = os.path.join(folder, name)
+        with suppress(OSError):
+            is_own = (int(match[1]), int(match[2])) == base.bounds
+            if is_own or time.time() - os.stat(path).st_mtime > _UNUSED_S:
+                os.unlink(path)
+
+
+def _note_use(files: Sequence[FileBelow]) -> None:
+    """Say of a file that was merged for a range that its tasks are here still."""
+    for file in files[:1]:
+        if MERGED_NAME.fullmatch(os.path.basename(file.path)):
             with suppress(OSError):
-                os.unlink(os.path.join(folder, name))
+                os.utime(file.path)

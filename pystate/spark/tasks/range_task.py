@@ -346,6 +346,7 @@ class RangeTask:
             # While it changes, other ranges may need the tables of the last epoch.
             if not self.state.changes_parallelism:
                 remove_outdated(self._spec, self.state, plan.parallelism)
+                tables.keep_ranges(self._spec, plan.parallelism)
             self.metrics["attach_ms"] = self._attachment.duration_ns / 1e6
             self.metrics["attached"] = self._attachment.how
             self.metrics["rows_restored"] = self._attachment.rows

@@ -28,7 +28,7 @@ from pystate.errors import (
     SwappedFileError,
 )
 from pystate.state.value import ValueState
-from pystate.tables import attach, below, range_files
+from pystate.tables import attach, below, host, range_files, upkeep
 from pystate.tables.host import TableHome, choose_home
 from pystate.tables.recovery import target_bytes
 from pystate.tables.rows_below import RowsBelow
@@ -638,6 +638,73 @@ def open_below(root: Path) -> tuple[int, int]:
         found += path.startswith(str(root / "ck"))
         removed += path.startswith(str(root / "ck")) and path.endswith("(deleted)")
     return found, removed
+
+
+def merged_below(root: Path) -> set[str]:
+    """The files that were merged for tables of this process, on its local disk."""
+    places = {str(root), host._process_folder()}
+    return {str(path) for place in places for path in Path(place).rglob("*below/*/*.base")}
+
+
+def open_merged() -> int:
+    """How many descriptors are of such files, removed or not."""
+    links = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    return sum("/below/" in str(link.readlink()) for link in links if link.is_symlink())
+
+
+def test_of_ranges_that_are_gone_nothing_stays(worker: MakeWorker, tmp_path: Path) -> None:
+    """Neither what was merged for them nor an open file, once their key groups are others'."""
+    before, already = merged_below(tmp_path), open_merged()
+    base, model = epochs(worker("shm", at=TableHome(None, None)), 2, rows=200)
+    schema = (("k", "bigint"),), (("n", "bigint"),)
+    disk = worker()
+    ranges = (base,)
+    for parallelism in (2, 3):
+        planned = plan_rescale(OperatorState("op", len(ranges), *schema, ranges), parallelism, 128)
+        ranges = tuple(planned)
+        found = dict[int, int]()
+        for state in ranges:
+            assert disk.attach(state)[0] == "opened"
+            found |= disk.read()
+            disk.release()
+        assert found == model
+    assert len(merged_below(tmp_path) - before) == 5
+    assert open_merged() - already == 5
+    for state in ranges:
+        disk.attach(state)
+        upkeep.remove_outdated(disk.spec, state, 3)
+        disk.cache.keep_ranges(disk.spec, 3)
+        disk.release()
+    assert len(merged_below(tmp_path) - before) == 3
+    assert open_merged() - already == 3
+    assert len(disk.cache._entries) == 3
+
+
+def test_what_was_merged_for_a_range_that_is_elsewhere_goes(
+    worker: MakeWorker, tmp_path: Path
+) -> None:
+    """It is not asked for any more; one that is asked for stays."""
+    before, already = merged_below(tmp_path), open_merged()
+    base, _ = epochs(worker("shm", at=TableHome(None, None)), 2, rows=200)
+    schema = (("k", "bigint"),), (("n", "bigint"),)
+    here, moved = plan_rescale(OperatorState("op", 1, *schema, (base,)), 2, 128)
+    one = worker()
+    for state in (here, moved):
+        one.attach(state)
+        one.release()
+    assert len(merged_below(tmp_path) - before) == 2
+    for path in merged_below(tmp_path) - before:
+        os.utime(path, (1, 1))
+    mine, _ = sorted(merged_below(tmp_path) - before)
+    for _ in range(2):
+        one.attach(here)
+        assert merged_below(tmp_path) - before == {mine}
+        # It is asked for, so it does not go when others look.
+        assert os.stat(mine).st_mtime > 1
+        one.release()
+        os.utime(mine, (1, 1))
+    one.attach(here)
+    assert open_merged() - already == 1
 
 
 def test_tables_that_no_task_uses_keep_few_files_open(
