@@ -70,6 +70,7 @@ from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import declared_fills, in_files, stored_defaults
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow
+from pystate.tables.hot_keys import HotKeys
 from pystate.tables.options import DISK, TableStats
 from pystate.tables.registry import refuse_pickled
 from pystate.tables.snapshots import SealedReader, Snapshot
@@ -86,6 +87,8 @@ _DISK_POLICY = DiskMergePolicy(min_deltas=4, keep_deltas=0)
 #: of a limit of this size.
 _HELD_PART, _USUAL_LIMIT_BYTES = 4, 256 << 20
 _COPIED_BYTES = 1 << 20
+# A checkpoint brings hot rows for an eighth of the time since the last one, if that was so long.
+_LEAST_SINCE_S, _MOST_WARM_S = 0.1, 0.25
 
 
 @dataclass
@@ -190,6 +193,8 @@ class Store:
             self._backend = backend(states=states, max_parallelism=job.max_parallelism)
             self.set_current_key = self._backend.set_current_key
             self._range = empty_range(0, job.max_parallelism, 1)
+            self._hot = HotKeys(self._storage, _UID, self._backend)
+            self._checkpointed_s = time.monotonic()
             try:
                 self._tick()
                 if self._on_disk:
@@ -329,6 +334,7 @@ class Store:
         if self._closed:
             raise ClosedError(f"{self.path}: the store is closed")
         began_s = time.monotonic()
+        looked_up = self._backend.below.looked_up if self._on_disk else 0
         head = self._history.head
         epoch = self.epoch + 1
         self._refuse_if_full()
@@ -357,11 +363,19 @@ class Store:
         stats = self._backend.stats()
         if self._on_disk:
             self._backend.below.leave_room(stats.keys // 8)
+            self._keep_warm(rows + looked_up, began_s - self._checkpointed_s)
         self._chronicle.published(
             manifest, deltas, (rows, self._most_keys(), stats.committed_bytes), began_s, written_s
         )
         self._tick()
         return epoch
+
+    def _keep_warm(self, used: int, since_s: float) -> None:
+        """Bring rows that were used most before, for a part of the time since a checkpoint."""
+        if since_s > _LEAST_SINCE_S:
+            self._hot.warm(min(since_s / 8, _MOST_WARM_S))
+        self._hot.used(used)
+        self._checkpointed_s = time.monotonic()
 
     def _most_keys(self) -> int:
         """How many keys there are; where rows lie in files alone, at most."""
@@ -677,6 +691,7 @@ class Store:
             self._rebase, self._converted = False, True
         self._backend.below.reset(lineage, self._files())
         self._backend.open()
+        self._hot.begin(self._range)
 
     def close(self, checkpoint: bool = False) -> None:
         """Close the store. Does nothing the second time.

@@ -287,7 +287,7 @@ def delete_unnamed(storage: CheckpointStorage, history: History) -> None:
     check_not_behind(storage, files, history.epochs[-1] if history.epochs else 0)
     try:
         named = {path for epoch in history.epochs for path in history.manifest(epoch).paths}
-        doomed = [f.path for f in files if f.path not in named]
+        doomed = [f.path for f in files if f.path not in named and hot_epoch(f.path) is None]
         for folder in (STATE, MANIFESTS, HISTORY):
             doomed += [f.path for f in storage.list(folder, temporary=True)]
         delete_files(storage, doomed)

@@ -38,6 +38,8 @@ from pystate.types.arrays import hash_keys, key_groups
 _LOG = logger("pystate.tables.hot_keys")
 #: So many keys are kept of a range, of about so many bytes.
 MOST_KEYS, MOST_BYTES = 1 << 16, 1 << 20
+#: Small tables are warm soon enough: no list is written before so many rows were used.
+_LEAST_USED = 1 << 14
 #: So many are brought at a time.
 _SLICE = 2048
 _MAGIC = b"pystate hot keys 1\n"
@@ -142,7 +144,8 @@ class HotKeys:
         """
         self._used += rows
         resident = self._backend.stats().keys
-        if not resident or self._used < max(4 * min(resident, MOST_KEYS), resident // 4):
+        enough = max(4 * min(resident, MOST_KEYS), resident // 4, _LEAST_USED)
+        if not resident or self._used < enough:
             return
         self._used = 0
         try:

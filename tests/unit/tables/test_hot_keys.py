@@ -36,6 +36,7 @@ EMPTY = empty_range(0, 8, 1)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists of few keys."""
     monkeypatch.setattr(hot_keys, "MOST_KEYS", 2000)
+    monkeypatch.setattr(hot_keys, "_LEAST_USED", 1000)
 
 
 @pytest.fixture
@@ -254,6 +255,42 @@ def test_keys_with_namespaces(worker: MakeWorker) -> None:
     before = two.attachment.backend.below.looked_up
     two.attachment.backend.prefetch(pa.array(range(HOT), pa.int64()), spaces)
     assert two.attachment.backend.below.looked_up == before
+
+
+def test_small_tables_have_no_list(
+    worker: MakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hot_keys, "_LEAST_USED", 10_000)
+    one, base = worker(), EMPTY
+    for number in range(1, 5):
+        base = epoch(one, base, number, range(2000))
+    assert not lists(tmp_path)
+    base = epoch(one, base, 5, range(2000))
+    assert len(lists(tmp_path)) == 1
+
+
+def test_a_store_keeps_and_brings_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its checkpoints, where these are not so many that they would take long."""
+    monkeypatch.setattr("pystate.store._LEAST_SINCE_S", 0.0)
+    options: Any = {"home": "disk", "limit_bytes": 4 * MIB}
+    with ps.open(tmp_path / "ck", key="long", states=STATES, **options) as store:
+        for first in range(0, 8000, 2000):
+            keys = store.keys(pa.array(range(first, first + 2000), pa.int64()))
+            store["n"].add(keys, pa.array([1] * 2000, pa.int64()))
+            store.checkpoint()
+    assert len(lists(tmp_path)) == 1
+    with ps.open(tmp_path / "ck", key="long", states=STATES, **options) as store:
+        backend = store._backend
+        assert backend.stats().keys == 0
+        monkeypatch.setattr("pystate.store._MOST_WARM_S", 60)
+        store._checkpointed_s -= 1000
+        store.set_current_key(9999)
+        store["n"].update(1)
+        store.checkpoint()
+        assert backend.stats().keys == 2001
+        found = store["n"].values(store.keys(pa.array([0, 5999, 9999, 8888], pa.int64())))
+        assert found.to_pylist() == [1, 1, 1, 0]
+    assert len(lists(tmp_path)) == 1
 
 
 def test_keys_of_many_bytes_are_fewer() -> None:
