@@ -71,6 +71,7 @@ from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import declared_fills, in_files, stored_defaults
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow
+from pystate.tables.hot_keys import HotKeys
 from pystate.tables.options import DISK, DiskStats, TableStats
 from pystate.tables.registry import refuse_pickled
 from pystate.tables.snapshots import SealedReader, Snapshot
@@ -89,6 +90,8 @@ _HELD_PART, _USUAL_LIMIT_BYTES = 4, 256 << 20
 _COPIED_BYTES = 1 << 20
 #: Of files on disk that are as large together, or larger, a merge runs beside the next batches.
 _BESIDE_BYTES = 16 << 20
+# A checkpoint brings hot rows for an eighth of the time since the last one, if that was so long.
+_LEAST_SINCE_S, _MOST_WARM_S = 0.1, 0.25
 
 
 @dataclass
@@ -197,6 +200,8 @@ class Store:
             self._backend = backend(states=states, max_parallelism=job.max_parallelism)
             self.set_current_key = self._backend.set_current_key
             self._range = empty_range(0, job.max_parallelism, 1)
+            self._hot = HotKeys(self._storage, _UID, self._backend)
+            self._checkpointed_s = time.monotonic()
             try:
                 self._tick()
                 if self._on_disk:
@@ -375,6 +380,7 @@ class Store:
         if self._closed:
             raise ClosedError(f"{self.path}: the store is closed")
         began_s, before = time.monotonic(), self._range.files
+        looked_up = self._backend.below.looked_up if self._on_disk else 0
         head = self._history.head
         epoch = self.epoch + 1
         self._refuse_if_full()
@@ -402,10 +408,18 @@ class Store:
             self._place()
         if self._on_disk:
             self._backend.below.leave_room(self._backend.stats().keys // 8)
+            self._keep_warm(rows + looked_up, began_s - self._checkpointed_s)
         counted = self._counted(rows)
         self._chronicle.published(manifest, deltas, counted, began_s, written_s, before)
         self._tick()
         return epoch
+
+    def _keep_warm(self, used: int, since_s: float) -> None:
+        """Bring rows that were used most before, for a part of the time since a checkpoint."""
+        if since_s > _LEAST_SINCE_S:
+            self._hot.warm(min(since_s / 8, _MOST_WARM_S))
+        self._hot.used(used)
+        self._checkpointed_s = time.monotonic()
 
     def _most_keys(self) -> int:
         """How many keys there are; where rows lie in files alone, at most."""
@@ -782,6 +796,7 @@ class Store:
             self._rebase, self._converted = False, True
         self._backend.below.reset(lineage, self._files())
         self._backend.open()
+        self._hot.begin(self._range)
 
     def close(self, checkpoint: bool = False) -> None:
         """Close the store. Does nothing the second time.

@@ -101,6 +101,10 @@ pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_b
  * over several epochs may meet a row twice or never, unless pst_table_keep_rows keeps them where
  * they are. */
 pst_status pst_batch_all(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch);
+/* Up to `most` of the rows that are here which were used most, as far as heat tells, and then lately,
+ * these first; of those that are equal every so many. PST_NOT_FOUND: there are none; else as above.
+ * O(slots). */
+pst_status pst_batch_hottest(pst_table *t, int64_t most, pst_batch **batch);
 /* Says whether sealing leaves rows in their slots. As long as it does the table gets no fewer
  * slots. */
 void pst_table_keep_rows(pst_table *t, int keep);

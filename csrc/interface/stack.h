@@ -78,6 +78,8 @@ pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, co
 void pst_member_release(pst_member *m);
 /* Of the open file, perhaps for aligned reads only; it is closed with the file. */
 int pst_member_descriptor(const pst_member *m);
+/* What the file says of itself, as long as it is open; its checksum is not known. */
+const pst_file_info *pst_member_info(const pst_member *m);
 
 /* Opens files that all have that schema, as pst_file_schema_create makes it, and those key groups.
  * Reads tails and guides of those that are not open, no rows: so a stack with one file more than

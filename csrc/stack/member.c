@@ -342,6 +342,10 @@ void pst_member_release(pst_member *m) {
     pst_free(m);
 }
 
+const pst_file_info *pst_member_info(const pst_member *m) {
+    return &m->guide->info;
+}
+
 int pst_member_descriptor(const pst_member *m) {
     return m->file.fd;
 }

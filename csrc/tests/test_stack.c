@@ -418,6 +418,7 @@ static void run_shared(void) {
     for (int32_t i = 0; i < w->n; i++) {
         REQUIRE(!pst_member_open(&w->schema, WORLD_GROUPS, w->paths[i], &o, &members[i], NULL));
         CHECK(pst_member_descriptor(members[i]) >= 0);
+        CHECK(pst_member_info(members[i])->rows > 0 && pst_member_info(members[i])->block_bytes);
         REQUIRE(!unlink(w->paths[i]));
         w->files[i] = (pst_stack_file){.member = members[i]};
     }

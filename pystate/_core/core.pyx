@@ -20,7 +20,7 @@ from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE, PyBuffer_FillInfo
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
-from libc.errno cimport EINTR, ENODATA, errno
+from libc.errno cimport EBADF, EINTR, ENODATA, ESTALE, errno
 from libc.math cimport isinf, isnan
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.stddef cimport size_t

@@ -258,6 +258,7 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_batch_clear(pst_batch *b, int32_t column)
     pst_status pst_batch_changed(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch)
     pst_status pst_batch_all(pst_table *t, uint64_t *cursor, int64_t most, pst_batch **batch)
+    pst_status pst_batch_hottest(pst_table *t, int64_t most, pst_batch **batch)
     void pst_table_keep_rows(pst_table *t, int keep)
     pst_status pst_batch_get_key(pst_batch *b, int32_t key_column, void *values, uint8_t *valid)
     pst_status pst_batch_get_key_bytes(pst_batch *b, int32_t key_column, const pst_bytes_out *out)
@@ -650,6 +651,7 @@ cdef extern from "pystate.h" nogil:
                                pst_detail *detail)
     void pst_member_release(pst_member *m)
     int pst_member_descriptor(const pst_member *m)
+    const pst_file_info *pst_member_info(const pst_member *m)
     pst_status pst_stack_open(const pst_schema *schema, int32_t max_parallelism,
                               const pst_stack_file *files, int32_t n_files,
                               const pst_stack_options *options, pst_stack **stack,

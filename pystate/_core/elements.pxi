@@ -45,7 +45,7 @@ cdef class CollectionHandle:
         self.ready()
         self.need_walk()
         cdef pst_status status = pst_elements_start(self.walk, self.column)
-        if self.table.placed_for(status):
+        if self.table.find_files(status):
             status = pst_elements_start(self.walk, self.column)
         return self.table.check_fetched(status)
 
@@ -62,7 +62,7 @@ cdef class CollectionHandle:
         cdef uint64_t count = 0
         self.ready()
         cdef pst_status status = pst_elements_count(self.table.t, self.column, &count)
-        if self.table.placed_for(status):
+        if self.table.find_files(status):
             status = pst_elements_count(self.table.t, self.column, &count)
         self.table.check_fetched(status)
         return count
@@ -93,7 +93,7 @@ cdef class CollectionHandle:
         cdef Py_ssize_t n = 0
         try:
             status = self.collect_all(keys, is_map, cells, <int64_t *> offsets, &n)
-            if self.table.placed_for(status):
+            if self.table.find_files(status):
                 status = self.collect_all(keys, is_map, cells, <int64_t *> offsets, &n)
             self.table.check_fetched(status)
             return n, take_cells(&cells[1], n) if is_map else None, take_cells(&cells[0], n)
@@ -174,7 +174,7 @@ cdef class ListElements(CollectionHandle):
         owner = self.table.encode_in(namespace, cells, &nulls)
         self.table.ready_for(turn, self.codec)
         cdef pst_status status = pst_list_take(self.table.t, self.column, cells, nulls)
-        if self.table.placed_for(status):
+        if self.table.find_files(status):
             status = pst_list_take(self.table.t, self.column, cells, nulls)
         self.table.check_fetched(status)
 
@@ -291,7 +291,7 @@ cdef class ListElements(CollectionHandle):
         """Copy items of fixed width; fills `offsets` as `collect` does, returns the items."""
         cdef Memory items = Memory.__new__(Memory)
         cdef pst_status status = copy_lists(self, keys, <int64_t *> offsets, width, items)
-        if self.table.placed_for(status):
+        if self.table.find_files(status):
             items = Memory.__new__(Memory)
             status = copy_lists(self, keys, <int64_t *> offsets, width, items)
         self.table.check_fetched(status)

@@ -122,6 +122,44 @@ cdef class Batch(_Dependent):
         self.link()
         return True
 
+    def take_hottest(self, int64_t most):
+        """Take the rows that were used most; False if the table has none in memory."""
+        cdef pst_status status
+        cdef Table table = self.table
+        table.begin()
+        try:
+            if self.b is not NULL:
+                raise errors.InvalidArgumentError("a batch is made once")
+            with nogil:
+                status = pst_batch_hottest(table.t, most, &self.b)
+        finally:
+            table.end()
+        if status == PST_NOT_FOUND:
+            return False
+        table.check(status)
+        self.epoch = table.epochs
+        self.link()
+        return True
+
+    def bring(self):
+        """Bring the rows of its keys into the table; False if no other ones may leave for them, and
+        they do not fit."""
+        cdef uint64_t absent = 0
+        cdef pst_status status
+        self.table.ready()
+        if self.b is NULL or self.epoch != self.table.epochs:
+            self.renew()
+        self.table.hold()
+        try:
+            with nogil:
+                status = pst_batch_fetch(self.b, &absent)
+        finally:
+            self.table.end()
+        if status == PST_NO_ROOM:
+            return False
+        self.table.check_fetched(status)
+        return True
+
     def keep_keys(self, list columns not None):
         """Keep the keys of a batch of rows, so that it stays valid where rows leave."""
         columns = list(columns)
@@ -219,7 +257,7 @@ cdef class Batch(_Dependent):
                     status = pst_batch_fetch(self.b, &absent)
             finally:
                 table.end()
-            if status == PST_NO_STACK and not placed and table.place():
+            if status != PST_OK and not placed and table.find_files(status):
                 placed = True
                 self.renew()
                 continue

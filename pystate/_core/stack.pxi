@@ -34,7 +34,17 @@ cdef object file_error(pst_status status, const pst_detail *detail, tuple names,
             "looked up in it before it is merged into a new base")
     if status == PST_IO and detail.sys_errno == ENODATA:
         return errors.CorruptFileError(f"{name}: corrupt: it is shorter than when it was opened")
+    if is_stale(status, detail):
+        return errors.CheckpointError(
+            f"{name}: it was replaced, or removed, where it lies while it was open here, and so it "
+            "was when it was opened once more: bring it back, and let nothing change files there")
     return make_error(status, detail, name, None)
+
+
+cdef bint is_stale(pst_status status, const pst_detail *detail) noexcept:
+    """Whether an open file is no longer the one that was opened: it was replaced on its server, or
+    some code closes descriptors that are not its own."""
+    return status == PST_IO and (detail.sys_errno == ESTALE or detail.sys_errno == EBADF)
 
 
 cdef class GuidedFile(_Guarded):
@@ -101,6 +111,11 @@ cdef class GuidedFile(_Guarded):
         """Return its descriptor, which may be for aligned reads only."""
         self.ready()
         return pst_member_descriptor(self.m)
+
+    def info(self):
+        """Return what `FileReader.info` does of the file."""
+        self.ready()
+        return info_tuple(pst_member_info(self.m))
 
 
 cdef int fill_wanted(pst_wanted_keys *wanted, pst_array *columns, list keys,

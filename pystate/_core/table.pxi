@@ -42,6 +42,7 @@ cdef class Table:
     cdef object on_first_use
     cdef object on_no_room     # makes room for so many rows; None where nobody can
     cdef object on_no_stack    # sets the stack of the last sealed epoch, or raises why it cannot
+    cdef object on_stale       # the same, with files that are opened anew
     cdef bint making_room
     cdef bint below            # rows lie in files
     cdef unsigned int sets     # of current keys
@@ -243,7 +244,7 @@ cdef class Table:
             self.t = NULL
         self.take_stack(None)
         # What these are bound to has the table.
-        self.on_first_use = self.on_no_room = self.on_no_stack = None
+        self.on_first_use = self.on_no_room = self.on_no_stack = self.on_stale = None
 
     def reopen(self, bint goes_on=False):
         """Free the table's rows, so that its next use opens an empty one; handles stay valid.
@@ -467,12 +468,14 @@ cdef class Table:
         self.ready()
         return not self.below
 
-    def on_room(self, make_room, place):
+    def on_room(self, make_room, place, place_anew):
         """Have `make_room(keys, fully)` called where no more rows fit; it says whether it did
         anything. `fully`: it was called before, and that did not suffice. `place()` is called where
-        rows may lie in files and no stack of these is set: it sets it, or raises."""
+        rows may lie in files and no stack of these is set: it sets it, or raises; `place_anew()`
+        where one is set of files that are no longer the ones that were opened."""
         self.on_no_room = make_room
         self.on_no_stack = place
+        self.on_stale = place_anew
 
     def keep_room(self, bint kept):
         """While it is said so, no room is made: what is written belongs to the open epoch.
@@ -537,9 +540,15 @@ cdef class Table:
         self.ready()
         return True
 
-    cdef bint placed_for(self, pst_status status) except -1:
-        """Whether an operation that had that status is to be tried again: the stack is set now."""
-        return status == PST_NO_STACK and self.place()
+    cdef bint find_files(self, pst_status status) except -1:
+        """See to the files that an operation did not find; whether it may now be tried again."""
+        if status == PST_NO_STACK:
+            return self.place()
+        if self.on_stale is None or not is_stale(status, pst_table_detail(self.t)):
+            return False
+        self.on_stale()
+        self.ready()
+        return True
 
     cdef bint make_room(self, uint64_t keys, bint fully=False) except -1:
         """Have room made for so many rows. The current key stays."""
@@ -668,7 +677,7 @@ cdef class Table:
                 self.has_key = status == PST_OK
                 if status == PST_OK:
                     return
-                if status not in (PST_NO_ROOM, PST_NO_STACK):
+                if status not in (PST_NO_ROOM, PST_NO_STACK, PST_IO):
                     self.check_fetched(status)
         self.set_any_key(key)
 
@@ -698,7 +707,7 @@ cdef class Table:
         # The caller's code may have set a key of its own.
         self.forget_key()
         status = pst_key_set(self.t, cells, nulls)
-        if status == PST_NO_STACK and self.place():
+        if self.find_files(status):
             status = pst_key_set(self.t, cells, nulls)
         if status == PST_NO_ROOM and self.make_room(SETS_WATCHED):
             status = pst_key_set(self.t, cells, nulls)

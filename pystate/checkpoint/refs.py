@@ -52,6 +52,7 @@ _ID_DIGITS = 32
 _CHECKSUM_DIGITS = 16
 _FINGERPRINT = 32
 _STATE_FILE = re.compile(r".*/(\d{8,})-(t\d+-)?[0-9a-f]+\.(?:delta|base)")
+_HOT_FILE = re.compile(r".*/(\d{8,})-[0-9a-f]{32}\.hot")
 _FOLDER = re.compile(r".*/(\d{5,})-(\d{5,})")
 
 Counting = TypeVar("Counting", "FileRef", "RangeState")
@@ -99,6 +100,17 @@ def path_in(folder: str, epoch: int, file_id: str, kind: str) -> str:
 def state_epoch(path: str) -> int | None:
     """Return the epoch in the name of a delta, a base or a merged file; None for other files."""
     match = _STATE_FILE.fullmatch(path)
+    return None if match is None else int(match[1])
+
+
+def hot_path(uid: str, bounds: tuple[int, int], epoch: int, lineage_id: str) -> str:
+    """Name the list of a range's hot keys; see `pystate.tables.hot_keys`."""
+    return f"{state_folder(uid, *bounds)}/{epoch:08d}-{lineage_id}.hot"
+
+
+def hot_epoch(path: str) -> int | None:
+    """Return the epoch in the name of a list of hot keys; None for other files."""
+    match = _HOT_FILE.fullmatch(path)
     return None if match is None else int(match[1])
 
 

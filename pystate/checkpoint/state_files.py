@@ -203,6 +203,12 @@ def open_file(source: Source, expected: FileIdentity | None = None) -> Iterator[
         yield opened
 
 
+def is_expected(info: FileInfo, expected: FileIdentity) -> bool:
+    """Whether a file is the expected one, as far as it tells by itself."""
+    fields = ("kind", "id", "epoch", "file_bytes")
+    return all(getattr(info, field) == getattr(expected, field) for field in fields)
+
+
 def _check_identity(name: str, info: FileInfo, expected: FileIdentity) -> None:
     for field in ("kind", "id", "epoch"):
         ours, theirs = getattr(expected, field), getattr(info, field)

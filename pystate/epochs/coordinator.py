@@ -39,6 +39,7 @@ from pystate.epochs.epoch import Epoch, RepeatableError
 from pystate.epochs.housekeeping import Housekeeping
 from pystate.epochs.interval import CheckpointOptions, Interval, is_tolerable
 from pystate.epochs.listeners import CheckpointListener, CheckpointNotice, Notifier
+from pystate.epochs.merge_budget import Written
 from pystate.epochs.merge_policy import MergePolicy
 from pystate.epochs.merges import FileMerges, Maintenance, MergeRunner
 from pystate.epochs.ownership import Ownership, fence_start
@@ -166,7 +167,12 @@ class Coordinator:
         policy = options.merge_policy
         if policy is not None:
             self._merges = FileMerges(
-                storage, self._maintenance, policy, lambda: self._ownership.term, merge_runner
+                storage,
+                self._maintenance,
+                policy,
+                lambda: self._ownership.term,
+                merge_runner,
+                tasks_run=lambda: self._epoch is not None,
             )
         self._house = Housekeeping(
             storage,
@@ -190,6 +196,11 @@ class Coordinator:
     def job(self) -> JobFile:
         """The checkpoint's identity."""
         return self._publisher.job
+
+    @property
+    def written(self) -> Written:
+        """What epochs and merges have written since this driver began."""
+        return Written() if self._merges is None else self._merges.written
 
     @property
     def run_id(self) -> str:

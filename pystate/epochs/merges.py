@@ -43,6 +43,7 @@ from pystate.checkpoint.refs import (
     FileRef,
     OperatorState,
     RangeState,
+    is_merged,
     state_path,
 )
 from pystate.checkpoint.state_files import (
@@ -54,6 +55,7 @@ from pystate.checkpoint.state_files import (
     verify_file,
 )
 from pystate.checkpoint.storage import CheckpointStorage, guarded_file
+from pystate.epochs.merge_budget import Pace, Written
 from pystate.epochs.merge_policy import MergePolicy, Run
 from pystate.epochs.rescale import plan_rescale
 from pystate.epochs.retention import delete_files, merged_name
@@ -73,6 +75,8 @@ _MANY = 32
 _MANY_BYTES = 256 << 20
 # What a task of a runner gets at most: enough to outweigh what starting a job costs.
 _PER_TASK = 16
+# With so many waiting merges none pauses.
+_BEHIND = 8
 _PER_TASK_BYTES = 64 << 20
 
 
@@ -184,7 +188,11 @@ class FileMerges:
         policy: MergePolicy,
         term: Callable[[], int],
         runner: MergeRunner | None = None,
+        tasks_run: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._pace = Pace(lambda: tasks_run() and not self._is_behind())
+        #: What was written since this driver began.
+        self.written = Written()
         self._storage = storage
         self._maintenance = maintenance
         self._policy = policy
@@ -243,6 +251,11 @@ class FileMerges:
                     self._waiting.setdefault(operator.uid, deque()).append(key)
                 self._maintenance.submit(self._merge_next)
 
+    def _is_behind(self) -> bool:
+        """Whether merges do not keep up, so that none pauses."""
+        with self._lock:
+            return sum(len(keys) for keys in self._waiting.values()) >= _BEHIND
+
     def _left_out(self, manifest: Manifest, operator: OperatorState, run: Run) -> Expiring | None:
         """What a base leaves out, as sweeps of tables on disk see what is in memory alone.
 
@@ -283,9 +296,11 @@ class FileMerges:
             if merge is None or merge.plan.run.position(state) is None:
                 continue
             if self._policy.is_full(state, first=first):
-                self._wait_for(merge, self._policy.chain(state))
-            else:
-                merge.ended.wait(max(0.0, until - time.monotonic()))
+                with self._pace.hurried():
+                    self._wait_for(merge, self._policy.chain(state))
+            elif patience_s > 0:
+                with self._pace.hurried():
+                    merge.ended.wait(max(0.0, until - time.monotonic()))
 
     def _wait_for(self, merge: _Merge, deltas: int) -> None:
         """Wait for a merge, and say so if it takes long, and how far it is."""
@@ -321,6 +336,12 @@ class FileMerges:
     def published(self, manifest: Manifest) -> None:
         """Forget the ready merges, which this manifest has adopted or which are now useless."""
         late = []
+        self.written.changed_bytes += sum(
+            ref.file_bytes
+            for operator in manifest.operators
+            for ref in operator.files
+            if ref.epoch == manifest.epoch and not is_merged(ref.path)
+        )
         with self._lock:
             for key in list(self._ready):
                 merge = self._merges[key]
@@ -341,6 +362,7 @@ class FileMerges:
             self._closed.set()
             for merge in self._merges.values():
                 merge.ended.set()
+            self._pace.end()
         if self._runner is not None:
             self._runner.give_up()
 
@@ -405,9 +427,12 @@ class FileMerges:
         try:
             if self._closed.is_set():
                 return
-            merged = _merge_planned(self._storage, merge.plan, self._closed, merge.written.add)
+            merged = _merge_planned(
+                self._storage, merge.plan, self._pace, self._closed, merge.written.add
+            )
             with self._lock:
                 self._ready[key] = merged
+                self.written.merged_bytes += merged.file_bytes
         except BaseException:
             self._fail([key])
             if not self._closed.is_set():
@@ -428,6 +453,7 @@ class FileMerges:
             ready = {key: ref for key, ref in outcomes.items() if isinstance(ref, FileRef)}
             with self._lock:
                 self._ready.update(ready)
+                self.written.merged_bytes += sum(ref.file_bytes for ref in ready.values())
             failed = [key for key in keys if key not in ready]
             if failed:
                 raise CheckpointError(
@@ -475,9 +501,16 @@ class _Merge:
 def _merge_planned(
     storage: CheckpointStorage,
     plan: PlannedMerge,
+    pace: Pace,
     given_up: threading.Event | None = None,
     note: Callable[[int], object] | None = None,
 ) -> FileRef:
+    def written(size_bytes: int) -> None:
+        if note is not None:
+            note(size_bytes)
+        pace.worked(size_bytes)
+
+    pace.begin()
     return merge_range(
         storage,
         plan.run.sources,
@@ -488,7 +521,7 @@ def _merge_planned(
         states=plan.states,
         since=dict(plan.since),
         given_up=given_up,
-        note=note,
+        note=written,
         block_bytes=plan.block_bytes,
         expiring=plan.expiring,
     )
@@ -498,11 +531,11 @@ def merge_again(storage: CheckpointStorage, plan: PlannedMerge) -> FileRef:
     """Carry out a merge that another process may have begun, or finished.
 
     Files appear whole, and only this plan has the name, so that a file of that name is the result,
-    whoever has written it.
+    whoever has written it. Tasks may run beside it, so it leaves half of the disk to them.
     """
     if not storage.exists(plan.output):
         try:
-            return _merge_planned(storage, plan)
+            return _merge_planned(storage, plan, Pace())
         except AlreadyPublishedError:
             pass  # by another attempt, meanwhile
     with ExitStack() as stack:

@@ -55,6 +55,7 @@ from pystate.checkpoint.manifest import (
 )
 from pystate.checkpoint.manifest_log import History, retained_manifests
 from pystate.checkpoint.parts import MANIFESTS, Parts, part_epoch
+from pystate.checkpoint.refs import hot_epoch
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry, final_name
 from pystate.checkpoint.traces import STATE, begun_trace
 from pystate.errors import CheckpointError
@@ -64,6 +65,8 @@ _LOG = logger("pystate.epochs.retention")
 _STATE_FILE = re.compile(r".*/(\d{8,})-(?:t(\d+)-)?[0-9a-f]+\.(delta|base)")
 _EVALUATION = re.compile(r"(.*/(\d{8,})-[0-9a-f]+)/[^/]+")
 _FOLDERS = ("manifests", "owners", "runs", HISTORY)
+# A list of hot keys is of use for so many epochs.
+_HOT_EPOCHS = 1024
 # For leftovers of small files, whose writers may be alive or dead.
 _LEAST_GRACE_MS = 60_000
 
@@ -212,7 +215,13 @@ def _is_made_by_epoch(path: str) -> bool:
 
 
 def may_be_named(path: str, newest: Manifest, term: int) -> bool:
-    """Whether a future manifest may name a file that no manifest names yet."""
+    """Whether a future manifest may name a file that no manifest names yet.
+
+    None ever names a list of hot keys, which goes when nobody has written one for long.
+    """
+    hot = hot_epoch(path)
+    if hot is not None:
+        return hot + _HOT_EPOCHS > newest.epoch
     part = part_epoch(path)
     if part is not None:
         return part > newest.epoch
@@ -278,7 +287,7 @@ def delete_unnamed(storage: CheckpointStorage, history: History) -> None:
     check_not_behind(storage, files, history.epochs[-1] if history.epochs else 0)
     try:
         named = {path for epoch in history.epochs for path in history.manifest(epoch).paths}
-        doomed = [f.path for f in files if f.path not in named]
+        doomed = [f.path for f in files if f.path not in named and hot_epoch(f.path) is None]
         for folder in (STATE, MANIFESTS, HISTORY):
             doomed += [f.path for f in storage.list(folder, temporary=True)]
         delete_files(storage, doomed)

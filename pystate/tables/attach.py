@@ -20,7 +20,7 @@ Invariants
    fails, the table is closed and forgotten instead.
 4. A table that is filled is empty, and nobody else had it since that was found.
 5. Tables that no task uses keep a bounded number of files open, and none that was removed for
-   longer than until the next attach.
+   longer than until the next attach; tables of another parallelism are let go of.
 6. The tables of old ranges are only read. They go when there is no room for the new ones beside
    them, which then come from files, or in a later epoch (`pystate.tables.upkeep`).
 """
@@ -33,6 +33,7 @@ import time
 from contextlib import suppress
 from typing import Literal, TypeAlias
 
+from pystate._core.core import range_bounds
 from pystate.checkpoint.refs import EMPTY_ID, FileRef, RangeSource, RangeState
 from pystate.checkpoint.state_files import EMPTY_LINEAGE
 from pystate.errors import (
@@ -49,6 +50,7 @@ from pystate.errors import (
 from pystate.redaction import logger
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.host import TableHome
+from pystate.tables.hot_keys import HotKeys
 from pystate.tables.janitor import remove_table
 from pystate.tables.range_files import begin_at, can_catch_up, catch_up, put_above
 from pystate.tables.recovery import (
@@ -132,6 +134,23 @@ class Attachment:
             entry.discard()
         entry.in_use = False
 
+    def warm(self, most_s: float) -> int:
+        """Bring rows that were used most before a table on disk began anew; return how many keys.
+
+        It takes about so many seconds at most, no memory that anything else needs, and raises
+        nothing. Their rows stay with those of the open epoch.
+        """
+        entry = self._entry
+        return 0 if entry is None or entry.hot is None else entry.hot.warm(most_s)
+
+    def used(self, rows: int) -> None:
+        """Say how many rows a task has changed or looked up, when its table is sealed.
+
+        From time to time those that are used most are written down; see `pystate.tables.hot_keys`.
+        """
+        if self._entry is not None and self._entry.hot is not None:
+            self._entry.hot.used(rows)
+
     @property
     def path(self) -> str | None:
         """The table's file, if it is shared with other processes."""
@@ -171,6 +190,8 @@ class _Entry:
         self.backend: KeyedStateBackend | None = None
         self.file: tuple[int, int] | None = None
         self.in_use = False
+        #: Of a table on disk that a task has had.
+        self.hot: HotKeys | None = None
 
     @property
     def shared(self) -> bool:
@@ -228,7 +249,7 @@ class _Entry:
         if unlink and self.path is not None and not self.is_stale:
             with suppress(OSError):
                 os.unlink(self.path)
-        backend, self.backend, self.file = self.backend, None, None
+        backend, self.backend, self.file, self.hot = self.backend, None, None, None
         if backend is not None:
             with suppress(InUseError):
                 backend.close()
@@ -245,6 +266,8 @@ class TableCache:
     def _reset(self) -> None:
         # Those that may have open files, the last used one at the end.
         self._with_files: dict[_Entry, None] = {}
+        # Of each operator, when tables of another one were let go of.
+        self._parallelism: dict[tuple[str, str, str], int] = {}
         self._checked_s = time.monotonic()
 
     def attach(self, spec: TableSpec, base: RangeState) -> Attachment:
@@ -316,6 +339,10 @@ class TableCache:
             if backend.lineage() != EMPTY_LINEAGE or backend.below.are_any:
                 backend = entry.renew(spec, base)
             attachment = self._fill(backend, spec, base, entry)
+        if backend.below.on_disk and entry.hot is None:
+            entry.hot = HotKeys(spec.storage, spec.operator.uid, backend)
+        if attachment.how == "opened" and entry.hot is not None:
+            entry.hot.begin(base)
         return attachment
 
     def _fill(
@@ -369,6 +396,24 @@ class TableCache:
                 spec.heartbeat()
             return backend.copy_from(old, *source.bounds)
 
+    def keep_ranges(self, spec: TableSpec, parallelism: int) -> None:
+        """Let go of an operator's tables of another parallelism, but for those in use.
+
+        With them go the files that they hold open. O(tables) where the parallelism has changed.
+        """
+        operator = _operator_key(spec)
+        with self._lock:
+            if self._parallelism.get(operator) == parallelism:
+                return
+            self._parallelism[operator] = parallelism
+            groups = spec.operator.max_parallelism
+            ranges = {range_bounds(i, groups, parallelism) for i in range(parallelism)}
+            for key, entry in list(self._entries.items()):
+                if key[:3] == operator and key[3:5] not in ranges and not entry.in_use:
+                    entry.discard()
+                    self._with_files.pop(entry, None)
+                    del self._entries[key]
+
     def close(self) -> None:
         """Unmap all tables that no task uses."""
         with self._lock:
@@ -407,9 +452,7 @@ class TableCache:
 
     def _reserve(self, spec: TableSpec, base: RangeState) -> _Entry | None:
         fingerprint = spec.operator.fingerprint(base.since)
-        identity = spec.home.identity
-        application = "" if identity is None else identity.application.hex()
-        key = (spec.storage.uri, application, spec.operator.uid, *base.bounds, fingerprint)
+        key = (*_operator_key(spec), *base.bounds, fingerprint)
         with self._lock:
             self._discard_stale()
             self._close_files()
@@ -446,6 +489,12 @@ def _remove_sources(spec: TableSpec, base: RangeState, error: Exception) -> bool
     if any_removed:
         _LOG.warning("operator %r: read from files: %s", spec.operator.uid, error)
     return any_removed
+
+
+def _operator_key(spec: TableSpec) -> tuple[str, str, str]:
+    identity = spec.home.identity
+    application = "" if identity is None else identity.application.hex()
+    return spec.storage.uri, application, spec.operator.uid
 
 
 def _path_of(spec: TableSpec, base: RangeState) -> str | None:

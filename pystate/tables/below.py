@@ -33,7 +33,7 @@ from pystate.checkpoint.state_files import (
     file_schema,
     open_file,
 )
-from pystate.errors import CheckpointError
+from pystate.errors import CheckpointError, SwappedFileError
 from pystate.state.columns import LIST, MAP, VALUE, Column
 from pystate.state.declaration import State
 from pystate.state.expiring import Expiring
@@ -112,6 +112,8 @@ class FilesBelow:
         self.named = tuple(FileBelow(*file) for file in files)
         known = {} if before is None else before._by_path()
         self._opened = [_still_at(file.path, known.get(file.path)) for file in self.named]
+        #: Open files that whoever comes after this may name.
+        self._ahead: dict[str, core.GuidedFile] = {}
 
     @property
     def open_files(self) -> int:
@@ -120,13 +122,38 @@ class FilesBelow:
 
     def close(self, *, removed: bool = False) -> None:
         """Let go of the open ones, or of those that were `removed`; `open` opens them again."""
+        self._ahead.clear()
         self._opened = [
             opened if removed and opened is not None and not _is_removed(opened) else None
             for opened in self._opened
         ]
 
     def _by_path(self) -> dict[str, core.GuidedFile | None]:
-        return {file.path: opened for file, opened in zip(self.named, self._opened, strict=True)}
+        named = {file.path: opened for file, opened in zip(self.named, self._opened, strict=True)}
+        return named | self._ahead
+
+    def open_ahead(
+        self, path: str, schema: core.Schema, max_parallelism: int, guides: str | None
+    ) -> core.GuidedFile:
+        """Open a file that may be wanted next, if it is not open; errors are those of `open`."""
+        opened = _still_at(path, self._by_path().get(path))
+        if opened is None:
+            opened = self._ahead[path] = _opened(path, schema, max_parallelism, guides)
+        return opened
+
+    def renew(self, schema: core.Schema, max_parallelism: int, guides: str | None) -> None:
+        """Open those that are open once more, by their paths.
+
+        `SwappedFileError` if there is another file now; else errors are those of `open`.
+        """
+        for i, (file, before) in enumerate(zip(self.named, self._opened, strict=True)):
+            self._opened[i] = after = _opened(file.path, schema, max_parallelism, guides)
+            if before is not None and before.info() != after.info():
+                self._opened[i] = None
+                raise SwappedFileError(
+                    f"{file.path}: another file was put in its place while it was open: bring the "
+                    "one back that the manifest names"
+                )
 
     def open(self, schema: core.Schema, max_parallelism: int, guides: str | None = None) -> None:
         """Open all files, as ones of tables with that schema; after an error, go on with the rest.
@@ -140,9 +167,7 @@ class FilesBelow:
         """
         for i, (file, opened) in enumerate(zip(self.named, self._opened, strict=True)):
             if opened is None:
-                self._opened[i] = core.GuidedFile(
-                    schema, max_parallelism, file.path, _reads.get(), process_budget(), guides
-                )
+                self._opened[i] = _opened(file.path, schema, max_parallelism, guides)
 
     def stack(
         self, schema: core.Schema, max_parallelism: int, guides: str | None = None
@@ -167,6 +192,12 @@ class FilesBelow:
                 for file, opened in zip(self.named, self._opened, strict=True)
                 if opened is not None
             ]
+
+
+def _opened(
+    path: str, schema: core.Schema, max_parallelism: int, guides: str | None
+) -> core.GuidedFile:
+    return core.GuidedFile(schema, max_parallelism, path, _reads.get(), process_budget(), guides)
 
 
 def _still_at(path: str, opened: core.GuidedFile | None) -> core.GuidedFile | None:

@@ -26,14 +26,16 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from typing import BinaryIO, cast
 from weakref import WeakKeyDictionary
 
 from pystate.checkpoint.held_deltas import is_held
 from pystate.checkpoint.refs import EMPTY_ID, FileRef, RangeState, restrict
 from pystate.checkpoint.state_files import Lineage, Source, merge_files
-from pystate.checkpoint.storage import LocalStorage
+from pystate.checkpoint.storage import LocalStorage, guarded_file
 from pystate.errors import AlreadyPublishedError, CheckpointError, MemoryLimitError
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow, FilesBelow
@@ -43,6 +45,9 @@ from pystate.tables.recovery import TableSpec, seal_as_base, target_bytes
 #: The names of merged files, with the range's bounds.
 MERGED_NAME = re.compile(r"(\d{5,})-(\d{5,})-[0-9a-f]+\.base")
 _MOST_KNOWN = 1 << 16
+#: What was merged for a range goes when no task has asked for it so long: they are on another host,
+#: or the manifest names what the driver has made of the same files.
+_UNUSED_S = 3600.0
 #: So many records of deltas are always read, for whatever rows are in memory.
 _FEW_RECORDS = 1 << 14
 #: Whether rows of a table can be looked up in a file: by its path and checksum, the table's schema,
@@ -95,6 +100,7 @@ def put_above(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> 
         below.set_files(_below(backend, spec, base, refs), all_known=known)
         _found[below.wanted] = base.files, base.since
     below.count_anew()
+    _note_use(below.files)
     if refs:
         changed = refs[-1].rows if refs[-1].kind == "delta" else 0
         backend.below.leave_room(max(changed + changed // 4, backend.stats().keys // 8))
@@ -189,11 +195,14 @@ def _is_usable(
     key = path, ref.checksum, spec.operator.fingerprint(base.since), *file
     known = _known.get(key)
     if known is None:
-        allowed = spec.options.allow_unclaimed_state
-        backend.below.check_files([path], [ref], allowed, dict(base.since))
         # Of a state that was dropped, and declared anew, older files have what does not count.
         counts = all(ref.epoch >= epoch for _, epoch in base.since)
-        known = counts and backend.below.has_rows_of(path)
+        # It stays open: where it is on another host each opening is a round trip.
+        known = counts and backend.below.opens(path, ref)
+        if not known:
+            allowed = spec.options.allow_unclaimed_state
+            backend.below.check_files([path], [ref], allowed, dict(base.since))
+            known = counts and backend.below.has_rows_of(path)
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         _known[key] = known
@@ -220,6 +229,11 @@ def _merged(
         return name
     if spec.heartbeat is not None:
         spec.heartbeat()
+
+    def beating(out: BinaryIO) -> BinaryIO:
+        # Else a long merge would look like a task that hangs, or go on for nobody.
+        return out if spec.heartbeat is None else guarded_file(out, spec.heartbeat)
+
     newest = files[-1][1]
     lineage = Lineage(bytes.fromhex(newest.id), bytes.fromhex(newest.parent), newest.epoch, 0)
     what = f"operator {spec.operator.uid!r}: files are merged for a table on disk"
@@ -237,7 +251,7 @@ def _merged(
             with open(os.path.join(scratch, f"{len(sources)}.delta"), "xb") as part:
                 merge_files(
                     [path],
-                    part,
+                    beating(cast(BinaryIO, part)),
                     first_key_group=ref.first_key_group,
                     last_key_group=ref.last_key_group,
                     kind="delta",
@@ -246,7 +260,7 @@ def _merged(
                 )
             sources.append(part.name)
         with suppress(AlreadyPublishedError), folder.create(name) as out:
-            backend.below.merge(sources, out, lineage, dict(base.since))
+            backend.below.merge(sources, beating(out), lineage, dict(base.since))
     return name
 
 
@@ -267,13 +281,25 @@ def _remove_guides(backend: KeyedStateBackend, used: set[str]) -> None:
 
 
 def _remove_others(folder: str, base: RangeState, used: str | None) -> None:
-    """Remove what was merged for a range before."""
+    """Remove what was merged for a range before, and for those whose tasks are elsewhere now."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return
     for name in names:
         match = MERGED_NAME.fullmatch(name)
-        if match is not None and name != used and (int(match[1]), int(match[2])) == base.bounds:
+        if match is None or name == used:
+            continue
+        path = os.path.join(folder, name)
+        with suppress(OSError):
+            is_own = (int(match[1]), int(match[2])) == base.bounds
+            if is_own or time.time() - os.stat(path).st_mtime > _UNUSED_S:
+                os.unlink(path)
+
+
+def _note_use(files: Sequence[FileBelow]) -> None:
+    """Say of a file that was merged for a range that its tasks are here still."""
+    for file in files[:1]:
+        if MERGED_NAME.fullmatch(os.path.basename(file.path)):
             with suppress(OSError):
-                os.unlink(os.path.join(folder, name))
+                os.utime(file.path)

@@ -33,11 +33,18 @@ from pystate.checkpoint.state_files import (
     Source,
     claim,
     file_schema,
+    is_expected,
     merge_files,
     open_file,
 )
 from pystate.checkpoint.storage import LocalStorage
-from pystate.errors import CheckpointError, InvalidArgumentError, LineageError, MemoryLimitError
+from pystate.errors import (
+    CheckpointError,
+    InvalidArgumentError,
+    LineageError,
+    MemoryLimitError,
+    SchemaError,
+)
 from pystate.state.columns import LIST, TIME, core_schema
 from pystate.state.declaration import State
 from pystate.state.expiring import Expiring
@@ -189,7 +196,7 @@ class RowsBelow:
         # An epoch, and for each domain a place before which no key has a timer then.
         self._passed: tuple[Lineage, Places] | None = None
         if on_disk:
-            self._table.on_room(self._make_room, self.place)
+            self._table.on_room(self._make_room, self.place, self._place_anew)
 
     @property
     def files(self) -> tuple[FileBelow, ...]:  # noqa: D102
@@ -308,6 +315,26 @@ class RowsBelow:
             self.set_files(self._say_files(), all_known=True)
         elif self._placed is not self._wanted:
             self._set_stack()
+
+    def _place_anew(self) -> None:
+        """As `place`, of files that are opened once more, as the open ones are of no use."""
+        self._wanted.renew(self._core_schema(), self._backend.max_parallelism, self.guides)
+        self._placed = FilesBelow()
+        self.place()
+
+    def opens(self, path: str, expected: FileIdentity) -> bool:
+        """Whether a file can be opened for look-ups as it is, and is the expected one.
+
+        It stays open for `set_files`. False: `check_files` and `has_rows_of` say what it is.
+        """
+        self._backend.open()
+        try:
+            opened = self._wanted.open_ahead(
+                path, self._core_schema(), self._backend.max_parallelism, self.guides
+            )
+        except (CheckpointError, SchemaError):
+            return False
+        return is_expected(FileInfo(*opened.info()), expected)
 
     def _set_stack(self) -> None:
         wanted = self._wanted
@@ -612,6 +639,33 @@ class RowsBelow:
         assert sealed is not None
         self._steps += 1
         return Snapshot(sealed, self._backend._options.guided_block_bytes)
+
+    def hottest(self, most: int) -> list[pa.Array[Any]] | None:
+        """The keys of the rows in memory that are used most, by column; None if there are none."""
+        types = self._backend._key_types()
+        keys = KeyBatch(self._table, None, types)
+        try:
+            return list(keys._columns()) if keys.take_hottest(most) else None
+        finally:
+            keys.close()
+
+    def bring(self, arrays: Sequence[pa.Array[Any]]) -> bool:
+        """Bring the rows of keys into memory, if they fit there with room for as much as is used.
+
+        None leaves for them. Returns whether they are there. Errors are those of the keys' first
+        use.
+        """
+        if self._table.is_whole or self._placed is not self._wanted or not self.files:
+            return False
+        keys = len(arrays[0])
+        wanted = keys + self._table.stats()[0] // 8
+        if self._table.room(wanted)[0] < wanted:
+            return False
+        batch = KeyBatch(self._table, arrays, self._backend._key_types())
+        try:
+            return batch.bring()
+        finally:
+            batch.close()
 
     def leave_room(self, keys: int) -> None:
         """Let rows leave, if the table looks in files that have all of them, until so many fit.

@@ -145,7 +145,10 @@ def remove_outdated(spec: TableSpec, base: RangeState, parallelism: int) -> None
             bounds = int(match[1]), int(match[2])
             if bounds not in ranges or (bounds == mine and not fingerprint.startswith(match[3])):
                 janitor.remove_table(os.path.join(folder, name))
-        folder = os.path.join(owner, home.application, BELOW, uid)
+    merged = {os.path.join(owner, home.application, BELOW, uid) for owner in home.folders}
+    if spec.options.on_disk:
+        merged.add(home.local_folder(BELOW, spec.operator.uid))
+    for folder in merged:
         for name in _names(folder, looked_for):
             match = MERGED_NAME.fullmatch(name)
             if match is not None and (int(match[1]), int(match[2])) not in ranges:

@@ -20,9 +20,15 @@ from pystate.checkpoint.storage import LocalStorage
 from pystate.epochs.merge_policy import DiskMergePolicy
 from pystate.epochs.merges import merge_range
 from pystate.epochs.rescale import plan_rescale
-from pystate.errors import CheckpointError, MemoryLimitError, NoSpaceError, SwappedFileError
+from pystate.errors import (
+    CheckpointError,
+    EvaluationError,
+    MemoryLimitError,
+    NoSpaceError,
+    SwappedFileError,
+)
 from pystate.state.value import ValueState
-from pystate.tables import attach, below, range_files
+from pystate.tables import attach, below, host, range_files, upkeep
 from pystate.tables.host import TableHome, choose_home
 from pystate.tables.recovery import target_bytes
 from pystate.tables.rows_below import RowsBelow
@@ -350,6 +356,115 @@ def test_files_that_are_read_as_a_whole_are_merged_first(
         assert not made.exists()
 
 
+def test_a_file_is_opened_once(worker: MakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is checked before a table looks into it is what it looks into."""
+    one, two = worker(), worker(at=TableHome(None, None))
+    base, model = epochs(one, 3, rows=200)
+    opened: list[str] = []
+    guided_file, plain_open = below.core.GuidedFile, os.open
+
+    def opens(path: Any, *arguments: Any, **options: Any) -> int:
+        if str(path).endswith(".delta"):
+            opened.append(str(path))
+        return plain_open(path, *arguments, **options)
+
+    monkeypatch.setattr(below.core, "GuidedFile", lambda *a: opened.append(a[2]) or guided_file(*a))
+    monkeypatch.setattr(os, "open", opens)
+    two.attach(base)
+    assert len(opened) == len(set(opened)) == 3
+    monkeypatch.undo()
+    assert two.read() == model
+
+
+def lose(one: Worker, path: Path) -> None:
+    """Have all descriptors of a file be of no use for reading."""
+    with open("/dev/null", "wb") as useless:
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                target = os.readlink(f"/proc/self/fd/{name}")
+            except OSError:
+                continue
+            if target == str(path):
+                os.dup2(useless.fileno(), int(name))
+
+
+@pytest.mark.parametrize("way", ["batch", "key"])
+def test_a_file_that_was_replaced_on_its_server_is_opened_again(
+    worker: MakeWorker, tmp_path: Path, way: str
+) -> None:
+    """Once; then an error says what to do, and nothing is lost."""
+    one, two = worker(), worker(at=TableHome(None, None))
+    base, model = epochs(one, 3, rows=200)
+    path = tmp_path / "ck" / base.deltas[0].path
+    two.attach(base)
+    backend: Any = two.attachment.backend
+
+    def look(key: int) -> int:
+        if way == "batch":
+            found = backend["n"].values(backend.keys(pa.array([key], pa.int64()))).to_pylist()[0]
+        else:
+            backend.set_current_key(key)
+            found = backend["n"].value()
+        return int(found)
+
+    assert look(0) == model[0]
+    lose(two, path)
+    assert look(1) == model[1]
+    # Another one in its place is not taken for it.
+    good = path.read_bytes()
+    lose(two, path)
+    path.unlink()
+    path.write_bytes((tmp_path / "ck" / base.deltas[1].path).read_bytes())
+    with pytest.raises(SwappedFileError, match=path.name):
+        look(2)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"bring it back"):
+        look(2)
+    path.write_bytes(good)
+    assert look(2) == model[2]
+    assert two.read() == model
+
+
+def test_a_file_that_is_lost_again_is_an_error(
+    worker: MakeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = worker(), worker(at=TableHome(None, None))
+    base, model = epochs(one, 1, rows=200)
+    path = tmp_path / "ck" / base.deltas[0].path
+    two.attach(base)
+    place = RowsBelow.place
+
+    def lost(self: RowsBelow) -> None:
+        place(self)
+        lose(two, path)
+
+    lose(two, path)
+    with monkeypatch.context() as patch:
+        patch.setattr(RowsBelow, "place", lost)
+        with pytest.raises(CheckpointError, match=r"was replaced, or removed, where it lies"):
+            two.attachment.backend.prefetch(pa.array([1], pa.int64()))
+    two.attachment.backend.prefetch(pa.array([1], pa.int64()))
+    assert two.read() == model
+
+
+def test_a_merge_at_an_attach_gives_signs_of_life(worker: MakeWorker) -> None:
+    """It may take long; and it ends when nobody needs the table any more."""
+    base, model = epochs(worker("shm", at=TableHome(None, None)), 2, rows=20_000)
+    disk, beats = worker(), list[int]()
+
+    def beat() -> None:
+        beats.append(1)
+        if len(beats) == 5:
+            raise EvaluationError("this evaluation has ended")
+
+    disk.spec = dataclasses.replace(disk.spec, heartbeat=beat)
+    with pytest.raises(EvaluationError):
+        disk.attach(base)
+    assert disk.attach(base)[0] == "opened"
+    assert len(beats) > 20
+    assert disk.read() == model
+
+
 def test_a_full_local_disk_is_not_a_full_table(
     worker: MakeWorker, home: TableHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,6 +689,73 @@ def open_below(root: Path) -> tuple[int, int]:
         found += path.startswith(str(root / "ck"))
         removed += path.startswith(str(root / "ck")) and path.endswith("(deleted)")
     return found, removed
+
+
+def merged_below(root: Path) -> set[str]:
+    """The files that were merged for tables of this process, on its local disk."""
+    places = {str(root), host._process_folder()}
+    return {str(path) for place in places for path in Path(place).rglob("*below/*/*.base")}
+
+
+def open_merged() -> int:
+    """How many descriptors are of such files, removed or not."""
+    links = [Path(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    return sum("/below/" in str(link.readlink()) for link in links if link.is_symlink())
+
+
+def test_of_ranges_that_are_gone_nothing_stays(worker: MakeWorker, tmp_path: Path) -> None:
+    """Neither what was merged for them nor an open file, once their key groups are others'."""
+    before, already = merged_below(tmp_path), open_merged()
+    base, model = epochs(worker("shm", at=TableHome(None, None)), 2, rows=200)
+    schema = (("k", "bigint"),), (("n", "bigint"),)
+    disk = worker()
+    ranges = (base,)
+    for parallelism in (2, 3):
+        planned = plan_rescale(OperatorState("op", len(ranges), *schema, ranges), parallelism, 128)
+        ranges = tuple(planned)
+        found = dict[int, int]()
+        for state in ranges:
+            assert disk.attach(state)[0] == "opened"
+            found |= disk.read()
+            disk.release()
+        assert found == model
+    assert len(merged_below(tmp_path) - before) == 5
+    assert open_merged() - already == 5
+    for state in ranges:
+        disk.attach(state)
+        upkeep.remove_outdated(disk.spec, state, 3)
+        disk.cache.keep_ranges(disk.spec, 3)
+        disk.release()
+    assert len(merged_below(tmp_path) - before) == 3
+    assert open_merged() - already == 3
+    assert len(disk.cache._entries) == 3
+
+
+def test_what_was_merged_for_a_range_that_is_elsewhere_goes(
+    worker: MakeWorker, tmp_path: Path
+) -> None:
+    """It is not asked for any more; one that is asked for stays."""
+    before, already = merged_below(tmp_path), open_merged()
+    base, _ = epochs(worker("shm", at=TableHome(None, None)), 2, rows=200)
+    schema = (("k", "bigint"),), (("n", "bigint"),)
+    here, moved = plan_rescale(OperatorState("op", 1, *schema, (base,)), 2, 128)
+    one = worker()
+    for state in (here, moved):
+        one.attach(state)
+        one.release()
+    assert len(merged_below(tmp_path) - before) == 2
+    for path in merged_below(tmp_path) - before:
+        os.utime(path, (1, 1))
+    mine, _ = sorted(merged_below(tmp_path) - before)
+    for _ in range(2):
+        one.attach(here)
+        assert merged_below(tmp_path) - before == {mine}
+        # It is asked for, so it does not go when others look.
+        assert os.stat(mine).st_mtime > 1
+        one.release()
+        os.utime(mine, (1, 1))
+    one.attach(here)
+    assert open_merged() - already == 1
 
 
 def test_tables_that_no_task_uses_keep_few_files_open(
