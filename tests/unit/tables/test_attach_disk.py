@@ -673,7 +673,7 @@ def fired(backend: Any, until: int) -> set[int]:
 
 
 def test_memory_that_an_undone_epoch_took_is_free(worker: MakeWorker) -> None:
-    """Of a first epoch that has failed nothing is in files; what is asked for next is other rows."""
+    """Of a first epoch that has failed nothing is in files, and next come other rows."""
     one = worker()
     one.attach(EMPTY)
     with pytest.raises(MemoryLimitError):
