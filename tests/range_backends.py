@@ -72,12 +72,22 @@ class HeapRanges:
 class DiskRanges(HeapRanges):
     """Ranges on disk, whose files are in a folder.
 
-    With `merges` a restart merges them into one first.
+    With `merges` a restart merges them into one first. Without `shaken` rows leave only where the
+    limit demands it.
     """
 
-    def __init__(self, folder: Path, seed: int, merges: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        seed: int = 0,
+        *,
+        merges: bool = True,
+        shaken: bool = True,
+        limit_bytes: int = LEAST_ON_DISK,
+    ) -> None:
         super().__init__()
-        self.folder, self.merges = folder, merges
+        self.folder, self.merges, self.shaken = folder, merges, shaken
+        self.options = TableOptions("disk", limit_bytes=limit_bytes)
         self.rng = random.Random(seed)
         self.paths: list[str] = []
         self.next: list[tuple[int | None, int | None]] = []
@@ -97,10 +107,9 @@ class DiskRanges(HeapRanges):
         first: Any = tuple(min(of, default=None) for of in times) if self.next else None
         self.close()
         for each in bounds:
-            backend = KeyedStateBackend.of(
-                operator, each, TableOptions("disk", limit_bytes=LEAST_ON_DISK)
-            )
-            self._disturb(backend)
+            backend = KeyedStateBackend.of(operator, each, self.options)
+            if self.shaken:
+                self._disturb(backend)
             backend.open()
             if self.paths:
                 files = [FileBelow(path, *each) for path in self.paths]

@@ -339,10 +339,22 @@ static pst_status fetch_place(finder *x, pst_horizon *end) {
     return PST_OK;
 }
 
-/* Hints of which the rows may fit, but not so few that those that are stale are gone through one by one. */
+/* Hints of which the rows may fit, but not so few that those that are stale are gone through one by one. Where
+ * not all would fit it is half of what is reckoned: rows that came for a time that is not reached would stay in
+ * the way of those of the next times. */
 static uint32_t most_hints(pst_table *t) {
-    uint64_t fits = (uint64_t)HINTS * pst_room_share(t, HINTS, 0) / PST_ROOM_ALL;
+    uint64_t share = pst_room_share(t, HINTS, 0);
+    uint64_t fits = (uint64_t)HINTS * share / PST_ROOM_ALL / (share < PST_ROOM_ALL ? 2 : 1);
     return fits > FEWEST ? (uint32_t)fits : FEWEST;
+}
+
+/* How many hints are tried at first. Rows come in the order of their places. Where not all fit those of one
+ * time that did are the next ones, and those of several would be in the way of these. */
+static uint32_t tried_first(const finder *x, int tight) {
+    uint32_t n = 1;
+    while (n < x->n_hints && x->hints[n].time == x->hints[0].time)
+        n++;
+    return tight && n > x->n_hints / 8 ? n : x->n_hints;
 }
 
 /* Of the hints as many as fit; k: how many that is. Hints that do not come once more are passed over. */
@@ -354,7 +366,7 @@ static pst_status fetch_some(finder *x, pst_horizon *end, uint32_t *k) {
         return s;
     one |= s == PST_NO_ROOM;
     s = PST_NO_ROOM;
-    for (*k = x->n_hints; *k > 1 && !one; *k = fewer(x->t, *k, x->n ? x->n : 1)) {
+    for (*k = tried_first(x, tight); *k > 1 && !one; *k = fewer(x->t, *k, x->n ? x->n : 1)) {
         s = fetch_hints(x, *k);
         if (s != PST_NO_ROOM)
             break;

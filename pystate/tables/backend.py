@@ -174,7 +174,7 @@ class KeyedStateBackend:
         self._table = core.Table(owner, self.open)
         self.set_current_key = self._table.set_current_key
         self._states = StateRegistry(self._table, reserved_names(self.key, self.namespace), timers)
-        self._timers = Timers(self._table, self.home == DISK)
+        self._timers = Timers(self._table, self.key_group_range if home == DISK else None)
         self.below = RowsBelow(self, self.home == DISK)
         self._swept = False  # in the open epoch
         self._clock: dict[str, tuple[int | None, ...]] = {}

@@ -719,11 +719,13 @@ class RowsBelow:
     def _make_room(self, keys: int, fully: bool) -> bool:
         if self._may_step is not None and self._table.dirty():
             self._may_step()
+        # What was undone may have left nothing but memory that was taken for other purposes.
+        is_empty = not self.files and not self._table.dirty() and not self._table.stats()[0]
         if not fully:
-            return self._let_leave(keys)
+            return self._let_leave(keys) or is_empty
         # The memory that a table once took for rows stays for rows. A new one takes what this batch
         # needs, for all purposes.
-        if not self._may_leave():
+        if not is_empty and not self._may_leave():
             return False
         self.sealed(self._lineage)  # up to where timers were looked for since
         self._reopen(True)

@@ -23,6 +23,8 @@ DOMAINS: tuple[TimeDomain, ...] = ("event", "processing")
 Places: TypeAlias = tuple[tuple[int, int, int], ...]
 
 _LONG = StateType("long")
+#: What a page of a tree of timers takes, and a timer at most.
+_PAGE_BYTES, _TIMER_BYTES = 4096, 64
 
 
 class DueTimers(core.DueTimers):
@@ -51,7 +53,8 @@ class Timers:
     A timer is a key, a namespace, a domain and a time; registering it twice makes one timer.
     """
 
-    def __init__(self, table: core.Table, on_disk: bool = False) -> None:
+    def __init__(self, table: core.Table, on_disk: tuple[int, int] | None = None) -> None:
+        """`on_disk` are the key groups of a table on disk."""
         self._table = table
         self._on_disk = on_disk
         self._core = core.TimerService(table)
@@ -61,7 +64,20 @@ class Timers:
 
     def register_all(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
         """Register a timer per key; a null registers none."""
-        self._core.register_all(*self._batch(keys, domain, timestamps))
+        given = self._batch(keys, domain, timestamps)
+        self._make_way(len(keys))
+        self._core.register_all(*given)
+
+    def _make_way(self, timers: int) -> None:
+        """Of a table on disk, make room for what so many timers change, if there is little.
+
+        Each key group has trees of its own, whose pages are copied in each epoch. Room is not
+        reckoned with them where rows are fetched.
+        """
+        if self._on_disk is not None:
+            first, last = self._on_disk
+            pages = min(timers, last - first + 1)
+            self._table.make_way(0, pages * _PAGE_BYTES + timers * _TIMER_BYTES)
 
     def delete_all(self, keys: KeyBatch, domain: TimeDomain, timestamps: Any) -> None:
         """Delete a timer per key; absent timers are ignored."""
@@ -86,13 +102,14 @@ class Timers:
         self, domain: TimeDomain, until_ms: int, most: int, types: list[StateType]
     ) -> DueTimers | None:
         """Up to `most` timers that are due; see `KeyedStateBackend.due_timers`."""
+        self._make_way(most)
         batch = KeyBatch(self._table, None, types)
         times: Any = self._core.take_due(batch, domain, until_ms, most)
         if times is None:
             return None
         due = DueTimers(batch, times, np.frombuffer(times, np.int64).copy(), domain)
         due.are_all = len(batch) < most and self._core.knows(domain, until_ms)
-        if self._on_disk:
+        if self._on_disk is not None:
             batch.keep()
         return due
 

@@ -17,14 +17,15 @@ from pystate.epochs.watermarks import OperatorTime
 from pystate.operators.runtime.deduplicate import DeduplicateSpec, Deduplicator
 from tests.drawn import drawn
 from tests.model.ranges import Ranges, Row
+from tests.range_backends import DiskRanges, on_disk
 
 SCHEMA = pa.schema({"k": pa.int64(), "name": pa.string(), "at": pa.int64(), "v": pa.int64()})
 KEY = ("k", "name")
 
 
 class Task(Ranges):
-    def __init__(self, spec: DeduplicateSpec) -> None:
-        super().__init__({"k": "long", "name": "string"}, SCHEMA)
+    def __init__(self, spec: DeduplicateSpec, disk: DiskRanges | None = None) -> None:
+        super().__init__({"k": "long", "name": "string"}, SCHEMA, disk)
         self.spec = spec
 
     def run(
@@ -116,7 +117,19 @@ specs = st.builds(
 @drawn(150)
 @given(st.data(), specs)
 def test_random_streams(data: st.DataObject, spec: DeduplicateSpec) -> None:
-    operator, model = Task(spec), Model(spec)
+    compare(data, Task(spec))
+
+
+@drawn(40)
+@given(st.integers(0, 1 << 30), st.data(), specs)
+def test_on_disk(seed: int, data: st.DataObject, spec: DeduplicateSpec) -> None:
+    with on_disk(seed) as ranges:
+        compare(data, Task(spec, ranges))
+
+
+def compare(data: st.DataObject, operator: Task) -> None:
+    spec = operator.spec
+    model = Model(spec)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     spread = data.draw(st.sampled_from([0, 5, 60]))
     keys = data.draw(st.sampled_from([1, 3, 20]))

@@ -5,7 +5,9 @@ These are the models of each operator, with few examples: those in memory draw m
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +18,9 @@ from pystate.operators.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.operators.joins.interval import IntervalJoin, IntervalJoinSpec
 from pystate.operators.windows.assigners import Cumulating, Session, Sliding, Tumbling
 from tests.drawn import drawn
-from tests.model.joined import Driver, inputs
+from tests.model.joined import Driver, batch, inputs
 from tests.model.test_joins import all_pairs, newest, run, shown, streams
-from tests.range_backends import on_disk
+from tests.range_backends import DiskRanges, on_disk
 from tests.unit.operators.windows.test_aligned import ALL, SUMS
 from tests.unit.operators.windows.test_aligned import ahead as aheads
 from tests.unit.operators.windows.test_aligned import compare as compare_aligned
@@ -131,3 +133,70 @@ def test_asof_joins(how: Any) -> None:
             assert shown(out) == newest(kept, tolerance, how)
 
     check()
+
+
+def many_rows(epoch: int) -> list[tuple[int, int, int]]:
+    """Keys, times and values: some keys are those of the epoch before."""
+    return [(k, epoch * 1000 + k % 700, k % 11) for k in range(epoch * 2000, epoch * 2000 + 3000)]
+
+
+@pytest.mark.parametrize("kind", [World, RowsWorld])
+@pytest.mark.parametrize(
+    ("windows", "of"),
+    [
+        (Tumbling(1000), tumbling(1000)),
+        (Sliding(2000, 1000), sliding(2000, 1000)),
+        (Cumulating(1000, 2000), cumulating(1000, 2000)),
+        (Session(900), None),
+    ],
+    ids=lambda k: repr(k)[:10],
+)
+def test_windows_of_several_times_the_memory(
+    windows: Any, of: Any, kind: type[World], tmp_path: Path
+) -> None:
+    ranges = DiskRanges(tmp_path, shaken=False)
+    world = kind(windows, ALL, backends=ranges, batch_rows=1000)
+    found: Counter[Any] = Counter()
+    expected: dict[Any, list[Any]] = defaultdict(list)
+    for epoch in range(4):
+        rows = many_rows(epoch)
+        for row in rows:
+            spans = [(row[1], row[1] + 900)] if of is None else of(row[1])
+            for span in spans:
+                expected[(row[0], *span)].append(row)
+        found.update(world.epoch(rows, epoch * 1000 - 1100))
+    found.update(world.epoch([], 10**6))
+    if of is not None:
+        assert found == Counter((*name, *numbers(rows)) for name, rows in expected.items())
+    assert sum(row[3] for row in found) == sum(map(len, expected.values()))
+    assert world.kept() == 0 and ranges.taken > 2 and ranges.left > 1000
+    ranges.close()
+
+
+def many_of_both(epoch: int) -> list[tuple[Any, Any]]:
+    """Left rows, and right ones of the keys of the epoch before, in pieces."""
+    keys = range(epoch * 4000, epoch * 4000 + 4000)
+    left: list[Any] = [(k, "z" * 40, epoch * 3000 + k % 900, k) for k in keys]
+    right: list[Any] = [(k - 4000, "z" * 40, epoch * 3000 + k % 900, k) for k in keys]
+    sides: list[tuple[Any, list[Any]]] = [("left", left), ("right", right)]
+    return [(s, rows[at : at + 1500]) for s, rows in sides for at in range(0, 4000, 1500)]
+
+
+@pytest.mark.parametrize("how", ["inner", "full"])
+def test_joins_of_several_times_the_memory(how: Any, tmp_path: Path) -> None:
+    left, right, output = inputs()
+    ranges = DiskRanges(tmp_path, shaken=False, limit_bytes=2 << 20)
+    spec = IntervalJoinSpec(left, right, 2500, 3500, how, output)
+    driver = Driver(spec.states(), left.key, partial(IntervalJoin, spec), ranges=ranges)
+    found: Counter[Any] = Counter()
+    for epoch in range(4):
+        pieces = [(side, batch(side, rows)) for side, rows in many_of_both(epoch)]
+        found += shown(driver.epoch(pieces, epoch * 3000 - 1, NAMES))
+    found += shown(driver.epoch([], 1 << 40, NAMES))
+    pairs = {(k, "z" * 40, k, k + 4000) for k in range(12_000)}
+    if how == "full":
+        pairs |= {(k, "z" * 40, k, None) for k in range(12_000, 16_000)}
+        pairs |= {(k, "z" * 40, None, k + 4000) for k in range(-4000, 0)}
+    assert found == Counter(pairs)
+    assert driver.keys() == 0 and ranges.taken > 2 and ranges.left > 5000
+    ranges.close()

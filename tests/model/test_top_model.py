@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pystate.operators.runtime.top import By, TopRows, TopSpec
+from pystate.operators.runtime.top import By, TopLatest, TopRows, TopSpec
 from pystate.types.state_type import parse_type
 from tests.drawn import drawn
 from tests.model.ranges import Ranges, Row
+from tests.range_backends import on_disk
 
 DDL = {
     "n": "long",
@@ -99,11 +101,38 @@ names = st.lists(
 @drawn(150)
 @given(st.data(), names, st.integers(1, 4))
 def test_random_streams(data: st.DataObject, columns: list[str], k: int) -> None:
+    compare(data, columns, k, Ranges({"k": "long", "v": "string"}, SCHEMA))
+
+
+@drawn(40)
+@given(st.integers(0, 1 << 30), st.data(), names, st.integers(1, 4))
+def test_on_disk(seed: int, data: st.DataObject, columns: list[str], k: int) -> None:
+    with on_disk(seed) as ranges:
+        compare(data, columns, k, Ranges({"k": "long", "v": "string"}, SCHEMA, ranges))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_best_of_the_latest_on_disk(seed: int) -> None:
+    """What comes of few keys at a time is what comes of all."""
+    spec = TopSpec(("k", "v"), 2, (By("n", True), By("i", False)), COLUMNS, by_key=("s",))
+    rng = np.random.default_rng(seed)
+    with on_disk(seed) as ranges:
+        both = [Ranges({"k": "long", "v": "string"}, SCHEMA, disk) for disk in (None, ranges)]
+        for epoch in range(4):
+            rows = [random_row(rng, 6, epoch * 100 + i) for i in range(60)]
+            one, other = (
+                operator.epoch(spec, TopLatest, [rows[:25], rows[25:]], 1 + epoch % 3)[1]
+                for operator in both
+            )
+            found = [[row for piece in out for row in piece.to_pylist()] for out in (one, other)]
+            assert shown(found[0]) == shown(found[1])
+
+
+def compare(data: st.DataObject, columns: list[str], k: int, operator: Ranges) -> None:
     by = tuple(By(name, data.draw(st.booleans())) for name in columns)
     spec = TopSpec(("k", "v"), k, by, COLUMNS)
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     keys = data.draw(st.sampled_from([1, 2, 8]))
-    operator = Ranges({"k": "long", "v": "string"}, SCHEMA)
     best: dict[Any, list[Row]] = {}
     number = 0
     for _ in range(data.draw(st.integers(1, 5))):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import pystate as ps
@@ -75,7 +78,9 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     of = EpochProgress.of
 
     def noted(epoch: Any, operators: Any, given: list[RangeReport], *more: Any) -> EpochProgress:
-        seen.extend({"epoch": epoch.number, **report.metrics} for report in given)
+        seen.extend(
+            {"uid": report.uid, "epoch": epoch.number, **report.metrics} for report in given
+        )
         return of(epoch, operators, given, *more)
 
     monkeypatch.setattr(EpochProgress, "of", noted)
@@ -157,3 +162,108 @@ def test_another_home_and_parallelism(
     # The table of the job before may be there yet, which is removed soon after its job was closed.
     assert {report["attached"] for report in on_disk} <= {"opened", "current"}
     assert all(report.get("steps", 0) > 0 for report in on_disk), on_disk
+
+
+class Later(ps.VectorizedFunction):
+    """Emits each row's key when its timer fires, with the number of rows until then."""
+
+    n = ps.ValueState("long", default=0)
+    note = ps.ValueState("string")
+
+    def process(self, keys: ps.KeyBatch, batch: Any, ctx: ps.RuntimeContext) -> Any:
+        self.n.add(keys, 1)
+        self.note.update_all(keys, batch.column("note"))
+        ctx.register_event_time_timers(keys, pc.add(batch.column("t"), WAIT))
+
+    def on_timers(self, keys: ps.KeyBatch, timestamps: Any, ctx: ps.RuntimeContext) -> Any:
+        return {"k": keys.key_arrays()[0], "at": timestamps, "n": self.n.values(keys)}
+
+
+#: Of event time, how long an epoch is, and after what time rows are emitted: two epochs later.
+SPAN, WAIT = 100_000, 50_000
+TIMED_EPOCHS, TIMED_STEP, TIMED_ROWS = 4, 9000, 15_000
+#: The only rows of the last epochs, by which all before is over.
+LAST = {5: 10**8, 6: 2 * 10**8}
+
+
+def timed_pipeline(df: DataFrame, job: Job) -> DataFrame:
+    """A function with timers, windows that slide, and a join with the epoch before."""
+    timed = job.key_by(df, "k", uid="later", event_time="t")
+    later = timed.process(Later(), schema="k long, at long, n long")
+    windows = job.key_by(df, "k", uid="windows", event_time="t").window(ps.Sliding(2 * SPAN, SPAN))
+    counted = windows.aggregate(n=ps.count(), last=ps.max("t"), sum=ps.sum("k"))
+    left = job.key_by(df.select("k", "t", "note"), "k", uid="joined", event_time="t")
+    right = job.key_by(df.selectExpr("k AS key", "t AS later"), "key", event_time="later")
+    joined = left.interval_join(right, SPAN, SPAN)
+    return (
+        later.selectExpr("'later' AS op", "k", "at", "n")
+        .union(counted.selectExpr("'windows'", "k", "window_end", "n"))
+        .union(joined.selectExpr("'joined'", "k", "t", "later - t"))
+    )
+
+
+def timed_rows(epoch: int) -> list[tuple[int, int]]:
+    """The rows of an epoch, as keys and times."""
+    if epoch in LAST:
+        return [(-1, LAST[epoch])]
+    begin = (epoch - 1) * TIMED_STEP
+    return [(k, epoch * SPAN + k % 1000) for k in range(begin, begin + TIMED_ROWS)]
+
+
+def timed_model() -> Counter[tuple[str, int, int, int]]:
+    found: Counter[tuple[str, int, int, int]] = Counter()
+    counts: Counter[int] = Counter()
+    seen: set[tuple[int, int]] = set()
+    windows: Counter[tuple[int, int]] = Counter()
+    waiting: set[tuple[int, int]] = set()
+    watermark = -1
+    for epoch in range(1, max(LAST) + 1):
+        rows = timed_rows(epoch)
+        for k, t in rows:
+            counts[k] += 1
+            waiting.add((k, t + WAIT))
+            windows[k, t // SPAN * SPAN + SPAN] += 1
+            windows[k, t // SPAN * SPAN + 2 * SPAN] += 1
+            if (k, t - SPAN) in seen:
+                found["joined", k, t - SPAN, SPAN] += 1
+            seen.add((k, t))
+        due = {timer for timer in waiting if timer[1] <= watermark}
+        found.update(("later", k, at, counts[k]) for k, at in due)
+        waiting -= due
+        for (k, end), n in list(windows.items()):
+            if end <= watermark:
+                found["windows", k, end, n] += 1
+                del windows[k, end]
+        watermark = max(watermark, *(t for _, t in rows))
+    return found
+
+
+def test_timers_windows_and_joins(
+    spark: SparkSession,
+    make_job: MakeJob,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reports: list[dict[str, Any]],
+) -> None:
+    """Operators whose state has times: of each it is several times the memory; workers die."""
+    job = make_job(table_home="disk", memory_limit_bytes=2 * MIB)
+    flags = {point: tmp_path / point for point in POINTS}
+    found: Counter[tuple[str, int, int, int]] = Counter()
+    for epoch in range(1, max(LAST) + 1):
+        if epoch == TIMED_EPOCHS:
+            job.close()
+            job = make_job(table_home="disk", memory_limit_bytes=2 * MIB, parallelism=3)
+        rows = pa.table(dict(zip(("k", "t"), zip(*timed_rows(epoch), strict=True), strict=True)))
+        df = spark.createDataFrame(rows).selectExpr("*", "repeat(concat('<', k, '>'), 9) AS note")
+        with monkeypatch.context() as patch:
+            if epoch == TIMED_EPOCHS - 1:
+                patch.setattr("pystate.spark.operators.apply.arrow_map", deadly_map(flags))
+            result = job.run_epoch(df, lambda df, job=job: timed_pipeline(df, job))
+        found.update(map(tuple, result.dataframe.collect()))
+    assert found == timed_model()
+    assert all(flag.exists() for flag in flags.values())
+    for uid in ("later", "windows", "joined"):
+        mine = [report for report in reports if report["uid"] == uid]
+        assert sum(report["steps"] for report in mine) > 2, uid
+        assert sum(report["rows_left"] for report in mine) > 2000, uid
+        assert sum(report["rows_looked_up"] for report in mine) > 2000, uid

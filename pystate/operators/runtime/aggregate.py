@@ -18,7 +18,7 @@ from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.partial_rows import LATE, LOW, WEIGHT, total_weight, whole_sums
-from pystate.operators.runtime.row_operator import LatestRows
+from pystate.operators.runtime.row_operator import LatestRows, Merged
 from pystate.operators.runtime.task import Operator, TaskContext
 from pystate.state.declaration import State
 from pystate.state.key_batch import ADD, MAX, MIN, KeyBatch
@@ -273,9 +273,10 @@ class UpdatesOperator(Operator):
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Emit every key of which an update came, with its current results."""
-        merged = self._latest.merge()
-        if merged is None:
-            return
+        for merged in self._latest.merge():
+            yield from self._emitted(merged)
+
+    def _emitted(self, merged: Merged) -> Iterator[pa.RecordBatch]:
         task, spec = self._task, self._spec
         count = np.flatnonzero(merged.counts)
         owners: Any = pa.array(merged.owners[count])

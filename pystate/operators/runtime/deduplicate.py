@@ -40,6 +40,8 @@ from pystate.operators.runtime.row_operator import (
     RowSpec,
     Times,
     columns_of,
+    first_rows,
+    whole,
 )
 from pystate.operators.runtime.task import TaskContext
 from pystate.state.declaration import State
@@ -173,9 +175,15 @@ class Deduplicator(RowOperator):
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """End the epoch's rows; with ``keep="last"`` yield each key's last one."""
-        rows = self._held.take(reduced=True)
-        if rows is None:
-            return
+        held = self._held.take(reduced=True)
+        begin, count = 0, 0 if held is None else len(held)
+        while held is not None and begin < count:
+            some = self._backend.below.most_keys(count - begin)
+            yield from self._passed(held if some == count else held.slice(begin, some))
+            begin += some
+
+    def _passed(self, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Those of the last rows of some keys that are passed on."""
         if self._spec.event_time is not None:
             keys = self._keys(rows)
             at, known = self.times(rows)
@@ -268,14 +276,14 @@ class Deduplicator(RowOperator):
     # -- the last of an epoch
 
     def _last_of_each(self, rows: pa.Table) -> pa.Table:
-        keys = self._keys(rows)
-        first = keys.first_rows()
+        first = first_rows(
+            self._backend, [whole(column) for column in columns_of(rows, self._spec.key)]
+        )
         order = self._order(self.times(rows), unknown_last=False)
         if order is None:
             order = np.arange(len(first))
         last = np.empty(len(first), np.int64)
         last[first[order]] = order
-        keys.close()
         return rows.take(pa.array(np.sort(last[first == np.arange(len(first))])))
 
     # -- state and order

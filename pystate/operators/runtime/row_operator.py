@@ -12,7 +12,7 @@ Thread safety: as `pystate.operators.runtime.task`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,7 +23,7 @@ import pyarrow as pa
 from pystate.base.arguments import duplicates
 from pystate.errors import DeclarationError, InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.event_time import event_times
-from pystate.operators.runtime.grouping import take_rows
+from pystate.operators.runtime.grouping import first_of_each, take_rows
 from pystate.operators.runtime.late_rows import checked_late, late_tag
 from pystate.operators.runtime.output import OutputColumns
 from pystate.operators.runtime.task import Operator, TaskContext
@@ -201,7 +201,7 @@ class RowOperator(Operator):
         column = self._spec.event_time
         if column is None:
             return Times(np.zeros(rows.num_rows, np.int64), np.zeros(rows.num_rows, np.bool_))
-        times = event_times(_whole(rows.column(column)), self._what)
+        times = event_times(whole(rows.column(column)), self._what)
         known = np.ones(len(times), np.bool_)
         if times.null_count:
             known = times.is_valid().to_numpy(zero_copy_only=False)
@@ -214,7 +214,21 @@ def columns_of(rows: pa.RecordBatch | pa.Table, names: Iterable[str]) -> list[An
     return [leaf(rows, name) for name in names]
 
 
-def distinct(first: npt.NDArray[np.int32], rows: int) -> tuple[Longs, Longs]:
+def first_rows(backend: KeyedStateBackend, columns: Sequence[pa.Array[Any]]) -> Longs:
+    """For each row the first one with the same key; its own number where there is none before.
+
+    Of a table on disk no key is looked up for it: their rows may not fit in memory together.
+    """
+    if backend.below.on_disk:
+        codes = key_codes(columns, dense=True)
+        return first_of_each(codes)[codes]
+    keys = backend.keys(columns)
+    first: Longs = keys.first_rows().astype(np.int64)
+    keys.close()
+    return first
+
+
+def distinct(first: npt.NDArray[np.integer[Any]], rows: int) -> tuple[Longs, Longs]:
     """The first rows of keys, each once, and for each that is given its number among them.
 
     There are so many rows in all.
@@ -341,36 +355,48 @@ class LatestRows:
         arrays = [*columns_of(rows, self._given_key), *own.values()]
         self._held.add(pa.table(arrays, names=[*self._key, *own]))
 
-    def merge(self) -> Merged | None:
-        """Put what is held into the state; return the rows of the keys that it touches."""
+    def merge(self) -> Iterator[Merged]:
+        """Put what is held into the state; return the rows of the keys that it touches.
+
+        Of a table on disk those come together of as many keys as fit in memory.
+        """
         rows = self._held.take()
         if rows is None:
-            return None
-        keys = self._keys(rows)
-        heads, numbers = distinct(keys.first_rows(), len(keys))
-        touched = self._backend.keys(take_rows(keys.key_arrays(), heads))
+            return
+        columns = [whole(rows.column(name)) for name in self._key]
+        heads, numbers = distinct(first_rows(self._backend, columns), len(rows))
+        most = self._backend.below.most_keys(len(heads))
+        if most == len(heads):
+            yield self._merged(rows, take_rows(columns, heads), numbers)
+            return
+        order = np.argsort(numbers, kind="stable")
+        for begin in range(0, len(heads), most):
+            low, high = np.searchsorted(numbers[order], [begin, begin + most])
+            mine = np.sort(order[low:high])
+            own = take_rows(columns, heads[begin : begin + most])
+            yield self._merged(rows.take(longs(mine)), own, numbers[mine] - begin)
+
+    def _merged(self, rows: pa.Table, keys: Sequence[pa.Array[Any]], numbers: Longs) -> Merged:
+        """The same for rows of some keys; `numbers` says of which each one is."""
+        heads = keys[0]
+        touched = self._backend.keys(keys)
         before, sizes = self._lists.read(touched)
         owners = np.concatenate([np.repeat(np.arange(len(heads)), sizes), numbers])
-        whole = {
-            name: pa.concat_arrays([stored, _whole(rows.column(name))])
+        every = {
+            name: pa.concat_arrays([stored, whole(rows.column(name))])
             for name, stored in before.items()
         }
-        counts = _last(owners, [whole[name] for name in self._identity])
+        counts = _last(owners, [every[name] for name in self._identity])
         kept = np.flatnonzero(counts)
         kept = kept[np.argsort(owners[kept], kind="stable")]
-        now = dict(zip(whole, take_rows(list(whole.values()), kept), strict=True))
+        now = dict(zip(every, take_rows(list(every.values()), kept), strict=True))
         self._lists.write(touched, now, np.bincount(owners[kept], minlength=len(heads)))
-        return Merged(touched, whole, owners, int(sizes.sum()), counts)
-
-    def _keys(self, rows: pa.Table) -> KeyBatch:
-        return self._backend.keys([_whole(rows.column(name)) for name in self._key])
+        return Merged(touched, every, owners, int(sizes.sum()), counts)
 
     def _last_ones(self, rows: pa.Table) -> pa.Table:
         """The last row of each key and identity."""
-        keys = self._keys(rows)
-        first = keys.first_rows().astype(np.int64)
-        keys.close()
-        last = _last(first, [_whole(rows.column(name)) for name in self._identity])
+        first = first_rows(self._backend, [whole(rows.column(name)) for name in self._key])
+        last = _last(first, [whole(rows.column(name)) for name in self._identity])
         return rows if last.all() else rows.filter(pa.array(last))
 
 
@@ -383,7 +409,7 @@ def _last(owners: Longs, identity: Sequence[pa.Array[Any]]) -> Flags:
     return is_last
 
 
-def _whole(column: Any) -> pa.Array[Any]:
+def whole(column: Any) -> pa.Array[Any]:
     """A column of a batch or a table as one array."""
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()

@@ -346,9 +346,10 @@ class TopLatest(RowOperator):
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Emit the best rows of each key where they changed, in order, with their ranks."""
-        merged = self._latest.merge()
-        if merged is None:
-            return
+        for merged in self._latest.merge():
+            yield from self._emitted(merged)
+
+    def _emitted(self, merged: Merged) -> Iterator[pa.RecordBatch]:
         before = self._best(merged, np.arange(merged.stored))
         now = self._best(merged, np.flatnonzero(merged.counts))
         changed = _differ(before, now)

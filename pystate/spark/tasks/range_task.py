@@ -301,6 +301,8 @@ class RangeTask:
         #: looked up in the default namespace.
         self.notes_changed, self.looks_up_keys = False, True
         self._steps: TaskSteps | None = None
+        #: When its timers are due next; None if it has none, or no table.
+        self._next_timers: tuple[int | None, int | None] | None = None
 
     @property
     def state(self) -> RangeState:
@@ -489,6 +491,10 @@ class RangeTask:
             self.metrics["rows_warmed"] = self._attachment.warm(most_s)
         if self._steps is not None:
             self._steps.refuse_lost()
+        if self.plan.operator.timers:
+            # Once it is sealed a table on disk does not know in which files its rows are.
+            backend = self.backend
+            self._next_timers = backend.next_timer("event"), backend.next_timer("processing")
         if self.plan.operator.expires:
             self.backend.expire()
         steps = self._steps or None
@@ -512,10 +518,10 @@ class RangeTask:
     def report(self, written: Written) -> None:
         """Send the report to the driver: the last act of the task."""
         plan, state = self.plan, self.state
-        timers = state.next_event_timer_ms, state.next_processing_timer_ms
+        timers = self._next_timers
+        if timers is None:
+            timers = state.next_event_timer_ms, state.next_processing_timer_ms
         if self._attachment is not None:
-            if plan.operator.timers:
-                timers = self.backend.next_timer("event"), self.backend.next_timer("processing")
             stats = self.backend.stats()
             self.metrics["keys"] = stats.keys
             self.metrics["state_bytes"] = stats.committed_bytes
@@ -578,15 +584,17 @@ class RangeTask:
 
         Where the operator begins with other rows, it sees to that itself.
         """
-        backend, count = self.backend, rows.num_rows
-        # New keys of a table that has all rows need room alone.
-        fits = not backend.below.are_any and backend.below.most_keys(count) == count
-        if fits or not self.looks_up_keys:
+        backend = self.backend
+        if not self.looks_up_keys or not backend.below.on_disk:
             yield rows
             return
         rest = [rows]
         while rest:
             piece = rest.pop()
+            some = backend.below.most_keys(piece.num_rows)
+            if some < piece.num_rows:
+                rest.append(piece.slice(some))
+                piece = piece.slice(0, some)
             try:
                 backend.prefetch([leaf(piece, name) for name in key])
             except MemoryLimitError as error:

@@ -903,3 +903,18 @@ def fired(backend: Any, until: int) -> set[int]:
         if due.are_all:
             assert backend.due_timers("event", until) is None
     return found
+
+
+def test_memory_that_an_undone_epoch_took_is_free(worker: MakeWorker) -> None:
+    """Of a first epoch that has failed nothing is in files, and next come other rows."""
+    one = worker()
+    one.attach(EMPTY)
+    with pytest.raises(MemoryLimitError):
+        for key in range(1000):
+            one.put({key: {"s": "x" * 6000}})
+    one.release()
+    one.attach(EMPTY)
+    keys = one.attachment.backend.prefetch(pa.array(range(3000), pa.int64()))
+    one.attachment.backend["n"].add(keys, 1)
+    assert one.attachment.backend.stats().keys == 3000
+    one.release()

@@ -367,7 +367,7 @@ def test_pieces_that_fit() -> None:
             error.keys = fits
             raise error
 
-    below = SimpleNamespace(are_any=True)
+    below = SimpleNamespace(on_disk=True, most_keys=lambda rows: min(rows, 700))
     backend = SimpleNamespace(below=below, namespace=None, prefetch=prefetch)
     task: Any = SimpleNamespace(backend=backend, looks_up_keys=True)
     rows = pa.record_batch({"k": pa.array(range(3000))})
