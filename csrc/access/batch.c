@@ -558,21 +558,29 @@ static void compare_words(pst_batch *b, int64_t from, int64_t to) {
     }
 }
 
-/* Of each group one key's row is noted as in use, another one in each epoch: the line of a slot's heat
- * is one more that nobody's cache has, and rows that are written to bear the epoch's stamp. */
-static int64_t heated(const pst_batch *b, int64_t from) {
-    return from + (int64_t)((b->t->generation + (uint64_t)from / PST_GROUP) % PST_GROUP);
+/* Of so many keys one's row is noted as in use, another one in each epoch: the line of a slot's heat
+ * is one more that nobody's cache has, and rows that are written to bear the epoch's stamp. Where no
+ * row has left yet, and maybe none ever does, of a group. */
+static int64_t heated_of(const pst_batch *b) {
+    enum { WHERE_ROWS_LEAVE = 4 };
+    return b->t->rows_leave ? WHERE_ROWS_LEAVE : PST_GROUP;
+}
+
+static int64_t heated(const pst_batch *b, int64_t from, int64_t of) {
+    uint64_t turn = b->t->generation + (uint64_t)from / PST_GROUP;
+    return from + (int64_t)(turn % (uint64_t)of);
 }
 
 PST_PREFETCH void prefetch_heat(const pst_batch *b, int64_t from) {
-    int64_t i = heated(b, from);
-    if (i < b->guessed && b->slots[i] < b->t->heat_slots)
-        __builtin_prefetch(b->t->heat + b->slots[i] / PST_HEAT_SLOTS, 1, 3);
+    int64_t to = min64(from + PST_GROUP, b->guessed), of = heated_of(b);
+    for (int64_t i = heated(b, from, of); i < to; i += of)
+        if (b->slots[i] < b->t->heat_slots)
+            __builtin_prefetch(b->t->heat + b->slots[i] / PST_HEAT_SLOTS, 1, 3);
 }
 
 static void raise_heat(const pst_batch *b, int64_t from, int64_t to) {
-    int64_t i = heated(b, from);
-    if (i < to)
+    int64_t of = heated_of(b);
+    for (int64_t i = heated(b, from, of); i < to; i += of)
         pst_heat(b->t, b->slots[i]);
 }
 

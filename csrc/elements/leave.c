@@ -348,6 +348,7 @@ pst_status pst_leave_some(pst_table *t, pst_leaving *l, uint32_t *rows) {
     if (t->keeps_rows || !t->m->slots)
         l->looks = 0;
     (void)pst_heat_reserve(t);
+    t->rows_leave = 1;
     pst_clearing(t);
     while (!s && !*rows && !pst_leaving_is_done(l))
         s = leave_some(t, l, rows);

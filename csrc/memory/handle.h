@@ -94,6 +94,7 @@ struct pst_table {
     uint8_t *heat;         /* see resident.h */
     uint32_t heat_slots;   /* that have heat */
     uint64_t heat_wanted;  /* slots for which it was asked last */
+    int rows_leave;        /* rows were looked for that may leave, so heat counts */
     int32_t max_parallelism;
     int32_t first_key_group;
     int32_t last_key_group;

@@ -407,7 +407,9 @@ static void test_heat(void) {
     seal_value(t, 1);
     pst_table_set_whole(t, 0);
     pst_room wanted = {1, 0}, left;
+    CHECK(!t->rows_leave);
     CHECK_EQ(pst_leave_epochs(t, &wanted, &left), PST_OK);
+    CHECK(t->rows_leave);
     for (uint64_t e = 2; e < 4; e++) {
         for (uint64_t k = 100; k < 150; k++) {
             put_value(t, k, e);
@@ -434,10 +436,11 @@ static void test_heat(void) {
     pst_table_close(t);
 }
 
-/* A batch notes rows as in use, one of a group in each epoch. */
-static void test_heat_of_batches(void) {
+/* A batch notes rows as in use, one of a group in each epoch, and of four where rows leave. */
+static void heat_of_batches(int rows_leave) {
     enum { ROWS = 320 };
     pst_table *t = values_table();
+    uint64_t epochs = rows_leave ? 4 : PST_GROUP;
     int64_t keys[ROWS], values[ROWS];
     uint8_t valid[ROWS];
     pst_table_set_whole(t, 0);
@@ -448,7 +451,8 @@ static void test_heat_of_batches(void) {
     pst_array array = {.type = PST_INT64, .length = ROWS, .values = keys};
     for (uint32_t s = 0; s < t->m->slots; s++)
         pst_heat_set(t, s, 0);
-    for (uint64_t e = 1; e <= PST_GROUP; e++) {
+    t->rows_leave = rows_leave;
+    for (uint64_t e = 1; e <= epochs; e++) {
         pst_batch *b = NULL;
         REQUIRE(pst_batch_create(t, &array, &b) == PST_OK);
         CHECK_EQ(pst_batch_get(b, 0, values, valid), PST_OK);
@@ -460,6 +464,11 @@ static void test_heat_of_batches(void) {
         warm += pst_heat_lower(t, s) == 1;
     CHECK_EQ(warm, ROWS);
     pst_table_close(t);
+}
+
+static void test_heat_of_batches(void) {
+    heat_of_batches(0);
+    heat_of_batches(1);
 }
 
 /* Who may not leave, and when nothing may. */
