@@ -99,6 +99,7 @@ pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count) {
     *count = 0;
     if (s || slot == PST_NONE)
         return s;
+    pst_no_detail(&t->detail);
     return pst_items_are_below(t, slot, column) ? pst_items_count(t, slot, column, count)
                                                 : pst_row_count(t, slot, column, count);
 }

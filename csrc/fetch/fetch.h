@@ -13,7 +13,8 @@
  *       dirty. Where it fails some rows may have come, each whole, and the epoch goes on; unless a
  *       list, map or timer was refused memory half way, which poisons it. A file that says what no
  *       row can be made of does not.
- *  FE3. A row is what its records make of it, oldest file first, as loading those files would.
+ *  FE3. A row is what its records make of it, oldest file first, as loading those files would; of a
+ *       long list it has the numbers alone (LG1).
  *  FE4. Whether the rows fit is reckoned before the first of them comes (room.h). What a table that is
  *       full refuses is PST_NO_ROOM, for which a step helps; what the search is refused is PST_LIMIT,
  *       for which it does not.

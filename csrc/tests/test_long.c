@@ -355,6 +355,33 @@ static void test_leaves_first(void) {
     end(&f);
 }
 
+/* A map comes whole with its row, and where it does not fit nothing has happened. */
+static void test_no_room(void) {
+    enum { ENTRIES = 60000, SMALL = 1 << 20 };
+    files f;
+    uint64_t key = long_key(7);
+    begin(&f, (uint64_t)1 << 26);
+    REQUIRE(!set_key(f.t, key, 0));
+    for (uint64_t i = 0; i < ENTRIES; i++) {
+        pst_cell k = {{i * 7, 0}, {NULL, 0}}, v = {{i, 0}, {NULL, 0}};
+        REQUIRE(!pst_map_put(f.t, M, &k, &v));
+    }
+    REQUIRE(append_many(f.t, key, 0, 9) == PST_OK && append_many(f.t, key + 1, 0, 9) == PST_OK);
+    seal(&f);
+    anew(&f, SMALL);
+    CHECK_EQ(set_key(f.t, key, 0), PST_NO_ROOM);
+    CHECK(!f.t->poisoned && !pst_table_dirty(f.t));
+    REQUIRE(!set_key(f.t, key + 1, 0));
+    check_items(&f, 0, 9);
+    anew(&f, (uint64_t)1 << 26);
+    REQUIRE(!set_key(f.t, key, 0));
+    check_items(&f, 0, 9);
+    uint64_t count;
+    REQUIRE(!pst_elements_count(f.t, M, &count));
+    CHECK_EQ(count, ENTRIES);
+    end(&f);
+}
+
 /* ---- a process that dies ------------------------------------------------------------------------- */
 
 /* Lists of one hash, whose items are numbers that rise. Of the last two sealed epochs, and now. */
@@ -563,6 +590,7 @@ int main(int argc, char **argv) {
     test_walks();
     test_larger_than_memory();
     test_leaves_first();
+    test_no_room();
     for (uint64_t i = 0; i < seeds; i++)
         test_killed(seed + i);
     return check_report();
