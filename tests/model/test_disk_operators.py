@@ -10,17 +10,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pystate as ps
+from pystate.epochs.watermarks import OperatorTime
+from pystate.operators.functions.binding import operator_spec
 from pystate.operators.joins.asof import AsofJoin, AsofJoinSpec
 from pystate.operators.joins.interval import IntervalJoin, IntervalJoinSpec
+from pystate.operators.runtime.function_operator import FunctionOperator
+from pystate.operators.runtime.function_spec import FunctionSpec
+from pystate.operators.runtime.output import OutputColumns
+from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Cumulating, Session, Sliding, Tumbling
+from pystate.types.keys import parse_key
 from tests.drawn import drawn
 from tests.model.joined import Driver, batch, inputs
 from tests.model.test_joins import all_pairs, newest, run, shown, streams
-from tests.range_backends import DiskRanges, on_disk
+from tests.range_backends import DiskRanges, HeapRanges, on_disk
 from tests.unit.operators.windows.test_aligned import ALL, SUMS
 from tests.unit.operators.windows.test_aligned import ahead as aheads
 from tests.unit.operators.windows.test_aligned import compare as compare_aligned
@@ -140,16 +150,14 @@ def many_rows(epoch: int) -> list[tuple[int, int, int]]:
     return [(k, epoch * 1000 + k % 700, k % 11) for k in range(epoch * 2000, epoch * 2000 + 3000)]
 
 
-@pytest.mark.parametrize("kind", [World, RowsWorld])
 @pytest.mark.parametrize(
-    ("windows", "of"),
+    ("windows", "of", "kind"),
     [
-        (Tumbling(1000), tumbling(1000)),
-        (Sliding(2000, 1000), sliding(2000, 1000)),
-        (Cumulating(1000, 2000), cumulating(1000, 2000)),
-        (Session(900), None),
+        (Tumbling(1000), tumbling(1000), RowsWorld),
+        (Sliding(2000, 1000), sliding(2000, 1000), World),
+        (Session(900), None, RowsWorld),
     ],
-    ids=lambda k: repr(k)[:10],
+    ids=["tumbling", "sliding", "session"],
 )
 def test_windows_of_several_times_the_memory(
     windows: Any, of: Any, kind: type[World], tmp_path: Path
@@ -200,3 +208,88 @@ def test_joins_of_several_times_the_memory(how: Any, tmp_path: Path) -> None:
     assert found == Counter(pairs)
     assert driver.keys() == 0 and ranges.taken > 2 and ranges.left > 5000
     ranges.close()
+
+
+class Chained(ps.KeyedProcessFunction):
+    """Timers that register others, by key and in namespaces."""
+
+    namespace = "long"
+    n = ps.ValueState("long", default=0)
+    seen = ps.ListState("long")
+
+    def process(self, key: Any, row: Any, ctx: ps.RuntimeContext) -> Any:
+        ctx.set_namespace(row.v % 3)
+        self.n.update(self.n.value() + 1)
+        self.seen.add(row.v)
+        ctx.register_event_time_timer(row.t + 5)
+        ctx.set_namespace(None)
+        self.n.update(self.n.value() + 1)
+
+    def on_timer(self, key: Any, timestamp: int, ctx: ps.RuntimeContext) -> Any:
+        yield key, timestamp, self.n.value(), sum(self.seen.get())
+        if self.n.value() > 1:
+            self.n.update(self.n.value() - 1)
+            ctx.register_event_time_timer(timestamp + 3)
+        else:
+            self.seen.clear()
+
+
+class ChainedBatches(ps.VectorizedFunction):
+    """The same for many keys at once."""
+
+    n = ps.ValueState("long", default=0)
+
+    def process(self, keys: ps.KeyBatch, batch: Any, ctx: ps.RuntimeContext) -> Any:
+        self.n.add(keys, 1)
+        ctx.register_event_time_timers(keys, pc.add(batch.column("t"), 5))
+
+    def on_timers(self, keys: ps.KeyBatch, timestamps: Any, ctx: ps.RuntimeContext) -> Any:
+        ctx.register_event_time_timers(keys, pa.array(timestamps + 40, mask=timestamps % 3 > 0))
+        n = self.n.values(keys)
+        return {"k": keys.key_arrays()[0], "t": timestamps, "n": n, "sum": n}
+
+
+@pytest.mark.parametrize("kind", [Chained, ChainedBatches])
+def test_functions_with_timers(kind: Any) -> None:
+    schema = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("v", pa.int64())])
+    columns = [("k", pa.int64()), ("t", pa.int64()), ("n", pa.int64()), ("sum", pa.int64())]
+    output = OutputColumns(pa.schema(columns), "test")
+
+    def run(ranges: HeapRanges, epochs: Any) -> list[list[Any]]:
+        found = []
+        operator = operator_spec(kind(), "op", parse_key({"k": "long"}), 16)
+        ranges.open(operator, [(0, 15)])
+        for number, (rows, crash, restart) in enumerate(epochs):
+            data = [(k, t + 10 * number, v) for k, t, v in rows]
+            arrays = list(zip(*data, strict=True)) or [[], [], []]
+            batch = pa.record_batch([pa.array(a, pa.int64()) for a in arrays], schema=schema)
+            for attempt in range(1 + crash):
+                ranges.begin(False)
+                spec = FunctionSpec(kind(), ("k",), ("k", "t", "v"), output, event_time="t")
+                made = FunctionOperator(spec)
+                time = OperatorTime(10 * number - 20, 10 * number - 10)
+                made.open(TaskContext(ranges.backends[0], time=time))
+                out = [*made.process(batch), *made.finish()]
+                made.close()
+                if attempt < crash:
+                    ranges.undo()
+            ranges.seal()
+            found.append(sorted(tuple(r.values()) for each in out for r in each.to_pylist()))
+            if restart:
+                ranges.open(operator, [(0, 15)])
+        return found
+
+    rows = st.tuples(st.integers(0, 5), st.integers(0, 30), st.integers(0, 9))
+
+    @drawn(60)
+    @given(
+        seeds,
+        st.lists(st.tuples(st.lists(rows, max_size=12), st.booleans(), st.booleans()), max_size=7),
+    )
+    def check(seed: int, epochs: Any) -> None:
+        with on_disk(seed) as ranges:
+            heap = HeapRanges()
+            assert run(ranges, epochs) == run(heap, epochs)
+            heap.close()
+
+    check()

@@ -181,7 +181,7 @@ class Later(ps.VectorizedFunction):
 
 #: Of event time, how long an epoch is, and after what time rows are emitted: two epochs later.
 SPAN, WAIT = 100_000, 50_000
-TIMED_EPOCHS, TIMED_STEP, TIMED_ROWS = 4, 9000, 15_000
+TIMED_EPOCHS, TIMED_STEP, TIMED_ROWS = 4, 6000, 10_000
 #: The only rows of the last epochs, by which all before is over.
 LAST = {5: 10**8, 6: 2 * 10**8}
 

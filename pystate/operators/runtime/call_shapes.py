@@ -142,7 +142,8 @@ class Calls(ABC):
         self.context.time_domain = domain
         most, fired = _TIMERS, 0
         while True:
-            due = self.backend.due_timers(domain, until, most)
+            fits = self.backend.below.most_keys(_TIMERS)
+            due = self.backend.due_timers(domain, until, min(most, fits))
             if due is None:
                 break
             handled = yield from self.on_due(due, domain)
