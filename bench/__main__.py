@@ -55,6 +55,7 @@ ON_SPARK = {
     "spark-windows": "spark_aggregates:windows",
     "spark-function": "spark_timed:jobs",
     "spark-pandas": "spark_pandas:jobs",
+    "spark-disk": "spark_disk:count",
     "spark-scaling": "scaling:jobs",
     "small-batches": "spark_aggregates:small",
     "spark-state-size": "state_size:job",

@@ -59,6 +59,9 @@ class Scale:
     disk_batches: tuple[int, ...] = (1_000, 100_000, 250_000)
     disk_rows: int = 50_000
     disk_folder: str = "/var/tmp"
+    spark_disk_keys: int = 6_000_000
+    spark_disk_rows: int = 1_000_000
+    spark_disk_memory: int = 128 << 20
 
 
 SMOKE = Scale(
@@ -72,6 +75,7 @@ SMOKE = Scale(
     grown_keys=(1_000, 3_000), grown_rows=200, small_rows=(100,), small_batches=2,
     other_rows=2_000, other_keys=100, other_rounds=1, flink_rows=2_000,
     disk_memory=2 << 20, disk_batches=(100, 500, 2_000), disk_rows=500,
+    spark_disk_keys=4_000, spark_disk_rows=2_000, spark_disk_memory=2 << 20,
 )
 LARGE = Scale(
     "large", rounds=7, rows=4_000_000, scalar_rows=1_000_000,
@@ -84,6 +88,7 @@ LARGE = Scale(
     grown_keys=(1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000),
     small_batches=30, other_rows=1_000_000, other_keys=200_000, other_rounds=5,
     flink_rows=20_000_000, disk_memory=256 << 20, disk_batches=(1_000, 100_000, 1_000_000),
+    spark_disk_keys=50_000_000, spark_disk_rows=2_000_000, spark_disk_memory=1 << 30,
 )
 # fmt: on
 SCALES = {scale.name: scale for scale in (SMOKE, Scale(), LARGE)}

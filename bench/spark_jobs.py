@@ -41,10 +41,14 @@ PROVIDERS = {
 
 
 @contextlib.contextmanager
-def session(cores: int = PARALLELISM) -> Iterator[tuple[SparkSession, Path]]:
+def session(
+    cores: int = PARALLELISM, within: str | None = None
+) -> Iterator[tuple[SparkSession, Path]]:
     """Some cores of this machine, quiet, and a folder that is there as long."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    with tempfile.TemporaryDirectory(prefix="pystate-bench-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="pystate-bench-", dir=within, ignore_cleanup_errors=True
+    ) as folder:
         spark = (
             SparkSession.builder.master(f"local[{cores}]")
             .appName("pystate-bench")
@@ -57,6 +61,8 @@ def session(cores: int = PARALLELISM) -> Iterator[tuple[SparkSession, Path]]:
             .config("spark.sql.streaming.pollingDelay", "500ms")
             .config("spark.sql.shuffle.partitions", str(PARALLELISM))
             .config("spark.sql.warehouse.dir", f"{folder}/warehouse")
+            # What tasks write beside the checkpoint.
+            .config("spark.local.dir", f"{folder}/local")
             .getOrCreate()
         )
         spark.sparkContext.setLogLevel("OFF")
@@ -84,13 +90,14 @@ def hand_over(batch: Path, folder: Path) -> None:
     coming.rename(folder / "in" / batch.name)
 
 
-def new_job(name: str, folder: Path, parallelism: int = PARALLELISM) -> Job:
+def new_job(name: str, folder: Path, parallelism: int = PARALLELISM, **options: Any) -> Job:
     """A job with its checkpoint in a folder."""
     return Job(
         name,
         checkpoint=str(folder / "checkpoint"),
         max_parallelism=MAX_PARALLELISM,
         parallelism=parallelism,
+        **options,
     )
 
 

@@ -29,6 +29,7 @@
 #include "interface/access.h"
 #include "interface/fetch.h"
 #include "interface/files.h"
+#include "interface/lookup.h"
 #include "interface/nested.h"
 #include "interface/stack.h"
 #include "interface/table.h"

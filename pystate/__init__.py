@@ -115,7 +115,7 @@ from pystate.state.ttl import StateTtl
 from pystate.state.value import ValueHandle, ValueState
 from pystate.store import Store, open
 from pystate.tables.backend import KeyedStateBackend
-from pystate.tables.options import TableStats
+from pystate.tables.options import DiskStats, TableStats
 from pystate.tables.snapshots import SealedReader, Snapshot
 from pystate.types.arrays import hash_keys
 
@@ -166,6 +166,7 @@ __all__ = [
     "Count",
     "CountWindow",
     "Cumulating",
+    "DiskStats",
     "Export",
     "FileInfo",
     "Finding",

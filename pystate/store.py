@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from shutil import copyfileobj
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -52,6 +52,7 @@ from pystate.checkpoint.refs import (
 from pystate.checkpoint.size_tiers import steps_to_join
 from pystate.checkpoint.state_files import FileInfo, Lineage, Source
 from pystate.checkpoint.storage import LocalStorage
+from pystate.epochs.merge_beside import MergeBeside
 from pystate.epochs.merge_policy import DiskMergePolicy, MergePolicy, Run
 from pystate.epochs.merges import merge_range
 from pystate.epochs.retention import delete_files, delete_retired, delete_unnamed
@@ -64,14 +65,14 @@ from pystate.errors import (
     PystateError,
 )
 from pystate.redaction import logger
-from pystate.state.declaration import State
+from pystate.state.declaration import Defaults, State
 from pystate.state.evolution import same_content
 from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import declared_fills, in_files, stored_defaults
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow
 from pystate.tables.hot_keys import HotKeys
-from pystate.tables.options import DISK, TableStats
+from pystate.tables.options import DISK, DiskStats, TableStats
 from pystate.tables.registry import refuse_pickled
 from pystate.tables.snapshots import SealedReader, Snapshot
 from pystate.types.keys import KeyLike
@@ -89,6 +90,8 @@ _HELD_PART, _USUAL_LIMIT_BYTES = 4, 256 << 20
 _COPIED_BYTES = 1 << 20
 # A checkpoint brings hot rows for an eighth of the time since the last one, if that was so long.
 _LEAST_SINCE_S, _MOST_WARM_S = 0.1, 0.25
+#: Of files on disk that are as large together, or larger, a merge runs beside the next batches.
+_BESIDE_BYTES = 16 << 20
 
 
 @dataclass
@@ -158,8 +161,12 @@ class Store:
         flag(allow_unclaimed_state, f"{owner}: allow_unclaimed_state")
         states = mapping(states, f"{owner}: states", "states={'n': ps.ValueState('long')}")
         self._pending: list[_Delta] = []
+        self._recorded: DiskStats | None = None  # what the history has told
         self._rebase = False
         self._unsynced = False
+        self._beside: MergeBeside | None = None
+        # A store's first merge may be its last, and one that failed says why.
+        self._may_beside = False
         # Invalid arguments must not leave a folder behind.
         groups = 128 if max_parallelism is None else max_parallelism
         self.home = choice(home, f"{owner}: home", ("heap", DISK))
@@ -262,6 +269,30 @@ class Store:
         """
         return self._backend.keys(columns)
 
+    def prefetch(self, columns: Any) -> KeyBatch:
+        """As `keys`, of a store on disk also bring the keys' rows into memory.
+
+        The first use of a batch does that, too. Whoever is about to make several batches of some
+        keys, or to make them current one by one, prefetches all of them before: keys that are
+        looked up together share what is read.
+
+        Parameters
+        ----------
+        columns : array-like, list of array-like, RecordBatch or Table
+            As for `keys`.
+
+        Returns
+        -------
+        KeyBatch
+            As of `keys`.
+
+        Raises
+        ------
+        MemoryLimitError
+            As for `keys`, at once.
+        """
+        return self._backend.prefetch(columns)
+
     def delete(self, keys: Any) -> None:
         """Delete keys with all their states; absent ones are ignored.
 
@@ -290,6 +321,20 @@ class Store:
     def stats(self) -> TableStats:
         """The size of the table in memory."""
         return self._backend.stats()
+
+    def disk_stats(self) -> DiskStats:
+        """What is in memory of a store on disk, and what was looked up since it was opened.
+
+        `ClosedError`; `InvalidArgumentError` of a store on the heap, which has all rows in memory.
+        """
+        if self._closed:
+            raise ClosedError(f"{self.path}: the store is closed")
+        if not self._on_disk:
+            raise InvalidArgumentError(
+                f"{self.path}: disk_stats: the store has all rows in memory: open it with "
+                "home='disk', or see stats()"
+            )
+        return self._backend.below.stats(self._range.estimated_keys)
 
     def reader(self) -> SealedReader:
         """Return a reader of the last sealed state, for this thread or another one."""
@@ -329,11 +374,12 @@ class Store:
         Notes
         -----
         What was written is durable when the call returns: the delta, the manifest and their folders
-        were synced. The cost is O(rows changed), and now and then a merge of files.
+        were synced. The cost is O(rows changed), and now and then a merge of files. Of a store on
+        disk large ones run beside the next batches, and later checkpoints name what they have made.
         """
         if self._closed:
             raise ClosedError(f"{self.path}: the store is closed")
-        began_s = time.monotonic()
+        began_s, before = time.monotonic(), self._range.files
         looked_up = self._backend.below.looked_up if self._on_disk else 0
         head = self._history.head
         epoch = self.epoch + 1
@@ -360,13 +406,11 @@ class Store:
             self._publish(manifest)
         finally:
             self._place()
-        stats = self._backend.stats()
         if self._on_disk:
-            self._backend.below.leave_room(stats.keys // 8)
+            self._backend.below.leave_room(self._backend.stats().keys // 8)
             self._keep_warm(rows + looked_up, began_s - self._checkpointed_s)
-        self._chronicle.published(
-            manifest, deltas, (rows, self._most_keys(), stats.committed_bytes), began_s, written_s
-        )
+        counted = self._counted(rows)
+        self._chronicle.published(manifest, deltas, counted, began_s, written_s, before)
         self._tick()
         return epoch
 
@@ -382,7 +426,20 @@ class Store:
         keys = self._backend.stats().keys
         if not self._backend.below.are_any:
             return keys
-        return max(keys, int(sum((r.rows - r.tombstones) * r.share for r in self._range.files)))
+        return max(keys, self._range.estimated_keys)
+
+    def _counted(self, rows_changed: int) -> dict[str, int]:
+        """What the history says of the table, by the names of its records."""
+        stats = self._backend.stats()
+        counted = {"rows_changed": rows_changed, "state_bytes": stats.committed_bytes}
+        counted["keys"] = self._most_keys()
+        if not self._backend.below.are_any:
+            return counted
+        now, before = self.disk_stats(), self._recorded
+        self._recorded = now
+        for name in ("cache_hits", "cache_misses", "files_asked", "read_bytes", "rows_left"):
+            counted[name] = getattr(now, name) - (0 if before is None else getattr(before, name))
+        return {**counted, "rows_in_memory": now.rows_in_memory}
 
     def _next(self) -> Lineage:
         """The name of the epoch that is sealed next."""
@@ -530,35 +587,75 @@ class Store:
         return delta.ref
 
     def _merge(self, state: RangeState, epoch: int) -> RangeState:
-        """The range with its files merged into a new base, if it is time."""
-        policy = _DISK_POLICY if self._on_disk else _POLICY
-        run = policy.choose(state)
+        """The range with its files merged, if it is time; or as far as that was done beside."""
+        if self._beside is not None:
+            replaced = self._merged_beside(self._beside, state)
+            if replaced is not None:
+                return replaced
+        if self._beside is not None:
+            run = _DISK_POLICY.meanwhile(state, self._beside.run)
+        else:
+            run = (_DISK_POLICY if self._on_disk else _POLICY).choose(state)
         if self._rebase:
             run = Run(state.files, "base", state.id)
         if run is None:
             return state
-        bounds = run.slice or state.bounds
-        path = state_path(_UID, *bounds, epoch, uuid.uuid4().hex, run.kind)
+        merge = self._planned(run, run.slice or state.bounds, epoch)
+        size_bytes = sum(int(ref.file_bytes * ref.share) for ref in run.sources)
+        if self._may_beside and self._beside is None and size_bytes >= _BESIDE_BYTES:
+            with suppress(RuntimeError):  # there is no thread for it
+                self._beside = MergeBeside(run, lambda given_up: merge(given_up=given_up))
+                return state
         try:
-            since = declared_fills(self._backend.declarations)
-            merged = merge_range(
-                self._storage,
-                run.sources,
-                run.id,
-                path,
-                *bounds,
-                kind=run.kind,
-                since=since,
-                block_bytes=policy.block_bytes,
-                # Sweeps see what is in memory alone. Of other homes deltas lack what stayed equal.
-                expiring=self._backend.below.expiring() if self._on_disk else None,
-            )
+            merged = merge()
         except NoSpaceError as error:
             if self._rebase:
                 raise
             _LOG.warning("%s: the deltas stay unmerged for now: %s", self.path, error)
             return state
         return run.replaced(state, merged) or state
+
+    def _planned(self, run: Run, bounds: tuple[int, int], epoch: int) -> Callable[..., FileRef]:
+        """What carries out a merge; another thread may."""
+        path = state_path(_UID, *bounds, epoch, uuid.uuid4().hex, run.kind)
+        return partial(
+            merge_range,
+            self._storage,
+            run.sources,
+            run.id,
+            path,
+            *bounds,
+            kind=run.kind,
+            since=declared_fills(self._backend.declarations),
+            block_bytes=(_DISK_POLICY if self._on_disk else _POLICY).block_bytes,
+            # Sweeps see what is in memory alone. Of other homes deltas lack what stayed equal.
+            expiring=self._backend.below.expiring() if self._on_disk else None,
+        )
+
+    def _merged_beside(self, beside: MergeBeside, state: RangeState) -> RangeState | None:
+        """The range with the file that was made beside, once there is one.
+
+        `_adopt` forgets it. Where the merge failed the next one runs in this thread.
+        """
+        if beside.is_running and not _DISK_POLICY.waits(state, beside.run):
+            return None
+        merged = beside.wait()
+        replaced = None if merged is None else beside.run.replaced(state, merged)
+        if replaced is None:
+            self._drop_beside()
+            self._may_beside = False
+        else:
+            beside.is_named = True
+        return replaced
+
+    def _drop_beside(self) -> None:
+        """End a merge. Its file goes, unless a manifest may name it that could not be published."""
+        if self._beside is not None:
+            beside, self._beside = self._beside, None
+            merged = beside.give_up()
+            if merged is not None and not beside.is_named:
+                with suppress(PystateError, OSError):  # it goes when the store is opened again
+                    delete_files(self._storage, [merged.path])
 
     def _manifest(self, epoch: int, state: RangeState) -> Manifest:
         return Manifest(
@@ -612,6 +709,9 @@ class Store:
     def _adopt(self, manifest: Manifest) -> None:
         self._history.add(manifest)
         self._range = manifest.operators[0].ranges[0]
+        if self._beside is not None and self._beside.is_named:
+            self._beside = None
+        self._may_beside = self._on_disk
         for delta in self._pending:
             self._forget(delta)
         self._pending.clear()
@@ -624,9 +724,14 @@ class Store:
             delta.memory.close()
 
     def _operator(self, state: RangeState) -> OperatorState:
-        defaults = stored_defaults(self._backend.declarations)
-        return OperatorState(_UID, 1, *self._schemas(), (state,), defaults=defaults)
+        return OperatorState(_UID, 1, *self._schemas, (state,), defaults=self._defaults)
 
+    # What is declared stays, and each checkpoint says it.
+    @cached_property
+    def _defaults(self) -> Defaults:
+        return stored_defaults(self._backend.declarations)
+
+    @cached_property
     def _schemas(self) -> tuple[Schema, Schema]:
         keys = tuple((name, type_.ddl) for name, type_ in self._backend.key)
         return keys, tuple((n, d.stored_as()) for n, d in self._backend.declarations.items())
@@ -646,11 +751,11 @@ class Store:
             )
         stored = (operator.key_schema, operator.state_schema)
         unclaimed = check_schemas(
-            _UID, stored, self._schemas(), allow_unclaimed_state=allow_unclaimed_state
+            _UID, stored, self._schemas, allow_unclaimed_state=allow_unclaimed_state
         )
         # The next checkpoint removes dropped states and fields from the files, so that they stay
         # dropped.
-        self._rebase = bool(unclaimed) or not same_content(stored[1], self._schemas()[1])
+        self._rebase = bool(unclaimed) or not same_content(stored[1], self._schemas[1])
         self._range = operator.ranges[0]
         lineage = self._lineage()
         if lineage is None:
@@ -706,6 +811,7 @@ class Store:
             return
         if flag(checkpoint, "close: checkpoint"):
             self.checkpoint()
+        self._drop_beside()
         self._backend.close()
         self._closed = True
         self._drop([delta for delta in self._pending if delta.is_step])

@@ -57,6 +57,7 @@ class InPystate:
         """Update some keys, then read the others; the sum over what was read."""
         a, b = self._store["a"], self._store["b"]
         changed, read = keys[updated], keys[~updated]
+        self._store.prefetch(pa.array(keys))
         batch = self._store.keys(pa.array(changed))
         a.add(batch, 1)
         b.add(batch, changed & MASK)

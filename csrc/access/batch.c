@@ -643,6 +643,7 @@ pst_status pst_batch_complete(pst_batch *b) {
             s = pst_fetch(t, &keys);
         if (!s && !t->m->ties)
             b->made = pst_rows_made(t);
+        t->fetched.asked += s ? 0 : (uint64_t)b->length;
     }
     b->complete = !s;
     return s;

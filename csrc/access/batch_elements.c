@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "fetch/items.h"
 #include "table/ttl.h"
 
 pst_status pst_check_values(pst_batch *b, int32_t column, pst_kind kind, uint8_t type,
@@ -142,6 +143,8 @@ static pst_status count_of(pst_batch *b, int64_t i, int32_t column, uint64_t *co
     *count = 0;
     if (slot == PST_NONE)
         return PST_OK;
+    if (pst_items_are_below(b->t, slot, column))
+        return pst_items_count(b->t, slot, column, count);
     pst_status s = pst_row_use_elements(b->t, slot, column);
     return s ? s : pst_row_count(b->t, slot, column, count);
 }
@@ -210,6 +213,36 @@ static pst_status copy_list(const pst_table *t, int32_t column, const pst_list *
     if (st != PST_NOT_FOUND)
         return st;
     return count ? PST_CHANGED : PST_OK;
+}
+
+static pst_status copy_items(const pst_table *t, int32_t column, pst_items *x, uint64_t count,
+                             uint8_t *out) {
+    const pst_list_shape *shape = &t->collections[column].list;
+    pst_item item;
+    pst_status s;
+    while ((s = pst_items_next(x, &item)) == PST_OK) {
+        if (shape->timed && pst_ttl_hides(t, column, item.time))
+            continue;
+        if (!count--)
+            return PST_CHANGED;
+        memcpy(out, item.data, shape->width);
+        out += shape->width;
+    }
+    if (s != PST_NOT_FOUND)
+        return s;
+    return count ? PST_CHANGED : PST_OK;
+}
+
+/* As copy_list, of a list of which some items lie in files. */
+static pst_status copy_below(pst_table *t, uint32_t slot, int32_t column, uint64_t count,
+                             uint8_t *out) {
+    pst_items *x;
+    pst_status s = pst_items_open(t, slot, column, &x);
+    if (s)
+        return s;
+    s = copy_items(t, column, x, count, out);
+    pst_items_close(x);
+    return s;
 }
 
 /* Lists that are about to be copied. List i is at i % PST_GROUP, with the chunk to prefetch
@@ -286,9 +319,13 @@ pst_status pst_batch_list_copy(pst_batch *b, int32_t column, const int64_t *offs
             continue;
         if (slot == PST_NONE)
             return PST_CHANGED;
+        uint8_t *out = (uint8_t *)values + (uint64_t)offsets[i] * width;
+        if (pst_items_are_below(t, slot, column)) {
+            s = copy_below(t, slot, column, count, out);
+            continue;
+        }
         pst_list l = pst_row_list(t, pst_row(t, slot), column);
-        s = copy_list(t, column, &l, count, (uint8_t *)values + (uint64_t)offsets[i] * width,
-                      stream);
+        s = copy_list(t, column, &l, count, out, stream);
     }
     if (stream)
         pst_streamed();

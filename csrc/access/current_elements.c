@@ -5,6 +5,7 @@
 #include "access/current_key.h"
 #include "base/mem.h"
 #include "elements/collections.h"
+#include "fetch/items.h"
 #include "table/ttl.h"
 
 struct pst_elements {
@@ -12,8 +13,9 @@ struct pst_elements {
     int32_t column;
     pst_kind kind;
     int ended;
-    int is_null;   /* the entry that was given last has no value */
-    uint32_t slot; /* of the current key; PST_NONE in a walk over a batch's row */
+    int is_null;      /* the entry that was given last has no value */
+    uint32_t slot;    /* of the current key; PST_NONE in a walk over a batch's row */
+    pst_items *items; /* of a list of which some lie in files */
     union {
         pst_list_cursor list;
         pst_tree_cursor map;
@@ -95,7 +97,23 @@ pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count) {
     pst_kind kind = pst_check_kind(t, column, PST_LIST) ? PST_MAP : PST_LIST;
     pst_status s = row_of(t, column, kind, 0, &slot);
     *count = 0;
-    return s || slot == PST_NONE ? s : pst_row_count(t, slot, column, count);
+    if (s || slot == PST_NONE)
+        return s;
+    return pst_items_are_below(t, slot, column) ? pst_items_count(t, slot, column, count)
+                                                : pst_row_count(t, slot, column, count);
+}
+
+pst_status pst_list_below(pst_table *t, int32_t column, uint64_t *items) {
+    uint32_t slot;
+    uint64_t end;
+    pst_status s = row_of(t, column, PST_LIST, 0, &slot);
+    *items = 0;
+    if (s || slot == PST_NONE || !pst_items_are_below(t, slot, column))
+        return s;
+    pst_list l = pst_row_list(t, pst_row(t, slot), column);
+    (void)pst_list_is_below(t, &l, &end);
+    *items = end - pst_list_start(t->heap, pst_heap_bytes(t), &l);
+    return PST_OK;
 }
 
 /* ---- walks ----------------------------------------------------------------------------------- */
@@ -110,18 +128,32 @@ pst_status pst_elements_create(pst_table *t, pst_elements **elements) {
     return PST_OK;
 }
 
+static void end_items(pst_elements *e) {
+    pst_items_close(e->items);
+    e->items = NULL;
+}
+
 void pst_elements_destroy(pst_elements *e) {
+    if (e)
+        end_items(e);
     pst_free(e);
 }
 
-static void start(pst_elements *e, uint32_t slot, int32_t column) {
+static pst_status start(pst_elements *e, uint32_t slot, int32_t column) {
     const pst_table *t = e->t;
     e->column = column;
     e->kind = (pst_kind)t->lay.fields[column].kind;
     e->is_null = 0;
     e->ended = slot == PST_NONE || !pst_row_has(&t->lay, pst_row(t, slot), column);
+    pst_no_detail(&e->t->detail);
+    end_items(e);
     if (e->ended)
-        return;
+        return PST_OK;
+    if (pst_items_are_below(t, slot, column)) {
+        pst_status s = pst_items_open(e->t, slot, column, &e->items);
+        e->ended = s != PST_OK;
+        return s;
+    }
     const uint64_t *row = pst_row(t, slot);
     const pst_collection *c = &t->collections[column];
     if (e->kind == PST_LIST) {
@@ -131,6 +163,7 @@ static void start(pst_elements *e, uint32_t slot, int32_t column) {
         pst_tree_seek(&e->at.map, t->heap, pst_heap_bytes(t), &c->map, pst_row_map(t, row, column),
                       NULL);
     }
+    return PST_OK;
 }
 
 static pst_status check_collection(const pst_table *t, int32_t column) {
@@ -145,7 +178,7 @@ pst_status pst_elements_start(pst_elements *e, int32_t column) {
     if (!s && slot != PST_NONE)
         s = pst_row_use_elements(e->t, slot, column);
     if (!s) {
-        start(e, slot, column);
+        s = start(e, slot, column);
         e->slot = slot;
     }
     return s;
@@ -162,9 +195,8 @@ pst_status pst_elements_start_row(pst_elements *e, pst_batch *b, int64_t i, int3
     if (i % PST_GROUP == 0)
         pst_batch_prepare_rows(b, i);
     pst_batch_resolve(b, i + 1);
-    start(e, pst_batch_slot(b, i), column);
     e->slot = PST_NONE; /* the key may be in the batch again */
-    return PST_OK;
+    return start(e, pst_batch_slot(b, i), column);
 }
 
 pst_status pst_elements_next_run(pst_elements *e, pst_run *run) {
@@ -172,12 +204,15 @@ pst_status pst_elements_next_run(pst_elements *e, pst_run *run) {
     memset(run, 0, sizeof *run);
     if (e->ended)
         return PST_NOT_FOUND;
-    pst_list_cursor *c = &e->at.list;
-    if (e->kind != PST_LIST || !c->shape.width || (c->shape.timed && pst_ttl_is_set(t, e->column)))
+    const pst_list_shape *shape = &t->collections[e->column].list;
+    if (e->kind != PST_LIST || !shape->width || (shape->timed && pst_ttl_is_set(t, e->column)))
         return PST_INVALID;
+    pst_list_cursor *c = &e->at.list;
     pst_list_run found;
-    run->left = c->list.end - c->seq;
-    pst_status s = pst_list_next_run(c, &found);
+    run->left = e->items ? pst_items_left(e->items) : c->list.end - c->seq;
+    pst_status s = e->items ? pst_items_next_run(e->items, &found) : pst_list_next_run(c, &found);
+    if (s)
+        end_items(e);
     e->ended = s != PST_OK;
     if (s)
         return s;
@@ -192,8 +227,10 @@ pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value) {
     while (!e->ended) {
         if (e->kind == PST_LIST) {
             pst_item item;
-            s = pst_list_next(&e->at.list, &item, NULL);
-            if (s || (e->at.list.shape.timed && pst_ttl_hides(t, e->column, item.time)))
+            s = e->items ? pst_items_next(e->items, &item)
+                         : pst_list_next(&e->at.list, &item, NULL);
+            if (s ||
+                (t->collections[e->column].list.timed && pst_ttl_hides(t, e->column, item.time)))
                 goto skip;
             pst_item_cell(t, e->column, &item, value);
             return PST_OK;
@@ -219,6 +256,7 @@ pst_status pst_elements_leave(pst_elements *e) {
     if (e->ended)
         return PST_OK;
     e->ended = 1;
+    end_items(e);
     return e->slot == PST_NONE ? PST_OK : pst_row_drop_shown(e->t, e->slot, e->column);
 }
 
@@ -229,8 +267,11 @@ int pst_elements_is_null(const pst_elements *e) {
 pst_status pst_elements_skip(pst_elements *e, uint64_t items) {
     if (e->kind != PST_LIST && !e->ended)
         return PST_INVALID;
+    int timed = !e->ended && e->t->collections[e->column].list.timed;
+    if (!e->ended && e->items && !(timed && pst_ttl_is_set(e->t, e->column)))
+        return pst_items_skip(e->items, items);
     pst_list_cursor *c = &e->at.list;
-    if (!e->ended && !(c->shape.timed && pst_ttl_is_set(e->t, e->column))) {
+    if (!e->ended && !(timed && pst_ttl_is_set(e->t, e->column))) {
         pst_list list = c->list;
         pst_list_shape shape = c->shape;
         uint64_t left = list.end - c->seq, passed = items < left ? items : left;

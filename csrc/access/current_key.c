@@ -10,6 +10,7 @@
 #include "elements/collections.h"
 #include "elements/elements.h"
 #include "fetch/fetch.h"
+#include "fetch/items.h"
 #include "table/resident.h"
 #include "table/ttl.h"
 
@@ -62,7 +63,10 @@ pst_status pst_key_set_row(pst_table *t, pst_batch *b, int64_t i) {
  * says. */
 static pst_status find_row(pst_table *t, const pst_key *key, uint32_t *slot) {
     *slot = pst_index_find(t, key);
-    return *slot != PST_NONE || pst_is_whole(t) ? PST_OK : pst_fetch_key(t, key, slot);
+    if (pst_is_whole(t))
+        return PST_OK;
+    t->fetched.asked++;
+    return *slot == PST_NONE ? pst_fetch_key(t, key, slot) : PST_OK;
 }
 
 /* The key of these cells as the table's index has it. */
@@ -204,6 +208,35 @@ pst_status pst_value_clear(pst_table *t, int32_t column) {
     return pst_cleared(t, clear_value(t, column));
 }
 
+static pst_status append_items(pst_table *t, int32_t column, pst_items *x, pst_list *to) {
+    pst_item item;
+    pst_status s;
+    while ((s = pst_items_next(x, &item)) == PST_OK) {
+        if (item.time == PST_NO_TIME)
+            item.time = pst_ttl_stamp(t, column); /* as from a sweep */
+        s = pst_list_append(t, &t->collections[column].list, to, &item);
+        if (s)
+            return s;
+    }
+    return s == PST_NOT_FOUND ? PST_OK : s;
+}
+
+/* As pst_row_list_take, of a list of which some items lie in files. */
+static pst_status take_below(pst_table *t, uint32_t to, uint32_t from, int32_t column) {
+    pst_items *x;
+    pst_list list = pst_row_list(t, pst_row(t, to), column);
+    pst_status s = pst_items_open(t, from, column, &x);
+    if (s)
+        return s; /* nothing has changed */
+    s = append_items(t, column, x, &list);
+    pst_items_close(x);
+    if (s)
+        return pst_poison(t, s);
+    pst_row_list_store(t, to, column, &list);
+    pst_touch(t, from, pst_row(t, from));
+    return pst_poison(t, pst_row_clear(t, pst_row(t, from), column));
+}
+
 pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from, uint32_t nulls) {
     pst_buffer encoded = {NULL, 0, 0};
     pst_key key;
@@ -222,7 +255,11 @@ pst_status pst_list_take(pst_table *t, int32_t column, const pst_cell *from, uin
     s = pst_current_row(t, 1, &slot);
     if (!s)
         s = pst_undo_reserve(t, 2);
-    return s ? s : pst_poison(t, pst_row_list_take(t, slot, source, column));
+    if (s)
+        return s;
+    if (pst_items_are_below(t, source, column))
+        return take_below(t, slot, source, column);
+    return pst_poison(t, pst_row_list_take(t, slot, source, column));
 }
 
 /* ---- rows --------------------------------------------------------------------------------- */

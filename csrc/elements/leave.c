@@ -4,8 +4,13 @@
 #include "elements/timers.h"
 #include "memory/size_class.h"
 #include "table/resident.h"
+#include "table/roots.h"
 
 enum { AHEAD = 16, COUNTED = 64 };
+
+#ifndef PST_LEAVE_LIST
+#define PST_LEAVE_LIST ((uint64_t)256 << 10) /* bytes of a list that is long; tests have less */
+#endif
 
 static const pst_domain domains[] = {PST_EVENT, PST_PROCESSING};
 
@@ -74,9 +79,23 @@ static void begin_round(pst_header *h) {
     pst_put64(&h->hand_began, h->active);
 }
 
+/* Has it a list that comes back without its items? */
+static int has_long_list(const pst_table *t, const uint64_t *row) {
+    for (int32_t i = 0; i < t->lay.n_states; i++) {
+        if (t->lay.fields[i].kind != PST_LIST || t->ttl[i].on_read || t->ttl[i].lenient)
+            continue;
+        pst_list l = pst_row_list(t, row, i);
+        if (pst_list_has_bytes(t, &l, PST_LEAVE_LIST))
+            return 1;
+    }
+    return 0;
+}
+
 /* Has the row been used since the hand last came by? If so it has one more turn. */
 static int is_warm(pst_table *t, uint32_t slot) {
-    return pst_heat_lower(t, slot) || is_fresh(t, pst_row(t, slot));
+    const uint64_t *row = pst_row(t, slot);
+    int is_used = pst_heat_lower(t, slot) || is_fresh(t, row);
+    return is_used && !(t->lay.has_elements && has_long_list(t, row));
 }
 
 /* ---- leaving --------------------------------------------------------------------------------- */

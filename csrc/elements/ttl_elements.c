@@ -96,7 +96,10 @@ static pst_status pass_list(pst_table *t, uint32_t slot, int32_t i, const pass *
     pst_list_cursor c;
     pst_item item;
     pst_status st;
+    uint64_t end;
     int changes = 0;
+    if (pst_list_is_below(t, &l, &end))
+        return PST_OK; /* it came before its state was said to change by reading */
     pst_list_seek(&c, t->heap, pst_heap_bytes(t), &t->collections[i].list, &l, 0);
     while (!changes && (st = pst_list_next(&c, &item, NULL)) == PST_OK)
         changes = goes(t, i, p, item.time) || p->entry(t, i, item.time) != item.time;
@@ -113,7 +116,11 @@ static pst_status pass_list(pst_table *t, uint32_t slot, int32_t i, const pass *
 static pst_status expire_list(pst_table *t, uint32_t slot, int32_t i, pst_sweep *sweep) {
     const pst_list_shape *s = &t->collections[i].list;
     pst_list l = pst_row_list(t, pst_row(t, slot), i), before = l;
-    uint64_t dropped = 0;
+    uint64_t dropped = 0, below;
+    if (pst_list_is_below(t, &l, &below)) {
+        pst_sweep_look(sweep, 1); /* merges take away what has expired */
+        return PST_OK;
+    }
     pst_status st = pst_list_trim(t, s, &l, pst_ttl_horizon(t, i) + 1, &dropped);
     uint64_t left = pst_list_count(t->heap, pst_heap_bytes(t), &l), dead = 0, timeless = 0;
     pst_sweep_look(sweep, dropped / SOME);

@@ -4,6 +4,7 @@
 #include "base/schema.h"
 #include "elements/admit.h"
 #include "fetch/below.h"
+#include "fetch/long.h"
 #include "fetch/parts.h"
 #include "fetch/room.h"
 #include "sst/record.h"
@@ -21,6 +22,7 @@ typedef struct fetch {
     pst_table *t;
     const pst_keys *keys;
     pst_want *wants; /* own: of those that are asked for, 1 + the part that was kept last */
+    uint32_t n;
     pst_parts parts;
     uint32_t waiting; /* keys that have parts */
     pst_mapping mapping;
@@ -146,26 +148,27 @@ static pst_status note_refusal(fetch *x, pst_status s) {
     return s;
 }
 
-/* Makes the row of a want of its parts. */
-static pst_status admit(fetch *x, const pst_want *w, uint32_t last) {
+static pst_status apply_only(fetch *x, pst_admission *a, const pst_found *only) {
+    pst_status s = pst_admission_add(a, only->record, &x->mapping, 0, 0);
+    if (s)
+        x->damaged = only->file;
+    return s;
+}
+
+/* Makes the row of a want: of its parts, or of the only record that there is of it. */
+static pst_status make_row(fetch *x, const pst_want *w, uint32_t n, uint64_t bytes,
+                           const pst_found *only) {
     pst_admission a;
     pst_key key;
-    uint32_t n;
-    uint64_t bytes;
     int here;
-    pst_status s = order_parts(x, last, &n, &bytes);
-    if (s)
-        return s;
-    if (pst_parts_leave_nothing(&x->parts, x->order, n))
-        return PST_OK;
     pst_want_key(x->t, x->keys, w, &key);
-    s = pst_admission_begin(&a, x->t, &key, bytes, &here);
+    pst_status s = pst_admission_begin(&a, x->t, &key, bytes, &here);
     if (s || here) {
         if (!s)
             x->keys->slots[w->at] = a.slot;
         return note_refusal(x, s);
     }
-    s = apply_parts(x, &a, n);
+    s = only ? apply_only(x, &a, only) : apply_parts(x, &a, n);
     if (s) {
         pst_admission_drop(&a);
         return note_refusal(x, s);
@@ -173,26 +176,45 @@ static pst_status admit(fetch *x, const pst_want *w, uint32_t last) {
     s = pst_admission_end(&a);
     x->came++;
     if (s && s != PST_NOT_FOUND)
-        x->damaged = pst_parts_file(&x->parts, x->order[n - 1]);
+        x->damaged = only ? only->file : pst_parts_file(&x->parts, x->order[n - 1]);
     /* A row of which nothing is left is there as one that died (M1): who makes the key makes no row. */
     if (!s || s == PST_NOT_FOUND)
         x->keys->slots[w->at] = a.slot;
     return s == PST_NOT_FOUND ? PST_OK : note_refusal(x, s);
 }
 
+static pst_status admit(fetch *x, const pst_want *w, uint32_t last) {
+    uint32_t n;
+    uint64_t bytes;
+    pst_status s = order_parts(x, last, &n, &bytes);
+    if (s || pst_parts_leave_nothing(&x->parts, x->order, n))
+        return s;
+    return make_row(x, w, n, bytes, NULL);
+}
+
 /* ---- what the stack says --------------------------------------------------------------------- */
 
 static void on_key(void *ctx, uint32_t number, pst_cell *cells, uint32_t *nulls) {
     const fetch *x = ctx;
+    const pst_want *w = &x->wants[number];
     pst_key key;
-    pst_want_key(x->t, x->keys, &x->wants[number], &key);
+    if (x->t->lay.key_kind == PST_KEY_WORD) {
+        *nulls = w->null;
+        cells[0].word[0] = w->word;
+        cells[0].word[1] = 0;
+        return;
+    }
+    pst_want_key(x->t, x->keys, w, &key);
     (void)pst_key_decode(&x->t->schema, key.word, key.bytes, key.null, cells, nulls);
 }
 
 /* The line of the index where the key's row will be named. */
 static void on_ahead(void *ctx, uint32_t number) {
+    enum { AHEAD = 8 };
     const fetch *x = ctx;
     const pst_table *t = x->t;
+    if (x->n - number > AHEAD)
+        __builtin_prefetch(&x->wants[number + AHEAD]);
     pst_key key;
     pst_probe at;
     pst_want_key(x->t, x->keys, &x->wants[number], &key);
@@ -205,6 +227,9 @@ static void on_ahead(void *ctx, uint32_t number) {
 static pst_status on_found(void *ctx, const pst_found *f) {
     fetch *x = ctx;
     pst_want *w = &x->wants[f->key];
+    /* Most keys are said all of by one record, which need not be kept. */
+    if (f->only && !w->own)
+        return f->record->op == PST_DELETE ? PST_OK : make_row(x, w, 0, 0, f);
     for (uint32_t i = 0; i < f->rows; i++) {
         const pst_record *r = f->record;
         uint32_t part;
@@ -236,6 +261,33 @@ static pst_status on_done(void *ctx, uint32_t number, int any) {
     w->own = 0;
     if (--x->waiting == 0)
         pst_parts_clear(&x->parts);
+    return s;
+}
+
+/* Of a long key what was found is dropped: it comes again, without what is not needed. */
+static int on_long(void *ctx, uint32_t number) {
+    fetch *x = ctx;
+    pst_want *w = &x->wants[number];
+    x->waiting -= w->own != 0;
+    w->own = 0;
+    w->is_long = 1;
+    return 1;
+}
+
+/* Fetches those of the keys that are long, one by one. */
+static pst_status fetch_long(fetch *x, const pst_place *places, uint32_t n) {
+    pst_status s = PST_OK;
+    for (uint32_t i = 0; !s && i < n; i++) {
+        pst_want *w = &x->wants[places[i].key];
+        pst_key key;
+        if (!w->is_long)
+            continue;
+        pst_want_key(x->t, x->keys, w, &key);
+        w->is_long = 0;
+        s = note_refusal(x,
+                         pst_long_admit(x->t, &key, w->hash, &x->keys->slots[w->at], &x->damaged));
+        x->came += s == PST_OK;
+    }
     return s;
 }
 
@@ -281,7 +333,8 @@ static uint32_t take_places(const fetch *x, pst_place *places, uint32_t *at, uin
 /* A search may end early because the keys have too many parts: then those that have not come are
  * searched for again, fewer at a time. */
 static pst_status search(fetch *x, uint32_t n) {
-    pst_seeker seeker = {x, on_key, on_ahead, on_found, on_done};
+    pst_seeker seeker = {x,        on_key,  on_ahead,
+                         on_found, on_done, pst_long_may_be(x->t) ? on_long : NULL};
     uint32_t most = slice_of(x->t->stack), slice = most;
     pst_place *places = pst_malloc((n < most ? n : most) * sizeof *places);
     pst_status s = places ? PST_OK : PST_NO_MEMORY;
@@ -293,11 +346,12 @@ static pst_status search(fetch *x, uint32_t n) {
         pst_parts_clear(&x->parts);
         if (s == PST_BUSY && x->crowded) {
             for (uint32_t i = 0; i < count; i++)
-                x->wants[places[i].key].own = 0;
+                x->wants[places[i].key].own = x->wants[places[i].key].is_long = 0;
             x->crowded = 0;
             slice = count / 4 + 1;
             s = PST_OK;
         } else {
+            s = s ? s : fetch_long(x, places, count);
             from = end;
             slice = slice < most / 2 ? 2 * slice : most;
         }
@@ -389,12 +443,16 @@ pst_status pst_fetch(pst_table *t, const pst_keys *keys) {
             pst_wants_free(&w);
         return s;
     }
-    fetch x = {.t = t, .keys = keys, .wants = w.wants, .damaged = -1};
+    fetch x = {.t = t, .keys = keys, .wants = w.wants, .n = w.n, .damaged = -1};
     x.parts.charge = (pst_charge){t->budget, 0, PST_SMALL_BUFFER};
     x.order = x.few;
     x.room = FEW_PARTS;
     (void)pst_mapping_make(t, NULL, t->lay.n_states, &x.mapping);
     s = fetch_wants(&x, &w);
+    if (!s) {
+        t->fetched.missed += w.unique;
+        t->fetched.came += x.came;
+    }
     pst_wants_free(&w);
     return s;
 }
@@ -408,4 +466,8 @@ pst_status pst_fetch_key(pst_table *t, const pst_key *key, uint32_t *slot) {
     pst_key own = *key;
     pst_keys keys = {&own, get_single, slot, 1};
     return pst_fetch(t, &keys);
+}
+
+void pst_table_get_fetch_stats(const pst_table *t, pst_fetch_stats *stats) {
+    *stats = t->fetched;
 }

@@ -288,6 +288,7 @@ static pst_status fetch_keys(finder *x, uint32_t n) {
     for (uint32_t i = 0; i < n; i++)
         x->slots[i] = PST_NONE;
     pst_keys keys = {x, get_key, x->slots, n};
+    x->t->fetched.asked += (uint64_t)n;
     return n ? pst_fetch(x->t, &keys) : PST_OK;
 }
 

@@ -6,8 +6,8 @@
 #include "base/mem.h"
 #include "base/schema.h"
 
-/* How a record lies: this, then the bytes of the element, then each present cell: two words, or its
- * bytes. All begin at multiples of eight. */
+/* How a record lies: this, then the bytes of the element, then each cell of the key that is kept and
+ * not null, then each present cell: two words, or its bytes. All begin at multiples of eight. */
 typedef struct head {
     uint64_t hash;
     uint64_t changed;
@@ -37,9 +37,13 @@ static const pst_bytes *element_of(const pst_schema *schema, const pst_record *r
                                                                          : NULL;
 }
 
-static size_t size_of(const pst_schema *schema, const pst_record *r) {
+static size_t size_of(const pst_parts *p, const pst_record *r) {
+    const pst_schema *schema = p->schema;
     const pst_bytes *element = element_of(schema, r);
     size_t n = sizeof(head) + (element ? up(element->size) : 0);
+    for (int32_t k = 0; k < p->n_keys; k++)
+        if (!(r->key_nulls >> k & 1))
+            n += pst_type_width(schema->keys[k].type) ? 16 : 8 + up(r->key[k].bytes.size);
     for (uint64_t left = r->changed & r->present; left; left &= left - 1) {
         int i = __builtin_ctzll(left);
         n += is_bytes(schema, i) ? 8 + up(r->cells[i].bytes.size) : 16;
@@ -53,9 +57,31 @@ static uint8_t *put_bytes(uint8_t *to, pst_bytes bytes) {
     return to + up(bytes.size);
 }
 
+static uint8_t *put_cell(uint8_t *to, const pst_cell *cell, int bytes) {
+    uint64_t size = cell->bytes.size;
+    if (bytes) {
+        memcpy(to, &size, sizeof size);
+        return put_bytes(to + sizeof size, cell->bytes);
+    }
+    memcpy(to, cell->word, 16);
+    return to + 16;
+}
+
+static const uint8_t *get_cell(const uint8_t *from, pst_cell *cell, int bytes) {
+    uint64_t size;
+    if (!bytes) {
+        memcpy(cell->word, from, 16);
+        return from + 16;
+    }
+    memcpy(&size, from, sizeof size);
+    from += sizeof size;
+    cell->bytes = (pst_bytes){from, (uint32_t)size};
+    return from + up(size);
+}
+
 pst_status pst_parts_add(pst_parts *p, uint32_t before, int32_t file, const pst_record *r,
                          uint32_t *part) {
-    size_t size = size_of(p->schema, r), end = p->bytes.size + size;
+    size_t size = size_of(p, r), end = p->bytes.size + size;
     if (end / UNIT >= PST_NO_PART)
         return PST_TOO_LARGE;
     pst_status s = PST_OK;
@@ -81,16 +107,12 @@ pst_status pst_parts_add(pst_parts *p, uint32_t before, int32_t file, const pst_
     to += sizeof h;
     if (element)
         to = put_bytes(to, *element);
+    for (int32_t k = 0; k < p->n_keys; k++)
+        if (!(r->key_nulls >> k & 1))
+            to = put_cell(to, &r->key[k], !pst_type_width(p->schema->keys[k].type));
     for (uint64_t left = h.present; left; left &= left - 1) {
         int i = __builtin_ctzll(left);
-        uint64_t bytes = r->cells[i].bytes.size;
-        if (!is_bytes(p->schema, i)) {
-            memcpy(to, r->cells[i].word, 16);
-            to += 16;
-            continue;
-        }
-        memcpy(to, &bytes, sizeof bytes);
-        to = put_bytes(to + sizeof bytes, r->cells[i].bytes);
+        to = put_cell(to, &r->cells[i], is_bytes(p->schema, i));
     }
     *part = (uint32_t)(p->bytes.size / UNIT);
     p->bytes.size = end;
@@ -126,18 +148,12 @@ void pst_parts_get(const pst_parts *p, uint32_t part, pst_record *r) {
     r->present = h.present;
     r->key[p->schema->n_keys - 1].bytes = (pst_bytes){from, h.element};
     from += up(h.element);
+    for (int32_t k = 0; k < p->n_keys; k++)
+        if (!(h.key_nulls >> k & 1))
+            from = get_cell(from, &r->key[k], !pst_type_width(p->schema->keys[k].type));
     for (uint64_t left = h.present; left; left &= left - 1) {
-        int at = __builtin_ctzll(left);
-        uint64_t bytes;
-        if (!is_bytes(p->schema, at)) {
-            memcpy(r->cells[at].word, from, 16);
-            from += 16;
-            continue;
-        }
-        memcpy(&bytes, from, sizeof bytes);
-        from += sizeof bytes;
-        r->cells[at].bytes = (pst_bytes){from, (uint32_t)bytes};
-        from += up(bytes);
+        int i = __builtin_ctzll(left);
+        from = get_cell(from, &r->cells[i], is_bytes(p->schema, i));
     }
 }
 

@@ -18,6 +18,7 @@
 /* Zeroes with a schema, as files have it, and a charge are empty ones. */
 typedef struct pst_parts {
     const pst_schema *schema;
+    int32_t n_keys; /* the first columns of the key that are kept, too */
     pst_buffer bytes;
     pst_charge charge;
 } pst_parts;
@@ -27,7 +28,8 @@ typedef struct pst_parts {
  * PST_TOO_LARGE: more than 32 GB of them. */
 pst_status pst_parts_add(pst_parts *p, uint32_t before, int32_t file, const pst_record *r,
                          uint32_t *part);
-/* A part's record, without its key but for the element; bytes are valid until one is kept. */
+/* A part's record; of its key are there the element and the columns that are kept. Bytes are valid
+ * until one is kept. */
 void pst_parts_get(const pst_parts *p, uint32_t part, pst_record *r);
 /* The one that was kept before it. */
 uint32_t pst_parts_before(const pst_parts *p, uint32_t part);

@@ -156,7 +156,7 @@ pst_status pst_wants_make(const pst_table *t, const pst_keys *keys, pst_wants *w
                                       .word = key.word,
                                       .at = (uint32_t)i,
                                       .null = key.null & 1u,
-                                      .key_group = (uint32_t)pst_group_of(t, hash) & 0x7FFFFFFFu};
+                                      .key_group = (uint32_t)pst_group_of(t, hash) & 0x3FFFFFFFu};
     }
     s = sort_wants(t, w);
     if (s)

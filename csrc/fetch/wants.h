@@ -32,7 +32,8 @@ typedef struct pst_want {
     uint64_t word; /* of a key that is one, so that few have to look for theirs */
     uint32_t at;   /* which of the keys */
     uint32_t null : 1;
-    uint32_t key_group : 31;
+    uint32_t is_long : 1; /* files have much of it: whoever fetches looks for it by itself */
+    uint32_t key_group : 30;
 } pst_want;
 
 typedef struct pst_wants {

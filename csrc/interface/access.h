@@ -143,7 +143,11 @@ pst_status pst_value_clear(pst_table *t, int32_t column);
  * kind; PST_POISONED; PST_CORRUPT where the chunks or nodes contradict themselves; memory, where
  * something is written, or reading counts as use (pst_ttl.on_read). Those of batches also say what
  * all of a batch say, a null with its row. Cells that come out are valid until the next write to
- * the table; what goes in is copied. */
+ * the table, and those of a walk until its next call; what goes in is copied.
+ *
+ * Of a list that is longer than memory the first items may lie in the files below the table alone,
+ * which appending, clearing and counting do not read. Whoever reads such items also gets PST_NO_STACK,
+ * PST_NO_MEMORY and PST_LIMIT, PST_IO, and PST_CORRUPT of files. */
 
 /* Of the current key. What has expired is neither seen nor counted, and goes when its list or map
  * is written to. PST_TOO_LARGE: an item; PST_WRONG_TYPE: a struct of another width. */
@@ -162,6 +166,10 @@ pst_status pst_map_put(pst_table *t, int32_t column, const pst_cell *key, const 
 pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key);
 /* Elements that a reader sees; with TTL O(elements). */
 pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count);
+
+/* How many of the items of the current key's list lie in the files below the table alone, where walks
+ * read them; they are counted as they were when the row came. Those are the first ones. */
+pst_status pst_list_below(pst_table *t, int32_t column, uint64_t *items);
 
 /* A walk over a list's items in order, or a map's entries in the order of their keys' bits. Valid
  * until the next write to the table. */
@@ -190,7 +198,7 @@ typedef struct pst_run {
     uint64_t count;
     uint64_t left;
 } pst_run;
-/* PST_NOT_FOUND at the end, with `left` 0. PST_INVALID where each has to be looked at: entries of
+/* Valid until the next call. PST_NOT_FOUND at the end, with `left` 0. PST_INVALID where each has to be looked at: entries of
  * maps, items of variable width, and those that may be hidden by their age. PST_CORRUPT. */
 pst_status pst_elements_next_run(pst_elements *e, pst_run *run);
 

@@ -31,6 +31,14 @@ pst_status pst_table_set_stack(pst_table *t, pst_stack *stack, const pst_lineage
  * are reckoned with rows as those that are here. PST_INVALID: not attached. */
 pst_status pst_table_room(pst_table *t, uint64_t keys, uint64_t *fits, pst_room *leave);
 
+/* Of a handle, since it was opened; of a table that is whole nothing is counted. */
+typedef struct pst_fetch_stats {
+    uint64_t asked;  /* keys of batches, and keys that were made current by themselves */
+    uint64_t missed; /* different keys of these that were not here, and were looked up */
+    uint64_t came;   /* of those, rows that the files had */
+} pst_fetch_stats;
+void pst_table_get_fetch_stats(const pst_table *t, pst_fetch_stats *stats);
+
 #ifdef __cplusplus
 }
 #endif

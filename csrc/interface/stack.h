@@ -63,8 +63,8 @@ typedef struct pst_stack_file {
 typedef struct pst_stack_options {
     pst_reads *reads;    /* of the process; NULL: some of its own, as usual */
     pst_budget *budget;  /* to which guides and the memory of searches are charged; NULL: none */
-    const char *guides;  /* a folder where all processes of a host have copies of guides, which they
-                          * map; or NULL */
+    const char *guides;  /* how the paths of copies of guides begin, which all processes of a host
+                          * map: a folder, and the beginning of their names; or NULL */
     uint32_t slice_keys; /* looked up at a time; 0: 65536 */
 } pst_stack_options;
 

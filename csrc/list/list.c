@@ -9,18 +9,24 @@
 /* A chunk:
  *
  *     u32 next, u32 prev            granules; `next` is stored when the next chunk is begun
- *     u64 start << 8 | size class
+ *     u64 start << 8 | size class, with BELOW where the items lie in files
  *     items                         from the front, the oldest first
  *     times                         timed lists: from the back, the oldest last
  *
  * A variable item is its size in 32 bits and its bytes, padded to whole words. */
-enum { HEADER = PST_LIST_CHUNK_HEADER };
+enum {
+    HEADER = PST_LIST_CHUNK_HEADER,
+    LONG_CHUNK = 1024,
+    BELOW = PST_LIST_BELOW,
+    CLASS = BELOW - 1
+};
 
 typedef pst_list_chunk chunk;
 
 static void describe(chunk *c, const uint8_t *at, uint32_t granule, uint64_t word) {
     c->at = at;
-    c->bytes = pst_class_size((uint32_t)(word & 0xFF));
+    c->bytes = pst_class_size((uint32_t)(word & CLASS));
+    c->below = (uint32_t)(word & BELOW);
     c->start = word >> 8;
     c->granule = granule;
     c->next = pst_get32(at);
@@ -41,7 +47,7 @@ static int look(const uint8_t *heap, uint64_t heap_bytes, uint32_t granule, chun
     if (!granule || at + HEADER > heap_bytes)
         return 0;
     uint64_t word = pst_get64(heap + at + 8);
-    if ((word & 0xFF) >= PST_CLASSES)
+    if ((word & CLASS) >= PST_CLASSES)
         return 0;
     describe(c, heap + at, granule, word);
     return c->bytes > HEADER && at + c->bytes <= heap_bytes;
@@ -87,6 +93,8 @@ pst_status pst_list_trim(pst_table *t, const pst_list_shape *s, pst_list *l, int
     while (s->timed && l->first && !st) {
         uint64_t end, i;
         chunk c = first_chunk(t, l, &end);
+        if (c.below)
+            break; /* nobody here knows their times */
         /* The newest item first: times mostly rise, so this ends at once in a chunk that is to
          * stay. */
         for (i = end - c.start; i; i--) {
@@ -181,6 +189,27 @@ pst_status pst_list_move(pst_table *t, pst_list *l, uint64_t *looked) {
     return pst_list_clear(t, &old);
 }
 
+/* ---- items in files -------------------------------------------------------------------------- */
+
+int pst_list_is_below(const pst_table *t, const pst_list *l, uint64_t *end) {
+    if (!l->first)
+        return 0;
+    chunk c = first_chunk(t, l, end);
+    return c.below != 0;
+}
+
+int pst_list_has_bytes(const pst_table *t, const pst_list *l, uint64_t bytes) {
+    uint64_t found = 0;
+    if (!l->first || pst_class_size((uint32_t)l->last_class) < LONG_CHUNK)
+        return 0;
+    for (uint32_t at = l->last; at && found < bytes;) {
+        chunk c = own_chunk(t, at);
+        found += c.bytes;
+        at = at == l->first ? 0 : c.prev;
+    }
+    return found >= bytes;
+}
+
 /* ---- reading --------------------------------------------------------------------------------- */
 
 uint64_t pst_list_start(const uint8_t *heap, uint64_t heap_bytes, const pst_list *l) {
@@ -232,6 +261,8 @@ static inline int look_ahead(const uint8_t *heap, uint64_t heap_bytes, const pst
     if (*end <= k->start || *end > l->end)
         return 0;
     uint64_t count = *end - k->start;
+    if (k->below)
+        return 1;
     if (count > room || items > room || (s->width && count * s->width != items))
         return 0;
     return items + (s->timed ? 8 * count : 0) <= room;
@@ -306,7 +337,7 @@ void pst_list_seek(pst_list_cursor *c, const uint8_t *heap, uint64_t heap_bytes,
     }
     c->status = PST_OK;
     find_chunk(c, &first, &last, from);
-    for (uint64_t i = c->chunk.start; !s->width && !c->status && i < from; i++) {
+    for (uint64_t i = c->chunk.start; !s->width && !c->chunk.below && !c->status && i < from; i++) {
         uint32_t size;
         if (!variable_fits(c, &size))
             c->status = PST_CORRUPT;
@@ -316,12 +347,14 @@ void pst_list_seek(pst_list_cursor *c, const uint8_t *heap, uint64_t heap_bytes,
 }
 
 static pst_status at_item(pst_list_cursor *c) {
-    if (c->status || c->seq < c->chunk_end)
-        return c->status;
-    if (!c->ahead.granule)
-        c->status = PST_NOT_FOUND;
-    else
-        enter_next(c);
+    if (!c->status && c->seq >= c->chunk_end) {
+        if (!c->ahead.granule)
+            c->status = PST_NOT_FOUND;
+        else
+            enter_next(c);
+    }
+    if (!c->status && c->chunk.below)
+        c->status = PST_NOT_HERE;
     return c->status;
 }
 
@@ -377,6 +410,8 @@ static inline pst_status copy_chunks(const uint8_t *heap, uint64_t heap_bytes,
     for (;; c = ahead) {
         if (!look_ahead(heap, heap_bytes, s, l, &c, &ahead, &end))
             return PST_CORRUPT;
+        if (c.below)
+            return PST_NOT_HERE;
         size_t bytes = (size_t)(end - c.start) * s->width; /* within a chunk */
         if (bytes > size)
             return PST_CORRUPT;

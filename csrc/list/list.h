@@ -23,6 +23,9 @@
  *      is to be rolled back.
  *  Q6. `last_class` is what the last chunk's header says of its size, so that an append needs only
  *      the line that it writes to.
+ *  Q7. The first chunk may stand for items that lie in files alone: it has their numbers and room for
+ *      none. Who reads such an item here gets PST_NOT_HERE, whatever else is changed: appends, what
+ *      was appended and what is compared know nothing of it. Trimming by times ends before it.
  *
  * Complexity: append O(item); clear and trim O(chunks dropped); seek O(chunks between the place and
  * the nearer end), so what was appended last is found in O(1). Chunks double from 32 bytes to 4 KB.
@@ -50,7 +53,7 @@ typedef struct pst_list {
 /* `end` and the last chunk's class share a word. */
 enum { PST_LIST_WORDS = 3, PST_LIST_CLASS_SHIFT = 56 };
 enum { PST_LIST_MAX_WIDTH = 256 };
-enum { PST_LIST_CHUNK_HEADER = 16 };
+enum { PST_LIST_CHUNK_HEADER = 16, PST_LIST_BELOW = 0x80 /* beside a chunk's size class */ };
 
 typedef struct pst_list_shape {
     uint16_t width; /* bytes of an item: 1, 2, 4, 8, a multiple of 8 up to 256, or 0: variable */
@@ -111,6 +114,9 @@ static inline int pst_list_append_word(uint8_t *heap, pst_list *l, uint64_t word
     l->end++;
     return 1;
 }
+/* Makes an empty list one whose items from `start` to before `end` lie in files. REQUIRES: the list is
+ * all zero, start < end. PST_TOO_LARGE: numbers that no list has. */
+pst_status pst_list_begin_below(pst_table *t, pst_list *l, uint64_t start, uint64_t end);
 /* Frees the chain; *l becomes all zero. */
 pst_status pst_list_clear(pst_table *t, pst_list *l);
 /* Frees head chunks all of whose items have a time below `before`, up to the first that has not;
@@ -129,6 +135,12 @@ pst_status pst_list_move(pst_table *t, pst_list *l, uint64_t *looked);
 
 /* The number of the first item that is kept; `end` for an empty list. */
 uint64_t pst_list_start(const uint8_t *heap, uint64_t heap_bytes, const pst_list *l);
+
+/* Whether items of the writer's own list lie in files alone (Q7): those before *end, from the list's
+ * start on. */
+int pst_list_is_below(const pst_table *t, const pst_list *l, uint64_t *end);
+/* Does it have that many bytes in blocks? Only where its last chunk is not a short one that is asked. */
+int pst_list_has_bytes(const pst_table *t, const pst_list *l, uint64_t bytes);
 
 static inline uint64_t pst_list_count(const uint8_t *heap, uint64_t heap_bytes, const pst_list *l) {
     return l->end - pst_list_start(heap, heap_bytes, l);
@@ -171,6 +183,7 @@ typedef struct pst_list_chunk {
     uint32_t granule;
     uint32_t next;
     uint32_t prev;
+    uint32_t below; /* its items lie in files */
 } pst_list_chunk;
 
 typedef struct pst_list_cursor {

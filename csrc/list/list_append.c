@@ -133,6 +133,21 @@ pst_status pst_list_append(pst_table *t, const pst_list_shape *s, pst_list *l,
     return PST_OK;
 }
 
+pst_status pst_list_begin_below(pst_table *t, pst_list *l, uint64_t start, uint64_t end) {
+    uint32_t granule, class = pst_class_of(FIRST_CHUNK);
+    if (end >= MAX_SEQ)
+        return PST_TOO_LARGE;
+    pst_status s = pst_block_alloc(t, class, &granule);
+    if (s)
+        return s;
+    uint8_t *at = pst_block(t, granule);
+    pst_put64(at, 0);
+    pst_put64(at + 8, start << 8 | PST_LIST_BELOW | class);
+    /* No room is left in it, so the next item begins a chunk of its own. */
+    *l = (pst_list){granule, granule, FIRST_CHUNK - HEADER, t->birth, end, class};
+    return PST_OK;
+}
+
 /* ---- packed items ---------------------------------------------------------------------------- */
 
 /* What the items that are left take in chunks, with their times: those of the first few thousand

@@ -111,6 +111,7 @@ struct pst_table {
     pst_current_key current;
     pst_buffer current_bytes;
     pst_detail detail;
+    pst_fetch_stats fetched;
     uint32_t span_cursor; /* no reusable span lies before it, in the open epoch */
     uint32_t spans_idle;  /* spans looked at in vain since there were fewer free blocks */
     uint32_t spans_left;  /* spans that were marked and have become free since marking began */

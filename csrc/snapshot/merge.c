@@ -54,6 +54,13 @@ typedef struct merge {
     pst_buffer scratch;
 } merge;
 
+/* Records in memory are as the sink's. */
+static void trust_source(const merge *m, pst_source *s) {
+    s->taken = m->all;
+    for (int32_t i = 0; i < m->schema->n_states; i++)
+        s->at[i] = i;
+}
+
 static pst_status check_source(const merge *m, pst_source *s) {
     const pst_schema *from = pst_sst_reader_schema(s->reader);
     s->rows_only = m->has_element && !pst_schema_has_element(from);
@@ -364,7 +371,8 @@ static pst_status advance(merge *m, int32_t s) {
     const pst_source *from = &m->sources[s];
     pst_status status;
     do {
-        status = pst_sst_reader_next(from->reader, from->record);
+        status = from->reader ? pst_sst_reader_next(from->reader, from->record)
+                              : from->records.next(from->records.ctx, from->record);
     } while (!status && from->splits && !regroup(m, from->record));
     if (status == PST_NOT_FOUND)
         return PST_OK;
@@ -394,7 +402,7 @@ static pst_status seek(const merge *m, const pst_source *s) {
 static pst_status pass_stretch(merge *m, int32_t at) {
     const pst_source *s = &m->sources[at];
     const pst_record *next = m->n_heap ? m->sources[m->heap[0]].record : NULL;
-    if (s->splits)
+    if (s->splits || !s->reader)
         return PST_OK;
     if (m->has_element && (m->row.starts || m->row.marked_by > at)) {
         /* What hides elements of the row is known here alone. */
@@ -407,7 +415,7 @@ static pst_status pass_stretch(merge *m, int32_t at) {
 
 static pst_status run(merge *m, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
-        pst_status s = seek(m, &m->sources[i]);
+        pst_status s = m->sources[i].reader ? seek(m, &m->sources[i]) : PST_OK;
         if (!s)
             s = advance(m, i);
         if (s)
@@ -430,10 +438,9 @@ static pst_status run(merge *m, int32_t n) {
     return PST_OK;
 }
 
-pst_status pst_merge_into(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
-                          const pst_sink *sink) {
-    if (n < 0)
-        return PST_INVALID;
+/* Of readers or of records, one of which is NULL. */
+static pst_status merge_sources(pst_sst_reader *const *readers, const int32_t *const *columns,
+                                const pst_records *sources, int32_t n, const pst_sink *sink) {
     merge m = {.sink = sink, .schema = sink->schema, .info = sink->info};
     m.all = m.schema->n_states < 64 ? (UINT64_C(1) << m.schema->n_states) - 1 : ~UINT64_C(0);
     m.has_element = pst_schema_has_element(m.schema);
@@ -454,10 +461,16 @@ pst_status pst_merge_into(pst_sst_reader *const *readers, const int32_t *const *
         m.visible = m.group + count;
         m.folded = &records[count];
         for (int32_t i = 0; i < n && !s; i++) {
-            m.sources[i] = (pst_source){.reader = readers[i],
-                                        .columns = columns ? columns[i] : NULL,
-                                        .record = &records[i]};
-            s = check_source(&m, &m.sources[i]);
+            m.sources[i] =
+                (pst_source){.columns = columns ? columns[i] : NULL, .record = &records[i]};
+            if (sources)
+                m.sources[i].records = sources[i];
+            else
+                m.sources[i].reader = readers[i];
+            if (sources)
+                trust_source(&m, &m.sources[i]);
+            else
+                s = check_source(&m, &m.sources[i]);
         }
     }
     if (!s)
@@ -468,6 +481,15 @@ pst_status pst_merge_into(pst_sst_reader *const *readers, const int32_t *const *
     pst_free(m.scratch.data);
     pst_free(m.row.bytes.data);
     return s;
+}
+
+pst_status pst_merge_into(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
+                          const pst_sink *sink) {
+    return n < 0 ? PST_INVALID : merge_sources(readers, columns, NULL, n, sink);
+}
+
+pst_status pst_merge_records(const pst_records *sources, int32_t n, const pst_sink *sink) {
+    return merge_sources(NULL, NULL, sources, n, sink);
 }
 
 /* ---- into a file ----------------------------------------------------------------------------- */

@@ -17,8 +17,16 @@
 #include "sst/record.h"
 #include "sst/sst_reader.h"
 
+/* Records that are in memory, in the order of files. */
+typedef struct pst_records {
+    void *ctx;
+    /* PST_NOT_FOUND at the end. The record is valid until the next call. */
+    pst_status (*next)(void *ctx, pst_record *record);
+} pst_records;
+
 typedef struct pst_source {
-    pst_sst_reader *reader;
+    pst_sst_reader *reader; /* NULL: it is `records` */
+    pst_records records;
     int rows_only;          /* without the element column that the others have */
     int splits;             /* has fewer key groups than the sink, each of them several of its */
     const int32_t *columns; /* NULL: the identity */
@@ -43,7 +51,7 @@ typedef struct pst_sink {
     uint64_t last_hash;
     /* Takes a record; of a list's items those below the number `start` are gone. */
     pst_status (*add)(void *ctx, const pst_record *record, uint64_t start);
-    /* May take the next rows of the source at once, as far as they come before those of `next`,
+    /* May take the next rows of a source that is a reader at once, as far as they come before those of `next`,
      * which is NULL where no other source has any. What it leaves comes record by record. */
     pst_status (*stretch)(void *ctx, const pst_source *s, const pst_record *next);
 } pst_sink;
@@ -51,5 +59,7 @@ typedef struct pst_sink {
 /* As pst_merge. */
 pst_status pst_merge_into(pst_sst_reader *const *readers, const int32_t *const *columns, int32_t n,
                           const pst_sink *sink);
+/* The same of n sources of records with the sink's schema and key groups, none of them NULL. */
+pst_status pst_merge_records(const pst_records *sources, int32_t n, const pst_sink *sink);
 
 #endif

@@ -171,11 +171,16 @@ static inline uint64_t pst_guide_probes(uint64_t hash) {
 
 /* Whether the line, of PST_GUIDE_LINE_BYTES, has the hash. */
 static inline int pst_guide_line_has(const uint8_t *line, uint64_t hash) {
+    enum { FIRST = 4 }; /* all of which hardly any hash passes that is not there */
     uint64_t probes = pst_guide_probes(hash);
-    for (int i = 0; i < PST_GUIDE_PROBES; i++, probes >>= 9)
-        if (!(line[(probes & 511) >> 3] >> (probes & 7) & 1))
-            return 0;
-    return 1;
+    uint32_t bits = 1;
+    for (int i = 0; i < FIRST; i++, probes >>= 9)
+        bits &= (uint32_t)line[(probes & 511) >> 3] >> (probes & 7);
+    if (!bits)
+        return 0;
+    for (int i = FIRST; i < PST_GUIDE_PROBES; i++, probes >>= 9)
+        bits &= (uint32_t)line[(probes & 511) >> 3] >> (probes & 7);
+    return (int)bits;
 }
 
 /* 0: the segment has no row of the place; outside of its first and last place that is known without

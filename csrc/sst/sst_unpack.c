@@ -26,29 +26,52 @@ static int add_length(const uint8_t **ip, const uint8_t *end, size_t *length) {
     return 1;
 }
 
-/* Copies a match, which may overlap what it makes. Steps may write up to STEP - 1 bytes beyond it
- * where there is room for them, which later sequences overwrite. */
-static void copy_match(uint8_t *op, size_t offset, size_t length, size_t room) {
+/* Puts bytes that repeat every 1, 2, 4 or 8, in steps; returns where the next one would begin. */
+static uint8_t *repeat_word(uint8_t *op, size_t offset, const uint8_t *end) {
     const uint8_t *from = op - offset;
-    uint8_t *end = op + length;
-    if (length + STEP > room) {
-        while (op < end)
-            *op++ = *from++;
-        return;
-    }
-    if (offset < 8) {
-        /* What repeats every few bytes repeats every multiple of them, and one is a step or more. */
-        uint8_t *near = op + 16 < end ? op + 16 : end;
-        while (op < near)
-            *op++ = *from++;
-        from = op - (8 + offset - 1) / offset * offset;
-    }
-    if (offset < STEP)
-        for (; op < end; op += 8, from += 8)
-            memcpy(op, from, 8);
+    uint64_t word[2];
+    if (offset == 8)
+        memcpy(word, from, 8);
+    else if (offset == 4)
+        word[0] = pst_get_u32(from) * (~UINT64_C(0) / UINT32_MAX);
+    else if (offset == 2)
+        word[0] = pst_get_u16(from) * (~UINT64_C(0) / UINT16_MAX);
     else
-        for (; op < end; op += STEP, from += STEP)
-            memcpy(op, from, STEP);
+        word[0] = *from * (~UINT64_C(0) / UINT8_MAX);
+    word[1] = word[0];
+    for (; op < end; op += STEP)
+        memcpy(op, word, STEP);
+    return op;
+}
+
+/* Copies a match, which may overlap what it makes. Steps write up to STEP - 1 bytes beyond it where
+ * there is `room` for them, which later sequences overwrite. A processor waits for bytes that it has
+ * just written in other pieces than it reads, so few are read that have just been written. */
+static void copy_match(uint8_t *op, size_t offset, size_t length, size_t room) {
+    /* Offsets up to STEP that are no power of two become a multiple of themselves. */
+    static const uint8_t puts[STEP] = {0, 0, 0, 15, 0, 15, 12, 14, 0, 9, 10, 11, 12, 13, 14, 15};
+    const uint8_t *from = op - offset;
+    uint8_t *end = op + length, *last = end; /* no step begins behind it */
+    if (length + STEP > room)
+        last = room < 2 * STEP ? op : op + room - STEP;
+    if (offset < STEP && !puts[offset]) {
+        op = repeat_word(op, offset, last);
+        from = op - offset;
+    } else if (offset < STEP) {
+        uint8_t *near = puts[offset] < length ? op + puts[offset] : end;
+        for (const uint8_t *next = from; op < near; op++, next++)
+            *op = *next;
+    }
+    while (op < last) {
+        /* What is known repeats, and becomes twice as much. */
+        const uint8_t *next = from;
+        uint8_t *stop = op - from < last - op ? op + (op - from) : last;
+        for (; op < stop; op += STEP, next += STEP)
+            memcpy(op, next, STEP);
+        op = stop;
+    }
+    for (from = op - offset; op < end; op++, from++)
+        *op = *from;
 }
 
 size_t pst_sst_unpack(const uint8_t *src, size_t src_size, uint8_t *dst, size_t dst_size) {

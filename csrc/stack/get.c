@@ -2,6 +2,7 @@
 
 #include "base/hash.h"
 #include "stack/search.h"
+#include "stack/walk.h"
 
 /* Invariants
  *  GT1. A column has the value of the newest file that says something of it, up to the newest delete.
@@ -15,6 +16,7 @@ typedef struct getter {
     pst_record *record;
     int any;
     int deleted;
+    int is_long; /* files have much of it, of which the row's own records are wanted */
 } getter;
 
 static void key_of(void *ctx, uint32_t key, pst_cell *cells, uint32_t *nulls) {
@@ -43,9 +45,7 @@ static pst_status keep(getter *g, int column, const pst_cell *from) {
     return PST_OK;
 }
 
-static pst_status take(void *ctx, const pst_found *f) {
-    getter *g = ctx;
-    const pst_record *r = f->record;
+static pst_status take_record(getter *g, const pst_record *r) {
     if (g->deleted ||
         (g->st->n_keys < g->st->schema.n_keys && !(r->key_nulls >> g->st->n_keys & 1)))
         return PST_OK;
@@ -64,6 +64,42 @@ static pst_status take(void *ctx, const pst_found *f) {
         g->record->present |= left & -left;
     }
     return PST_OK;
+}
+
+static pst_status take(void *ctx, const pst_found *f) {
+    return take_record(ctx, f->record);
+}
+
+static int leave_long(void *ctx, uint32_t key) {
+    getter *g = ctx;
+    (void)key;
+    g->is_long = 1;
+    return 1;
+}
+
+/* The row's record of each file, newest first, without its elements. */
+static pst_status get_long(getter *g, const pst_place *p) {
+    pst_stack *st = g->st;
+    pst_record r;
+    pst_status s = PST_OK;
+    g->any = g->deleted = 0;
+    g->record->changed = g->record->present = 0;
+    st->kept.size = 0;
+    for (int32_t f = st->n - 1; !s && f >= 0 && !g->deleted; f--) {
+        pst_walk w;
+        if (pst_walk_open(&w, st, f, p->key_group, p->hash, g->key, g->nulls))
+            continue;
+        s = pst_walk_seek(&w, NULL);
+        if (!s)
+            s = pst_walk_next(&w, &r);
+        if (!s)
+            s = take_record(g, &r);
+        pst_walk_close(&w);
+        s = s == PST_NOT_FOUND ? PST_OK : s;
+        if (!st->files[f]->filtered)
+            break; /* a base is whole */
+    }
+    return s;
 }
 
 static pst_status done(void *ctx, uint32_t key, int any) {
@@ -86,7 +122,7 @@ static void point_to_bytes(const getter *g) {
 pst_status pst_stack_get(pst_stack *st, const pst_cell *key, uint32_t nulls, pst_record *record) {
     const pst_schema *schema = &st->schema;
     getter g = {.st = st, .key = key, .nulls = nulls, .record = record};
-    pst_seeker seeker = {&g, key_of, NULL, take, done};
+    pst_seeker seeker = {&g, key_of, NULL, take, done, leave_long};
     int has_element = st->n_keys < schema->n_keys;
     uint64_t bytes = 0;
     for (int32_t i = 0; i < st->n_keys; i++)
@@ -108,6 +144,8 @@ pst_status pst_stack_get(pst_stack *st, const pst_cell *key, uint32_t nulls, pst
     memcpy(record->key, key, (size_t)st->n_keys * sizeof *key);
     st->kept.size = 0;
     pst_status s = pst_stack_search(st, &place, 1, &seeker);
+    if (!s && g.is_long)
+        s = get_long(&g, &place);
     if (s)
         return s;
     point_to_bytes(&g);

@@ -13,7 +13,12 @@
 
 #include "base/mem.h"
 
-enum { COPY_HEADER = 64, COPY_VERSION = 1, MOST_NAME = 4096 };
+enum {
+    COPY_HEADER = 64,
+    COPY_VERSION = 1,
+    MOST_NAME = 4096,
+    ROUND = 4096 /* to which memory is asked for */
+};
 
 static const uint8_t COPY_MAGIC[8] = {'p', 's', 't', 'g', 'u', 'i', 'd', 'e'};
 
@@ -167,11 +172,11 @@ static pst_status read_image(pst_member *m, pst_detail *detail) {
 
 /* ---- copies ------------------------------------------------------------------------------------ */
 
-static int copy_name(const pst_member *m, const char *folder, char *name) {
+static int copy_name(const pst_member *m, const char *guides, char *name) {
     char hex[33];
     for (int i = 0; i < 16; i++)
         snprintf(hex + 2 * i, 3, "%02x", m->guide->info.lineage.id[i]);
-    return snprintf(name, MOST_NAME, "%s/%s.guide", folder, hex) < MOST_NAME - 16;
+    return snprintf(name, MOST_NAME, "%s%s.guide", guides, hex) < MOST_NAME - 16;
 }
 
 /* Can nobody but us, or root, write to it? What was checked once is looked into without checks. */
@@ -218,17 +223,23 @@ static int write_all(int fd, const uint8_t *data, size_t size) {
     return 1;
 }
 
-/* Is it one of a copy that was not yet whole, ID.guide.XXXXXX? */
-static int is_temporary(const char *name) {
+/* Is it one of a copy that was not yet whole, ID.guide.XXXXXX behind what all names begin with? */
+static int is_temporary(const char *name, const char *begin) {
     enum { ID = 32, SUFFIX = 6, RANDOM = 7 };
-    return strlen(name) == ID + SUFFIX + RANDOM && !strncmp(name + ID, ".guide.", SUFFIX + 1);
+    size_t n = strlen(begin);
+    return !strncmp(name, begin, n) && strlen(name + n) == ID + SUFFIX + RANDOM &&
+           !strncmp(name + n + ID, ".guide.", SUFFIX + 1);
 }
 
-/* Removes what processes that were killed have left of copies. Whoever writes one holds its lock. */
-static void remove_left(const char *folder) {
-    DIR *d = opendir(folder);
+/* Removes what processes that were killed have left of copies. Whoever writes one holds its lock.
+ * REQUIRES: the names of copies fit into MOST_NAME. */
+static void remove_left(const char *guides) {
+    char folder[MOST_NAME];
+    const char *slash = strrchr(guides, '/'), *begin = slash ? slash + 1 : guides;
+    snprintf(folder, sizeof folder, "%.*s", (int)(begin - guides), guides);
+    DIR *d = opendir(slash ? folder : ".");
     for (const struct dirent *e; d && (e = readdir(d));) {
-        int fd = is_temporary(e->d_name)
+        int fd = is_temporary(e->d_name, begin)
                      ? openat(dirfd(d), e->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
                      : -1;
         if (fd < 0)
@@ -337,4 +348,39 @@ const pst_file_info *pst_member_info(const pst_member *m) {
 
 int pst_member_descriptor(const pst_member *m) {
     return m->file.fd;
+}
+
+/* ---- looking into it ------------------------------------------------------------------------- */
+
+uint64_t pst_member_blocks(const pst_member *m, int32_t key_group, uint64_t hash, uint64_t *bytes) {
+    uint32_t n, first = pst_guide_segments(m->guide, key_group, hash, &n);
+    uint64_t all = 0;
+    *bytes = 0;
+    for (uint32_t i = first; i < first + n; i++) {
+        const pst_guide_segment *s = &m->guide->segments[i];
+        uint32_t blocks, block = pst_guide_blocks(s, m->entries[i], key_group, hash, &blocks);
+        all += blocks;
+        if (blocks == s->blocks) {
+            *bytes += (uint64_t)s->raw * PST_GUIDE_UNIT;
+            continue;
+        }
+        for (uint32_t end = block + blocks; block < end; block++)
+            *bytes += pst_guide_block_at(s, m->entries[i], block).raw;
+    }
+    return all;
+}
+
+pst_status pst_allowance_room(pst_allowance *r, pst_buffer *b, uint64_t bytes) {
+    if (bytes <= b->capacity)
+        return PST_OK;
+    bytes = (bytes + ROUND - 1) / ROUND * ROUND;
+    r->used -= b->capacity;
+    pst_buffer_free(b);
+    pst_status s = pst_allowance_take(r, bytes);
+    if (s)
+        return s;
+    s = pst_buffer_reserve(b, bytes);
+    if (s)
+        r->used -= bytes;
+    return s;
 }

@@ -20,6 +20,10 @@
 
 enum { PST_READ_ALIGN = 4096 };
 
+#ifndef PST_WINDOW_BYTES
+#define PST_WINDOW_BYTES (128 * 1024) /* of blocks that are read together; tests have less */
+#endif
+
 typedef struct pst_read_file {
     int fd; /* -1: not open */
     int direct;

@@ -5,20 +5,24 @@
 #include "base/hash.h"
 #include "stack/read_costs.h"
 
-#ifndef PST_WINDOW_BYTES
-#define PST_WINDOW_BYTES (128 * 1024) /* tests have less */
+/* Of so many bytes for each wanted key of a place it pays to look for the records that are needed.
+ * Tests take any key for one of these. */
+#define PST_LONG_BYTES ((uint64_t)128 << 10)
+#ifdef PST_LONG_SOME
+#define PST_IS_LONG(bytes, keys, hash) ((bytes) > 0 && (keys) > 0 && (hash) % PST_LONG_SOME == 0)
+#else
+#define PST_IS_LONG(bytes, keys, hash) ((bytes) > PST_LONG_BYTES * (keys))
 #endif
 
 enum {
-    WINDOW_BYTES = PST_WINDOW_BYTES, /* of blocks that are read together */
-    WINDOWS = 512,                   /* on their way at most, or arrived */
-    MEASURED_KEYS = 4096,            /* for fewer the disk's costs are not measured */
-    AHEAD = 6,                       /* keys */
+    WINDOW_BYTES = PST_WINDOW_BYTES,
+    WINDOWS = 512,        /* on their way at most, or arrived */
+    MEASURED_KEYS = 4096, /* for fewer the disk's costs are not measured */
+    AHEAD = 6,            /* keys */
     BOUNDED = 256,        /* keys of a file that are compared with its bounds before these are
                              taken for useless */
     KEPT_BYTES = 1 << 20, /* of a decompressed block, for the next search */
     CROWD = 8,            /* keys of one place, from which on it pays to put them in order */
-    ROUND = 4096,         /* to which memory is asked for */
     NO_FILE = -1,
     BASE_ASKED = 1 << 16 /* of which the share of absent keys is reckoned */
 };
@@ -31,6 +35,7 @@ typedef struct wanted {
     uint8_t any;      /* something was found */
     uint8_t here;     /* in the file that it asks */
     uint8_t done;
+    uint16_t kib; /* of files that it has asked and that have much of it */
 } wanted;
 
 /* A key in a file that it asks, and the blocks in which it would be. */
@@ -85,6 +90,11 @@ static pst_status finish(run *r, uint32_t at) {
     return r->seeker->done(r->seeker->ctx, r->places[at].key, r->wanted[at].any);
 }
 
+/* Can no older file add anything? */
+static int is_over(const pst_stack *st, const wanted *w) {
+    return w->next == NO_FILE || (w->any && !(st->all & ~w->covered));
+}
+
 /* The file that it asked has nothing more to say. */
 static pst_status leave_file(run *r, uint32_t at, const pst_member *m) {
     pst_stack *st = r->st;
@@ -100,9 +110,8 @@ static pst_status leave_file(run *r, uint32_t at, const pst_member *m) {
             st->base_absent /= 2;
         }
     }
-    int over = w->next == NO_FILE || (w->any && !(st->all & ~w->covered));
     w->here = 0;
-    return over ? finish(r, at) : PST_OK;
+    return is_over(st, w) ? finish(r, at) : PST_OK;
 }
 
 /* Notes what a row's record says of older ones. */
@@ -128,7 +137,7 @@ static pst_status find(run *r, const window *v, const item *it) {
     wanted *w = &r->wanted[it->at];
     pst_cell cells[PST_MAX_KEYS];
     pst_wanted sought = {place->hash, place->key_group, 0, cells};
-    pst_found f = {place->key, v->file, 0, &r->record, 0, &st->block};
+    pst_found f = {place->key, v->file, 0, 0, &r->record, 0, &st->block};
     if (r->seeker->key)
         r->seeker->key(r->seeker->ctx, place->key, cells, &sought.nulls);
     else
@@ -139,9 +148,11 @@ static pst_status find(run *r, const window *v, const item *it) {
     pst_status s = pst_search_record(&st->block, f.row, &r->record);
     if (s)
         return s;
+    int first = !w->any;
     if (r->seeker->key)
         cover(st, w, &r->record);
     w->any = w->here = 1;
+    f.only = first && r->seeker->key && st->n_keys == st->schema.n_keys && is_over(st, w);
     return r->seeker->found(r->seeker->ctx, &f);
 }
 
@@ -250,23 +261,6 @@ static pst_status look_up_crowd(run *r, const window *v, const item *items, uint
 
 /* ---- memory ------------------------------------------------------------------------------------ */
 
-/* Makes a buffer of the stack's that large, without what is in it. It is asked for before it is
- * taken, and a block may say any size of itself. */
-static pst_status make_room(pst_stack *st, pst_buffer *b, uint64_t bytes) {
-    if (bytes <= b->capacity)
-        return PST_OK;
-    bytes = (bytes + ROUND - 1) / ROUND * ROUND;
-    st->room.used -= b->capacity;
-    pst_buffer_free(b);
-    pst_status s = pst_allowance_take(&st->room, bytes);
-    if (s)
-        return s;
-    s = pst_buffer_reserve(b, bytes);
-    if (s)
-        st->room.used -= bytes;
-    return s;
-}
-
 static void free_block(pst_stack *st) {
     st->room.used -= st->block.raw.capacity;
     pst_search_free(&st->block);
@@ -288,7 +282,8 @@ static pst_status open_block(run *r, const window *v, uint32_t block, const uint
         last_hash = next.first_hash;
     }
     st->stats.blocks++;
-    pst_status status = b.raw == b.stored ? PST_OK : make_room(st, &st->block.raw, b.raw);
+    pst_status status =
+        b.raw == b.stored ? PST_OK : pst_allowance_room(&st->room, &st->block.raw, b.raw);
     if (status)
         return status;
     status = pst_search_open(&st->block, m->guide, &b, last_group, last_hash,
@@ -588,6 +583,41 @@ static pst_status ask_filters(run *r, int32_t file, uint32_t first) {
     return s;
 }
 
+/* How many active keys there are of the place of one of them, as far as `most`. */
+static uint32_t keys_of_place(const run *r, uint32_t i, uint64_t most) {
+    const pst_place *p = &r->places[r->active[i]];
+    uint32_t from = i, end = i + 1;
+    for (; from > 0 && i - from < most; from--) {
+        const pst_place *q = &r->places[r->active[from - 1]];
+        if (q->hash != p->hash || q->key_group != p->key_group)
+            break;
+    }
+    for (; end < r->n_active && end - from < most; end++) {
+        const pst_place *q = &r->places[r->active[end]];
+        if (q->hash != p->hash || q->key_group != p->key_group)
+            break;
+    }
+    return end - from;
+}
+
+/* Whether files have so much at the key's place that it is left to whoever knows what is needed. */
+static int is_long(const run *r, int32_t file, uint32_t i, const item *it) {
+    const pst_place *p = &r->places[r->active[i]];
+    wanted *w = &r->wanted[r->active[i]];
+    if (!r->seeker->is_long)
+        return 0;
+    uint64_t bytes = 1;
+    /* What lies in two blocks shares them with others. */
+    if (!it->blocks || it->blocks > 2) {
+        (void)pst_member_blocks(r->st->files[file], p->key_group, p->hash, &bytes);
+        bytes += (uint64_t)w->kib << 10;
+        w->kib = (uint16_t)(bytes >> 10 < UINT16_MAX ? bytes >> 10 : UINT16_MAX);
+    }
+    return PST_IS_LONG(bytes, 1, p->hash) &&
+           PST_IS_LONG(bytes, keys_of_place(r, i, bytes / PST_LONG_BYTES + 1), p->hash) &&
+           r->seeker->is_long(r->seeker->ctx, p->key);
+}
+
 /* Asks a file for the active keys that may ask it now. */
 static pst_status ask_file(run *r, int32_t file) {
     const pst_member *m = r->st->files[file];
@@ -596,11 +626,15 @@ static pst_status ask_file(run *r, int32_t file) {
     r->bounded = r->beyond = 0;
     for (uint32_t i = 0; i < r->n_active; i++) {
         wanted *w = &r->wanted[r->active[i]];
-        if (w->asks || w->next < file)
+        if (w->asks || w->done || w->next < file)
             continue;
         it.at = r->active[i];
         if (!may_have(r, file, &r->places[it.at], &it))
             continue;
+        if (is_long(r, file, i, &it)) {
+            w->done = 1;
+            continue;
+        }
         w->asks = 1;
         w->next = (int16_t)(m->filtered ? file - 1 : NO_FILE); /* a base is whole */
         r->items[r->n_items++] = it;
@@ -621,7 +655,7 @@ static pst_status run_round(run *r) {
     for (int32_t f = r->st->n - 1; !s && f >= 0 && r->n_items < r->n_active; f--)
         s = ask_file(r, f);
     for (uint32_t i = 0; !s && i < r->n_active; i++)
-        if (!r->wanted[r->active[i]].asks)
+        if (!r->wanted[r->active[i]].asks && !r->wanted[r->active[i]].done)
             s = finish(r, r->active[i]);
     while (!s && pst_reads_pending(r->st->reads))
         s = take_one(r);
@@ -654,7 +688,7 @@ static pst_status run_slice(run *r, const pst_place *places, uint32_t n) {
 static pst_status set_up(run *r, pst_stack *st, uint32_t n) {
     size_t windows = WINDOWS * (sizeof(window) + sizeof(uint32_t));
     size_t bytes = windows + n * (sizeof(wanted) + sizeof(item) + sizeof(uint32_t));
-    pst_status s = make_room(st, &st->memory, bytes);
+    pst_status s = pst_allowance_room(&st->room, &st->memory, bytes);
     if (s)
         return s;
     r->st = st;

@@ -9,7 +9,8 @@
  *
  * Invariants
  *  SR1. A key's search ends when no older file can add anything to what was found: not before, and
- *       `done` is called then, once.
+ *       `done` is called then, once; unless the seeker takes the key away (`is_long`), of which some
+ *       was found then and nobody says that it is done.
  *  SR2. Records of a key come newest file first, and of one file in its order.
  *  SR3. Nothing outside of a file's blocks and filters is read, but for the pages around them and
  *       what lies between blocks of a segment that are read together.
@@ -40,6 +41,7 @@ typedef struct pst_found {
     uint32_t key;
     int32_t file;
     uint32_t rows;
+    int only;                 /* it is all that the search will say of the key */
     const pst_record *record; /* the first one */
     uint32_t row;             /* for pst_found_record */
     pst_search *block;
@@ -59,6 +61,9 @@ typedef struct pst_seeker {
     pst_status (*found)(void *ctx, const pst_found *found);
     /* `any`: something was found. */
     pst_status (*done)(void *ctx, uint32_t key, int any);
+    /* A file has so much at the key's place that all of it should not be read: does the caller look
+     * for the key by itself (walk.h)? May be NULL. */
+    int (*is_long)(void *ctx, uint32_t key);
 } pst_seeker;
 
 /* `places` ascend by key group and hash; a key may be there more than once. PST_IO and PST_CORRUPT,

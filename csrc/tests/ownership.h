@@ -45,7 +45,7 @@ static inline void own_list(ownership *o, const pst_list *l) {
     uint32_t at = l->first, before = 0;
     while (at) {
         const uint8_t *chunk = pst_block(o->t, at);
-        own_block(o, at, (uint32_t)pst_get64(chunk + 8) & 0xFF);
+        own_block(o, at, (uint32_t)pst_get64(chunk + 8) & (PST_LIST_BELOW - 1));
         CHECK(!before || pst_get32(chunk + 4) == before);
         before = at;
         at = at == l->last ? 0 : pst_get32(chunk);

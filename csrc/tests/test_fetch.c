@@ -68,6 +68,28 @@ static void fire_both(pair *p) {
     paired.fired += fired;
 }
 
+/* So many items to a list that files have them in many blocks. */
+static void bulk_both(pair *p) {
+    world *w = p->w;
+    int32_t lists[PST_MAX_STATES], n = 0;
+    for (int32_t c = 0; c < w->schema.n_states; c++)
+        if (w->columns[c].kind == PST_LIST)
+            lists[n++] = c;
+    if (!n)
+        return;
+    int32_t column = lists[world_below(w, (uint64_t)n)];
+    int k = draw_key(w);
+    uint64_t items = 200 + world_below(w, 2500), seed = world_seed(w);
+    pst_table *both[] = {p->whole, p->cached};
+    for (int i = 0; i < 2; i++) {
+        pair_must(p, pst_key_set(both[i], w->keys[k], w->nulls[k]), "a key");
+        for (uint64_t j = 0; j < items; j++) {
+            pst_cell v = world_value(w, column, seed + j);
+            pair_must(p, pst_list_add(both[i], column, &v), "an item");
+        }
+    }
+}
+
 /* ---- faults ---------------------------------------------------------------------------------- */
 
 static struct {
@@ -142,7 +164,8 @@ static void draw_failing(pair *p) {
     if (p->cached->poisoned) {
         pair_must(p, pst_table_rollback(p->whole, 0), "roll back");
         pair_must(p, pst_table_rollback(p->cached, 0), "roll back");
-    } else if (s && s != PST_CHANGED && what != 4) {
+    } else if (s && s != PST_CHANGED && what != 4 && d.what < 9) {
+        /* Of a list that lies in files the items are read behind the write that came first. */
         CHECK_EQ(pst_table_dirty(p->cached), dirty);
     }
     if (s && s != PST_CHANGED) {
@@ -160,6 +183,8 @@ static void draw_failing(pair *p) {
 
 static void run_step(pair *p) {
     world *w = p->w;
+    if (world_one_in(w, 40))
+        bulk_both(p);
     if (world_one_in(w, 2))
         step_both(p);
     else if (world_one_in(w, 3))
@@ -212,13 +237,14 @@ int main(int argc, char **argv) {
     }
     CHECK(paired.merges && paired.left && paired.undone && paired.returned && paired.anew);
     CHECK(paired.killed && paired.faults && paired.refused && paired.batches && paired.fired);
-    CHECK(paired.expired && paired.refreshed);
+    CHECK(paired.expired && paired.refreshed && compared.below);
     if (getenv("VERBOSE"))
         fprintf(stderr,
                 "epochs %lu merges %lu left %lu undone %lu returned %lu anew %lu killed %lu "
-                "faults %lu refused %lu batches %lu fired %lu expired %lu refreshed %lu\n",
+                "faults %lu refused %lu batches %lu fired %lu expired %lu refreshed %lu "
+                "lists below %lu\n",
                 paired.epochs, paired.merges, paired.left, paired.undone, paired.returned,
                 paired.anew, paired.killed, paired.faults, paired.refused, paired.batches,
-                paired.fired, paired.expired, paired.refreshed);
+                paired.fired, paired.expired, paired.refreshed, compared.below);
     return check_report();
 }

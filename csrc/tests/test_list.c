@@ -433,13 +433,13 @@ static void read_all(const uint8_t *heap, uint64_t bytes, const pst_list_shape *
     pst_list_seek(&c, heap, bytes, s, l, from);
     while (!(st = pst_list_next(&c, &item, NULL)))
         pst_get_bytes(out, item.data, item.size < sizeof out ? item.size : sizeof out);
-    CHECK(st == PST_NOT_FOUND || st == PST_CORRUPT);
+    CHECK(st == PST_NOT_FOUND || st == PST_CORRUPT || st == PST_NOT_HERE);
     if (s->width)
         (void)pst_list_copy(heap, bytes, s, l, out, sizeof out / s->width * s->width);
     size_t size = sizeof out;
     uint64_t taken;
     st = pst_list_pack(heap, bytes, s, l, from, 5000, out, &size, &taken);
-    CHECK(st == PST_OK || st == PST_CORRUPT || st == PST_TOO_LARGE);
+    CHECK(st == PST_OK || st == PST_CORRUPT || st == PST_TOO_LARGE || st == PST_NOT_HERE);
 }
 
 /* A reader's list that went away: words of the chunks and of the list itself are anything. */

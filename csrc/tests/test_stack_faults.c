@@ -345,7 +345,7 @@ static void copy_path(const world *w, const char *guides, int32_t file, char *pa
     int fd = open(w->paths[file], O_RDONLY);
     REQUIRE(fd >= 0 && pread(fd, id, 16, 56) == 16);
     close(fd);
-    path += sprintf(path, "%s/", guides);
+    path += sprintf(path, "%s", guides);
     for (int i = 0; i < 16; i++)
         path += sprintf(path, "%02x", id[i]);
     sprintf(path, ".guide");
@@ -354,17 +354,19 @@ static void copy_path(const world *w, const char *guides, int32_t file, char *pa
 /* What killed processes have left goes when a copy is made; not what somebody writes, and nothing
  * else. */
 static void run_left(const world *w, const char *guides, const memory_file *whole) {
-    char path[300], left[320], held[320], foreign[320], copy[300];
+    char path[300], left[320], held[320], foreign[320], copy[300], other[640];
     pst_stack_stats stats;
     copy_path(w, guides, 0, path);
     copy_path(w, guides, 1, copy);
     sprintf(left, "%s.abcdef", path);
     sprintf(held, "%s.ABCDEF", path);
     sprintf(foreign, "%s.abc", path);
+    sprintf(other, "%s/guides/00128-00255-%s.abcdef", w->folder, strstr(path, "00127-") + 6);
     int fd = open(held, O_CREAT | O_RDWR, 0600);
     REQUIRE(fd >= 0 && !flock(fd, LOCK_EX));
     close(open(left, O_CREAT | O_RDWR, 0600));
     close(open(foreign, O_CREAT | O_RDWR, 0600));
+    close(open(other, O_CREAT | O_RDWR, 0600)); /* of another range */
     CHECK_EQ(open_with(w, guides, whole, &stats), 0);
     CHECK(!access(left, F_OK)); /* no copy was made */
     REQUIRE(!unlink(copy));
@@ -375,16 +377,17 @@ static void run_left(const world *w, const char *guides, const memory_file *whol
     REQUIRE(!unlink(copy));
     CHECK_EQ(open_with(w, guides, whole, &stats), 1);
     CHECK(access(held, F_OK));
-    REQUIRE(!unlink(foreign));
+    REQUIRE(!unlink(foreign) && !unlink(other));
 }
 
 static void run_guides(world *w, const memory_file *whole) {
-    char guides[220], path[300], other[300];
+    char folder[220], guides[240], path[300], other[300];
     pst_stack_stats own, made, mapped, again;
     uint64_t rng = 8;
-    snprintf(guides, sizeof guides, "%s/guides", w->folder);
+    snprintf(folder, sizeof folder, "%s/guides", w->folder);
+    snprintf(guides, sizeof guides, "%s/00000-00127-", folder);
     CHECK_EQ(open_with(w, guides, whole, &own), 0); /* there is no such folder */
-    REQUIRE(!mkdir(guides, 0700));
+    REQUIRE(!mkdir(folder, 0700));
     CHECK_EQ(open_with(w, guides, whole, &made), w->n);
     CHECK_EQ(open_with(w, guides, whole, &mapped), 0);
     CHECK_EQ(own.guide_bytes, mapped.guide_bytes);
@@ -411,7 +414,7 @@ static void run_guides(world *w, const memory_file *whole) {
     run_left(w, guides, whole);
     pst_budget *budget = NULL;
     pst_budget_stats stats;
-    REQUIRE(!pst_budget_create(64 << 20, &budget) && !pst_budget_add_home(budget, guides, 0));
+    REQUIRE(!pst_budget_create(64 << 20, &budget) && !pst_budget_add_home(budget, folder, 0));
     pst_budget_get_stats(budget, &stats);
     CHECK(stats.shared_bytes >= again.guide_bytes);
     pst_budget_release(budget);

@@ -219,6 +219,12 @@ cdef extern from "pystate.h" nogil:
 
     pst_status pst_table_settle(pst_table *t)
     pst_status pst_table_leave(pst_table *t, const pst_room *wanted, pst_room *left)
+    ctypedef struct pst_fetch_stats:
+        uint64_t asked
+        uint64_t missed
+        uint64_t came
+
+    void pst_table_get_fetch_stats(const pst_table *t, pst_fetch_stats *stats)
     pst_status pst_table_room(pst_table *t, uint64_t keys, uint64_t *fits, pst_room *leave)
 
     pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch)
@@ -295,6 +301,7 @@ cdef extern from "pystate.h" nogil:
                            const pst_cell *value)
     pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key)
     pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count)
+    pst_status pst_list_below(pst_table *t, int32_t column, uint64_t *items)
     pst_status pst_elements_create(pst_table *t, pst_elements **elements)
     void pst_elements_destroy(pst_elements *e)
     pst_status pst_elements_start(pst_elements *e, int32_t column)
@@ -344,6 +351,8 @@ cdef extern from "pystate.h" nogil:
         PST_EVENT
         PST_PROCESSING
 
+
+    int64_t pst_table_horizon(const pst_table *t, pst_domain domain)
 
     ctypedef struct pst_timers_place:
         int64_t time_ms
@@ -667,4 +676,15 @@ cdef extern from "pystate.h" nogil:
     void pst_stack_get_stats(const pst_stack *st, pst_stack_stats *stats)
     pst_status pst_stack_get(pst_stack *st, const pst_cell *key, uint32_t nulls,
                              pst_record *record)
+    ctypedef struct pst_wanted_keys:
+        const pst_array *columns
+        int32_t n_columns
+        uint64_t most_bytes
+
+    pst_status pst_wanted_order(const pst_schema *schema, int32_t max_parallelism,
+                                const pst_wanted_keys *wanted, uint32_t *order, uint32_t *n)
+    pst_status pst_stack_lookup(pst_stack *st, const pst_wanted_keys *wanted, const pst_io *io,
+                                pst_file_info *info, pst_detail *detail)
+    pst_status pst_sst_reader_lookup(pst_sst_reader *r, const pst_wanted_keys *wanted,
+                                     const pst_io *io, pst_file_info *info)
     pst_status pst_table_set_stack(pst_table *t, pst_stack *stack, const pst_lineage *lineage)

@@ -44,8 +44,10 @@ cdef class CollectionHandle:
         elements, because making other objects may run anyone's finalizers."""
         self.ready()
         self.need_walk()
-        self.table.check(pst_elements_start(self.walk, self.column))
-        return 0
+        cdef pst_status status = pst_elements_start(self.walk, self.column)
+        if self.table.placed_for(status):
+            status = pst_elements_start(self.walk, self.column)
+        return self.table.check_fetched(status)
 
     cdef int need_walk(self) except -1:
         if self.walk is not NULL and self.opened == self.table.openings:
@@ -59,7 +61,10 @@ cdef class CollectionHandle:
         """Return the number of elements."""
         cdef uint64_t count = 0
         self.ready()
-        self.table.check(pst_elements_count(self.table.t, self.column, &count))
+        cdef pst_status status = pst_elements_count(self.table.t, self.column, &count)
+        if self.table.placed_for(status):
+            status = pst_elements_count(self.table.t, self.column, &count)
+        self.table.check_fetched(status)
         return count
 
     @cython.binding(False)
@@ -86,21 +91,32 @@ cdef class CollectionHandle:
             cells[1].code = self.map_codec.code
             cells[1].width = cell_width(self.map_codec.code)
         cdef Py_ssize_t n = 0
+        try:
+            status = self.collect_all(keys, is_map, cells, <int64_t *> offsets, &n)
+            if self.table.placed_for(status):
+                status = self.collect_all(keys, is_map, cells, <int64_t *> offsets, &n)
+            self.table.check_fetched(status)
+            return n, take_cells(&cells[1], n) if is_map else None, take_cells(&cells[0], n)
+        finally:
+            free_cells(&cells[0])
+            free_cells(&cells[1])
+
+    cdef pst_status collect_all(self, Batch keys, bint is_map, Cells *cells, int64_t *offsets,
+                                Py_ssize_t *n) except *:
+        cdef pst_status status
+        n[0] = cells[0].used = cells[1].used = 0
         keys.begin_of(self.table)
         try:
             self.need_walk()
             with nogil:
-                status = pst_batch_element_offsets(keys.b, self.column, <int64_t *> offsets)
+                status = pst_batch_element_offsets(keys.b, self.column, offsets)
                 if status == PST_OK:
-                    status = self.collect_cells(keys.b, is_map, cells, <int64_t *> offsets, &n)
+                    status = self.collect_cells(keys.b, is_map, cells, offsets, n)
                 if status == PST_OK:
                     status = pst_batch_elements_read(keys.b, self.column)
-            self.table.check(status)
-            return n, take_cells(&cells[1], n) if is_map else None, take_cells(&cells[0], n)
         finally:
             keys.end()
-            free_cells(&cells[0])
-            free_cells(&cells[1])
+        return status
 
     cdef pst_status collect_cells(self, pst_batch *b, bint is_map, Cells *cells,
                                   const int64_t *offsets, Py_ssize_t *n) noexcept nogil:
@@ -157,7 +173,17 @@ cdef class ListElements(CollectionHandle):
         self.ready()
         owner = self.table.encode_in(namespace, cells, &nulls)
         self.table.ready_for(turn, self.codec)
-        self.table.check(pst_list_take(self.table.t, self.column, cells, nulls))
+        cdef pst_status status = pst_list_take(self.table.t, self.column, cells, nulls)
+        if self.table.placed_for(status):
+            status = pst_list_take(self.table.t, self.column, cells, nulls)
+        self.table.check_fetched(status)
+
+    def below(self):
+        """Return how many of the current key's items lie in the files below the table alone."""
+        cdef uint64_t items = 0
+        self.ready()
+        self.table.check(pst_list_below(self.table.t, self.column, &items))
+        return items
 
     @cython.binding(False)
     def items_list(self):
@@ -179,7 +205,7 @@ cdef class ListElements(CollectionHandle):
         finally:
             self.table.end()
         if status != PST_NOT_FOUND:
-            self.table.check(status)
+            self.table.check_fetched(status)
         return result
 
     def items_from(self, uint64_t first, uint64_t count):
@@ -200,7 +226,7 @@ cdef class ListElements(CollectionHandle):
         finally:
             self.table.end()
         if status != PST_NOT_FOUND:
-            self.table.check(status)
+            self.table.check_fetched(status)
         return result
 
     @cython.binding(False)
@@ -234,7 +260,7 @@ cdef class ListElements(CollectionHandle):
             if status == PST_NOT_FOUND and filled != <size_t> len(result):
                 status = PST_CHANGED
         if status != PST_NOT_FOUND:
-            self.table.check(status)
+            self.table.check_fetched(status)
         return result
 
     def append_all(self, Batch keys not None, ArrayRef items not None):
@@ -263,27 +289,35 @@ cdef class ListElements(CollectionHandle):
 
     def copy_items(self, Batch keys not None, size_t offsets, uint32_t width):
         """Copy items of fixed width; fills `offsets` as `collect` does, returns the items."""
-        cdef pst_status status
-        cdef int64_t *ends = <int64_t *> offsets
         cdef Memory items = Memory.__new__(Memory)
-        keys.begin_of(self.table)
-        try:
-            with nogil:
-                status = pst_batch_element_offsets(keys.b, self.column, ends)
-                if status == PST_OK:
-                    status = items.take(<uint64_t> ends[pst_batch_length(keys.b)] * width)
-                if status == PST_OK:
-                    status = pst_batch_list_copy(keys.b, self.column, ends, items.data,
-                                                 <uint64_t> items.size)
-                if status == PST_OK:
-                    status = pst_batch_elements_read(keys.b, self.column)
-        finally:
-            keys.end()
-        self.table.check(status)
+        cdef pst_status status = copy_lists(self, keys, <int64_t *> offsets, width, items)
+        if self.table.placed_for(status):
+            items = Memory.__new__(Memory)
+            status = copy_lists(self, keys, <int64_t *> offsets, width, items)
+        self.table.check_fetched(status)
         return items
 
 
-# Not a method: a Python class with two of these as bases has only the first one's C methods.
+# Not methods: a Python class with two of these as bases has only the first one's C methods.
+cdef pst_status copy_lists(ListElements elements, Batch keys, int64_t *ends, uint32_t width,
+                           Memory items) except *:
+    cdef pst_status status
+    keys.begin_of(elements.table)
+    try:
+        with nogil:
+            status = pst_batch_element_offsets(keys.b, elements.column, ends)
+            if status == PST_OK:
+                status = items.take(<uint64_t> ends[pst_batch_length(keys.b)] * width)
+            if status == PST_OK:
+                status = pst_batch_list_copy(keys.b, elements.column, ends, items.data,
+                                             <uint64_t> items.size)
+            if status == PST_OK:
+                status = pst_batch_elements_read(keys.b, elements.column)
+    finally:
+        keys.end()
+    return status
+
+
 cdef list words_list(ListElements elements):
     """The current key's items if they are longs or doubles whose number is known, else None."""
     cdef pst_run run
@@ -317,7 +351,7 @@ cdef list words_list(ListElements elements):
     if status == PST_NOT_FOUND and filled == left:
         return result
     if status != PST_OK and status != PST_NOT_FOUND and status != PST_INVALID:
-        elements.table.check(status)
+        elements.table.check_fetched(status)
     return None
 
 

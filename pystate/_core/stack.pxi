@@ -50,7 +50,8 @@ cdef bint is_stale(pst_status status, const pst_detail *detail) noexcept:
 cdef class GuidedFile(_Guarded):
     """A state file with a guide, open for any number of stacks, in any thread.
 
-    It may be removed. It is closed when nothing has it any more.
+    It may be removed. It is closed when nothing has it any more. The schema is a table's; `stored`:
+    it is as files have it.
     """
 
     cdef pst_member *m
@@ -60,9 +61,10 @@ cdef class GuidedFile(_Guarded):
     cdef readonly str name
 
     def __init__(self, Schema schema not None, int32_t max_parallelism, path,
-                 Reads reads not None, Budget budget=None, guides=None):
+                 Reads reads not None, Budget budget=None, guides=None, bint stored=False):
         cdef pst_stack_options options
         cdef pst_schema *own = NULL
+        cdef const pst_schema *columns = &schema.c
         cdef pst_detail detail
         cdef pst_status status
         cdef bytes encoded = os.fsencode(path)
@@ -81,9 +83,12 @@ cdef class GuidedFile(_Guarded):
         self.hold()
         try:
             with nogil:
-                status = pst_file_schema_create(&schema.c, &own)
+                status = PST_OK
+                if not stored:
+                    status = pst_file_schema_create(&schema.c, &own)
+                    columns = own
                 if status == PST_OK:
-                    status = pst_member_open(own, max_parallelism, where, &options, &self.m,
+                    status = pst_member_open(columns, max_parallelism, where, &options, &self.m,
                                              &detail)
                 pst_file_schema_destroy(own)
         finally:
@@ -113,11 +118,69 @@ cdef class GuidedFile(_Guarded):
         return info_tuple(pst_member_info(self.m))
 
 
+cdef int fill_wanted(pst_wanted_keys *wanted, pst_array *columns, list keys,
+                     uint64_t most_bytes) except -1:
+    """Name keys for a look-up: references, one for each column."""
+    cdef int32_t i = 0
+    if len(keys) > PST_MAX_KEYS:
+        raise errors.InvalidArgumentError(f"a key has at most {PST_MAX_KEYS} columns")
+    for reference in keys:
+        columns[i] = array_of(reference)[0]
+        i += 1
+    wanted.columns = columns
+    wanted.n_columns = i
+    wanted.most_bytes = most_bytes
+    return 0
+
+
+def wanted_order(Schema schema not None, int32_t max_parallelism, list keys not None,
+                 size_t order):
+    """Put into `order`, of 32 bits each, which keys to ask for: each once, in the order of files.
+
+    `keys` are as for `Stack.look_up`, and the schema is a table's. Returns how many they are.
+    """
+    cdef pst_array columns[PST_MAX_KEYS_]
+    cdef pst_wanted_keys wanted
+    cdef pst_status status
+    cdef uint32_t n = 0
+    keys = list(keys)  # nobody else takes an array out of it
+    fill_wanted(&wanted, columns, keys, 0)
+    with nogil:
+        status = pst_wanted_order(&schema.c, max_parallelism, &wanted, <uint32_t *> order, &n)
+    check(status, NULL, "keys that are looked up", schema)
+    return n
+
+
+def look_into(FileReader reader not None, list keys not None, out not None):
+    """`Stack.look_up` in one file of any kind, block by block; it keeps its kind and lineage."""
+    cdef pst_array columns[PST_MAX_KEYS_]
+    cdef pst_wanted_keys wanted
+    cdef pst_file_info info
+    cdef _Io io = _Io(out, -1, "rows that were looked up", reader.io.budget)
+    cdef pst_status status
+    reader.ready()
+    keys = list(keys)
+    fill_wanted(&wanted, columns, keys, 0)
+    memset(&info, 0, sizeof(info))
+    io.c.compress = NULL
+    reader.begin()
+    try:
+        with nogil:
+            status = pst_sst_reader_lookup(reader.r, &wanted, &io.c, &info)
+    finally:
+        reader.end()
+    if status == PST_CALLBACK and io.error is not None:
+        io.reraise()
+    reader.check(status)
+    return info_tuple(&info)
+
+
 cdef class Stack(_Guarded):
     """State files with guides, oldest first, in which rows are looked up. It is immutable.
 
     `files` are (path or `GuidedFile`, the first and last key groups for which it counts, one after
-    the other; none: all of its own). It cannot be closed while it is a table's.
+    the other; none: all of its own). It cannot be closed while it is a table's. The schema is a
+    table's; `stored`: it is as files have it, for `look_up`.
     """
 
     cdef pst_stack *s
@@ -129,10 +192,11 @@ cdef class Stack(_Guarded):
     cdef readonly tuple names
 
     def __init__(self, Schema schema not None, int32_t max_parallelism, list files not None,
-                 Reads reads=None, Budget budget=None, guides=None):
+                 Reads reads=None, Budget budget=None, guides=None, bint stored=False):
         cdef pst_stack_options options
         cdef pst_stack_file *c
         cdef pst_schema *own = NULL
+        cdef const pst_schema *columns = &schema.c
         cdef pst_detail detail
         cdef pst_status status
         cdef Numbers ranges
@@ -172,9 +236,13 @@ cdef class Stack(_Guarded):
         self.hold()
         try:
             with nogil:
-                status = pst_file_schema_create(&schema.c, &own)
+                status = PST_OK
+                if not stored:
+                    status = pst_file_schema_create(&schema.c, &own)
+                    columns = own
                 if status == PST_OK:
-                    status = pst_stack_open(own, max_parallelism, c, n, &options, &self.s, &detail)
+                    status = pst_stack_open(columns, max_parallelism, c, n, &options, &self.s,
+                                            &detail)
                 pst_file_schema_destroy(own)
         finally:
             self.end()
@@ -236,6 +304,44 @@ cdef class Stack(_Guarded):
                 self.end()
         finally:
             free(record)
+
+    def look_up(self, list keys not None, out not None, str kind not None, bytes id not None,
+                uint64_t epoch, uint64_t most_bytes=0):
+        """Write what the files say of some keys into `out`, as a file of these keys; its info tuple.
+
+        `keys` are references to arrays, one for each column of the key; without the namespace's, of
+        all namespaces. `kind` is "base" where no older files have anything of them. Where the keys
+        have more than `most_bytes` nothing is written, and returned is how many to ask for.
+        """
+        cdef pst_array columns[PST_MAX_KEYS_]
+        cdef pst_wanted_keys wanted
+        cdef pst_file_info info
+        cdef pst_detail detail
+        cdef _Io io = _Io(out, -1, "rows that were looked up", self.budget)
+        cdef pst_status status
+        self.ready()
+        keys = list(keys)
+        fill_wanted(&wanted, columns, keys, most_bytes)
+        memset(&info, 0, sizeof(info))
+        memset(&detail, 0xFF, sizeof(detail))
+        info.kind = PST_BASE if kind == "base" else PST_DELTA
+        fill_lineage(&info.lineage, id, bytes(16), epoch, 0)
+        io.c.compress = NULL
+        self.begin()
+        try:
+            with nogil:
+                status = pst_stack_lookup(self.s, &wanted, &io.c, &info, &detail)
+        finally:
+            self.end()
+        if status == PST_NO_ROOM:
+            return detail.row
+        if status == PST_CALLBACK:
+            io.reraise()
+        check_limit(status, self.budget, io.name)
+        if status in (PST_IO, PST_CORRUPT):
+            raise file_error(status, &detail, self.names, "a stack")
+        check(status, NULL, io.name, self.schema)
+        return info_tuple(&info)
 
     def stats(self):
         """Return what was read, in the order of ``pst_stack_stats``."""

@@ -449,6 +449,13 @@ cdef class Table:
         self.ready()
         return None if self.stack is None else self.stack.stats()
 
+    def fetch_stats(self):
+        """Return what was asked for since it was opened, in the order of ``pst_fetch_stats``."""
+        cdef pst_fetch_stats s
+        self.ready()
+        pst_table_get_fetch_stats(self.t, &s)
+        return (s.asked, s.missed, s.came)
+
     def set_whole(self, bint whole):
         """Say whether the table has all rows, so that none has to be looked for in files."""
         self.ready()
@@ -533,8 +540,8 @@ cdef class Table:
         self.ready()
         return True
 
-    cdef bint find_files(self, pst_status status) except -1:
-        """See to the files that an operation did not find; whether it may now be tried again."""
+    cdef bint placed_for(self, pst_status status) except -1:
+        """Whether an operation that had that status is to be tried again: its files are seen to."""
         if status == PST_NO_STACK:
             return self.place()
         if self.on_stale is None or not is_stale(status, pst_table_detail(self.t)):
@@ -700,7 +707,7 @@ cdef class Table:
         # The caller's code may have set a key of its own.
         self.forget_key()
         status = pst_key_set(self.t, cells, nulls)
-        if self.find_files(status):
+        if self.placed_for(status):
             status = pst_key_set(self.t, cells, nulls)
         if status == PST_NO_ROOM and self.make_room(SETS_WATCHED):
             status = pst_key_set(self.t, cells, nulls)

@@ -28,13 +28,13 @@ import re
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pystate.checkpoint.manifest import Manifest
-from pystate.checkpoint.refs import FileRef, fingerprint, state_epoch
+from pystate.checkpoint.refs import FileRef, fingerprint
 from pystate.checkpoint.size_tiers import newest_tier
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
 from pystate.errors import CheckpointError, CorruptFileError, NewerFormatError, PystateError
@@ -45,8 +45,9 @@ HISTORY = "history"
 #: Records are kept for at least so many epochs.
 KEPT_EPOCHS = 10_000
 #: Version 2 has the watermarks of operators, version 3 what went through the whole pipeline,
-#: version 4 the fingerprints of the operators' state, and version 5 what merges wrote for them.
-_VERSION = 5
+#: version 4 the fingerprints of the operators' state, version 5 what merges wrote for them, and
+#: version 6 what tables on disk looked up.
+_VERSION = 6
 #: The values that version 3 has added, before the operators.
 _FLOW_VALUES = 3
 _NAME = re.compile(HISTORY + r"/(\d{8,})-[0-9a-f]{12}\.epochs")
@@ -75,7 +76,9 @@ class OperatorRecord:
     late_rows : int or None
         Rows below the watermark; None without event time.
     keys : int
-        Keys that its ranges hold, as far as the driver has seen these ranges.
+        Keys that its ranges hold, as far as the driver has seen these ranges. Where tables are on
+        disk it is an estimate: what their files put, less what they delete, and the rows in memory
+        where these are more. A key counts in each file that puts it, until they are merged.
     state_bytes : int
         Memory of the tables of these ranges.
     rows_changed : int
@@ -113,6 +116,18 @@ class OperatorRecord:
     most_files : int
         How many files count for one key group, in the range and key group that have the most: so
         many are read where a table is restored.
+    rows_in_memory : int
+        Of tables on disk, the rows that are in memory, as far as the driver has seen these ranges.
+        This and what follows is 0 of other tables, and in records written before it was kept.
+    cache_hits, cache_misses : int
+        Keys whose rows were in memory when the epoch needed them, and keys that it had to look up
+        in files, new ones among them.
+    files_asked : int
+        Files in which the latter were looked up, added up over the keys.
+    read_bytes : int
+        What was read of files for that.
+    rows_left : int
+        Rows that left memory.
     """
 
     uid: str
@@ -136,6 +151,23 @@ class OperatorRecord:
     since: tuple[tuple[str, int], ...] = ()
     merged_bytes: int = 0
     most_files: int = 0
+    rows_in_memory: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    files_asked: int = 0
+    read_bytes: int = 0
+    rows_left: int = 0
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The share of hits among the keys that were needed; None where nothing was counted."""
+        asked = self.cache_hits + self.cache_misses
+        return self.cache_hits / asked if asked else None
+
+    @property
+    def files_per_lookup(self) -> float | None:
+        """In how many files a key was looked up on average; None if none was."""
+        return self.files_asked / self.cache_misses if self.cache_misses else None
 
     @classmethod
     def decode(cls, values: Sequence[Any]) -> OperatorRecord:
@@ -216,9 +248,10 @@ class EpochRecord:
     def encode(self) -> bytes:
         """Return the record's line."""
         # Values in the order of the fields: names would take most of the space.
-        *values, operators = astuple(self)[:-_FLOW_VALUES]
+        *values, operators = list(vars(self).values())[:-_FLOW_VALUES]
         flow = self.rows_in, self.rows_out, self.late_rows
-        values = _round_times((_VERSION, *values, *flow, operators))
+        records = tuple(tuple(vars(operator).values()) for operator in operators)
+        values = _round_times((_VERSION, *values, *flow, records))
         data = json.dumps(values, separators=(",", ":"), ensure_ascii=True).encode("ascii")
         return b"%08x %s\n" % (zlib.crc32(data), data)
 
@@ -463,35 +496,31 @@ class StoreChronicle:
         self,
         manifest: Manifest,
         deltas: Sequence[FileRef],
-        sizes: tuple[int, int, int],
+        counted: Mapping[str, int],
         began_s: float,
         written_s: float,
+        before: Sequence[FileRef],
     ) -> None:
         """Write the record of an epoch that was just published, of one operator with one range.
 
-        `sizes` are the rows that have changed, the keys of the table, and its bytes of memory. The
-        times are those of `time.monotonic` when the checkpoint began, and when its deltas were
-        written.
+        `before` are the files that the range had before: what is neither among them nor the deltas
+        was merged. `counted` has numbers of the table by the names that `OperatorRecord` gives
+        them. The times are those of `time.monotonic` when the checkpoint began, and when its deltas
+        were written.
         """
         [operator] = manifest.operators
-        ended_s, written = time.monotonic(), {ref.path for ref in deltas}
-        merged_bytes = sum(
-            ref.file_bytes
-            for ref in operator.files
-            if state_epoch(ref.path) == manifest.epoch and ref.path not in written
-        )
+        ended_s, known = time.monotonic(), {ref.path for ref in (*deltas, *before)}
+        merged_bytes = sum(ref.file_bytes for ref in operator.files if ref.path not in known)
         of_operator = OperatorRecord(
             uid=operator.uid,
             ranges=1,
-            keys=sizes[1],
-            state_bytes=sizes[2],
-            rows_changed=sizes[0],
             checkpoint_bytes=sum(ref.file_bytes for ref in deltas),
             write_ms=(written_s - began_s) * 1000,
             fingerprint=fingerprint(operator),
             since=operator.ranges[0].since,
             merged_bytes=merged_bytes,
             most_files=operator.ranges[0].depth,
+            **counted,
         )
         record = EpochRecord(
             epoch=manifest.epoch,

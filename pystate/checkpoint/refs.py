@@ -53,7 +53,7 @@ _CHECKSUM_DIGITS = 16
 _FINGERPRINT = 32
 _STATE_FILE = re.compile(r".*/(\d{8,})-(t\d+-)?[0-9a-f]+\.(?:delta|base)")
 _HOT_FILE = re.compile(r".*/(\d{8,})-[0-9a-f]{32}\.hot")
-_FOLDER = re.compile(r".*/(\d{5,})-(\d{5,})/[^/]*")
+_FOLDER = re.compile(r".*/(\d{5,})-(\d{5,})")
 
 Counting = TypeVar("Counting", "FileRef", "RangeState")
 
@@ -71,6 +71,13 @@ def uid_folder(uid: str) -> str:
             "at least one character that is not a dot, at most 200 once percent-encoded"
         )
     return name
+
+
+@lru_cache(maxsize=1024)
+def _groups_of(folder: str) -> int:
+    """How many key groups the folder of a range's files names; 0: it is none."""
+    match = _FOLDER.fullmatch(folder)
+    return 0 if match is None else max(int(match[2]) - int(match[1]) + 1, 1)
 
 
 def state_folder(uid: str, first_key_group: int, last_key_group: int) -> str:
@@ -157,11 +164,10 @@ class FileRef(KeyGroups):
     @property
     def share(self) -> float:
         """About which part of the file counts here, by its key groups, which its folder names."""
-        folder = _FOLDER.fullmatch(self.path)
-        if folder is None:
-            return 1.0
-        groups = int(folder[2]) - int(folder[1]) + 1
-        return min((self.last_key_group - self.first_key_group + 1) / max(groups, 1), 1.0)
+        groups = _groups_of(self.path.rpartition("/")[0])
+        return (
+            min((self.last_key_group - self.first_key_group + 1) / groups, 1.0) if groups else 1.0
+        )
 
     @classmethod
     def from_info(cls, path: str, info: FileInfo) -> FileRef:
@@ -224,6 +230,14 @@ class RangeState(KeyGroups):
     def files(self) -> tuple[FileRef, ...]:
         """All files that a manifest names, oldest first."""
         return self.deltas if self.base is None else (self.base, *self.deltas)
+
+    @property
+    def estimated_keys(self) -> int:
+        """About how many keys the files hold: what they put, less what they delete.
+
+        A key counts in each file that puts it, and so do elements: it is too many rather than few.
+        """
+        return max(0, int(sum((ref.rows - ref.tombstones) * ref.share for ref in self.files)))
 
     @property
     def depth(self) -> int:

@@ -24,6 +24,7 @@ import stat
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import lru_cache
 from typing import BinaryIO, NamedTuple, NoReturn, Protocol, cast
 
 from pystate.errors import (
@@ -150,6 +151,7 @@ class LocalStorage:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = os.path.abspath(os.fspath(root))
+        self._prefix = os.path.join(self._root, "")
         self._synced: set[str] = set()
 
     @property
@@ -171,7 +173,7 @@ class LocalStorage:
 
     def local_path(self, path: str) -> str:
         """Return the absolute path of a name, without accessing it."""
-        return os.path.join(self._root, checked_path(path))
+        return self._prefix + checked_path(path)
 
     def publish(self, path: str, data: bytes) -> None:
         """See `CheckpointStorage.publish`."""
@@ -188,13 +190,15 @@ class LocalStorage:
                 if durable:
                     os.fsync(out.fileno())
             os.replace(temporary, final)
-            if durable:
-                sync_path(os.path.dirname(final))
-        except OSError as error:
-            _fail("write", final, error)
-        finally:
+        except BaseException as error:
             with suppress(OSError):
                 os.unlink(temporary)
+            if isinstance(error, OSError):
+                _fail("write", final, error)
+            raise
+        if durable:
+            with _translate_errors("write", final, passed=()):
+                sync_path(os.path.dirname(final))
 
     @contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
@@ -376,6 +380,7 @@ def find_bytes(storage: CheckpointStorage, path: str) -> bytes | None:
         return None
 
 
+@lru_cache(maxsize=1024)
 def checked_path(path: str) -> str:
     """Return a name inside a root; `InvalidArgumentError` if it could be outside."""
     parts = path.split("/")

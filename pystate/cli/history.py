@@ -24,6 +24,9 @@ _LATELY = 64
 #: What is left out, in this order, where the screen is too narrow.
 _SPARE = (
     "watermark",
+    "left",
+    "in memory",
+    "files/look-up",
     "state",
     "written/byte",
     "files",
@@ -175,6 +178,11 @@ def _operators(late: Sequence[EpochRecord]) -> list[_Row]:
             "merged": size(operator.merged_bytes) if operator.merged_bytes else None,
             "written/byte": _ratio(written_per_byte(late, operator.uid)),
             "files": _some(operator.most_files),
+            "in memory": _some(operator.rows_in_memory),
+            "hits": None if operator.hit_rate is None else f"{operator.hit_rate:.0%}",
+            "files/look-up": _ratio(operator.files_per_lookup),
+            "read": size(operator.read_bytes) if operator.read_bytes else None,
+            "left": _some(operator.rows_left),
             "watermark": _time(operator.watermark_ms),
             **{name: took(getattr(operator, f"{name}_ms")) for name in _TIMES},
         }

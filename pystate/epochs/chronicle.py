@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from pystate.checkpoint.epoch_log import EpochLog, EpochRecord, OperatorRecord
 from pystate.checkpoint.manifest import Manifest
@@ -27,13 +27,34 @@ from pystate.errors import PystateError
 from pystate.redaction import logger
 
 _LOG = logger("pystate.epochs.chronicle")
-_ROWS = ("rows_in", "rows_out", "rows_changed", "rows_restored", "rows_copied", "invalid_rows")
+_ROWS = (
+    "rows_in",
+    "rows_out",
+    "rows_changed",
+    "rows_restored",
+    "rows_copied",
+    "invalid_rows",
+    "cache_hits",
+    "cache_misses",
+    "files_asked",
+    "read_bytes",
+    "rows_left",
+)
 _TIMES = ("attach_ms", "process_ms", "seal_ms", "write_ms")
 
 
-#: Keys and bytes of tables, by operator and range. So an operator's are found without a look at
-#: those of all others, of which there may be a thousand.
-Sizes: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
+class TableSize(NamedTuple):
+    """How large a range's table is."""
+
+    keys: int
+    state_bytes: int
+    rows_in_memory: int = 0
+    """Of a table on disk."""
+
+
+#: Of tables, by operator and range. So an operator's are found without a look at those of all
+#: others, of which there may be a thousand.
+Sizes: TypeAlias = Mapping[str, Mapping[int, TableSize]]
 
 
 def operator_records(reports: Iterable[RangeReport], sizes: Sizes) -> list[OperatorRecord]:
@@ -58,8 +79,9 @@ def operator_record(uid: str, reports: Sequence[RangeReport], sizes: Sizes) -> O
         uid=uid,
         ranges=len(reports),
         late_rows=sum(late) if late else None,
-        keys=sum(keys for keys, _ in held),
-        state_bytes=sum(size for _, size in held),
+        keys=sum(size.keys for size in held),
+        state_bytes=sum(size.state_bytes for size in held),
+        rows_in_memory=sum(size.rows_in_memory for size in held),
         checkpoint_bytes=sum(r.file.file_bytes for r in reports if r.file is not None),
         **numbers,
     )
@@ -74,8 +96,8 @@ class Chronicle:
         self._log = EpochLog(storage)
         self._ownership = ownership
         self._maintenance = maintenance
-        #: Keys and bytes of tables, as far as this driver has seen them.
-        self.sizes: dict[str, dict[int, tuple[int, int]]] = {}
+        #: Of tables, as far as this driver has seen them.
+        self.sizes: dict[str, dict[int, TableSize]] = {}
         self._operators: dict[str, OperatorRecord] = {}
         self._batches = self._evaluations = 0
         self._total_ms = 0.0
@@ -103,8 +125,8 @@ class Chronicle:
                 self.sizes.pop(operator.uid, None)
         for report in epoch.reports:
             if "keys" in report.metrics:
-                size = int(report.metrics["keys"]), int(report.metrics["state_bytes"])
-                self.sizes.setdefault(report.uid, {})[report.index] = size
+                size = (int(report.metrics.get(name, 0)) for name in TableSize._fields)
+                self.sizes.setdefault(report.uid, {})[report.index] = TableSize(*size)
 
     def published(
         self, manifest: Manifest, before: Manifest | None, publish_s: float, commit_s: float

@@ -188,6 +188,17 @@ class DiskMergePolicy(MergePolicy):
         # Files of former ranges are replaced by a base alone.
         return _similar(state, 1, end) or self._into_base(state, end, files[:end])
 
+    def meanwhile(self, state: RangeState, running: Run) -> Run | None:
+        """Choose files behind those of a running merge: many deltas that become one."""
+        first = len(state.files) - len(_behind(state, running))
+        run = _similar(state, first, len(state.files))
+        return run if run is not None and len(run.sources) >= _FAN_IN else None
+
+    def waits(self, state: RangeState, running: Run) -> bool:
+        """Whether an epoch waits for a running merge: the next one would be due before its end."""
+        behind = _size(_behind(state, running))
+        return self.is_full(state) or behind >= self.base_part * (_size(state.files) - behind)
+
     def _shorter(self, state: RangeState, first: int, end: int, enough: int) -> Run | None:
         """Many deltas that become one, if the range has so many that it is time."""
         run = _similar(state, first, end) if self.chain(state) >= enough else None
@@ -228,6 +239,13 @@ class DiskMergePolicy(MergePolicy):
         merged = [restrict(ref, part) for ref in state.files[:end] if (part := _below(ref, first))]
         new = _size(state.files[end:]) / max(self.base_part * whole, 1)
         return new * whole - _size(merged)
+
+
+def _behind(state: RangeState, run: Run) -> Sequence[FileRef]:
+    """The files after the last one of a run."""
+    sources = {ref.path for ref in run.sources}
+    last = max((at for at, ref in enumerate(state.files) if ref.path in sources), default=-1)
+    return state.files[last + 1 :]
 
 
 def _run(state: RangeState, first: int, last: int) -> Run:

@@ -3,7 +3,8 @@
 An epoch's files continue those of the epochs before it, until a merge replaces some. Where the
 older epoch's files are the beginning of the newer one's, the deltas after them say which keys may
 have changed. Of the files that both have, only the key groups of these keys are read, and once.
-Elsewhere both epochs' states are read.
+Where only some keys are asked for, they are looked up in both epochs. Elsewhere both epochs' states
+are read.
 
 Thread safety: functions without state.
 """
@@ -23,9 +24,10 @@ from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, restrict
 from pystate.checkpoint.state_files import open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError, SchemaError
-from pystate.processor.epochs import epoch_of, storage_at
-from pystate.processor.scan import StateScan, load_files, open_named
-from pystate.processor.selection import Selection
+from pystate.processor.epochs import epoch_of, open_named, storage_at
+from pystate.processor.key_files import KeyFiles, fill
+from pystate.processor.scan import StateScan, load_files
+from pystate.processor.selection import Selection, WantedKeys
 from pystate.state.declaration import file_name
 from pystate.state.defaults import fill_defaults
 from pystate.state.evolution import stored_change
@@ -183,6 +185,8 @@ class _Pair:
     old_epoch: int
     before: RangeState
     after: RangeState
+    looking: KeyFiles
+    """By which keys are looked up, if only some are asked for."""
 
     def rows(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
         """Yield rows before and after, for the same keys in the same order.
@@ -197,7 +201,10 @@ class _Pair:
             if self.new.keys is None and all(ref.kind == "delta" for ref in rest):
                 yield from self._compare_by_deltas(tuple(old), rest)
                 return
-        yield from self._compare_all()
+        if self.new.keys is None:
+            yield from self._compare_all()
+        else:
+            yield from self._compare_keys(self.new.keys)
 
     def _files(self, state: RangeState) -> list[FileRef]:
         """The files of these key groups, each restricted to them."""
@@ -259,24 +266,34 @@ class _Pair:
                     todo += [(first, middle), (middle + 1, last)]
 
     def _compare_all(self) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-        """Compare all keys, or those that are asked for."""
-        groups = self.new.key_groups
+        """Compare all keys."""
         with self._table() as old, self._table() as new:
-            self._load(old, self.before, self.before.files, groups)
-            self._load(new, self.after, self.after.files, groups)
-            for keys in self._keys_to_compare(new):
-                before = old.exported(_looked_up(old, _names(keys)))
-                yield before, new.exported(keys)
-            for keys in self._keys_to_compare(old):
-                after = new.exported(_looked_up(new, _names(keys)))
-                gone = pa.array(~_exists(after, new))
-                yield old.exported(keys).filter(gone), after.filter(gone)
+            self._load(old, self.before, self.before.files)
+            self._load(new, self.after, self.after.files)
+            yield from _compared(old, new)
 
-    def _keys_to_compare(self, table: KeyedStateBackend) -> Iterator[KeyBatch]:
-        """The keys of a table that are to be compared."""
-        if self.new.keys is None:
-            return table.existing()
-        return table.found(table.keys(self.new.keys.between(*table.key_group_range)))
+    def _compare_keys(self, keys: WantedKeys) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+        """Compare those that are asked for."""
+        looking = self.looking
+        for some, files in looking.found(self.new.epoch, self.after, keys):
+            with self._table() as old, self._table() as new:
+                fill(new, files, self.after)
+                for _, older in looking.found(self.old_epoch, self.before, some):
+                    fill(old, older, self.before)
+                yield from _compared(old, new)
+
+
+def _compared(
+    old: KeyedStateBackend, new: KeyedStateBackend
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+    """The rows of two tables, and of the keys that one of them does not have."""
+    for keys in new.existing():
+        before = old.exported(_looked_up(old, _names(keys)))
+        yield before, new.exported(keys)
+    for keys in old.existing():
+        after = new.exported(_looked_up(new, _names(keys)))
+        gone = pa.array(~_exists(after, new))
+        yield old.exported(keys).filter(gone), after.filter(gone)
 
 
 def _check_types(older: OperatorState, epoch: int, new: StateScan) -> None:
@@ -298,6 +315,7 @@ def _check_types(older: OperatorState, epoch: int, new: StateScan) -> None:
 
 def _pairs(old: StateScan | None, new: StateScan) -> Iterator[_Pair]:
     """The parts of the newer epoch, cut where the older one's ranges end."""
+    looking = KeyFiles(new.storage)
     for part in new.split():
         [after] = part.operator.ranges
         empty = RangeState(0, *after.bounds, "")
@@ -305,7 +323,7 @@ def _pairs(old: StateScan | None, new: StateScan) -> Iterator[_Pair]:
             bounds = before.overlap(after.bounds)
             if bounds is not None:
                 epoch = new.epoch if old is None else old.epoch
-                yield _Pair(new, epoch, restrict(before, bounds), restrict(after, bounds))
+                yield _Pair(new, epoch, restrict(before, bounds), restrict(after, bounds), looking)
 
 
 def _names(keys: KeyBatch) -> list[pa.Array[Any]]:

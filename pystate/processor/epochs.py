@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import pyarrow as pa
 
@@ -19,7 +19,7 @@ from pystate.checkpoint.job_file import JOB_FILE, refuse_spark
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import Manifest, manifest_path, read_manifest
 from pystate.checkpoint.manifest_log import read_head, retained_epochs
-from pystate.checkpoint.refs import OperatorState
+from pystate.checkpoint.refs import FileRef, OperatorState
 from pystate.checkpoint.state_files import file_schema, open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, DeclarationError, InvalidArgumentError
@@ -70,6 +70,14 @@ def missing_file(storage: CheckpointStorage, epoch: int, path: object) -> Missin
     )
     missing.epoch = epoch
     return missing
+
+
+def open_named(storage: CheckpointStorage, epoch: int, ref: FileRef) -> BinaryIO:
+    """Open a file that an epoch's manifest names; `MissingFileError` if it does not exist."""
+    try:
+        return storage.open_read(ref.path)
+    except FileNotFoundError as error:
+        raise missing_file(storage, epoch, error.filename or ref.path) from error
 
 
 def while_retained(
@@ -147,11 +155,7 @@ def namespace_of(
 ) -> StateType | None:
     """Return the type of an operator's namespaces, which its files say; None if it has none."""
     for ref in operator.files:
-        try:
-            file = storage.open_read(ref.path)
-        except FileNotFoundError as error:
-            raise missing_file(storage, epoch, error.filename or ref.path) from error
-        with file, open_file(file) as opened:
+        with open_named(storage, epoch, ref) as file, open_file(file) as opened:
             return file_schema(opened.reader).namespace
     return None
 

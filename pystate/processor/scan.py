@@ -2,7 +2,8 @@
 
 A part is some key groups of a range: as many as make up a bounded number of bytes, but at least
 one. Only the files and blocks of its key groups are read. Values, lists and maps are merged
-(`pystate.processor.file_scan`); all else, and some keys alone, are read into a table of its own.
+(`pystate.processor.file_scan`); all else is read into a table of its own. Where only some keys are
+asked for, they are looked up first (`pystate.processor.key_files`), and what is found is read so.
 
 Thread safety: a `StateScan` is immutable, and its parts may be read in several threads or
 processes.
@@ -12,24 +13,25 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from pystate.base.arguments import duplicates
 from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, restrict
-from pystate.checkpoint.state_files import open_file
+from pystate.checkpoint.state_files import OpenFile, open_file
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
-from pystate.processor.epochs import epoch_of, missing_file, namespace_of, operator_of
+from pystate.processor.epochs import epoch_of, namespace_of, open_named, operator_of
 from pystate.processor.file_scan import can_merge, merged_rows
+from pystate.processor.key_files import KeyFiles, fill
 from pystate.processor.selection import (
     EVERYTHING,
     Selection,
@@ -71,6 +73,10 @@ class StateScan:
     keys: WantedKeys | None = None
     key_groups: frozenset[int] | None = None
     """The key groups to read; None for all."""
+    declared: Mapping[str, State[Any]] = field(default_factory=dict)
+    """How states are declared that are to be read otherwise than they are stored."""
+    clock: tuple[int | None, int | None] = (None, None)
+    """The processing time and the watermark by which `declared` states expire."""
 
     @classmethod
     def of(
@@ -118,7 +124,8 @@ class StateScan:
     def states(self) -> dict[str, State[Any]]:
         """The declarations of all states, as far as files know them."""
         uid, schema = self.operator.uid, self.operator.state_schema
-        return {name: stored_state(uid, name, stored) for name, stored in schema}
+        stored = {name: stored_state(uid, name, spelling) for name, spelling in schema}
+        return {name: self.declared.get(name, state) for name, state in stored.items()}
 
     def split(self) -> list[StateScan]:
         """One scan per part, which together have the rows of this one."""
@@ -131,7 +138,9 @@ class StateScan:
             ]
             if not groups:
                 continue
-            chunks = min(len(groups), _raw_bytes(state) // _PART_BYTES + 1)
+            # Of some keys little is read, wherever they are.
+            parts_wanted = 1 if self.keys is not None else _raw_bytes(state) // _PART_BYTES + 1
+            chunks = min(len(groups), parts_wanted)
             for chunk in np.array_split(groups, chunks):
                 first, last = int(chunk[0]), int(chunk[-1])
                 part = restrict(state, (first, last))
@@ -161,7 +170,7 @@ class StateScan:
                 mark_default(pa.field(name, self._type_of(d)), texts.get(name))
                 for name, d in self.read.items()
             ]
-        for name in duplicates(field.name for field in fields):
+        for name in duplicates(column.name for column in fields):
             raise InvalidArgumentError(
                 f"operator {self.operator.uid!r}: a key column and a column of the rows are "
                 f"both called {name!r}: read the state without explode, or timers, and take it "
@@ -169,8 +178,16 @@ class StateScan:
             )
         return pa.schema(fields)
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows; several parts are read ahead, one per processor."""
+    def batches(self, looking: KeyFiles | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield all rows; several parts are read ahead, one per processor.
+
+        Keys are looked up by `looking`, some at a time.
+        """
+        if self.keys is not None:
+            looking = KeyFiles(self.storage) if looking is None else looking
+            for state in self.operator.ranges:
+                yield from self._rows_of_keys(state, self.keys, looking)
+            return
         parts = self.split()
         if len(parts) <= 1:
             for part in parts:
@@ -229,6 +246,9 @@ class StateScan:
     def _rows(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the only part."""
         [state] = self.operator.ranges
+        if self.keys is not None:
+            yield from self._rows_of_keys(state, self.keys, KeyFiles(self.storage))
+            return
         batches = self._merged_rows(state)
         if batches is not None:
             for rows in batches:
@@ -236,33 +256,66 @@ class StateScan:
             return
         with self.backend(state.bounds) as backend:
             load_files(self.storage, self.epoch, backend, state, state.files, self.key_groups)
-            wanted = None
-            if self.keys is not None:
-                wanted = backend.keys(self.keys.between(*state.bounds))
-            if self.selection.timers:
-                yield from self._timers(backend, wanted)
-                return
-            for keys in backend.existing() if wanted is None else backend.found(wanted):
-                yield from self._shape(self._exported(backend, keys))
+            yield from self._rows_in(backend)
+
+    def _rows_in(self, backend: KeyedStateBackend) -> Iterator[pa.RecordBatch]:
+        """Yield all rows of a table that has just been filled."""
+        if self.clock != (None, None):
+            backend.set_clock(processing_time=self.clock[0], watermark=self.clock[1])
+        if self.selection.timers:
+            yield from self._timers(backend)
+            return
+        for keys in backend.existing():
+            yield from self._shape(self._exported(backend, keys))
+
+    def _rows_of_keys(
+        self, state: RangeState, keys: WantedKeys, looking: KeyFiles
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of keys that are in a range."""
+        if self.key_groups is not None and not self.key_groups & keys.key_groups:
+            return
+        for _, files in looking.found(self.epoch, state, keys):
+            if not files:
+                continue
+            if self._is_merged:
+                with ExitStack() as stack:
+                    opened = [stack.enter_context(open_file(file)) for file in files]
+                    for rows in self._merged(opened, state, state.bounds):
+                        yield from self._shape(rows)
+                continue
+            with self.backend(state.bounds) as backend:
+                fill(backend, files, state)
+                yield from self._rows_in(backend)
+
+    @property
+    def _is_merged(self) -> bool:
+        """Whether a merge of files gives the rows."""
+        key = parse_key(list(self.operator.key_schema))
+        return self.namespace is None and not self.selection.timers and can_merge(key, self.read)
+
+    def _merged(
+        self, files: Sequence[OpenFile], state: RangeState, bounds: tuple[int, int]
+    ) -> Iterator[pa.RecordBatch]:
+        """Merge files of a range, oldest first; `_is_merged` has said that this gives the rows."""
+        key = parse_key(list(self.operator.key_schema))
+        fields = list(self.schema)[: len(key)]
+        fields += [pa.field(name, d.arrow_type) for name, d in self.read.items()]
+        schema = pa.schema(fields)
+        rows = merged_rows(
+            files, key, self.read, bounds, self.max_parallelism, dict(state.since), self.clock
+        )
+        return (pa.RecordBatch.from_arrays(columns, schema=schema) for columns in rows)
 
     def _merged_rows(self, state: RangeState) -> list[pa.RecordBatch] | None:
         """The rows of the only part, if a merge of its files gives them."""
-        key = parse_key(list(self.operator.key_schema))
         for ref in state.files:
             # A file that counts for a part only may hold other keys, of which newer files come
             # before it.
             if ref.overlap(state.bounds) not in (None, state.bounds):
                 return None
-        if (
-            self.keys is not None
-            or self.namespace is not None
-            or self.selection.timers
-            or not can_merge(key, self.read)
-        ):
+        if not self._is_merged:
             return None
-        fields = list(self.schema)[: len(key)]
-        fields += [pa.field(name, d.arrow_type) for name, d in self.read.items()]
-        schema, batches = pa.schema(fields), []
+        batches: list[pa.RecordBatch] = []
         for first, last in runs(self.key_groups, *state.bounds):
             with ExitStack() as stack:
                 files = []
@@ -274,10 +327,7 @@ class StateScan:
                             files[-1].check(ref)
                 if not files:
                     continue
-                rows = merged_rows(
-                    files, key, self.read, (first, last), self.max_parallelism, dict(state.since)
-                )
-                batches += [pa.RecordBatch.from_arrays(columns, schema=schema) for columns in rows]
+                batches += self._merged(files, state, (first, last))
         return batches
 
     def _shape(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -297,10 +347,7 @@ class StateScan:
         groups = key_groups(hash_keys(columns), self.max_parallelism)
         return rows.filter(pa.array(np.isin(groups, list(self.key_groups))))
 
-    def _timers(
-        self, backend: KeyedStateBackend, wanted: KeyBatch | None
-    ) -> Iterator[pa.RecordBatch]:
-        names = None if wanted is None else set(wanted.to_pylist())
+    def _timers(self, backend: KeyedStateBackend) -> Iterator[pa.RecordBatch]:
         schema = self.schema
         for domain in ("event", "processing"):
             while (due := backend.due_timers(domain, _LAST_MS, _MOST_TIMERS)) is not None:
@@ -309,8 +356,6 @@ class StateScan:
                     columns.append(due.keys.namespaces())
                 columns += [pa.repeat(domain, len(due)), pa.array(due.timestamps)]
                 rows = pa.RecordBatch.from_arrays(columns, schema=schema)
-                if names is not None:
-                    rows = rows.filter(pa.array([key in names for key in due.keys.to_pylist()]))
                 rows = self._within(rows)
                 if rows.num_rows:
                     yield rows
@@ -347,14 +392,6 @@ def runs(groups: frozenset[int] | None, first: int, last: int) -> list[tuple[int
         stretches.append((members[0], members[-1]))
     most = max(4, (last - first + 1) // 4)
     return stretches if len(stretches) <= most else [(inside[0], inside[-1])]
-
-
-def open_named(storage: CheckpointStorage, epoch: int, ref: FileRef) -> BinaryIO:
-    """Open a file that an epoch's manifest names; `MissingFileError` if it does not exist."""
-    try:
-        return storage.open_read(ref.path)
-    except FileNotFoundError as error:
-        raise missing_file(storage, epoch, error.filename or ref.path) from error
 
 
 def load_files(

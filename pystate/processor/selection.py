@@ -6,21 +6,25 @@ Thread safety: the objects are immutable; the functions have no state.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from pystate._core import core
 from pystate.base.arguments import flag, integer, shown, text
 from pystate.errors import InvalidArgumentError
+from pystate.state.columns import core_schema
 from pystate.state.declaration import State
 from pystate.state.list import ListState
 from pystate.state.map import MapState
 from pystate.tables.registry import unknown_state_error
-from pystate.types.arrays import as_array, hash_keys, key_groups
+from pystate.types.arrays import as_array, hash_keys, key_groups, reference
 from pystate.types.equality import lengths_of
 from pystate.types.keys import KeyColumns, key_columns
+from pystate.types.state_type import StateType
 
 
 @dataclass(frozen=True)
@@ -63,20 +67,78 @@ EVERYTHING = Selection()
 
 
 class WantedKeys:
-    """The keys that are asked for; pickled and sent to the workers of Spark."""
+    """The keys that are asked for; pickled and sent to the workers of Spark.
 
-    def __init__(self, key: KeyColumns, columns: Any, max_parallelism: int) -> None:
+    With `namespaces`, one for each key, the rows of these alone are wanted, else those of all.
+    """
+
+    def __init__(
+        self,
+        key: KeyColumns,
+        columns: Any,
+        max_parallelism: int,
+        namespaces: tuple[StateType, Any] | None = None,
+    ) -> None:
+        self._key, self._namespace = key, None if namespaces is None else namespaces[0]
         self._arrays = [
             as_array(column, type_, f"key column {name!r}")
             for (name, type_), column in zip(key, key_columns(key, columns), strict=True)
         ]
+        self.max_parallelism = max_parallelism
         self._groups = key_groups(hash_keys(self._arrays), max_parallelism)
         self.key_groups = frozenset(self._groups.tolist())
+        if namespaces is not None:
+            type_, spaces = namespaces
+            self._arrays.append(as_array(spaces, type_, "the namespaces"))
+            if len(self._arrays[-1]) != len(self._groups):
+                raise InvalidArgumentError(
+                    f"there are {len(self._groups)} keys, and {len(self._arrays[-1])} namespaces: "
+                    "each key has one, which may be null"
+                )
+
+    def __len__(self) -> int:
+        return len(self._groups)
 
     def between(self, first: int, last: int) -> list[pa.Array[Any]]:
         """The key columns of those in a range of key groups."""
-        rows = np.flatnonzero((self._groups >= first) & (self._groups <= last))
-        return [array.take(rows) for array in self._arrays]
+        return self.among(first, last)._arrays
+
+    def among(self, first: int, last: int) -> WantedKeys:
+        """Those in a range of key groups."""
+        if len(self) and first <= self._groups.min() and self._groups.max() <= last:
+            return self
+        return self._taken(np.flatnonzero((self._groups >= first) & (self._groups <= last)))
+
+    def slice(self, at: int, most: int) -> WantedKeys:
+        """Some of them, one after the other."""
+        return self if not at and len(self) <= most else self._taken(np.arange(at, at + most))
+
+    def _taken(self, rows: np.ndarray[Any, np.dtype[np.intp]]) -> WantedKeys:
+        taken = copy(self)
+        rows = rows[rows < len(self)]
+        taken._arrays = [array.take(rows) for array in self._arrays]
+        taken._groups = self._groups[rows]
+        taken.key_groups = frozenset(taken._groups.tolist())
+        return taken
+
+    def ordered(self) -> WantedKeys:
+        """Each of them once, in the order of files: neighbours there are neighbours here."""
+        order = np.empty(len(self), np.uint32)
+        n = core.wanted_order(
+            core_schema(self._key, self._namespace, ()),
+            self.max_parallelism,
+            self.references,
+            order.ctypes.data,
+        )
+        return self._taken(order[:n].astype(np.intp))
+
+    @property
+    def references(self) -> list[core.ArrayRef]:
+        """The columns for the core."""
+        types = [type_ for _, type_ in self._key]
+        if self._namespace is not None:
+            types.append(self._namespace)
+        return [reference(a, t) for a, t in zip(self._arrays, types, strict=True)]
 
 
 def wanted_groups(asked: Any, max_parallelism: int) -> frozenset[int] | None:

@@ -5,7 +5,7 @@ Thread safety: a key batch belongs to its table, and a table to one thread at a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -20,7 +20,6 @@ from pystate.types.arrays import (
     as_array,
     check_rows,
     from_parts,
-    hash_keys,
     is_many,
     reference,
 )
@@ -228,24 +227,6 @@ def checked_batch(keys: KeyBatch, table: core.Table, name: str) -> KeyBatch:
             f"state {name!r}: the key batch belongs to another backend or store"
         )
     return keys
-
-
-def found_keys(
-    table: core.Table, existing: Iterable[KeyBatch], wanted: KeyBatch, types: Sequence[StateType]
-) -> Iterator[KeyBatch]:
-    """Those of the existing keys of a table that are wanted, whatever their namespaces."""
-    hashes = np.unique(hash_keys(wanted.key_arrays()))
-    names = {table.normal_key(key) for key in wanted.to_pylist()}
-    for keys in existing:
-        likely = np.flatnonzero(np.isin(hash_keys(keys.key_arrays()), hashes))
-        few = [array.take(likely) for array in keys._columns()]
-        batch = KeyBatch(table, few, types)
-        rows = [table.normal_key(key) in names for key in batch.to_pylist()]
-        if not all(rows):  # another key has the hash of a wanted one
-            few = [array.filter(pa.array(rows)) for array in few]
-            batch = KeyBatch(table, few, types)
-        if len(batch):
-            yield batch
 
 
 def read_array(

@@ -43,6 +43,10 @@ _DTYPES = {
 }
 
 
+#: Items of a long list that iteration has in memory at a time.
+_PART_ITEMS = 1 << 16
+
+
 class ListState(State["ListHandle"]):
     """Declares a list per key.
 
@@ -59,7 +63,10 @@ class ListState(State["ListHandle"]):
 
     Notes
     -----
-    Appending costs only the new item, in memory and in the snapshot, however long the list is.
+    Appending costs only the new item, in memory and in the snapshot, however long the list is. With
+    ``home="disk"`` a list may be longer than memory. Of a long one no items come into memory where
+    items are appended, counted or cleared, unless reading changes when items expire, or they are
+    visible once more.
 
     Examples
     --------
@@ -114,8 +121,10 @@ class ListHandle(Elements, core.ListElements):
     or of another type raises `WrongTypeError` and writes nothing. ``handle[0]``, slices,
     ``item in handle`` and iteration do what they do with a list. An index or a slice makes only the
     items that it gives; near either end of the list it finds them at once, and with a time to live
-    it passes all items before them. The others cost as much as `get`. The methods that take a
-    `KeyBatch` work on many lists.
+    it passes all items before them. The others cost as much as `get`; but of a long list on disk
+    whose items do not expire, iteration holds some items at a time, and raises `NoCurrentKeyError`
+    where another key has become current meanwhile. The methods that take a `KeyBatch` work on many
+    lists.
 
     Attributes
     ----------
@@ -129,6 +138,7 @@ class ListHandle(Elements, core.ListElements):
         type_ = declaration.type
         super().__init__(table, column, name, type_, codec_of(type_, name), None)
         self._dtype = _DTYPES.get(type_.name)
+        self._expires = declaration.ttl is not None
 
     _others = LIST_NAMES
 
@@ -184,7 +194,15 @@ class ListHandle(Elements, core.ListElements):
         return item
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.get())
+        # Of a list that files have more of than memory need have, some items at a time.
+        if self._expires or self.below() <= _PART_ITEMS:
+            return iter(self.get())
+        return self._parts(self.count(), self.table.turn)
+
+    def _parts(self, count: int, turn: int) -> Iterator[Any]:
+        for first in range(0, count, _PART_ITEMS):
+            self.table.check_turn(turn, self.name)
+            yield from self._unpacked(self.items_from(first, _PART_ITEMS))
 
     def add_all(self, values: Iterable[Any], /) -> None:
         """Append items; if one of them is refused, none is appended.

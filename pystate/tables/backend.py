@@ -32,7 +32,7 @@ from pystate.errors import (
 from pystate.state.columns import NAMESPACE, core_schema
 from pystate.state.declaration import State
 from pystate.state.handle import Objects
-from pystate.state.key_batch import KeyBatch, found_keys, named_batch, walked
+from pystate.state.key_batch import KeyBatch, named_batch, walked
 from pystate.state.operator_spec import OperatorSpec, declared_fills
 from pystate.tables.below import SCAN_ROWS
 from pystate.tables.host import TableIdentity, counted_home, table_identity
@@ -196,10 +196,9 @@ class KeyedStateBackend:
         """Make the backend of an operator for a range of key groups, by default all.
 
         With a `path` the table is shared among those whom `identity` admits. Also where the options
-        say that tables are on disk, operators with timers and those of instances have all of their
-        rows in memory.
+        say that tables are on disk, operators of instances have all of their rows in memory.
         """
-        on_disk = options.on_disk and not (operator.timers or operator.instances)
+        on_disk = options.on_disk and not operator.instances
         backend = cls(
             operator.key,
             states=operator.states,
@@ -896,14 +895,6 @@ class KeyedStateBackend:
         """All keys, with their namespaces, at most so many in a batch; see `to_batches`."""
         return self._rows(max_rows, changed=False)
 
-    def found(self, wanted: KeyBatch) -> Iterator[KeyBatch]:
-        """Those of some keys that exist, in each of their namespaces, whatever theirs are.
-
-        O(rows of the table): each key's hash is compared with those that are wanted.
-        """
-        existing = self._rows(SCAN_ROWS, changed=False)
-        return found_keys(self._table, existing, wanted, self._key_types())
-
     def to_arrow(self) -> pa.Table:
         """All rows as one table; see `to_batches`."""
         return pa.Table.from_batches(self.to_batches(), self.arrow_schema)
@@ -922,10 +913,11 @@ class KeyedStateBackend:
             return
         self._flush()
         batches = walked(self._table, max_rows, self._key_types(), changed=changed)
-        if changed or self.home != DISK:
+        if self.home != DISK:
             yield from batches
             return
-        # Rows must be able to leave while their keys are gone over, so these are taken before.
+        # Rows must be able to leave while their keys are gone over, and what changed may become a
+        # step, so the keys are taken before.
         taken = [batch._columns() for batch in batches]
         for columns in taken:
             yield KeyBatch(self._table, columns, self._key_types())

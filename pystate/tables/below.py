@@ -83,6 +83,11 @@ _reads = _Reads()
 os.register_at_fork(after_in_child=_reads.reset)
 
 
+def process_reads() -> core.Reads:
+    """What reads files with guides for all of this process."""
+    return _reads.get()
+
+
 class FilesBelow:
     """Files in which the rows of a table are, oldest first, and those of them that are open.
 
@@ -127,20 +132,22 @@ class FilesBelow:
         named = {file.path: opened for file, opened in zip(self.named, self._opened, strict=True)}
         return named | self._ahead
 
-    def open_ahead(self, path: str, schema: core.Schema, max_parallelism: int) -> core.GuidedFile:
+    def open_ahead(
+        self, path: str, schema: core.Schema, max_parallelism: int, guides: str | None = None
+    ) -> core.GuidedFile:
         """Open a file that may be wanted next, if it is not open; errors are those of `open`."""
         opened = _still_at(path, self._by_path().get(path))
         if opened is None:
-            opened = self._ahead[path] = _opened(path, schema, max_parallelism)
+            opened = self._ahead[path] = _opened(path, schema, max_parallelism, guides)
         return opened
 
-    def renew(self, schema: core.Schema, max_parallelism: int) -> None:
+    def renew(self, schema: core.Schema, max_parallelism: int, guides: str | None = None) -> None:
         """Open those that are open once more, by their paths.
 
         `SwappedFileError` if there is another file now; else errors are those of `open`.
         """
         for i, (file, before) in enumerate(zip(self.named, self._opened, strict=True)):
-            self._opened[i] = after = _opened(file.path, schema, max_parallelism)
+            self._opened[i] = after = _opened(file.path, schema, max_parallelism, guides)
             if before is not None and before.info() != after.info():
                 self._opened[i] = None
                 raise SwappedFileError(
@@ -148,8 +155,11 @@ class FilesBelow:
                     "one back that the manifest names"
                 )
 
-    def open(self, schema: core.Schema, max_parallelism: int) -> None:
+    def open(self, schema: core.Schema, max_parallelism: int, guides: str | None = None) -> None:
         """Open all files, as ones of tables with that schema; after an error, go on with the rest.
+
+        `guides` is how the paths of copies of their guides begin, which the processes of a host
+        share; by default this one has its own.
 
         `SchemaError` if a file has no guide, or other columns: see `has_rows_of`. `CheckpointError`
         if there is none, `CorruptFileError`, `NewerFormatError`, `SystemCallError`,
@@ -157,11 +167,13 @@ class FilesBelow:
         """
         for i, (file, opened) in enumerate(zip(self.named, self._opened, strict=True)):
             if opened is None:
-                self._opened[i] = _opened(file.path, schema, max_parallelism)
+                self._opened[i] = _opened(file.path, schema, max_parallelism, guides)
 
-    def stack(self, schema: core.Schema, max_parallelism: int) -> core.Stack | None:
+    def stack(
+        self, schema: core.Schema, max_parallelism: int, guides: str | None = None
+    ) -> core.Stack | None:
         """Make a stack of the files, which are opened before; None if there are none."""
-        self.open(schema, max_parallelism)
+        self.open(schema, max_parallelism, guides)
         counting: list[tuple[str | core.GuidedFile, list[int]]] = [
             (opened, [file.first_key_group, file.last_key_group])
             for file, opened in zip(self.named, self._opened, strict=True)
@@ -182,8 +194,10 @@ class FilesBelow:
             ]
 
 
-def _opened(path: str, schema: core.Schema, max_parallelism: int) -> core.GuidedFile:
-    return core.GuidedFile(schema, max_parallelism, path, _reads.get(), process_budget())
+def _opened(
+    path: str, schema: core.Schema, max_parallelism: int, guides: str | None
+) -> core.GuidedFile:
+    return core.GuidedFile(schema, max_parallelism, path, _reads.get(), process_budget(), guides)
 
 
 def _still_at(path: str, opened: core.GuidedFile | None) -> core.GuidedFile | None:

@@ -43,6 +43,8 @@ _BASE = re.compile(r"pystate-\d+")
 #: An owner's folder, an application's, an operator's.
 _LEVELS = 3
 _OUTGROWN = ".outgrown"
+#: Names of copies of guides, by the range's bounds and the file's id (`csrc/stack/member.h`).
+GUIDE_NAME = re.compile(r"(\d{5,})-(\d{5,})-([0-9a-f]{32})\.guide")
 #: Kinds of files beside the tables: what tasks write aside, and what was merged for tables.
 STEPS, BELOW = "steps", "below"
 _OWNER = re.compile(r"([0-9a-f]{32})-(\d+)-(\d+)-(\d+)")
@@ -186,6 +188,11 @@ def _remove_of(pid: int, folder: str) -> None:
 
 
 os.register_at_fork(after_in_child=_process_folder.cache_clear)
+
+
+def guide_prefix(bounds: tuple[int, int]) -> str:
+    """How the names of copies of guides to a range's files begin, which lie beside its table."""
+    return f"{bounds[0]:05d}-{bounds[1]:05d}-"
 
 
 def task_folder(parent: str) -> str:

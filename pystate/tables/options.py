@@ -111,6 +111,52 @@ class TableStats(NamedTuple):
     """Bytes of a row."""
 
 
+class DiskStats(NamedTuple):
+    """What a table on disk has in memory, and what it looked up in files.
+
+    Counted is since the table was opened, or since a task of a job got it. In brackets is what
+    Flink and RocksDB call it.
+    """
+
+    rows_in_memory: int
+    """Rows that are in memory now."""
+    estimated_keys: int
+    """About how many keys there are: what the files put, less what they delete, and the rows in
+    memory where these are more (``estimate-num-keys``). A key that several files put counts in
+    each, and entries of maps count as well: it is too many until files are merged."""
+    cache_hits: int
+    """Keys that were asked for, and whose rows were in memory (``block-cache-hit``)."""
+    cache_misses: int
+    """Keys that had to be looked up in files (``block-cache-miss``), new ones among them; a key
+    that a batch has several times counts once."""
+    absent_keys: int
+    """How many of these no file had: they were new, or are deleted."""
+    files_asked: int
+    """Files in which a key was looked up, added up over all keys. Filters spare the others."""
+    filter_lies: int
+    """How many of these had nothing, though their filter said so
+    (``bloom.filter.full.positive`` less ``full.true.positive``)."""
+    reads: int
+    """Reads of files."""
+    read_bytes: int
+    """What they wanted (``bytes-read``)."""
+    guide_bytes: int
+    """Memory of the guides and filters of the files."""
+    rows_left: int
+    """Rows that have left memory (``block-cache-evict``)."""
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The share of hits among the keys that were asked for; None if none was."""
+        asked = self.cache_hits + self.cache_misses
+        return self.cache_hits / asked if asked else None
+
+    @property
+    def files_per_lookup(self) -> float | None:
+        """In how many files a key was looked up on average; None if none was."""
+        return self.files_asked / self.cache_misses if self.cache_misses else None
+
+
 def checked_parallelism(max_parallelism: int) -> int:
     """Return a valid number of key groups; refuse any other."""
     return integer(max_parallelism, "max_parallelism", least=1, most=MAX_PARALLELISM)

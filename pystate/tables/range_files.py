@@ -39,7 +39,7 @@ from pystate.checkpoint.storage import LocalStorage, guarded_file
 from pystate.errors import AlreadyPublishedError, CheckpointError, MemoryLimitError
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow, FilesBelow
-from pystate.tables.host import BELOW, STEPS, on_local_disk, task_folder
+from pystate.tables.host import BELOW, GUIDE_NAME, STEPS, on_local_disk, task_folder
 from pystate.tables.recovery import TableSpec, seal_as_base, target_bytes
 
 #: The names of merged files, with the range's bounds.
@@ -73,7 +73,9 @@ def begin_at(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> i
     parent = newest.parent if newest.id == base.id else EMPTY_ID
     name = Lineage(bytes.fromhex(base.id), bytes.fromhex(parent), newest.epoch, spec.query)
     files = _below(backend, spec, base, refs)
-    backend.below.begin_at(name, files)
+    # An epoch fires all timers that are due, and says when the next ones are.
+    next_timers = base.next_event_timer_ms, base.next_processing_timer_ms
+    backend.below.begin_at(name, files, next_timers)
     return len(files)
 
 
@@ -97,7 +99,7 @@ def put_above(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> 
     else:
         below.set_files(_below(backend, spec, base, refs), all_known=known)
         _found[below.wanted] = base.files, base.since
-    below.left = 0
+    below.count_anew()
     _note_use(below.files)
     if refs:
         changed = refs[-1].rows if refs[-1].kind == "delta" else 0
@@ -155,6 +157,7 @@ def _below(
         FileBelow(path, *ref.bounds)
         for path, ref in zip(paths[merged:], refs[merged:], strict=True)
     ]
+    _remove_guides(backend, {ref.id for ref in refs})
     folder = spec.home.local_folder(BELOW, spec.operator.uid)
     if not merged:
         _remove_others(folder, base, None)
@@ -262,6 +265,19 @@ def _merged(
 
 
 os.register_at_fork(after_in_child=_known.clear)
+
+
+def _remove_guides(backend: KeyedStateBackend, used: set[str]) -> None:
+    """Remove copies of guides of files that do not count any more; who maps them keeps them."""
+    prefix = backend.below.guides
+    if prefix is None:
+        return
+    folder, begin = os.path.split(prefix)
+    for name in os.listdir(folder):
+        match = GUIDE_NAME.fullmatch(name) if name.startswith(begin) else None
+        if match is not None and match[3] not in used:
+            with suppress(OSError):
+                os.unlink(os.path.join(folder, name))
 
 
 def _remove_others(folder: str, base: RangeState, used: str | None) -> None:

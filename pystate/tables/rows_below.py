@@ -65,8 +65,9 @@ from pystate.tables.below import (
     state_array,
     written,
 )
+from pystate.tables.host import guide_prefix
 from pystate.tables.loading import apply_file
-from pystate.tables.options import TableOptions
+from pystate.tables.options import DiskStats, TableOptions
 from pystate.tables.registry import StateRegistry
 from pystate.tables.snapshots import FilesReader, Snapshot
 from pystate.tables.timers import Places, Timers
@@ -76,6 +77,8 @@ from pystate.types.state_type import StateType
 #: Deltas of tables on disk have changed rows whole up to this size, so that a look at the newest
 #: file with a key is the last one.
 WHOLE_ROWS_BYTES = 512
+#: The last time before which a table can be said to have no timer.
+_LAST_PASSED = (1 << 63) - 2
 #: Memory of a table of which nobody says how much it may have.
 _USUAL_BYTES = 256 << 20
 
@@ -128,6 +131,40 @@ class Owner(Protocol):
     def _key_types(self) -> list[StateType]: ...
 
 
+class _Counts:
+    """What a table counts, added up over its stacks of files and over tables made anew."""
+
+    _TABLE = 3  # the first ones are the table's, the others its stack's
+
+    def __init__(self, table: core.Table) -> None:
+        self._table = table
+        self._last: tuple[int, ...] = (0,) * 9
+        self._total: tuple[int, ...] = (0,) * 9
+
+    def note(self) -> tuple[int, ...]:
+        """Add up what was counted since the last time.
+
+        Returns what `pst_fetch_stats` has, and then the first six of `pst_stack_stats`.
+        """
+        if not self._table.is_open:
+            return self._total
+        now = (*self._table.fetch_stats(), *(self._table.stack_stats() or (0,) * 6)[:6])
+        pairs = zip(now, self._last, strict=True)
+        news = [n - last if n >= last else n for n, last in pairs]
+        self._total = tuple(t + new for t, new in zip(self._total, news, strict=True))
+        self._last = now
+        return self._total
+
+    def begin_stack(self) -> None:
+        """Another stack was set, which counts from nothing."""
+        self._last = (*self._last[: self._TABLE], *(0,) * (len(self._last) - self._TABLE))
+
+    def begin(self) -> None:
+        """Forget what was counted."""
+        self.note()
+        self._total = (0,) * len(self._total)
+
+
 class RowsBelow:
     """The files below a backend's table; `KeyedStateBackend.below` is it.
 
@@ -140,8 +177,9 @@ class RowsBelow:
     def __init__(self, backend: Owner, on_disk: bool) -> None:
         #: Whether they may leave memory.
         self.on_disk = on_disk
-        #: How many rows have left; whoever counts them says from when on.
+        #: How many rows have left.
         self.left = 0
+        self._counts = _Counts(backend._table)
         #: Whether a shared table was made anew, in another file; whoever asks says False then.
         self.is_new_file = False
         self._backend = backend
@@ -165,6 +203,18 @@ class RowsBelow:
         return self._wanted.named
 
     @property
+    def guides(self) -> str | None:
+        """How the paths of copies of guides begin, beside a table that several processes have.
+
+        So they are made once for a file and a host, in a folder that is private, and count as
+        tables do.
+        """
+        file = self._backend._file
+        if file is None:
+            return None
+        return os.path.join(os.path.dirname(file), guide_prefix(self._backend.key_group_range))
+
+    @property
     def room_bytes(self) -> int:
         """How much memory the table may have alone: its limit, or its target; 0: neither."""
         return self._backend._options.limit_bytes or self._target_bytes
@@ -178,6 +228,19 @@ class RowsBelow:
     def waiting_bytes(self) -> int:
         """How large the objects may be that wait to be written."""
         return (self.room_bytes or _USUAL_BYTES) // 16
+
+    def most_keys(self, most: int, each: int = 1) -> int:
+        """How many keys, at most so many, can be used together: their rows are in memory at once.
+
+        `each` says how many rows are looked up for a key. A quarter of what fits, reckoned by the
+        rows that are here, is left for what is written, and to rows that are larger.
+        """
+        if not self.on_disk:
+            return most
+        self._backend.open()
+        # Those that are here can leave, if need be after a step.
+        fits = self._table.stats()[0] + self._table.room(4 * most * each)[0]
+        return max(min(most, fits // (4 * each)), 1)
 
     def write_objects_early(self) -> None:
         """Have objects of a table on disk written before too many wait for its memory."""
@@ -255,7 +318,7 @@ class RowsBelow:
 
     def _place_anew(self) -> None:
         """As `place`, of files that are opened once more, as the open ones are of no use."""
-        self._wanted.renew(self._core_schema(), self._backend.max_parallelism)
+        self._wanted.renew(self._core_schema(), self._backend.max_parallelism, self.guides)
         self._placed = FilesBelow()
         self.place()
 
@@ -267,7 +330,7 @@ class RowsBelow:
         self._backend.open()
         try:
             opened = self._wanted.open_ahead(
-                path, self._core_schema(), self._backend.max_parallelism
+                path, self._core_schema(), self._backend.max_parallelism, self.guides
             )
         except (CheckpointError, SchemaError):
             return False
@@ -275,8 +338,10 @@ class RowsBelow:
 
     def _set_stack(self) -> None:
         wanted = self._wanted
-        stack = wanted.stack(self._core_schema(), self._backend.max_parallelism)
+        stack = wanted.stack(self._core_schema(), self._backend.max_parallelism, self.guides)
+        self._counts.note()
         self._table.set_stack(stack, self._lineage)
+        self._counts.begin_stack()
         self._placed = wanted
 
     def _are_of_last_epoch(self) -> bool:
@@ -322,10 +387,22 @@ class RowsBelow:
             self._reopen(True)
             raise
 
-    def begin_at(self, lineage: Lineage, files: Sequence[FileBelow]) -> None:
-        """As `reset`, of a table that was just made, and is empty; opens the files."""
+    def begin_at(
+        self,
+        lineage: Lineage,
+        files: Sequence[FileBelow],
+        next_timers: tuple[int | None, int | None] | None = None,
+    ) -> None:
+        """As `reset`, of a table that was just made, and is empty; opens the files.
+
+        `next_timers` says for each domain from when on keys may have timers; None: none has. What
+        files say of earlier ones is then passed over: these were fired, or deleted.
+        """
         self._backend.open()
         self._wanted, self._lineage = FilesBelow(files, self._wanted), lineage
+        if next_timers is not None and self._backend._states.has_timers:
+            times = (_LAST_PASSED if time is None else time for time in next_timers)
+            self._passed = lineage, tuple((min(time, _LAST_PASSED), 0, 0) for time in times)
         self.begin()
 
     @property
@@ -620,7 +697,7 @@ class RowsBelow:
         # Twice as many as are wanted, so that it is not soon to be done again.
         _, rows, size_bytes = self._table.room(2 * keys)
         self._miss_rows()
-        wanted = max(rows, min(2 * keys, self._table.stats()[0] // 2))
+        wanted = max(1, rows, min(2 * keys, self._table.stats()[0] // 2))
         self.left += self._table.leave(wanted, size_bytes)[0]
         return True
 
@@ -767,9 +844,33 @@ class RowsBelow:
 
     @property
     def looked_up(self) -> int:
-        """How many keys were looked for in the files that are set."""
-        stats = self._table.stack_stats()
-        return 0 if stats is None else int(stats[0])
+        """How many keys were looked for in files."""
+        return self._counts.note()[1]
+
+    def stats(self, estimated_keys: int) -> DiskStats:
+        """What is in memory, and what was looked up; `estimated_keys` is what the files hold."""
+        self._backend.open()
+        asked, missed, came, _, files, lies, _, reads, size_bytes = self._counts.note()
+        stack = self._table.stack_stats()
+        keys = self._table.stats()[0]
+        return DiskStats(
+            rows_in_memory=keys,
+            estimated_keys=max(keys, estimated_keys),
+            cache_hits=max(0, asked - missed),
+            cache_misses=missed,
+            absent_keys=missed - came,
+            files_asked=files,
+            filter_lies=lies,
+            reads=reads,
+            read_bytes=size_bytes,
+            guide_bytes=0 if stack is None else int(stack[8]),
+            rows_left=self.left,
+        )
+
+    def count_anew(self) -> None:
+        """Count from now on what is looked up and what leaves."""
+        self.left = 0
+        self._counts.begin()
 
     @property
     def are_any(self) -> bool:

@@ -37,9 +37,12 @@ class DueTimers(core.DueTimers):
     stale : bool
         Whether another due timer was registered meanwhile, so that the order no longer holds: stop,
         and call `due_timers` again. Also where rows of a table on disk had to leave meanwhile.
+    are_all : bool
+        Whether no other timers were due. Of a table on disk it may be False though there were none.
     """
 
     keys: KeyBatch
+    are_all: bool = False
 
 
 class Timers:
@@ -88,6 +91,7 @@ class Timers:
         if times is None:
             return None
         due = DueTimers(batch, times, np.frombuffer(times, np.int64).copy(), domain)
+        due.are_all = len(batch) < most and self._core.knows(domain, until_ms)
         if self._on_disk:
             batch.keep()
         return due

@@ -20,7 +20,7 @@ from pystate._core.core import range_bounds
 from pystate.checkpoint.refs import RangeState, uid_folder
 from pystate.redaction import logger
 from pystate.tables import janitor
-from pystate.tables.host import BELOW, TableHome, living_owners, process_start
+from pystate.tables.host import BELOW, GUIDE_NAME, TableHome, living_owners, process_start
 from pystate.tables.range_files import MERGED_NAME
 from pystate.tables.recovery import TableSpec
 
@@ -122,8 +122,9 @@ def _all_bounds(max_parallelism: int, parallelism: int) -> frozenset[tuple[int, 
 def remove_outdated(spec: TableSpec, base: RangeState, parallelism: int) -> None:
     """Remove an operator's tables of another parallelism, and of this range in another schema.
 
-    With the tables goes what was merged for them. A folder is read again only once it has changed:
-    tasks of a thousand ranges do not each go through a thousand names in every epoch.
+    With the tables goes what was merged for them, and copies of guides. A folder is read again only
+    once it has changed: tasks of a thousand ranges do not each go through a thousand names in every
+    epoch.
     """
     home, groups = spec.home, spec.operator.max_parallelism
     fingerprint = spec.operator.fingerprint(base.since)
@@ -134,6 +135,10 @@ def remove_outdated(spec: TableSpec, base: RangeState, parallelism: int) -> None
     for owner in home.folders:
         folder = os.path.join(owner, home.application, uid)
         for name in _names(folder, looked_for):
+            guide = GUIDE_NAME.fullmatch(name)
+            if guide is not None and (int(guide[1]), int(guide[2])) not in ranges:
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(folder, name))
             match = _NAME.fullmatch(name)
             if match is None:
                 continue

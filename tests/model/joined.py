@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.state_type import parse_type
+from tests.range_backends import HeapRanges
 
 GROUPS = 16
 LEFT = {"k": "int", "z": "string", "lid": "long", "t": "long", "word": "string"}
@@ -72,10 +72,11 @@ class Driver:
         make: Callable[[], Operator],
         side: Side | None = None,
         parallelism: int = 1,
+        ranges: HeapRanges | None = None,
     ) -> None:
+        self.ranges = HeapRanges() if ranges is None else ranges
         self.operator = OperatorSpec("j", key, states, parse_type("long"), True, GROUPS)
         self.make, self.side = make, side
-        self.files: list[bytes] = []
         self.bound: int | None = None
         self.out: Counter[Any] = Counter()
         self.late = 0
@@ -83,17 +84,21 @@ class Driver:
 
     def open(self, parallelism: int) -> None:
         """Make the ranges' tables anew, from the files."""
-        self.backends = []
-        for index in range(parallelism):
-            backend = KeyedStateBackend.of(self.operator, range_bounds(index, GROUPS, parallelism))
-            backend.open()
-            backend.restore([io.BytesIO(data) for data in self.files])
-            self.backends.append(backend)
+        bounds = [range_bounds(index, GROUPS, parallelism) for index in range(parallelism)]
+        self.ranges.open(self.operator, bounds)
+
+    @property
+    def files(self) -> list[bytes]:
+        """What the epochs have written."""
+        return self.ranges.files
+
+    @property
+    def backends(self) -> list[KeyedStateBackend]:
+        """The ranges' tables."""
+        return self.ranges.backends
 
     def restart(self, parallelism: int) -> None:
         """Lose the tables, and make them anew."""
-        for backend in self.backends:
-            backend.close()
         self.open(parallelism)
 
     def owners(self, rows: pa.RecordBatch, names: list[str]) -> Any:
@@ -113,6 +118,7 @@ class Driver:
         late = 0
         for attempt in range(1 + fails):
             rows, late = [], 0
+            self.ranges.begin(False)
             for index, backend in enumerate(self.backends):
                 time = OperatorTime(self.bound, watermark)
                 task, operator = TaskContext(backend, time=time, side=self.side), self.make()
@@ -126,16 +132,8 @@ class Driver:
                     rows += out.to_pylist()
                 late += task.late_rows
             if attempt < fails:
-                for backend in self.backends:
-                    backend.rollback()
-        for backend in self.backends:
-            if backend.dirty:
-                out = io.BytesIO()
-                with backend.seal() as snapshot:
-                    snapshot.write(out)
-                self.files.append(out.getvalue())
-            else:
-                backend.end_idle_epoch()
+                self.ranges.undo()
+        self.ranges.seal()
         if watermark is not None and (self.bound is None or watermark > self.bound):
             self.bound = watermark
         self.late += late
@@ -145,5 +143,4 @@ class Driver:
         return sum(len(backend) for backend in self.backends)
 
     def close(self) -> None:
-        for backend in self.backends:
-            backend.close()
+        self.ranges.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given
@@ -105,16 +105,28 @@ def loads(patch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     return found
 
 
-def test_only_the_key_groups_of_keys_are_read(
+def test_only_files_of_the_ranges_of_keys_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator = Operator(LocalStorage(tmp_path))
     with operator.coordinator(2, retained=9) as coordinator:
         run(coordinator, operator, [(key, "put", 1) for key in range(KEYS)])
-        run(coordinator, operator, [(key, "put", 2) for key in range(KEYS)])
-    found = loads(monkeypatch)
+        last = run(coordinator, operator, [(key, "put", 2) for key in range(KEYS)])
+    opened: list[str] = []
+    real = LocalStorage.open_read
+
+    def noted(self: LocalStorage, path: str) -> BinaryIO:
+        opened.append(path)
+        return real(self, path)
+
+    monkeypatch.setattr(LocalStorage, "open_read", noted)
     assert set(read(tmp_path, 1, 2, keys=[3])) == {3}
-    assert {(first, last) for _, first, last in found} == {(GROUPS[3], GROUPS[3])}
+    files = last.operators[0].ranges[ps.range_of(GROUPS[3], 128, 2)].files
+    first_of_all = last.operators[0].files[0].path  # which says what the namespaces are
+    assert {path for path in opened if path.startswith("state/")} <= {
+        first_of_all,
+        *(ref.path for ref in files),
+    }
     with pytest.raises(PystateError, match="key column"):
         ps.changes(tmp_path, "op", from_epoch=1, keys=["x"])
 

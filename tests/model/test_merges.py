@@ -141,9 +141,10 @@ class Operator:
                     backend.set_current_key(key)
                     row = {name: plain(backend[name]) for name in self.states}
                     found[key] = {name: value for name, value in row.items() if value}
-                due = backend.due_timers("event", 1 << 40) if self.timers else None
-                for i, key in enumerate(due.keys.to_pylist() if due else ()):
-                    found[key].setdefault("timers", set()).add(int(due.timestamps[i]))
+                while self.timers and (due := backend.due_timers("event", 1 << 40)):
+                    for key, time_ms in zip(due.keys.to_pylist(), due.timestamps, strict=True):
+                        found[key].setdefault("timers", set()).add(int(time_ms))
+                    due.fire_all()
         return {key: row for key, row in found.items() if row}
 
 

@@ -132,7 +132,7 @@ def test_windows(kind: str) -> None:
             for number, rows in enumerate(moved(stream)):
                 if number == at:
                     if rewrites:
-                        world._files = list(rewritten(world._files, world.operator))
+                        world.backends.files = list(rewritten(world.backends.files, world.operator))
                     world.rescale(2)
                 emitted = world.epoch(rows, 40 * number)
                 out.append(sorted(map(repr, emitted)))

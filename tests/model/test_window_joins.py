@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from pystate.errors import InvalidArgumentError
 from pystate.operators.joins import windowed
@@ -28,6 +29,7 @@ from pystate.operators.windows.assigners import (
 from tests.drawn import drawn
 from tests.model.joined import Driver, Row, batch, inputs
 from tests.model.test_joins import NAMES, streams
+from tests.range_backends import HeapRanges, on_disk
 from tests.unit.operators.windows.windows_world import cumulating, sliding
 
 KINDS: list[tuple[Any, Any]] = [
@@ -133,58 +135,72 @@ class Rows:
 @pytest.mark.parametrize("how", ["inner", "left", "right", "full"])
 @pytest.mark.parametrize(("windows", "of"), KINDS, ids=lambda k: repr(k)[:12])
 def test_equals_a_recomputation(windows: Any, of: Any, how: str) -> None:
-    spec = spec_of(windows, how)
-
     @drawn(25)
     @given(streams())
     def check(stream: list[Any]) -> None:
-        delay, epochs = stream
-        late: list[tuple[str, int]] = []
-
-        def note(side: Any, rows: pa.RecordBatch) -> None:
-            assert rows.schema == batch(side, []).schema
-            late.extend(
-                (side, i) for i in rows.column("lid" if side == "left" else "rid").to_pylist()
-            )
-
-        schemas = {side: batch(side, []).schema for side in ("left", "right")}
-        lates = LateInputs({"left": "left", "right": "right"}, schemas)
-        make = partial(WindowJoin, spec, lates)
-        driver = Driver(spec.states(), spec.left.key, make, side=note)
-        model = Rows(windows, of)
-        out: list[dict[str, Any]] = []
-        latest = None
-        for pieces, act in epochs:
-            for side, rows in pieces:
-                for row in rows:
-                    model.add(side, row)
-            times = [row[2] for _, rows in pieces for row in rows if row[2] is not None]
-            latest = max([*times, *([] if latest is None else [latest])], default=None)
-            watermark = None if latest is None else latest - delay
-            model.advance(watermark, how)
-            late_before = list(late)
-            batches = [(side, batch(side, rows)) for side, rows in pieces]
-            out += driver.epoch(batches, watermark, NAMES, fails=act == "fail")
-            if act == "fail":  # the attempt that failed has named its late rows, too
-                late[:] = (
-                    late_before + late[len(late_before) :][: (len(late) - len(late_before)) // 2]
-                )
-            if act == "restart":
-                driver.restart(len(driver.backends))
-            elif act.startswith("rescale"):
-                driver.restart(int(act.split()[1]))
-        model.advance(MAX_WATERMARK, how)
-        out += driver.epoch([], MAX_WATERMARK, NAMES)
-        assert driver.keys() == 0
-        assert sorted(late) == sorted(model.late)
-        assert driver.late == len(late)
-        driver.close()
-        columns = ("k", "z", "window_start", "window_end", "lid", "rid")
-        assert Counter(tuple(row[c] for c in columns) for row in out) == model.found
-        for row in out:
-            assert row["word"] == (None if row["lid"] is None else f"w{row['lid']}")
+        compare(windows, of, how, stream)
 
     check()
+
+
+@pytest.mark.parametrize("how", ["inner", "full"])
+@pytest.mark.parametrize(("windows", "of"), KINDS[1::2], ids=lambda k: repr(k)[:12])
+def test_on_disk(windows: Any, of: Any, how: str) -> None:
+    @drawn(30)
+    @given(st.integers(0, 1 << 30), streams())
+    def check(seed: int, stream: list[Any]) -> None:
+        with on_disk(seed) as ranges:
+            compare(windows, of, how, stream, ranges)
+
+    check()
+
+
+def compare(
+    windows: Any, of: Any, how: str, stream: list[Any], ranges: HeapRanges | None = None
+) -> None:
+    """A join and its recomputation over a stream."""
+    spec = spec_of(windows, how)
+    delay, epochs = stream
+    late: list[tuple[str, int]] = []
+
+    def note(side: Any, rows: pa.RecordBatch) -> None:
+        assert rows.schema == batch(side, []).schema
+        late.extend((side, i) for i in rows.column("lid" if side == "left" else "rid").to_pylist())
+
+    schemas = {side: batch(side, []).schema for side in ("left", "right")}
+    lates = LateInputs({"left": "left", "right": "right"}, schemas)
+    make = partial(WindowJoin, spec, lates)
+    driver = Driver(spec.states(), spec.left.key, make, side=note, ranges=ranges)
+    model = Rows(windows, of)
+    out: list[dict[str, Any]] = []
+    latest = None
+    for pieces, act in epochs:
+        for side, rows in pieces:
+            for row in rows:
+                model.add(side, row)
+        times = [row[2] for _, rows in pieces for row in rows if row[2] is not None]
+        latest = max([*times, *([] if latest is None else [latest])], default=None)
+        watermark = None if latest is None else latest - delay
+        model.advance(watermark, how)
+        late_before = list(late)
+        batches = [(side, batch(side, rows)) for side, rows in pieces]
+        out += driver.epoch(batches, watermark, NAMES, fails=act == "fail")
+        if act == "fail":  # the attempt that failed has named its late rows, too
+            late[:] = late_before + late[len(late_before) :][: (len(late) - len(late_before)) // 2]
+        if act == "restart":
+            driver.restart(len(driver.backends))
+        elif act.startswith("rescale"):
+            driver.restart(int(act.split()[1]))
+    model.advance(MAX_WATERMARK, how)
+    out += driver.epoch([], MAX_WATERMARK, NAMES)
+    assert driver.keys() == 0
+    assert sorted(late) == sorted(model.late)
+    assert driver.late == len(late)
+    driver.close()
+    columns = ("k", "z", "window_start", "window_end", "lid", "rid")
+    assert Counter(tuple(row[c] for c in columns) for row in out) == model.found
+    for row in out:
+        assert row["word"] == (None if row["lid"] is None else f"w{row['lid']}")
 
 
 @pytest.mark.parametrize("windows", [CountWindow(3), Global(), Session(column="gap"), "1 hour"])

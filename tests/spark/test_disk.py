@@ -108,7 +108,16 @@ def test_state_is_several_times_the_memory(
     assert sum(report["steps"] for report in reports) > 2
     assert sum(report["rows_looked_up"] for report in reports) > 5000
     last = [report for report in reports if report["epoch"] == EPOCHS]
-    assert 0 < sum(report["keys"] for report in last) < len(model_after(EPOCHS)) * 3 // 4
+    here = sum(report["rows_in_memory"] for report in last)
+    assert 0 < here < len(model_after(EPOCHS)) * 3 // 4
+    # A key that several files put counts in each.
+    assert len(model_after(EPOCHS - 1)) <= sum(report["keys"] for report in last)
+    progress = job.last_progress
+    assert progress is not None and progress.hit_rate is not None
+    [notes] = [each for each in progress.operators if each.uid == "notes"]
+    assert notes.rows_in_memory == here and notes.cache_misses > 0 and notes.files_asked > 0
+    assert notes.cache_hits + notes.cache_misses > 0 and notes.read_bytes == progress.read_bytes > 0
+    assert "hits in memory" in str(progress)
     assert all(report["rows_restored"] == 0 for report in reports)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from pystate.checkpoint.epoch_log import OperatorRecord
 from pystate.checkpoint.refs import FileRef, OperatorState, RangeState
+from pystate.epochs.chronicle import TableSize
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
 from pystate.epochs.range_report import InputSeen, RangeReport, SideFile
@@ -41,7 +42,7 @@ def progress(work: FakeWork) -> EpochProgress:
                     )
                 )
         after = epoch.collect()
-        return EpochProgress.of(epoch, after, epoch.reports, {"op": {0: (4, 9)}}, 1234.0)
+        return EpochProgress.of(epoch, after, epoch.reports, {"op": {0: TableSize(4, 9)}}, 1234.0)
 
 
 def test_sums(progress: EpochProgress) -> None:
@@ -81,6 +82,7 @@ def test_files_and_what_merges_wrote() -> None:
     assert (one.merged_bytes, one.most_files, one.watermark_ms) == (30, 4, 7)
     metrics = one.as_spark()["customMetrics"]
     assert (metrics["mergedBytes"], metrics["mostFiles"]) == (30, 4)
+    assert (metrics["cacheHits"], metrics["cacheMisses"], metrics["readBytes"]) == (0, 0, 0)
     assert OperatorProgress.of(record, after, frozenset()).merged_bytes == 40
     assert OperatorProgress.of(record, None, frozenset()).merged_bytes == 0
 

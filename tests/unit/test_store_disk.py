@@ -18,9 +18,11 @@ import pystate as ps
 from pystate._core import core
 from pystate.errors import (
     CheckpointError,
+    ClosedError,
     CorruptFileError,
     InvalidArgumentError,
     MemoryLimitError,
+    NoCurrentKeyError,
     NoSpaceError,
     SystemCallError,
 )
@@ -60,6 +62,23 @@ def numbers(store: Store, last: int) -> list[int]:
 
 def steps(store: Store) -> int:
     return sum(delta.is_step for delta in store._pending)
+
+
+LISTS = {"l": ps.ListState("long"), "s": ps.ListState("string"), "t": ps.ListState("long")}
+SOME = 32768
+LISTS_LIMIT = 4 << 20
+
+
+def fill_lists(store: Store, batches: int, keys: tuple[int, ...] = (7,)) -> int:
+    """Append that many batches of `SOME` numbers, each in an epoch of its own."""
+    for at in range(0, batches * SOME, SOME):
+        for key in keys:
+            store["l"].extend(store.keys([key]), [np.arange(at, at + SOME)])
+            store["s"].extend(store.keys([key]), [[f"item {at + i}" for i in range(50)]])
+        store.checkpoint()
+        assert store._backend.below._let_leave(1)
+        assert store.stats().committed_bytes <= LISTS_LIMIT
+    return batches * SOME
 
 
 @pytest.fixture
@@ -159,6 +178,28 @@ def test_a_batch_that_does_not_fit_says_how_much_would(tmp_path: Path) -> None:
         assert store["n"].values(store.keys(range(fits // 2))).to_pylist() == [*range(fits // 2)]
         store["n"].add(store.keys([1]), 1)
         assert store.checkpoint() == 2
+
+
+def test_keys_are_brought_before_they_are_used(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 1000)
+        store.checkpoint()
+    with opened(tmp_path) as store:
+        found = store.prefetch(range(990, 1010))
+        looked_up = store._backend.below.looked_up
+        assert (store.stats().keys, looked_up) == (10, 20)
+        for keys in (range(995), range(1000, 1010)):
+            store["n"].values(store.keys(keys[-5:]))
+        store.set_current_key(999)
+        assert store["n"].value() == 999
+        assert store["n"].values(found).to_pylist() == [*range(990, 1000), *[0] * 10]
+        # Which keys do not exist is known to the batch alone.
+        assert store._backend.below.looked_up == looked_up + 5
+        with pytest.raises(MemoryLimitError) as error:
+            store.prefetch(range(1000))
+        assert 0 < error.value.keys < 1000
+    with opened(tmp_path / "heap", home="heap", limit_bytes=0) as store:
+        assert len(store.prefetch([1, 2])) == 2 and len(store) == 0
 
 
 def test_a_small_store_stays_in_memory(tmp_path: Path) -> None:
@@ -538,3 +579,120 @@ def test_a_backend_is_restored_without_reading_rows(tmp_path: Path) -> None:
     with ps.KeyedStateBackend("long", states=STATES, home="disk") as backend:
         backend.restore([base.path])
         assert backend["n"].values(backend.keys([5, 500])).to_pylist() == [1, 0]
+
+
+def test_figures_of_the_cache(tmp_path: Path) -> None:
+    """What is in memory, what was looked up, and what the history says of it."""
+    states = {"n": ps.ValueState("long", default=0)}
+    with ps.open(tmp_path, key="long", states=states, home="disk", limit_bytes=64 << 20) as store:
+        store["n"].add(store.keys(range(1000)), 1)
+        store.checkpoint()
+    with ps.open(tmp_path, key="long", states=states, home="disk", limit_bytes=64 << 20) as store:
+        begin = store.disk_stats()
+        assert (begin.rows_in_memory, begin.estimated_keys, begin.cache_misses) == (0, 1000, 0)
+        assert begin.hit_rate is None and begin.files_per_lookup is None
+        store["n"].add(store.keys([1, 2, 3, 3, 5000]), 1)  # a key twice, and a new one
+        stats = store.disk_stats()
+        assert (stats.cache_misses, stats.absent_keys, stats.rows_in_memory) == (4, 1, 4)
+        assert stats.files_asked >= 3 and stats.reads >= 1 and stats.read_bytes > 0
+        assert stats.guide_bytes > 0 and stats.cache_hits == 1 and stats.hit_rate == 0.2
+        store["n"].values(store.keys([1, 2, 3]))
+        assert store.disk_stats().cache_hits == 4
+        store.checkpoint()
+        store["n"].values(store.keys([1, 9]))  # by another stack of files
+        after = store.disk_stats()
+        assert (after.cache_hits, after.cache_misses) == (5, 5)
+        assert after.files_asked > stats.files_asked and after.read_bytes > stats.read_bytes
+        store["n"].add(store.keys([1]), 1)
+        store.checkpoint()
+    [first, second, third] = ps.history(tmp_path).records
+    [one], [two], [three] = first.operators, second.operators, third.operators
+    assert (one.hit_rate, one.rows_in_memory) == (None, 0)
+    assert (two.cache_hits, two.cache_misses, two.rows_in_memory) == (4, 4, 4)
+    assert (three.cache_hits, three.cache_misses) == (2, 1)
+    assert two.keys >= 1001 and two.files_per_lookup is not None
+    with pytest.raises(ClosedError):
+        store.disk_stats()
+    with (
+        ps.open(tmp_path / "heap", key="long", states=states) as heap,
+        pytest.raises(InvalidArgumentError, match="all rows in memory"),
+    ):
+        heap.disk_stats()
+
+
+def test_a_list_is_longer_than_memory(tmp_path: Path) -> None:
+    with opened(tmp_path, states=LISTS, limit_bytes=LISTS_LIMIT) as store:
+        n = fill_lists(store, 48)
+        assert n * 8 > 2 * LISTS_LIMIT
+        store.set_current_key(7)
+        listed = store["l"]
+        assert len(listed) == listed.below() == n and len(store["s"]) == 48 * 50
+        looked_up = store._backend.below.looked_up
+        total = 0
+        for item in listed:
+            total += item
+        assert total == n * (n - 1) // 2
+        assert listed[n // 2 : n // 2 + 3] == [n // 2, n // 2 + 1, n // 2 + 2]
+        assert (
+            listed[-1] == n - 1 and listed[0] == 0 and store["s"][2399] == f"item {47 * SOME + 49}"
+        )
+        assert (listed.to_numpy() == np.arange(n)).all() and not store["t"].get()
+        many = listed.lists(store.keys([7, 8, 7]))
+        assert many.offsets.to_pylist() == [0, n, n, 2 * n]
+        assert many.values.to_numpy()[n - 1 : n + 2].tolist() == [n - 1, 0, 1]
+        assert [len(x) for x in store["s"].lists(store.keys([7, 8])).to_pylist()] == [2400, 0]
+        assert store._backend.below.looked_up == looked_up + 2, "key 8, twice"
+        # What is appended is read behind what lies in files, also in the epochs after.
+        store.set_current_key(7)
+        listed.add_all([-1, -2])
+        assert listed[-3:] == [n - 1, -1, -2] and listed.below() == n
+        store.checkpoint()
+        store.set_current_key(7)
+        assert listed[-3:] == [n - 1, -1, -2] and len(listed) == n + 2
+        listed.update([5])
+        assert listed.get() == [5] and listed.below() == 0
+        store.rollback()
+        store.set_current_key(7)
+        assert len(listed) == n + 2 and listed[:2] == [0, 1]
+    # With all rows in memory the same files say the same.
+    with ps.open(tmp_path, key="long", states=LISTS) as store:
+        store.set_current_key(7)
+        assert store["l"].get() == [*range(n), -1, -2] and store["l"].below() == 0
+
+
+def test_iteration_over_a_long_list_belongs_to_its_key(tmp_path: Path) -> None:
+    with opened(tmp_path, states=LISTS, limit_bytes=LISTS_LIMIT) as store:
+        n = fill_lists(store, 20)
+        store.set_current_key(7)
+        items = iter(store["l"])
+        assert next(items) == 0
+        store.set_current_key(8)
+        with pytest.raises(NoCurrentKeyError, match="'l'"):
+            sum(items)
+        store.set_current_key(7)
+        assert sum(store["l"]) == n * (n - 1) // 2
+
+
+def test_a_damaged_file_is_found_when_its_items_are_read(tmp_path: Path) -> None:
+    with opened(tmp_path, states=LISTS, limit_bytes=LISTS_LIMIT) as store:
+        n = fill_lists(store, 20)
+        store.set_current_key(7)
+        damaged = []
+        for file in tmp_path.rglob("*"):
+            if file.suffix in (".base", ".delta") and file.stat().st_size > 40000:
+                with open(file, "r+b") as out:
+                    out.seek(20000)
+                    byte = out.read(1)
+                    out.seek(20000)
+                    out.write(bytes([byte[0] ^ 1]))
+                damaged.append(file)
+        assert damaged
+        for read in (store["l"].get, store["l"].to_numpy, lambda: sum(store["l"])):
+            with pytest.raises(CorruptFileError, match=r"\.(base|delta)"):
+                read()
+        with pytest.raises(CorruptFileError):
+            store["l"].lists(store.keys([7]))
+        # Nothing that needs no items fails, and the epoch goes on.
+        store.set_current_key(7)
+        store["l"].add(3)
+        assert len(store["l"]) == n + 1 and store["l"][-1] == 3

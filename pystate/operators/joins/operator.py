@@ -29,6 +29,8 @@ Columns: TypeAlias = "Sequence[pa.Array[Any]]"
 OUTPUT_ROWS = 1 << 16
 #: Rows of a batch that meet the table at once.
 _ROWS = 1 << 16
+#: How many lists a row is looked for in, and put into.
+_LISTS_OF_ROW = 3
 #: Rows of event times further from 1970 are invalid: sums with an interval must not overflow.
 _MOST_TIME = 1 << 60
 
@@ -138,6 +140,7 @@ class JoinResult:
 class JoinOperator(Operator):
     """One task's run of a join; `late` says where late rows go, which are otherwise dropped."""
 
+    looks_up_keys = False
     _spec: JoinSpec
 
     def __init__(self, spec: JoinSpec, late: LateInputs | None = None) -> None:
@@ -174,8 +177,11 @@ class ContinuousJoin(JoinOperator):
                 alone = np.flatnonzero(ready.unusable)
                 yield from self._result.alone(side, ready.keys, ready.values, alone)
             ready = ready.take(np.flatnonzero(~ready.unusable))
-        for begin in range(0, len(ready), _ROWS):
-            yield from self.meet(side, ready.slice(begin, _ROWS))
+        begin = 0
+        while begin < len(ready):
+            some = self._backend.below.most_keys(_ROWS, _LISTS_OF_ROW)
+            yield from self.meet(side, ready.slice(begin, some))
+            begin += some
 
     @abstractmethod
     def meet(self, side: SideName, rows: Rows) -> Iterator[pa.RecordBatch]:

@@ -19,9 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from pystate.errors import MemoryLimitError
 from pystate.operators.joins.inputs import JoinInput, Rows
 from pystate.operators.runtime.event_time import event_times
 from pystate.operators.runtime.grouping import expand, group, keys_at, take_rows
+from pystate.operators.runtime.stored_lists import extend
 from pystate.state.declaration import State
 from pystate.state.key_batch import KeyBatch
 from pystate.state.list import ListHandle, ListState
@@ -124,7 +126,7 @@ class StoredRows:
             columns.append(pa.array(matched))
         fields = [self._fields.field(i) for i in range(self._fields.num_fields)]
         items = pa.StructArray.from_arrays(columns, fields=fields)
-        self._rows.extend(keys, _lists(starts, items))
+        extend(self._backend, self._rows, keys, _lists(starts, items))
 
     def load(
         self, columns: Sequence[pa.Array[Any]], buckets: Ints
@@ -132,9 +134,16 @@ class StoredRows:
         """Load the lists of some keys and buckets, those of some keys at a time."""
         begin = 0
         while begin < len(buckets):
-            end = min(begin + self._lists, len(buckets))
+            some = self._backend.below.most_keys(self._lists)
+            end = min(begin + some, len(buckets))
             part = [column.slice(begin, end - begin) for column in columns]
-            loaded = self._load(self._backend.keys(part, longs(buckets[begin:end])))
+            try:
+                loaded = self._load(self._backend.keys(part, longs(buckets[begin:end])))
+            except MemoryLimitError as error:
+                if error.keys is None or end == begin + 1:
+                    raise
+                self._lists = max(1, min((end - begin) // 2, error.keys * 3 // 4))
+                continue
             per_list = len(loaded.times) / (end - begin)
             self._lists = int(min(max(_LOADED_ROWS / max(per_list, 1e-9), 1), _MOST_LISTS))
             yield begin, end, loaded
@@ -208,7 +217,10 @@ def due_lists(
 
     A bucket may have several: one for each input, or those of runs with another interval.
     """
-    while (due := backend.due_timers("event", watermark, _TIMERS)) is not None:
+    while True:
+        due = backend.due_timers("event", watermark, backend.below.most_keys(_TIMERS))
+        if due is None:
+            return
         columns, buckets = due.keys.key_arrays(), due.keys.namespaces().to_numpy()
         times = due.timestamps
         due.fire_all()

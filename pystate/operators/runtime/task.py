@@ -45,10 +45,13 @@ class Operator(ABC):
     It is made from what is pickled for the workers; all else comes with `open`.
     """
 
-    #: Whether it asks its backend at the end which keys the epoch has changed; and whether its
-    #: table may be sealed in steps, after which that is known of keys alone that it did not delete.
-    asks_for_changed: ClassVar[bool] = False
-    may_step: ClassVar[bool] = True
+    #: Whether it asks its backend at the end which keys the epoch has changed. Of a table on disk
+    #: which was sealed in steps that is known of keys alone that it did not delete.
+    asks_for_changed: bool = False
+    #: Whether it first looks up the keys of its rows in the default namespace, so that whoever
+    #: runs it may fetch them together, and give it rows whose keys fit in memory. Others see to
+    #: that themselves.
+    looks_up_keys: ClassVar[bool] = True
     #: What a task reports that had neither rows nor anything else to do.
     idle_metrics: ClassVar[Mapping[str, int]] = MappingProxyType({})
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.grouping import first_of_each, take_rows
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Aligned, CountWindow, Global, Session, Tumbling
@@ -39,7 +38,7 @@ class TumblingOperator(WindowOperator):
         assert isinstance(windows, Aligned) and isinstance(windows, Tumbling)
         self._grid: Grid = grid_of(windows, self.lateness)
 
-    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
+    def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Add rows to their windows."""
         rows, times = self.timed(rows)
         starts = self._grid.slices(times)
@@ -94,7 +93,7 @@ class TumblingOperator(WindowOperator):
 class GlobalOperator(WindowOperator):
     """One window per key, which never ends; it has neither a start nor an end."""
 
-    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
+    def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Add rows to their key's window."""
         rows, times = self.timed(rows)
         if rows.num_rows:
@@ -113,7 +112,7 @@ def _spaces(keys: KeyBatch) -> Times:
 class CountOperator(WindowOperator):
     """See `WindowOperator`."""
 
-    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
+    def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Add rows to their windows; yield those that are complete."""
         if self.spec.options.event_time is not None:
             self.timed(rows)

@@ -17,6 +17,7 @@ Invariants
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ class WindowOperator(Operator):
     (`partial_slices`).
     """
 
-    may_step = False
+    looks_up_keys = False
 
     def __init__(
         self, spec: WindowSpec, late_tag: str | None = None, *, combined: bool = False
@@ -58,6 +59,7 @@ class WindowOperator(Operator):
         self.domain: Any = "processing" if spec.options.event_time is None else "event"
         self.lateness = spec.options.lateness_ms
         self.final = spec.options.emit == "final"
+        self.asks_for_changed = not self.final or spec.options.early_ms is not None
         self._late_tag = late_tag
         self._combined = combined
 
@@ -72,6 +74,20 @@ class WindowOperator(Operator):
             self.invalid.weight = total_weight
         self.columns = self.spec.kept(task.backend, task.owner)
         self._schema = self.spec.schema(task.backend.key)
+
+    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
+        """Add rows to their windows, of a table on disk as many at a time as fit in memory."""
+        begin, end = 0, rows.num_rows
+        while True:
+            fits = self.backend.below.most_keys(max(end - begin, 1))
+            yield from self.take(rows if fits >= end else rows.slice(begin, fits))
+            begin += fits
+            if begin >= end:
+                return
+
+    @abstractmethod
+    def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Add rows to their windows; return what this emits."""
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         """Emit the windows that are over, and others that are to be emitted."""
@@ -106,11 +122,16 @@ class WindowOperator(Operator):
     def due(self, until: int | None) -> Iterator[DueTimers]:
         """The timers of the windows' clock that are due, some at a time; they have fired."""
         while until is not None:
-            due = self.backend.due_timers(self.domain, until, FIRED_ROWS)
+            due = self.backend.due_timers(self.domain, until, self.most_fired)
             if due is None:
                 return
             due.fire_all()
             yield due
+
+    @property
+    def most_fired(self) -> int:
+        """How many windows fire at once."""
+        return self.backend.below.most_keys(FIRED_ROWS)
 
     def oldest(self) -> int | None:
         """The start of the earliest window that is kept, if `WindowOptions.keeps`."""
@@ -237,7 +258,7 @@ class WindowOperator(Operator):
 
     def changed(self) -> Iterator[KeyBatch]:
         """The windows or slices that this epoch's rows have changed."""
-        for keys in self.backend.changed(FIRED_ROWS):
+        for keys in self.backend.changed(self.most_fired):
             # Rows of the default namespace are no windows, and a timer may outlive its window.
             there = np.asarray(keys.namespaces().is_valid()) & self.columns.exist(keys)
             if there.any():
@@ -264,7 +285,7 @@ class WindowOperator(Operator):
         if self.spec.options.early_ms is None:
             return
         while True:
-            due = self.backend.due_timers("processing", self.task.processing_time, FIRED_ROWS)
+            due = self.backend.due_timers("processing", self.task.processing_time, self.most_fired)
             if due is None:
                 return
             due.fire_all()

@@ -68,6 +68,8 @@ class WindowProcessSpec:
 class WindowProcess(Operator):
     """One task's run of a function over windows."""
 
+    looks_up_keys = False
+
     def __init__(self, spec: WindowProcessSpec, late_tag: str | None = None) -> None:
         self._spec = spec
         self._shape = window_shape(spec.function, spec.owner)
@@ -76,6 +78,7 @@ class WindowProcess(Operator):
         self._owners: list[_Owner] = []
         self._owner: _Owner = None
         self.operator = make_operator(spec.rows, late_tag)
+        self.asks_for_changed = self.operator.asks_for_changed
 
     def open(self, task: TaskContext) -> None:
         """Register the states, and call the function's `open`."""

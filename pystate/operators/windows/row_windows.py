@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.operators.runtime.grouping import keys_at, pieces
+from pystate.operators.runtime.stored_lists import extend, part_of, read_lists
 from pystate.operators.windows.assigners import Session
 from pystate.operators.windows.columns import ROWS, Columns, MoreSteps, Refused
 from pystate.operators.windows.grid import Mask, Times
@@ -143,12 +144,12 @@ class RowColumns(Columns):
         source = _chosen(self._backend, self._asked, numbers)
         sizes = self._sizes(source)
         for begin, end in pieces(sizes, LOADED_ROWS):
-            part = _part(self._backend, source, begin, end)
-            to = _part(self._backend, keys, begin, end)
+            part = part_of(self._backend, source, begin, end)
+            to = part_of(self._backend, keys, begin, end)
             self.rows.merge_all(to, self.rows.accumulators(part))
             for handle in self._lists:
                 if handle is not None:
-                    handle.extend(to, handle.lists(part))
+                    extend(self._backend, handle, to, read_lists(self._backend, handle, part))
 
     def results(self, keys: KeyBatch) -> list[pa.Array[Any]]:
         """Have the rows of some windows be the next to `load`; there are no result columns."""
@@ -186,7 +187,7 @@ class RowColumns(Columns):
         ends = np.concatenate([[0], np.cumsum(sizes)])
         for begin, end in pieces(np.diff(ends[parts]), LOADED_ROWS):
             mine = parts[begin : end + 1]
-            read = _part(self._backend, keys, int(mine[0]), int(mine[-1]))
+            read = part_of(self._backend, keys, int(mine[0]), int(mine[-1]))
             offsets: list[Times] = []
             values: list[list[pa.Array[Any]]] = []
             for kept, handle in zip(self._inputs, self._lists, strict=True):
@@ -194,18 +195,11 @@ class RowColumns(Columns):
                     offsets.append(ends[mine] - ends[mine[0]])
                     values.append([])
                     continue
-                lists = handle.lists(read)
+                lists = read_lists(self._backend, handle, read)
                 places = lists.offsets.to_numpy().astype(np.int64)
                 offsets.append(places[mine - mine[0]])
                 values.append(list(lists.values.flatten()[: len(kept.columns)]))
             yield Loaded(begin, end, offsets, values)
-
-
-def _part(backend: KeyedStateBackend, keys: KeyBatch, begin: int, end: int) -> KeyBatch:
-    if begin == 0 and end == len(keys):
-        return keys
-    columns = [array.slice(begin, end - begin) for array in keys.key_arrays()]
-    return backend.keys(columns, keys.namespaces().slice(begin, end - begin))
 
 
 def _chosen(backend: KeyedStateBackend, keys: KeyBatch, numbers: Times) -> KeyBatch:

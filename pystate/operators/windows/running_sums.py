@@ -152,7 +152,7 @@ class RunningSums:
             sums = {name: np.where(goes_on, values, 0) for name, values in stored.items()}
             anew = np.flatnonzero(~goes_on & ~(fresh & ~fired))
             count = (grid.size - grid.slide) // grid.slice
-            step = max(1, SLICES_AT_ONCE // max(count, 1))
+            step = max(1, self._backend.below.most_keys(SLICES_AT_ONCE) // max(count, 1))
             for begin in range(0, len(anew) if count else 0, step):
                 some = anew[begin : begin + step]
                 chosen = take_rows(columns, some)

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.grouping import first_of_each, take_rows
 from pystate.operators.runtime.partial_rows import FIRST
 from pystate.operators.runtime.task import TaskContext
@@ -86,7 +85,7 @@ class SessionOperator(WindowOperator):
 
     # -- rows
 
-    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
+    def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Add rows to their sessions, which this may begin, prolong and join."""
         rows, times = self.timed(rows)
         rows, times, gaps = self._gaps(rows, times)

@@ -29,7 +29,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pystate.checkpoint.refs import INPUT
 from pystate.operators.runtime.grouping import expand, take_rows
 from pystate.operators.runtime.task import TaskContext
 from pystate.operators.windows.assigners import Aligned
@@ -75,8 +74,6 @@ class SlicedOperator(WindowOperator):
         self._sweeps = self.final and not self.lateness
         timed = self.final and self.domain == "event"
         self._unfired = self.task.late_bound if timed else None
-        #: Windows that are put together from their slices at once.
-        self._folds = max(1, min(FIRED_ROWS, SLICES_AT_ONCE // windows.slices))
         states = self.spec.states()
         self._next = self.backend.register(NEXT, states[NEXT]) if self.spec.runs else None
         counters = [i for i, c in enumerate(self.spec.columns) if c.counts_rows]
@@ -96,9 +93,20 @@ class SlicedOperator(WindowOperator):
         #: Up to where windows fired of which nothing was kept.
         self._unkept = self.task.late_bound
 
+    @property
+    def _folds(self) -> int:
+        """Windows that are put together from their slices at once."""
+        slices = self.backend.below.most_keys(SLICES_AT_ONCE)
+        return max(1, min(FIRED_ROWS, slices // self._windows.slices))
+
+    @property
+    def _slices_moving(self) -> int:
+        """Slices that enter, or leave, from one window to the next."""
+        return max(self._grid.slide // self._grid.slice, 1)
+
     # -- rows
 
-    def process(self, rows: pa.RecordBatch, input: str = INPUT) -> Iterator[pa.RecordBatch]:
+    def take(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Add rows to their slices; yield windows that were over before them."""
         yield from self._catch_up()
         rows, times = self.timed(rows)
@@ -198,9 +206,10 @@ class SlicedOperator(WindowOperator):
             last = min(until, time + (times - 1) * self._grid.slide)
             due = None
             if self._sweeps and not again:
-                due = self.backend.due_timers(self.domain, last, self._folds)
+                folds = self._folds
+                due = self.backend.due_timers(self.domain, last, folds)
             if due is not None and self._are_few(due, times):
-                few = 2 * len(due.keys) < self._folds
+                few = 2 * len(due.keys) < folds
                 yield from self._fire_together(due, last)
                 times = min(2 * times, _MOST_TIMES) if few else times
             elif times > 1:
@@ -217,7 +226,7 @@ class SlicedOperator(WindowOperator):
         """Whether these are all timers that are due, of so few windows of each of some times."""
         n = len(due.keys)
         slices = n * self._windows.slices // times
-        return n < self._folds and slices <= _FEW and due.keys.namespaces().null_count == n
+        return due.are_all and slices <= _FEW and due.keys.namespaces().null_count == n
 
     def _fire_together(self, due: DueTimers, last: int) -> Iterator[pa.RecordBatch]:
         """Emit the windows of some keys that end up to `last`, from their slices.
@@ -237,8 +246,9 @@ class SlicedOperator(WindowOperator):
         rows, ends = expand(first, steps, grid.slide)
         order = _each_once(key_codes(columns)[rows], ends)
         rows, ends = rows[order], ends[order]
-        for begin in range(0, len(rows), self._folds):
-            part = slice(begin, begin + self._folds)
+        folds = self._folds
+        for begin in range(0, len(rows), folds):
+            part = slice(begin, begin + folds)
             chosen, at = take_rows(columns, rows[part]), ends[part]
             there, results = self._folded(chosen, at)
             if len(there):
@@ -258,18 +268,20 @@ class SlicedOperator(WindowOperator):
         if self._running is None:
             return None
         slide = self._grid.slide
-        due = self.backend.due_timers(self.domain, time, _AHEAD)
-        assert due is not None, "the timers of the earliest time"
+        most = self.backend.below.most_keys(_AHEAD, self._slices_moving)
+        due = self.backend.due_timers(self.domain, time, most)
+        if due is None:
+            return iter(())  # the time is that of a timer which was taken away
         # Of more times than a slice has windows, many would be those of other keys alone.
         times = min((until - time) // slide + 1, max(self._grid.size // slide, _LEAST_TIMES))
-        times = min(times, _AHEAD // len(due.keys))
+        times = min(times, most // len(due.keys))
         while times > 1:
             last = time + (times - 1) * slide
-            due = self.backend.due_timers(self.domain, last, _AHEAD)
+            due = self.backend.due_timers(self.domain, last, most)
             assert due is not None, "the same timers"
-            if len(due.keys) < _AHEAD:
+            if due.are_all:
                 columns, firsts = first_timers(self.backend, due)
-                if 0 < len(firsts) <= 2 * _AHEAD // times:
+                if 0 < len(firsts) <= 2 * most // times:
                     fresh = self._have_nothing_before(firsts)
                     ends = np.arange(int(firsts.min()), last + 1, slide)
                     ahead = self._running.ahead(columns, firsts, ends, fresh)
@@ -319,8 +331,12 @@ class SlicedOperator(WindowOperator):
 
     def _fire_until(self, time: int, *, again: bool) -> Iterator[pa.RecordBatch]:
         runs = self._next is not None and not again
-        most = FIRED_ROWS if runs else self._folds
-        while (due := self.backend.due_timers(self.domain, time, most)) is not None:
+        below = self.backend.below
+        while True:
+            most = below.most_keys(FIRED_ROWS, self._slices_moving) if runs else self._folds
+            due = self.backend.due_timers(self.domain, time, most)
+            if due is None:
+                return
             due.fire_all()
             spaces = due.keys.namespaces()
             if spaces.null_count < len(due.keys):
@@ -438,8 +454,9 @@ class SlicedOperator(WindowOperator):
         columns = slices.key_arrays()
         # Slices of one key share windows.
         order = _each_once(key_codes(columns)[rows], ends)
-        for begin in range(0, len(order), self._folds):
-            part = order[begin : begin + self._folds]
+        folds = self._folds
+        for begin in range(0, len(order), folds):
+            part = order[begin : begin + folds]
             chosen = take_rows(columns, rows[part])
             there, results = self._folded(chosen, ends[part])
             if len(there):
@@ -526,7 +543,8 @@ class DeferredTimers:
     """Timers in the default namespace, some of which may never be registered.
 
     Where all windows of a key up to the watermark are put together at once, the key needs one
-    timer, at the end of the first of them. Which these are is known when the epoch finishes.
+    timer, at the end of the first of them. Which these are is known when the epoch finishes. Of a
+    table on disk none is kept back, as the rows of so many keys may not fit in memory together.
     """
 
     def __init__(self, backend: KeyedStateBackend, domain: Any) -> None:
@@ -541,6 +559,9 @@ class DeferredTimers:
 
     def add(self, columns: Sequence[pa.Array[Any]], times: Times) -> None:
         """Keep timers of some keys back."""
+        if self._backend.below.on_disk:
+            self._register(columns, times)
+            return
         self._columns.append(columns)
         self._times.append(times)
         self._rows += len(times)

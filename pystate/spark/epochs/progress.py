@@ -97,6 +97,12 @@ class OperatorProgress(OperatorRecord):
                 "mostFiles": self.most_files,
                 "attachMs": round(self.attach_ms),
                 "rowsRestored": self.rows_restored,
+                "rowsInMemory": self.rows_in_memory,
+                "cacheHits": self.cache_hits,
+                "cacheMisses": self.cache_misses,
+                "filesAsked": self.files_asked,
+                "readBytes": self.read_bytes,
+                "rowsLeft": self.rows_left,
             },
         }
 
@@ -139,7 +145,8 @@ class EpochProgress:
         Rows of the side outputs that had any.
     keys : int
         Keys that the operators hold, as far as the job has seen their ranges since its start; not
-        those of loops, which users do not see.
+        those of loops, which users do not see. Of tables on disk it is an estimate: what their
+        files put, less what they delete, and the rows in memory where these are more.
     rows_changed : int
         State rows that the epoch changed.
     rows_restored : int
@@ -154,6 +161,12 @@ class EpochProgress:
         Size of the files, made of earlier ones by merging, that the epoch is the first to name.
     most_files : int
         How many state files count for one key group at most.
+    hit_rate : float or None
+        Of tables on disk, the share of keys whose rows were in memory when they were needed; None
+        if nothing was looked up. Each operator has ``cache_hits`` and ``cache_misses``, with
+        ``files_per_lookup``, ``read_bytes``, ``rows_in_memory`` and ``rows_left``.
+    read_bytes : int
+        What tables on disk read of their files.
     attach_ms : float
         How long it took to find a range's table, or to restore it. This and the next two times are
         the longest of any range.
@@ -212,6 +225,18 @@ class EpochProgress:
         return max((operator.most_files for operator in self.operators), default=0)
 
     @property
+    def hit_rate(self) -> float | None:
+        """See above."""
+        hits = sum(operator.cache_hits for operator in self.operators)
+        asked = hits + sum(operator.cache_misses for operator in self.operators)
+        return hits / asked if asked else None
+
+    @property
+    def read_bytes(self) -> int:
+        """See above."""
+        return sum(operator.read_bytes for operator in self.operators)
+
+    @property
     def by_operator(self) -> Mapping[str, OperatorProgress]:
         """The progress of each operator, by its uid."""
         return {operator.uid: operator for operator in self.operators}
@@ -256,11 +281,11 @@ class EpochProgress:
             rows_out=flow.rows_out,
             late_rows=late,
             side_rows=dict(side),
-            keys=sum(keys for uid, (keys, _) in held if uid not in in_flight),
+            keys=sum(size.keys for uid, size in held if uid not in in_flight),
             rows_changed=sum(r.rows_changed for r in records),
             rows_restored=sum(r.rows_restored for r in records),
             rows_copied=sum(r.rows_copied for r in records),
-            state_bytes=sum(size for _, (_, size) in held),
+            state_bytes=sum(size.state_bytes for _, size in held),
             checkpoint_bytes=sum(r.checkpoint_bytes for r in records),
             attach_ms=max((r.attach_ms for r in records), default=0.0),
             seal_ms=max((r.seal_ms for r in records), default=0.0),
@@ -310,6 +335,8 @@ class EpochProgress:
             )
         if self.rows_copied:
             parts.append(f"{self.rows_copied} rows of state moved")
+        if self.hit_rate is not None:
+            parts.append(f"{self.hit_rate:.0%} hits in memory")
         parts += [f"{self.keys} keys", f"{self.total_ms / 1000:.2f} s"]
         return ", ".join(parts)
 

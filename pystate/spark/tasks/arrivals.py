@@ -25,10 +25,9 @@ from pystate.types.keys import leaf
 class Arrivals:
     """The rows of one input, by key."""
 
-    @property
-    def are_by_key(self) -> bool:
-        """Whether each part is a record batch in which the key's columns have their names."""
-        return type(self) is Arrivals
+    def key_names(self, plan: OperatorPlan, input: str) -> Sequence[str] | None:
+        """The key's columns in the parts of an input; None where they are no batches by key."""
+        return [name for name, _ in plan.router.schema]
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -47,6 +46,10 @@ class Arrivals:
 
 class InstanceRows(Arrivals):
     """Rows without keys, which `spread` has routed: the last column is the instance."""
+
+    def key_names(self, plan: OperatorPlan, input: str) -> Sequence[str] | None:
+        """See `Arrivals.key_names`."""
+        return None
 
     def owner(self, plan: OperatorPlan, rows: Any) -> int:
         """See `Arrivals.owner`."""
@@ -73,6 +76,10 @@ class UnitedRows(Arrivals):
     def inputs(self) -> tuple[str, ...]:
         """The names of the inputs."""
         return tuple(self.names)
+
+    def key_names(self, plan: OperatorPlan, input: str) -> Sequence[str] | None:
+        """See `Arrivals.key_names`."""
+        return self.names[input][0]
 
     def parts(self, rows: Any, plan: OperatorPlan, index: int) -> Iterable[tuple[str, Any]]:
         """See `Arrivals.parts`."""
@@ -111,6 +118,10 @@ class BroadcastRows(Arrivals):
         """The names of the inputs."""
         return (INPUT, BROADCAST)
 
+    def key_names(self, plan: OperatorPlan, input: str) -> Sequence[str] | None:
+        """See `Arrivals.key_names`."""
+        return super().key_names(plan, input) if input == INPUT else None
+
     def owner(self, plan: OperatorPlan, rows: Any) -> int:
         """See `Arrivals.owner`."""
         target = rows.column(self.count)[0].as_py()
@@ -148,6 +159,10 @@ class ElementRows(Arrivals):
     """The elements of an RDD, in lists of `Routed`."""
 
     router: KeyRouter
+
+    def key_names(self, plan: OperatorPlan, input: str) -> Sequence[str] | None:
+        """See `Arrivals.key_names`."""
+        return None
 
     def owner(self, plan: OperatorPlan, rows: Any) -> int:
         """See `Arrivals.owner`."""

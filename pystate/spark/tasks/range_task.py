@@ -75,6 +75,15 @@ _LEAST_WARM_S, _MOST_WARM_S = 0.01, 0.25
 STAGING = "pystate.staging"
 #: The local property with the `ResultFiles` of the operator whose tasks write the result.
 WRITING = "pystate.writing"
+#: What a task on disk reports of its table, by the names of `DiskStats`.
+_DISK_METRICS = (
+    "rows_in_memory",
+    "cache_hits",
+    "cache_misses",
+    "files_asked",
+    "read_bytes",
+    "rows_left",
+)
 
 
 def _local_property(name: str) -> str | None:
@@ -288,10 +297,9 @@ class RangeTask:
         self._beginning: Beginning | None = None
         self._marker: int | None = None
         self._sealed_id: str | None = None
-        #: Whether the table may be sealed before the end, so that rows leave that have changed.
-        self.may_step = True
-        #: Whether the keys that change are asked for at the end.
-        self.notes_changed = False
+        #: Whether the keys that change are asked for at the end; and whether keys of rows are first
+        #: looked up in the default namespace.
+        self.notes_changed, self.looks_up_keys = False, True
         self._steps: TaskSteps | None = None
 
     @property
@@ -354,13 +362,12 @@ class RangeTask:
             if self.backend.below.on_disk:
                 folder = self._spec.home.local_folder(STEPS, plan.operator.uid)
                 remove_left(folder)
-                if self.may_step:
-                    self._steps = TaskSteps(
-                        self.backend,
-                        folder,
-                        Lineage(bytes(16), bytes.fromhex(self.state.id), plan.epoch, plan.query),
-                        notes_changed=self.notes_changed,
-                    )
+                self._steps = TaskSteps(
+                    self.backend,
+                    folder,
+                    Lineage(bytes(16), bytes.fromhex(self.state.id), plan.epoch, plan.query),
+                    notes_changed=self.notes_changed,
+                )
             self._context = plan.context(self.state, self.backend, self.write_side)
             if plan.redistributes_in(self.state):
                 self._context.old = self._whole_state
@@ -513,10 +520,12 @@ class RangeTask:
             self.metrics["keys"] = stats.keys
             self.metrics["state_bytes"] = stats.committed_bytes
             if self.backend.below.on_disk:
-                before = 0 if self._steps is None else self._steps.looked_up
-                self.metrics["rows_looked_up"] = before + self.backend.below.looked_up
+                on_disk = self.backend.below.stats(self.state.estimated_keys)
+                self.metrics["keys"] = on_disk.estimated_keys
+                self.metrics["rows_looked_up"] = on_disk.cache_misses
                 self.metrics["steps"] = 0 if self._steps is None else self._steps.taken
-                self.metrics["rows_left"] = self.backend.below.left
+                for name in _DISK_METRICS:
+                    self.metrics[name] = getattr(on_disk, name)
                 used = self.metrics.get("rows_changed", 0), self.metrics["rows_looked_up"]
                 self._attachment.used(sum(map(int, used)))
             self.release()
@@ -564,17 +573,22 @@ class RangeTask:
         if attachment is not None:
             attachment.release()
 
-    def fitting(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Rows in pieces whose keys fit in memory together, and are in memory then."""
-        backend = self.backend
-        if not backend.below.are_any or backend.namespace is not None:
+    def fitting(self, rows: pa.RecordBatch, key: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Rows in pieces whose keys fit in memory together, and are in memory then.
+
+        Where the operator begins with other rows, it sees to that itself.
+        """
+        backend, count = self.backend, rows.num_rows
+        # New keys of a table that has all rows need room alone.
+        fits = not backend.below.are_any and backend.below.most_keys(count) == count
+        if fits or not self.looks_up_keys:
             yield rows
             return
         rest = [rows]
         while rest:
             piece = rest.pop()
             try:
-                backend.prefetch([leaf(piece, name) for name, _ in self.plan.router.schema])
+                backend.prefetch([leaf(piece, name) for name in key])
             except MemoryLimitError as error:
                 # Some room is left for what the operator makes of them.
                 at = (error.keys or 0) * 3 // 4

@@ -82,9 +82,8 @@ class TaskSteps:
         self._steps: list[_Step] = []
         self._lost: BaseException | None = None
         self._below = backend.below.files
-        #: How many keys were looked up before the files were set anew, and how many rows changed;
-        #: one counts in each step.
-        self.looked_up = self.rows = 0
+        #: How many rows changed; one counts in each step.
+        self.rows = 0
         self.taken = 0
         backend.below.step_by(self.take, changed=self._changed)
 
@@ -118,7 +117,6 @@ class TaskSteps:
             self._lost = error
             raise
         joined = self._join(name.id)
-        self.looked_up += below.looked_up
         bounds = self._backend.key_group_range
         files = [*self._below, *(FileBelow(step.path, *bounds) for step in self._steps)]
         below.set_files(files, all_known=True)

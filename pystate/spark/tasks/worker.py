@@ -119,7 +119,7 @@ class _Run:
         self._began_ns = time.perf_counter_ns()
         self._held: deque[Any] = deque()
         self.writer: DeltaWriter | None = None
-        task.may_step, task.notes_changed = operator.may_step, operator.asks_for_changed
+        task.notes_changed, task.looks_up_keys = operator.asks_for_changed, operator.looks_up_keys
         task.metrics.update(operator.idle_metrics)
 
     def process(self, arrived: Iterable[Arrived]) -> Iterator[Any]:
@@ -134,7 +134,8 @@ class _Run:
                 self._open(arrivals.owner(task.plan, rows))
             for input, part in arrivals.parts(rows, task.plan, task.state.index):
                 task.count(input, part)
-                for piece in task.fitting(part) if arrivals.are_by_key else (part,):
+                names = arrivals.key_names(task.plan, input)
+                for piece in (part,) if names is None else task.fitting(part, names):
                     for out in self._pieces(self._operator.process(piece, input)):
                         if not task.takes(out):
                             yield out

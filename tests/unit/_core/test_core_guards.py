@@ -19,7 +19,7 @@ from tests.forks import FORKS, copied
 
 SOURCES = sorted(Path(core.__file__).parent.glob("*.p[yx]*"))
 #: Functions that use nobody's handle.
-NO_HANDLE = {"hash_keys", "nested_columns"}
+NO_HANDLE = {"hash_keys", "nested_columns", "wanted_order"}
 
 
 def indent(line: str) -> int:

@@ -222,7 +222,7 @@ def damaged(line: bytes) -> bytes:
 
 
 def later(line: bytes) -> bytes:
-    data = json.dumps([6, "all", "is", "new"]).encode()
+    data = json.dumps([7, "all", "is", "new"]).encode()
     return b"%08x %s\n" % (zlib.crc32(data), data)
 
 
@@ -277,7 +277,7 @@ def test_epochs_that_are_given_up_are_forgotten() -> None:
 def test_records_of_version_1_have_no_watermarks_of_operators() -> None:
     values = json.loads(record(3).encode().partition(b" ")[2])
     # Version 3 has what went through the pipeline, before the operators.
-    values[0], values[-1] = 1, [operator[:-6] for operator in values[-1]]
+    values[0], values[-1] = 1, [operator[:-12] for operator in values[-1]]
     assert decoded([*values[:-4], values[-1]]) == record(3)
 
 
@@ -286,7 +286,7 @@ def test_a_record_has_what_tells_the_state_since_version_4() -> None:
     told = replace(record(3), operators=(said,))
     values = json.loads(told.encode().partition(b" ")[2])
     assert decoded(values) == told
-    values[0], values[-1] = 3, [operator[:-4] for operator in values[-1]]
+    values[0], values[-1] = 3, [operator[:-10] for operator in values[-1]]
     assert decoded(values) == replace(told, operators=(OPERATOR,))
 
 
@@ -295,8 +295,20 @@ def test_a_record_has_what_merges_wrote_since_version_5() -> None:
     told = replace(record(3), operators=(said,))
     values = json.loads(told.encode().partition(b" ")[2])
     assert decoded(values) == told
-    values[0], values[-1] = 4, [operator[:-2] for operator in values[-1]]
+    values[0], values[-1] = 4, [operator[:-8] for operator in values[-1]]
     assert decoded(values) == replace(told, operators=(OPERATOR,))
+
+
+def test_a_record_has_what_tables_on_disk_looked_up_since_version_6() -> None:
+    said = replace(OPERATOR, rows_in_memory=5, cache_hits=3, cache_misses=1, read_bytes=8)
+    said = replace(said, files_asked=2, rows_left=9)
+    told = replace(record(3), operators=(said,))
+    values = json.loads(told.encode().partition(b" ")[2])
+    assert decoded(values) == told
+    assert (said.hit_rate, said.files_per_lookup) == (0.75, 2.0)
+    values[0], values[-1] = 5, [operator[:-6] for operator in values[-1]]
+    assert decoded(values) == replace(told, operators=(OPERATOR,))
+    assert (OPERATOR.hit_rate, OPERATOR.files_per_lookup) == (None, None)
 
 
 def test_how_much_is_written_for_each_byte_that_has_changed() -> None:

@@ -13,7 +13,7 @@ import pystate as ps
 from pystate.checkpoint.epoch_log import HISTORY, read_records, written_per_byte
 from pystate.checkpoint.refs import fingerprint
 from pystate.checkpoint.storage import LocalStorage
-from pystate.epochs.chronicle import operator_record
+from pystate.epochs.chronicle import TableSize, operator_record
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
 from pystate.epochs.interval import CheckpointOptions
@@ -37,6 +37,12 @@ METRICS: dict[str, Any] = {
     "seal_ms": 3.0,
     "write_ms": 4.0,
     "invalid_rows": 6,
+    "rows_in_memory": 7,
+    "cache_hits": 8,
+    "cache_misses": 2,
+    "files_asked": 3,
+    "read_bytes": 4096,
+    "rows_left": 9,
 }
 
 
@@ -138,8 +144,10 @@ class OfOne(dict[str, Any]):
 
 
 def test_an_operator_is_added_up_without_a_look_at_others() -> None:
-    record = operator_record("a", [], OfOne(a={0: (3, 40), 1: (1, 2)}, b={0: (7, 7)}))
-    assert (record.keys, record.state_bytes) == (4, 42)
+    record = operator_record(
+        "a", [], OfOne(a={0: TableSize(3, 40, 2), 1: TableSize(1, 2)}, b={0: TableSize(7, 7)})
+    )
+    assert (record.keys, record.state_bytes, record.rows_in_memory) == (4, 42, 2)
     assert operator_record("c", [], OfOne()).keys == 0
 
 

@@ -79,7 +79,7 @@ def test_what_is_missing_is_said(work: Work) -> None:
 def test_damage_is_said_and_skipped_verified_and_repaired(work: Work) -> None:
     path = file_of(work)
     before = path.read_bytes()
-    path.write_bytes(before.replace(b"[5,3,", b"[5,8,"))
+    path.write_bytes(before.replace(b"[6,3,", b"[6,8,"))
     name = f"{HISTORY}/{path.name}"
     found = ps.history(work.root)
     assert len(found.records) == 5 and found.missing == ((3, 3),)

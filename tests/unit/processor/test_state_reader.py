@@ -8,7 +8,6 @@ from pathlib import Path
 from threading import Barrier
 from typing import Any, BinaryIO
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -228,7 +227,7 @@ def test_values_lists_and_maps_need_no_table(filled: Path, monkeypatch: pytest.M
     kinds: list[dict[str, Any]] = [{}, {"state": "l"}, {"key_groups": range(2)}]
     kinds += [{"state": name, "explode": True} for name in "lm"]
     rows = [read_state(filled, **asked) for asked in kinds]
-    # Of some keys a table is read, which gives the same.
+    # Keys that are looked up give the same.
     every = [read_state(filled, keys=[*range(8)], **asked) for asked in kinds]
     assert [t.schema for t in rows] == [t.schema for t in every]
     assert [sorted(map(str, t.to_pylist())) for t in rows] == [
@@ -271,17 +270,6 @@ def test_only_some_keys(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(batch.num_rows for batch in scan.batches()) == 1
     index = ps.range_of(GROUPS[2], 128, 3)
     assert opened and set(opened) <= {ref.path for ref in scan.operator.ranges[index].files}
-
-
-def test_keys_with_the_same_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    def colliding(columns: Any) -> Any:
-        return np.zeros(len(columns[0]), np.uint64)
-
-    monkeypatch.setattr("pystate.state.key_batch.hash_keys", colliding)
-    with ps.KeyedStateBackend("long", states={"v": ps.ValueState("long")}) as backend:
-        backend["v"].update_all(backend.keys([*range(9)]), [*range(9)])
-        [found] = backend.found(backend.keys([2, 7, 99]))
-        assert sorted(found.to_pylist()) == [2, 7]
 
 
 def test_one_state_of_keys_whose_state_was_cleared(tmp_path: Path) -> None:

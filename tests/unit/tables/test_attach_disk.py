@@ -32,6 +32,7 @@ from pystate.tables import attach, below, host, range_files, upkeep
 from pystate.tables.host import TableHome, choose_home
 from pystate.tables.recovery import target_bytes
 from pystate.tables.rows_below import RowsBelow
+from pystate.tables.upkeep import remove_outdated
 from pystate.types.arrays import hash_keys, key_groups
 from tests.peer import STATES, Peer, Worker
 from tests.work import HASHES
@@ -142,6 +143,55 @@ def test_a_table_begins_at_a_base_without_reading_rows(worker: MakeWorker) -> No
     assert one.read() == {**model, 0: model[0] + 5, 99_999: 1}
 
 
+def copies(one: Worker) -> set[str]:
+    """The ids of the files whose guides lie beside the table."""
+    prefix = one.attachment.backend.below.guides
+    assert prefix is not None
+    folder, begin = os.path.split(prefix)
+    return {
+        name.removeprefix(begin).removesuffix(".guide")
+        for name in os.listdir(folder)
+        if name.startswith(begin) and name.endswith(".guide")
+    }
+
+
+def test_guides_are_shared_by_the_workers_of_a_host(
+    worker: MakeWorker, request: pytest.FixtureRequest
+) -> None:
+    """They are made once, count as tables do, and go with what is merged."""
+    one, two = worker(), worker()
+    base, model = epochs(one, 4)
+    one.attach(base)
+    if request.node.callspec.params["worker"] == "private":
+        assert one.attachment.backend.below.guides is None
+        return
+    assert copies(one) == {ref.id for ref in base.files}
+    one.release()
+    assert two.attach(base)[0] in ("current", "opened")
+    stats = two.attachment.backend._table.stack_stats()
+    assert stats is not None
+    guide_bytes, private_bytes, made = stats[8:11]
+    assert made == 0 and guide_bytes > 4096 and private_bytes < guide_bytes
+    assert two.read() == model
+    two.release()
+    # Those of files that were merged go when a task sees that, whoever made them.
+    merged = merge_range(
+        one.storage, base.files, base.id, "state/op/m.base", 0, 127, block_bytes=4096
+    )
+    base = dataclasses.replace(base, base=merged, deltas=())
+    one.attach(base)
+    assert copies(one) == {merged.id}
+    assert one.read() == model
+    one.release()
+    # So do those of ranges that are no more.
+    table = one.spec.home.table_path("op", 0, 127, "f" * 16)
+    assert table is not None
+    stale = Path(table).with_name(f"00000-00063-{'a' * 32}.guide")
+    stale.write_bytes(b"")
+    remove_outdated(one.spec, base, 1)
+    assert [path.name[12:-6] for path in stale.parent.glob("*.guide")] == [merged.id]
+
+
 def test_what_failed_is_undone(worker: MakeWorker) -> None:
     one = worker()
     base, model = epochs(one, 3)
@@ -237,11 +287,12 @@ def test_tables_of_a_host_share_its_memory(worker: MakeWorker, host_limit: int) 
 
 
 def test_only_tables_on_disk_have_a_target(worker: MakeWorker, host_limit: int) -> None:
-    """With timers a table has all of its rows in memory; and whoever sets a limit has that."""
-    timed = worker(limit_bytes=0, timers=True)
-    timed.spec = dataclasses.replace(timed.spec, tables_of_host=4)
-    timed.attach(EMPTY)
-    assert timed.attachment.backend.below.room_bytes == 0
+    """A table in memory has none; and whoever sets a limit has that."""
+    other = worker("heap")
+    other.spec = dataclasses.replace(other.spec, tables_of_host=4)
+    other.attach(EMPTY)
+    assert other.attachment.backend.below.room_bytes == 0
+    other.release()
     own = worker(limit_bytes=3 * MIB)
     own.attach(EMPTY)
     assert own.attachment.backend.below.room_bytes == 3 * MIB
@@ -804,3 +855,51 @@ def test_a_worker_is_killed(tmp_path: Path, home: TableHome) -> None:
     assert one.stats().keys > 0
     assert one.read() == model
     one.stop()
+
+
+def test_timers_are_those_of_the_base(worker: MakeWorker) -> None:
+    """Whoever begins at a base looks up no timer that fired before, and misses none."""
+    one = worker(timers=True, limit_bytes=2 * MIB)
+    base, waiting = EMPTY, set[int]()
+    for epoch in range(1, 5):
+        one.attach(base)
+        backend = one.attachment.backend
+        for begin in range(epoch * 2000, epoch * 2000 + 2000, 1000):
+            keys = backend.keys(pa.array(range(begin, begin + 1000), pa.int64()))
+            backend["n"].add(keys, 1)
+            backend.register_timers(keys, "event", pa.array(range(begin, begin + 1000)))
+        waiting |= {*range(epoch * 2000, epoch * 2000 + 2000)}
+        if epoch == 3:  # what fails has fired nothing
+            assert fired(backend, 5_000) == {time for time in waiting if time <= 5_000}
+            one.release()
+            one.attach(base)
+            backend = one.attachment.backend
+            waiting -= {*range(epoch * 2000, epoch * 2000 + 2000)}
+        until = epoch * 1500
+        found = fired(backend, until)
+        assert found == {time for time in waiting if time <= until}
+        waiting -= found
+        next_timer = backend.next_timer("event")
+        base = dataclasses.replace(after(base, one.seal(epoch)), next_event_timer_ms=next_timer)
+        one.release()
+    other = worker(timers=True, limit_bytes=2 * MIB, at=TableHome(None, None))
+    assert other.attach(base)[0] == "opened"
+    backend = other.attachment.backend
+    assert backend.next_timer("event") == min(waiting)
+    assert backend.below.looked_up == 0
+    assert fired(backend, max(waiting)) == waiting
+    # Once by the hash that a file names, and once by the key that has it.
+    assert backend.below.looked_up <= len(waiting) * 2.1
+    other.release()
+
+
+def fired(backend: Any, until: int) -> set[int]:
+    """The times of event-time timers that are due, which are those of their keys."""
+    found: set[int] = set()
+    while (due := backend.due_timers("event", until)) is not None:
+        assert due.keys.to_pylist() == due.timestamps.tolist()
+        found.update(due.timestamps.tolist())
+        due.fire_all()
+        if due.are_all:
+            assert backend.due_timers("event", until) is None
+    return found

@@ -128,7 +128,7 @@ def test_memory_is_that_of_the_open_windows(
     for minute in range(minutes):
         rows = [(k, minute * 60_000 + k, 1) for k in range(minute % 3, 40, 3)]
         world.epoch(rows, minute * 60_000)
-        world._files.clear()
+        world.backends.files.clear()
         sizes.append(backend.stats().committed_bytes)
         assert world.kept() <= 160
     assert sizes[-1] <= 1.1 * sizes[100]

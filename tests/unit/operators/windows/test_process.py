@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,6 +31,7 @@ from pystate.operators.windows.assigners import (
 from pystate.operators.windows.specification import WindowOptions, WindowSpec
 from pystate.testing import WindowHarness
 from tests.drawn import drawn
+from tests.range_backends import DiskRanges
 from tests.unit.operators.windows.test_aligned import ALL, KINDS, compare
 from tests.unit.operators.windows.test_aligned import epochs as aligned_epochs
 from tests.unit.operators.windows.test_sessions import GAPS, Sessions
@@ -65,8 +68,11 @@ class Aggregated(World):
         return super()._spec(options, key, ALL)
 
 
-@pytest.fixture(params=["aggregates", "rows"])
-def worlds(request: pytest.FixtureRequest, sizes: type[World]) -> type[World]:
+@pytest.fixture(params=["aggregates", "rows", "on disk"])
+def worlds(request: pytest.FixtureRequest, sizes: type[World], tmp_path: Path) -> Any:
+    if request.param == "on disk":
+        kind = Aggregated if sizes is RowsWorld else sizes
+        return partial(kind, backends=DiskRanges(tmp_path, 3))
     return Aggregated if request.param == "aggregates" else sizes
 
 
@@ -149,7 +155,7 @@ def test_processing_time(worlds: type[World], windows: Any) -> None:
     assert world.epoch([(1, None, 1), (1, None, 2)], None, now=5_000) == []
     found = world.epoch([], None, now=300_000)
     assert {row[3:5] for row in found} == {(2, 3)}
-    assert worlds is RowsWorld or found[0][1].tzinfo is not None
+    assert isinstance(world, RowsWorld) or found[0][1].tzinfo is not None
     assert world.kept() == 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +26,7 @@ from pystate.operators.windows.specification import WindowOptions, WindowSpec, w
 from pystate.tables.backend import KeyedStateBackend
 from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.keys import parse_key
+from tests.range_backends import HeapRanges
 
 GROUPS = 16
 SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.int64()), ("v", pa.int64())])
@@ -51,6 +51,7 @@ class World:
         batch_rows: int = 1 << 20,
         few: Sequence[int] = (),
         ahead: Sequence[tuple[int, int]] = (),
+        backends: HeapRanges | None = None,
         **options: Any,
     ) -> None:
         more = {"event_time": "t", **options}
@@ -73,7 +74,7 @@ class World:
         self.most_rows = 0
         #: What the operators got, in the order in which they ran.
         self.tasks: list[TaskContext] = []
-        self._files: list[bytes] = []
+        self.backends = HeapRanges() if backends is None else backends
         self._open(parallelism)
 
     def _spec(self, options: WindowOptions, key: Sequence[str], aggregates: Any) -> WindowSpec:
@@ -83,21 +84,19 @@ class World:
         return make_operator(self.spec, "late")
 
     def _open(self, parallelism: int) -> None:
-        self.ranges = []
-        for index in range(parallelism):
-            bounds = range_bounds(index, GROUPS, parallelism)
-            backend = KeyedStateBackend.of(self.operator, bounds)
-            backend.restore([io.BytesIO(data) for data in self._files])
-            self.ranges.append((bounds, backend))
+        bounds = [range_bounds(index, GROUPS, parallelism) for index in range(parallelism)]
+        self.backends.open(self.operator, bounds)
+
+    @property
+    def ranges(self) -> list[tuple[tuple[int, int], KeyedStateBackend]]:
+        return [(backend.key_group_range, backend) for backend in self.backends]
 
     def rescale(self, parallelism: int) -> None:
         """Restart from the files of all epochs."""
-        self.close()
         self._open(parallelism)
 
     def close(self) -> None:
-        for _, backend in self.ranges:
-            backend.close()
+        self.backends.close()
 
     def batch(self, rows: Iterable[Row]) -> pa.RecordBatch:
         columns = list(zip(*rows, strict=True)) or [[] for _ in self.schema]
@@ -113,17 +112,9 @@ class World:
             self.bound = watermark
         if crash:
             self._compute(batch, watermark, now)
-            for _, backend in self.ranges:
-                backend.rollback()
+            self.backends.undo()
         emitted, late, dropped, timeless = self._compute(batch, watermark, now)
-        for _, backend in self.ranges:
-            if backend.dirty:
-                with backend.seal() as snapshot:
-                    out = io.BytesIO()
-                    snapshot.write(out)
-                self._files.append(out.getvalue())
-            else:
-                backend.end_idle_epoch()
+        self.backends.seal()
         self.late += late
         self.dropped += dropped
         self.timeless += timeless
@@ -149,6 +140,7 @@ class World:
         emitted: list[Row] = []
         late: list[Row] = []
         dropped = timeless = 0
+        self.backends.begin(self._operator().asks_for_changed)
         groups = key_groups(hash_keys([batch.column(n) for n, _ in self.key]), GROUPS)
         for (first, last), backend in self.ranges:
             mine = batch.filter(pa.array((groups >= first) & (groups <= last)))
@@ -173,7 +165,7 @@ class World:
         return emitted, late, dropped, timeless
 
     def kept(self) -> int:
-        return sum(backend.stats().keys for _, backend in self.ranges)
+        return sum(len(backend) for backend in self.backends)
 
 
 class RowsWorld(World):

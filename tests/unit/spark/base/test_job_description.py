@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
+from pystate.epochs.chronicle import TableSize
 from pystate.epochs.coordinator import Coordinator
 from pystate.epochs.epoch import Epoch
 from pystate.epochs.range_report import RangeReport
@@ -110,7 +111,10 @@ def test_sparks_progress_counts_the_operators(work: FakeWork) -> None:
                 "op", index, epoch.evaluation_id, "0" * 32, "0" * 32, None, metrics=metrics
             )
             epoch.report(report)
-        sizes = {"op": {0: (5, 100), 1: (6, 200)}, "other": {0: (9, 900)}}
+        sizes = {
+            "op": {0: TableSize(5, 100), 1: TableSize(6, 200)},
+            "other": {0: TableSize(9, 900)},
+        }
         progress = EpochProgress.of(epoch, (), epoch.reports, sizes, 10.0)
     [operator] = progress.operators
     assert (operator.ranges, operator.rows_in, operator.keys) == (2, 6, 11)

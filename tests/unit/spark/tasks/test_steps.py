@@ -369,10 +369,8 @@ def test_pieces_that_fit() -> None:
 
     below = SimpleNamespace(are_any=True)
     backend = SimpleNamespace(below=below, namespace=None, prefetch=prefetch)
-    plan = SimpleNamespace(router=SimpleNamespace(schema=[("k", None)]))
-    task: Any = SimpleNamespace(backend=backend, plan=plan)
-    task.fitting = lambda rows: RangeTask.fitting(task, rows)
+    task: Any = SimpleNamespace(backend=backend, looks_up_keys=True)
     rows = pa.record_batch({"k": pa.array(range(3000))})
-    pieces = [*RangeTask.fitting(task, rows)]
+    pieces = [*RangeTask.fitting(task, rows, ["k"])]
     assert pa.Table.from_batches(pieces)["k"].to_pylist() == [*range(3000)]
     assert max(map(len, pieces)) <= fits

@@ -1,0 +1,263 @@
+#include "fetch/long.h"
+
+#include <string.h>
+
+#include "base/coding.h"
+#include "base/mem.h"
+#include "base/schema.h"
+#include "elements/admit.h"
+#include "sst/record.h"
+#include "stack/walk.h"
+
+/* A list is long that goes on in blocks of files of more bytes than that. */
+#ifndef PST_LONG_RUNS
+#define PST_LONG_RUNS (64 << 10) /* tests have less */
+#endif
+
+enum { ROOM_PER_BYTE = 3, ROOM = 1 << 16 /* as elements/admit.c */ };
+
+/* What files say of a list so far. */
+typedef struct seen_list {
+    uint64_t start;
+    uint64_t end;  /* 0: nothing */
+    int64_t bytes; /* of blocks in which it goes on */
+    int below;     /* its items are not in the row */
+} seen_list;
+
+typedef struct admitter {
+    pst_table *t;
+    pst_admission a;
+    pst_walk w;
+    pst_record record;
+    pst_mapping mapping;
+    uint64_t block; /* for whose records there is room */
+    seen_list lists[PST_MAX_STATES];
+} admitter;
+
+/* ---- lists ------------------------------------------------------------------------------------- */
+
+/* What a row's record says of lists. */
+static void note_row(admitter *x) {
+    const pst_table *t = x->t;
+    const pst_record *r = &x->record;
+    for (int32_t i = 0; i < t->lay.n_states; i++) {
+        seen_list *l = &x->lists[i];
+        uint64_t bit = UINT64_C(1) << i, start;
+        if (t->lay.fields[i].kind != PST_LIST || !(r->op == PST_DELETE || r->changed & bit))
+            continue;
+        if (r->op == PST_DELETE || !(r->present & bit)) {
+            *l = (seen_list){0};
+            continue;
+        }
+        memcpy(&start, r->cells[i].bytes.data, sizeof start);
+        if (start >= l->end)
+            *l = (seen_list){0};
+        else if (start > l->start)
+            l->start = start;
+    }
+}
+
+/* The list whose run the record is; -1: it is another element. */
+static int32_t list_of(const pst_table *t, const pst_record *r) {
+    pst_bytes e = r->key[t->schema.n_keys].bytes;
+    if (r->op != PST_PUT || e.size != PST_ELEMENT_ID + 8)
+        return -1;
+    uint64_t id = pst_get_big(e.data, PST_ELEMENT_ID);
+    for (int32_t i = 0; i < t->lay.n_states; i++)
+        if (t->lay.fields[i].kind == PST_LIST && t->collections[i].id == id)
+            return i;
+    return -1;
+}
+
+/* Numbers of a run's items: from *seq to before *end. */
+static pst_status numbers_of(const admitter *x, int32_t i, uint64_t *seq, uint64_t *end) {
+    const pst_record *r = &x->record;
+    pst_packed p;
+    pst_item item;
+    if (!(r->present >> i & 1))
+        return PST_CORRUPT;
+    pst_status s = pst_packed_open(&p, &x->t->collections[i].list, r->cells[i].bytes);
+    *seq = *end = pst_get_big(r->key[x->t->schema.n_keys].bytes.data + PST_ELEMENT_ID, 8);
+    while (!s && (s = pst_packed_next(&p, &item)) == PST_OK)
+        ++*end;
+    return s == PST_NOT_FOUND ? PST_OK : s;
+}
+
+static pst_status add(admitter *x, int element) {
+    uint64_t bytes, block = pst_walk_block(&x->w, &bytes);
+    if (element && block != x->block) {
+        if (!pst_arena_has_room(&x->t->arena, bytes * ROOM_PER_BYTE + ROOM))
+            return PST_LIMIT;
+        x->block = block;
+    }
+    return pst_admission_add(&x->a, &x->record, &x->mapping, element, 0);
+}
+
+/* The runs of a list that is short in this file, from the walk's place on; the next record is that of
+ * something else, or *s says that there is none. */
+static pst_status add_runs(admitter *x, int32_t i) {
+    pst_status s;
+    while ((s = pst_walk_next(&x->w, &x->record)) == PST_OK && list_of(x->t, &x->record) == i)
+        if ((s = add(x, 1)) != PST_OK)
+            return s;
+    return s;
+}
+
+static int may_be_long(const pst_table *t, int32_t i) {
+    return t->lay.fields[i].kind == PST_LIST && !t->ttl[i].on_read && !t->ttl[i].lenient;
+}
+
+int pst_long_may_be(const pst_table *t) {
+    int32_t i = t->lay.n_states - 1;
+    while (i >= 0 && !may_be_long(t, i))
+        i--;
+    return i >= 0;
+}
+
+/* Takes a list, of which the record is the first run that the file has. Reads the record behind its
+ * last one. */
+static pst_status take_list(admitter *x, int32_t i) {
+    seen_list *l = &x->lists[i];
+    uint8_t bytes[PST_ELEMENT_ID + 9];
+    uint64_t first, last, end, raw, from_raw, from = pst_walk_block(&x->w, &from_raw);
+    pst_bytes element = {bytes, sizeof bytes};
+    pst_status s = numbers_of(x, i, &first, &end);
+    if (s)
+        return s;
+    if (l->end && first > l->end)
+        return PST_CORRUPT; /* some runs are missing */
+    /* The last run is before all elements of that state with longer keys. */
+    memcpy(bytes, x->record.key[x->t->schema.n_keys].bytes.data, PST_ELEMENT_ID);
+    memset(bytes + PST_ELEMENT_ID, 0xFF, sizeof bytes - PST_ELEMENT_ID);
+    s = pst_walk_seek_last(&x->w, &element);
+    uint64_t to = pst_walk_block(&x->w, &raw);
+    if (!s)
+        s = pst_walk_next(&x->w, &x->record);
+    if (!s && list_of(x->t, &x->record) != i)
+        s = PST_CORRUPT;
+    if (!s)
+        s = numbers_of(x, i, &last, &end);
+    if (s)
+        return s == PST_NOT_FOUND ? PST_CORRUPT : s;
+    if (!l->end)
+        l->start = first;
+    if (end > l->end)
+        l->end = end;
+    /* The last block may have few items. */
+    l->bytes += (int64_t)((to - from) * (raw > from_raw ? raw : from_raw));
+    if (may_be_long(x->t, i) && (l->below || l->bytes > PST_LONG_RUNS)) {
+        if (!l->below && pst_row_has(&x->t->lay, pst_row(x->t, x->a.slot), i))
+            s = pst_row_clear(x->t, pst_row(x->t, x->a.slot), i);
+        l->below = 1;
+        return s ? pst_poison(x->t, s) : pst_walk_next(&x->w, &x->record);
+    }
+    pst_put_big(bytes + PST_ELEMENT_ID, first, 8);
+    element.size = PST_ELEMENT_ID + 8;
+    s = pst_walk_seek(&x->w, &element);
+    return s ? s : add_runs(x, i);
+}
+
+/* Gives the row the lists whose items stay where they are. */
+static pst_status put_lists(admitter *x) {
+    pst_table *t = x->t;
+    pst_status s = PST_OK;
+    for (int32_t i = 0; !s && i < t->lay.n_states; i++) {
+        const seen_list *l = &x->lists[i];
+        pst_list list = {0};
+        if (!l->below || l->start >= l->end)
+            continue;
+        s = pst_list_begin_below(t, &list, l->start, l->end);
+        if (!s)
+            pst_row_list_store(t, x->a.slot, i, &list);
+    }
+    return s == PST_TOO_LARGE ? PST_CORRUPT : s;
+}
+
+/* ---- files ------------------------------------------------------------------------------------- */
+
+static pst_status take_file(admitter *x) {
+    const pst_table *t = x->t;
+    pst_status s = pst_walk_seek(&x->w, NULL);
+    x->block = UINT64_MAX;
+    if (!s)
+        s = pst_walk_next(&x->w, &x->record);
+    while (!s) {
+        int element = t->lay.has_elements && !(x->record.key_nulls >> t->schema.n_keys & 1);
+        int32_t list = element ? list_of(t, &x->record) : -1;
+        if (list >= 0) {
+            s = take_list(x, list);
+            continue;
+        }
+        if (!element)
+            note_row(x);
+        s = add(x, element);
+        if (!s)
+            s = pst_walk_next(&x->w, &x->record);
+    }
+    return s == PST_NOT_FOUND ? PST_OK : s;
+}
+
+/* All files, oldest first. A base is whole: what is older says nothing that counts. */
+static pst_status take_files(admitter *x, const pst_cell *key, uint32_t nulls, int32_t key_group,
+                             uint64_t hash, int32_t *damaged) {
+    pst_stack *st = x->t->stack;
+    int32_t first = st->n - 1;
+    pst_status s = PST_OK;
+    for (; first > 0; first--) {
+        if (st->files[first]->filtered ||
+            pst_walk_open(&x->w, st, first, key_group, hash, key, nulls))
+            continue;
+        pst_walk_close(&x->w);
+        break;
+    }
+    for (int32_t f = first; !s && f < st->n; f++) {
+        if (pst_walk_open(&x->w, st, f, key_group, hash, key, nulls))
+            continue;
+        s = take_file(x);
+        pst_walk_close(&x->w);
+        if (s == PST_CORRUPT && st->detail.offset < 0)
+            *damaged = f;
+    }
+    return s;
+}
+
+static pst_status admit(admitter *x, const pst_key *key, uint64_t hash, uint32_t *slot,
+                        int32_t *damaged) {
+    pst_table *t = x->t;
+    pst_cell cells[PST_MAX_KEYS];
+    uint32_t nulls;
+    int here;
+    pst_status s = pst_key_decode(&t->schema, key->word, key->bytes, key->null, cells, &nulls);
+    if (!s)
+        s = pst_admission_begin(&x->a, t, key, 0, &here);
+    if (s)
+        return s;
+    *slot = x->a.slot;
+    if (here)
+        return PST_OK;
+    t->stack->detail = (pst_detail){-1, -1, -1, -1, -1};
+    s = take_files(x, cells, nulls, pst_group_of(t, hash), hash, damaged);
+    if (!s)
+        s = put_lists(x);
+    if (s) {
+        pst_admission_drop(&x->a);
+        *slot = PST_NONE;
+        return s;
+    }
+    s = pst_admission_end(&x->a);
+    if (s && s != PST_NOT_FOUND)
+        *slot = PST_NONE;
+    return s == PST_NOT_FOUND ? PST_OK : s;
+}
+
+pst_status pst_long_admit(pst_table *t, const pst_key *key, uint64_t hash, uint32_t *slot,
+                          int32_t *damaged) {
+    admitter *x = pst_calloc(1, sizeof *x);
+    if (!x)
+        return PST_NO_MEMORY;
+    x->t = t;
+    (void)pst_mapping_make(t, NULL, t->lay.n_states, &x->mapping);
+    pst_status s = admit(x, key, hash, slot, damaged);
+    pst_free(x);
+    return s;
+}

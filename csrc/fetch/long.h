@@ -1,0 +1,34 @@
+/* long.h: rows of keys of which files have very much.
+ *
+ * Purpose: a list may be larger than memory. Of such a one a row has the numbers alone, and room for
+ * what is appended from now on (Q7); its items stay in the files, where items.h reads them. So of a
+ * key's records in a file the row's own are read, its entries, timers and short lists, and of a long
+ * list the first and the last run.
+ *
+ * Thread safety: as the table.
+ *
+ * Invariants
+ *  LG1. The row is as AD1 says, but that a long list's items are named and not there. All that the
+ *       table's own epochs do to such a list is what a delta says, as if they were.
+ *  LG2. A list whose items reading writes to (pst_ttl.on_read, pst_ttl.lenient) comes whole.
+ *  LG3. Room is asked for before each block's records are applied, so that what does not fit is
+ *       PST_LIMIT and no poisoned epoch.
+ *
+ * Complexity: O(log blocks) reads for each file and list, and those of what comes.
+ */
+#ifndef PST_FETCH_LONG_H
+#define PST_FETCH_LONG_H
+
+#include "base/key.h"
+#include "memory/handle.h"
+
+/* Whether rows of the table may have less than files. */
+int pst_long_may_be(const pst_table *t);
+
+/* Makes the row of a key that has none here, with its hash in files. PST_OK: *slot is its row, also
+ * where it has none anywhere, as pst_admission_end says. What admissions and walks say; *damaged is
+ * then the file whose record no row can be made of, or as it was. */
+pst_status pst_long_admit(pst_table *t, const pst_key *key, uint64_t hash, uint32_t *slot,
+                          int32_t *damaged);
+
+#endif

@@ -1,0 +1,60 @@
+/* lookup.h: the rows of some keys out of files, without a table and without a lock.
+ *
+ * What files say of the keys becomes a file of these keys alone, with all that their rows have: lists,
+ * maps, times and timers. It is read as any other file is: gathered in columns, with what has
+ * expired by a clock left out (pst_gather), or loaded into a table of so many rows.
+ *
+ * Thread safety: as the stack, or the reader. Statuses and ownership are as `pystate.h` says.
+ */
+#ifndef PST_INTERFACE_LOOKUP_H
+#define PST_INTERFACE_LOOKUP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "interface/files.h"
+#include "interface/stack.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Wanted keys: an array per column of the key, each of the column's type. Where keys have a namespace
+ * its column may be left out: then the rows of all of a key's namespaces are wanted. A key may be
+ * there more than once. The arrays must stay as they are during the call. */
+typedef struct pst_wanted_keys {
+    const pst_array *columns;
+    int32_t n_columns;
+    uint64_t most_bytes; /* of what files said of several keys, kept at a time; 0: 8 MiB */
+} pst_wanted_keys;
+
+/* Puts into `order` which of the keys to ask for: each one once, in the order of files, so that parts of
+ * them can be looked up one after the other. There is room for as many as there are keys; *n is how
+ * many there are. `schema` is a table's, or as files have it. PST_INVALID: no key groups; and what is
+ * said below of keys and memory. */
+pst_status pst_wanted_order(const pst_schema *schema, int32_t max_parallelism,
+                            const pst_wanted_keys *wanted, uint32_t *order, uint32_t *n);
+
+/* Writes what the files of a stack say of those keys. `info` gives the lineage, and the kind: PST_BASE
+ * where no older files have anything of the keys, else PST_DELTA, which says what of them is void;
+ * all else is filled in. O(keys) reads at most, many at a time, and memory for most_bytes, the pool
+ * of reads and a few words a key. PST_NO_ROOM: the keys have more than most_bytes; the row of `detail`,
+ * which may be NULL, is how many of them to ask for. PST_IO and PST_CORRUPT: the row is the file's
+ * number, and there is the offset. PST_INVALID: neither the key's columns nor those and the
+ * namespace's, of different lengths, or 2^32 - 1 of them; PST_WRONG_TYPE, PST_TOO_LARGE: a key;
+ * PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT. */
+pst_status pst_stack_lookup(pst_stack *st, const pst_wanted_keys *wanted, const pst_io *io,
+                            pst_file_info *info, pst_detail *detail);
+
+/* The same of any one file, block by block: each block that may have a wanted key is read, once where
+ * the keys of it lie in one key group. `info` becomes the file's own but for what was counted. It
+ * ends any reading of the reader's. Statuses are as above, and those of the reader; most_bytes is
+ * not looked at. */
+pst_status pst_sst_reader_lookup(pst_sst_reader *r, const pst_wanted_keys *wanted, const pst_io *io,
+                                 pst_file_info *info);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,569 @@
+/* Lists that are larger than memory: what lies in files stays there, and is read where it is wanted.
+ *
+ *   test_long [seeds] [seed]
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/hash.h"
+#include "base/schema.h"
+#include "crash.h"
+#include "fetch/items.h"
+#include "forge.h"
+#include "ownership.h"
+#include "stack/read.h"
+#include "stack/stack.h"
+#include "stack/walk.h"
+
+#ifndef PST_LONG_SOME
+#define PST_LONG_SOME 1
+#endif
+
+enum { GROUPS = 4, MOST_FILES = 6, SEEDS = 12 };
+
+static const pst_column KEYS[] = {{.name = "k", .type = PST_INT64},
+                                  {.name = "n", .type = PST_INT64}};
+static const pst_column STATES[] = {
+    {.name = "a", .type = PST_INT64},
+    {.name = "l", .type = PST_INT64, .kind = PST_LIST},
+    {.name = "s", .type = PST_STRING, .kind = PST_LIST},
+    {.name = "m", .type = PST_INT64, .kind = PST_MAP, .map_key = PST_INT64}};
+enum { A, L, S, M };
+/* The second column is a namespace: all keys with one `k` lie under one hash. */
+static const pst_schema SCHEMA = {2, 4, KEYS, STATES, 1};
+
+typedef struct files {
+    pst_schema *in_files;
+    char folder[40];
+    uint64_t number[MOST_FILES];
+    int n;
+    uint64_t next; /* epoch, and number of a file */
+    pst_lineage lineage;
+    pst_budget *budget;
+    pst_reads *reads;
+    pst_stack *stack;
+    pst_table *t;
+    uint64_t left; /* rows */
+} files;
+
+static void open_table(files *f, uint64_t limit) {
+    pst_table_options o = {
+        .max_parallelism = GROUPS, .last_key_group = GROUPS - 1, .limit_bytes = limit};
+    REQUIRE(!pst_table_open(&SCHEMA, &o, &f->t, NULL, NULL));
+    pst_table_set_whole_rows(f->t, 512);
+}
+
+static void begin(files *f, uint64_t limit) {
+    memset(f, 0, sizeof *f);
+    snprintf(f->folder, sizeof f->folder, "/dev/shm/pst_long_XXXXXX");
+    REQUIRE(mkdtemp(f->folder));
+    REQUIRE(!pst_file_schema_create(&SCHEMA, &f->in_files));
+    REQUIRE(!pst_budget_create((uint64_t)1 << 30, &f->budget));
+    pst_reads_options o = {.pool_bytes = 1 << 20};
+    REQUIRE(!pst_reads_create(&o, &f->reads));
+    open_table(f, limit);
+}
+
+static void end(files *f) {
+    char command[96];
+    pst_table_close(f->t);
+    pst_stack_close(f->stack);
+    pst_reads_release(f->reads);
+    pst_budget_release(f->budget);
+    pst_file_schema_destroy(f->in_files);
+    snprintf(command, sizeof command, "rm -r %s", f->folder);
+    REQUIRE(!system(command));
+}
+
+static void path_of(const files *f, uint64_t number, char path[96]) {
+    snprintf(path, 96, "%s/%" PRIu64 ".sst", f->folder, number);
+}
+
+static void save(files *f, const memory_file *m) {
+    char path[96];
+    path_of(f, ++f->next, path);
+    FILE *out = fopen(path, "wb");
+    REQUIRE(out && fwrite(m->data, 1, m->size, out) == m->size && !fclose(out));
+    f->number[f->n++] = f->next;
+}
+
+static void set_stack(files *f) {
+    char paths[MOST_FILES][96];
+    pst_stack_file named[MOST_FILES] = {{0}};
+    pst_stack_options o = {.reads = f->reads, .budget = f->budget};
+    pst_stack *stack = NULL;
+    for (int i = 0; i < f->n; i++) {
+        path_of(f, f->number[i], paths[i]);
+        named[i].path = paths[i];
+    }
+    REQUIRE(!pst_stack_open(f->in_files, GROUPS, named, f->n, &o, &stack, NULL));
+    REQUIRE(!pst_table_set_stack(f->t, stack, &f->lineage));
+    pst_stack_close(f->stack);
+    f->stack = stack;
+}
+
+/* Merges files from that one on. */
+static void merge(files *f, int from) {
+    memory_file in[MOST_FILES], out = {.calls_left = -1};
+    pst_sst_reader *readers[MOST_FILES];
+    pst_io io = file_io(&out, 1);
+    pst_file_info info = {.kind = from ? PST_DELTA : PST_BASE,
+                          .max_parallelism = GROUPS,
+                          .last_key_group = GROUPS - 1,
+                          .block_bytes = 4096};
+    int n = f->n - from;
+    for (int i = 0; i < n; i++) {
+        struct stat st;
+        char path[96];
+        path_of(f, f->number[from + i], path);
+        REQUIRE(!stat(path, &st));
+        in[i] = (memory_file){.calls_left = -1, .size = (size_t)st.st_size};
+        in[i].data = malloc(in[i].size);
+        FILE *file = fopen(path, "rb");
+        REQUIRE(in[i].data && file && fread(in[i].data, 1, in[i].size, file) == in[i].size);
+        fclose(file);
+        REQUIRE(!unlink(path));
+        REQUIRE(file_open(&in[i], &readers[i]) == PST_OK);
+    }
+    memcpy(info.lineage.id, &f->next, sizeof f->next);
+    REQUIRE(!file_merge(f->in_files, &info, readers, NULL, n, &io));
+    for (int i = 0; i < n; i++) {
+        pst_sst_reader_close(readers[i]);
+        file_free(&in[i]);
+    }
+    f->n = from;
+    save(f, &out);
+    file_free(&out);
+}
+
+static void seal(files *f) {
+    memory_file m = {.calls_left = -1};
+    pst_io io = file_io(&m, 0);
+    pst_sealed *sealed = NULL;
+    pst_file_info info;
+    f->lineage = (pst_lineage){.epoch = f->next + 1};
+    memcpy(f->lineage.id, &f->lineage.epoch, sizeof f->lineage.epoch);
+    REQUIRE(!pst_table_seal(f->t, &f->lineage, &sealed));
+    pst_sealed_guide(sealed, 4096);
+    REQUIRE(!pst_sealed_write(sealed, &io, &info));
+    pst_sealed_destroy(sealed);
+    save(f, &m);
+    file_free(&m);
+    if (f->n == MOST_FILES)
+        merge(f, f->next % 3 ? 0 : 2);
+    set_stack(f);
+}
+
+static void leave(files *f, uint64_t rows) {
+    pst_room wanted = {rows, 0}, left;
+    REQUIRE(!pst_table_leave(f->t, &wanted, &left));
+    f->left += left.rows;
+}
+
+/* Another table over the files, without a row. */
+static void anew(files *f, uint64_t limit) {
+    pst_table_close(f->t);
+    open_table(f, limit);
+    REQUIRE(!pst_table_seal(f->t, &f->lineage, NULL));
+    pst_table_set_whole(f->t, 0);
+    REQUIRE(!pst_table_set_stack(f->t, f->stack, &f->lineage));
+}
+
+static pst_status set_key(pst_table *t, uint64_t k, uint64_t n) {
+    pst_cell key[2] = {{{k, 0}, {NULL, 0}}, {{n, 0}, {NULL, 0}}};
+    return pst_key_set(t, key, 0);
+}
+
+/* From `k` on the first of which files may have much (PST_LONG_SOME). */
+static uint64_t long_key(uint64_t k) {
+    for (;; k++) {
+        pst_cell key = {{k, 0}, {NULL, 0}};
+        if (pst_hash_key(KEYS, 1, &key, 0) % PST_LONG_SOME == 0)
+            return k;
+    }
+}
+
+static uint64_t reads_of(const files *f) {
+    pst_reads_stats stats;
+    pst_reads_get_stats(f->reads, &stats);
+    return stats.reads;
+}
+
+/* ---- ten times the memory ----------------------------------------------------------------------- */
+
+enum { LIMIT = 2 << 20, BATCH = 1 << 16, BATCHES = 40 };
+
+static pst_status append_many(pst_table *t, uint64_t key, uint64_t first, int32_t n) {
+    static int64_t items[BATCH];
+    int64_t k = (int64_t)key, zero = 0;
+    int32_t offsets[2] = {0, n};
+    pst_array keys[2] = {{.type = PST_INT64, .length = 1, .values = &k},
+                         {.type = PST_INT64, .length = 1, .values = &zero}};
+    pst_array values = {.type = PST_INT64, .length = n, .values = items};
+    pst_batch *b = NULL;
+    for (int32_t i = 0; i < n; i++)
+        items[i] = (int64_t)first + i;
+    REQUIRE(!pst_batch_create(t, keys, &b));
+    pst_status s = pst_batch_list_append_many(b, L, offsets, &values);
+    pst_batch_destroy(b);
+    return s;
+}
+
+/* All items of the current key are their numbers, from `first` on. */
+static void check_items(files *f, uint64_t first, uint64_t n) {
+    uint64_t below;
+    REQUIRE(!pst_list_below(f->t, L, &below));
+    CHECK(below <= n);
+    pst_elements *e = NULL;
+    pst_run run;
+    uint64_t at = 0, count;
+    pst_status s;
+    REQUIRE(!pst_elements_count(f->t, L, &count));
+    CHECK_EQ(count, n);
+    REQUIRE(!pst_elements_create(f->t, &e));
+    REQUIRE(!pst_elements_start(e, L));
+    while ((s = pst_elements_next_run(e, &run)) == PST_OK) {
+        const int64_t *items = run.items;
+        uint64_t wrong = 0;
+        CHECK_EQ(run.left, n - at);
+        for (uint64_t i = 0; i < run.count; i++)
+            wrong += items[i] != (int64_t)(first + at + i);
+        CHECK_EQ(wrong, 0);
+        at += run.count;
+    }
+    CHECK_EQ(s, PST_NOT_FOUND);
+    CHECK_EQ(at, n);
+    pst_elements_destroy(e);
+}
+
+/* What lies in the middle is found without what is before it. */
+static void check_middle(files *f, uint64_t n) {
+    pst_elements *e = NULL;
+    pst_cell key, value;
+    REQUIRE(!pst_elements_create(f->t, &e));
+    for (uint64_t at = 5; at < n; at += n / 7) {
+        uint64_t before = reads_of(f);
+        REQUIRE(!pst_elements_start(e, L) && !pst_elements_skip(e, at));
+        for (uint64_t i = at; i < at + 10 && i < n; i++) {
+            REQUIRE(!pst_elements_next(e, &key, &value));
+            CHECK_EQ(value.word[0], i);
+        }
+        CHECK(reads_of(f) - before < 40);
+    }
+    pst_elements_destroy(e);
+}
+
+static void check_copy(files *f, uint64_t key, uint64_t n) {
+    int64_t k = (int64_t)key, zero = 0, offsets[2];
+    pst_array keys[2] = {{.type = PST_INT64, .length = 1, .values = &k},
+                         {.type = PST_INT64, .length = 1, .values = &zero}};
+    pst_batch *b = NULL;
+    REQUIRE(!pst_batch_create(f->t, keys, &b));
+    REQUIRE(!pst_batch_element_offsets(b, L, offsets));
+    REQUIRE((uint64_t)offsets[1] == n);
+    int64_t *items = malloc(n * sizeof *items);
+    REQUIRE(items && !pst_batch_list_copy(b, L, offsets, items, n * sizeof *items));
+    uint64_t wrong = 0;
+    for (uint64_t i = 0; i < n; i++)
+        wrong += items[i] != (int64_t)i;
+    CHECK_EQ(wrong, 0);
+    free(items);
+    pst_batch_destroy(b);
+}
+
+static void test_larger_than_memory(void) {
+    files f;
+    uint64_t n = 0, most = 0, key = long_key(7), below;
+    begin(&f, LIMIT);
+    REQUIRE(append_many(f.t, 1, 0, 5) == PST_OK); /* a short one beside it */
+    seal(&f);
+    for (int i = 0; i < BATCHES; i++, n += BATCH) {
+        uint64_t before = reads_of(&f);
+        pst_status s = append_many(f.t, key, n, BATCH);
+        REQUIRE(s == PST_OK);
+        uint64_t reads = reads_of(&f) - before;
+        most = reads > most ? reads : most;
+        CHECK(pst_table_dirty(f.t));
+        seal(&f);
+        leave(&f, 1); /* however much it is used */
+    }
+    CHECK(f.left >= BATCHES);
+    REQUIRE(n * 8 >= 10 * (uint64_t)LIMIT);
+    /* The row's record and the last run of each file, however long the list is. */
+    CHECK(most > 0 && most < 12 * MOST_FILES);
+    for (int round = 0; round < 2; round++) {
+        pst_budget_stats stats;
+        uint64_t before = reads_of(&f);
+        REQUIRE(!set_key(f.t, key, 0));
+        CHECK(reads_of(&f) - before < 12 * MOST_FILES);
+        CHECK(!pst_table_dirty(f.t));
+        check_items(&f, 0, n);
+        REQUIRE(!pst_list_below(f.t, L, &below));
+        CHECK_EQ(below, n);
+        check_middle(&f, n);
+        check_copy(&f, key, n);
+        pst_budget_get_stats(f.budget, &stats);
+        CHECK(stats.private_bytes < (uint64_t)1 << 20);
+        REQUIRE(!set_key(f.t, 1, 0));
+        check_items(&f, 0, 5);
+        anew(&f, LIMIT);
+    }
+    /* It is emptied, begun again, and that is undone. */
+    REQUIRE(!set_key(f.t, key, 0) && !pst_value_clear(f.t, L));
+    check_items(&f, 0, 0);
+    REQUIRE(append_many(f.t, key, 1000, 10) == PST_OK);
+    REQUIRE(!set_key(f.t, key, 0));
+    check_items(&f, 1000, 10);
+    REQUIRE(!pst_table_rollback(f.t, 0));
+    REQUIRE(!set_key(f.t, key, 0));
+    check_items(&f, 0, n);
+    REQUIRE(!pst_value_clear(f.t, L));
+    REQUIRE(append_many(f.t, key, 1000, 10) == PST_OK);
+    seal(&f);
+    REQUIRE(append_many(f.t, key, 1010, 10) == PST_OK);
+    seal(&f);
+    anew(&f, LIMIT);
+    REQUIRE(!set_key(f.t, key, 0));
+    check_items(&f, 1000, 20);
+    end(&f);
+}
+
+/* Of many rows that were used the one leaves whose list is long. */
+static void test_leaves_first(void) {
+    enum { OTHERS = 100 };
+    files f;
+    uint64_t key = long_key(7);
+    begin(&f, (uint64_t)1 << 26);
+    for (uint64_t n = 0; n < 2; n++) {
+        for (uint64_t k = 0; k < OTHERS; k++)
+            REQUIRE(append_many(f.t, 1000 + k, n * 5, 5) == PST_OK);
+        REQUIRE(append_many(f.t, key, n * 5000, 5000) == PST_OK);
+        seal(&f);
+        f.left = 0;
+        leave(&f, 1);
+        CHECK_EQ(f.left, 1);
+    }
+    uint64_t before = reads_of(&f);
+    for (uint64_t k = 0; k < OTHERS; k++)
+        REQUIRE(!set_key(f.t, 1000 + k, 0));
+    CHECK_EQ(reads_of(&f), before);
+    REQUIRE(!set_key(f.t, key, 0));
+    CHECK(reads_of(&f) > before);
+    check_items(&f, 0, 10000);
+    end(&f);
+}
+
+/* ---- a process that dies ------------------------------------------------------------------------- */
+
+/* Lists of one hash, whose items are numbers that rise. Of the last two sealed epochs, and now. */
+enum { SPACES = 5 };
+
+typedef struct numbers {
+    uint64_t first[SPACES];
+    uint64_t n[SPACES];
+} numbers;
+
+static struct {
+    files *f;
+    uint64_t key, points, looked, random, every, below;
+    pst_table *copy;
+    numbers now, sealed[2];
+    pst_lineage lineage[2];
+    pst_stack *stack[2]; /* [0]: the last epoch's, NULL while its delta is not there */
+} kill_;
+
+static void compare(pst_table *t, const numbers *m) {
+    pst_elements *e = NULL;
+    pst_cell key, value;
+    REQUIRE(!pst_elements_create(t, &e));
+    for (uint64_t i = 0; i < SPACES; i++) {
+        uint64_t at = 0, wrong = 0;
+        pst_status s = set_key(t, kill_.key, i);
+        REQUIRE(!s && !pst_elements_start(e, L));
+        for (; (s = pst_elements_next(e, &key, &value)) == PST_OK; at++)
+            wrong += value.word[0] != m->first[i] + at;
+        CHECK_EQ(s, PST_NOT_FOUND);
+        CHECK_EQ(at, m->n[i]);
+        CHECK_EQ(wrong, 0);
+    }
+    pst_elements_destroy(e);
+}
+
+static void after_store(void) {
+    pst_lineage l;
+    if (++kill_.points % kill_.every)
+        return;
+    pst_crash_hook = NULL;
+    copy_image(kill_.f->t, kill_.copy);
+    pst_epoch_recover(kill_.copy);
+    REQUIRE(!pst_table_lineage(kill_.copy, 0, &l));
+    int at = memcmp(&l, &kill_.lineage[0], sizeof l) != 0;
+    REQUIRE(!memcmp(&l, &kill_.lineage[at], sizeof l));
+    check_ownership(kill_.copy);
+    if (kill_.stack[at]) {
+        REQUIRE(!pst_table_set_stack(kill_.copy, kill_.stack[at], &l));
+        compare(kill_.copy, &kill_.sealed[at]);
+        check_ownership(kill_.copy);
+        kill_.looked++;
+    }
+    pst_crash_hook = after_store;
+}
+
+static void change(files *f) {
+    uint64_t i = check_random(&kill_.random) % SPACES, what = check_random(&kill_.random) % 8;
+    numbers *m = &kill_.now;
+    REQUIRE(!set_key(f->t, kill_.key, i));
+    uint32_t slot = f->t->current.slot;
+    kill_.below += slot != PST_NONE && pst_items_are_below(f->t, slot, L);
+    if (what == 0) {
+        REQUIRE(!pst_value_clear(f->t, check_random(&kill_.random) % 2 ? L : -1));
+        m->first[i] = check_random(&kill_.random) % 1000;
+        m->n[i] = 0;
+    } else if (what == 1) {
+        pst_cell cell = {{what, 0}, {NULL, 0}};
+        REQUIRE(!pst_value_put(f->t, A, &cell));
+    }
+    for (uint64_t n = what < 2 ? 0 : check_random(&kill_.random) % 900; n > 0; n--) {
+        pst_cell cell = {{m->first[i] + m->n[i]++, 0}, {NULL, 0}};
+        REQUIRE(!pst_list_add(f->t, L, &cell));
+    }
+}
+
+static void seal_and_leave(files *f) {
+    pst_stack_close(kill_.stack[1]);
+    kill_.stack[1] = kill_.stack[0];
+    kill_.lineage[1] = kill_.lineage[0];
+    kill_.sealed[1] = kill_.sealed[0];
+    kill_.stack[0] = NULL;
+    kill_.lineage[0] = (pst_lineage){.epoch = f->next + 1};
+    memcpy(kill_.lineage[0].id, &kill_.lineage[0].epoch, sizeof f->next);
+    kill_.sealed[0] = kill_.now;
+    seal(f);
+    kill_.stack[0] = pst_stack_retain(f->stack);
+    if (check_random(&kill_.random) % 3)
+        leave(f, 1 + check_random(&kill_.random) % 3);
+}
+
+static void test_killed(uint64_t seed) {
+    files f;
+    memset(&kill_, 0, sizeof kill_);
+    begin(&f, (uint64_t)1 << 26);
+    kill_.f = &f;
+    kill_.random = seed;
+    kill_.every = 331;
+    kill_.key = long_key(seed);
+    pst_table_options o = {
+        .max_parallelism = GROUPS, .last_key_group = GROUPS - 1, .limit_bytes = (uint64_t)1 << 26};
+    REQUIRE(!pst_table_open(&SCHEMA, &o, &kill_.copy, NULL, NULL));
+    pst_cell one = {{1, 0}, {NULL, 0}};
+    REQUIRE(!set_key(f.t, kill_.key, 99) && !pst_value_put(f.t, A, &one));
+    seal_and_leave(&f);
+    for (int e = 0; e < 24; e++) {
+        pst_crash_hook = after_store;
+        for (uint64_t n = check_random(&kill_.random) % 5; n > 0; n--)
+            change(&f);
+        if (check_random(&kill_.random) % 6 == 0) {
+            REQUIRE(!pst_table_rollback(f.t, 0));
+            kill_.now = kill_.sealed[0];
+            change(&f);
+        }
+        compare(f.t, &kill_.now);
+        seal_and_leave(&f);
+        pst_crash_hook = NULL;
+        compare(f.t, &kill_.now);
+        check_ownership(f.t);
+        if (check_random(&kill_.random) % 5 == 0)
+            anew(&f, (uint64_t)1 << 26);
+    }
+    CHECK(kill_.looked > 10 && kill_.below > 10);
+    pst_table_close(kill_.copy);
+    pst_stack_close(kill_.stack[0]);
+    pst_stack_close(kill_.stack[1]);
+    end(&f);
+}
+
+/* ---- walks --------------------------------------------------------------------------------------- */
+
+static void element_of(uint8_t *bytes, uint64_t seq) {
+    pst_put_big(bytes, pst_collection_id("l"), PST_ELEMENT_ID);
+    pst_put_big(bytes + PST_ELEMENT_ID, seq, 8);
+}
+
+/* From any element on, the records of one key of many in a file, against all that it has. */
+static void test_walks(void) {
+    enum { FILLED = 6, ABSENT = 3, RUNS = 300 };
+    static pst_record r;
+    files f;
+    uint64_t key = long_key(3);
+    begin(&f, (uint64_t)1 << 27);
+    for (uint64_t e = 0; e < RUNS; e++) {
+        for (uint64_t i = 0; i < FILLED; i++) {
+            pst_cell cell = {{e, 0}, {NULL, 0}};
+            if (e % (i + 1) || i == ABSENT)
+                continue;
+            REQUIRE(!set_key(f.t, key, i) && !pst_value_put(f.t, A, &cell));
+            for (uint64_t n = 0; n < 20; n++)
+                REQUIRE(!pst_list_add(f.t, L, &cell));
+        }
+        seal(&f);
+    }
+    merge(&f, 0);
+    set_stack(&f);
+    pst_cell cells[2] = {{{key, 0}, {NULL, 0}}};
+    uint64_t hash = pst_hash_key(KEYS, 1, cells, 0), most = 0;
+    for (uint64_t i = 0; i < FILLED; i++) {
+        pst_walk w;
+        uint8_t bytes[PST_ELEMENT_ID + 8];
+        pst_bytes element = {bytes, sizeof bytes};
+        uint64_t runs = i == ABSENT ? 0 : (RUNS + i) / (i + 1);
+        cells[1].word[0] = i;
+        REQUIRE(!pst_walk_open(&w, f.stack, 0, pst_key_group(hash, GROUPS), hash, cells, 0));
+        CHECK(w.blocks > 10);
+        CHECK_EQ(pst_walk_seek(&w, NULL), PST_OK);
+        for (uint64_t k = 0; k < runs + (i != ABSENT); k++) {
+            REQUIRE(!pst_walk_next(&w, &r));
+            CHECK_EQ(r.key[1].word[0], i);
+            CHECK_EQ(k == 0, r.key_nulls >> 2 & 1);
+            if (k)
+                CHECK_EQ(pst_get_big(r.key[2].bytes.data + PST_ELEMENT_ID, 8), (k - 1) * 20);
+        }
+        CHECK_EQ(pst_walk_next(&w, &r), PST_NOT_FOUND);
+        for (uint64_t seq = 0; seq <= runs * 20 + 20; seq += 7) {
+            uint64_t before = reads_of(&f);
+            uint64_t next = (seq + 19) / 20;
+            element_of(bytes, seq);
+            REQUIRE(!pst_walk_seek(&w, &element));
+            pst_status s = pst_walk_next(&w, &r);
+            CHECK_EQ(s, next < runs ? PST_OK : PST_NOT_FOUND);
+            if (!s)
+                CHECK_EQ(pst_get_big(r.key[2].bytes.data + PST_ELEMENT_ID, 8), next * 20);
+            s = pst_walk_seek_last(&w, &element);
+            REQUIRE(s == PST_OK || (s == PST_NOT_FOUND && i == ABSENT));
+            if (!s) {
+                REQUIRE(!pst_walk_next(&w, &r));
+                CHECK_EQ(r.key[1].word[0], i);
+                uint64_t last = next < runs ? next : runs; /* runs that begin before */
+                CHECK_EQ(last == 0, r.key_nulls >> 2 & 1);
+                if (last)
+                    CHECK_EQ(pst_get_big(r.key[2].bytes.data + PST_ELEMENT_ID, 8), (last - 1) * 20);
+            }
+            most = reads_of(&f) - before > most ? reads_of(&f) - before : most;
+        }
+        pst_walk_close(&w);
+    }
+    CHECK(most > 1 && most <= 16);
+    end(&f);
+}
+
+int main(int argc, char **argv) {
+    uint64_t seeds = argc > 1 ? strtoull(argv[1], NULL, 10) : SEEDS;
+    uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    test_walks();
+    test_larger_than_memory();
+    test_leaves_first();
+    for (uint64_t i = 0; i < seeds; i++)
+        test_killed(seed + i);
+    return check_report();
+}

@@ -1,0 +1,432 @@
+/* Rows of some keys out of files: what is written of a few keys is what a merge of all files has of
+ * them, by a stack, file by file, and by both together. */
+#include <errno.h>
+
+#include "base/mem.h"
+#include "stack_world.h"
+
+static world the_world;
+static uint64_t rooms;
+
+static void make_world(world *w, world_style style, int32_t n, size_t base, uint64_t seed) {
+    uint64_t rng = seed;
+    memset(w, 0, sizeof *w);
+    world_schema(w, style);
+    world_folder(w);
+    w->block_bytes = 4096;
+    for (int32_t i = 0; i < n; i++)
+        world_write(w, i, &rng, i ? base / 8 : base, base, check_random(&rng) % 5 ? 40 : 3000);
+}
+
+static pst_stack *open_files(const world *w, int32_t from, int32_t n, pst_budget *budget) {
+    pst_stack *st = NULL;
+    pst_stack_options o = {.budget = budget};
+    REQUIRE(!pst_stack_open(&w->schema, WORLD_GROUPS, w->files + from, n, &o, &st, NULL));
+    return st;
+}
+
+/* ---- wanted keys ------------------------------------------------------------------------------- */
+
+typedef struct wanted {
+    pst_array columns[2];
+    uint64_t *words[2];
+    int32_t *offsets;
+    uint8_t *text;
+    uint8_t *validity;
+} wanted;
+
+static wanted want(const world *w, const uint64_t *ids, size_t n) {
+    wanted x = {.offsets = calloc(n + 2, sizeof(int32_t)),
+                .text = malloc(40 * (n + 1)),
+                .validity = calloc(n / 8 + 1, 1)};
+    byte_heap *h = calloc(1, sizeof *h);
+    REQUIRE(x.offsets && x.text && x.validity && h);
+    for (int k = 0; k < 2; k++) {
+        x.words[k] = calloc(n + 1, sizeof(uint64_t));
+        REQUIRE(x.words[k]);
+    }
+    for (size_t i = 0; i < n; i++) {
+        pst_record r = {0};
+        world_key(w, h, ids[i], &r);
+        x.words[0][i] = r.key[0].word[0];
+        x.words[1][i] = r.key[1].word[0];
+        x.offsets[i + 1] = x.offsets[i];
+        if (w->style == WORLD_STRINGS) {
+            memcpy(x.text + x.offsets[i], r.key[0].bytes.data, r.key[0].bytes.size);
+            x.offsets[i + 1] += (int32_t)r.key[0].bytes.size;
+        }
+        x.validity[i / 8] |= (uint8_t)(!(r.key_nulls & 1) << i % 8);
+        heap_free(h);
+    }
+    free(h);
+    for (int k = 0; k < 2; k++)
+        x.columns[k] = (pst_array){.type = PST_INT64, .length = (int64_t)n, .values = x.words[k]};
+    x.columns[0].validity = x.validity;
+    if (w->style == WORLD_STRINGS) {
+        x.columns[0].type = PST_STRING;
+        x.columns[0].values = x.text;
+        x.columns[0].offsets = x.offsets;
+        x.columns[0].values_bytes = x.offsets[n];
+    }
+    return x;
+}
+
+static void wanted_free(wanted *x) {
+    free(x->words[0]);
+    free(x->words[1]);
+    free(x->offsets);
+    free(x->text);
+    free(x->validity);
+}
+
+/* Ids of every namespace of the wanted keys, of those below `domain`. */
+static size_t spread(const uint64_t *ids, size_t n, uint64_t domain, uint64_t *all) {
+    size_t made = 0;
+    int classes[8] = {0};
+    for (size_t i = 0; i < n; i++)
+        classes[ids[i] == 5 ? 7 : ids[i] % 7] = 1;
+    for (uint64_t id = 0; id < domain; id++)
+        if (classes[id == 5 ? 7 : id % 7])
+            all[made++] = id;
+    return made;
+}
+
+/* ---- looking up -------------------------------------------------------------------------------- */
+
+/* With fewer keys at a time, where they have too much. */
+static pst_status look_up(pst_stack *st, const wanted *x, int32_t n_columns, uint64_t most,
+                          pst_file_kind kind, memory_file *out) {
+    pst_wanted_keys keys = {x->columns, n_columns, most};
+    pst_io io = file_io(out, 1);
+    pst_file_info info = {.kind = kind};
+    pst_detail detail;
+    pst_status s = pst_stack_lookup(st, &keys, &io, &info, &detail);
+    if (!s)
+        CHECK(info.kind == kind && info.file_bytes == out->size);
+    if (s == PST_NO_ROOM) {
+        CHECK(detail.row > 0 && detail.row < x->columns[0].length);
+        rooms++;
+    }
+    return s;
+}
+
+static void read_file(const world *w, int32_t i, memory_file *f) {
+    struct stat st;
+    int fd = open(w->paths[i], O_RDONLY);
+    REQUIRE(fd >= 0 && !fstat(fd, &st));
+    *f = (memory_file){
+        .data = malloc((size_t)st.st_size), .size = (size_t)st.st_size, .calls_left = -1};
+    REQUIRE(f->data && read(fd, f->data, f->size) == (ssize_t)f->size);
+    close(fd);
+}
+
+static void look_into(const world *w, int32_t i, const wanted *x, int32_t n_columns,
+                      memory_file *out) {
+    memory_file f;
+    pst_sst_reader *r;
+    pst_wanted_keys keys = {x->columns, n_columns, 0};
+    pst_io io = file_io(out, 1);
+    pst_file_info info;
+    read_file(w, i, &f);
+    REQUIRE(!file_open(&f, &r));
+    CHECK_EQ(pst_sst_reader_lookup(r, &keys, &io, &info), PST_OK);
+    CHECK_EQ(info.kind, i ? PST_DELTA : PST_BASE);
+    /* It can be asked again. */
+    memory_file again = {.calls_left = -1};
+    pst_io other = file_io(&again, 1);
+    CHECK_EQ(pst_sst_reader_lookup(r, &keys, &other, &info), PST_OK);
+    CHECK(again.size == out->size && !memcmp(again.data, out->data, out->size));
+    file_free(&again);
+    pst_sst_reader_close(r);
+    file_free(&f);
+}
+
+static void merge_found(const world *w, memory_file *files, int32_t n, memory_file *out) {
+    row_style style = {.max_parallelism = WORLD_GROUPS, .last_key_group = WORLD_GROUPS - 1};
+    pst_file_info info = info_of(PST_BASE, &style, 98);
+    pst_sst_reader *readers[WORLD_FILES];
+    pst_io io = file_io(out, 0);
+    for (int32_t i = 0; i < n; i++)
+        REQUIRE(!file_open(&files[i], &readers[i]));
+    REQUIRE(!file_merge(&w->schema, &info, readers, NULL, n, &io));
+    for (int32_t i = 0; i < n; i++)
+        pst_sst_reader_close(readers[i]);
+}
+
+/* Whether a file has just the rows of those ids that the merge of all files has. */
+static void check_file(const world *w, memory_file *found, memory_file *whole, const uint64_t *ids,
+                       size_t n) {
+    pst_sst_reader *a, *b;
+    pst_record x, y;
+    uint64_t equal = 0, rows = 0;
+    pst_place *places = world_places(w, ids, n);
+    REQUIRE(!file_open(whole, &a) && !file_open(found, &b));
+    for (;;) {
+        pst_status s = next_wanted(w, a, places, ids, n, &x);
+        CHECK_EQ(pst_sst_reader_next(b, &y), s);
+        if (s)
+            break;
+        rows++;
+        equal += (uint64_t)same_row(&w->schema, &x, &y);
+    }
+    CHECK_EQ(equal, rows);
+    pst_sst_reader_close(a);
+    pst_sst_reader_close(b);
+    free(places);
+}
+
+/* By a stack of all files; by one of the newer files and by reading the others; by reading all. */
+static void check_ways(const world *w, memory_file *whole, const uint64_t *ids, size_t n,
+                       const uint64_t *all, size_t n_all, int32_t n_columns) {
+    wanted x = want(w, ids, n);
+    for (int32_t below = 0; below <= w->n; below++) {
+        memory_file files[WORLD_FILES], out = {.calls_left = -1};
+        int32_t made = 0;
+        if (below > 2 && below < w->n)
+            continue;
+        for (int32_t i = 0; i < WORLD_FILES; i++)
+            files[i] = (memory_file){.calls_left = -1};
+        for (; made < below; made++)
+            look_into(w, made, &x, n_columns, &files[made]);
+        if (below < w->n) {
+            pst_stack *st = open_files(w, below, w->n - below, NULL);
+            pst_file_kind kind = below ? PST_DELTA : PST_BASE;
+            CHECK_EQ(look_up(st, &x, n_columns, 64 << 20, kind, &files[made++]), PST_OK);
+            pst_stack_close(st);
+        }
+        if (!below)
+            check_file(w, &files[0], whole, all, n_all);
+        merge_found(w, files, made, &out);
+        check_file(w, &out, whole, all, n_all);
+        file_free(&out);
+        for (int32_t i = 0; i < made; i++)
+            file_free(&files[i]);
+    }
+    wanted_free(&x);
+}
+
+static void run_model(world_style style, size_t base, uint64_t seed) {
+    world *w = &the_world;
+    memory_file whole = {.calls_left = -1};
+    uint64_t rng = seed, domain = 2 * base;
+    uint64_t *ids = malloc(domain * sizeof *ids), *all = malloc(domain * sizeof *all);
+    REQUIRE(ids && all);
+    make_world(w, style, 2 + (int32_t)(check_random(&rng) % 5), base, seed);
+    world_merge(w, w->rows, &whole);
+    const size_t counts[] = {0, 1, 40, base};
+    for (int c = 0; c < 4; c++) {
+        size_t n = counts[c];
+        for (size_t i = 0; i < n; i++)
+            ids[i] = check_random(&rng) % domain;
+        if (n > 4) {
+            ids[0] = 3; /* which has many elements */
+            ids[1] = 5; /* null */
+            ids[2] = ids[3];
+        }
+        check_ways(w, &whole, ids, n, ids, n, world_keys(w));
+        if (style == WORLD_NAMESPACES && n <= 40)
+            check_ways(w, &whole, ids, n, all, spread(ids, n, domain, all), 1);
+    }
+    free(ids);
+    free(all);
+    file_free(&whole);
+    world_free(w);
+}
+
+/* ---- order -------------------------------------------------------------------------------------- */
+
+/* Each key once, in the order of files. */
+static void run_order(void) {
+    enum { KEYS = 300 };
+    world *w = &the_world;
+    uint64_t ids[KEYS], seen[100] = {0};
+    uint32_t order[KEYS], n = 0, wrong = 0;
+    byte_heap *h = calloc(1, sizeof *h);
+    pst_record last = {0};
+    REQUIRE(h);
+    memset(w, 0, sizeof *w);
+    world_schema(w, WORLD_STRINGS);
+    for (size_t i = 0; i < KEYS; i++)
+        ids[i] = i * 7 % 100;
+    wanted x = want(w, ids, KEYS);
+    pst_wanted_keys keys = {x.columns, 1, 0};
+    CHECK_EQ(pst_wanted_order(&w->schema, WORLD_GROUPS, &keys, order, &n), PST_OK);
+    CHECK_EQ(n, 100);
+    for (uint32_t i = 0; i < n; i++) {
+        pst_record r = {0};
+        world_key(w, h, ids[order[i]], &r);
+        wrong += seen[ids[order[i]]]++ > 0;
+        wrong += i && pst_place_compare(last.key_group, last.hash, r.key_group, r.hash) > 0;
+        last = r;
+    }
+    CHECK_EQ(wrong, 0);
+    CHECK_EQ(pst_wanted_order(&w->schema, 0, &keys, order, &n), PST_INVALID);
+    keys.n_columns = 3;
+    CHECK_EQ(pst_wanted_order(&w->schema, WORLD_GROUPS, &keys, order, &n), PST_INVALID);
+    wanted_free(&x);
+    heap_free(h);
+    free(h);
+    pst_file_schema_destroy(w->made);
+}
+
+/* ---- room -------------------------------------------------------------------------------------- */
+
+/* Keys that have too much are asked for again, fewer at a time; a single one always comes. */
+static void run_room(void) {
+    enum { KEYS = 500 };
+    world *w = &the_world;
+    memory_file whole = {.calls_left = -1};
+    uint64_t ids[KEYS];
+    make_world(w, WORLD_ELEMENTS, 3, 3000, 8);
+    world_merge(w, w->rows, &whole);
+    pst_stack *st = open_files(w, 0, w->n, NULL);
+    for (size_t i = 0; i < KEYS; i++)
+        ids[i] = i;
+    for (size_t from = 0, n = KEYS; from < KEYS;) {
+        if (n > KEYS - from)
+            n = KEYS - from;
+        wanted x = want(w, ids + from, n);
+        memory_file out = {.calls_left = -1};
+        pst_status s = look_up(st, &x, 1, 2000, PST_BASE, &out);
+        CHECK(s == PST_OK || (s == PST_NO_ROOM && n > 1));
+        if (s == PST_OK) {
+            check_file(w, &out, &whole, ids + from, n);
+            from += n;
+        }
+        n = s ? n / 4 + 1 : n;
+        n -= s && n == 2;
+        file_free(&out);
+        wanted_free(&x);
+    }
+    CHECK(rooms > 0);
+    pst_stack_close(st);
+    file_free(&whole);
+    world_free(w);
+}
+
+/* ---- failures ---------------------------------------------------------------------------------- */
+
+static int64_t hook_countdown;
+
+static int64_t fail_once(const pst_read *r, int64_t result) {
+    (void)r;
+    return __atomic_fetch_sub(&hook_countdown, 1, __ATOMIC_RELAXED) == 0 ? -EIO : result;
+}
+
+static void check_detail(const pst_stack *st, const pst_wanted_keys *keys, pst_status want_status) {
+    memory_file out = {.calls_left = -1};
+    pst_io io = file_io(&out, 1);
+    pst_file_info info = {.kind = PST_BASE};
+    pst_detail detail;
+    pst_status s = pst_stack_lookup((pst_stack *)(uintptr_t)st, keys, &io, &info, &detail);
+    CHECK_EQ(s, want_status);
+    CHECK(detail.row == 0 && detail.offset > 0);
+    file_free(&out);
+}
+
+static void flip(const char *path, off_t at) {
+    uint8_t byte;
+    int fd = open(path, O_RDWR);
+    REQUIRE(fd >= 0 && pread(fd, &byte, 1, at) == 1);
+    byte ^= 4;
+    REQUIRE(pwrite(fd, &byte, 1, at) == 1);
+    fsync(fd);
+    close(fd);
+}
+
+static void run_refused(const world *w, pst_stack *st, wanted *x) {
+    memory_file out = {.calls_left = -1};
+    pst_io io = file_io(&out, 1);
+    pst_file_info info = {.kind = PST_BASE};
+    pst_wanted_keys keys = {x->columns, 2, 0};
+    CHECK_EQ(pst_stack_lookup(st, &keys, &io, &info, NULL), PST_INVALID);
+    keys.n_columns = 0;
+    CHECK_EQ(pst_stack_lookup(st, &keys, &io, &info, NULL), PST_INVALID);
+    keys.n_columns = 1;
+    info.kind = 0;
+    CHECK_EQ(pst_stack_lookup(st, &keys, &io, &info, NULL), PST_INVALID);
+    info.kind = PST_BASE;
+    x->columns[0].type = PST_INT32;
+    CHECK_EQ(pst_stack_lookup(st, &keys, &io, &info, NULL), PST_WRONG_TYPE);
+    x->columns[0].type = w->schema.keys[0].type;
+    out.calls_left = 0;
+    CHECK_EQ(pst_stack_lookup(st, &keys, &io, &info, NULL), PST_CALLBACK);
+    file_free(&out);
+}
+
+/* Memory that is refused, reads that fail and blocks that are damaged are said, with the file and the
+ * place; afterwards all is as before. */
+static void run_faults(void) {
+    enum { KEYS = 60 };
+    world *w = &the_world;
+    uint64_t ids[KEYS];
+    pst_budget *budget = NULL;
+    pst_budget_stats before, after;
+    make_world(w, WORLD_ELEMENTS, 1, 2000, 12);
+    for (size_t i = 0; i < KEYS; i++)
+        ids[i] = 7 * i;
+    wanted x = want(w, ids, KEYS);
+    pst_wanted_keys keys = {x.columns, 1, 0};
+    REQUIRE(!pst_budget_create(64 << 20, &budget));
+    pst_stack *st = open_files(w, 0, w->n, budget);
+    run_refused(w, st, &x);
+    memory_file out = {.calls_left = -1};
+    REQUIRE(!look_up(st, &x, 1, 0, PST_BASE, &out));
+    file_free(&out);
+    pst_budget_get_stats(budget, &before);
+    for (int64_t i = 0;; i++) {
+        check_fail_alloc(i, 0);
+        pst_status s = look_up(st, &x, 1, 0, PST_BASE, &out);
+        int refused = check_alloc_failed();
+        check_fail_alloc(-1, 0);
+        CHECK_EQ(s, refused ? PST_NO_MEMORY : PST_OK);
+        file_free(&out);
+        if (!refused)
+            break;
+    }
+    pst_budget_get_stats(budget, &after);
+    CHECK(after.private_bytes <= before.private_bytes);
+    pst_read_hook = fail_once;
+    hook_countdown = 0;
+    check_detail(st, &keys, PST_IO);
+    pst_read_hook = NULL;
+    off_t block =
+        (off_t)pst_guide_block_at(&st->files[0]->guide->segments[0], st->files[0]->entries[0], 1)
+            .offset;
+    flip(w->paths[0], block + 50);
+    uint64_t every[2000];
+    for (size_t i = 0; i < 2000; i++)
+        every[i] = i;
+    wanted all = want(w, every, 2000);
+    pst_wanted_keys all_keys = {all.columns, 1, 64 << 20};
+    check_detail(st, &all_keys, PST_CORRUPT);
+    memory_file f;
+    pst_sst_reader *r;
+    pst_io io = file_io(&out, 1);
+    pst_file_info info;
+    read_file(w, 0, &f);
+    REQUIRE(!file_open(&f, &r));
+    CHECK_EQ(pst_sst_reader_lookup(r, &all_keys, &io, &info), PST_CORRUPT);
+    CHECK_EQ(pst_sst_reader_detail(r)->offset, block);
+    pst_sst_reader_close(r);
+    file_free(&f);
+    file_free(&out);
+    wanted_free(&all);
+    wanted_free(&x);
+    pst_stack_close(st);
+    pst_budget_get_stats(budget, &after);
+    CHECK_EQ(after.private_bytes, 0);
+    pst_budget_release(budget);
+    world_free(w);
+}
+
+int main(int argc, char **argv) {
+    uint64_t runs = argc > 1 ? strtoull(argv[1], NULL, 10) : 2;
+    for (uint64_t seed = 1; seed <= runs; seed++)
+        for (int style = 0; style < WORLD_STYLES; style++)
+            run_model((world_style)style, 600 + 100 * seed, seed);
+    run_order();
+    run_room();
+    run_faults();
+    return check_report();
+}

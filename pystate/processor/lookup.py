@@ -1,0 +1,140 @@
+"""Looking keys up in a checkpoint again and again, beside the job that adds to it.
+
+Thread safety: any thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from pystate.checkpoint.storage import CheckpointStorage
+from pystate.errors import InvalidArgumentError
+from pystate.processor.epochs import storage_at, while_retained
+from pystate.processor.key_files import KeyFiles
+from pystate.processor.scan import StateScan
+from pystate.processor.selection import EVERYTHING, Selection, WantedKeys
+from pystate.state.declaration import State
+from pystate.types.keys import parse_key
+
+
+class StateLookup:
+    """Reads the rows of some keys as of one epoch, without a table and without a lock.
+
+    `read_state` with keys gives the same rows; this keeps what it knows of the epoch, and its files
+    open, so that the next look-up reads only blocks. Memory is a seventh of a byte for each row of
+    the files with guides, and what is being read.
+
+    Parameters
+    ----------
+    location : str, path or CheckpointStorage
+        The checkpoint of a job or store, or a savepoint.
+    uid, epoch
+        As for `read_state`. Without an epoch the newest one is read, and the next newest one when a
+        running job has removed its files.
+    selection : Selection
+        Which states are read, and how.
+    declared : mapping of str to State
+        States by name as a program declares them. They are read so, and expire by the clock that is
+        named: a checkpoint does not know times to live.
+    """
+
+    def __init__(
+        self,
+        location: str | os.PathLike[str] | CheckpointStorage,
+        uid: str | None = None,
+        *,
+        epoch: int | None = None,
+        selection: Selection = EVERYTHING,
+        declared: Mapping[str, State[Any]] | None = None,
+    ) -> None:
+        if isinstance(location, (str, os.PathLike)):
+            location = storage_at(location, "StateLookup")
+        self._storage, self._uid, self._asked_epoch = location, uid, epoch
+        self._selection, self._declared = selection, dict(declared or {})
+        self._files = KeyFiles(location)
+        self._scan = self._newest()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is read."""
+        return self._scan.epoch
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of `rows`."""
+        return self._scan.schema
+
+    def refresh(self) -> int:
+        """Read the newest epoch from now on, or the one that was asked for; returns its number.
+
+        Files that it shares with the one before stay open. The others are closed: until then those
+        that the job has removed take their room on the disk, so call this now and then.
+        """
+        scan = self._newest()
+        self._files.forget(frozenset(ref.path for ref in scan.operator.files))
+        self._scan = scan
+        return scan.epoch
+
+    def rows(
+        self,
+        keys: Any,
+        namespaces: Any = None,
+        *,
+        clock: tuple[int | None, int | None] = (None, None),
+    ) -> pa.Table:
+        """The rows of those keys that exist, in no particular order.
+
+        Parameters
+        ----------
+        keys
+            As for `read_state`.
+        namespaces : array-like, optional
+            A namespace per key; without, the rows of all namespaces of the keys are read.
+        clock : tuple
+            The processing time and the watermark, in milliseconds since 1970, by which states that
+            were declared with a time to live are hidden; None where one is not known.
+
+        Raises
+        ------
+        CheckpointError
+            The epoch that was asked for is gone, or each newest one was removed while it was read.
+        CorruptFileError, NewerFormatError, SystemCallError
+            A file cannot be read; it is named, with the place.
+        MemoryLimitError
+            What is said of one key, or of all that is read at a time, does not fit in memory.
+        """
+        again = False
+
+        def read() -> pa.Table:
+            nonlocal again
+            if again:
+                self.refresh()
+            again = True
+            scan = self._scan
+            wanted = WantedKeys(
+                parse_key(list(scan.operator.key_schema)),
+                keys,
+                scan.max_parallelism,
+                None if namespaces is None else (_namespace_of(scan), namespaces),
+            )
+            looked = replace(scan, keys=wanted, key_groups=wanted.key_groups, clock=clock)
+            return pa.Table.from_batches(looked.batches(self._files), looked.schema)
+
+        return while_retained(self._storage, read, "look keys up", again=self._asked_epoch is None)
+
+    def _newest(self) -> StateScan:
+        scan = StateScan.of(
+            self._storage, self._uid, epoch=self._asked_epoch, selection=self._selection
+        )
+        return replace(scan, declared=self._declared)
+
+
+def _namespace_of(scan: StateScan) -> Any:
+    if scan.namespace is None:
+        raise InvalidArgumentError(f"operator {scan.operator.uid!r} has no namespaces")
+    return scan.namespace
