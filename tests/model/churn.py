@@ -29,7 +29,7 @@ import pystate as ps
 from pystate.base.memory import memory_use
 from pystate.store import Store
 from tests.control_groups import Group
-from tests.model.large_store import MIB, Longs, Words, equal, keys_of
+from tests.model.large_store import MIB, Longs, Words, bytes_in, equal, keys_of
 
 #: Memory of a row that is here, and how many times as many there are as would fit.
 ROW_BYTES, TIMES = 45, 10
@@ -217,8 +217,7 @@ def run(
         churn.check_all()
     said.keys, said.rounds, said.live = churn.keys, churn.rounds, churn.live
     said.most_bytes = watch.most - said.base_bytes
-    files = (folder / "store" / "state").rglob("*.*")
-    said.disk_bytes = sum(path.stat().st_size for path in files)
+    said.disk_bytes = bytes_in(folder / "store" / "state")
     if group is not None:
         said.group_most_bytes = group.most_bytes()
     return said
