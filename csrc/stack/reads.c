@@ -218,6 +218,10 @@ void pst_reads_get_stats(const pst_reads *r, pst_reads_stats *stats) {
     *stats = r->stats;
 }
 
+int pst_reads_by_threads(const pst_reads *r) {
+    return r->options.no_uring;
+}
+
 void pst_reads_make_direct(const pst_reads *r, pst_read_file *file) {
     if (!r->options.no_direct)
         pst_read_file_direct(file);
@@ -304,7 +308,8 @@ pst_status pst_reads_start(pst_reads *r, pst_read_file *file, uint64_t offset, s
     slot *s = r->in_flight < (uint32_t)r->options.depth ? take_slot(r, large ? 0 : pages) : NULL;
     if (!s)
         return PST_BUSY;
-    s->read = (pst_read){file, from, s->read.data, pages * PST_READ_ALIGN, skip + size, 0, 0, 0, 0};
+    s->read =
+        (pst_read){file, from, s->read.data, pages * PST_READ_ALIGN, skip + size, 0, 0, 0, 0, 0};
     s->tag = tag;
     s->skip = (uint32_t)skip;
     pst_status status = large ? own_memory(r, s, s->read.size) : PST_OK;
@@ -380,6 +385,6 @@ void pst_reads_next(pst_reads *r, pst_arrival *arrival) {
     r->in_flight--;
     file->cached += s->read.size;
     pst_read_file_drop(file, CACHED_MOST);
-    *arrival =
-        (pst_arrival){s->tag, s->read.data + s->skip, s->read.error, (uint32_t)(s - r->slots)};
+    *arrival = (pst_arrival){s->tag, s->read.data + s->skip, s->read.error,
+                             (uint32_t)(s - r->slots), s->read.mark};
 }

@@ -26,9 +26,10 @@
 
 typedef struct pst_arrival {
     uint64_t tag;
-    const uint8_t *data; /* what was asked for, until pst_reads_give */
-    int sys_errno;       /* 0, or why it is not there */
+    uint8_t *data; /* what was asked for, until pst_reads_give */
+    int sys_errno; /* 0, or why it is not there */
     uint32_t slot;
+    uint32_t mark; /* for pst_read_again */
 } pst_arrival;
 
 /* What read_costs.h keeps here. */
@@ -42,6 +43,8 @@ pst_read_costs *pst_reads_costs(pst_reads *r);
 /* Takes NULL. */
 pst_reads *pst_reads_retain(pst_reads *r);
 
+/* Whether threads read in any case, which call pst_read_run. */
+int pst_reads_by_threads(const pst_reads *r);
 /* From now on the file is read past the page cache, where it and the options allow that. */
 void pst_reads_make_direct(const pst_reads *r, pst_read_file *file);
 
