@@ -43,8 +43,9 @@ _BASE = re.compile(r"pystate-\d+")
 #: An owner's folder, an application's, an operator's.
 _LEVELS = 3
 _OUTGROWN = ".outgrown"
-#: Kinds of files beside the tables: what tasks write aside, and what was merged for tables.
-STEPS, BELOW = "steps", "below"
+#: Kinds of files beside the tables: what tasks write aside, what was merged for tables, and copies
+#: of objects.
+STEPS, BELOW, OBJECTS = "steps", "below", "objects"
 _OWNER = re.compile(r"([0-9a-f]{32})-(\d+)-(\d+)-(\d+)")
 
 

@@ -47,6 +47,7 @@ from pystate.tables.below import (
     PLAIN,
     SCAN_BYTES,
     SCAN_ROWS,
+    AnyFile,
     FileBelow,
     FilesBelow,
     Part,
@@ -188,14 +189,14 @@ class RowsBelow:
         if self._table.is_open:
             self._table.set_target(target_bytes)
 
-    def set_files(self, files: Sequence[tuple[str, int, int]], *, all_known: bool = False) -> None:
+    def set_files(self, files: Sequence[AnyFile], *, all_known: bool = False) -> None:
         """Say which files hold what the last sealed epoch has, so that rows may leave memory.
 
         Only those are opened that are not open, as whoever looks into a file shares it.
 
         Parameters
         ----------
-        files : sequence of (path, first key group, last key group)
+        files : sequence of (path, first key group, last key group[, ObjectFile])
             Oldest first; each counts for these key groups, both inclusive. All have guides and the
             table's own columns. They may go while they are in use: they stay open.
         all_known : bool

@@ -565,8 +565,8 @@ def test_files_that_are_open_are_not_looked_at_again(
     one = worker()
     base, model = epochs(one, 3)
     looked: list[str] = []
-    find = range_files._path
-    monkeypatch.setattr(range_files, "_path", lambda s, r: looked.append(r.path) or find(s, r))
+    find = range_files._located
+    monkeypatch.setattr(range_files, "_located", lambda s, r: looked.append(r.path) or find(s, r))
     for looks in (3, 0):
         assert one.attach(base)[0] == "current"
         assert one.read() == model
