@@ -57,14 +57,15 @@ typedef struct merge {
 static pst_status check_source(const merge *m, pst_source *s) {
     const pst_schema *from = pst_sst_reader_schema(s->reader);
     s->rows_only = m->has_element && !pst_schema_has_element(from);
-    if (from->n_keys + s->rows_only != m->schema->n_keys ||
+    s->drops_elements = !m->has_element && pst_schema_has_element(from);
+    if (from->n_keys + s->rows_only != m->schema->n_keys + s->drops_elements ||
         pst_schema_hashed(from) != pst_schema_hashed(m->schema))
         return PST_SCHEMA;
     int32_t groups = pst_sst_reader_info(s->reader)->max_parallelism;
     if (m->info->max_parallelism % groups)
         return PST_SCHEMA;
     s->splits = groups != m->info->max_parallelism;
-    for (int32_t i = 0; i < from->n_keys; i++)
+    for (int32_t i = 0; i < from->n_keys - s->drops_elements; i++)
         if (!pst_column_same_type(&from->keys[i], &m->schema->keys[i]))
             return PST_SCHEMA;
     if (!s->columns && from->n_states != m->schema->n_states)
@@ -360,12 +361,23 @@ static int regroup(const merge *m, pst_record *r) {
     return r->key_group >= m->info->first_key_group && r->key_group <= m->info->last_key_group;
 }
 
+/* Whether the sink has no such records: all elements, of a source that drops them. */
+static int is_outside(const merge *m, const pst_source *from) {
+    uint32_t row = UINT32_C(1) << m->schema->n_keys;
+    if (from->drops_elements) {
+        if (!(from->record->key_nulls & row))
+            return 1;
+        from->record->key_nulls &= ~row;
+    }
+    return from->splits && !regroup(m, from->record);
+}
+
 static pst_status advance(merge *m, int32_t s) {
     const pst_source *from = &m->sources[s];
     pst_status status;
     do {
         status = pst_sst_reader_next(from->reader, from->record);
-    } while (!status && from->splits && !regroup(m, from->record));
+    } while (!status && is_outside(m, from));
     if (status == PST_NOT_FOUND)
         return PST_OK;
     if (!status) {
@@ -394,7 +406,7 @@ static pst_status seek(const merge *m, const pst_source *s) {
 static pst_status pass_stretch(merge *m, int32_t at) {
     const pst_source *s = &m->sources[at];
     const pst_record *next = m->n_heap ? m->sources[m->heap[0]].record : NULL;
-    if (s->splits)
+    if (s->splits || s->drops_elements)
         return PST_OK;
     if (m->has_element && (m->row.starts || m->row.marked_by > at)) {
         /* What hides elements of the row is known here alone. */

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, BinaryIO, Protocol
 
@@ -31,7 +31,6 @@ from pystate.checkpoint.state_files import (
     Lineage,
     Source,
     claim,
-    file_schema,
     merge_files,
     open_file,
 )
@@ -72,20 +71,6 @@ WHOLE_ROWS_BYTES = 512
 _USUAL_BYTES = 256 << 20
 
 
-class Loading(Protocol):
-    """A table in memory that is filled from files."""
-
-    def load(self, source: Source, *, allow_unclaimed_state: bool, since: Mapping[str, int]) -> int:
-        """See `KeyedStateBackend`."""
-
-    def set_clock(
-        self, *, processing_time: int | None, watermark: int | None, event_time: int | None
-    ) -> None:
-        """See `KeyedStateBackend`."""
-
-    def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None: ...
-
-
 class Owner(Protocol):
     """What a backend gives to its rows below; see `KeyedStateBackend`."""
 
@@ -110,7 +95,6 @@ class Owner(Protocol):
 
     def open(self) -> None: ...  # noqa: D102
     def exported(self, keys: KeyBatch) -> pa.RecordBatch: ...  # noqa: D102
-    def _on_heap(self) -> AbstractContextManager[Loading]: ...
     def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None: ...
     def _sweep(self) -> int: ...
     def _flush(self) -> None: ...
@@ -441,12 +425,6 @@ class RowsBelow:
             since = declared_fills(self._backend.declarations)
         self._backend.open()
         own = written(self._table.changes())
-        with open_file(own) as opened:
-            schema = file_schema(opened.reader)
-        for file in files:
-            with open_file(file) as opened:
-                if len(file_schema(opened.reader).keys) > len(schema.keys):
-                    return self._rewritten(files, out, lineage, since)
         first, last = self._backend.key_group_range
         return merge_files(
             [*files, own],
@@ -458,28 +436,6 @@ class RowsBelow:
             block_bytes=self._backend._options.guided_block_bytes,
             expiring=self.expiring(),
         )
-
-    def _rewritten(
-        self,
-        files: Sequence[Source],
-        out: BinaryIO,
-        lineage: Lineage,
-        since: Mapping[str, int],
-    ) -> FileInfo:
-        """The same through a table in memory; returns a delta of all rows.
-
-        A merge keeps the column of elements, which this table's files do not have, since the last
-        list or map went.
-        """
-        with self._backend._on_heap() as table:
-            processing, event = self._times()
-            table.set_clock(processing_time=processing, watermark=event[0], event_time=event[1])
-            for file in files:
-                table.load(file, allow_unclaimed_state=True, since=since)
-            sealed = table._seal(lineage, wanted=True)
-            assert sealed is not None
-            with Snapshot(sealed, self._backend._options.guided_block_bytes) as snapshot:
-                return snapshot.write(out)
 
     def step_by(
         self,
