@@ -107,6 +107,11 @@ class Worker:
         self.release()
         return ref
 
+    def look_up(self, keys: list[int], at_a_time: int) -> None:
+        backend = self.attachment.backend
+        for at in range(0, len(keys), at_a_time):
+            backend.prefetch(pa.array(keys[at : at + at_a_time], pa.int64()))
+
     def read(self) -> dict[int, int]:
         table = self.attachment.backend.to_arrow()
         found = dict(zip(table["k"].to_pylist(), table["n"].to_pylist(), strict=True))

@@ -36,7 +36,7 @@ from pystate.checkpoint.object_cache import ObjectCache, ObjectFile
 from pystate.checkpoint.object_storage import ObjectStorage
 from pystate.checkpoint.refs import EMPTY_ID, FileRef, RangeState, restrict
 from pystate.checkpoint.state_files import Lineage, Source, merge_files
-from pystate.checkpoint.storage import LocalStorage
+from pystate.checkpoint.storage import CheckpointStorage, LocalStorage
 from pystate.errors import (
     AlreadyPublishedError,
     CheckpointError,
@@ -45,7 +45,7 @@ from pystate.errors import (
 )
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow, FilesBelow
-from pystate.tables.host import BELOW, OBJECTS, STEPS, on_local_disk, task_folder
+from pystate.tables.host import BELOW, OBJECTS, STEPS, TableHome, on_local_disk, task_folder
 from pystate.tables.recovery import TableSpec, target_bytes
 
 #: The names of merged files, with the range's bounds.
@@ -164,15 +164,15 @@ def _located(spec: TableSpec, ref: FileRef) -> FileBelow:
 
 
 def cache_of(spec: TableSpec) -> ObjectCache | None:
-    """Where copies of the checkpoint's objects are; None if it is in no object store.
+    """Where copies of the checkpoint's objects are; None if it is in no object store."""
+    return cache_in(spec.home, spec.storage, spec.options.disk_bytes)
 
-    All operators of an executor share it.
-    """
-    if not isinstance(spec.storage, ObjectStorage):
+
+def cache_in(home: TableHome, storage: CheckpointStorage, most_bytes: int) -> ObjectCache | None:
+    """As `cache_of`: all operators of an executor have it together."""
+    if not isinstance(storage, ObjectStorage):
         return None
-    # Not of an operator: the folder in which those of all operators would be.
-    folder = os.path.dirname(spec.home.local_folder(OBJECTS, spec.operator.uid))
-    return _cache_of(spec.storage, folder, spec.options.disk_bytes)
+    return _cache_of(storage, home.local_folder(OBJECTS, "all"), most_bytes)
 
 
 @lru_cache(maxsize=16)

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ import pytest
 
 from pystate.checkpoint.object_cache import GROUP_BYTES, CachedObject, ObjectCache
 from pystate.checkpoint.refs import FileRef, RangeState
-from pystate.epochs.merges import merge_range
+from pystate.epochs.merge_policy import Run
+from pystate.epochs.merges import PlannedMerge, merge_range
 from pystate.errors import CheckpointError, CorruptFileError
+from pystate.spark.epochs import file_jobs
 from pystate.tables import attach, range_files
 from pystate.tables.host import TableHome, choose_home
 from tests.folder_objects import FolderObjects
-from tests.peer import Worker
+from tests.peer import Peer, Worker
 from tests.unit.tables.test_attach_disk import APPLICATION, MIB, after, epochs
 
 MakeWorker = Callable[..., Worker]
@@ -320,3 +323,57 @@ def test_an_object_store_that_is_one(s3_url: str, tmp_path: Path) -> None:
     assert one.read() == {**model, 0: model[0] + 5}
     for each in (one, two):
         each.stop()
+
+
+def test_what_is_merged_is_on_the_disk_that_merged_it(
+    worker: MakeWorker, objects: FolderObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = worker(limit_bytes=64 * MIB), worker("b", limit_bytes=8 * MIB)
+    base, model = epochs(one, 3, rows=40_000)
+    home = two.spec.home
+    monkeypatch.setattr(file_jobs, "executor_home", lambda application, where: home)
+    plan = PlannedMerge(
+        "op",
+        0,
+        127,
+        Run(base.files, "base", base.id),
+        "state/op/m.base",
+        frozenset({"n", "s"}),
+        (),
+        4096,
+    )
+    merge_all = file_jobs._MergeAll(objects, file_jobs.Copies(APPLICATION, two.spec.options))
+    ((_, ref),) = list(merge_all(iter([[(0, plan)]])))
+    assert isinstance(ref, FileRef), ref
+    objects.ranges.clear()
+    assert two.attach(dataclasses.replace(base, base=ref, deltas=()))[0] == "opened"
+    keys = sorted(model)[::40]
+    assert looked_up(two, keys) == [model[k] for k in keys]
+    assert objects.ranges == []
+    two.release()
+
+
+def test_a_worker_is_killed_while_it_fetches(worker: MakeWorker, objects: FolderObjects) -> None:
+    """What it leaves is what others go on with; nothing of it is half there."""
+    one = worker(limit_bytes=64 * MIB)
+    base, model = epochs(one, 3, rows=40_000)
+    base = merged(one, base)
+    two = worker("b", limit_bytes=8 * MIB, disk_bytes=4 * MIB)
+    keys = sorted(model)
+    options = {"table_home": "disk", "limit_bytes": 8 * MIB, "disk_bytes": 4 * MIB}
+    for wait_s in (0.0, 0.05, 0.1, 0.2, 0.3):
+        peer = Peer()
+        peer.call("configure", objects, two.spec.home, options)
+        peer.send("attach", base)
+        peer.receive()
+        peer.send("look_up", keys[::7], 300)
+        time.sleep(wait_s)
+        peer.kill()
+    assert two.attach(base)[0] in ("opened", "current")
+    for begin in range(0, len(keys), 8000):
+        part = keys[begin : begin + 8000 : 4]
+        assert looked_up(two, part) == [model[k] for k in part]
+    assert two.read() == model
+    two.release()
+    cache_of(two).trim()
+    assert cache_of(two).used_bytes <= 4 * MIB + 65536
