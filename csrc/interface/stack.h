@@ -28,6 +28,10 @@ typedef struct pst_reads_options {
     int no_uring;        /* threads in any case */
     int no_direct;       /* through the page cache in any case */
     pst_budget *budget;  /* to which buffers are charged; NULL: none */
+    /* Called where a thread begins to wait for others that read, and when it goes on, with what
+     * `pause` has returned: it lets go of what those may need. NULL: nothing. */
+    void *(*pause)(void);
+    void (*resume)(void *paused);
 } pst_reads_options;
 
 /* `options` NULL: as usual. PST_INVALID: one is out of range; PST_NO_MEMORY. */

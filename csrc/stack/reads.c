@@ -192,9 +192,21 @@ static pst_status set_up(pst_reads *r) {
     return r->pool ? PST_OK : PST_NO_MEMORY;
 }
 
+static void *pause_thread(const pst_reads *r) {
+    return r->options.pause ? r->options.pause() : NULL;
+}
+
+static void resume_thread(const pst_reads *r, void *paused) {
+    if (r->options.resume)
+        r->options.resume(paused);
+}
+
 pst_status pst_reads_enter(pst_reads *r) {
     follow_fork(r);
-    if (pthread_mutex_lock(&r->turn))
+    void *paused = pause_thread(r);
+    int failed = pthread_mutex_lock(&r->turn);
+    resume_thread(r, paused);
+    if (failed)
         return PST_INVALID;
     pst_status s = set_up(r);
     if (s)
@@ -373,6 +385,13 @@ static slot *next_of_uring(pst_reads *r) {
     }
 }
 
+static slot *next_of_threads(pst_reads *r) {
+    void *paused = pause_thread(r);
+    pst_read *read = pst_read_threads_next(r->threads);
+    resume_thread(r, paused);
+    return (slot *)(void *)read;
+}
+
 void pst_reads_next(pst_reads *r, pst_arrival *arrival) {
     slot *s;
     if (r->alone)
@@ -380,7 +399,7 @@ void pst_reads_next(pst_reads *r, pst_arrival *arrival) {
     else if (r->kind == URING)
         s = next_of_uring(r);
     else
-        s = (slot *)(void *)pst_read_threads_next(r->threads);
+        s = next_of_threads(r);
     pst_read_file *file = s->read.file;
     r->in_flight--;
     file->cached += s->read.size;

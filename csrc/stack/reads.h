@@ -15,6 +15,8 @@
  *       the parent reads never lands in it. That holds whatever a thread of the parent was doing
  *       when the child was forked.
  *  RE4. Where one kind is refused at first use the other one is taken, without the caller's notice.
+ *  RE5. Whoever waits for reads by threads, or for his turn, has paused: what reads may need what he
+ *       holds.
  *
  * Complexity: O(1) per read, and a system call for several.
  */

@@ -29,6 +29,25 @@ static copy copies[WORLD_FILES];
 static uint32_t drops_at;
 static uint32_t reads_seen;
 
+/* What those who wait have let go of; bringing needs it. */
+static pthread_mutex_t held = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local int holds;
+
+static void *let_go(void) {
+    if (!holds)
+        return NULL;
+    holds = 0;
+    pthread_mutex_unlock(&held);
+    return &held;
+}
+
+static void take_back(void *paused) {
+    if (!paused)
+        return;
+    pthread_mutex_lock(&held);
+    holds = 1;
+}
+
 static void forget(copy *c, uint64_t i) {
     static const uint8_t garbage[EXTENT] = {GARBAGE};
     uint8_t state = __atomic_load_n(&c->e.states[i], __ATOMIC_ACQUIRE);
@@ -41,7 +60,9 @@ static void forget(copy *c, uint64_t i) {
 static int bring(void *ctx, uint64_t first, uint64_t last) {
     copy *c = ctx;
     uint8_t data[EXTENT];
-    int error = 0;
+    int error = 0, own = holds;
+    if (!own)
+        pthread_mutex_lock(&held);
     pthread_mutex_lock(&c->mutex);
     CHECK(first <= last && last < c->n);
     if (c->fails) {
@@ -58,6 +79,8 @@ static int bring(void *ctx, uint64_t first, uint64_t last) {
         __atomic_fetch_or(&c->e.states[i], PST_EXTENT_HERE, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&c->mutex);
+    if (!own)
+        pthread_mutex_unlock(&held);
     return error;
 }
 
@@ -129,7 +152,7 @@ static void free_world(world *w) {
 }
 
 static pst_reads *make_reads(void) {
-    pst_reads_options o = {.no_uring = 1, .threads = 4};
+    pst_reads_options o = {.no_uring = 1, .threads = 4, .pause = let_go, .resume = take_back};
     pst_reads *reads = NULL;
     REQUIRE(!pst_reads_create(&o, &reads));
     return reads;
@@ -331,6 +354,8 @@ static void run_due(void) {
 }
 
 int main(int argc, char **argv) {
+    pthread_mutex_lock(&held);
+    holds = 1;
     uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
     for (uint64_t seed = 1; seed <= rounds; seed++)
         for (int style = 0; style < WORLD_STYLES; style++)

@@ -613,6 +613,8 @@ cdef extern from "pystate.h" nogil:
         int no_uring
         int no_direct
         pst_budget *budget
+        void *(*pause)() noexcept nogil
+        void (*resume)(void *paused) noexcept nogil
 
     pst_status pst_reads_create(const pst_reads_options *options, pst_reads **reads)
     void pst_reads_release(pst_reads *r)

@@ -1,6 +1,24 @@
 # Stacks: files in which rows are looked up that are not in the memory of a table.
 
 
+cdef extern from "Python.h" nogil:
+    ctypedef struct PyThreadState:
+        pass
+    int PyGILState_Check()
+    PyThreadState *PyEval_SaveThread()
+    void PyEval_RestoreThread(PyThreadState *state)
+
+
+cdef void *reads_pause() noexcept nogil:
+    # Threads that read may have to run Python, and some calls of the core are made with the GIL.
+    return PyEval_SaveThread() if PyGILState_Check() else NULL
+
+
+cdef void reads_resume(void *paused) noexcept nogil:
+    if paused is not NULL:
+        PyEval_RestoreThread(<PyThreadState *> paused)
+
+
 cdef class Reads:
     """What reads files for the stacks of a process; one search at a time, others wait.
 
@@ -16,6 +34,8 @@ cdef class Reads:
         options.budget = budget_of(budget)
         options.threads = threads
         options.no_uring = threads > 0
+        if threads > 0:
+            options.pause, options.resume = reads_pause, reads_resume
         self.fork = fork_generation
         check(pst_reads_create(&options, &self.r), NULL, "reads of files", None)
 
