@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import faulthandler
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from pystate.checkpoint.object_cache import GROUP_BYTES, CachedObject, ObjectCache
+from pystate.checkpoint.object_cache import GROUP_BYTES, CachedObject, ObjectCache, ObjectFile
 from pystate.checkpoint.refs import FileRef, RangeState
+from pystate.checkpoint.state_files import EMPTY_LINEAGE
 from pystate.epochs.merge_policy import Run
 from pystate.epochs.merges import PlannedMerge, merge_range
 from pystate.errors import CheckpointError, CorruptFileError
 from pystate.spark.epochs import file_jobs
 from pystate.tables import attach, range_files
+from pystate.tables.backend import KeyedStateBackend
+from pystate.tables.below import FileBelow
 from pystate.tables.host import TableHome, choose_home
 from tests.folder_objects import FolderObjects
-from tests.peer import Peer, Worker
+from tests.peer import STATES, Peer, Worker
 from tests.unit.tables.test_attach_disk import APPLICATION, MIB, after, epochs
 
 MakeWorker = Callable[..., Worker]
@@ -377,3 +382,43 @@ def test_a_worker_is_killed_while_it_fetches(worker: MakeWorker, objects: Folder
     two.release()
     cache_of(two).trim()
     assert cache_of(two).used_bytes <= 4 * MIB + 65536
+
+
+def test_calls_that_wait_for_what_is_fetched(objects: FolderObjects, tmp_path: Path) -> None:
+    """They let go of Python's lock, also those that are made with it, and in several threads."""
+    made = KeyedStateBackend("long", states={"n": STATES["n"]}, timers=True, home="disk")
+    cache = ObjectCache(objects, str(tmp_path / "copies"))
+    files, lineage = [], EMPTY_LINEAGE
+    for epoch in range(4):
+        keys = made.keys(range(epoch * 3000, epoch * 3000 + 5000))
+        made["n"].add(keys, pa.array([1] * 5000, pa.int64()))
+        made.register_timers(keys, "event", pa.array([7 + epoch] * 5000, pa.int64()))
+        with made.seal() as snapshot, objects.create(f"{epoch}.delta") as out:
+            lineage, info = snapshot.lineage, snapshot.write(out)
+        copy = ObjectFile(cache, f"{epoch}.delta", info.file_bytes)
+        files.append(FileBelow(copy.local_path, 0, 127, copy))
+    objects.takes_s = 0.01
+    faulthandler.dump_traceback_later(120, exit=True)
+    try:
+        tables = []
+        for _ in range(3):
+            other = KeyedStateBackend("long", states={"n": STATES["n"]}, timers=True, home="disk")
+            other.below.reset(lineage, files)
+            tables.append(other)
+        assert tables[0].next_timer("event") == 7
+
+        def look(table: KeyedStateBackend) -> list[int]:
+            found = []
+            for key in range(0, 14_000, 700):
+                table.set_current_key(key)
+                found.append(table["n"].value())
+            return found
+
+        with ThreadPoolExecutor(3) as threads:
+            looks = list(threads.map(look, tables))
+        assert looks == [look(made)] * 3
+        assert tables[2].next_timer("event") == 7
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    for each in (made, *tables):
+        each.close()
