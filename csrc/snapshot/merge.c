@@ -20,7 +20,8 @@
  *     has rows only. What a source's row record voids (the whole row, or a list or map) hides the
  *     elements of older sources, never its own. Timers do not belong to the row: each has records
  *     of its own until it is gone. Elements of a state that is dropped from a source do not count:
- *     under that name there may be another state now.
+ *     under that name there may be another state now. Where the sink has no element column all are
+ *     dropped, and rows remain.
  *  4. What a key was before the oldest record counts only where no tombstone hides it. A put after
  *     a tombstone is written with every column: those that it does not carry are null. A key that
  *     is left without any value is written as a tombstone, which means the same. */

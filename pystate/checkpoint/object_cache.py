@@ -37,7 +37,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, finalize
 
 from pystate._core import core
 from pystate.checkpoint.object_storage import ObjectStorage
@@ -305,13 +305,10 @@ class CachedObject:
         self._lock = threading.Lock()
         self._coming: dict[int, threading.Event] = {}
         at, extents = _layout(size_bytes)
-        descriptor = _opened(self.path, at + extents)
-        try:
-            self._id = os.fstat(descriptor)
-            # The mapping has the file open, and so its lock.
-            self.states = mmap.mmap(descriptor, extents, offset=at)
-        finally:
-            os.close(descriptor)
+        self._descriptor = _opened(self.path, at, extents)
+        finalize(self, os.close, self._descriptor)
+        self._id = os.fstat(self._descriptor)
+        self.states = mmap.mmap(self._descriptor, extents, offset=at)
 
     def is_in_place(self) -> bool:
         """Whether the copy that is open has its name still."""
@@ -363,21 +360,18 @@ class CachedObject:
 
     def _write(self, data: memoryview, start: int) -> None:
         with _on_disk(self._cache.folder):
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                self._write_to(descriptor, data, start)
+                self._write_to(data, start)
             except OSError as error:
                 # Whatever else fills the disk, some of what is here may go.
                 if error.errno not in FULL or not self._cache.trim(64 * EXTENT_BYTES):
                     raise
-                self._write_to(descriptor, data, start)
-            finally:
-                os.close(descriptor)
+                self._write_to(data, start)
 
-    def _write_to(self, descriptor: int, data: memoryview, start: int) -> None:
+    def _write_to(self, data: memoryview, start: int) -> None:
         done = 0
         while done < len(data):
-            done += os.pwrite(descriptor, data[done:], start + done)
+            done += os.pwrite(self._descriptor, data[done:], start + done)
 
     def fetched(self, start: int, end: int) -> memoryview:
         """Bytes of the object, from the store; errors are those of `bring`."""
@@ -411,10 +405,10 @@ class CachedObject:
         before = self.states[first:end].translate(_BUT_USED)
         if not all(state & _HERE for state in before):
             return None
-        with _on_disk(self._cache.folder), open(self.path, "rb", buffering=0) as file:
-            start = first * EXTENT_BYTES
-            size = min(end * EXTENT_BYTES, self.size_bytes) - start
-            data = os.pread(file.fileno(), size, start)
+        start = first * EXTENT_BYTES
+        size = min(end * EXTENT_BYTES, self.size_bytes) - start
+        with _on_disk(self._cache.folder):
+            data = os.pread(self._descriptor, size, start)
         is_whole = len(data) == size and self.states[first:end].translate(_BUT_USED) == before
         return data if is_whole else None
 
@@ -551,16 +545,17 @@ def _gone(state: int) -> int:
     return (state & _TIME) + _ONCE_MORE & _TIME
 
 
-def _opened(path: str, size: int) -> int:
+def _opened(path: str, at: int, extents: int) -> int:
     """Open a copy, or make it; the lock says that it is open."""
+    size = at + extents
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
             status = os.fstat(descriptor)
             if status.st_nlink and status.st_size in (0, size):
-                if not status.st_size:
-                    os.ftruncate(descriptor, size)
+                # The states are written in mapped memory, where a full disk ends the process.
+                os.posix_fallocate(descriptor, at, extents)
                 return descriptor
             if status.st_nlink:
                 os.unlink(path)  # of another object of that name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -188,10 +189,10 @@ def test_a_full_disk(
     write = CachedObject._write_to
     full = [True]
 
-    def writing(self: Any, descriptor: int, data: memoryview, start: int) -> None:
+    def writing(self: Any, data: memoryview, start: int) -> None:
         if full[0]:
             raise OSError(errno.ENOSPC, "full")
-        write(self, descriptor, data, start)
+        write(self, data, start)
 
     def trim(wanted_bytes: int = 0) -> int:
         assert wanted_bytes
@@ -211,6 +212,32 @@ def test_a_full_disk(
     # Of what is here some goes, although there is room for more of it.
     assert cache.trim(10 * EXTENT_BYTES) == 10 * EXTENT_BYTES
     assert here(copy) == 247
+
+
+def test_a_disk_that_is_full_as_a_copy_is_made(
+    cache: ObjectCache, objects: FolderObjects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """States are written in mapped memory, so there is room for them beforehand."""
+
+    def full(descriptor: int, at: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(CheckpointError, match="there is no room on the executor's disk"):
+            cache.open("a", SIZE)
+    copy = cache.open("a", SIZE)
+    assert os.stat(copy.path).st_blocks * 512 >= len(copy.states)
+
+
+def test_a_copy_that_was_removed_is_used_on(cache: ObjectCache, objects: FolderObjects) -> None:
+    data = stored(objects, "a")
+    copy = cache.open("a", SIZE)
+    shutil.rmtree(cache.folder)
+    copy.bring(0, 0)
+    assert copy.here(0, 1) == data[:EXTENT_BYTES]
+    other = cache.open("a", SIZE)
+    assert other is not copy and not here(other)
 
 
 def test_what_was_not_read_leaves(cache: ObjectCache, objects: FolderObjects) -> None:

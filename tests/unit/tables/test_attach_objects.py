@@ -248,7 +248,7 @@ def test_a_store_that_does_not_answer_and_a_full_disk(
         looked_up(two, sorted(model)[:2000])
     objects.fault = lambda path: None
 
-    def full(self: CachedObject, descriptor: int, data: memoryview, start: int) -> None:
+    def full(self: CachedObject, data: memoryview, start: int) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patch:
