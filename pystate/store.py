@@ -791,8 +791,7 @@ class Store:
                 info = self._backend.below.merge(paths, out, lineage)
             delete_files(self._storage, on_the_way)
             ref = FileRef.from_info(path, info)
-            base, deltas = (ref, ()) if info.kind == "base" else (None, (ref,))
-            self._range = replace(self._range, base=base, deltas=deltas)
+            self._range = replace(self._range, base=ref, deltas=())
             self._rebase, self._converted = False, True
         self._backend.below.reset(lineage, self._files())
         self._backend.open()

@@ -12,15 +12,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from pystate.checkpoint.locations import open_storage
+from pystate.checkpoint.object_cache import two_tiers
 from pystate.checkpoint.refs import FileRef, RangeState, state_path
 from pystate.checkpoint.state_files import Lineage
-from pystate.checkpoint.storage import LocalStorage
+from pystate.checkpoint.storage import CheckpointStorage
 from pystate.state.list import ListHandle
 from pystate.state.operator_spec import OperatorSpec
 from pystate.state.value import ValueState
 from pystate.tables.attach import Attachment, TableCache
 from pystate.tables.host import TableHome
 from pystate.tables.options import TableOptions
+from pystate.tables.range_files import cache_of
 from pystate.tables.recovery import TableSpec
 from pystate.types.keys import parse_key
 
@@ -31,8 +34,8 @@ STATES = {"n": ValueState("long", default=0), "s": ValueState("string")}
 class Worker:
     """What a task does, step by step."""
 
-    def __init__(self, root: str, home: TableHome, **options: Any) -> None:
-        self.storage = LocalStorage(root)
+    def __init__(self, root: str | CheckpointStorage, home: TableHome, **options: Any) -> None:
+        self.storage = open_storage(root) if isinstance(root, str) else root
         self.spec = TableSpec(
             storage=self.storage,
             home=home,
@@ -87,7 +90,9 @@ class Worker:
         snapshot = self.attachment.backend.seal(lineage)
         first, last = self.base.first_key_group, self.base.last_key_group
         path = state_path(self.spec.operator.uid, first, last, epoch, lineage.id.hex(), "delta")
-        with self.storage.create(path) as out:
+        cache = cache_of(self.spec) if self.spec.options.on_disk else None
+        storage = self.storage if cache is None else two_tiers(cache)
+        with storage.create(path) as out:
             info = snapshot.write(out)
         snapshot.close()
         return FileRef.from_info(path, info)
@@ -101,6 +106,11 @@ class Worker:
         ref = self.seal(epoch)
         self.release()
         return ref
+
+    def look_up(self, keys: list[int], at_a_time: int) -> None:
+        backend = self.attachment.backend
+        for at in range(0, len(keys), at_a_time):
+            backend.prefetch(pa.array(keys[at : at + at_a_time], pa.int64()))
 
     def read(self) -> dict[int, int]:
         table = self.attachment.backend.to_arrow()

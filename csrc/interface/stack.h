@@ -28,6 +28,10 @@ typedef struct pst_reads_options {
     int no_uring;        /* threads in any case */
     int no_direct;       /* through the page cache in any case */
     pst_budget *budget;  /* to which buffers are charged; NULL: none */
+    /* Called where a thread begins to wait for others that read, and when it goes on, with what
+     * `pause` has returned: it lets go of what those may need. NULL: nothing. */
+    void *(*pause)(void);
+    void (*resume)(void *paused);
 } pst_reads_options;
 
 /* `options` NULL: as usual. PST_INVALID: one is out of range; PST_NO_MEMORY. */
@@ -60,17 +64,42 @@ typedef struct pst_stack_file {
     pst_member *member; /* the file, if it is open already; it stays its owner's */
 } pst_stack_file;
 
+/* Of a file of which some parts are elsewhere: it is cut into extents, which are brought as they are
+ * read. Any thread of the process may be reading, and others may bring and drop extents meanwhile. */
+typedef struct pst_extents {
+    uint64_t file_bytes;   /* of the whole file; the one that is opened is no shorter */
+    uint64_t extent_bytes; /* but of the last one; not 0 */
+    /* A byte of each. Whoever brings an extent sets PST_EXTENT_HERE once all of it is there. Who drops
+     * one changes its other bits before its bytes go, so that who has read it meanwhile sees that. */
+    uint8_t *states;
+    /* Brings those of these extents that are not here, both inclusive. 0, or an errno: EREMOTEIO says
+     * that `ctx` knows more. */
+    int (*bring)(void *ctx, uint64_t first, uint64_t last);
+    /* They are not what was written: drops them. */
+    void (*drop)(void *ctx, uint64_t first, uint64_t last);
+    /* The file was closed. May be NULL. */
+    void (*close)(void *ctx);
+    void *ctx;
+} pst_extents;
+
+/* Bits of an extent's state; the others say which time it is here. */
+enum { PST_EXTENT_HERE = 1, PST_EXTENT_USED = 2 /* set by each read */ };
+
 typedef struct pst_stack_options {
     pst_reads *reads;    /* of the process; NULL: some of its own, as usual */
     pst_budget *budget;  /* to which guides and the memory of searches are charged; NULL: none */
     const char *guides;  /* how the paths of copies of guides begin, which all processes of a host
                           * map: a folder, and the beginning of their names; or NULL */
     uint32_t slice_keys; /* looked up at a time; 0: 65536 */
+    /* Of the file that pst_member_open opens, which has it closed once it has succeeded; NULL: all
+     * of it is there. */
+    const pst_extents *extents;
 } pst_stack_options;
 
 /* Opens a file for stacks with that schema, as pst_file_schema_create makes it, and those key groups.
  * `options->reads` is theirs, too. Reads tail and guide, no rows. The file may be removed afterwards.
- * Statuses are as those of pst_stack_open; PST_NO_MEMORY, too; PST_INVALID: no reads. */
+ * Statuses are as those of pst_stack_open; PST_NO_MEMORY, too; PST_INVALID: no reads, or extents and
+ * reads that are not by threads (`no_uring`). */
 pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, const char *path,
                            const pst_stack_options *options, pst_member **member,
                            pst_detail *detail);

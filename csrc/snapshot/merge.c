@@ -20,7 +20,8 @@
  *     has rows only. What a source's row record voids (the whole row, or a list or map) hides the
  *     elements of older sources, never its own. Timers do not belong to the row: each has records
  *     of its own until it is gone. Elements of a state that is dropped from a source do not count:
- *     under that name there may be another state now.
+ *     under that name there may be another state now. Where the sink has no element column all are
+ *     dropped, and rows remain.
  *  4. What a key was before the oldest record counts only where no tombstone hides it. A put after
  *     a tombstone is written with every column: those that it does not carry are null. A key that
  *     is left without any value is written as a tombstone, which means the same. */
@@ -64,14 +65,15 @@ static void trust_source(const merge *m, pst_source *s) {
 static pst_status check_source(const merge *m, pst_source *s) {
     const pst_schema *from = pst_sst_reader_schema(s->reader);
     s->rows_only = m->has_element && !pst_schema_has_element(from);
-    if (from->n_keys + s->rows_only != m->schema->n_keys ||
+    s->drops_elements = !m->has_element && pst_schema_has_element(from);
+    if (from->n_keys + s->rows_only != m->schema->n_keys + s->drops_elements ||
         pst_schema_hashed(from) != pst_schema_hashed(m->schema))
         return PST_SCHEMA;
     int32_t groups = pst_sst_reader_info(s->reader)->max_parallelism;
     if (m->info->max_parallelism % groups)
         return PST_SCHEMA;
     s->splits = groups != m->info->max_parallelism;
-    for (int32_t i = 0; i < from->n_keys; i++)
+    for (int32_t i = 0; i < from->n_keys - s->drops_elements; i++)
         if (!pst_column_same_type(&from->keys[i], &m->schema->keys[i]))
             return PST_SCHEMA;
     if (!s->columns && from->n_states != m->schema->n_states)
@@ -367,13 +369,24 @@ static int regroup(const merge *m, pst_record *r) {
     return r->key_group >= m->info->first_key_group && r->key_group <= m->info->last_key_group;
 }
 
+/* Whether the sink has no such records: all elements, of a source that drops them. */
+static int is_outside(const merge *m, const pst_source *from) {
+    uint32_t row = UINT32_C(1) << m->schema->n_keys;
+    if (from->drops_elements) {
+        if (!(from->record->key_nulls & row))
+            return 1;
+        from->record->key_nulls &= ~row;
+    }
+    return from->splits && !regroup(m, from->record);
+}
+
 static pst_status advance(merge *m, int32_t s) {
     const pst_source *from = &m->sources[s];
     pst_status status;
     do {
         status = from->reader ? pst_sst_reader_next(from->reader, from->record)
                               : from->records.next(from->records.ctx, from->record);
-    } while (!status && from->splits && !regroup(m, from->record));
+    } while (!status && is_outside(m, from));
     if (status == PST_NOT_FOUND)
         return PST_OK;
     if (!status) {
@@ -402,7 +415,7 @@ static pst_status seek(const merge *m, const pst_source *s) {
 static pst_status pass_stretch(merge *m, int32_t at) {
     const pst_source *s = &m->sources[at];
     const pst_record *next = m->n_heap ? m->sources[m->heap[0]].record : NULL;
-    if (s->splits || !s->reader)
+    if (s->splits || s->drops_elements || !s->reader)
         return PST_OK;
     if (m->has_element && (m->row.starts || m->row.marked_by > at)) {
         /* What hides elements of the row is known here alone. */

@@ -27,10 +27,11 @@ typedef struct pst_records {
 typedef struct pst_source {
     pst_sst_reader *reader; /* NULL: it is `records` */
     pst_records records;
-    int rows_only;          /* without the element column that the others have */
-    int splits;             /* has fewer key groups than the sink, each of them several of its */
-    const int32_t *columns; /* NULL: the identity */
-    uint64_t taken;         /* a bit per state column of the sink's that it has */
+    int rows_only;      /* without the element column that the sink has */
+    int drops_elements; /* with one that the sink does not have: all of its states are dropped */
+    int splits;         /* has fewer key groups than the sink, each of them several of its */
+    const int32_t *columns;     /* NULL: the identity */
+    uint64_t taken;             /* a bit per state column of the sink's that it has */
     int32_t at[PST_MAX_STATES]; /* its state that is the sink's, or -1 */
     int timeless;               /* a state of it has no time, and has one in the sink */
     pst_record *record;

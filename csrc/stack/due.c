@@ -78,8 +78,13 @@ static int read_at(void *ctx, uint64_t offset, void *data, size_t size) {
 
 /* What a call of sst_times.h says, as one of the stack says it. */
 static pst_status status_of(const source *from, pst_status s) {
-    if (s == PST_CORRUPT)
+    if (s == PST_CORRUPT) {
+        const pst_member *m = from->st->files[from->file];
         from->st->detail = (pst_detail){-1, from->file, -1, -1, -1};
+        /* Runs lie all over the file, and damage is rare: the next look brings it anew. */
+        if (m->file.extents)
+            pst_extents_drop(m->file.extents, 0, m->guide->info.file_bytes);
+    }
     return s == PST_CALLBACK ? from->failed : s;
 }
 

@@ -54,14 +54,36 @@ int pst_member_fits(const pst_member *m, const pst_schema *wanted, int32_t max_p
            same_columns(own->states, wanted->states, own->n_states);
 }
 
-static pst_status open_file(pst_member *m, const char *path, pst_detail *detail) {
+/* Takes the extents, whose file is as large as they say. */
+static pst_status take_extents(pst_member *m, const pst_extents *extents, uint64_t *size) {
+    if (!extents)
+        return PST_OK;
+    if (*size < extents->file_bytes || !extents->extent_bytes || !pst_reads_by_threads(m->reads))
+        return PST_INVALID;
+    m->extents = *extents;
+    m->extents.close = NULL; /* before it has succeeded */
+    m->file.extents = &m->extents;
+    *size = extents->file_bytes;
+    return PST_OK;
+}
+
+static pst_status open_file(pst_member *m, const char *path, const pst_extents *extents,
+                            pst_detail *detail) {
     uint64_t size = 0;
     pst_status s = pst_read_file_open(&m->file, path, &size, &detail->sys_errno);
+    if (!s)
+        s = take_extents(m, extents, &size);
     if (s)
         return s;
     tail_source tail = {&m->file, 0};
     pst_io io = {.ctx = &tail, .read_at = read_tail_at};
     s = pst_guide_open(&io, size, &m->guide, detail);
+    if (s == PST_CORRUPT && extents) {
+        /* Which part of the tail it is cannot be said before it was read. */
+        uint64_t from = detail->offset < 0 ? 0 : (uint64_t)detail->offset;
+        pst_extents_drop(extents, from, size - (from < size ? from : 0));
+        s = pst_guide_open(&io, size, &m->guide, detail);
+    }
     if (s == PST_CALLBACK) {
         detail->sys_errno = tail.sys_errno;
         s = PST_IO;
@@ -131,9 +153,17 @@ static pst_status take_piece(pst_member *m, pst_reads *reads, pst_detail *detail
         detail->sys_errno = a.sys_errno;
         return PST_IO;
     }
-    memcpy(piece_at(m, segment), a.data, piece_bytes(m, segment));
+    uint8_t *piece = piece_at(m, segment);
+    size_t size = piece_bytes(m, segment);
+    memcpy(piece, a.data, size);
     pst_reads_give(reads, &a);
-    return is_sound(m, segment) ? PST_OK : PST_CORRUPT;
+    uint64_t offset = m->guide->segments[segment].guide;
+    pst_status s = PST_OK;
+    for (int i = 0; !s && !is_sound(m, segment); i++)
+        s = i < PST_READ_TRIES
+                ? pst_read_again(&m->file, offset, size, &a.mark, piece, &detail->sys_errno)
+                : PST_CORRUPT;
+    return s;
 }
 
 static pst_status read_pieces(pst_member *m, pst_detail *detail) {
@@ -308,7 +338,7 @@ pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, co
     m->file.fd = -1;
     m->reads = pst_reads_retain(o->reads);
     m->room.charge.budget = pst_budget_retain(o->budget);
-    pst_status s = open_file(m, path, &own);
+    pst_status s = open_file(m, path, o->extents, &own);
     if (!s && !pst_member_fits(m, schema, max_parallelism))
         s = PST_SCHEMA;
     if (!s)
@@ -319,10 +349,12 @@ pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, co
     }
     if (!s)
         pst_charge_trim(&m->room.charge, m->room.used); /* there are many, most of them small */
-    if (s)
+    if (s) {
         pst_member_release(m);
-    else
+    } else {
+        m->extents.close = o->extents ? o->extents->close : NULL;
         *member = m;
+    }
     if (s && detail)
         *detail = own;
     return s;
@@ -336,6 +368,8 @@ void pst_member_release(pst_member *m) {
     pst_free(m->entries);
     pst_guide_close(m->guide);
     pst_read_file_close(&m->file);
+    if (m->extents.close)
+        m->extents.close(m->extents.ctx);
     pst_reads_release(m->reads);
     pst_charge_drop(&m->room.charge);
     pst_budget_release(m->room.charge.budget);

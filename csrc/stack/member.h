@@ -17,6 +17,8 @@
  *       What killed processes left of one is removed by whoever makes the next.
  *  MB3. It is open, and its guide is charged once, as long as its opener or a stack holds it. All
  *       stacks that hold it read by the same reads.
+ *  MB4. What is damaged of a file with extents is brought anew before it is taken for damaged; of a
+ *       time index this is said, and the next look brings it.
  *
  * Complexity: O(segments) to open: one read each, many at a time.
  */
@@ -38,6 +40,7 @@ struct pst_member {
     pst_reads *reads;
     pst_allowance room;
     pst_read_file file;
+    pst_extents extents; /* `file.extents` is this, or NULL */
     pst_guide *guide;
     const uint8_t **entries; /* of each segment */
     uint8_t *image;          /* in which these are */

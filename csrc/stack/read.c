@@ -2,11 +2,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Of calls in a row that bring nothing: more are no accident. */
-enum { MOST_STALLS = 128 };
+#include "base/mem.h"
+
+/* Of calls in a row that bring nothing, and of reads of what was dropped meanwhile: more are no
+ * accident. */
+enum { MOST_STALLS = 128, MOST_DROPS = 64 };
 
 pst_status pst_read_file_open(pst_read_file *f, const char *path, uint64_t *size, int *sys_errno) {
     struct stat st;
@@ -23,6 +27,15 @@ pst_status pst_read_file_open(pst_read_file *f, const char *path, uint64_t *size
     return PST_OK;
 }
 
+static void run_calls(pst_read *r) {
+    for (;;) {
+        ssize_t n =
+            pread(r->file->fd, r->data + r->got, r->size - r->got, (off_t)(r->offset + r->got));
+        if (pst_read_take(r, n < 0 ? -errno : n))
+            return;
+    }
+}
+
 void pst_read_file_direct(pst_read_file *f) {
 #ifdef O_DIRECT
     int flags = fcntl(f->fd, F_GETFL);
@@ -32,7 +45,7 @@ void pst_read_file_direct(pst_read_file *f) {
         /* Some file systems take the flag and refuse the reads. */
         pst_read trial = {.file = f, .data = page, .size = PST_READ_ALIGN, .need = 1};
         f->direct = 1;
-        pst_read_run(&trial);
+        run_calls(&trial);
         if (!trial.error)
             return;
         f->direct = 0;
@@ -77,10 +90,43 @@ int pst_read_take(pst_read *r, int64_t result) {
 }
 
 void pst_read_run(pst_read *r) {
-    for (;;) {
-        ssize_t n =
-            pread(r->file->fd, r->data + r->got, r->size - r->got, (off_t)(r->offset + r->got));
-        if (pst_read_take(r, n < 0 ? -errno : n))
+    const pst_extents *e = r->file->extents;
+    if (!e) {
+        run_calls(r);
+        return;
+    }
+    for (int i = 0; i < MOST_DROPS; i++) {
+        r->got = 0;
+        r->stalls = 0;
+        r->error = pst_extents_need(e, r->offset, r->need, &r->mark);
+        if (r->error)
+            return;
+        run_calls(r);
+        if (r->error || pst_extents_stayed(e, r->offset, r->need, r->mark))
             return;
     }
+    r->error = ENODATA;
+}
+
+pst_status pst_read_again(pst_read_file *f, uint64_t offset, size_t size, uint32_t *mark,
+                          uint8_t *data, int *sys_errno) {
+    uint64_t from = offset & ~(uint64_t)(PST_READ_ALIGN - 1);
+    size_t skip = (size_t)(offset - from);
+    size_t pages = (skip + size + PST_READ_ALIGN - 1) & ~(size_t)(PST_READ_ALIGN - 1);
+    if (!f->extents)
+        return PST_CORRUPT;
+    uint8_t *memory = pst_malloc(pages + PST_READ_ALIGN);
+    if (!memory)
+        return PST_NO_MEMORY;
+    uint8_t *aligned = memory + (PST_READ_ALIGN - (uintptr_t)memory % PST_READ_ALIGN);
+    pst_read r = {.file = f, .offset = from, .data = aligned, .size = pages, .need = skip + size};
+    if (pst_extents_stayed(f->extents, offset, size, *mark))
+        pst_extents_drop(f->extents, offset, size);
+    pst_read_run(&r);
+    if (!r.error)
+        memcpy(data, aligned + skip, size);
+    *sys_errno = r.error;
+    *mark = r.mark;
+    pst_free(memory);
+    return r.error ? PST_IO : PST_OK;
 }

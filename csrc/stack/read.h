@@ -12,11 +12,13 @@
  *       file that has become too short is ENODATA.
  *  RD3. Interrupted and short calls are repeated, from a multiple of PST_READ_ALIGN on, until some of
  *       them in a row bring nothing.
+ *  RD4. Of a file with extents a read ends well only if what was needed was here all along: what is
+ *       dropped meanwhile is brought, and read again.
  */
 #ifndef PST_READ_H
 #define PST_READ_H
 
-#include "pystate.h"
+#include "stack/extents.h"
 
 enum { PST_READ_ALIGN = 4096 };
 
@@ -28,6 +30,8 @@ typedef struct pst_read_file {
     int fd; /* -1: not open */
     int direct;
     uint64_t cached; /* bytes read through the page cache since that was dropped */
+    const pst_extents
+        *extents; /* NULL: all of the file is there. Else it is read by pst_read_run */
 } pst_read_file;
 
 typedef struct pst_read {
@@ -37,8 +41,9 @@ typedef struct pst_read {
     size_t size;
     size_t need; /* the first bytes, without which it has failed */
     size_t got;
-    int error;  /* an errno */
-    int stalls; /* calls in a row that brought nothing */
+    int error;     /* an errno */
+    int stalls;    /* calls in a row that brought nothing */
+    uint32_t mark; /* of the file's extents, when it was read */
     struct pst_read *next;
 } pst_read;
 
@@ -55,6 +60,14 @@ void pst_read_file_close(pst_read_file *f);
 int pst_read_take(pst_read *r, int64_t result);
 /* Goes on in this thread until it is over. */
 void pst_read_run(pst_read *r);
+/* Of a file with extents what is damaged is read again, as some other part's read may have brought one
+ * of its extents anew, and not the others. */
+enum { PST_READ_TRIES = 3 };
+/* Reads once more what was read and is damaged, if that may help, into `data`: the same part, whose
+ * extents are dropped before, unless one of them was since the read with that mark, which is set anew.
+ * PST_CORRUPT: the file has none, and is as it is; PST_NO_MEMORY; PST_IO, with *sys_errno. */
+pst_status pst_read_again(pst_read_file *f, uint64_t offset, size_t size, uint32_t *mark,
+                          uint8_t *data, int *sys_errno);
 
 /* In test builds, and only there, a program may change what a call has returned. */
 extern int64_t (*pst_read_hook)(const pst_read *r, int64_t result);

@@ -192,9 +192,21 @@ static pst_status set_up(pst_reads *r) {
     return r->pool ? PST_OK : PST_NO_MEMORY;
 }
 
+static void *pause_thread(const pst_reads *r) {
+    return r->options.pause ? r->options.pause() : NULL;
+}
+
+static void resume_thread(const pst_reads *r, void *paused) {
+    if (r->options.resume)
+        r->options.resume(paused);
+}
+
 pst_status pst_reads_enter(pst_reads *r) {
     follow_fork(r);
-    if (pthread_mutex_lock(&r->turn))
+    void *paused = pause_thread(r);
+    int failed = pthread_mutex_lock(&r->turn);
+    resume_thread(r, paused);
+    if (failed)
         return PST_INVALID;
     pst_status s = set_up(r);
     if (s)
@@ -216,6 +228,10 @@ void pst_reads_leave(pst_reads *r) {
 
 void pst_reads_get_stats(const pst_reads *r, pst_reads_stats *stats) {
     *stats = r->stats;
+}
+
+int pst_reads_by_threads(const pst_reads *r) {
+    return r->options.no_uring;
 }
 
 void pst_reads_make_direct(const pst_reads *r, pst_read_file *file) {
@@ -304,7 +320,8 @@ pst_status pst_reads_start(pst_reads *r, pst_read_file *file, uint64_t offset, s
     slot *s = r->in_flight < (uint32_t)r->options.depth ? take_slot(r, large ? 0 : pages) : NULL;
     if (!s)
         return PST_BUSY;
-    s->read = (pst_read){file, from, s->read.data, pages * PST_READ_ALIGN, skip + size, 0, 0, 0, 0};
+    s->read =
+        (pst_read){file, from, s->read.data, pages * PST_READ_ALIGN, skip + size, 0, 0, 0, 0, 0};
     s->tag = tag;
     s->skip = (uint32_t)skip;
     pst_status status = large ? own_memory(r, s, s->read.size) : PST_OK;
@@ -368,6 +385,13 @@ static slot *next_of_uring(pst_reads *r) {
     }
 }
 
+static slot *next_of_threads(pst_reads *r) {
+    void *paused = pause_thread(r);
+    pst_read *read = pst_read_threads_next(r->threads);
+    resume_thread(r, paused);
+    return (slot *)(void *)read;
+}
+
 void pst_reads_next(pst_reads *r, pst_arrival *arrival) {
     slot *s;
     if (r->alone)
@@ -375,11 +399,11 @@ void pst_reads_next(pst_reads *r, pst_arrival *arrival) {
     else if (r->kind == URING)
         s = next_of_uring(r);
     else
-        s = (slot *)(void *)pst_read_threads_next(r->threads);
+        s = next_of_threads(r);
     pst_read_file *file = s->read.file;
     r->in_flight--;
     file->cached += s->read.size;
     pst_read_file_drop(file, CACHED_MOST);
-    *arrival =
-        (pst_arrival){s->tag, s->read.data + s->skip, s->read.error, (uint32_t)(s - r->slots)};
+    *arrival = (pst_arrival){s->tag, s->read.data + s->skip, s->read.error,
+                             (uint32_t)(s - r->slots), s->read.mark};
 }

@@ -15,6 +15,8 @@
  *       the parent reads never lands in it. That holds whatever a thread of the parent was doing
  *       when the child was forked.
  *  RE4. Where one kind is refused at first use the other one is taken, without the caller's notice.
+ *  RE5. Whoever waits for reads by threads, or for his turn, has paused: what reads may need what he
+ *       holds.
  *
  * Complexity: O(1) per read, and a system call for several.
  */
@@ -26,9 +28,10 @@
 
 typedef struct pst_arrival {
     uint64_t tag;
-    const uint8_t *data; /* what was asked for, until pst_reads_give */
-    int sys_errno;       /* 0, or why it is not there */
+    uint8_t *data; /* what was asked for, until pst_reads_give */
+    int sys_errno; /* 0, or why it is not there */
     uint32_t slot;
+    uint32_t mark; /* for pst_read_again */
 } pst_arrival;
 
 /* What read_costs.h keeps here. */
@@ -42,6 +45,8 @@ pst_read_costs *pst_reads_costs(pst_reads *r);
 /* Takes NULL. */
 pst_reads *pst_reads_retain(pst_reads *r);
 
+/* Whether threads read in any case, which call pst_read_run. */
+int pst_reads_by_threads(const pst_reads *r);
 /* From now on the file is read past the page cache, where it and the options allow that. */
 void pst_reads_make_direct(const pst_reads *r, pst_read_file *file);
 

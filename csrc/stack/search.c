@@ -57,6 +57,7 @@ typedef struct window {
     uint16_t blocks; /* 0: it is the filter */
     uint8_t more;    /* its items are of one place, which has other blocks besides */
     uint8_t flies;
+    uint32_t mark; /* of what has arrived */
 } window;
 
 typedef struct run {
@@ -268,7 +269,23 @@ static void free_block(pst_stack *st) {
 
 /* ---- windows ----------------------------------------------------------------------------------- */
 
-static pst_status open_block(run *r, const window *v, uint32_t block, const uint8_t *data) {
+static uint64_t block_end(const pst_member *m, const window *v, uint32_t block) {
+    pst_guide_block b =
+        pst_guide_block_at(&m->guide->segments[v->segment], m->entries[v->segment], block);
+    return b.offset + b.stored;
+}
+
+/* What has arrived is damaged: once more, where that may help. */
+static pst_status read_again(pst_stack *st, window *v, uint8_t *data) {
+    pst_member *m = st->files[v->file];
+    int sys_errno = 0;
+    uint64_t size = v->blocks ? block_end(m, v, v->block + v->blocks - 1u) - v->offset
+                              : pst_guide_filter_size(&m->guide->segments[v->segment]);
+    pst_status s = pst_read_again(&m->file, v->offset, size, &v->mark, data, &sys_errno);
+    return s == PST_IO ? fail(st, s, v->file, v->offset, sys_errno) : s;
+}
+
+static pst_status open_block(run *r, window *v, uint32_t block, uint8_t *data) {
     pst_stack *st = r->st;
     const pst_member *m = st->files[v->file];
     const pst_guide_segment *s = &m->guide->segments[v->segment];
@@ -286,13 +303,19 @@ static pst_status open_block(run *r, const window *v, uint32_t block, const uint
         b.raw == b.stored ? PST_OK : pst_allowance_room(&st->room, &st->block.raw, b.raw);
     if (status)
         return status;
-    status = pst_search_open(&st->block, m->guide, &b, last_group, last_hash,
-                             data + (b.offset - v->offset));
+    uint8_t *stored = data + (b.offset - v->offset);
+    status = pst_search_open(&st->block, m->guide, &b, last_group, last_hash, stored);
+    for (int i = 0; status == PST_CORRUPT && i < PST_READ_TRIES; i++) {
+        status = read_again(st, v, data);
+        if (status)
+            break;
+        status = pst_search_open(&st->block, m->guide, &b, last_group, last_hash, stored);
+    }
     return status == PST_CORRUPT ? fail(st, status, v->file, b.offset, 0) : status;
 }
 
 /* Searches the window's blocks for its items, whose blocks begin and end in ascending order. */
-static pst_status search_window(run *r, const window *v, const uint8_t *data) {
+static pst_status search_window(run *r, window *v, uint8_t *data) {
     const item *low = &r->items[v->item], *end = low + v->items;
     /* While the first block is decompressed their memory comes. */
     for (const item *it = low; r->seeker->ahead && it < end && it < low + AHEAD; it++)
@@ -324,18 +347,21 @@ static pst_status search_window(run *r, const window *v, const uint8_t *data) {
 }
 
 /* Marks the items of a segment that its filter does not have. */
-static pst_status search_filter(run *r, const window *v, const uint8_t *filter) {
+static pst_status search_filter(run *r, window *v, uint8_t *filter) {
     pst_stack *st = r->st;
     const pst_member *m = st->files[v->file];
     const uint8_t *entries = m->entries[v->segment];
     const pst_guide_segment *s = &m->guide->segments[v->segment];
     r->filters--;
-    if (pst_guide_check_filter(m->guide, v->segment, entries, filter))
-        return fail(st, PST_CORRUPT, v->file, v->offset, 0);
+    pst_status status = PST_OK;
+    for (int i = 0; !status && pst_guide_check_filter(m->guide, v->segment, entries, filter); i++)
+        status = i < PST_READ_TRIES ? read_again(st, v, filter) : PST_CORRUPT;
+    if (status)
+        return status == PST_CORRUPT ? fail(st, status, v->file, v->offset, 0) : status;
     for (uint32_t i = v->item; i < v->item + v->items; i++) {
         const pst_place *p = &r->places[r->items[i].at];
         if (!pst_guide_may_have(s, entries, filter, p->key_group, p->hash)) {
-            pst_status status = leave_file(r, r->items[i].at, m);
+            status = leave_file(r, r->items[i].at, m);
             if (status)
                 return status;
             r->items[i].segment = UINT32_MAX;
@@ -353,6 +379,7 @@ static pst_status take_one(run *r) {
     uint32_t number = (uint32_t)a.tag;
     window *v = &r->windows[number];
     pst_status s;
+    v->mark = a.mark;
     if (a.sys_errno)
         s = fail(r->st, PST_IO, v->file, v->offset, a.sys_errno);
     else
@@ -384,12 +411,6 @@ static pst_status start_window(run *r, const window *v, size_t bytes, uint32_t *
         if (s)
             return s;
     }
-}
-
-static uint64_t block_end(const pst_member *m, const window *v, uint32_t block) {
-    pst_guide_block b =
-        pst_guide_block_at(&m->guide->segments[v->segment], m->entries[v->segment], block);
-    return b.offset + b.stored;
 }
 
 static uint64_t block_begin(const pst_member *m, const window *v, uint32_t block) {
@@ -709,7 +730,9 @@ static uint32_t gap_of(pst_stack *st, size_t n) {
     for (int32_t i = 1; i < st->n; i++)
         if (st->files[i]->guide->info.file_bytes > largest->guide->info.file_bytes)
             largest = st->files[i];
-    uint64_t bytes = n < MEASURED_KEYS ? 0 : largest->guide->info.file_bytes;
+    /* Nothing is brought to be measured. */
+    int measured = n >= MEASURED_KEYS && !largest->file.extents;
+    uint64_t bytes = measured ? largest->guide->info.file_bytes : 0;
     return pst_read_costs_gap(st->reads, &largest->file, bytes);
 }
 

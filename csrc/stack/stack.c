@@ -66,6 +66,7 @@ static pst_status take_files(pst_stack *st, const pst_stack_file *files, int32_t
                              const pst_stack_options *options, pst_detail *detail) {
     pst_stack_options o = *options;
     o.reads = st->reads;
+    o.extents = NULL;
     st->files = pst_calloc((size_t)n, sizeof *st->files);
     st->groups = pst_calloc((size_t)n, sizeof *st->groups);
     if (!st->files || !st->groups)

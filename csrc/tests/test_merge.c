@@ -1,6 +1,6 @@
 /* Merges held against a naive map: whatever the files say one after the other, their merge says at
  * once. */
-#include "files.h"
+#include "stack_world.h"
 
 #include "sst/sst_format.h"
 
@@ -584,6 +584,83 @@ static void test_time_goes_with_its_value(void) {
     }
 }
 
+/* The next record of a row. */
+static pst_status next_row(pst_sst_reader *r, uint32_t element, pst_record *record) {
+    pst_status s;
+    do {
+        s = pst_sst_reader_next(r, record);
+    } while (!s && element && !(record->key_nulls & element));
+    return s;
+}
+
+/* The last list and map were dropped: a merge without the element column has the rows that one with
+ * that column has. */
+static void test_dropped_elements(world_style style, uint32_t block_bytes) {
+    static world w;
+    static const int32_t kept[] = {0, -1, -1};
+    const int32_t *mapping[WORLD_FILES];
+    uint64_t rng = 5;
+    memory_file files[2] = {{.calls_left = -1}, {.calls_left = -1}};
+    pst_sst_reader *all = NULL, *rows = NULL;
+    pst_record a, b;
+    size_t n = 0;
+    memset(&w, 0, sizeof w);
+    world_schema(&w, style);
+    world_folder(&w);
+    w.block_bytes = 4096;
+    for (int32_t i = 0; i < 4; i++) {
+        world_write(&w, i, &rng, i ? 200 : 800, 700, 40);
+        mapping[i] = kept;
+    }
+    for (int k = 0; k < 2; k++) {
+        pst_sst_reader *readers[WORLD_FILES];
+        memory_file copies[WORLD_FILES];
+        for (int32_t i = 0; i < w.n; i++) {
+            copies[i] = (memory_file){.calls_left = -1};
+            pst_io io = file_io(&copies[i], 0);
+            row_style whole = {.max_parallelism = WORLD_GROUPS, .last_key_group = WORLD_GROUPS - 1};
+            pst_file_info info = info_of(i ? PST_DELTA : PST_BASE, &whole, (uint8_t)(i + 1));
+            REQUIRE(!write_rows(&w.schema, &info, &io, w.rows[i].rows, w.rows[i].n));
+            REQUIRE(!file_open(&copies[i], &readers[i]));
+        }
+        row_style whole = {.max_parallelism = WORLD_GROUPS,
+                           .last_key_group = WORLD_GROUPS - 1,
+                           .block_bytes = block_bytes};
+        pst_file_info info = info_of(PST_BASE, &whole, 99);
+        pst_io io = file_io(&files[k], 0);
+        pst_schema target = w.schema;
+        target.n_states = k ? 1 : w.schema.n_states;
+        target.n_keys = k ? w.schema.n_keys - 1 : w.schema.n_keys;
+        REQUIRE(!file_merge(&target, &info, readers, k ? mapping : NULL, w.n, &io));
+        for (int32_t i = 0; i < w.n; i++) {
+            pst_sst_reader_close(readers[i]);
+            file_free(&copies[i]);
+        }
+    }
+    REQUIRE(!file_open(&files[0], &all) && !file_open(&files[1], &rows));
+    uint32_t element = UINT32_C(1) << (w.schema.n_keys - 1);
+    while (!next_row(rows, 0, &b)) {
+        /* A row that had nothing else is none any more. */
+        do
+            REQUIRE(!next_row(all, element, &a));
+        while (!(a.present & 1));
+        CHECK_EQ(a.hash, b.hash);
+        CHECK(!pst_key_compare(w.schema.keys, w.schema.n_keys - 1, a.key, a.key_nulls & ~element,
+                               b.key, b.key_nulls));
+        CHECK_EQ(b.present, 1);
+        CHECK_EQ(a.cells[0].word[0], b.cells[0].word[0]);
+        n++;
+    }
+    while (!next_row(all, element, &a))
+        CHECK(!(a.present & 1));
+    CHECK(n > 300);
+    pst_sst_reader_close(all);
+    pst_sst_reader_close(rows);
+    file_free(&files[0]);
+    file_free(&files[1]);
+    world_free(&w);
+}
+
 int main(void) {
     for (uint64_t seed = 1; seed <= 120; seed++)
         test_against_map(seed);
@@ -593,5 +670,9 @@ int main(void) {
     test_failures();
     test_time_to_live_off_and_on();
     test_time_goes_with_its_value();
+    for (uint32_t block_bytes = 0; block_bytes <= 4096; block_bytes += 4096) {
+        test_dropped_elements(WORLD_ELEMENTS, block_bytes);
+        test_dropped_elements(WORLD_TIMERS, block_bytes);
+    }
     return check_report();
 }

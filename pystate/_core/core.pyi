@@ -5,7 +5,7 @@ from typing import Any, BinaryIO, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Buffer, Self, disjoint_base
 
 # What core.pxd declares.
 __pyx_capi__: dict[str, object]
@@ -428,7 +428,22 @@ class Reader:
 
 @disjoint_base
 class Reads:
-    def __new__(cls, budget: Budget | None = None) -> Self: ...
+    def __new__(cls, budget: Budget | None = None, threads: int = 0) -> Self: ...
+
+EXTENT_HERE: int
+EXTENT_USED: int
+
+class _Brought(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def extent_bytes(self) -> int: ...
+    @property
+    def states(self) -> Buffer: ...
+    def bring(self, first: int, last: int, widely: bool = False) -> None: ...
+    def drop(self, first: int, last: int) -> None: ...
 
 @disjoint_base
 class GuidedFile:
@@ -442,7 +457,9 @@ class GuidedFile:
         budget: Budget | None = None,
         guides: str | None = None,
         stored: bool = False,
+        extents: _Brought | None = None,
     ) -> None: ...
+    extents: _Brought | None
     def fileno(self) -> int: ...
     def info(self) -> tuple[Any, ...]: ...
 

@@ -19,8 +19,8 @@ from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact, PyLon
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.buffer cimport PyBUF_READ, PyBUF_WRITE, PyBuffer_FillInfo
 from cpython.object cimport PyObject
-from cpython.ref cimport Py_INCREF
-from libc.errno cimport EBADF, EINTR, ENODATA, ESTALE, errno
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.errno cimport EBADF, EINTR, ENODATA, EREMOTEIO, ESTALE, errno
 from libc.math cimport isinf, isnan
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.stddef cimport size_t

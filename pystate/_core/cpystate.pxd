@@ -624,6 +624,8 @@ cdef extern from "pystate.h" nogil:
         int no_uring
         int no_direct
         pst_budget *budget
+        void *(*pause)() noexcept nogil
+        void (*resume)(void *paused) noexcept nogil
 
     pst_status pst_reads_create(const pst_reads_options *options, pst_reads **reads)
     void pst_reads_release(pst_reads *r)
@@ -640,11 +642,25 @@ cdef extern from "pystate.h" nogil:
         int32_t n_ranges
         pst_member *member
 
+    ctypedef struct pst_extents:
+        uint64_t file_bytes
+        uint64_t extent_bytes
+        uint8_t *states
+        int (*bring)(void *ctx, uint64_t first, uint64_t last) noexcept nogil
+        void (*drop)(void *ctx, uint64_t first, uint64_t last) noexcept nogil
+        void (*close)(void *ctx) noexcept nogil
+        void *ctx
+
+    enum:
+        PST_EXTENT_HERE
+        PST_EXTENT_USED
+
     ctypedef struct pst_stack_options:
         pst_reads *reads
         pst_budget *budget
         const char *guides
         uint32_t slice_keys
+        const pst_extents *extents
 
     pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, const char *path,
                                const pst_stack_options *options, pst_member **member,

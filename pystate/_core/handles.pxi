@@ -257,7 +257,7 @@ cdef class Batch(_Dependent):
                     status = pst_batch_fetch(self.b, &absent)
             finally:
                 table.end()
-            if status != PST_OK and not placed and table.placed_for(status):
+            if status != PST_OK and not placed and table.find_files(status):
                 placed = True
                 self.renew()
                 continue

@@ -1,16 +1,41 @@
 # Stacks: files in which rows are looked up that are not in the memory of a table.
 
 
+cdef extern from "Python.h" nogil:
+    ctypedef struct PyThreadState:
+        pass
+    int PyGILState_Check()
+    PyThreadState *PyEval_SaveThread()
+    void PyEval_RestoreThread(PyThreadState *state)
+
+
+cdef void *reads_pause() noexcept nogil:
+    # Threads that read may have to run Python, and some calls of the core are made with the GIL.
+    return PyEval_SaveThread() if PyGILState_Check() else NULL
+
+
+cdef void reads_resume(void *paused) noexcept nogil:
+    if paused is not NULL:
+        PyEval_RestoreThread(<PyThreadState *> paused)
+
+
 cdef class Reads:
-    """What reads files for the stacks of a process; one search at a time, others wait."""
+    """What reads files for the stacks of a process; one search at a time, others wait.
+
+    With `threads`, so many read: it is for files that are brought as they are read.
+    """
 
     cdef pst_reads *r
     cdef unsigned long fork
 
-    def __cinit__(self, Budget budget=None):
+    def __cinit__(self, Budget budget=None, int32_t threads=0):
         cdef pst_reads_options options
         memset(&options, 0, sizeof(options))
         options.budget = budget_of(budget)
+        options.threads = threads
+        options.no_uring = threads > 0
+        if threads > 0:
+            options.pause, options.resume = reads_pause, reads_resume
         self.fork = fork_generation
         check(pst_reads_create(&options, &self.r), NULL, "reads of files", None)
 
@@ -18,6 +43,61 @@ cdef class Reads:
         # In a forked child the threads of its parent are not there, so that nobody ends them.
         if self.fork == fork_generation:
             pst_reads_release(self.r)
+
+
+#: Bits of the state of an extent of a file, which is a byte.
+EXTENT_HERE, EXTENT_USED = PST_EXTENT_HERE, PST_EXTENT_USED
+
+
+cdef class _Extents:
+    """A file of which some extents are here; see `GuidedFile`. It belongs to the open file."""
+
+    cdef object file
+    cdef bint opened
+    cdef const unsigned char[::1] states
+    cdef pst_extents c
+
+    def __cinit__(self, file):
+        self.file = file
+        self.states = file.states
+        self.c.file_bytes = file.size_bytes
+        self.c.extent_bytes = file.extent_bytes
+        extents = -(-file.size_bytes // file.extent_bytes)
+        if not 0 < extents <= self.states.shape[0]:
+            raise ValueError(f"{file.name}: {self.states.shape[0]} states of {extents} extents")
+        self.c.states = <uint8_t *> &self.states[0]
+        self.c.bring = extents_bring
+        self.c.drop = extents_drop
+        self.c.close = extents_close
+        self.c.ctx = <void *> self
+
+
+#: Why extents of files, by their names, could not be brought: until somebody says so.
+cdef dict not_brought = {}
+
+
+cdef int extents_bring(void *ctx, uint64_t first, uint64_t last) noexcept with gil:
+    cdef _Extents extents = <_Extents> ctx
+    try:
+        # Of what leads to rows little lies at a place.
+        extents.file.bring(first, last, extents.opened)
+        return 0
+    except BaseException as error:
+        not_brought[extents.file.name] = error
+        return EREMOTEIO
+
+
+cdef void extents_drop(void *ctx, uint64_t first, uint64_t last) noexcept with gil:
+    cdef _Extents extents = <_Extents> ctx
+    try:
+        extents.file.drop(first, last)
+    except BaseException as error:
+        # It is read as it is then, and found to be damaged once more.
+        not_brought[extents.file.name] = error
+
+
+cdef void extents_close(void *ctx) noexcept with gil:
+    Py_DECREF(<object> ctx)
 
 
 cdef object file_error(pst_status status, const pst_detail *detail, tuple names, str where):
@@ -32,6 +112,8 @@ cdef object file_error(pst_status status, const pst_detail *detail, tuple names,
         return errors.SchemaError(
             f"{name}: it has no guide to its rows, or other columns than the table: rows cannot be "
             "looked up in it before it is merged into a new base")
+    if status == PST_IO and detail.sys_errno == EREMOTEIO and name in not_brought:
+        return not_brought.pop(name)
     if status == PST_IO and detail.sys_errno == ENODATA:
         return errors.CorruptFileError(f"{name}: corrupt: it is shorter than when it was opened")
     if is_stale(status, detail):
@@ -52,6 +134,12 @@ cdef class GuidedFile(_Guarded):
 
     It may be removed. It is closed when nothing has it any more. The schema is a table's; `stored`:
     it is as files have it.
+
+    Of a file of which some parts are elsewhere, `extents` is what brings them as they are read: it
+    has a `name` for messages, the `size_bytes` of the whole and `extent_bytes`; a writable buffer
+    `states` of a byte per extent, with `EXTENT_HERE` once it is there; `bring(first, last, opened)`,
+    which any thread may call, and is told whether it is for rows; `drop(first, last)` for what is
+    damaged. `reads` are by threads then.
     """
 
     cdef pst_member *m
@@ -59,23 +147,30 @@ cdef class GuidedFile(_Guarded):
     cdef Reads reads
     cdef Budget budget
     cdef readonly str name
+    cdef readonly object extents
 
     def __init__(self, Schema schema not None, int32_t max_parallelism, path,
-                 Reads reads not None, Budget budget=None, guides=None, bint stored=False):
+                 Reads reads not None, Budget budget=None, guides=None, bint stored=False,
+                 extents=None):
         cdef pst_stack_options options
         cdef pst_schema *own = NULL
         cdef const pst_schema *columns = &schema.c
         cdef pst_detail detail
         cdef pst_status status
+        cdef _Extents brought = None
         cdef bytes encoded = os.fsencode(path)
         cdef const char *where = encoded
         cdef bytes folder = b"" if guides is None else os.fsencode(guides)
         once(self.name is not None, "an open file")
         memset(&options, 0, sizeof(options))
         memset(&detail, 0xFF, sizeof(detail))
-        self.name = os.fsdecode(path)
+        self.name = os.fsdecode(path) if extents is None else extents.name
+        self.extents = extents
         self.fork = fork_generation
         self.reads, self.budget = reads, budget
+        if extents is not None:
+            brought = _Extents(extents)
+            options.extents = &brought.c
         options.reads = reads.r
         options.budget = budget_of(budget)
         if guides is not None:
@@ -93,6 +188,9 @@ cdef class GuidedFile(_Guarded):
                 pst_file_schema_destroy(own)
         finally:
             self.end()
+        if status == PST_OK and brought is not None:
+            brought.opened = True
+            Py_INCREF(brought)  # until the file is closed
         check_limit(status, budget, f"{self.name}: its guide")
         if status != PST_OK:
             detail.row = 0

@@ -217,7 +217,7 @@ cdef class TimerService:
         cdef int number = domain_of(domain)
         self.table.ready()
         cdef pst_status status = pst_timer_next(self.table.t, <pst_domain> number, &time_ms)
-        if self.table.placed_for(status):
+        if self.table.find_files(status):
             status = pst_timer_next(self.table.t, <pst_domain> number, &time_ms)
         if status == PST_NOT_FOUND:
             return None
@@ -262,7 +262,7 @@ cdef class TimerService:
         cdef pst_timers_place emptied_at, at
         while True:
             status = self.due(keys, domain, until_ms, most, times)
-            if status != PST_OK and not placed and table.placed_for(status):
+            if status != PST_OK and not placed and table.find_files(status):
                 placed = True
                 continue
             if status != PST_NO_ROOM:

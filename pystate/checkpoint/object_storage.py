@@ -38,7 +38,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, TypeVar, cast
@@ -338,11 +338,17 @@ class ObjectStorage:
         )
 
     @contextmanager
-    def create(self, path: str) -> Iterator[BinaryIO]:
-        """See `CheckpointStorage.create`; it is written to a temporary file before it is sent."""
+    def create(self, path: str, spool: BinaryIO | None = None) -> Iterator[BinaryIO]:
+        """See `CheckpointStorage.create`; it is written to a temporary file before it is sent.
+
+        That is `spool`, if one is given, which stays open then.
+        """
         key = self._key(path)
-        with tempfile.SpooledTemporaryFile(max_size=_ONE_PUT) as spooled:
-            out = cast(BinaryIO, spooled)
+        with ExitStack() as stack:
+            out = spool
+            if out is None:
+                made = stack.enter_context(tempfile.SpooledTemporaryFile(max_size=_ONE_PUT))
+                out = cast(BinaryIO, made)
             try:
                 yield out
                 size = out.seek(0, os.SEEK_END)
@@ -351,9 +357,11 @@ class ObjectStorage:
             except OSError as error:
                 if error.errno not in FULL or isinstance(error, NoSpaceError):
                     raise
+                folder = tempfile.gettempdir() if spool is None else os.path.dirname(spool.name)
                 full = NoSpaceError(
-                    f"{tempfile.gettempdir()} is full, where {self._url(key)} is kept until it is "
-                    "sent; nothing was left behind, free space, or name another folder in TMPDIR"
+                    f"{folder} is full, where {self._url(key)} is kept until it is "
+                    "sent; nothing was left behind, free space, or name another folder in "
+                    f"{'TMPDIR' if spool is None else 'spark.local.dir'}"
                 )
                 full.errno = error.errno
                 raise full from error
@@ -400,6 +408,10 @@ class ObjectStorage:
             BinaryIO,
             ObjectReader(self._url(key), size, lambda start, end: self._range(key, start, end)),
         )
+
+    def read_range(self, path: str, start: int, end: int) -> memoryview:
+        """Read the bytes between two offsets; `FileNotFoundError` if there is no such object."""
+        return self._range(self._key(path), start, end)
 
     def list(self, prefix: str, *, temporary: bool = False) -> _Entries:
         """See `CheckpointStorage.list`."""
@@ -556,6 +568,8 @@ class ObjectStorage:
         def fetch() -> memoryview:
             data = memoryview(self._obstore.get_range(self._client, key, start=start, end=end))
             if len(data) != end - start:
+                if (self._size(key) or 0) < end:
+                    raise CheckpointError(f"{self._url(key)}: it ends before byte {end}")
                 raise _TransientError(f"{self._url(key)}: the store returned too few bytes")
             return data
 

@@ -26,7 +26,7 @@ from pystate.errors import (
     SwappedFileError,
     UnclaimedStateError,
 )
-from pystate.state.columns import ELEMENT, TIMERS, VALUE, Column
+from pystate.state.columns import ELEMENT, LIST, MAP, TIMERS, VALUE, Column
 from pystate.state.evolution import ColumnChange, column_change, evolve_reader, refusal
 from pystate.state.expiring import Expiring
 from pystate.types.fills import fill_of
@@ -475,7 +475,9 @@ def merge_files(
         readers = [stack.enter_context(open_file(source)).reader for source in sources]
         schemas = [file_schema(reader) for reader in readers]
         infos = [FileInfo(*reader.info()) for reader in readers]
-        newest, target = infos[-1], _merged_schema(schemas, infos, states, since)
+        newest = infos[-1]
+        blocks = newest.block_bytes if block_bytes is None else block_bytes
+        target = _merged_schema(schemas, infos, states, since, guided=blocks > 0)
         mappings = []
         for reader, schema, info in zip(readers, schemas, infos, strict=True):
             if info.max_parallelism != newest.max_parallelism:
@@ -500,7 +502,6 @@ def merge_files(
                 f"merge_files: {newest.max_parallelism} key groups cannot be split into the groups "
                 f"{first} to {last} of {groups}: that is no multiple, or meets two parts of one"
             )
-        blocks = newest.block_bytes if block_bytes is None else block_bytes
         if blocks and not LEAST_BLOCK_BYTES <= blocks <= MOST_BLOCK_BYTES:
             raise InvalidArgumentError(
                 f"merge_files: block_bytes is 0, or {LEAST_BLOCK_BYTES} to {MOST_BLOCK_BYTES}, not "
@@ -546,9 +547,25 @@ def _merged_schema(
     infos: Sequence[FileInfo],
     states: Collection[str] | None,
     since: Mapping[str, int],
+    *,
+    guided: bool,
+) -> FileSchema:
+    found = _merged_columns(schemas, infos, states, since)
+    # The column of elements stays in files that are read as a whole, as it always has. Tables that
+    # look rows up have it only where some of their states have elements.
+    has_elements = any(column.kind in (LIST, MAP, TIMERS) for column in found.states)
+    if guided and found.keys[-1].name == ELEMENT and not has_elements:
+        return found._replace(keys=found.keys[:-1])
+    return found
+
+
+def _merged_columns(
+    schemas: Sequence[FileSchema],
+    infos: Sequence[FileInfo],
+    states: Collection[str] | None,
+    since: Mapping[str, int],
 ) -> FileSchema:
     newest = schemas[-1]
-    # Without the column of elements a source that has it cannot be read.
     keys = next((s.keys for s in schemas if s.keys[-1].name == ELEMENT), newest.keys)
     if states is None:
         return FileSchema(keys, newest.states, newest.hashed)

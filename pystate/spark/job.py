@@ -98,10 +98,15 @@ class Job(PipelineContext):
         the executor's local directories; ``"heap"``, in the memory of each worker; or a folder. A
         table that outgrows ``/dev/shm`` or the folder moves to the local directory, and from there
         to the heap, for as long as the executor lives. Its epoch is computed again.
-        ``"disk"``: rows lie in the checkpoint's files, which are in a folder that all hosts see,
-        and those that were used last are in ``/dev/shm``, too. So state may be larger than memory.
+        ``"disk"``: rows lie in the checkpoint's files, and those that were used last are in
+        ``/dev/shm``, too. So state may be larger than memory. Of a checkpoint in an object store
+        what is read is copied to the executor's local directory.
         The keys of operators with timers, and so of windows by time, are all in memory. It may
         differ from start to start.
+    disk_bytes : int
+        With `table_home` ``"disk"`` and a checkpoint in an object store: how much of its local
+        disk each executor may fill with copies of what it reads and writes there, 64 MiB at least.
+        With 0 it is half of what would be free without them. What was not read for longest leaves.
     max_evaluations : int
         How often an epoch may be computed before its failure fails the job.
     max_clock_step : str, timedelta or int
@@ -177,6 +182,7 @@ class Job(PipelineContext):
         memory_limit_bytes: int = 0,
         shared_tables: bool = True,
         table_home: str | os.PathLike[str] = "shm",
+        disk_bytes: int = 0,
         max_evaluations: int = 4,
         max_clock_step: Duration = MAX_STEP_MS,
         allow_time_back: bool = False,
@@ -199,6 +205,7 @@ class Job(PipelineContext):
             memory_limit_bytes=memory_limit_bytes,
             shared_tables=shared_tables,
             table_home=table_home,
+            disk_bytes=disk_bytes,
             max_evaluations=max_evaluations,
             max_clock_step=max_clock_step,
             allow_time_back=allow_time_back,
@@ -212,11 +219,6 @@ class Job(PipelineContext):
             listeners=listeners,
         )
         storage = open_storage(folder_path(checkpoint, f"job {name!r}: checkpoint"))
-        if options.tables.on_disk and storage.local_path("job.json") is None:
-            raise InvalidArgumentError(
-                f"job {name!r}: table_home='disk' has rows looked up in the files of the "
-                f"checkpoint, and {storage.uri} is no folder of a file system that all hosts see"
-            )
         super().__init__(name, storage.uri)
         self._storage = storage
         self._epochs = EpochRunner(self, storage, options)

@@ -823,17 +823,6 @@ class KeyedStateBackend:
             raise
         return rows
 
-    def _on_heap(self) -> KeyedStateBackend:
-        """Make an empty backend in memory with the same states, for rows on their way."""
-        return KeyedStateBackend(
-            self.key,
-            states=self.declarations,
-            max_parallelism=self.max_parallelism,
-            key_group_range=self.key_group_range,
-            namespace=self.namespace,
-            timers=self._states.has_timers,
-        )
-
     # -- rows
 
     def changed(self, max_rows: int = 65536) -> Iterator[KeyBatch]:

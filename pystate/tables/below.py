@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 
 from pystate._core import core
 from pystate.base.memory import process_budget
+from pystate.checkpoint.object_cache import CachedObject, ObjectFile
 from pystate.checkpoint.state_files import (
     LEAST_BLOCK_BYTES,
     FileInfo,
@@ -47,11 +48,15 @@ from pystate.types.state_type import StateType
 #: Kinds whose columns in files are their results.
 PLAIN = (ValueState, ListState, MapState)
 
+#: A `FileBelow`, or what makes one.
+AnyFile: TypeAlias = "tuple[str, int, int] | tuple[str, int, int, ObjectFile | None]"
 #: Rows, nulls, validity, offsets, values.
 Part: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
 #: About so many rows, or so many bytes of them, are in memory at a time.
 SCAN_ROWS, SCAN_BYTES = 1 << 16, 4 << 20
 _MOST_HASH = (1 << 64) - 1
+#: How many requests a process sends to an object store at a time.
+_REQUESTS = 64
 
 
 class FileBelow(NamedTuple):
@@ -60,23 +65,30 @@ class FileBelow(NamedTuple):
     path: str
     first_key_group: int
     last_key_group: int
+    object: ObjectFile | None = None
+    """What it is a copy of, if it is fetched as it is read."""
 
 
 class _Reads:
-    """What reads the files of this process's tables, made when it is first needed."""
+    """What reads the files of this process's tables, made when it is first needed.
+
+    Files that are fetched are read by threads, as many as may wait for a store at a time. A stack
+    has one kind of reads, so these read those of its files that are local, too.
+    """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
         self._lock = threading.Lock()
-        self._reads: core.Reads | None = None
+        self._reads: dict[int, core.Reads] = {}
 
-    def get(self) -> core.Reads:
+    def get(self, *, fetched: bool) -> core.Reads:
+        threads = _REQUESTS if fetched else 0
         with self._lock:
-            if self._reads is None:
-                self._reads = core.Reads(process_budget())
-            return self._reads
+            if threads not in self._reads:
+                self._reads[threads] = core.Reads(process_budget(), threads)
+            return self._reads[threads]
 
 
 _reads = _Reads()
@@ -96,8 +108,8 @@ class FilesBelow:
 
     Parameters
     ----------
-    files : iterable of FileBelow
-        What is wanted; `open` opens those that are not open.
+    files : iterable of (path, first key group, last key group[, ObjectFile])
+        What is wanted, as `FileBelow` has it; `open` opens those that are not open.
     before : FilesBelow, optional
         From which open files are taken.
 
@@ -106,11 +118,10 @@ class FilesBelow:
     named : tuple of FileBelow
     """
 
-    def __init__(
-        self, files: Iterable[tuple[str, int, int]] = (), before: FilesBelow | None = None
-    ) -> None:
+    def __init__(self, files: Iterable[AnyFile] = (), before: FilesBelow | None = None) -> None:
         self.named = tuple(FileBelow(*file) for file in files)
-        known = {} if before is None else before._by_path()
+        self._fetched = any(file.object is not None for file in self.named)
+        known = before._by_path() if before is not None and before._fetched == self._fetched else {}
         self._opened = [_still_at(file.path, known.get(file.path)) for file in self.named]
         #: Open files that whoever comes after this may name.
         self._ahead: dict[str, core.GuidedFile] = {}
@@ -133,12 +144,13 @@ class FilesBelow:
         return named | self._ahead
 
     def open_ahead(
-        self, path: str, schema: core.Schema, max_parallelism: int, guides: str | None
+        self, file: FileBelow, schema: core.Schema, max_parallelism: int, guides: str | None
     ) -> core.GuidedFile:
         """Open a file that may be wanted next, if it is not open; errors are those of `open`."""
-        opened = _still_at(path, self._by_path().get(path))
+        opened = _still_at(file.path, self._by_path().get(file.path))
         if opened is None:
-            opened = self._ahead[path] = _opened(path, schema, max_parallelism, guides)
+            opened = self._open(file, schema, max_parallelism, guides)
+            self._ahead[file.path] = opened
         return opened
 
     def renew(self, schema: core.Schema, max_parallelism: int, guides: str | None) -> None:
@@ -147,7 +159,7 @@ class FilesBelow:
         `SwappedFileError` if there is another file now; else errors are those of `open`.
         """
         for i, (file, before) in enumerate(zip(self.named, self._opened, strict=True)):
-            self._opened[i] = after = _opened(file.path, schema, max_parallelism, guides)
+            self._opened[i] = after = self._open(file, schema, max_parallelism, guides)
             if before is not None and before.info() != after.info():
                 self._opened[i] = None
                 raise SwappedFileError(
@@ -167,7 +179,20 @@ class FilesBelow:
         """
         for i, (file, opened) in enumerate(zip(self.named, self._opened, strict=True)):
             if opened is None:
-                self._opened[i] = _opened(file.path, schema, max_parallelism, guides)
+                self._opened[i] = self._open(file, schema, max_parallelism, guides)
+
+    def _open(
+        self, file: FileBelow, schema: core.Schema, max_parallelism: int, guides: str | None
+    ) -> core.GuidedFile:
+        return core.GuidedFile(
+            schema,
+            max_parallelism,
+            file.path,
+            _reads.get(fetched=self._fetched or file.object is not None),
+            process_budget(),
+            guides if file.object is None else None,
+            extents=None if file.object is None else file.object.open(),
+        )
 
     def stack(
         self, schema: core.Schema, max_parallelism: int, guides: str | None = None
@@ -181,23 +206,17 @@ class FilesBelow:
         ]
         if not counting:
             return None
-        return core.Stack(schema, max_parallelism, counting, _reads.get(), process_budget())
+        return core.Stack(schema, max_parallelism, counting, _reads.get(fetched=self._fetched), process_budget())
 
     @contextmanager
     def scanned(self) -> Iterator[list[tuple[core.FileReader, tuple[int, int]]]]:
         """Readers of the whole files, which are open, with the key groups for which they count."""
         with ExitStack() as stack:
             yield [
-                (stack.enter_context(_read_again(opened)), file[1:])
+                (stack.enter_context(_read_again(opened)), file[1:3])
                 for file, opened in zip(self.named, self._opened, strict=True)
                 if opened is not None
             ]
-
-
-def _opened(
-    path: str, schema: core.Schema, max_parallelism: int, guides: str | None
-) -> core.GuidedFile:
-    return core.GuidedFile(schema, max_parallelism, path, _reads.get(), process_budget(), guides)
 
 
 def _still_at(path: str, opened: core.GuidedFile | None) -> core.GuidedFile | None:
@@ -217,6 +236,10 @@ def _is_removed(opened: core.GuidedFile) -> bool:
 
 @contextmanager
 def _read_again(opened: core.GuidedFile) -> Iterator[core.FileReader]:
+    if isinstance(opened.extents, CachedObject):
+        with opened.extents.scanned() as file, open_file(file) as whole:
+            yield whole.reader
+        return
     # By a description of its own: the one that is open may be for aligned reads only.
     try:
         descriptor = os.open(f"/proc/self/fd/{opened.fileno()}", os.O_RDONLY | os.O_CLOEXEC)

@@ -45,8 +45,9 @@ _LEVELS = 3
 _OUTGROWN = ".outgrown"
 #: Names of copies of guides, by the range's bounds and the file's id (`csrc/stack/member.h`).
 GUIDE_NAME = re.compile(r"(\d{5,})-(\d{5,})-([0-9a-f]{32})\.guide")
-#: Kinds of files beside the tables: what tasks write aside, and what was merged for tables.
-STEPS, BELOW = "steps", "below"
+#: Kinds of files beside the tables: what tasks write aside, what was merged for tables, and copies
+#: of objects.
+STEPS, BELOW, OBJECTS = "steps", "below", "objects"
 _OWNER = re.compile(r"([0-9a-f]{32})-(\d+)-(\d+)-(\d+)")
 
 

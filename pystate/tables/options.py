@@ -19,6 +19,8 @@ UNDO_EPOCHS = 2
 DISK: Final = "disk"
 #: The least `limit_bytes` of one: for a batch of keys and what goes with it.
 LEAST_ON_DISK = 1 << 20
+#: The least `disk_bytes`: for what is fetched at a time.
+LEAST_COPIES = 64 << 20
 _MOST = (1 << 63) - 1
 
 
@@ -40,6 +42,9 @@ class TableOptions:
     block_bytes: int = LEAST_BLOCK_BYTES
     """How large the blocks of state files are, before compression, if tables are on disk: what is
     read for one row."""
+    disk_bytes: int = 0
+    """How much of a host's disk copies of objects may take, if tables are on disk and the
+    checkpoint in an object store; 0: half of what would be free without them."""
 
     def __post_init__(self) -> None:
         integer(self.block_bytes, "block_bytes", least=LEAST_BLOCK_BYTES, most=MOST_BLOCK_BYTES)

@@ -1,11 +1,11 @@
 """A range's table on disk above the files that a manifest names for it.
 
-The rows of such a table lie in the checkpoint's own files, where these are: nothing is read when it
-begins at a base, and what it has in memory stays there from task to task; what tasks on other hosts
-have changed of that is taken from their deltas. Files in which no rows
-can be looked up, since they have no guide or other columns than the table, are merged into one
-first. It is kept beside the tables of the executor, until the driver has made such a file that the
-manifest names.
+The rows of such a table lie in the checkpoint's own files, where these are. Or they lie in objects
+of a store, of which what is read is copied to the local disk. Nothing is read when the table begins
+at a base, and what it has in memory stays there from task to task; what tasks on other hosts have
+changed of that is taken from their deltas. Files in which no rows can be looked up, since they have
+no guide or other columns than the table, are merged into one first. It is kept beside the tables of
+the executor, until the driver has made such a file that the manifest names.
 
 Thread safety: functions of the thread that holds the table's lock. What is remembered of files may
 be lost to another thread, which then looks once more.
@@ -27,19 +27,35 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
 from typing import BinaryIO, cast
 from weakref import WeakKeyDictionary
 
 from pystate.checkpoint.held_deltas import is_held
+from pystate.checkpoint.object_cache import ObjectCache, ObjectFile
+from pystate.checkpoint.object_storage import ObjectStorage
 from pystate.checkpoint.refs import EMPTY_ID, FileRef, RangeState, restrict
 from pystate.checkpoint.state_files import Lineage, Source, merge_files
-from pystate.checkpoint.storage import LocalStorage, guarded_file
-from pystate.errors import AlreadyPublishedError, CheckpointError, MemoryLimitError
+from pystate.checkpoint.storage import CheckpointStorage, LocalStorage, guarded_file
+from pystate.errors import (
+    AlreadyPublishedError,
+    CheckpointError,
+    CorruptFileError,
+    MemoryLimitError,
+)
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow, FilesBelow
-from pystate.tables.host import BELOW, GUIDE_NAME, STEPS, on_local_disk, task_folder
+from pystate.tables.host import (
+    BELOW,
+    GUIDE_NAME,
+    OBJECTS,
+    STEPS,
+    TableHome,
+    on_local_disk,
+    task_folder,
+)
 from pystate.tables.recovery import TableSpec, seal_as_base, target_bytes
 
 #: The names of merged files, with the range's bounds.
@@ -97,7 +113,9 @@ def put_above(backend: KeyedStateBackend, spec: TableSpec, base: RangeState) -> 
         # They were looked at as they were opened.
         below.keep_files(all_known=known)
     else:
+        before = below.files
         below.set_files(_below(backend, spec, base, refs), all_known=known)
+        _forget(before, below.files)
         _found[below.wanted] = base.files, base.since
     below.count_anew()
     _note_use(below.files)
@@ -116,7 +134,7 @@ def can_catch_up(
     records = sum(ref.rows for ref in deltas)
     if not backend.below.takes_deltas or records > _FEW_RECORDS + 8 * backend.stats().keys:
         return False
-    return all(_is_usable(backend, spec, base, _path(spec, ref), ref) for ref in deltas)
+    return all(_is_usable(backend, spec, base, _located(spec, ref), ref) for ref in deltas)
 
 
 def catch_up(
@@ -131,10 +149,19 @@ def catch_up(
     for ref in deltas:
         if spec.heartbeat is not None:
             spec.heartbeat()
-        records += backend.below.take_delta(_path(spec, ref), ref, dict(base.since))
+        with _opened(_located(spec, ref)) as source:
+            records += backend.below.take_delta(source, ref, dict(base.since))
     if deltas:
         seal_as_base(backend, spec, base)
     return records
+
+
+def _forget(before: Sequence[FileBelow], now: Sequence[FileBelow]) -> None:
+    """Remove the copies of objects that a range does not have any more."""
+    named = {file.path for file in now}
+    for file in before:
+        if file.object is not None and file.path not in named:
+            file.object.cache.forget([file.object.path])
 
 
 def _counting(base: RangeState) -> list[FileRef]:
@@ -146,67 +173,113 @@ def _counting(base: RangeState) -> list[FileRef]:
 def _below(
     backend: KeyedStateBackend, spec: TableSpec, base: RangeState, refs: Sequence[FileRef]
 ) -> list[FileBelow]:
-    paths = [_path(spec, ref) for ref in refs]
+    files = [_located(spec, ref) for ref in refs]
     unusable = [
         at
-        for at, (path, ref) in enumerate(zip(paths, refs, strict=True))
-        if not _is_usable(backend, spec, base, path, ref)
+        for at, (file, ref) in enumerate(zip(files, refs, strict=True))
+        if not _is_usable(backend, spec, base, file, ref)
     ]
     merged = unusable[-1] + 1 if unusable else 0
-    files = [
-        FileBelow(path, *ref.bounds)
-        for path, ref in zip(paths[merged:], refs[merged:], strict=True)
-    ]
     _remove_guides(backend, {ref.id for ref in refs})
     folder = spec.home.local_folder(BELOW, spec.operator.uid)
     if not merged:
         _remove_others(folder, base, None)
         return files
-    parts = list(zip(paths[:merged], refs[:merged], strict=True))
+    parts = list(zip(files[:merged], refs[:merged], strict=True))
     name = _merged(backend, spec, base, parts, folder)
     _remove_others(folder, base, name)
-    return [FileBelow(os.path.join(folder, name), *base.bounds), *files]
+    return [FileBelow(os.path.join(folder, name), *base.bounds), *files[merged:]]
 
 
-def _path(spec: TableSpec, ref: FileRef) -> str:
-    path = None
+def _located(spec: TableSpec, ref: FileRef) -> FileBelow:
+    """Where a file is, for the key groups for which it counts."""
     if spec.held is not None and is_held(ref.path):
         path = spec.held.find(ref)
-    elif spec.storage.exists(ref.path):
-        path = spec.storage.local_path(ref.path)
     else:
-        raise CheckpointError(
-            f"{ref.path} is missing in {spec.storage.uri}, and a manifest names it: bring it back"
-        )
-    if path is None:
+        path = spec.storage.local_path(ref.path)
+        if path is not None and not spec.storage.exists(ref.path):
+            raise CheckpointError(
+                f"{ref.path} is missing in {spec.storage.uri}, and a manifest names it: bring it "
+                "back"
+            )
+    if path is not None:
+        return FileBelow(path, *ref.bounds)
+    cache = cache_of(spec)
+    if cache is None:
         raise CheckpointError(
             f"{ref.path} is in {spec.storage.uri}, and rows of tables on disk are looked up in "
-            "files of a file system alone: choose another table_home, or another checkpoint"
+            "files of file systems and objects of stores alone: choose another table_home"
         )
-    return path
+    copy = ObjectFile(cache, ref.path, ref.file_bytes)
+    return FileBelow(copy.local_path, *ref.bounds, copy)
+
+
+def cache_of(spec: TableSpec) -> ObjectCache | None:
+    """Where copies of the checkpoint's objects are; None if it is in no object store."""
+    return cache_in(spec.home, spec.storage, spec.options.disk_bytes)
+
+
+def cache_in(home: TableHome, storage: CheckpointStorage, most_bytes: int) -> ObjectCache | None:
+    """As `cache_of`: all operators of an executor have it together."""
+    if not isinstance(storage, ObjectStorage):
+        return None
+    return _cache_of(storage, home.local_folder(OBJECTS, "all"), most_bytes)
+
+
+@lru_cache(maxsize=16)
+def _cache_of(storage: ObjectStorage, folder: str, most_bytes: int) -> ObjectCache:
+    return ObjectCache(storage, folder, most_bytes)
+
+
+os.register_at_fork(after_in_child=_cache_of.cache_clear)
+
+
+@contextmanager
+def _opened(file: FileBelow) -> Iterator[Source]:
+    """A file as a whole."""
+    if file.object is None:
+        yield file.path
+        return
+    with file.object.open().scanned() as source:
+        yield source
 
 
 def _is_usable(
-    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, path: str, ref: FileRef
+    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, file: FileBelow, ref: FileRef
 ) -> bool:
     """Whether rows can be looked up in a file; checks that it is the one that was written."""
-    status = os.stat(path)
-    file = status.st_ino, status.st_size, status.st_mtime_ns
-    key = path, ref.checksum, spec.operator.fingerprint(base.since), *file
+    identity = (0, ref.file_bytes, 0)
+    if file.object is None:
+        status = os.stat(file.path)
+        identity = status.st_ino, status.st_size, status.st_mtime_ns
+    key = file.path, ref.checksum, spec.operator.fingerprint(base.since), *identity
     known = _known.get(key)
     if known is None:
-        # Of a state that was dropped, and declared anew, older files have what does not count.
-        counts = all(ref.epoch >= epoch for _, epoch in base.since)
-        # It stays open: where it is on another host each opening is a round trip.
-        known = counts and backend.below.opens(path, ref)
-        if not known:
-            allowed = spec.options.allow_unclaimed_state
-            backend.below.check_files([path], [ref], allowed, dict(base.since))
-            known = counts and backend.below.has_rows_of(path)
+        try:
+            known = _look_at(backend, spec, base, file, ref)
+        except CorruptFileError:
+            if file.object is None:
+                raise
+            # What was here of it is fetched once more.
+            known = _look_at(backend, spec, base, file, ref)
         if len(_known) >= _MOST_KNOWN:
             _known.clear()
         _known[key] = known
     return known
+
+
+def _look_at(
+    backend: KeyedStateBackend, spec: TableSpec, base: RangeState, file: FileBelow, ref: FileRef
+) -> bool:
+    # Of a state that was dropped, and declared anew, older files have what does not count.
+    counts = all(ref.epoch >= epoch for _, epoch in base.since)
+    # It stays open: where it is on another host each opening is a round trip.
+    if counts and backend.below.opens(file, ref):
+        return True
+    with _opened(file) as source:
+        allowed = spec.options.allow_unclaimed_state
+        backend.below.check_files([source], [ref], allowed, dict(base.since))
+        return counts and backend.below.has_rows_of(source)
 
 
 # ---- files that are merged first ----------------------------------------------------------------
@@ -216,7 +289,7 @@ def _merged(
     backend: KeyedStateBackend,
     spec: TableSpec,
     base: RangeState,
-    files: Sequence[tuple[str, FileRef]],
+    files: Sequence[tuple[FileBelow, FileRef]],
     to: str,
 ) -> str:
     """Merge files into one with a guide and the table's columns, or find it; return its name."""
@@ -240,9 +313,10 @@ def _merged(
     with on_local_disk(to, what), ExitStack() as stack:
         sources: list[Source] = []
         scratch = ""
-        for path, ref in files:
+        for file, ref in files:
+            source = stack.enter_context(_opened(file))
             if ref.bounds == base.bounds:
-                sources.append(path)
+                sources.append(source)
                 continue
             if not scratch:
                 scratch = task_folder(spec.home.local_folder(STEPS, spec.operator.uid))
@@ -250,7 +324,7 @@ def _merged(
             # Reduced to what counts; deletions in it are kept, since older files may follow.
             with open(os.path.join(scratch, f"{len(sources)}.delta"), "xb") as part:
                 merge_files(
-                    [path],
+                    [source],
                     beating(cast(BinaryIO, part)),
                     first_key_group=ref.first_key_group,
                     last_key_group=ref.last_key_group,

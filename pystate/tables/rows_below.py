@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from typing import Any, BinaryIO, Protocol
@@ -32,7 +32,6 @@ from pystate.checkpoint.state_files import (
     Lineage,
     Source,
     claim,
-    file_schema,
     is_expected,
     merge_files,
     open_file,
@@ -55,6 +54,7 @@ from pystate.tables.below import (
     PLAIN,
     SCAN_BYTES,
     SCAN_ROWS,
+    AnyFile,
     FileBelow,
     FilesBelow,
     Part,
@@ -83,20 +83,6 @@ _LAST_PASSED = (1 << 63) - 2
 _USUAL_BYTES = 256 << 20
 
 
-class Loading(Protocol):
-    """A table in memory that is filled from files."""
-
-    def load(self, source: Source, *, allow_unclaimed_state: bool, since: Mapping[str, int]) -> int:
-        """See `KeyedStateBackend`."""
-
-    def set_clock(
-        self, *, processing_time: int | None, watermark: int | None, event_time: int | None
-    ) -> None:
-        """See `KeyedStateBackend`."""
-
-    def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None: ...
-
-
 class Owner(Protocol):
     """What a backend gives to its rows below; see `KeyedStateBackend`."""
 
@@ -121,7 +107,6 @@ class Owner(Protocol):
 
     def open(self) -> None: ...  # noqa: D102
     def exported(self, keys: KeyBatch) -> pa.RecordBatch: ...  # noqa: D102
-    def _on_heap(self) -> AbstractContextManager[Loading]: ...
     def _seal(self, name: Lineage, wanted: bool, goes_on: bool = False) -> core.Sealed | None: ...
     def _sweep(self) -> int: ...
     def _flush(self) -> None: ...
@@ -260,14 +245,14 @@ class RowsBelow:
         if self._table.is_open:
             self._table.set_target(target_bytes)
 
-    def set_files(self, files: Sequence[tuple[str, int, int]], *, all_known: bool = False) -> None:
+    def set_files(self, files: Sequence[AnyFile], *, all_known: bool = False) -> None:
         """Say which files hold what the last sealed epoch has, so that rows may leave memory.
 
         Only those are opened that are not open, as whoever looks into a file shares it.
 
         Parameters
         ----------
-        files : sequence of (path, first key group, last key group)
+        files : sequence of (path, first key group, last key group[, ObjectFile])
             Oldest first; each counts for these key groups, both inclusive. All have guides and the
             table's own columns. They may go while they are in use: they stay open.
         all_known : bool
@@ -322,7 +307,7 @@ class RowsBelow:
         self._placed = FilesBelow()
         self.place()
 
-    def opens(self, path: str, expected: FileIdentity) -> bool:
+    def opens(self, file: FileBelow, expected: FileIdentity) -> bool:
         """Whether a file can be opened for look-ups as it is, and is the expected one.
 
         It stays open for `set_files`. False: `check_files` and `has_rows_of` say what it is.
@@ -330,7 +315,7 @@ class RowsBelow:
         self._backend.open()
         try:
             opened = self._wanted.open_ahead(
-                path, self._core_schema(), self._backend.max_parallelism, self.guides
+                file, self._core_schema(), self._backend.max_parallelism, self.guides
             )
         except (CheckpointError, SchemaError):
             return False
@@ -577,12 +562,6 @@ class RowsBelow:
             since = declared_fills(self._backend.declarations)
         self._backend.open()
         own = written(self._table.changes())
-        with open_file(own) as opened:
-            schema = file_schema(opened.reader)
-        for file in files:
-            with open_file(file) as opened:
-                if len(file_schema(opened.reader).keys) > len(schema.keys):
-                    return self._rewritten(files, out, lineage, since)
         first, last = self._backend.key_group_range
         return merge_files(
             [*files, own],
@@ -594,28 +573,6 @@ class RowsBelow:
             block_bytes=self._backend._options.guided_block_bytes,
             expiring=self.expiring(),
         )
-
-    def _rewritten(
-        self,
-        files: Sequence[Source],
-        out: BinaryIO,
-        lineage: Lineage,
-        since: Mapping[str, int],
-    ) -> FileInfo:
-        """The same through a table in memory; returns a delta of all rows.
-
-        A merge keeps the column of elements, which this table's files do not have, since the last
-        list or map went.
-        """
-        with self._backend._on_heap() as table:
-            processing, event = self._times()
-            table.set_clock(processing_time=processing, watermark=event[0], event_time=event[1])
-            for file in files:
-                table.load(file, allow_unclaimed_state=True, since=since)
-            sealed = table._seal(lineage, wanted=True)
-            assert sealed is not None
-            with Snapshot(sealed, self._backend._options.guided_block_bytes) as snapshot:
-                return snapshot.write(out)
 
     def step_by(
         self,

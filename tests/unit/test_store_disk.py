@@ -6,6 +6,8 @@ That it is a store like any other is said by `test_store`, all of which runs on 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -696,3 +698,41 @@ def test_a_damaged_file_is_found_when_its_items_are_read(tmp_path: Path) -> None
         store.set_current_key(7)
         store["l"].add(3)
         assert len(store["l"]) == n + 1 and store["l"][-1] == 3
+
+
+_CONVERTED = """
+import sys
+import pystate as ps
+store = ps.open(
+    sys.argv[1], key="long", states={"n": ps.ValueState("long", default=0)},
+    home="disk", limit_bytes=2 << 20, allow_unclaimed_state=True,
+)
+print(len(store.keys(range(10))), store["n"].values(store.keys([0, 7, 199_999])).to_pylist())
+store.checkpoint()
+"""
+
+
+def test_files_are_converted_in_little_memory(tmp_path: Path) -> None:
+    """The last list was dropped, of a state that a process with that limit cannot hold."""
+    states = {"n": STATES["n"], "words": ps.ListState("string")}
+    with opened(tmp_path, states=states, home="heap", limit_bytes=0) as store:
+        for first in range(0, 200_000, 50_000):
+            keys = store.keys(range(first, first + 50_000))
+            store["n"].add(keys, list(range(first, first + 50_000)))
+            store["words"].append(keys, [f"{k} and more" for k in range(first, first + 50_000)])
+        assert store.stats().committed_bytes > 20 << 20
+        store.checkpoint()
+    environment = {**os.environ, "PYSTATE_MEMORY_LIMIT_BYTES": str(12 << 20)}
+    ran = subprocess.run(
+        [sys.executable, "-c", _CONVERTED, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["10", "[0,", "7,", "199999]"]
+    with opened(tmp_path, states={"n": STATES["n"]}, home="heap", limit_bytes=0) as store:
+        rows = store.to_arrow()
+        assert rows.column_names == ["key", "n"] and rows["n"].equals(rows["key"])
+        assert rows.num_rows == 200_000

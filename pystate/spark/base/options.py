@@ -20,7 +20,7 @@ from pystate.epochs.merge_policy import DiskMergePolicy, MergePolicy
 from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.operators.runtime.invalid_rows import OnInvalid, checked_on_invalid
 from pystate.spark.base.arguments import checked_count, checked_home
-from pystate.tables.options import LEAST_ON_DISK, TableOptions
+from pystate.tables.options import LEAST_COPIES, LEAST_ON_DISK, TableOptions
 from pystate.types.durations import Duration, milliseconds
 
 
@@ -43,6 +43,7 @@ class JobOptions(CoordinatorOptions):
     memory_limit_bytes: int
     shared_tables: bool
     table_home: str | os.PathLike[str]
+    disk_bytes: int
     max_clock_step: Duration
     on_invalid: OnInvalid
     epoch_timeout: Duration | None
@@ -80,7 +81,12 @@ class JobOptions(CoordinatorOptions):
             ),
             integer(self.memory_limit_bytes, f"{owner}: memory_limit_bytes", least=0),
             allow_pickle=flag(self.allow_pickle, f"{owner}: allow_pickle"),
+            disk_bytes=integer(self.disk_bytes, f"{owner}: disk_bytes", least=0),
         )
+        if 0 < tables.disk_bytes < LEAST_COPIES:
+            raise InvalidArgumentError(
+                f"{owner}: disk_bytes is 0, or {LEAST_COPIES} at least, not {tables.disk_bytes}"
+            )
         if tables.on_disk and 0 < tables.limit_bytes < LEAST_ON_DISK:
             raise InvalidArgumentError(
                 f"{owner}: memory_limit_bytes of tables on disk is 0, or {LEAST_ON_DISK} at least, "

@@ -30,7 +30,7 @@ from pystate.redaction import logger
 from pystate.spark.base.environment import use_this_python
 from pystate.spark.base.failures import is_retryable
 from pystate.spark.base.options import JobOptions
-from pystate.spark.epochs.file_jobs import HeldWriter, SpreadMerges
+from pystate.spark.epochs.file_jobs import Copies, HeldWriter, SpreadMerges
 from pystate.spark.epochs.progress import EpochProgress, notify
 from pystate.spark.epochs.progress_line import NoLine, ProgressLine, tasks_done
 from pystate.spark.epochs.rewind import MARK
@@ -109,6 +109,9 @@ class EpochRunner:
                 self.coordinator = self._open(self._parallelism or context.defaultParallelism)
             assert self._merges is not None
             self._merges.context = context
+            if self.options.tables.on_disk:
+                application = self.coordinator.job.application(self.storage)
+                self._merges.copies = Copies(application, self.options.tables)
             return self.coordinator
 
     def run(

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from pystate.checkpoint.held_deltas import merge_held
 from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.object_cache import two_tiers
 from pystate.checkpoint.refs import FileRef, RangeState, state_path
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.epochs.merges import PlannedMerge, merge_again
@@ -42,9 +43,12 @@ from pystate.spark.base.failures import original_error
 from pystate.spark.base.jvm import executors
 from pystate.spark.tasks.delta import held_files
 from pystate.spark.tasks.table_move import executor_home
+from pystate.tables.range_files import cache_in
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
+
+    from pystate.tables.options import TableOptions
 
 #: The scheduler pool of the jobs; the application may configure it.
 POOL = "pystate-merges"
@@ -60,16 +64,32 @@ _Placed = tuple[int, PlannedMerge]
 
 
 @dataclass(frozen=True)
+class Copies:
+    """Where executors have copies of objects in which the rows of tables on disk lie."""
+
+    application: bytes
+    options: TableOptions
+
+    def beside(self, storage: CheckpointStorage) -> CheckpointStorage:
+        """The storage, or one that keeps here what it creates, for the tasks of this executor."""
+        home = executor_home(self.application, self.options.home)
+        cache = cache_in(home, storage, self.options.disk_bytes)
+        return storage if cache is None else two_tiers(cache)
+
+
+@dataclass(frozen=True)
 class _MergeAll:
     """The function that a Spark job runs: each task gets one list of merges."""
 
     storage: CheckpointStorage
+    copies: Copies | None = None
 
     def __call__(self, lists: Iterator[list[_Placed]]) -> Iterator[tuple[int, FileRef | str]]:
+        storage = self.storage if self.copies is None else self.copies.beside(self.storage)
         for merges in lists:
             for place, merge in merges:
                 try:
-                    yield place, merge_again(self.storage, merge)
+                    yield place, merge_again(storage, merge)
                 except Exception as error:
                     yield place, str(error) or type(error).__name__
 
@@ -80,6 +100,8 @@ class SpreadMerges:
     def __init__(self, storage: CheckpointStorage, name: str) -> None:
         #: Where jobs run; None as long as no session is known.
         self.context: SparkContext | None = None
+        #: Of the job, if its tables are on disk.
+        self.copies: Copies | None = None
         self._storage = storage
         self._name = name
         self._group = f"pystate {name}, merges {uuid.uuid4().hex}"
@@ -136,7 +158,7 @@ class SpreadMerges:
         count = sum(len(merges) for merges in lists)
         context.setJobGroup(self._group, escape(f"{self._name}: {count} merges", quote=False))
         context.setLocalProperty("spark.scheduler.pool", POOL)
-        merge_all: Any = _MergeAll(self._storage)
+        merge_all: Any = _MergeAll(self._storage, self.copies)
         return context.parallelize(lists, len(lists)).mapPartitions(merge_all).collect()
 
 

@@ -30,6 +30,7 @@ import pyarrow as pa
 
 from pystate.checkpoint.begin_marks import BeginMarks, Beginning, Mark
 from pystate.checkpoint.held_deltas import HeldFiles
+from pystate.checkpoint.object_cache import two_tiers
 from pystate.checkpoint.refs import EMPTY_ID, INPUT, KEPT, RangeState
 from pystate.checkpoint.state_files import Lineage
 from pystate.checkpoint.storage import CheckpointStorage
@@ -59,6 +60,7 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.attach import Attachment, private_table, tables
 from pystate.tables.host import STEPS, remove_left
 from pystate.tables.options import TableOptions
+from pystate.tables.range_files import cache_of
 from pystate.tables.recovery import TableSpec
 from pystate.tables.upkeep import note_use, remove_outdated
 from pystate.types.keys import leaf
@@ -471,7 +473,12 @@ class RangeTask:
         """
         plan, state = self.plan, self.state
         files = plan.held_files(state)
-        target = Target(plan.storage, plan.operator.uid, state, plan.epoch, plan.held, files)
+        storage = plan.storage
+        if self._spec is not None and plan.options.on_disk:
+            cache = cache_of(self._spec)
+            # Its next task looks for rows in what this one writes.
+            storage = storage if cache is None else two_tiers(cache)
+        target = Target(storage, plan.operator.uid, state, plan.epoch, plan.held, files)
         if files is not None and plan.held is not None:
             files.remove_older(plan.held.serial, {ref.path for ref in state.held})
         snapshot = self._seal_table()

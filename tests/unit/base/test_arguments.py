@@ -49,6 +49,7 @@ JOB = {
     "max_parallelism": (["'4'", "4.5", "True", "0", "32769"], "^job 'j': max_parallelism is"),
     "retained": (["0", *NO_COUNT], rf"^job 'j': retained .*({COUNT})"),
     "memory_limit_bytes": (NO_COUNT, rf"^job 'j': memory_limit_bytes .*({COUNT})"),
+    "disk_bytes": (NO_COUNT, rf"^job 'j': disk_bytes .*({COUNT})"),
     "max_evaluations": (NO_COUNT, rf"^job 'j': max_evaluations .*({COUNT})"),
     "allow_unclaimed_state": (NO_FLAG, "^job 'j': allow_unclaimed_state is True or False, not"),
     "shared_tables": (NO_FLAG, "^job 'j': shared_tables is True or False, not"),

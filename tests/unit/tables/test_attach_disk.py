@@ -259,6 +259,39 @@ def host_limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     memory._process.reset()
 
 
+def test_files_of_a_job_in_memory_are_merged_in_little_memory(
+    home: TableHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that count for parts of the range, of a state for which there is no memory."""
+    root = str(tmp_path / "ck")
+    one = Worker(root, TableHome(None, None), table_home="heap")
+    base, model = epochs(one, 3, rows=100_000)
+    assert one.cache is not None and len(model) == 200_000
+    one.stop()
+    halves = [
+        dataclasses.replace(ref, first_key_group=first, last_key_group=first + 63)
+        for first in (0, 64)
+        for ref in base.files
+    ]
+    base = dataclasses.replace(base, deltas=tuple(halves))
+    limit = 16 * MIB
+    monkeypatch.setenv("PYSTATE_MEMORY_LIMIT_BYTES", str(limit))
+    memory._process.reset()
+    try:
+        with pytest.raises(MemoryLimitError):
+            Worker(root, TableHome(None, None), table_home="heap").attach(base)
+        two = Worker(root, home, table_home="disk", limit_bytes=2 * MIB)
+        assert two.attach(base)[0] == "opened"
+        keys = sorted(model)[::100]
+        found = two.attachment.backend["n"].values(
+            two.attachment.backend.prefetch(pa.array(keys, pa.int64()))
+        )
+        assert found.to_pylist() == [model[k] for k in keys]
+        two.stop()
+    finally:
+        memory._process.reset()
+
+
 def test_targets(host_limit: int) -> None:
     assert target_bytes(0) == target_bytes(1) == host_limit // 2
     assert target_bytes(6) == host_limit // 12
@@ -799,8 +832,8 @@ def test_files_that_are_open_are_not_looked_at_again(
     one = worker()
     base, model = epochs(one, 3)
     looked: list[str] = []
-    find = range_files._path
-    monkeypatch.setattr(range_files, "_path", lambda s, r: looked.append(r.path) or find(s, r))
+    find = range_files._located
+    monkeypatch.setattr(range_files, "_located", lambda s, r: looked.append(r.path) or find(s, r))
     for looks in (3, 0):
         assert one.attach(base)[0] == "current"
         assert one.read() == model

@@ -44,5 +44,5 @@ def test_what_does_not_go_with_tables_on_disk(tmp_path: Path) -> None:
         checked_home(DISK, False)
     with pytest.raises(InvalidArgumentError, match="memory_limit_bytes of tables on disk is 0, or"):
         Job("job", checkpoint=tmp_path / "ck", table_home=DISK, memory_limit_bytes=1000)
-    with pytest.raises(InvalidArgumentError, match=r"table_home='disk' .* no folder"):
-        Job("job", checkpoint="s3://bucket/ck", table_home=DISK)
+    with pytest.raises(InvalidArgumentError, match="disk_bytes is 0, or 67108864 at least, not 5"):
+        Job("job", checkpoint=tmp_path / "ck", table_home=DISK, disk_bytes=5)
