@@ -97,7 +97,7 @@ os.register_at_fork(after_in_child=_reads.reset)
 
 def process_reads() -> core.Reads:
     """What reads files with guides for all of this process."""
-    return _reads.get()
+    return _reads.get(fetched=False)
 
 
 class FilesBelow:
@@ -207,7 +207,9 @@ class FilesBelow:
         ]
         if not counting:
             return None
-        return core.Stack(schema, max_parallelism, counting, _reads.get(fetched=self._fetched), process_budget())
+        return core.Stack(
+            schema, max_parallelism, counting, _reads.get(fetched=self._fetched), process_budget()
+        )
 
     @contextmanager
     def scanned(self) -> Iterator[list[tuple[core.FileReader, tuple[int, int]]]]:

@@ -5,6 +5,7 @@ Thread safety: all objects belong to one harness.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -152,8 +153,16 @@ def rows_of(piece: Any) -> list[Any]:
     return list(piece)
 
 
-def check_replay(epoch: int, failed: Sequence[Any], replayed: Sequence[Any]) -> None:
-    """Compare what a failed attempt yielded with the beginning of its replay's output."""
+def check_replay(
+    epoch: int, failed: Sequence[Any], replayed: Sequence[Any], *, in_order: bool
+) -> None:
+    """Compare what a failed attempt yielded with the beginning of its replay's output.
+
+    Where rows are on disk, which of them are in memory decides which key's timers fire first, so
+    that a replay may have the same rows in another order.
+    """
+    if not in_order:
+        replayed = _in_order_of(failed, replayed)
     for i, before in enumerate(failed):
         if i >= len(replayed) or not _same(before, replayed[i]):
             now = repr(replayed[i])[:200] if i < len(replayed) else "nothing"
@@ -163,6 +172,20 @@ def check_replay(epoch: int, failed: Sequence[Any], replayed: Sequence[Any]) -> 
                 "on its rows, its declared states and ctx alone: not on other variables, which a "
                 "failure does not roll back, nor on a clock or random numbers"
             )
+
+
+def _in_order_of(rows: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+    """Those of other rows that are like the rows, in their order, up to the first one without."""
+    left: defaultdict[str, deque[Any]] = defaultdict(deque)
+    for other in others:
+        left[repr(other)].append(other)
+    found = []
+    for row in rows:
+        like = left[repr(row)]
+        if not like:
+            break
+        found.append(like.popleft())
+    return found
 
 
 def _same(one: Any, two: Any) -> bool:

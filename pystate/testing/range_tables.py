@@ -113,6 +113,7 @@ class RangeTables:
     def __init__(self, operator: OperatorSpec, parallelism: int, home: str = "heap") -> None:
         self.key = operator.key
         self._table_options = TableOptions(home)
+        self.on_disk = self._table_options.on_disk
         self._folder: str | None = None
         self._remove_folder: Callable[[], object] = lambda: None
         self._max_parallelism = operator.max_parallelism
