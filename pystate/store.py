@@ -604,7 +604,9 @@ class Store:
         size_bytes = sum(int(ref.file_bytes * ref.share) for ref in run.sources)
         if self._may_beside and self._beside is None and size_bytes >= _BESIDE_BYTES:
             with suppress(RuntimeError):  # there is no thread for it
-                self._beside = MergeBeside(run, lambda given_up: merge(given_up=given_up))
+                self._beside = MergeBeside(
+                    run, lambda given_up, note: merge(given_up=given_up, note=note)
+                )
                 return state
         try:
             merged = merge()
