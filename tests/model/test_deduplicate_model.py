@@ -164,6 +164,21 @@ def compare(data: st.DataObject, operator: Task) -> None:
             watermark = max(max(times) - delay, -(10**6) if watermark is None else watermark)
 
 
+def test_a_late_row_does_not_make_its_key_forgotten() -> None:
+    spec = DeduplicateSpec(KEY, within_ms=40, event_time="at")
+    operator = Task(spec)
+    row = {"k": 1, "name": "a", "v": 0}
+    for at, watermark, passes in [
+        (44, None, 1),
+        (-26, None, 1),
+        (54, 64, 0),
+        (70, 64, 0),
+        (84, 64, 1),
+    ]:
+        found, _ = operator.run([[{**row, "at": at}]], 1, 0, watermark)
+        assert len(found) == passes, at
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_key_with_very_many_rows(ordered: bool) -> None:
     spec = DeduplicateSpec(KEY, within_ms=3, event_time="at", ordered=ordered)

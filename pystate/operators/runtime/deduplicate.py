@@ -235,7 +235,8 @@ class Deduplicator(RowOperator):
         remembered = np.zeros(len(at), np.bool_)
         remembered[kept] = True
         if len(kept):
-            self._remember(keys, remembered, at)
+            # A late row does not shorten the time for which its key's newest one is remembered.
+            self._remember(keys, remembered, np.where(seen, np.maximum(at, stored), at))
             self._remember_earlier(
                 keys, first[kept].astype(np.int64), at[kept], seen[kept], stored[kept]
             )
