@@ -130,11 +130,13 @@ $(VENV)/.built: $(VENV)/.base $(CORE)
 test-c:
 	@cc=$$(.ci/preflight compiler $(PY)) && $(C_TESTS) CC=$$cc
 
-# The C tests under ASan and UBSan; the one with threads under TSan.
+# The C tests under ASan and UBSan; those with threads under TSan, and as they are what forks a process
+# with threads, which ASan's allocator does not bear.
 sanitize: $(VENV)/.built
 	@cc=$$(.ci/preflight compiler $(PY)) && \
 	    $(C_TESTS) CC=$$cc SANITIZE=address,undefined && \
-	    $(C_TESTS) run-test_reader run-test_tree_reader CC=$$cc SANITIZE=thread
+	    $(C_TESTS) run-test_reader run-test_tree_reader CC=$$cc SANITIZE=thread && \
+	    $(C_TESTS) run-test_reads CC=$$cc
 
 # The Python tests over an instrumented extension, built beside the ordinary one.
 SANITIZE := address,undefined
