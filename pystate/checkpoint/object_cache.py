@@ -29,24 +29,20 @@ import ctypes
 import errno
 import fcntl
 import hashlib
-import io
 import mmap
 import os
 import threading
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple, cast
 from weakref import WeakValueDictionary, finalize
 
 from pystate._core import core
-from pystate.checkpoint.object_storage import ObjectStorage
+from pystate.checkpoint.object_storage import ObjectStorage, RangedFile
 from pystate.checkpoint.storage import FULL, CheckpointStorage, is_temporary
 from pystate.errors import CheckpointError, CorruptFileError
 from pystate.redaction import logger
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 _LOG = logger("pystate.checkpoint.object_cache")
 
@@ -435,60 +431,22 @@ class CachedObject:
             raise
 
 
-class ObjectScan(io.RawIOBase):
+class ObjectScan(RangedFile):
     """A binary file that is read mostly from its beginning to its end.
 
     What is read at some place alone is kept in the cache, and what is read on from there is not.
     """
 
     def __init__(self, file: CachedObject) -> None:
-        self.name = file.name
+        super().__init__(file.name, file.size_bytes)
         #: Extents that were read from the copy.
         self.from_here: set[int] = set()
         self._file = file
-        self._at = 0
-        self._window = memoryview(b"")
-        self._start = 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Set the position; nothing is fetched."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size_bytes}[whence]
-        if base + offset < 0:
-            raise ValueError(f"{self.name}: negative position {base + offset}")
-        self._at = base + offset
-        return self._at
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._at
-
-    def readinto(self, buffer: Buffer, /) -> int:
-        """Fill the buffer, up to the end of the file."""
-        view = memoryview(buffer).cast("B")
-        wanted = max(0, min(len(view), self._file.size_bytes - self._at))
-        done = 0
-        while done < wanted:
-            inside = self._at - self._start
-            if not 0 <= inside < len(self._window):
-                self._move(inside == len(self._window) > 0)
-                continue
-            piece = self._window[inside : inside + wanted - done]
-            view[done : done + len(piece)] = piece
-            done += len(piece)
-            self._at += len(piece)
-        return done
 
     def _move(self, goes_on: bool) -> None:
+        """See `RangedFile._move`."""
         first = self._at // EXTENT_BYTES
-        self._window, self._start = memoryview(b""), first * EXTENT_BYTES
+        self._start = first * EXTENT_BYTES
         end = self._file.alike(first, _WINDOW_BYTES // EXTENT_BYTES)
         data = self._file.here(first, end)
         while data is None and not goes_on:

@@ -215,17 +215,15 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
-class ObjectReader(io.RawIOBase):
-    """A binary file that is read by ranges: `fetch` returns the bytes between two offsets."""
+class RangedFile(io.RawIOBase):
+    """A binary file of which `_piece` brings what is read."""
 
-    def __init__(self, name: str, size_bytes: int, fetch: Callable[[int, int], memoryview]) -> None:
+    def __init__(self, name: str, size_bytes: int) -> None:
         self.name = name
         self._size = size_bytes
-        self._fetch = fetch
         self._at = 0
         self._window = memoryview(b"")
         self._start = 0
-        self._ahead = _LEAST
 
     def readable(self) -> bool:
         """Return True."""
@@ -268,17 +266,34 @@ class ObjectReader(io.RawIOBase):
         inside = self._at - self._start
         if not 0 <= inside < len(self._window):
             goes_on = len(self._window) > 0 and inside == len(self._window)
-            self._ahead = min(2 * self._ahead, _MOST) if goes_on else _LEAST
-            # Behind the footer is nothing to read ahead: what is before it is read next.
-            self._start = max(0, min(self._at, self._size - self._ahead))
-            end = min(self._size, self._start + self._ahead)
             self._window = memoryview(b"")
-            self._window = self._fetch(self._start, end)
-            if len(self._window) != end - self._start:
-                self._window = memoryview(b"")
-                raise OSError(f"{self.name}: the store returned too few bytes at {self._start}")
+            self._move(goes_on)
             inside = self._at - self._start
         return self._window[inside : inside + most]
+
+    def _move(self, goes_on: bool) -> None:
+        """Bring a window with the position; `goes_on`: it follows on the last one."""
+        raise NotImplementedError
+
+
+class ObjectReader(RangedFile):
+    """A file that is read by ranges: `fetch` returns the bytes between two offsets."""
+
+    def __init__(self, name: str, size_bytes: int, fetch: Callable[[int, int], memoryview]) -> None:
+        super().__init__(name, size_bytes)
+        self._fetch = fetch
+        self._ahead = _LEAST
+
+    def _move(self, goes_on: bool) -> None:
+        """See `RangedFile._move`."""
+        self._ahead = min(2 * self._ahead, _MOST) if goes_on else _LEAST
+        # Behind the footer is nothing to read ahead: what is before it is read next.
+        self._start = max(0, min(self._at, self._size - self._ahead))
+        end = min(self._size, self._start + self._ahead)
+        window = self._fetch(self._start, end)
+        if len(window) != end - self._start:
+            raise OSError(f"{self.name}: the store returned too few bytes at {self._start}")
+        self._window = window
 
 
 class _TransientError(CheckpointError):
