@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from pystate.tables.host import process_start
 
-__all__ = ["Process", "of_session", "send", "tables_in", "workers_of"]
+from .conftest import python_path
+
+__all__ = [
+    "Process",
+    "newest_epoch",
+    "of_session",
+    "running_driver",
+    "send",
+    "tables_in",
+    "workers_of",
+]
 
 
 class Process(NamedTuple):
@@ -33,6 +45,33 @@ class _Entry(NamedTuple):
     @property
     def is_daemon(self) -> bool:
         return any(name in self.command for name in (b"pyspark.daemon", b"tests.spark.daemon"))
+
+
+@contextmanager
+def running_driver(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A driver that runs Python with these arguments; if it is left at the end, it is killed."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": python_path()},
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def newest_epoch(folder: Path) -> int:
+    """The newest epoch that is published in a folder's checkpoint; 0 if none is."""
+    manifests = (folder / "checkpoint" / "manifests").glob("*.manifest")
+    return max((int(path.stem) for path in manifests), default=0)
 
 
 def workers_of(root: int) -> list[int]:

@@ -16,6 +16,7 @@ from pystate.spark.epochs.progress import EpochProgress
 
 from .conftest import state_of
 from .deadly import POINTS, deadly_map
+from .disk_job import Notes
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,16 +29,6 @@ MIB = 1 << 20
 ROWS, STEP = 8000, 5000
 #: Of a table's memory the state is several times as much.
 EPOCHS = 4
-
-
-class Notes(ps.VectorizedFunction):
-    n = ps.ValueState("long", default=0)
-    note = ps.ValueState("string")
-
-    def process(self, keys: ps.KeyBatch, batch: Any, ctx: ps.RuntimeContext) -> Any:
-        self.n.add(keys, batch.column("v"))
-        self.note.update_all(keys, batch.column("note"))
-        return {"k": batch.column("k"), "n": self.n.values(keys)}
 
 
 def keys_of(epoch: int) -> range:

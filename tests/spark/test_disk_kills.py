@@ -11,11 +11,10 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -27,36 +26,14 @@ from pystate.processor.state_reader import read_all
 from pystate.tables.host import process_start
 
 from . import disk_job
-from .conftest import python_path, wait_for
-from .processes import workers_of
+from .conftest import wait_for
+from .processes import newest_epoch, running_driver, workers_of
 
 EPOCHS, KILLS = 12, ("worker", "driver", "worker", "driver", "driver")
 
 
-@contextmanager
-def running(folder: Path, rows: int, text: int) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, disk_job.__file__, *map(str, (folder, EPOCHS, rows, text))],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "PYTHONPATH": python_path()},
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
-
-
-def epoch_of(folder: Path) -> int:
-    """The newest epoch that is published."""
-    names = [path.stem for path in (folder / "checkpoint" / "manifests").glob("*.manifest")]
-    return max(map(int, names), default=0)
+def running(folder: Path, rows: int, text: int) -> AbstractContextManager[subprocess.Popen[str]]:
+    return running_driver(disk_job.__file__, *map(str, (folder, EPOCHS, rows, text)))
 
 
 def kill_worker(process: subprocess.Popen[str], rng: random.Random) -> None:
@@ -105,7 +82,7 @@ def test_killed_five_times(folder: Path) -> None:
                     # The driver alone: its JVM ends by itself, as after a real crash.
                     process.kill()
                     is_alive = False
-                print(f"{victim} killed after epoch {epoch_of(folder)}")
+                print(f"{victim} killed after epoch {newest_epoch(folder)}")
             if is_alive:
                 check_ended(process)
     with running(folder, rows, text) as process:
@@ -114,7 +91,7 @@ def test_killed_five_times(folder: Path) -> None:
 
 
 def reached(folder: Path, process: subprocess.Popen[str], moment: int) -> Callable[[], bool]:
-    return lambda: epoch_of(folder) >= moment or process.poll() is not None
+    return lambda: newest_epoch(folder) >= moment or process.poll() is not None
 
 
 def check_ended(process: subprocess.Popen[str]) -> None:

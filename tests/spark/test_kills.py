@@ -11,12 +11,11 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +28,8 @@ from pystate.examples import flights as example
 from pystate.processor.state_reader import read_all
 from pystate.tables.host import process_start
 
-from .conftest import python_path, wait_for
-from .processes import workers_of
+from .conftest import wait_for
+from .processes import newest_epoch, running_driver, workers_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,27 +44,10 @@ class Flights:
     def __init__(self, folder: Path, options: tuple[str, ...]) -> None:
         self.folder = folder
         self.arguments = [*options, "--checkpoint", str(folder)]
-        self._manifests = folder / "checkpoint" / "manifests"
 
-    @contextmanager
-    def running(self) -> Iterator[subprocess.Popen[str]]:
+    def running(self) -> AbstractContextManager[subprocess.Popen[str]]:
         """Start the job; whatever is left of it at the end is killed."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pystate.examples.flights", *self.arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONPATH": python_path()},
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+        return running_driver("-m", "pystate.examples.flights", *self.arguments)
 
     def finish(self) -> str:
         """Run to the end; returns what it printed."""
@@ -77,8 +59,7 @@ class Flights:
     @property
     def epoch(self) -> int:
         """The newest epoch that is published."""
-        names = [path.stem for path in self._manifests.glob("*.manifest")]
-        return max(map(int, names), default=0)
+        return newest_epoch(self.folder)
 
     def result(self) -> tuple[list[dict[str, Any]], dict[Any, Any]]:
         """All alerts, and the state of each aircraft."""

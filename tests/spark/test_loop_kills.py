@@ -25,7 +25,7 @@ import pytest
 from pystate.examples import _driver, components
 
 from .conftest import python_path, wait_for
-from .processes import of_session, send
+from .processes import newest_epoch, of_session, send
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +38,7 @@ class Components:
 
     def __init__(self, folder: Path, options: list[str]) -> None:
         self._options = [*options, "--checkpoint", str(folder)]
-        self._manifests = folder / "checkpoint" / "manifests"
+        self._folder = folder
 
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[str]]:
@@ -63,7 +63,7 @@ class Components:
     @property
     def epoch(self) -> int:
         """The newest epoch that is published."""
-        return max((int(path.stem) for path in self._manifests.glob("*.manifest")), default=0)
+        return newest_epoch(self._folder)
 
 
 def write_graph(path: Path, nodes: int, edges: int) -> Path:

@@ -25,6 +25,7 @@ from pystate.processor.state_reader import read_all
 from pystate.spark import ParquetSink
 
 from .conftest import python_path, wait_for
+from .processes import newest_epoch
 
 
 def made_up_log(lines: int) -> str:
@@ -52,11 +53,6 @@ def start(path: str, folder: Path, epochs: int) -> subprocess.Popen[str]:
         env={**os.environ, "PYTHONPATH": python_path()},
         start_new_session=True,
     )
-
-
-def newest_epoch(folder: Path) -> int:
-    manifests = (folder / "checkpoint" / "manifests").glob("*.manifest")
-    return max((int(path.stem) for path in manifests), default=0)
 
 
 def sessions_in(folder: Path) -> list[tuple[Any, ...]]:
