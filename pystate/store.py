@@ -71,7 +71,7 @@ from pystate.state.key_batch import KeyBatch
 from pystate.state.operator_spec import declared_fills, in_files, stored_defaults
 from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FileBelow
-from pystate.tables.hot_keys import HotKeys
+from pystate.tables.hot_keys import HotKeys, warming_s
 from pystate.tables.options import DISK, DiskStats, TableStats
 from pystate.tables.registry import refuse_pickled
 from pystate.tables.snapshots import SealedReader, Snapshot
@@ -90,8 +90,8 @@ _HELD_PART, _USUAL_LIMIT_BYTES = 4, 256 << 20
 _COPIED_BYTES = 1 << 20
 #: Of files on disk that are as large together, or larger, a merge runs beside the next batches.
 _BESIDE_BYTES = 16 << 20
-# A checkpoint brings hot rows for an eighth of the time since the last one, if that was so long.
-_LEAST_SINCE_S, _MOST_WARM_S = 0.1, 0.25
+#: A checkpoint brings hot rows if so much time has passed since the last one.
+_LEAST_SINCE_S = 0.1
 
 
 @dataclass
@@ -417,7 +417,7 @@ class Store:
     def _keep_warm(self, used: int, since_s: float) -> None:
         """Bring rows that were used most before, for a part of the time since a checkpoint."""
         if since_s > _LEAST_SINCE_S:
-            self._hot.warm(min(since_s / 8, _MOST_WARM_S))
+            self._hot.warm(warming_s(since_s))
         self._hot.used(used)
         self._checkpointed_s = time.monotonic()
 
@@ -604,9 +604,7 @@ class Store:
         size_bytes = sum(int(ref.file_bytes * ref.share) for ref in run.sources)
         if self._may_beside and self._beside is None and size_bytes >= _BESIDE_BYTES:
             with suppress(RuntimeError):  # there is no thread for it
-                self._beside = MergeBeside(
-                    run, lambda given_up, note: merge(given_up=given_up, note=note)
-                )
+                self._beside = MergeBeside(run, merge)
                 return state
         try:
             merged = merge()

@@ -74,7 +74,7 @@ def uid_folder(uid: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _groups_of(folder: str) -> int:
+def groups_of(folder: str) -> int:
     """How many key groups the folder of a range's files names; 0: it is none."""
     match = _FOLDER.fullmatch(folder)
     return 0 if match is None else max(int(match[2]) - int(match[1]) + 1, 1)
@@ -164,7 +164,7 @@ class FileRef(KeyGroups):
     @property
     def share(self) -> float:
         """About which part of the file counts here, by its key groups, which its folder names."""
-        groups = _groups_of(self.path.rpartition("/")[0])
+        groups = groups_of(self.path.rpartition("/")[0])
         return (
             min((self.last_key_group - self.first_key_group + 1) / groups, 1.0) if groups else 1.0
         )

@@ -23,8 +23,8 @@ class MergeBeside:
     run : Run
         What is merged.
     merge : callable
-        ``merge(given_up, note)`` makes the file, and tells `note` of the bytes that it has written;
-        or it ends with an error once `given_up` is set, and leaves none.
+        ``merge(given_up=…, note=…)`` makes the file, and tells `note` of the bytes that it has
+        written; or it ends with an error once `given_up` is set, and leaves none.
 
     Raises
     ------
@@ -32,9 +32,7 @@ class MergeBeside:
         There can be no further thread.
     """
 
-    def __init__(
-        self, run: Run, merge: Callable[[threading.Event, Callable[[int], object]], FileRef]
-    ) -> None:
+    def __init__(self, run: Run, merge: Callable[..., FileRef]) -> None:
         self.run = run
         #: Whether a manifest may name the file; whoever makes one says so.
         self.is_named = False
@@ -46,10 +44,10 @@ class MergeBeside:
         )
         self._thread.start()
 
-    def _work(self, merge: Callable[[threading.Event, Callable[[int], object]], FileRef]) -> None:
+    def _work(self, merge: Callable[..., FileRef]) -> None:
         self._pace.begin()
         try:
-            self._merged = merge(self._given_up, self._pace.worked)
+            self._merged = merge(given_up=self._given_up, note=self._pace.worked)
         except Exception:
             # Whoever merges these files again is told why it fails.
             self._merged = None

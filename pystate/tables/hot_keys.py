@@ -20,7 +20,6 @@ Invariants
 from __future__ import annotations
 
 import hashlib
-import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -28,7 +27,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pystate.checkpoint.refs import RangeState, hot_epoch, hot_path
+from pystate.checkpoint.refs import RangeState, groups_of, hot_epoch, hot_path
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import AlreadyPublishedError, PystateError
 from pystate.redaction import logger
@@ -44,7 +43,6 @@ _LEAST_USED = 1 << 14
 _SLICE = 2048
 _MAGIC = b"pystate hot keys 1\n"
 _DIGEST = hashlib.sha256().digest_size
-_FOLDER = re.compile(r".*/(\d{5,})-(\d{5,})")
 
 Columns = list["pa.Array[Any]"]
 
@@ -101,7 +99,7 @@ class HotKeys:
         """The newest lists of the folders in which the base's files are."""
         found: list[Columns] = []
         folders = {ref.path.rpartition("/")[0] for ref in base.files}
-        for folder in sorted(folder for folder in folders if _FOLDER.fullmatch(folder)):
+        for folder in sorted(folder for folder in folders if groups_of(folder)):
             path = max(self._lists(folder), default=None)
             if path is None:
                 continue
@@ -173,6 +171,11 @@ class HotKeys:
 
     def _note(self, what: str, error: Exception) -> None:
         _LOG.info("operator %r: hot keys %s: %s", self._uid, what, error)
+
+
+def warming_s(spent_s: float) -> float:
+    """How long rows are brought where so much time was spent otherwise: an eighth of that."""
+    return min(max(spent_s / 8, 0.01), 0.25)
 
 
 def encoded(columns: Sequence[pa.Array[Any]]) -> bytes:

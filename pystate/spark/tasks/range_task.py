@@ -59,6 +59,7 @@ from pystate.spark.tasks.table_move import executor_home, move_table
 from pystate.state.operator_spec import OperatorSpec
 from pystate.tables.attach import Attachment, private_table, tables
 from pystate.tables.host import STEPS, remove_left
+from pystate.tables.hot_keys import warming_s
 from pystate.tables.options import TableOptions
 from pystate.tables.range_files import cache_of
 from pystate.tables.recovery import TableSpec
@@ -70,9 +71,6 @@ if TYPE_CHECKING:
 
     from pystate.tables.backend import KeyedStateBackend
 
-#: How long a task brings rows that were used most before its table began anew: an eighth of what it
-#: took itself, but at least and at most so long.
-_LEAST_WARM_S, _MOST_WARM_S = 0.01, 0.25
 #: Spark's local property that names the evaluation whose output a job stages.
 STAGING = "pystate.staging"
 #: The local property with the `ResultFiles` of the operator whose tasks write the result.
@@ -494,8 +492,7 @@ class RangeTask:
         if not self._steps:
             # Rows that come now are kept with the epoch. It is a part of what the task took anyway.
             spent_s = time.monotonic() - self._attached_s
-            most_s = min(max(spent_s / 8, _LEAST_WARM_S), _MOST_WARM_S)
-            self.metrics["rows_warmed"] = self._attachment.warm(most_s)
+            self.metrics["rows_warmed"] = self._attachment.warm(warming_s(spent_s))
         if self._steps is not None:
             self._steps.refuse_lost()
         if self.plan.operator.timers:

@@ -44,7 +44,7 @@ def test_it_leaves_time_to_its_owner_until_that_waits(
     pacing = Pacing()
     monkeypatch.setattr(merge_beside, "Pace", lambda: pacing)
 
-    def merge(given_up: threading.Event, note: Callable[[int], object]) -> FileRef:
+    def merge(*, given_up: threading.Event, note: Callable[[int], object]) -> FileRef:
         note(7)
         raise InterruptedError(given_up.is_set())
 

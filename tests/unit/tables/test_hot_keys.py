@@ -282,7 +282,7 @@ def test_a_store_keeps_and_brings_them(tmp_path: Path, monkeypatch: pytest.Monke
     with ps.open(tmp_path / "ck", key="long", states=STATES, **options) as store:
         backend = store._backend
         assert backend.stats().keys == 0
-        monkeypatch.setattr("pystate.store._MOST_WARM_S", 60)
+        monkeypatch.setattr("pystate.store.warming_s", lambda spent_s: spent_s / 8)
         store._checkpointed_s -= 1000
         store.set_current_key(9999)
         store["n"].update(1)
