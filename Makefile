@@ -136,7 +136,7 @@ sanitize: $(VENV)/.built
 	@cc=$$(.ci/preflight compiler $(PY)) && \
 	    $(C_TESTS) CC=$$cc SANITIZE=address,undefined && \
 	    $(C_TESTS) run-test_reader run-test_tree_reader CC=$$cc SANITIZE=thread && \
-	    $(C_TESTS) run-test_reads CC=$$cc
+	    $(C_TESTS) run-test_reads run-test_stack_faults CC=$$cc
 
 # The Python tests over an instrumented extension, built beside the ordinary one.
 SANITIZE := address,undefined

@@ -464,6 +464,8 @@ static void run_get(world *w, const memory_file *whole) {
     pst_stack_close(st);
 }
 
+/* ASan's allocator stays locked in a child, if a thread was in it; TSan knows no threads after a fork. */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 /* Searches with a stack of its own until it is told to end; all stacks share the reads. */
 typedef struct searcher {
     const world *w;
@@ -529,6 +531,7 @@ static void run_fork_threads(const world *w, const memory_file *whole) {
         pst_stack_close(s[i].st);
     pst_reads_release(reads);
 }
+#endif
 
 static void run_fork(world *w, const memory_file *whole) {
     pst_stack *st;
@@ -560,7 +563,7 @@ int main(void) {
         run_groups(w);
         run_get(w, &whole);
         run_fork(w, &whole);
-#ifndef __SANITIZE_THREAD__ /* which knows no threads after a fork */
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
         run_fork_threads(w, &whole);
 #endif
         run_refused(w);
