@@ -53,8 +53,9 @@ class InPystate:
     def filled(self) -> None:
         """All keys are there."""
 
-    def batch(self, keys: Longs, updated: npt.NDArray[np.bool_]) -> int:
+    def batch(self, keys: Longs, updated: npt.NDArray[np.bool_], *, alone: bool) -> int:
         """Update some keys, then read the others; the sum over what was read."""
+        del alone  # It has no look-ups by one key.
         a, b = self._store["a"], self._store["b"]
         changed, read = keys[updated], keys[~updated]
         self._store.prefetch(pa.array(keys))
@@ -75,11 +76,10 @@ class InPystate:
 class InRocksDb:
     """RocksDB by its C interface, without a log; durable only when `flushed`."""
 
-    def __init__(self, folder: Path, memory_bytes: int, library: str, *, alone: bool) -> None:
+    def __init__(self, folder: Path, memory_bytes: int, library: str) -> None:
         self._c = ctypes.CDLL(library)
         self._c.peer_open.restype = ctypes.c_void_p
         self._c.peer_error.restype = ctypes.c_char_p
-        self._alone = alone
         self._peer = ctypes.c_void_p(
             self._c.peer_open(str(folder).encode(), ctypes.c_size_t(memory_bytes), THREADS)
         )
@@ -108,8 +108,11 @@ class InRocksDb:
         """All keys are there: put them where they stay."""
         self._c.peer_compact(self._peer)
 
-    def batch(self, keys: Longs, updated: npt.NDArray[np.bool_]) -> int:
-        """Update some keys, then read the others; the sum over what was read."""
+    def batch(self, keys: Longs, updated: npt.NDArray[np.bool_], *, alone: bool) -> int:
+        """Update some keys, then read the others; the sum over what was read.
+
+        `alone`: keys are looked up in the thread of the caller.
+        """
         # They must ascend as RocksDB compares them: as bytes.
         unsigned, places = np.unique(keys.view(np.uint64), return_inverse=True)
         unique = unsigned.view(np.int64)
@@ -121,7 +124,7 @@ class InRocksDb:
                 unique.ctypes.data_as(pointer),
                 ctypes.c_size_t(len(unique)),
                 values.ctypes.data_as(pointer),
-                ctypes.c_int(self._alone),
+                ctypes.c_int(alone),
             )
         )
         times = np.bincount(places[updated], minlength=len(unique))
@@ -205,7 +208,7 @@ def served(engine: InPystate | InRocksDb, keys: Keys, request: dict[str, Any]) -
     forget_peak()
     before, read = processor_seconds(), io_bytes()
     began = time.perf_counter()
-    total = sum(engine.batch(*one) for one in drawn)
+    total = sum(engine.batch(*one, alone=request["alone"]) for one in drawn)
     seconds = time.perf_counter() - began
     after = io_bytes()
     return {
@@ -226,8 +229,7 @@ def main() -> None:
     if given["engine"] == "pystate":
         engine = InPystate(folder, memory)
     else:
-        alone = given["engine"] == "rocksdb, one thread"
-        engine = InRocksDb(folder, memory, given["library"], alone=alone)
+        engine = InRocksDb(folder, memory, given["library"])
     keys = Keys(given["rows"])
     for line in sys.stdin:
         print(json.dumps(served(engine, keys, json.loads(line))), flush=True)
