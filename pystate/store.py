@@ -202,6 +202,7 @@ class Store:
             self._range = empty_range(0, job.max_parallelism, 1)
             self._hot = HotKeys(self._storage, _UID, self._backend)
             self._checkpointed_s = time.monotonic()
+            self._looked_up = 0
             try:
                 self._tick()
                 if self._on_disk:
@@ -380,7 +381,6 @@ class Store:
         if self._closed:
             raise ClosedError(f"{self.path}: the store is closed")
         began_s, before = time.monotonic(), self._range.files
-        looked_up = self._backend.below.looked_up if self._on_disk else 0
         head = self._history.head
         epoch = self.epoch + 1
         self._refuse_if_full()
@@ -408,14 +408,19 @@ class Store:
             self._place()
         if self._on_disk:
             self._backend.below.leave_room(self._backend.stats().keys // 8)
-            self._keep_warm(rows + looked_up, began_s - self._checkpointed_s)
+            self._keep_warm(rows, began_s - self._checkpointed_s)
         counted = self._counted(rows)
         self._chronicle.published(manifest, deltas, counted, began_s, written_s, before)
         self._tick()
         return epoch
 
-    def _keep_warm(self, used: int, since_s: float) -> None:
-        """Bring rows that were used most before, for a part of the time since a checkpoint."""
+    def _keep_warm(self, changed: int, since_s: float) -> None:
+        """Bring rows that were used most before, for a part of the time since a checkpoint.
+
+        And say how many were used since then: so many were changed, others were looked up.
+        """
+        looked_up = self._backend.below.looked_up
+        used, self._looked_up = changed + looked_up - self._looked_up, looked_up
         if since_s > _LEAST_SINCE_S:
             self._hot.warm(warming_s(since_s))
         self._hot.used(used)

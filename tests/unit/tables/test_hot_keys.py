@@ -293,6 +293,22 @@ def test_a_store_keeps_and_brings_them(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(lists(tmp_path)) == 1
 
 
+def test_what_a_store_used_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of few rows writes no list because many were looked up long before."""
+    options: Any = {"home": "disk", "limit_bytes": 4 * MIB}
+    with ps.open(tmp_path / "ck", key="long", states=STATES, **options) as store:
+        keys = pa.array(range(8000), pa.int64())
+        store["n"].add(store.keys(keys), pa.array([1] * 8000, pa.int64()))
+        store.checkpoint()
+    used: list[int] = []
+    monkeypatch.setattr(hot_keys.HotKeys, "used", lambda _, rows: used.append(rows))
+    with ps.open(tmp_path / "ck", key="long", states=STATES, **options) as store:
+        for first, n in ((0, 4000), (4000, 10), (4010, 10)):
+            store["n"].add(store.keys(keys[first : first + n]), 1)
+            store.checkpoint()
+    assert used == [8000, 20, 20]
+
+
 def test_keys_of_many_bytes_are_fewer() -> None:
     few = hot_keys._limited([pa.array(["x" * 1000] * 5000), pa.array(range(5000))])
     assert sum(column.nbytes for column in few) <= hot_keys.MOST_BYTES
