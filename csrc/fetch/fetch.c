@@ -25,6 +25,7 @@ typedef struct fetch {
     uint32_t waiting; /* keys that have parts */
     pst_mapping mapping;
     uint32_t came;   /* rows */
+    uint32_t done;   /* keys of which all is known */
     uint8_t alone;   /* one key is searched for */
     uint8_t crowded; /* the keys that are have too many parts */
     uint8_t refused; /* a row, by the table: it did not fit */
@@ -38,9 +39,8 @@ typedef struct fetch {
 /* ---- one row --------------------------------------------------------------------------------- */
 
 /* Puts the parts of a key in order: of files, which came newest first, and of each as they came. */
-static pst_status order_parts(fetch *x, uint32_t last, uint32_t *n, uint64_t *bytes) {
+static pst_status order_parts(fetch *x, uint32_t last, uint32_t *n) {
     uint32_t count = 0;
-    *bytes = 0;
     for (uint32_t p = last; p != PST_NO_PART; p = pst_parts_before(&x->parts, p))
         count++;
     if (count > x->room) {
@@ -53,10 +53,8 @@ static pst_status order_parts(fetch *x, uint32_t last, uint32_t *n, uint64_t *by
     }
     /* From the last one on they are of the oldest file, backwards. */
     uint32_t from = 0, at = 0;
-    for (uint32_t p = last; p != PST_NO_PART; p = pst_parts_before(&x->parts, p)) {
+    for (uint32_t p = last; p != PST_NO_PART; p = pst_parts_before(&x->parts, p))
         x->order[at++] = p;
-        *bytes += pst_parts_size(&x->parts, p);
-    }
     while (from < count) {
         int32_t file = pst_parts_file(&x->parts, x->order[from]);
         uint32_t end = from + 1;
@@ -151,15 +149,14 @@ static pst_status admit(fetch *x, const pst_want *w, uint32_t last) {
     pst_admission a;
     pst_key key;
     uint32_t n;
-    uint64_t bytes;
     int here;
-    pst_status s = order_parts(x, last, &n, &bytes);
+    pst_status s = order_parts(x, last, &n);
     if (s)
         return s;
     if (pst_parts_leave_nothing(&x->parts, x->order, n))
         return PST_OK;
     pst_want_key(x->t, x->keys, w, &key);
-    s = pst_admission_begin(&a, x->t, &key, bytes, &here);
+    s = pst_admission_begin(&a, x->t, &key, &here);
     if (s || here) {
         if (!s)
             x->keys->slots[w->at] = a.slot;
@@ -230,9 +227,10 @@ static pst_status on_found(void *ctx, const pst_found *f) {
 static pst_status on_done(void *ctx, uint32_t number, int any) {
     fetch *x = ctx;
     pst_want *w = &x->wants[number];
+    pst_status s = any && w->own ? admit(x, w, (uint32_t)w->own - 1) : PST_OK;
+    x->done += !s;
     if (!any || !w->own)
-        return PST_OK;
-    pst_status s = admit(x, w, (uint32_t)w->own - 1);
+        return s;
     w->own = 0;
     if (--x->waiting == 0)
         pst_parts_clear(&x->parts);
@@ -278,6 +276,19 @@ static uint32_t take_places(const fetch *x, pst_place *places, uint32_t *at, uin
     return count;
 }
 
+/* Of keys that are only read nobody knows before how many have rows. Of the rest it is taken that as
+ * many do as so far. */
+static pst_status check_rest(const fetch *x, uint32_t n) {
+    if (!x->keys->reading || x->done >= n || !x->came)
+        return PST_OK;
+    uint64_t rows = (uint64_t)x->came * (n - x->done) / x->done;
+    if (pst_room_share(x->t, rows, 0) == PST_ROOM_ALL)
+        return PST_OK;
+    pst_no_detail(&x->t->detail);
+    x->t->detail.row = (int64_t)((double)x->keys->n * x->done / n);
+    return PST_NO_ROOM;
+}
+
 /* A search may end early because the keys have too many parts: then those that have not come are
  * searched for again, fewer at a time. */
 static pst_status search(fetch *x, uint32_t n) {
@@ -300,6 +311,8 @@ static pst_status search(fetch *x, uint32_t n) {
         } else {
             from = end;
             slice = slice < most / 2 ? 2 * slice : most;
+            if (!s)
+                s = check_rest(x, n);
         }
     }
     pst_free(places);
@@ -322,9 +335,11 @@ static int64_t fitting(const pst_keys *keys, int64_t n, uint64_t rows) {
     return i;
 }
 
-/* Whether there is room for rows that are not here, and for touches of those that are. */
+/* Whether there is room for rows that are not here, and for touches of those that are. Of a single key
+ * it is found out: no smaller batch would do. */
 static pst_status check_room(pst_table *t, const pst_keys *keys, uint64_t rows, uint64_t touches) {
-    uint32_t share = pst_room_share(t, rows, touches);
+    uint32_t share =
+        keys->reading || keys->n == 1 ? PST_ROOM_ALL : pst_room_share(t, rows, touches);
     if (share == PST_ROOM_ALL)
         return PST_OK;
     pst_no_detail(&t->detail);
@@ -341,10 +356,14 @@ static pst_status check_again(pst_table *t, const pst_keys *keys, const pst_want
     return check_room(t, keys, absent, (uint64_t)keys->n - absent);
 }
 
-/* Rows are larger than was reckoned: about half of what came is said to fit, which it surely does. */
+/* Rows are larger than was reckoned: about half of those that are known now are said to fit, which
+ * they surely do; a single one alone may. */
 static pst_status say_less(const fetch *x, const pst_wants *w) {
+    int64_t most = x->keys->n - 1, fits = (int64_t)((double)x->keys->n * x->done / w->unique / 2);
     pst_no_detail(&x->t->detail);
-    x->t->detail.row = (int64_t)((double)x->keys->n * x->came / w->unique / 2);
+    x->t->detail.row = fits || !x->done ? fits : 1;
+    if (x->t->detail.row > most)
+        x->t->detail.row = most;
     return PST_NO_ROOM;
 }
 
@@ -406,6 +425,6 @@ static void get_single(void *ctx, int64_t i, pst_key *key) {
 
 pst_status pst_fetch_key(pst_table *t, const pst_key *key, uint32_t *slot) {
     pst_key own = *key;
-    pst_keys keys = {&own, get_single, slot, 1};
+    pst_keys keys = {&own, get_single, slot, 1, 0};
     return pst_fetch(t, &keys);
 }

@@ -275,6 +275,7 @@ class RowsBelow:
             return
         try:
             self._table.set_whole_rows(WHOLE_ROWS_BYTES)
+            self._table.set_steps(True)
             if self._target_bytes:
                 self._table.set_target(self._target_bytes)
             if self._backend._clock:
@@ -494,6 +495,7 @@ class RowsBelow:
         has changed, in batches, once there was a step: the table itself then does not know.
         """
         self._may_step, self._say_files, self._say_changed = step, files, changed
+        self._table.may_step = step is not None
 
     def seal_step(self, lineage: Lineage) -> Snapshot:
         """As `seal`, in the middle of what the user sees as one epoch: key batches stay valid."""
@@ -626,9 +628,9 @@ class RowsBelow:
         """As `exported`, of fewer keys at a time where the rows of all do not fit in memory."""
         rows = len(arrays[0])
         try:
-            found = self._backend.exported(
-                KeyBatch(self._table, arrays, self._backend._key_types())
-            )
+            keys = KeyBatch(self._table, arrays, self._backend._key_types())
+            keys.bring()  # once, for all states
+            found = self._backend.exported(keys)
         except MemoryLimitError as error:
             if rows <= 1:
                 raise
