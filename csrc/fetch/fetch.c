@@ -335,17 +335,21 @@ static int64_t fitting(const pst_keys *keys, int64_t n, uint64_t rows) {
     return i;
 }
 
-/* Whether there is room for rows that are not here, and for touches of those that are. Of a single key
- * it is found out: no smaller batch would do. */
+/* Whether there is room for rows that are not here, and for touches of those that are. */
 static pst_status check_room(pst_table *t, const pst_keys *keys, uint64_t rows, uint64_t touches) {
-    uint32_t share =
-        keys->reading || keys->n == 1 ? PST_ROOM_ALL : pst_room_share(t, rows, touches);
+    uint32_t share = keys->reading ? PST_ROOM_ALL : pst_room_share(t, rows, touches);
     if (share == PST_ROOM_ALL)
         return PST_OK;
     pst_no_detail(&t->detail);
     t->detail.row = fitting(keys, (int64_t)((double)keys->n * share / PST_ROOM_ALL),
                             rows * share / PST_ROOM_ALL);
     return PST_NO_ROOM;
+}
+
+/* Before any has come. A single key's row is tried: no smaller batch would do. */
+static pst_status check_before(pst_table *t, const pst_keys *keys, uint64_t rows,
+                               uint64_t touches) {
+    return keys->n == 1 ? PST_OK : check_room(t, keys, rows, touches);
 }
 
 /* The same when all have come that there are: now it is known how large they are. */
@@ -370,7 +374,7 @@ static pst_status say_less(const fetch *x, const pst_wants *w) {
 static pst_status fetch_wants(fetch *x, const pst_wants *w) {
     pst_table *t = x->t;
     pst_schema *schema = NULL;
-    pst_status s = check_room(t, x->keys, w->unique, (uint64_t)x->keys->n - w->n);
+    pst_status s = check_before(t, x->keys, w->unique, (uint64_t)x->keys->n - w->n);
     if (!s)
         s = pst_file_schema_create(&t->schema, &schema);
     x->parts.schema = schema;
@@ -399,7 +403,7 @@ pst_status pst_fetch(pst_table *t, const pst_keys *keys) {
     uint64_t missing, different;
     pst_status s = pst_wants_estimate(keys, &missing, &different);
     if (!s && missing)
-        s = check_room(t, keys, different, (uint64_t)keys->n - missing);
+        s = check_before(t, keys, different, (uint64_t)keys->n - missing);
     if (s)
         return s;
     s = pst_wants_make(t, keys, &w);
@@ -425,6 +429,7 @@ static void get_single(void *ctx, int64_t i, pst_key *key) {
 
 pst_status pst_fetch_key(pst_table *t, const pst_key *key, uint32_t *slot) {
     pst_key own = *key;
-    pst_keys keys = {&own, get_single, slot, 1, 0};
+    /* What is written to it is refused by itself, where the caller takes steps. */
+    pst_keys keys = {&own, get_single, slot, 1, t->steps};
     return pst_fetch(t, &keys);
 }

@@ -95,8 +95,13 @@ static pst_status fill_run(pst_table *t, uint32_t first, uint32_t run) {
 }
 
 uint64_t pst_span_free_bytes(const pst_table *t) {
-    uint64_t bytes = t->m->free_spans * SPAN_BYTES;
-    return bytes > t->h->absent_bytes ? bytes - t->h->absent_bytes : 0;
+    uint32_t n = t->m->free_spans ? pst_span_count(t) : 0;
+    uint64_t bytes = 0;
+    for (uint32_t i = 1; i < n; i++) {
+        const pst_span *s = pst_span_at(t, i);
+        bytes += is_reusable(t, s) && !(s->state & PST_SPAN_ABSENT) ? SPAN_BYTES : 0;
+    }
+    return bytes;
 }
 
 /* SP4. 0, or an errno. */

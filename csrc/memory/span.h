@@ -83,8 +83,7 @@ uint32_t pst_span_release(pst_table *t);
 /* Gives free spans back to the system, up to so many bytes, so that another space may grow by them.
  * Returns how many bytes it was. O(spans). */
 uint64_t pst_span_yield(pst_table *t, uint64_t bytes);
-/* Bytes of spans that the open epoch may take and that the system has not got back. O(1): some may have
- * to wait for the window. */
+/* Bytes of spans that the open epoch may take and that the system has not got back. O(spans). */
 uint64_t pst_span_free_bytes(const pst_table *t);
 
 #endif

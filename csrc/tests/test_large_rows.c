@@ -488,7 +488,7 @@ static void test_sizes_that_change(void) {
         check_ownership(s.f.t);
     }
     for (int time = 2; time < TIMES; time++)
-        CHECK(fitted[time] >= fitted[time % 2] / 4 * 3);
+        CHECK(fitted[time] >= fitted[time % 2] / 2);
     steps_end(&s.f);
 }
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
 from typing import Any, BinaryIO, Protocol
 
@@ -536,7 +536,9 @@ class RowsBelow:
         _, rows, size_bytes = self._table.room(2 * keys)
         self._miss_rows()
         wanted = max(rows, min(2 * keys, self._table.stats()[0] // 2))
-        self.left += self._table.leave(wanted, size_bytes)[0]
+        # Where not even what leaving needs is there, a table that is made anew has the whole limit.
+        with suppress(MemoryLimitError):
+            self.left += self._table.leave(wanted, size_bytes)[0]
         return True
 
     def _miss_rows(self) -> None:
