@@ -75,9 +75,10 @@ pst_status pst_timer_add(pst_table *t, uint32_t slot, pst_domain domain, int64_t
     pst_tree_root root = *at;
     pst_tree_entry e = {.key = {pst_timer_word(time_ms), slot}};
     pst_status s = write_tree(t, &root, &e, 1);
-    if (s || root.count == at->count)
+    int fresh = root.count != at->count;
+    pst_timer_store_root(at, root); /* also where it was refused memory (TR7) */
+    if (s || !fresh)
         return s;
-    pst_timer_store_root(at, root);
     count(t, slot, 1, domain, time_ms);
     count_missed(t, domain, time_ms);
     return PST_OK;
@@ -145,9 +146,13 @@ pst_status pst_timer_replace(pst_table *t, uint32_t slot, const uint64_t *word) 
     pst_status s = PST_OK;
     if (word)
         s = pst_timer_add(t, slot, pst_timer_packed_domain(*word), pst_timer_packed_time(*word));
-    if (!s && had)
+    if (!s && had) {
         s = pst_timer_remove(t, slot, pst_timer_packed_domain(before),
                              pst_timer_packed_time(before));
+        /* One of two. */
+        if (s && s != PST_NOT_FOUND)
+            (void)pst_poison(t, s);
+    }
     /* It may have been there as an element, alone. */
     if (!s && word) {
         pst_touch(t, slot, row);
@@ -179,14 +184,11 @@ pst_status pst_timers_add(pst_table *t, int32_t key_group, pst_domain domain,
     for (uint32_t from = 0, done; from < n; from += done) {
         uint32_t most = n - from < PST_TREE_RUN ? n - from : PST_TREE_RUN;
         pst_tree_root root = *at;
-        uint64_t fresh;
+        uint64_t fresh = 0;
+        done = 0;
         pst_status s = prepare_run(t, timers + from, most);
         if (!s)
             s = pst_tree_put_run(t, &pst_timer_shape, &root, timers + from, most, &done, &fresh);
-        if (s)
-            return s;
-        if (!fresh)
-            continue;
         pst_timer_store_root(at, root);
         for (uint32_t i = 0; i < done; i++) {
             if (!(fresh >> i & 1))
@@ -195,6 +197,8 @@ pst_status pst_timers_add(pst_table *t, int32_t key_group, pst_domain domain,
             count(t, (uint32_t)timers[from + i][1], 1, domain, time_ms);
             count_missed(t, domain, time_ms);
         }
+        if (s)
+            return s;
     }
     return PST_OK;
 }

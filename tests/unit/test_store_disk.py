@@ -26,6 +26,7 @@ from pystate.errors import (
     MemoryLimitError,
     NoCurrentKeyError,
     NoSpaceError,
+    PoisonedError,
     SystemCallError,
 )
 from pystate.store import Store
@@ -172,9 +173,8 @@ def test_a_batch_that_does_not_fit_says_how_much_would(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         fill(store, 0, 1000)
         store.checkpoint()
-        keys = store.keys(range(1000))
         with pytest.raises(MemoryLimitError, match="pass fewer keys at a time") as caught:
-            store["n"].values(keys)
+            store._backend.prefetch(range(1000))
         fits = caught.value.keys
         assert fits is not None and 0 < fits < 1000
         assert store["n"].values(store.keys(range(fits // 2))).to_pylist() == [*range(fits // 2)]
@@ -202,6 +202,106 @@ def test_keys_are_brought_before_they_are_used(tmp_path: Path) -> None:
         assert 0 < error.value.keys < 1000
     with opened(tmp_path / "heap", home="heap", limit_bytes=0) as store:
         assert len(store.prefetch([1, 2])) == 2 and len(store) == 0
+
+
+def test_a_batch_that_does_not_fit_is_done_in_parts(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store["text"].update_all(store.keys(range(1000)), TEXT)
+        store["n"].add(store.keys(range(1000)), [*range(1000)])
+        made = steps(store)
+        assert made > 0
+        keys = store.keys(range(1000))
+        assert store["n"].values(keys).to_pylist() == [*range(1000)]
+        assert set(store["text"].values(keys).to_pylist()) == {TEXT}
+        store["text"].clear_all(keys)
+        store.rollback()
+        assert len(store) == 0
+        assert store["n"].values(store.keys([1])).to_pylist() == [0]
+
+
+KINDS: dict[str, tuple[ps.State, Any, Any]] = {
+    "value": (
+        ps.ValueState("binary"),
+        lambda s, keys, values: s.update_all(keys, values),
+        lambda s, keys: s.values(keys).to_pylist(),
+    ),
+    "list": (
+        ps.ListState("binary"),
+        lambda s, keys, values: s.extend(keys, [[v, v[:9]] for v in values]),
+        lambda s, keys: [items[-2] for items in s.lists(keys).to_pylist()],
+    ),
+    "map": (
+        ps.MapState("string", "binary"),
+        lambda s, keys, values: s.put_entries(keys, ["m" * 20] * len(values), values),
+        lambda s, keys: [dict(entries)["m" * 20] for entries in s.maps(keys).to_pylist()],
+    ),
+    "entry": (
+        ps.MapState("string", "binary"),
+        lambda s, keys, values: s.put_entries(keys, ["m"] * len(values), values),
+        lambda s, keys: s.get_entries(keys, ["m"] * len(keys)).to_pylist(),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_all_sizes(kind: str, tmp_path: Path) -> None:
+    """In batches of several times the limit, which takes no more memory than that."""
+    limit_bytes = 2 << 20
+    state, write, read = KINDS[kind]
+    sizes = [1, 40, 700, 5000, 30_000, 90_000]
+    with ps.open(
+        tmp_path / "s", key="long", states={"s": state}, limit_bytes=limit_bytes, home="disk"
+    ) as store:
+        most = 0
+        for epoch in range(2):
+            values = [bytes([i, epoch]) * (sizes[(i + epoch) % 6] // 2 + 1) for i in range(180)]
+            write(store["s"], store.keys(range(180)), values)
+            most = max(most, store.stats().committed_bytes)
+            assert read(store["s"], store.keys(range(180))) == values
+            most = max(most, store.stats().committed_bytes)
+            store.checkpoint()
+            for at in (0, 50, 170):
+                write(store["s"], store.keys([at]), values[at : at + 1])
+        assert read(store["s"], store.keys(range(180))) == values
+        assert most < limit_bytes * 1.05
+
+
+def test_one_value_that_cannot_fit_is_said(tmp_path: Path) -> None:
+    states = {"s": ps.ValueState("binary"), "l": ps.ListState("binary")}
+    with ps.open(
+        tmp_path / "s", key="long", states=states, limit_bytes=1 << 20, home="disk"
+    ) as store:
+        store["s"].update_all(store.keys([1, 2]), b"x" * 100)
+        words = r"state 's': 2\.0 MiB for a key.*the table may have 1\.0 MiB.*raise limit_bytes"
+        with pytest.raises(MemoryLimitError, match=words):
+            store["s"].update_all(store.keys([3]), b"x" * (2 << 20))
+        store.set_current_key(1)
+        with pytest.raises(MemoryLimitError, match=r"state 'l': 2\.0 MiB"):
+            store["l"].add(b"y" * (2 << 20))
+        # Nothing has changed, and the epoch goes on.
+        store["l"].add(b"y")
+        assert store["s"].values(store.keys([1, 2, 3])).to_pylist() == [b"x" * 100] * 2 + [None]
+        # What was done in part can be repeated, or is undone.
+        with pytest.raises(MemoryLimitError, match="state 's'"):
+            store["s"].update_all(store.keys([4, 5]), [b"z", b"x" * (2 << 20)])
+        store["s"].update_all(store.keys([4, 5]), [b"z", b"x"])
+        with pytest.raises(MemoryLimitError, match="state 'l'"):
+            store["l"].append(store.keys([4, 5]), [b"z", b"x" * (2 << 20)])
+        with pytest.raises(PoisonedError):
+            store["s"].values(store.keys([4]))
+        store.rollback()
+        assert len(store) == 0
+
+
+def test_reading_absent_keys_makes_no_step(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 600)
+        store.checkpoint()
+        store["n"].add(store.keys([3]), 1)
+        before, here = steps(store), store.stats().keys
+        absent = store.keys(range(10_000, 60_000))
+        assert not any(store["n"].values(absent).to_pylist())
+        assert steps(store) == before and store.stats().keys >= here
 
 
 def test_a_small_store_stays_in_memory(tmp_path: Path) -> None:
