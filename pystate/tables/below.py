@@ -191,7 +191,8 @@ class FilesBelow:
             _reads.get(fetched=self._fetched or file.object is not None),
             process_budget(),
             guides if file.object is None else None,
-            extents=None if file.object is None else file.object.open(),
+            False,
+            None if file.object is None else file.object.open(),
         )
 
     def stack(

@@ -324,7 +324,7 @@ def test_an_object_store_that_is_one(s3_url: str, tmp_path: Path) -> None:
     two.add({0: 5})
     base = after(base, two.seal(99))
     two.release()
-    assert one.attach(base)[0] == "opened"
+    assert one.attach(base)[0] == "caught up"
     assert one.read() == {**model, 0: model[0] + 5}
     for each in (one, two):
         each.stop()
