@@ -207,7 +207,9 @@ class FilesBelow:
         ]
         if not counting:
             return None
-        return core.Stack(schema, max_parallelism, counting, _reads.get(fetched=self._fetched), process_budget())
+        return core.Stack(
+            schema, max_parallelism, counting, _reads.get(fetched=self._fetched), process_budget()
+        )
 
     @contextmanager
     def scanned(self) -> Iterator[list[tuple[core.FileReader, tuple[int, int]]]]:

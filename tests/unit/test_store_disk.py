@@ -146,7 +146,7 @@ def test_many_steps_become_one_delta(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         for _ in range(4):
             fill(store, 0, 1000)
-        assert 0 < steps(store) < 8
+        assert 0 < steps(store) < 16
         assert len(names(tmp_path, "state")) == len(store._pending)
         store.checkpoint()
     with opened(tmp_path) as store:
