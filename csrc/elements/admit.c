@@ -79,7 +79,7 @@ static int find_timers(pst_admission *a) {
 /* ---- records --------------------------------------------------------------------------------- */
 
 /* What a record cannot mean is refused before it is written, or as a whole: a row with that can be
- * dropped. What something is refused that makes less of it may be half done. */
+ * dropped. What makes less of a row makes room, and may be half done where even that is refused. */
 static pst_status poison_half(pst_table *t, pst_status s) {
     int whole = s == PST_CORRUPT || s == PST_WRONG_TYPE || s == PST_TOO_LARGE;
     return whole ? s : pst_poison(t, s);
@@ -92,7 +92,9 @@ static pst_status add_columns(pst_admission *a, const pst_record *r, const pst_m
         int i = __builtin_ctzll(left), present = (int)(r->present >> i & 1);
         int32_t column = pst_mapped(m, i);
         uint8_t kind = t->lay.fields[column].kind;
-        pst_status s = pst_apply_column(t, a->slot, column, &r->cells[i], present, m->here);
+        t->arena.clearing = !present;
+        pst_status s =
+            pst_cleared(t, pst_apply_column(t, a->slot, column, &r->cells[i], present, m->here));
         if (s)
             return present && (kind == PST_VALUE || kind == PST_TIMER) ? s : poison_half(t, s);
     }
@@ -106,7 +108,8 @@ static pst_status add_element(pst_admission *a, const pst_record *r, const pst_m
     uint32_t slot = a->slot;
     if (!t->lay.has_elements)
         return PST_OK;
-    pst_status s = pst_element_apply(t, &a->key, r, m->columns, m->n, more, &slot);
+    t->arena.clearing = r->op != PST_PUT;
+    pst_status s = pst_cleared(t, pst_element_apply(t, &a->key, r, m->columns, m->n, more, &slot));
     return r->op == PST_PUT ? s : poison_half(t, s);
 }
 
@@ -119,8 +122,10 @@ pst_status pst_admission_add(pst_admission *a, const pst_record *r, const pst_ma
     if (element)
         return add_element(a, r, m, more);
     t->applied = PST_NONE;
-    return r->op == PST_PUT ? add_columns(a, r, m)
-                            : poison_half(t, pst_apply_delete(t, a->slot, m));
+    if (r->op == PST_PUT)
+        return add_columns(a, r, m);
+    pst_clearing(t);
+    return poison_half(t, pst_cleared(t, pst_apply_delete(t, a->slot, m)));
 }
 
 static void finish(pst_admission *a) {

@@ -136,6 +136,17 @@ void pst_timers_sort_admitted(pst_table *t) {
 
 /* ---- in the row ------------------------------------------------------------------------------ */
 
+/* Takes the timer of the word `before` away, which makes room. Where it cannot be there are two, and a
+ * removal may be half done. */
+static pst_status remove_before(pst_table *t, uint32_t slot, uint64_t before) {
+    int clearing = t->arena.clearing;
+    t->arena.clearing = 1;
+    pst_status s =
+        pst_timer_remove(t, slot, pst_timer_packed_domain(before), pst_timer_packed_time(before));
+    t->arena.clearing = clearing;
+    return s == PST_NOT_FOUND ? s : pst_poison(t, s);
+}
+
 pst_status pst_timer_replace(pst_table *t, uint32_t slot, const uint64_t *word) {
     uint64_t *row = pst_row(t, slot), before = 0;
     int had = pst_row_has(&t->lay, row, t->lay.timer);
@@ -146,13 +157,8 @@ pst_status pst_timer_replace(pst_table *t, uint32_t slot, const uint64_t *word) 
     pst_status s = PST_OK;
     if (word)
         s = pst_timer_add(t, slot, pst_timer_packed_domain(*word), pst_timer_packed_time(*word));
-    if (!s && had) {
-        s = pst_timer_remove(t, slot, pst_timer_packed_domain(before),
-                             pst_timer_packed_time(before));
-        /* One of two. */
-        if (s && s != PST_NOT_FOUND)
-            (void)pst_poison(t, s);
-    }
+    if (!s && had)
+        s = remove_before(t, slot, before);
     /* It may have been there as an element, alone. */
     if (!s && word) {
         pst_touch(t, slot, row);

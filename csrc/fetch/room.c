@@ -126,20 +126,29 @@ static uint64_t bytes_for(const reckoning *r, uint64_t n, uint64_t touches) {
     return SPARE + rows + blocks + (grows && r->reserve > log ? r->reserve : log);
 }
 
-/* If `more` bytes come back. */
+/* Whether so many bytes would be granted if `more` came back. What is there already need not be: a table
+ * may be above its limit, as what makes room passes it. */
+static int is_granted(pst_table *t, uint64_t bytes, uint64_t more) {
+    pst_arena *a = &t->arena;
+    uint64_t over = less(a->committed_total, a->limit);
+    if (!bytes)
+        return 1;
+    return over && bytes < more ? over <= more - bytes : pst_arena_has_room(a, less(bytes, more));
+}
+
 static uint32_t share_of(pst_table *t, const reckoning *r, uint64_t rows, uint64_t touches,
                          uint64_t more) {
     uint32_t low = 0, high = PST_ROOM_ALL; /* `low` fits */
     more += r->spans;
     if (touches > less(r->rows, t->undo_count))
         touches = less(r->rows, t->undo_count);
-    if (pst_arena_has_room(&t->arena, less(bytes_for(r, rows, touches), more)))
+    if (is_granted(t, bytes_for(r, rows, touches), more))
         return PST_ROOM_ALL;
     while (high - low > 1) {
         uint32_t middle = low + (high - low) / 2;
         uint64_t bytes =
             bytes_for(r, rows * middle / PST_ROOM_ALL, touches * middle / PST_ROOM_ALL);
-        if (pst_arena_has_room(&t->arena, less(bytes, more)))
+        if (is_granted(t, bytes, more))
             low = middle;
         else
             high = middle;

@@ -38,6 +38,13 @@ static pst_status release(pst_table *t) {
     return s ? s : pst_table_settle(t);
 }
 
+/* What made room may have passed the limit. Above it nothing would be granted, whatever has left. */
+static void return_excess(pst_table *t) {
+    uint64_t bytes = (uint64_t)PST_SPAN_GRANULES * PST_GRANULE;
+    while (!pst_arena_has_room(&t->arena, 1) && pst_span_yield(t, bytes))
+        bytes *= 2;
+}
+
 pst_status pst_leave_epochs(pst_table *t, const pst_room *wanted, pst_room *left) {
     pst_leaving l;
     if (!t->attached || pst_table_dirty(t) || t->admitted)
@@ -49,6 +56,8 @@ pst_status pst_leave_epochs(pst_table *t, const pst_room *wanted, pst_room *left
     pst_leaving_end(&l);
     if (!s && t->lay.has_blocks && t->h->floor == t->h->sealed)
         s = release(t);
+    if (!s)
+        return_excess(t);
     if (left)
         *left = l.left;
     return s;

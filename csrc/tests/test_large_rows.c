@@ -494,6 +494,34 @@ static void test_sizes_that_change(void) {
     steps_end(&s.f);
 }
 
+/* A table that is above its limit has room when rows have left: it gives back by how much it is above. */
+static void test_above_the_limit(void) {
+    static state s;
+    pst_lineage l = {.epoch = 1};
+    memset(&s, 0, sizeof s);
+    steps_begin(&s.f, &SCHEMA);
+    s.limit = 1 << 20;
+    open_above(&s, &l);
+    text x = {5000, 3};
+    pst_cell v = {{0, 0}, {bytes_of(x), x.size}};
+    for (uint64_t k = 0; k < 100; k++)
+        REQUIRE(!pst_key_set_word(s.f.t, k) && !pst_value_put(s.f.t, VALUE, &v));
+    pst_room all = {UINT64_MAX, 0}, leave;
+    uint64_t fits;
+    seal(&s.f, s.f.t);
+    set_stack(&s.f);
+    REQUIRE(!pst_table_settle(s.f.t));
+    set_stack(&s.f);
+    s.f.t->arena.limit = s.f.t->arena.committed_total - (16 << 10);
+    CHECK_EQ(pst_table_room(s.f.t, 20, &fits, &leave), PST_OK);
+    CHECK(fits < 20 && leave.rows > 0);
+    CHECK_EQ(pst_table_leave(s.f.t, &all, NULL), PST_OK);
+    CHECK(s.f.t->arena.committed_total <= s.f.t->arena.limit);
+    CHECK_EQ(pst_table_room(s.f.t, 20, &fits, &leave), PST_OK);
+    CHECK_EQ(fits, 20);
+    steps_end(&s.f);
+}
+
 /* Keys that do not exist want no room where they are only read. */
 static void test_absent(void) {
     enum { ABSENT = 200000 };
@@ -532,6 +560,7 @@ int main(int argc, char **argv) {
     for (uint64_t i = 0; i < 4; i++)
         test_refused_puts(seed + i);
     test_sizes_that_change();
+    test_above_the_limit();
     run((uint64_t)1 << 20, 20000, 1, rounds, seed, refused);
     run((uint64_t)1 << 20, 20000, WRITES, rounds, seed + 1, refused);
     run((uint64_t)2 << 20, 100000, WRITES, rounds, seed + 2, refused);
