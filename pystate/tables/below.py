@@ -97,7 +97,7 @@ os.register_at_fork(after_in_child=_reads.reset)
 
 def process_reads() -> core.Reads:
     """What reads files with guides for all of this process."""
-    return _reads.get()
+    return _reads.get(fetched=False)
 
 
 class FilesBelow:
