@@ -120,14 +120,17 @@ static pst_status run_batch(pst_batch *b, int32_t column, const pst_agg_shape *s
         return PST_WRONG_TYPE;
     if (operands->length != b->length && operands->length != 1)
         return PST_INVALID;
-    for (int64_t i = 0; !s && i < b->length; i++) {
+    int64_t i = 0;
+    for (; i < b->length; i++) {
         int64_t at = operands->length == 1 ? 0 : i;
         pst_cell cell;
         if (i % PST_GROUP == 0) {
             pst_batch_prepare(b, i);
             s = pst_undo_reserve(t, PST_GROUP);
         }
-        if (s || pst_array_is_null(operands, at))
+        if (s)
+            break;
+        if (pst_array_is_null(operands, at))
             continue;
         pst_array_cell(operands, at, &cell);
         if (merges && !cell.bytes.size)
@@ -136,10 +139,12 @@ static pst_status run_batch(pst_batch *b, int32_t column, const pst_agg_shape *s
         if (!s)
             s = run(t, slot, column, shape, width,
                     merges ? &(operand){NULL, cell.bytes} : &(operand){&cell, {NULL, 0}});
-        if (s)
+        if (s) {
             t->detail.row = i;
+            break;
+        }
     }
-    return pst_poison(t, s);
+    return pst_refused(t, i, s);
 }
 
 pst_status pst_batch_aggregate(pst_batch *b, int32_t column, const pst_agg_shape *shape,
@@ -158,7 +163,7 @@ static pst_status run_current(pst_table *t, int32_t column, const pst_agg_shape 
     pst_status s = check_column(t, column, shape, &width);
     if (!s)
         s = pst_current_row(t, 1, &slot);
-    return s ? s : pst_poison(t, run(t, slot, column, shape, width, o));
+    return s ? s : pst_refused(t, 0, run(t, slot, column, shape, width, o));
 }
 
 pst_status pst_aggregate_add(pst_table *t, int32_t column, const pst_agg_shape *shape,

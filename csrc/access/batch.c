@@ -646,7 +646,7 @@ pst_status pst_batch_complete(pst_batch *b) {
         pst_batch_resolve(b, b->length);
         for (int64_t i = 0; i < b->length; i++)
             missing += pst_batch_slot(b, i) == PST_NONE;
-        pst_keys keys = {b, get_key, b->slots, b->length};
+        pst_keys keys = {b, get_key, b->slots, b->length, b->reading};
         if (missing)
             s = pst_fetch(t, &keys);
         if (!s && !t->m->ties)
@@ -657,8 +657,10 @@ pst_status pst_batch_complete(pst_batch *b) {
     return s;
 }
 
-pst_status pst_batch_fetch(pst_batch *b, uint64_t *absent) {
+pst_status pst_batch_fetch(pst_batch *b, int reading, uint64_t *absent) {
+    b->reading = reading;
     pst_status s = pst_batch_ready(b);
+    b->reading = 0;
     *absent = 0;
     if (s || b->of_rows)
         return s;

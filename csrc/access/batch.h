@@ -15,7 +15,8 @@
  *  M2. A batch whose generation is not the table's is PST_STALE.
  *  M3. Reading makes no row. Rows may have been admitted for it before, which is no change (R1); it
  *      raises their heat.
- *  M4. An operation that fails after it changed something poisons the table.
+ *  M4. An operation that fails after it changed something poisons the table, unless it is one that
+ *      says how far it came (PST_NO_ROOM), where the caller takes steps.
  *  M5. What one call sizes and another fills is filled as it was sized or not at all, and never
  *      beyond the capacity, which comes with the buffer (PST_CHANGED).
  *  M6. The caller may write to an operand's buffers meanwhile: an offset is loaded once and checked
@@ -52,6 +53,7 @@ struct pst_batch {
     uint8_t *nulls;   /* a byte per row, or NULL */
     int mixed;        /* in the last group, some rows were touched for the first time, others not */
     int complete;     /* what it had not found was looked for below the table (M7) */
+    int reading;      /* while rows are fetched: keys that do not exist stay without one */
     int of_rows;      /* made from rows of the table, whose keys can be read back */
     pst_buffer encoded;
     pst_charge charge;

@@ -101,7 +101,8 @@ pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *
         return s;
     const uint8_t *words = words_of(t, column, items);
     pst_roots r = pst_roots_of(b, column);
-    for (int64_t i = 0; !s && i < b->length; i++) {
+    int64_t i = 0;
+    while (!s && i < b->length) {
         pst_prefetch_elements(b, &r, i, PST_LIST_TAIL);
         if (i % PST_GROUP == 0) {
             s = pst_undo_reserve(t, PST_GROUP);
@@ -109,8 +110,9 @@ pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *
         }
         if (!s && !(words && append_word(t, &r, i, words + i * 8)))
             s = append_one(b, i, column, items, i);
+        i += !s;
     }
-    return pst_poison(t, s);
+    return pst_refused(t, i, s);
 }
 
 pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_t *offsets,
@@ -125,15 +127,23 @@ pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_
         return s;
     const uint8_t *words = words_of(t, column, items);
     pst_roots r = pst_roots_of(b, column);
-    for (int64_t i = 0; !s && i < b->length; i++) {
+    int64_t i = 0, k = 0;
+    while (!s && i < b->length) {
         pst_prefetch_elements(b, &r, i, PST_LIST_TAIL);
+        k = offsets[i];
         if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
-        for (int64_t k = offsets[i]; !s && k < offsets[i + 1]; k++)
+        while (!s && k < offsets[i + 1]) {
             if (!(words && append_word(t, &r, i, words + k * 8)))
                 s = append_one(b, i, column, items, k);
+            k += !s;
+        }
+        i += !s;
     }
-    return pst_poison(t, s);
+    s = pst_refused(t, i, s);
+    if (s == PST_NO_ROOM)
+        t->detail.offset = k;
+    return s;
 }
 
 /* ---- counting and copying -------------------------------------------------------------------- */

@@ -54,6 +54,26 @@ static pst_status check_map_keys(pst_batch *b, int32_t column, const pst_array *
     return !s && keys->length != b->length ? PST_INVALID : s;
 }
 
+static pst_status put_entry(pst_batch *b, int64_t i, int32_t column, const pst_array *keys,
+                            const pst_array *values) {
+    pst_table *t = b->t;
+    pst_cell key, value;
+    pst_tree_entry e = {.is_null = 0};
+    uint64_t room[PST_TREE_MAX_VALUE_WORDS];
+    uint32_t slot;
+    pst_status s = pst_batch_row(b, i, &slot);
+    if (s)
+        return s;
+    pst_array_cell(keys, i, &key);
+    int64_t at = values->length == 1 ? 0 : i;
+    int is_null = pst_array_is_null(values, at);
+    if (!is_null)
+        pst_array_cell(values, at, &value);
+    pst_entry_key(t, column, &key, &e);
+    s = pst_entry_value(t, column, is_null ? NULL : &value, room, &e);
+    return s ? s : pst_row_map_put(t, slot, column, &e);
+}
+
 pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys,
                              const pst_array *values) {
     pst_table *t = b->t;
@@ -65,7 +85,8 @@ pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys
     if (s)
         return s;
     pst_roots r = pst_roots_of(b, column);
-    for (int64_t i = 0; !s && i < b->length; i++) {
+    int64_t i = 0;
+    while (!s && i < b->length) {
         pst_prefetch_elements(b, &r, i, PST_MAP_ROOT);
         if (i % PST_GROUP == 0) {
             s = pst_undo_reserve(t, PST_GROUP);
@@ -73,25 +94,11 @@ pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys
             pst_array_prefetch(values, i);
             prefetch_paths(b, &r, keys, i);
         }
-        pst_cell key, value;
-        pst_tree_entry e = {.is_null = 0};
-        uint64_t room[PST_TREE_MAX_VALUE_WORDS];
-        uint32_t slot;
         if (!s)
-            s = pst_batch_row(b, i, &slot);
-        if (s)
-            break;
-        pst_array_cell(keys, i, &key);
-        int64_t at = values->length == 1 ? 0 : i;
-        int is_null = pst_array_is_null(values, at);
-        if (!is_null)
-            pst_array_cell(values, at, &value);
-        pst_entry_key(t, column, &key, &e);
-        s = pst_entry_value(t, column, is_null ? NULL : &value, room, &e);
-        if (!s)
-            s = pst_row_map_put(t, slot, column, &e);
+            s = put_entry(b, i, column, keys, values);
+        i += !s;
     }
-    return pst_poison(t, s);
+    return pst_refused(t, i, s);
 }
 
 static pst_status remove_entries(pst_batch *b, int32_t column, const pst_array *keys) {

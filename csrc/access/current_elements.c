@@ -35,7 +35,7 @@ pst_status pst_list_add(pst_table *t, int32_t column, const pst_cell *cell) {
         s = pst_item_of(t, column, cell, &item);
     if (!s)
         s = pst_current_row(t, 1, &slot);
-    return s ? s : pst_poison(t, pst_row_list_append(t, slot, column, &item));
+    return s ? s : pst_refused(t, 0, pst_row_list_append(t, slot, column, &item));
 }
 
 pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_cell *value,
@@ -68,7 +68,7 @@ pst_status pst_map_put(pst_table *t, int32_t column, const pst_cell *key, const 
         s = PST_TOO_LARGE;
     if (!s)
         s = pst_current_row(t, 1, &slot);
-    return s ? s : pst_poison(t, pst_row_map_put(t, slot, column, &e));
+    return s ? s : pst_refused(t, 0, pst_row_map_put(t, slot, column, &e));
 }
 
 static pst_status remove_entry(pst_table *t, int32_t column, const pst_cell *key) {

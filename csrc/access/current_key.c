@@ -168,11 +168,12 @@ pst_status pst_current_row(pst_table *t, int make, uint32_t *slot) {
         return PST_OK;
     pst_status s = pst_undo_reserve(t, 1);
     if (s || *slot != PST_NONE)
-        return pst_poison(t, s);
+        return pst_refused(t, 0, s);
     pst_key key = {t->current.hash, t->current.word, t->current.bytes, t->current.null};
     s = pst_row_make(t, &key, slot);
-    t->current.slot = *slot;
-    return pst_poison(t, s);
+    if (!s)
+        t->current.slot = *slot;
+    return pst_refused(t, 0, s);
 }
 
 pst_status pst_value_put(pst_table *t, int32_t column, const pst_cell *cell) {
@@ -185,7 +186,7 @@ pst_status pst_value_put(pst_table *t, int32_t column, const pst_cell *cell) {
         return PST_TOO_LARGE;
     uint32_t slot;
     s = pst_current_row(t, 1, &slot);
-    return s ? s : pst_poison(t, pst_state_put(t, slot, column, cell));
+    return s ? s : pst_refused(t, 0, pst_state_put(t, slot, column, cell));
 }
 
 static pst_status clear_value(pst_table *t, int32_t column) {

@@ -532,10 +532,13 @@ pst_status pst_batch_put(pst_batch *b, int32_t column, const pst_array *values) 
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
         pst_batch_prepare(b, from);
         s = pst_undo_reserve(b->t, PST_GROUP);
-        for (int64_t i = from; !s && i < to; i++)
+        int64_t i = from;
+        while (!s && i < to) {
             s = put_one(b, i, column, values);
+            i += !s;
+        }
         if (s)
-            return pst_poison(b->t, s);
+            return pst_refused(b->t, i, s);
     }
     return s;
 }

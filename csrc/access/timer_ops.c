@@ -47,7 +47,7 @@ pst_status pst_timer_register(pst_table *t, pst_domain domain, int64_t time_ms) 
     pst_status s = check_timers(t, domain);
     if (!s)
         s = pst_current_row(t, 1, &slot);
-    return s ? s : pst_poison(t, pst_timer_add(t, slot, domain, time_ms));
+    return s ? s : pst_refused(t, 0, pst_timer_add(t, slot, domain, time_ms));
 }
 
 static pst_status remove_if_there(pst_table *t, uint32_t slot, pst_domain domain, int64_t time_ms) {
@@ -236,8 +236,9 @@ pst_status pst_batch_timer_register(pst_batch *b, pst_domain domain, const pst_a
         return s;
     int64_t groups = b->t->last_key_group - b->t->first_key_group + 1;
     int few = b->length < LEAST || b->length < groups / 4;
-    return pst_poison(b->t,
-                      few ? register_each(b, domain, times) : register_sorted(b, domain, times));
+    /* Registering again what is registered changes nothing, so all of it is done again. */
+    return pst_refused(b->t, 0,
+                       few ? register_each(b, domain, times) : register_sorted(b, domain, times));
 }
 
 /* ---- deleting -------------------------------------------------------------------------------- */

@@ -7,13 +7,7 @@
 #include "elements/elements.h"
 #include "table/resident.h"
 
-/* What a failed write to a list or tree would poison the epoch for is asked for beforehand: what is
- * stored takes up to three times the bytes of its records, and a map, its tree and the timers' have
- * nodes that are partly empty. */
-enum { ROOM_PER_BYTE = 3, ROOM = 1 << 16 };
-
-pst_status pst_admission_begin(pst_admission *a, pst_table *t, const pst_key *key, uint64_t bytes,
-                               int *here) {
+pst_status pst_admission_begin(pst_admission *a, pst_table *t, const pst_key *key, int *here) {
     *a = (pst_admission){
         .t = t, .key = *key, .slot = PST_NONE, .birth = t->birth, .clock = t->clock};
     a->timers = a->few;
@@ -21,8 +15,6 @@ pst_status pst_admission_begin(pst_admission *a, pst_table *t, const pst_key *ke
     pst_status s = pst_check_group(t, key->hash);
     if (s)
         return s;
-    if (t->lay.has_elements && !pst_arena_has_room(&t->arena, bytes * ROOM_PER_BYTE + ROOM))
-        return PST_LIMIT;
     s = pst_undo_reserve(t, 1);
     if (!s)
         s = pst_admit_begin(t, key, &a->slot, here);
@@ -87,39 +79,53 @@ static int find_timers(pst_admission *a) {
 /* ---- records --------------------------------------------------------------------------------- */
 
 /* What a record cannot mean is refused before it is written, or as a whole: a row with that can be
- * dropped. What was refused memory may be half a tree. */
+ * dropped. What makes less of a row makes room, and may be half done where even that is refused. */
 static pst_status poison_half(pst_table *t, pst_status s) {
     int whole = s == PST_CORRUPT || s == PST_WRONG_TYPE || s == PST_TOO_LARGE;
     return whole ? s : pst_poison(t, s);
 }
 
-/* As pst_apply_columns; a value that is refused memory leaves the row as it was. */
+/* As pst_apply_columns; what is put and refused memory leaves a row that can be dropped. */
 static pst_status add_columns(pst_admission *a, const pst_record *r, const pst_mapping *m) {
     pst_table *t = a->t;
     for (uint64_t left = r->changed & m->taken; left; left &= left - 1) {
         int i = __builtin_ctzll(left), present = (int)(r->present >> i & 1);
         int32_t column = pst_mapped(m, i);
-        pst_status s = pst_apply_column(t, a->slot, column, &r->cells[i], present, m->here);
+        uint8_t kind = t->lay.fields[column].kind;
+        t->arena.clearing = !present;
+        pst_status s =
+            pst_cleared(t, pst_apply_column(t, a->slot, column, &r->cells[i], present, m->here));
         if (s)
-            return present && t->lay.fields[column].kind == PST_VALUE ? s : poison_half(t, s);
+            return present && (kind == PST_VALUE || kind == PST_TIMER) ? s : poison_half(t, s);
     }
     return PST_OK;
+}
+
+/* An item, an entry or a timer that is refused memory leaves the others as they were. */
+static pst_status add_element(pst_admission *a, const pst_record *r, const pst_mapping *m,
+                              uint32_t more) {
+    pst_table *t = a->t;
+    uint32_t slot = a->slot;
+    if (!t->lay.has_elements)
+        return PST_OK;
+    t->arena.clearing = r->op != PST_PUT;
+    pst_status s = pst_cleared(t, pst_element_apply(t, &a->key, r, m->columns, m->n, more, &slot));
+    return r->op == PST_PUT ? s : poison_half(t, s);
 }
 
 pst_status pst_admission_add(pst_admission *a, const pst_record *r, const pst_mapping *m,
                              int element, uint32_t more) {
     pst_table *t = a->t;
-    uint32_t slot = a->slot;
     pst_status s = note_timers(a, r, m, element);
     if (s)
         return s;
     if (element)
-        return t->lay.has_elements
-                   ? poison_half(t, pst_element_apply(t, &a->key, r, m->columns, m->n, more, &slot))
-                   : PST_OK;
+        return add_element(a, r, m, more);
     t->applied = PST_NONE;
-    return r->op == PST_PUT ? add_columns(a, r, m)
-                            : poison_half(t, pst_apply_delete(t, a->slot, m));
+    if (r->op == PST_PUT)
+        return add_columns(a, r, m);
+    pst_clearing(t);
+    return poison_half(t, pst_cleared(t, pst_apply_delete(t, a->slot, m)));
 }
 
 static void finish(pst_admission *a) {
@@ -149,6 +155,7 @@ pst_status pst_admission_end(pst_admission *a) {
 void pst_admission_drop(pst_admission *a) {
     pst_table *t = a->t;
     pst_status s = t->poisoned;
+    pst_clearing(t);
     if (!s && a->n_timers)
         (void)find_timers(a);
     for (uint32_t i = 0; !s && i < a->n_timers; i++)
@@ -158,6 +165,6 @@ void pst_admission_drop(pst_admission *a) {
     /* Timers that are not in the trees would keep it. */
     if (!s && pst_is_live(pst_row(t, a->slot)[0]))
         s = PST_CORRUPT;
-    (void)pst_poison(t, s);
+    (void)pst_poison(t, pst_cleared(t, s));
     finish(a);
 }

@@ -35,11 +35,9 @@ typedef struct pst_admission {
     pst_timer few[PST_ADMIT_TIMERS];
 } pst_admission;
 
-/* As pst_admit_begin, with room for a touch and a row reserved here. `bytes`: how many its records
- * have, about. PST_LIMIT where the table has no room for what they become. PST_WRONG_KEY_GROUP. If
- * the key has a row already (`here`) there is no admission to end; a->slot is that row. */
-pst_status pst_admission_begin(pst_admission *a, pst_table *t, const pst_key *key, uint64_t bytes,
-                               int *here);
+/* As pst_admit_begin, with room for a touch and a row reserved here. PST_WRONG_KEY_GROUP. If the key
+ * has a row already (`here`) there is no admission to end; a->slot is that row. */
+pst_status pst_admission_begin(pst_admission *a, pst_table *t, const pst_key *key, int *here);
 
 /* Applies a record of the key, all of the oldest file first. `element`: it is one of an element.
  * `more` as in pst_element_apply. The record's key is not looked at but for its element. Elements of
@@ -51,8 +49,9 @@ pst_status pst_admission_add(pst_admission *a, const pst_record *r, const pst_ma
  * exist. PST_NO_MEMORY, PST_LIMIT; PST_CORRUPT: then it is as pst_admission_drop leaves it. */
 pst_status pst_admission_end(pst_admission *a);
 
-/* Ends an admission that failed: the key has no row, and may be admitted again. Where a list, a map
- * or a timer was refused memory the epoch is poisoned; not by a record that says what cannot be. */
+/* Ends an admission that failed: the key has no row, and may be admitted again. The epoch goes on,
+ * also where a list, a map or a timer was refused memory; it is poisoned where something was that
+ * makes less of them, for which a full table has an eighth more. */
 void pst_admission_drop(pst_admission *a);
 
 #endif

@@ -135,9 +135,10 @@ pst_status pst_row_list_append(pst_table *t, uint32_t slot, int32_t i, const pst
     int64_t horizon = s->timed && l.first ? pst_ttl_horizon(t, i) : PST_NO_TIME;
     if (horizon != PST_NO_TIME)
         st = pst_list_trim(t, s, &l, horizon + 1, NULL);
+    int trimmed = horizon != PST_NO_TIME && !st;
     if (!st)
         st = pst_list_append(t, s, &l, item);
-    if (!st)
+    if (!st || trimmed)
         pst_row_list_store(t, slot, i, &l);
     return st;
 }
@@ -172,8 +173,7 @@ pst_status pst_row_map_append(pst_table *t, uint32_t slot, int32_t i, const pst_
                               uint32_t more) {
     pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
     pst_status st = pst_tree_append(t, &t->collections[i].map, &root, e, more);
-    if (!st)
-        pst_row_map_replace(t, slot, i, before, root);
+    pst_row_map_replace(t, slot, i, before, root); /* also where it was refused memory (TR7) */
     return st;
 }
 
@@ -181,8 +181,7 @@ pst_status pst_row_map_append_run(pst_table *t, uint32_t slot, int32_t i, const 
                                   uint32_t n, uint32_t more, uint32_t *done) {
     pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
     pst_status st = pst_tree_append_run(t, &t->collections[i].map, &root, e, n, more, done);
-    if (!st)
-        pst_row_map_replace(t, slot, i, before, root);
+    pst_row_map_replace(t, slot, i, before, root);
     return st;
 }
 
@@ -191,9 +190,9 @@ pst_status pst_row_map_put(pst_table *t, uint32_t slot, int32_t i, const pst_tre
     if (is_settled(t, i, before, e))
         return PST_OK;
     pst_status st = pst_tree_put(t, &t->collections[i].map, &root, e);
+    pst_row_map_replace(t, slot, i, before, root); /* also where it was refused memory (TR7) */
     if (st)
         return st;
-    pst_row_map_replace(t, slot, i, before, root);
     t->entries_made += root.count - before.count;
     return PST_OK;
 }

@@ -313,7 +313,13 @@ static pst_status go_round(pst_table *t, pst_leaving *l, uint32_t *rows) {
             pst_prefetch_row(t, slot + AHEAD);
         if (!pst_is_live(pst_row(t, slot)[0]) || is_warm(t, slot))
             continue;
-        s = leave(t, c, slot, rows);
+        s = pst_undo_reserve(t, 1);
+        if (s == PST_LIMIT && already) {
+            s = PST_OK; /* when those have left, their records go, and others can */
+            break;
+        }
+        if (!s)
+            s = leave(t, c, slot, rows);
         if (*rows == already)
             continue;
         l->left.rows++;

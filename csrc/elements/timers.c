@@ -75,9 +75,10 @@ pst_status pst_timer_add(pst_table *t, uint32_t slot, pst_domain domain, int64_t
     pst_tree_root root = *at;
     pst_tree_entry e = {.key = {pst_timer_word(time_ms), slot}};
     pst_status s = write_tree(t, &root, &e, 1);
-    if (s || root.count == at->count)
+    int fresh = root.count != at->count;
+    pst_timer_store_root(at, root); /* also where it was refused memory (TR7) */
+    if (s || !fresh)
         return s;
-    pst_timer_store_root(at, root);
     count(t, slot, 1, domain, time_ms);
     count_missed(t, domain, time_ms);
     return PST_OK;
@@ -135,6 +136,17 @@ void pst_timers_sort_admitted(pst_table *t) {
 
 /* ---- in the row ------------------------------------------------------------------------------ */
 
+/* Takes the timer of the word `before` away, which makes room. Where it cannot be there are two, and a
+ * removal may be half done. */
+static pst_status remove_before(pst_table *t, uint32_t slot, uint64_t before) {
+    int clearing = t->arena.clearing;
+    t->arena.clearing = 1;
+    pst_status s =
+        pst_timer_remove(t, slot, pst_timer_packed_domain(before), pst_timer_packed_time(before));
+    t->arena.clearing = clearing;
+    return s == PST_NOT_FOUND ? s : pst_poison(t, s);
+}
+
 pst_status pst_timer_replace(pst_table *t, uint32_t slot, const uint64_t *word) {
     uint64_t *row = pst_row(t, slot), before = 0;
     int had = pst_row_has(&t->lay, row, t->lay.timer);
@@ -146,8 +158,7 @@ pst_status pst_timer_replace(pst_table *t, uint32_t slot, const uint64_t *word) 
     if (word)
         s = pst_timer_add(t, slot, pst_timer_packed_domain(*word), pst_timer_packed_time(*word));
     if (!s && had)
-        s = pst_timer_remove(t, slot, pst_timer_packed_domain(before),
-                             pst_timer_packed_time(before));
+        s = remove_before(t, slot, before);
     /* It may have been there as an element, alone. */
     if (!s && word) {
         pst_touch(t, slot, row);
@@ -179,14 +190,11 @@ pst_status pst_timers_add(pst_table *t, int32_t key_group, pst_domain domain,
     for (uint32_t from = 0, done; from < n; from += done) {
         uint32_t most = n - from < PST_TREE_RUN ? n - from : PST_TREE_RUN;
         pst_tree_root root = *at;
-        uint64_t fresh;
+        uint64_t fresh = 0;
+        done = 0;
         pst_status s = prepare_run(t, timers + from, most);
         if (!s)
             s = pst_tree_put_run(t, &pst_timer_shape, &root, timers + from, most, &done, &fresh);
-        if (s)
-            return s;
-        if (!fresh)
-            continue;
         pst_timer_store_root(at, root);
         for (uint32_t i = 0; i < done; i++) {
             if (!(fresh >> i & 1))
@@ -195,6 +203,8 @@ pst_status pst_timers_add(pst_table *t, int32_t key_group, pst_domain domain,
             count(t, (uint32_t)timers[from + i][1], 1, domain, time_ms);
             count_missed(t, domain, time_ms);
         }
+        if (s)
+            return s;
     }
     return PST_OK;
 }

@@ -27,6 +27,7 @@ typedef struct fetch {
     uint32_t waiting; /* keys that have parts */
     pst_mapping mapping;
     uint32_t came;   /* rows */
+    uint32_t done;   /* keys of which all is known */
     uint8_t alone;   /* one key is searched for */
     uint8_t crowded; /* the keys that are have too many parts */
     uint8_t refused; /* a row, by the table: it did not fit */
@@ -40,9 +41,8 @@ typedef struct fetch {
 /* ---- one row --------------------------------------------------------------------------------- */
 
 /* Puts the parts of a key in order: of files, which came newest first, and of each as they came. */
-static pst_status order_parts(fetch *x, uint32_t last, uint32_t *n, uint64_t *bytes) {
+static pst_status order_parts(fetch *x, uint32_t last, uint32_t *n) {
     uint32_t count = 0;
-    *bytes = 0;
     for (uint32_t p = last; p != PST_NO_PART; p = pst_parts_before(&x->parts, p))
         count++;
     if (count > x->room) {
@@ -55,10 +55,8 @@ static pst_status order_parts(fetch *x, uint32_t last, uint32_t *n, uint64_t *by
     }
     /* From the last one on they are of the oldest file, backwards. */
     uint32_t from = 0, at = 0;
-    for (uint32_t p = last; p != PST_NO_PART; p = pst_parts_before(&x->parts, p)) {
+    for (uint32_t p = last; p != PST_NO_PART; p = pst_parts_before(&x->parts, p))
         x->order[at++] = p;
-        *bytes += pst_parts_size(&x->parts, p);
-    }
     while (from < count) {
         int32_t file = pst_parts_file(&x->parts, x->order[from]);
         uint32_t end = from + 1;
@@ -156,13 +154,12 @@ static pst_status apply_only(fetch *x, pst_admission *a, const pst_found *only) 
 }
 
 /* Makes the row of a want: of its parts, or of the only record that there is of it. */
-static pst_status make_row(fetch *x, const pst_want *w, uint32_t n, uint64_t bytes,
-                           const pst_found *only) {
+static pst_status make_row(fetch *x, const pst_want *w, uint32_t n, const pst_found *only) {
     pst_admission a;
     pst_key key;
     int here;
     pst_want_key(x->t, x->keys, w, &key);
-    pst_status s = pst_admission_begin(&a, x->t, &key, bytes, &here);
+    pst_status s = pst_admission_begin(&a, x->t, &key, &here);
     if (s || here) {
         if (!s)
             x->keys->slots[w->at] = a.slot;
@@ -185,11 +182,10 @@ static pst_status make_row(fetch *x, const pst_want *w, uint32_t n, uint64_t byt
 
 static pst_status admit(fetch *x, const pst_want *w, uint32_t last) {
     uint32_t n;
-    uint64_t bytes;
-    pst_status s = order_parts(x, last, &n, &bytes);
+    pst_status s = order_parts(x, last, &n);
     if (s || pst_parts_leave_nothing(&x->parts, x->order, n))
         return s;
-    return make_row(x, w, n, bytes, NULL);
+    return make_row(x, w, n, NULL);
 }
 
 /* ---- what the stack says --------------------------------------------------------------------- */
@@ -229,7 +225,7 @@ static pst_status on_found(void *ctx, const pst_found *f) {
     pst_want *w = &x->wants[f->key];
     /* Most keys are said all of by one record, which need not be kept. */
     if (f->only && !w->own)
-        return f->record->op == PST_DELETE ? PST_OK : make_row(x, w, 0, 0, f);
+        return f->record->op == PST_DELETE ? PST_OK : make_row(x, w, 0, f);
     for (uint32_t i = 0; i < f->rows; i++) {
         const pst_record *r = f->record;
         uint32_t part;
@@ -255,9 +251,10 @@ static pst_status on_found(void *ctx, const pst_found *f) {
 static pst_status on_done(void *ctx, uint32_t number, int any) {
     fetch *x = ctx;
     pst_want *w = &x->wants[number];
+    pst_status s = any && w->own ? admit(x, w, (uint32_t)w->own - 1) : PST_OK;
+    x->done += !s;
     if (!any || !w->own)
-        return PST_OK;
-    pst_status s = admit(x, w, (uint32_t)w->own - 1);
+        return s;
     w->own = 0;
     if (--x->waiting == 0)
         pst_parts_clear(&x->parts);
@@ -287,6 +284,7 @@ static pst_status fetch_long(fetch *x, const pst_place *places, uint32_t n) {
         s = note_refusal(x,
                          pst_long_admit(x->t, &key, w->hash, &x->keys->slots[w->at], &x->damaged));
         x->came += s == PST_OK;
+        x->done += s == PST_OK;
     }
     return s;
 }
@@ -330,6 +328,19 @@ static uint32_t take_places(const fetch *x, pst_place *places, uint32_t *at, uin
     return count;
 }
 
+/* Of keys that are only read nobody knows before how many have rows. Of the rest it is taken that as
+ * many do as so far. */
+static pst_status check_rest(const fetch *x, uint32_t n) {
+    if (!x->keys->reading || x->done >= n || !x->came)
+        return PST_OK;
+    uint64_t rows = (uint64_t)x->came * (n - x->done) / x->done;
+    if (pst_room_share(x->t, rows, 0) == PST_ROOM_ALL)
+        return PST_OK;
+    pst_no_detail(&x->t->detail);
+    x->t->detail.row = (int64_t)((double)x->keys->n * x->done / n);
+    return PST_NO_ROOM;
+}
+
 /* A search may end early because the keys have too many parts: then those that have not come are
  * searched for again, fewer at a time. */
 static pst_status search(fetch *x, uint32_t n) {
@@ -354,6 +365,8 @@ static pst_status search(fetch *x, uint32_t n) {
             s = s ? s : fetch_long(x, places, count);
             from = end;
             slice = slice < most / 2 ? 2 * slice : most;
+            if (!s)
+                s = check_rest(x, n);
         }
     }
     pst_free(places);
@@ -378,13 +391,19 @@ static int64_t fitting(const pst_keys *keys, int64_t n, uint64_t rows) {
 
 /* Whether there is room for rows that are not here, and for touches of those that are. */
 static pst_status check_room(pst_table *t, const pst_keys *keys, uint64_t rows, uint64_t touches) {
-    uint32_t share = pst_room_share(t, rows, touches);
+    uint32_t share = keys->reading ? PST_ROOM_ALL : pst_room_share(t, rows, touches);
     if (share == PST_ROOM_ALL)
         return PST_OK;
     pst_no_detail(&t->detail);
     t->detail.row = fitting(keys, (int64_t)((double)keys->n * share / PST_ROOM_ALL),
                             rows * share / PST_ROOM_ALL);
     return PST_NO_ROOM;
+}
+
+/* Before any has come. A single key's row is tried: no smaller batch would do. */
+static pst_status check_before(pst_table *t, const pst_keys *keys, uint64_t rows,
+                               uint64_t touches) {
+    return keys->n == 1 ? PST_OK : check_room(t, keys, rows, touches);
 }
 
 /* The same when all have come that there are: now it is known how large they are. */
@@ -395,17 +414,21 @@ static pst_status check_again(pst_table *t, const pst_keys *keys, const pst_want
     return check_room(t, keys, absent, (uint64_t)keys->n - absent);
 }
 
-/* Rows are larger than was reckoned: about half of what came is said to fit, which it surely does. */
+/* Rows are larger than was reckoned: about half of those that are known now are said to fit, which
+ * they surely do; a single one alone may. */
 static pst_status say_less(const fetch *x, const pst_wants *w) {
+    int64_t most = x->keys->n - 1, fits = (int64_t)((double)x->keys->n * x->done / w->unique / 2);
     pst_no_detail(&x->t->detail);
-    x->t->detail.row = (int64_t)((double)x->keys->n * x->came / w->unique / 2);
+    x->t->detail.row = fits || !x->done ? fits : 1;
+    if (x->t->detail.row > most)
+        x->t->detail.row = most;
     return PST_NO_ROOM;
 }
 
 static pst_status fetch_wants(fetch *x, const pst_wants *w) {
     pst_table *t = x->t;
     pst_schema *schema = NULL;
-    pst_status s = check_room(t, x->keys, w->unique, (uint64_t)x->keys->n - w->n);
+    pst_status s = check_before(t, x->keys, w->unique, (uint64_t)x->keys->n - w->n);
     if (!s)
         s = pst_file_schema_create(&t->schema, &schema);
     x->parts.schema = schema;
@@ -434,7 +457,7 @@ pst_status pst_fetch(pst_table *t, const pst_keys *keys) {
     uint64_t missing, different;
     pst_status s = pst_wants_estimate(keys, &missing, &different);
     if (!s && missing)
-        s = check_room(t, keys, different, (uint64_t)keys->n - missing);
+        s = check_before(t, keys, different, (uint64_t)keys->n - missing);
     if (s)
         return s;
     s = pst_wants_make(t, keys, &w);
@@ -464,7 +487,8 @@ static void get_single(void *ctx, int64_t i, pst_key *key) {
 
 pst_status pst_fetch_key(pst_table *t, const pst_key *key, uint32_t *slot) {
     pst_key own = *key;
-    pst_keys keys = {&own, get_single, slot, 1};
+    /* What is written to it is refused by itself, where the caller takes steps. */
+    pst_keys keys = {&own, get_single, slot, 1, t->steps};
     return pst_fetch(t, &keys);
 }
 

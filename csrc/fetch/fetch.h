@@ -10,14 +10,14 @@
  *  FE1. A stack is asked only while it is as the last sealed epoch left the table: it was set under
  *       that epoch's lineage. Otherwise a row that died since would come back.
  *  FE2. Fetching changes no state: it makes no record, and an epoch that has only fetched is not
- *       dirty. Where it fails some rows may have come, each whole, and the epoch goes on; unless a
- *       list, map or timer was refused memory half way, which poisons it. A file that says what no
- *       row can be made of does not.
+ *       dirty. Where it fails some rows may have come, each whole, and the epoch goes on: a row that is
+ *       refused memory is dropped, as is one that a file says what cannot be of.
  *  FE3. A row is what its records make of it, oldest file first, as loading those files would; of a
  *       long list it has the numbers alone (LG1).
- *  FE4. Whether the rows fit is reckoned before the first of them comes (room.h). What a table that is
- *       full refuses is PST_NO_ROOM, for which a step helps; what the search is refused is PST_LIMIT,
- *       for which it does not.
+ *  FE4. Whether the rows fit is reckoned before the first of them comes (room.h); not of a single
+ *       key, which is tried, nor of keys that are only read, of which most may be absent: of these the
+ *       rest is reckoned when some are known. What a table that is full refuses is PST_NO_ROOM, for
+ *       which a step helps; what the search is refused is PST_LIMIT, for which it does not.
  *  FE5. What is kept of keys while they wait for other files is bounded, but for that of one key.
  *
  * Complexity: O(keys), and a search of the stack for those that are not here.

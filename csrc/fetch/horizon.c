@@ -287,7 +287,7 @@ static uint32_t fewer(const pst_table *t, uint32_t n, uint32_t of) {
 static pst_status fetch_keys(finder *x, uint32_t n) {
     for (uint32_t i = 0; i < n; i++)
         x->slots[i] = PST_NONE;
-    pst_keys keys = {x, get_key, x->slots, n};
+    pst_keys keys = {x, get_key, x->slots, n, 0};
     x->t->fetched.asked += (uint64_t)n;
     return n ? pst_fetch(x->t, &keys) : PST_OK;
 }

@@ -14,7 +14,9 @@
 #define PST_LONG_RUNS (64 << 10) /* tests have less */
 #endif
 
-enum { ROOM_PER_BYTE = 3, ROOM = 1 << 16 /* as elements/admit.c */ };
+/* What is stored takes up to three times the bytes of its records, and trees have nodes that are partly
+ * empty. */
+enum { ROOM_PER_BYTE = 3, ROOM = 1 << 16 };
 
 /* What files say of a list so far. */
 typedef struct seen_list {
@@ -229,7 +231,7 @@ static pst_status admit(admitter *x, const pst_key *key, uint64_t hash, uint32_t
     int here;
     pst_status s = pst_key_decode(&t->schema, key->word, key->bytes, key->null, cells, &nulls);
     if (!s)
-        s = pst_admission_begin(&x->a, t, key, 0, &here);
+        s = pst_admission_begin(&x->a, t, key, &here);
     if (s)
         return s;
     *slot = x->a.slot;

@@ -133,10 +133,6 @@ int32_t pst_parts_file(const pst_parts *p, uint32_t part) {
     return head_of(p, part).file;
 }
 
-uint64_t pst_parts_size(const pst_parts *p, uint32_t part) {
-    return head_of(p, part).size;
-}
-
 void pst_parts_get(const pst_parts *p, uint32_t part, pst_record *r) {
     head h = head_of(p, part);
     const uint8_t *from = p->bytes.data + (size_t)part * UNIT + sizeof h;

@@ -34,8 +34,6 @@ void pst_parts_get(const pst_parts *p, uint32_t part, pst_record *r);
 /* The one that was kept before it. */
 uint32_t pst_parts_before(const pst_parts *p, uint32_t part);
 int32_t pst_parts_file(const pst_parts *p, uint32_t part);
-/* Bytes of it, with those that say how they lie. */
-uint64_t pst_parts_size(const pst_parts *p, uint32_t part);
 /* Do these n parts, all of a key and oldest first, leave nothing of it? 0 also where that is not seen
  * at once. Of keys that were deleted with their timers it is: no row has to be made to know that. */
 int pst_parts_leave_nothing(const pst_parts *p, const uint32_t *parts, uint32_t n);

@@ -1,6 +1,7 @@
 #include "fetch/room.h"
 
 #include "memory/size_class.h"
+#include "memory/span.h"
 #include "stack/stack.h"
 #include "table/index.h"
 #include "table/row.h"
@@ -36,6 +37,7 @@ typedef struct reckoning {
     uint64_t block_bytes; /* of a row */
     uint64_t free_blocks; /* bytes that can be taken now, and once the epoch is settled */
     uint64_t listed;
+    uint64_t spans;    /* bytes of them that are free for any size, and for rows and logs */
     uint64_t row_step; /* by which the rows grow */
     uint64_t heap_step;
     uint64_t record_bytes;
@@ -93,6 +95,7 @@ static void reckon(const pst_table *t, reckoning *r) {
         .block_bytes = here.rows > FEW ? here.block_bytes / here.rows : block_bytes_of_files(t),
         .free_blocks = free_now(t),
         .listed = here.free_block_bytes,
+        .spans = pst_span_free_bytes(t),
         .row_step = step_of(t, PST_SPACE_ROWS),
         .heap_step = step_of(t, PST_SPACE_HEAP),
         .record_bytes = t->lay.record_size,
@@ -110,7 +113,7 @@ static uint64_t grown(uint64_t bytes, uint64_t step) {
     return (bytes + step - 1) / step * step;
 }
 
-/* Bytes that n more rows would take from the system, and so many touches besides. */
+/* Bytes that n more rows would take from the system or of free spans, and so many touches besides. */
 static uint64_t bytes_for(const reckoning *r, uint64_t n, uint64_t touches) {
     uint64_t index = n * ENTRY_MOST, all = (r->rows + n) * PST_ENTRY_SHARE;
     uint64_t rows = grown(less(n, r->free_rows) * r->row_bytes, r->row_step);
@@ -123,19 +126,29 @@ static uint64_t bytes_for(const reckoning *r, uint64_t n, uint64_t touches) {
     return SPARE + rows + blocks + (grows && r->reserve > log ? r->reserve : log);
 }
 
-/* If `more` bytes come back. */
+/* Whether so many bytes would be granted if `more` came back. What is there already need not be: a table
+ * may be above its limit, as what makes room passes it. */
+static int is_granted(pst_table *t, uint64_t bytes, uint64_t more) {
+    pst_arena *a = &t->arena;
+    uint64_t over = less(a->committed_total, a->limit);
+    if (!bytes)
+        return 1;
+    return over && bytes < more ? over <= more - bytes : pst_arena_has_room(a, less(bytes, more));
+}
+
 static uint32_t share_of(pst_table *t, const reckoning *r, uint64_t rows, uint64_t touches,
                          uint64_t more) {
     uint32_t low = 0, high = PST_ROOM_ALL; /* `low` fits */
+    more += r->spans;
     if (touches > less(r->rows, t->undo_count))
         touches = less(r->rows, t->undo_count);
-    if (pst_arena_has_room(&t->arena, less(bytes_for(r, rows, touches), more)))
+    if (is_granted(t, bytes_for(r, rows, touches), more))
         return PST_ROOM_ALL;
     while (high - low > 1) {
         uint32_t middle = low + (high - low) / 2;
         uint64_t bytes =
             bytes_for(r, rows * middle / PST_ROOM_ALL, touches * middle / PST_ROOM_ALL);
-        if (pst_arena_has_room(&t->arena, less(bytes, more)))
+        if (is_granted(t, bytes, more))
             low = middle;
         else
             high = middle;
@@ -166,6 +179,8 @@ static void choose(pst_table *t, const reckoning *r, uint64_t keys, pst_room *le
     while (part < PARTS && share_after(t, r, keys, r->rows / PARTS * part) < most - most / 4)
         part++;
     leave->rows = part == PARTS ? r->rows : r->rows / PARTS * part;
+    /* Of rows that differ much some may have next to nothing. */
+    leave->bytes = leave->rows * (r->row_bytes + PST_ENTRY_SHARE + r->block_bytes);
 }
 
 pst_status pst_table_room(pst_table *t, uint64_t keys, uint64_t *fits, pst_room *leave) {

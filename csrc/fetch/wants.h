@@ -24,6 +24,7 @@ typedef struct pst_keys {
     void (*get)(void *ctx, int64_t i, pst_key *key);
     uint32_t *slots; /* of each key: its row, or PST_NONE */
     int64_t n;
+    int reading; /* a key without a row stays without one */
 } pst_keys;
 
 typedef struct pst_want {

@@ -27,7 +27,11 @@ extern "C" {
  * table is poisoned: PST_NO_STACK; PST_IO and PST_CORRUPT, with the file's number in the stack as the
  * detail's row, and the offset; PST_NO_ROOM: the rows do not fit. The detail's row then is about how
  * many of the first keys would: the caller takes as many, or seals the epoch as a step, sets the
- * stack with its delta and lets rows leave (pst_table_room). 0: all of them. */
+ * stack with its delta and lets rows leave (pst_table_room). 0: all of them.
+ *
+ * PST_NO_ROOM also comes of operations that put values, items, entries, accumulators or timers, where
+ * the caller takes steps (pst_table_set_steps): then the detail's row says how many rows are done. Timers
+ * may be registered once more. */
 
 /* Hashes the keys and checks them against the table's range; rows are looked up on first use. The
  * key arrays must live, and stay as they are, as long as the batch, which is valid until the next
@@ -38,11 +42,12 @@ pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **bat
 void pst_batch_destroy(pst_batch *b);
 int64_t pst_batch_length(const pst_batch *b);
 /* Looks the keys up now, and fetches the rows of those that lie below the table, as the first
- * operation on the batch would. `absent` counts the keys that have no row, repeated ones each time.
- * PST_NO_STACK; PST_NO_ROOM, whose detail's row is how many of the
- * first keys fit; PST_IO and PST_CORRUPT, whose detail's row is the number of the file in the stack.
- * After any of these nothing has changed, and it may be called again. */
-pst_status pst_batch_fetch(pst_batch *b, uint64_t *absent);
+ * operation on the batch would. `reading`: keys that do not exist want no room, as their rows are not
+ * made. `absent` counts the keys that have no row, repeated ones each time. PST_NO_STACK; PST_NO_ROOM,
+ * whose detail's row is how many of the first keys fit; PST_IO and PST_CORRUPT, whose detail's row is
+ * the number of the file in the stack. After any of these nothing has changed, and it may be called
+ * again. */
+pst_status pst_batch_fetch(pst_batch *b, int reading, uint64_t *absent);
 /* The first row with the same key as row i, which is i itself if none comes before it, to first[i].
  * O(rows), without a look at the table. PST_TOO_LARGE above 2^31 - 1 rows. PST_NO_MEMORY,
  * PST_LIMIT. */

@@ -248,6 +248,16 @@ int pst_table_dirty(const pst_table *t);
 void pst_table_set_whole(pst_table *t, int whole);
 int pst_table_is_whole(const pst_table *t);
 
+/* Whether the caller takes steps: seals the epoch, lets rows leave, and goes on. If so, a limit does
+ * not poison an epoch that has put a value, an item or an entry: such an operation is PST_NO_ROOM, the
+ * detail's row says how many of the batch's rows it has done, and the next one is as it was; of one
+ * key nothing has changed. `pst_batch_list_append_many` says in the detail's offset up to which item. Holds for this
+ * handle until it is closed. */
+void pst_table_set_steps(pst_table *t, int steps);
+/* Marks the open epoch as fit only for a roll back, as a write that failed half way does: whoever
+ * cannot go on after such a PST_NO_ROOM calls it. */
+void pst_table_spoil(pst_table *t);
+
 /* Nobody returns further than to the last sealed epoch any more: pst_table_rollback and readers of
  * earlier ones say so, and what was freed up to now can be taken at once. The open epoch begins
  * anew, so batches become stale. Killed at any point, the table is as before or settled. PST_INVALID:
@@ -262,7 +272,7 @@ typedef struct pst_room {
 
 /* Rows leave the table until at least `wanted` of both is free for others, the ones that were used
  * least lately first; or until no more may: rows with timers before a horizon stay, and all do
- * while pst_table_keep_rows says so. Each 65536 rows, or less, are an epoch, sealed under the last
+ * while pst_table_keep_rows says so. What they leave serves values of any size. Each 65536 rows, or less, are an epoch, sealed under the last
  * one's lineage and without a delta, and settled. `left` (may be NULL) says how much it was, also
  * where this fails; then the epoch that failed was rolled back. PST_NO_STACK: no stack of files that
  * counts for the last sealed epoch is set (pst_table_set_stack). PST_INVALID: not attached, or the open epoch has touched, made or

@@ -41,7 +41,7 @@ typedef enum pst_status {
     PST_SCHEMA = 21,           /* a file's schema does not fit the table's                        */
     PST_CHANGED = 22,          /* what was sized has changed since: size it again                 */
     PST_NO_STACK = 23,         /* rows lie below the table, and no stack of files says which      */
-    PST_NO_ROOM = 24,          /* the rows of so many keys do not fit: take fewer, or seal first  */
+    PST_NO_ROOM = 24,          /* rows, or what is put, do not fit: take fewer, or seal first     */
     PST_NOT_HERE = 25,         /* not in the table; it may lie in the files below, or nowhere     */
 } pst_status;
 

@@ -239,6 +239,16 @@ static pst_status commit_piece(pst_arena *a, int space, uint64_t at, uint64_t si
     return at + size > a->mapped[space] ? map_piece(a, offset, size) : PST_OK;
 }
 
+/* Near the limit steps are smaller, but not so small that there are many. */
+static pst_status ask_less(pst_arena *a, int space, uint64_t have, uint64_t least, uint64_t *want) {
+    pst_status s;
+    while ((s = ask(a, space, *want - have)) == PST_LIMIT && *want > least)
+        *want = least + (*want - least) / 4 / 4096 * 4096;
+    return s;
+}
+
+/* What makes room passes the limit by little more than it needs: that is there for whatever makes room
+ * until rows have left, and a large step of one space would take it from all others. */
 pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
     pst_header *h = pst_arena_header(a);
     uint64_t have = h->committed[space];
@@ -257,13 +267,17 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
     if (step > PIECE)
         step = PIECE;
     uint64_t want = round_up(need > have + step ? need : have + step, grain);
+    uint64_t least = round_up(need, 4096), tight = round_up(need + have / 32, 4096);
     if (want > most)
         want = most;
-    /* Near the limit steps are smaller, but not so small that there are many. */
-    uint64_t least = round_up(need, 4096);
-    pst_status s;
-    while ((s = ask(a, space, want - have)) == PST_LIMIT && want > least)
-        want = least + (want - least) / 4 / 4096 * 4096;
+    int clearing = a->clearing;
+    a->clearing = 0;
+    pst_status s = ask_less(a, space, have, least, &want);
+    a->clearing = clearing;
+    if (s == PST_LIMIT && clearing) {
+        want = tight < most ? tight : most;
+        s = ask_less(a, space, have, least, &want);
+    }
     if (s)
         return s;
     for (uint64_t at = have; at < want;) {

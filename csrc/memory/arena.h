@@ -72,7 +72,8 @@ void pst_arena_unmap(pst_arena *a);
 pst_status pst_arena_join(pst_arena *a, pst_budget *budget, int bound, int fresh);
 
 /* Makes at least `need` bytes of a space usable, growing by a thirty-second (64 KB to 16 MB) at a
- * time. PST_NO_SPACE, PST_LIMIT, PST_NO_MEMORY, PST_TOO_LARGE. */
+ * time; what makes room passes the limit by little more than it needs. PST_NO_SPACE, PST_LIMIT,
+ * PST_NO_MEMORY, PST_TOO_LARGE. */
 pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need);
 
 /* Would `bytes` more be granted now? For work that can wait, so that others come first when memory

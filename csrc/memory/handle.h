@@ -104,6 +104,7 @@ struct pst_table {
     int index_due;        /* the open epoch has not yet looked for shards to make smaller */
     int keeps_rows;       /* somebody scans all rows: none moves into another slot */
     uint64_t whole_bytes; /* rows with so many bytes of values go whole into deltas; 0: none does */
+    int steps;            /* what memory refuses is PST_NO_ROOM, see interface/table.h */
     int attached;         /* the lock is held (shared), or heap */
     pst_status poisoned;
     uint64_t generation;
@@ -212,6 +213,17 @@ static inline pst_status pst_poison(pst_table *t, pst_status s) {
     if (s)
         t->detail.sys_errno = t->arena.last_errno;
     return s;
+}
+
+/* What a write says after `s`, which has done the first `done` of its rows and left the next one as it
+ * was: where the caller takes steps a refusal of memory does not end the epoch. */
+static inline pst_status pst_refused(pst_table *t, int64_t done, pst_status s) {
+    if (s != PST_LIMIT || !t->steps || t->poisoned)
+        return pst_poison(t, s);
+    pst_no_detail(&t->detail);
+    t->detail.row = done;
+    t->deaths = 1; /* a row may have been made for it */
+    return PST_NO_ROOM;
 }
 
 #endif

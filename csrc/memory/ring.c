@@ -9,8 +9,12 @@ pst_status pst_ring_grow(pst_table *t, uint32_t ring) {
     uint32_t old = (uint32_t)t->h->ring_capacity[ring], wide = old ? old * 2 : PST_RING_FIRST;
     if (!wide)
         return PST_TOO_LARGE;
+    /* What was freed is listed also where whoever freed it was about to grow. */
+    int clearing = t->arena.clearing;
+    t->arena.clearing = 1;
     pst_status s = pst_arena_commit(&t->arena, (int)(PST_SPACE_RING + ring),
                                     (uint64_t)wide * sizeof(uint32_t));
+    t->arena.clearing = clearing;
     if (s)
         return s;
     uint32_t *c = pst_ring_cells(t, ring);

@@ -64,6 +64,18 @@ static uint32_t find_run(pst_table *t, uint32_t run) {
     return n;
 }
 
+/* The same of spans that the system has not got back. */
+static uint32_t find_present(const pst_table *t, uint32_t run) {
+    uint32_t n = pst_span_count(t), found = 0;
+    for (uint32_t i = 1; i < n; i++) {
+        const pst_span *s = pst_span_at(t, i);
+        found = is_reusable(t, s) && !(s->state & PST_SPAN_ABSENT) ? found + 1 : 0;
+        if (found == run)
+            return i + 1 - run;
+    }
+    return n;
+}
+
 static pst_status fill_run(pst_table *t, uint32_t first, uint32_t run) {
     for (uint32_t i = first; i < first + run; i++) {
         pst_span *s = pst_span_at(t, i);
@@ -82,13 +94,61 @@ static pst_status fill_run(pst_table *t, uint32_t first, uint32_t run) {
     return PST_OK;
 }
 
+uint64_t pst_span_free_bytes(const pst_table *t) {
+    uint32_t n = t->m->free_spans ? pst_span_count(t) : 0;
+    uint64_t bytes = 0;
+    for (uint32_t i = 1; i < n; i++) {
+        const pst_span *s = pst_span_at(t, i);
+        bytes += is_reusable(t, s) && !(s->state & PST_SPAN_ABSENT) ? SPAN_BYTES : 0;
+    }
+    return bytes;
+}
+
+/* SP4. 0, or an errno. */
+static int drop_span(pst_table *t, uint32_t i) {
+    pst_span *s = pst_span_at(t, i);
+    pst_put8(&s->state, s->state | PST_SPAN_ABSENT);
+    int err = pst_arena_drop(&t->arena, PST_SPACE_HEAP, i * SPAN_BYTES, SPAN_BYTES);
+    if (err)
+        pst_put8(&s->state, s->state & (uint8_t)~PST_SPAN_ABSENT);
+    return err;
+}
+
+uint64_t pst_span_yield(pst_table *t, uint64_t bytes) {
+    uint64_t given = 0;
+    if (!pst_span_free_bytes(t) || pst_reader_lags(t->h))
+        return 0;
+    for (uint32_t i = pst_span_count(t); i > 1 && given < bytes;) {
+        const pst_span *s = pst_span_at(t, --i);
+        if (s->state & PST_SPAN_ABSENT || !is_reusable(t, s) || drop_span(t, i))
+            continue;
+        given += SPAN_BYTES;
+    }
+    return given;
+}
+
 static pst_status extend(pst_table *t, uint32_t run) {
     uint64_t top = t->m->heap_top + (uint64_t)run * PST_SPAN_GRANULES;
-    if (top > UINT32_MAX)
-        return PST_TOO_LARGE;
-    pst_status s =
-        pst_arena_commit(&t->arena, PST_SPACE_SPANS, top / PST_SPAN_GRANULES * sizeof(pst_span));
-    return s ? s : pst_arena_commit(&t->arena, PST_SPACE_HEAP, top * PST_GRANULE);
+    pst_status s = top > UINT32_MAX ? PST_TOO_LARGE : PST_OK;
+    if (!s)
+        s = pst_arena_commit(&t->arena, PST_SPACE_SPANS,
+                             top / PST_SPAN_GRANULES * sizeof(pst_span));
+    if (!s)
+        s = pst_arena_commit(&t->arena, PST_SPACE_HEAP, top * PST_GRANULE);
+    /* Those that are free lie apart, and when more are they may not. */
+    return s == PST_TOO_LARGE && t->m->free_spans >= run ? PST_LIMIT : s;
+}
+
+/* At the limit: a run that is there, or one that takes the place of spans that lie apart. */
+static pst_status take_tight(pst_table *t, uint32_t run, uint32_t *first) {
+    uint32_t n = pst_span_count(t), found = find_present(t, run);
+    if (found < n) {
+        *first = found;
+        return fill_run(t, found, run);
+    }
+    if (pst_span_yield(t, 2 * run * SPAN_BYTES) < run * SPAN_BYTES)
+        return PST_LIMIT;
+    return *first == n ? extend(t, run) : fill_run(t, *first, run);
 }
 
 pst_status pst_span_take(pst_table *t, uint32_t c) {
@@ -100,6 +160,8 @@ pst_status pst_span_take(pst_table *t, uint32_t c) {
             t->span_none = run; /* nor any longer one, in this epoch */
     }
     pst_status st = first == n ? extend(t, run) : fill_run(t, first, run);
+    if (st == PST_LIMIT)
+        st = take_tight(t, run, &first);
     if (st)
         return st;
     for (uint32_t i = first; i < first + run; i++) {
@@ -324,9 +386,7 @@ static void give_back(pst_table *t) {
         if (s->state & PST_SPAN_ABSENT || !is_reusable(t, s) ||
             is_after(s->freed + PATIENCE, h->active))
             continue;
-        pst_put8(&s->state, s->state | PST_SPAN_ABSENT);
-        if (pst_arena_drop(&t->arena, PST_SPACE_HEAP, i * SPAN_BYTES, SPAN_BYTES))
-            pst_put8(&s->state, s->state & (uint8_t)~PST_SPAN_ABSENT);
+        (void)drop_span(t, i);
         most--;
     }
     pst_put32(&h->spans.last, i);
@@ -342,4 +402,52 @@ void pst_span_tidy(pst_table *t) {
         look_at_spans(t);
     turn_rings(t);
     give_back(t);
+}
+
+/* ---- releasing ------------------------------------------------------------------------------ */
+
+/* Passes over all names of a ring: those of freed spans are dropped, the others go to the tail. */
+static void turn_over(pst_table *t, uint32_t c) {
+    pst_ring *r = &t->m->rings[c];
+    uint32_t end = r->tail, stale = t->m->stale[c];
+    for (uint32_t p = r->head; p != end; p++) {
+        uint32_t granule = pst_ring_at(t, c, p);
+        if (!(pst_span_of(t, granule)->state & PST_SPAN_USED))
+            stale--;
+        else if (pst_ring_push(t, c, granule))
+            return; /* reserved before */
+    }
+    pst_put32(&t->m->stale[c], stale);
+    pst_put32(&r->head, end);
+    pst_put32(&t->m->turn_to[c], end);
+}
+
+uint32_t pst_span_release(pst_table *t) {
+    uint8_t ready[PST_CLASSES] = {0}; /* 1: its ring has room, 2: it has not */
+    uint8_t lost[PST_CLASSES] = {0};
+    uint32_t released = 0, n = pst_span_count(t);
+    for (uint32_t i = 1; i < n; i++) {
+        pst_span *s = pst_span_at(t, i);
+        uint32_t c = s->size_class;
+        if ((s->state & (PST_SPAN_USED | PST_SPAN_REST)) != PST_SPAN_USED || !s->listed ||
+            s->listed != pst_span_blocks(c))
+            continue;
+        if (!ready[c]) {
+            const pst_ring *r = &t->m->rings[c];
+            ready[c] = pst_ring_reserve(t, c, r->tail - r->head) ? 2 : 1;
+        }
+        if (ready[c] == 2)
+            continue;
+        free_run(t, i, c);
+        released += pst_span_run(c);
+        lost[c] = 1;
+    }
+    for (uint32_t c = 0; c < PST_CLASSES; c++) {
+        if (!lost[c])
+            continue;
+        turn_over(t, c);
+        pst_put32(&t->h->spans.surplus[c], 0);
+        pst_put32(&t->h->spans.least[c], 0);
+    }
+    return released;
 }

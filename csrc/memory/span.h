@@ -19,7 +19,8 @@
  *  SP4. Only a span that could be taken again is given back. It is marked PST_SPAN_ABSENT before
  *       its pages go, and its pages are requested again before the mark is removed.
  *  SP5. A class keeps what it needed within the last eight epochs: only spans of names that nobody
- *       wanted for that long are freed. Work per seal is bounded, whatever the heap's size.
+ *       wanted for that long are freed. Work per seal is bounded, whatever the heap's size. Where
+ *       rows left because memory is short no class keeps any (pst_span_release).
  */
 #ifndef PST_SPAN_H
 #define PST_SPAN_H
@@ -73,5 +74,16 @@ void pst_span_leave(pst_table *t);
 
 /* Part of sealing, when nothing can fail any more: frees spans, drops names, gives back. */
 void pst_span_tidy(pst_table *t);
+
+/* Frees all spans of which no block is in use, whoever wanted them lately, so that any class may take
+ * them once the epoch is sealed and settled. REQUIRES: the table was settled, and the open epoch has
+ * done nothing. Returns how many; a class whose ring has no room to turn over waits. O(spans, and the
+ * names of the classes that lose some). */
+uint32_t pst_span_release(pst_table *t);
+/* Gives free spans back to the system, up to so many bytes, so that another space may grow by them.
+ * Returns how many bytes it was. O(spans). */
+uint64_t pst_span_yield(pst_table *t, uint64_t bytes);
+/* Bytes of spans that the open epoch may take and that the system has not got back. O(spans). */
+uint64_t pst_span_free_bytes(const pst_table *t);
 
 #endif

@@ -2,6 +2,7 @@
 #include "snapshot/leave_epochs.h"
 
 #include "elements/leave.h"
+#include "memory/span.h"
 
 static pst_status leave(pst_table *t, pst_leaving *l) {
     /* Of the epoch before: nothing that it says has changed. */
@@ -23,6 +24,27 @@ static pst_status leave(pst_table *t, pst_leaving *l) {
     return s;
 }
 
+/* What left was perhaps of other sizes than what comes: spans that are empty now may serve any, in an
+ * epoch of its own, as the names of what has left in one are taken no earlier than in the next one. */
+static pst_status release(pst_table *t) {
+    pst_lineage lineage;
+    pst_status s = pst_table_lineage(t, 0, &lineage);
+    pst_clearing(t);
+    if (s || !pst_span_release(t))
+        return pst_cleared(t, s);
+    s = pst_cleared(t, pst_table_seal(t, &lineage, NULL));
+    if (s)
+        (void)pst_table_rollback(t, 0);
+    return s ? s : pst_table_settle(t);
+}
+
+/* What made room may have passed the limit. Above it nothing would be granted, whatever has left. */
+static void return_excess(pst_table *t) {
+    uint64_t bytes = (uint64_t)PST_SPAN_GRANULES * PST_GRANULE;
+    while (!pst_arena_has_room(&t->arena, 1) && pst_span_yield(t, bytes))
+        bytes *= 2;
+}
+
 pst_status pst_leave_epochs(pst_table *t, const pst_room *wanted, pst_room *left) {
     pst_leaving l;
     if (!t->attached || pst_table_dirty(t) || t->admitted)
@@ -32,6 +54,10 @@ pst_status pst_leave_epochs(pst_table *t, const pst_room *wanted, pst_room *left
     pst_leaving_begin(t, wanted, &l);
     pst_status s = leave(t, &l);
     pst_leaving_end(&l);
+    if (!s && t->lay.has_blocks && t->h->floor == t->h->sealed)
+        s = release(t);
+    if (!s)
+        return_excess(t);
     if (left)
         *left = l.left;
     return s;

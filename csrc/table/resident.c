@@ -80,6 +80,14 @@ void pst_table_set_whole(pst_table *t, int whole) {
     (void)pst_heat_reserve(t); /* a hint */
 }
 
+void pst_table_set_steps(pst_table *t, int steps) {
+    t->steps = steps;
+}
+
+void pst_table_spoil(pst_table *t) {
+    (void)pst_poison(t, PST_LIMIT);
+}
+
 int pst_table_is_whole(const pst_table *t) {
     return pst_is_whole(t);
 }

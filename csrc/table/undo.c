@@ -1,7 +1,21 @@
 #include "table/undo.h"
 
 #include "memory/ring.h"
+#include "memory/span.h"
 #include "table/index.h"
+
+/* Grows rows or a log. At the limit the heap gives up what it has for values to come, before what makes
+ * room passes the limit. */
+static pst_status commit(pst_table *t, int space, uint64_t need) {
+    uint64_t have = t->h->committed[space];
+    int clearing = t->arena.clearing;
+    t->arena.clearing = 0;
+    pst_status s = pst_arena_commit(&t->arena, space, need);
+    if (s == PST_LIMIT && need > have && pst_span_yield(t, need - have))
+        s = pst_arena_commit(&t->arena, space, need);
+    t->arena.clearing = clearing;
+    return s == PST_LIMIT && clearing ? pst_arena_commit(&t->arena, space, need) : s;
+}
 
 pst_status pst_undo_reserve(pst_table *t, uint64_t n) {
     if (t->index_due) {
@@ -16,7 +30,7 @@ pst_status pst_undo_reserve(pst_table *t, uint64_t n) {
         int space = PST_SPACE_UNDO + (int)(t->h->active % PST_UNDO_LOGS);
         if (t->undo_count + n > UINT32_MAX - 1)
             return PST_TOO_LARGE;
-        pst_status s = pst_arena_commit(&t->arena, space, (t->undo_count + n) * t->lay.record_size);
+        pst_status s = commit(t, space, (t->undo_count + n) * t->lay.record_size);
         if (s)
             return s;
         t->undo_capacity = t->h->committed[space] / t->lay.record_size;
@@ -24,8 +38,7 @@ pst_status pst_undo_reserve(pst_table *t, uint64_t n) {
     if (t->m->slots + n > t->row_capacity) {
         if (t->m->slots + n > UINT32_MAX - 16)
             return PST_TOO_LARGE;
-        pst_status s =
-            pst_arena_commit(&t->arena, PST_SPACE_ROWS, (t->m->slots + n) * t->lay.row_size);
+        pst_status s = commit(t, PST_SPACE_ROWS, (t->m->slots + n) * t->lay.row_size);
         if (s)
             return s;
         t->row_capacity = t->h->committed[PST_SPACE_ROWS] / t->lay.row_size;

@@ -82,6 +82,12 @@ static pst_status free_ref(pst_table *t, const uint64_t *row, int32_t i, const u
                           is_born(t, row, i, pst_ref_granule(ref)));
 }
 
+/* Sees to it that a block that is replaced can be listed, so that a value that is refused leaves the
+ * row as it was. */
+static pst_status reserve_name(pst_table *t, const uint64_t ref[2]) {
+    return pst_ref_is_block(ref) ? pst_ring_reserve(t, pst_class_of(pst_ref_size(ref)), 1) : PST_OK;
+}
+
 static pst_status put_bytes(pst_table *t, uint64_t *row, int32_t i, pst_bytes bytes) {
     uint64_t *field = pst_field_at(&t->lay, row, i), ref[2], old[2] = {0, 0};
     if (bytes.size > PST_MAX_BYTES)
@@ -98,7 +104,9 @@ static pst_status put_bytes(pst_table *t, uint64_t *row, int32_t i, pst_bytes by
             granule = pst_ref_granule(old);
             old[0] = 0;
         } else {
-            pst_status s = pst_block_alloc(t, c, &granule);
+            pst_status s = reserve_name(t, old);
+            if (!s)
+                s = pst_block_alloc(t, c, &granule);
             if (s)
                 return s;
         }

@@ -155,7 +155,7 @@ static inline pst_status below_admit(const below_files *b, pst_table *t, const p
     int here = 0, found = 0;
     if (b->refuse)
         check_fail_alloc(b->refuse - 1, 0);
-    pst_status s = pst_admission_begin(&a, t, &key, 4096, &here);
+    pst_status s = pst_admission_begin(&a, t, &key, &here);
     if (!s && !here) {
         s = below_add_records(b, &a, cells, epoch, &found);
         if (s || !found)

@@ -1,15 +1,10 @@
 /* A state of many times a table's memory, batch by batch, with steps where rows do not fit; and when
  * a stack counts.
  */
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include "base/schema.h"
 #include "fetch/wants.h"
-#include "files.h"
-#include "memory/handle.h"
+#include "steps.h"
 
-enum { KEYS = 30000, GROUPS = 8, MOST_FILES = 12 };
+enum { KEYS = 30000 };
 
 static const pst_column KEY = {.name = "k", .type = PST_INT64};
 static const pst_column STATES[] = {{.name = "a", .type = PST_INT64},
@@ -17,22 +12,12 @@ static const pst_column STATES[] = {{.name = "a", .type = PST_INT64},
 static const pst_schema SCHEMA = {1, 2, &KEY, STATES, 0};
 
 typedef struct state {
-    pst_schema *in_files;
-    pst_table *t;
-    pst_stack *stack;
-    char folder[64];
-    uint64_t numbers[MOST_FILES];
-    int n;
-    uint64_t next;
+    stepped f;
     int64_t model[KEYS];
     uint64_t steps;
     uint64_t cuts;
     uint64_t emptied;
 } state;
-
-static void path_of(const state *s, uint64_t number, char path[128]) {
-    snprintf(path, 128, "%s/%" PRIu64 ".sst", s->folder, number);
-}
 
 static pst_table *open_table(const pst_schema *schema, uint64_t limit) {
     pst_table_options o = {
@@ -42,99 +27,20 @@ static pst_table *open_table(const pst_schema *schema, uint64_t limit) {
     return t;
 }
 
-static void save(state *s, const memory_file *f) {
-    char path[128];
-    path_of(s, ++s->next, path);
-    FILE *out = fopen(path, "wb");
-    REQUIRE(out && fwrite(f->data, 1, f->size, out) == f->size && !fclose(out));
-    s->numbers[s->n++] = s->next;
-}
-
-/* All files as one base. */
-static void merge(state *s) {
-    memory_file in[MOST_FILES], out = {.calls_left = -1};
-    pst_sst_reader *readers[MOST_FILES];
-    pst_io io = file_io(&out, 1);
-    pst_file_info info = {.kind = PST_BASE,
-                          .max_parallelism = GROUPS,
-                          .last_key_group = GROUPS - 1,
-                          .block_bytes = 4096};
-    info.lineage.id[0] = 1;
-    for (int i = 0; i < s->n; i++) {
-        char path[128];
-        struct stat st;
-        path_of(s, s->numbers[i], path);
-        REQUIRE(!stat(path, &st));
-        in[i] = (memory_file){.size = (size_t)st.st_size, .calls_left = -1};
-        in[i].data = malloc(in[i].size);
-        FILE *f = fopen(path, "rb");
-        REQUIRE(in[i].data && f && fread(in[i].data, 1, in[i].size, f) == in[i].size);
-        fclose(f);
-        REQUIRE(!file_open(&in[i], &readers[i]));
-    }
-    REQUIRE(!file_merge(s->in_files, &info, readers, NULL, s->n, &io));
-    for (int i = 0; i < s->n; i++) {
-        pst_sst_reader_close(readers[i]);
-        file_free(&in[i]);
-    }
-    s->n = 0;
-    save(s, &out);
-    file_free(&out);
-}
-
-static pst_lineage lineage_of(pst_table *t) {
-    pst_lineage lineage;
-    REQUIRE(!pst_table_lineage(t, 0, &lineage));
-    return lineage;
-}
-
-static void set_stack(state *s) {
-    char paths[MOST_FILES][128];
-    pst_stack_file files[MOST_FILES] = {{0}};
-    pst_stack *old = s->stack;
-    for (int i = 0; i < s->n; i++) {
-        path_of(s, s->numbers[i], paths[i]);
-        files[i].path = paths[i];
-    }
-    REQUIRE(!pst_stack_open(s->in_files, GROUPS, files, s->n, NULL, &s->stack, NULL));
-    pst_lineage lineage = lineage_of(s->t);
-    REQUIRE(!pst_table_set_stack(s->t, s->stack, &lineage));
-    pst_stack_close(old);
-}
-
-static void seal(state *s, pst_table *t) {
-    pst_lineage l = {.epoch = ++s->next};
-    pst_sealed *sealed = NULL;
-    memory_file f = {.calls_left = -1};
-    pst_io io = file_io(&f, 1);
-    pst_file_info info;
-    memcpy(l.id, &s->next, sizeof s->next);
-    REQUIRE(!pst_table_seal(t, &l, &sealed));
-    if (pst_sealed_rows(sealed)) {
-        pst_sealed_guide(sealed, 4096);
-        REQUIRE(!pst_sealed_write(sealed, &io, &info));
-        save(s, &f);
-    }
-    pst_sealed_destroy(sealed);
-    file_free(&f);
-    if (s->n == MOST_FILES)
-        merge(s);
-}
-
 /* Adds one to these keys. What fits is done; *n says how many keys that were. */
 static pst_status add(state *s, const int64_t *keys, int64_t *n) {
     static const int64_t one = 1;
     pst_array k = {.type = PST_INT64, .length = *n, .values = keys};
     pst_array v = {.type = PST_INT64, .length = 1, .values = &one};
     pst_batch *b = NULL;
-    uint64_t changed = pst_changed_rows(s->t);
-    REQUIRE(!pst_batch_create(s->t, &k, &b));
+    uint64_t changed = pst_changed_rows(s->f.t);
+    REQUIRE(!pst_batch_create(s->f.t, &k, &b));
     pst_status st = pst_batch_apply(b, 0, PST_ADD, &v);
     pst_batch_destroy(b);
     if (st) {
-        CHECK_EQ(pst_changed_rows(s->t), changed);
-        CHECK(!s->t->poisoned);
-        *n = st == PST_NO_ROOM ? pst_table_detail(s->t)->row : 0;
+        CHECK_EQ(pst_changed_rows(s->f.t), changed);
+        CHECK(!s->f.t->poisoned);
+        *n = st == PST_NO_ROOM ? pst_table_detail(s->f.t)->row : 0;
         return st;
     }
     for (int64_t i = 0; i < *n; i++)
@@ -145,20 +51,20 @@ static pst_status add(state *s, const int64_t *keys, int64_t *n) {
 static void step(state *s, uint64_t keys) {
     uint64_t fits;
     pst_room leave, left;
-    seal(s, s->t);
-    set_stack(s);
-    CHECK_EQ(pst_table_room(s->t, keys, &fits, &leave), PST_OK);
+    seal(&s->f, s->f.t);
+    set_stack(&s->f);
+    CHECK_EQ(pst_table_room(s->f.t, keys, &fits, &leave), PST_OK);
     CHECK(fits <= keys && (fits < keys || leave.rows == 0));
-    CHECK_EQ(pst_table_leave(s->t, &leave, &left), PST_OK);
+    CHECK_EQ(pst_table_leave(s->f.t, &leave, &left), PST_OK);
     s->steps++;
 }
 
 /* Lets all rows leave. */
 static void empty(state *s) {
     pst_room all = {UINT64_MAX, 0}, left;
-    seal(s, s->t);
-    set_stack(s);
-    CHECK_EQ(pst_table_leave(s->t, &all, &left), PST_OK);
+    seal(&s->f, s->f.t);
+    set_stack(&s->f);
+    CHECK_EQ(pst_table_leave(s->f.t, &all, &left), PST_OK);
     s->emptied++;
 }
 
@@ -201,7 +107,7 @@ static void check_all(state *s) {
         for (int i = 0; i < PART; i++)
             keys[i] = from + i;
         pst_batch *b = NULL;
-        REQUIRE(!pst_batch_create(s->t, &k, &b));
+        REQUIRE(!pst_batch_create(s->f.t, &k, &b));
         pst_status st = pst_batch_get(b, 0, values, valid);
         pst_batch_destroy(b);
         if (st == PST_NO_ROOM) {
@@ -224,9 +130,7 @@ static void begin(state *s, uint64_t limit) {
     pst_lineage l = {.epoch = 1};
     pst_table *t = open_table(&SCHEMA, (uint64_t)1 << 28);
     memset(s, 0, sizeof *s);
-    snprintf(s->folder, sizeof s->folder, "/dev/shm/pst_fetch_XXXXXX");
-    REQUIRE(mkdtemp(s->folder));
-    REQUIRE(!pst_file_schema_create(&SCHEMA, &s->in_files));
+    steps_begin(&s->f, &SCHEMA);
     for (int64_t k = 0; k < KEYS; k += 2) {
         char text[100];
         pst_cell a = {{(uint64_t)k + 1, 0}, {NULL, 0}}, b = {{0, 0}, {(uint8_t *)text, 0}};
@@ -236,28 +140,23 @@ static void begin(state *s, uint64_t limit) {
                 !pst_value_put(t, 1, &b));
         s->model[k] = k + 1;
     }
-    seal(s, t);
+    seal(&s->f, t);
     pst_table_close(t);
-    merge(s);
-    s->t = open_table(&SCHEMA, limit);
-    REQUIRE(!pst_table_seal(s->t, &l, NULL));
-    pst_table_set_whole(s->t, 0);
+    merge(&s->f);
+    s->f.t = open_table(&SCHEMA, limit);
+    REQUIRE(!pst_table_seal(s->f.t, &l, NULL));
+    pst_table_set_whole(s->f.t, 0);
 }
 
 static void end(state *s) {
-    char command[128];
-    pst_table_close(s->t);
-    pst_stack_close(s->stack);
-    pst_file_schema_destroy(s->in_files);
-    snprintf(command, sizeof command, "rm -r %s", s->folder);
-    REQUIRE(!system(command));
+    steps_end(&s->f);
 }
 
 static void run_steps(state *s, uint64_t limit) {
     static int64_t keys[KEYS];
     uint64_t random = limit;
     begin(s, limit);
-    set_stack(s);
+    set_stack(&s->f);
     for (int i = 0; i < 30; i++) {
         int64_t n = 1 + (int64_t)(check_random(&random) % (i % 3 ? 2000 : KEYS));
         for (int64_t k = 0; k < n; k++)
@@ -275,34 +174,34 @@ static void test_when_a_stack_counts(void) {
     int64_t keys[2] = {2, 3}, n = 2;
     begin(&s, (uint64_t)1 << 26);
     CHECK_EQ(add(&s, keys, &n), PST_NO_STACK);
-    CHECK_EQ(pst_key_set_word(s.t, 2), PST_NO_STACK);
-    set_stack(&s);
+    CHECK_EQ(pst_key_set_word(s.f.t, 2), PST_NO_STACK);
+    set_stack(&s.f);
     n = 2;
     CHECK_EQ(add(&s, keys, &n), PST_OK);
     pst_lineage l = {.epoch = 77};
     /* Key 4 goes, and the stack has it still. */
-    CHECK_EQ(pst_key_set_word(s.t, 4), PST_OK);
-    CHECK_EQ(pst_value_clear(s.t, -1), PST_OK);
-    CHECK_EQ(pst_table_seal(s.t, &l, NULL), PST_OK);
-    CHECK_EQ(pst_key_set_word(s.t, 4), PST_NO_STACK);
-    CHECK_EQ(pst_key_set_word(s.t, 2), PST_OK);
+    CHECK_EQ(pst_key_set_word(s.f.t, 4), PST_OK);
+    CHECK_EQ(pst_value_clear(s.f.t, -1), PST_OK);
+    CHECK_EQ(pst_table_seal(s.f.t, &l, NULL), PST_OK);
+    CHECK_EQ(pst_key_set_word(s.f.t, 4), PST_NO_STACK);
+    CHECK_EQ(pst_key_set_word(s.f.t, 2), PST_OK);
     /* Back where it had it. */
-    CHECK_EQ(pst_table_rollback(s.t, 1), PST_OK);
+    CHECK_EQ(pst_table_rollback(s.f.t, 1), PST_OK);
     pst_cell a;
-    CHECK_EQ(pst_key_set_word(s.t, 4), PST_OK);
-    CHECK_EQ(pst_value_get(s.t, 0, &a), PST_OK);
+    CHECK_EQ(pst_key_set_word(s.f.t, 4), PST_OK);
+    CHECK_EQ(pst_value_get(s.f.t, 0, &a), PST_OK);
     CHECK_EQ(a.word[0], 5);
-    CHECK(!pst_table_dirty(s.t));
+    CHECK(!pst_table_dirty(s.f.t));
     /* Rows that leave change nothing. */
     pst_room all = {UINT64_MAX, UINT64_MAX}, left;
-    CHECK_EQ(pst_table_leave(s.t, &all, &left), PST_INVALID); /* some were admitted */
-    CHECK_EQ(pst_table_rollback(s.t, 0), PST_OK);
-    CHECK_EQ(pst_table_leave(s.t, &all, &left), PST_OK);
-    CHECK_EQ(pst_key_set_word(s.t, 4), PST_OK);
+    CHECK_EQ(pst_table_leave(s.f.t, &all, &left), PST_INVALID); /* some were admitted */
+    CHECK_EQ(pst_table_rollback(s.f.t, 0), PST_OK);
+    CHECK_EQ(pst_table_leave(s.f.t, &all, &left), PST_OK);
+    CHECK_EQ(pst_key_set_word(s.f.t, 4), PST_OK);
     /* Nor do they without a stack, or with one of another epoch. */
-    CHECK_EQ(pst_table_set_stack(s.t, NULL, NULL), PST_OK);
-    CHECK_EQ(pst_table_leave(s.t, &all, &left), PST_NO_STACK);
-    CHECK_EQ(pst_key_set_word(s.t, 6), PST_NO_STACK);
+    CHECK_EQ(pst_table_set_stack(s.f.t, NULL, NULL), PST_OK);
+    CHECK_EQ(pst_table_leave(s.f.t, &all, &left), PST_NO_STACK);
+    CHECK_EQ(pst_key_set_word(s.f.t, 6), PST_NO_STACK);
     end(&s);
 }
 
@@ -311,23 +210,23 @@ static void test_a_stack_that_is_held(void) {
     static state s;
     int64_t keys[2] = {2, 3}, n = 2;
     begin(&s, (uint64_t)1 << 26);
-    set_stack(&s);
-    pst_lineage last = lineage_of(s.t), other = last;
+    set_stack(&s.f);
+    pst_lineage last = lineage_of(s.f.t), other = last;
     other.id[3] ^= 1;
-    CHECK_EQ(pst_table_set_stack(s.t, s.stack, &other), PST_STALE);
-    CHECK_EQ(pst_table_set_stack(s.t, s.stack, NULL), PST_INVALID);
+    CHECK_EQ(pst_table_set_stack(s.f.t, s.f.stack, &other), PST_STALE);
+    CHECK_EQ(pst_table_set_stack(s.f.t, s.f.stack, NULL), PST_INVALID);
     other = last;
     other.epoch++;
-    CHECK_EQ(pst_table_seal(s.t, &other, NULL), PST_OK);
-    CHECK_EQ(pst_table_set_stack(s.t, s.stack, &last), PST_STALE);
-    CHECK_EQ(pst_table_set_stack(s.t, s.stack, &other), PST_OK);
-    CHECK_EQ(pst_table_set_stack(s.t, s.stack, &other), PST_OK);
-    pst_stack_close(s.stack);
-    s.stack = NULL;
+    CHECK_EQ(pst_table_seal(s.f.t, &other, NULL), PST_OK);
+    CHECK_EQ(pst_table_set_stack(s.f.t, s.f.stack, &last), PST_STALE);
+    CHECK_EQ(pst_table_set_stack(s.f.t, s.f.stack, &other), PST_OK);
+    CHECK_EQ(pst_table_set_stack(s.f.t, s.f.stack, &other), PST_OK);
+    pst_stack_close(s.f.stack);
+    s.f.stack = NULL;
     CHECK_EQ(add(&s, keys, &n), PST_OK);
     uint64_t fits = 0;
     pst_room leave;
-    CHECK_EQ(pst_table_room(s.t, 10, &fits, &leave), PST_OK);
+    CHECK_EQ(pst_table_room(s.f.t, 10, &fits, &leave), PST_OK);
     CHECK(fits > 0);
     end(&s);
 }
@@ -341,10 +240,10 @@ static void test_other_files(void) {
     pst_table_options o = {.max_parallelism = GROUPS, .last_key_group = GROUPS - 1};
     pst_table *t = NULL;
     begin(&s, (uint64_t)1 << 26);
-    set_stack(&s);
+    set_stack(&s.f);
     REQUIRE(!pst_table_open(&schema, &o, &t, NULL, NULL));
     pst_lineage lineage = lineage_of(t);
-    CHECK_EQ(pst_table_set_stack(t, s.stack, &lineage), PST_INVALID);
+    CHECK_EQ(pst_table_set_stack(t, s.f.stack, &lineage), PST_INVALID);
     pst_table_close(t);
     end(&s);
 }
@@ -357,11 +256,11 @@ static void test_key_groups_without_files(void) {
     pst_stack *stack = NULL;
     char path[128];
     begin(&s, (uint64_t)1 << 26);
-    path_of(&s, s.numbers[0], path);
+    path_of(&s.f, s.f.numbers[0], path);
     pst_stack_file file = {path, part, 1};
-    REQUIRE(!pst_stack_open(s.in_files, GROUPS, &file, 1, NULL, &stack, NULL));
-    pst_lineage lineage = lineage_of(s.t);
-    REQUIRE(!pst_table_set_stack(s.t, stack, &lineage));
+    REQUIRE(!pst_stack_open(s.f.in_files, GROUPS, &file, 1, NULL, &stack, NULL));
+    pst_lineage lineage = lineage_of(s.f.t);
+    REQUIRE(!pst_table_set_stack(s.f.t, stack, &lineage));
     pst_stack_close(stack);
     int left_out = 0;
     for (int64_t k = 0; k < KEYS; k++) {
@@ -386,20 +285,18 @@ static void begin_with_nothing(state *s) {
     pst_cell a = {{1, 0}, {NULL, 0}};
     pst_lineage l = {.epoch = 1};
     memset(s, 0, sizeof *s);
-    snprintf(s->folder, sizeof s->folder, "/dev/shm/pst_fetch_XXXXXX");
-    REQUIRE(mkdtemp(s->folder));
-    REQUIRE(!pst_file_schema_create(&schema, &s->in_files));
+    steps_begin(&s->f, &schema);
     pst_table *t = open_table(&schema, (uint64_t)1 << 26);
     for (uint64_t k = 0; k < 10; k++)
         REQUIRE(!pst_key_set_word(t, k) && !pst_value_put(t, 0, &a));
-    seal(s, t);
+    seal(&s->f, t);
     REQUIRE(!pst_key_set_word(t, 4) && !pst_value_clear(t, -1));
-    seal(s, t);
+    seal(&s->f, t);
     pst_table_close(t);
-    s->t = open_table(&schema, (uint64_t)1 << 26);
-    REQUIRE(!pst_table_seal(s->t, &l, NULL));
-    pst_table_set_whole(s->t, 0);
-    set_stack(s);
+    s->f.t = open_table(&schema, (uint64_t)1 << 26);
+    REQUIRE(!pst_table_seal(s->f.t, &l, NULL));
+    pst_table_set_whole(s->f.t, 0);
+    set_stack(&s->f);
 }
 
 /* Such a key twice in a batch: it is put, and then cleared again. */
@@ -412,13 +309,13 @@ static void test_of_nothing(void) {
     pst_array k = {.type = PST_INT64, .length = 2, .values = keys};
     pst_array v = {.type = PST_INT64, .length = 2, .values = values, .validity = &first};
     pst_batch *b = NULL;
-    REQUIRE(!pst_batch_create(s.t, &k, &b));
+    REQUIRE(!pst_batch_create(s.f.t, &k, &b));
     CHECK_EQ(pst_batch_put(b, 0, &v), PST_OK);
     pst_batch_destroy(b);
-    REQUIRE(!pst_key_set_word(s.t, 4));
-    CHECK_EQ(pst_value_get(s.t, 0, &a), PST_NOT_FOUND);
-    REQUIRE(!pst_key_set_word(s.t, 5));
-    CHECK_EQ(pst_value_get(s.t, 0, &a), PST_OK);
+    REQUIRE(!pst_key_set_word(s.f.t, 4));
+    CHECK_EQ(pst_value_get(s.f.t, 0, &a), PST_NOT_FOUND);
+    REQUIRE(!pst_key_set_word(s.f.t, 5));
+    CHECK_EQ(pst_value_get(s.f.t, 0, &a), PST_OK);
     end(&s);
 }
 
@@ -427,21 +324,21 @@ static void test_alone(void) {
     static state s;
     pst_cell a = {{0, 0}, {NULL, 0}};
     begin_with_nothing(&s);
-    REQUIRE(!pst_key_set_word(s.t, 4));
-    CHECK_EQ(pst_value_get(s.t, 0, &a), PST_NOT_FOUND);
-    REQUIRE(!pst_key_set_word(s.t, 5));
-    CHECK_EQ(pst_value_get(s.t, 0, &a), PST_OK);
-    CHECK(!pst_table_dirty(s.t));
-    CHECK_EQ(pst_changed_rows(s.t), 0);
-    REQUIRE(!pst_key_set_word(s.t, 4));
+    REQUIRE(!pst_key_set_word(s.f.t, 4));
+    CHECK_EQ(pst_value_get(s.f.t, 0, &a), PST_NOT_FOUND);
+    REQUIRE(!pst_key_set_word(s.f.t, 5));
+    CHECK_EQ(pst_value_get(s.f.t, 0, &a), PST_OK);
+    CHECK(!pst_table_dirty(s.f.t));
+    CHECK_EQ(pst_changed_rows(s.f.t), 0);
+    REQUIRE(!pst_key_set_word(s.f.t, 4));
     a.word[0] = 7;
-    CHECK_EQ(pst_value_put(s.t, 0, &a), PST_OK);
-    CHECK(pst_table_dirty(s.t));
-    CHECK_EQ(pst_changed_rows(s.t), 1);
+    CHECK_EQ(pst_value_put(s.f.t, 0, &a), PST_OK);
+    CHECK(pst_table_dirty(s.f.t));
+    CHECK_EQ(pst_changed_rows(s.f.t), 1);
     empty(&s);
-    CHECK_EQ(s.n, 3);
-    REQUIRE(!pst_key_set_word(s.t, 4));
-    CHECK_EQ(pst_value_get(s.t, 0, &a), PST_OK);
+    CHECK_EQ(s.f.n, 3);
+    REQUIRE(!pst_key_set_word(s.f.t, 4));
+    CHECK_EQ(pst_value_get(s.f.t, 0, &a), PST_OK);
     CHECK_EQ(a.word[0], 7);
     end(&s);
 }
@@ -459,7 +356,7 @@ static void test_estimates(void) {
     for (size_t d = 0; d < sizeof different / sizeof *different; d++) {
         uint64_t missing, about, of = different[d];
         memset(slots, 0xFF, sizeof slots);
-        pst_keys keys = {&of, get_numbered, slots, N};
+        pst_keys keys = {&of, get_numbered, slots, N, 0};
         CHECK_EQ(pst_wants_estimate(&keys, &missing, &about), PST_OK);
         CHECK_EQ(missing, N);
         CHECK(about <= of && about + 2 >= of * 9 / 10);

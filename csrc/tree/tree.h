@@ -19,6 +19,7 @@
  *  TR5. All leaves have one level, 0. No node is empty. A level is one less than its parent's and
  *       below PST_TREE_LEVELS: whatever bytes a reader meets, a descent ends.
  *  TR6. An entry without a value has zeros in its place, as wide as a value. Its leaf marks it.
+ *  TR7. A put that is refused memory leaves a whole tree with the entries that there were.
  *
  * Complexity: find, put, remove O(log n); a first put of an epoch copies one node per level. An
  * append reads one node per level, and searches none. A cursor's step O(1) amortised, a diff O(what differs * log n).
@@ -65,8 +66,9 @@ pst_status pst_tree_find(const uint8_t *heap, uint64_t heap_bytes, const pst_tre
 
 /* Inserts or replaces. *root is the caller's private copy, to be stored. An entry that is there
  * with equal value and time changes nothing. PST_TOO_LARGE for bytes above PST_MAX_BYTES, a key
- * above PST_TREE_MAX_KEY, or 2^32 entries, and what pst_block_alloc says; after any of these the
- * epoch can only be rolled back. */
+ * above PST_TREE_MAX_KEY, or 2^32 entries; what pst_block_alloc says: after these the tree is whole
+ * and has the entries that it had, perhaps in other nodes, so *root is to be stored (TR7). After
+ * PST_CORRUPT the epoch can only be rolled back. */
 pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
                         const pst_tree_entry *e);
 
@@ -85,15 +87,16 @@ pst_status pst_tree_remove(pst_table *t, const pst_tree_shape *s, pst_tree_root 
                            const pst_tree_entry *e);
 
 /* Runs of entries that are two words and nothing else (timers). A descent is paid per leaf, where
- * put and remove pay it per entry. Statuses as for put; `done` and `fresh` mean nothing then. */
+ * put and remove pay it per entry. Statuses as for put. */
 enum { PST_TREE_RUN = 64 };
 /* Puts keys[0] and the next ones, of up to PST_TREE_RUN, as far as they ascend and belong into the
- * same leaf, which has room for them: *done of them, at least one. Bit i of *fresh: keys[i] was not
- * there. */
+ * same leaf, which has room for them: *done of them, at least one unless it is refused. Bit i of
+ * *fresh: keys[i] was not there. */
 pst_status pst_tree_put_run(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
                             const uint64_t (*keys)[2], uint32_t n, uint32_t *done, uint64_t *fresh);
 /* Removes keys[0] and the next ones, of n, as far as they are the next entries of its leaf: *done
- * of them. PST_NOT_FOUND where keys[0] is not there: nothing is changed. */
+ * of them. PST_NOT_FOUND where keys[0] is not there: nothing is changed. After any other status
+ * `done` means nothing. */
 pst_status pst_tree_remove_run(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,
                                const uint64_t (*keys)[2], uint32_t n, uint32_t *done);
 

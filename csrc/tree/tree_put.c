@@ -1,5 +1,7 @@
 #include "tree/tree.h"
 
+#include "memory/ring.h"
+#include "memory/size_class.h"
 #include "tree/tree_write.h"
 
 pst_status pst_tree_find(const uint8_t *heap, uint64_t bytes, const pst_tree_shape *s,
@@ -56,10 +58,10 @@ int pst_tree_prefetch_paths(const uint8_t *heap, uint64_t bytes, const pst_tree_
 
 /* ---- put ------------------------------------------------------------------------------------- */
 
-/* The separator of two neighbouring leaves. For bytes, the shortest prefix that separates them. */
-static pst_status make_separator(const pst_tree_writer *w, uint64_t *left, uint64_t *right,
+/* What separates a leaf's entry from those before it. For bytes, the shortest such prefix. */
+static pst_status make_separator(const pst_tree_writer *w, uint64_t *leaf, uint32_t cut,
                                  uint64_t sep[2]) {
-    uint64_t *low = pst_tw_key(w, left, pst_node_count(*left) - 1), *high = pst_tw_key(w, right, 0);
+    uint64_t *low = pst_tw_key(w, leaf, cut - 1), *high = pst_tw_key(w, leaf, cut);
     if (!w->s->key_is_ref) {
         sep[0] = high[0];
         sep[1] = w->s->key_words == 2 ? high[1] : 0;
@@ -102,6 +104,14 @@ static pst_status grow_root(pst_tree_writer *w) {
     return PST_OK;
 }
 
+/* Takes the root away that was put above a node, and nothing beside it. */
+static void shrink_root(pst_tree_writer *w) {
+    uint32_t granule = w->root->node;
+    w->root->node = (uint32_t)*pst_tw_value(w, pst_tw_node(w, granule), 0);
+    w->top--;
+    (void)pst_tw_free_node(w, granule); /* born: cannot fail */
+}
+
 static int is_full(const pst_tree_writer *w, uint32_t level) {
     uint64_t h = pst_tw_header(w, w->at[level].node);
     return pst_node_count(h) == pst_node_capacity(h) &&
@@ -121,24 +131,42 @@ static uint32_t cut_of(const pst_tree_writer *w, uint32_t level, uint32_t i, uin
 /* A born parent with room for one more child, whose split may move the path. */
 static pst_status prepare_parent(pst_tree_writer *w, uint32_t level, const pst_tree_probe *p);
 
+/* Makes what a split of the path's node at `cut` needs: the node that gets the entries from there on,
+ * and what separates it from the other one. */
+static pst_status make_right(pst_tree_writer *w, uint32_t level, uint32_t cut, uint32_t want,
+                             uint32_t *granule, uint64_t sep[2]) {
+    uint32_t here = w->at[level].node;
+    pst_status s =
+        pst_tw_make_node(w, level, pst_node_is_marked(pst_tw_header(w, here)), want, granule);
+    if (s || level)
+        return s;
+    s = make_separator(w, pst_tw_node(w, here), cut, sep);
+    if (s)
+        (void)pst_tw_free_node(w, *granule); /* born: cannot fail */
+    return s;
+}
+
 /* Splits the path's full node, and continues the path in the half that the probe belongs to. */
 static pst_status split(pst_tree_writer *w, uint32_t level, const pst_tree_probe *p) {
     pst_status s = pst_tw_own(w, level, 0);
+    uint32_t top = w->top;
     if (!s)
         s = prepare_parent(w, level + 1, p);
     pst_tree_step *here = &w->at[level], *above = &w->at[level + 1];
     uint32_t granule, count = 0, cut = 0, want = PST_TREE_MOST + 1;
+    uint64_t sep[2];
     if (!s) {
         count = pst_node_count(pst_tw_header(w, here->node));
         cut = cut_of(w, level, level ? here->index + 1 : here->index, count);
         if (w->more && !level)
             want = count - cut + 1 + w->more;
-        s = pst_tw_make_node(w, level, pst_node_is_marked(pst_tw_header(w, here->node)), want,
-                             &granule);
+        s = make_right(w, level, cut, want, &granule, sep);
+        if (s && level == top)
+            shrink_root(w);
     }
     if (s)
         return s;
-    uint64_t *left = pst_tw_node(w, here->node), *right = pst_tw_node(w, granule), sep[2];
+    uint64_t *left = pst_tw_node(w, here->node), *right = pst_tw_node(w, granule);
     pst_tw_copy_entries(w, right, 0, left, cut, count - cut);
     pst_tw_set_count(right, count - cut);
     pst_tw_set_count(left, cut);
@@ -146,19 +174,14 @@ static pst_status split(pst_tree_writer *w, uint32_t level, const pst_tree_probe
     if (level) {
         pst_get_words(sep, pst_tw_key(w, right, 0), w->s->key_words);
         pst_put_words(pst_tw_key(w, right, 0), (const uint64_t[2]){0, 0}, w->s->key_words);
-    } else {
-        s = make_separator(w, left, right, sep);
-        if (s)
-            return s;
+    } else if (here->index == cut && w->s->key_is_ref) {
         /* A shortened separator may lie below the new key, although the key belongs before the
          * cut. */
-        if (here->index == cut && w->s->key_is_ref) {
-            pst_tree_probe grown = *p;
-            grown.heap_bytes = pst_tw_heap_bytes(w); /* the separator may lie in new memory */
-            goes_right = pst_tree_compare_bytes(&grown, sep) <= 0;
-            if (grown.corrupt)
-                return PST_CORRUPT;
-        }
+        pst_tree_probe grown = *p;
+        grown.heap_bytes = pst_tw_heap_bytes(w); /* the separator may lie in new memory */
+        goes_right = pst_tree_compare_bytes(&grown, sep) <= 0;
+        if (grown.corrupt)
+            return PST_CORRUPT;
     }
     uint64_t *parent = pst_tw_node(w, above->node);
     pst_tw_shift_entries(w, parent, above->index + 1, 1);
@@ -208,16 +231,38 @@ static int is_same(const pst_tree_writer *w, const pst_tree_entry *e) {
     return 1;
 }
 
+/* Frees what value_of has made. */
+static void drop_value(const pst_tree_writer *w, const pst_tree_entry *e, const uint64_t ref[2]) {
+    if (!e->is_null && w->s->value_is_ref)
+        (void)pst_tw_free_bytes(w, ref); /* born: cannot fail */
+}
+
+/* Sees to it that the block of the value at the path's end can be listed. */
+static pst_status reserve_name(const pst_tree_writer *w) {
+    uint64_t *leaf = pst_tw_node(w, w->at[0].node), ref[2];
+    if (!w->s->value_is_ref)
+        return PST_OK;
+    pst_get_words(ref, pst_tw_value(w, leaf, w->at[0].index), 2);
+    if (!pst_ref_is_block(ref))
+        return PST_OK;
+    return pst_ring_reserve(w->t, pst_class_of(pst_tree_block_bytes(pst_ref_size(ref))), 1);
+}
+
 static pst_status replace(pst_tree_writer *w, const pst_tree_entry *e) {
     uint64_t ref[2], old[2] = {0, 0};
     const uint64_t *value;
     if (is_same(w, e))
         return PST_OK;
     pst_status s = value_of(w, e, ref, &value);
-    if (!s)
-        s = pst_tw_own(w, 0, 0);
     if (s)
         return s;
+    s = pst_tw_own(w, 0, 0);
+    if (!s)
+        s = reserve_name(w);
+    if (s) {
+        drop_value(w, e, ref);
+        return s;
+    }
     uint64_t *leaf = pst_tw_node(w, w->at[0].node), *to = pst_tw_value(w, leaf, w->at[0].index);
     if (w->s->value_is_ref)
         pst_get_words(old, to, 2);
@@ -246,32 +291,48 @@ static inline void put_at(pst_tree_writer *w, uint64_t *leaf, uint32_t i, const 
     w->root->count++;
 }
 
+static void drop_key(const pst_tree_writer *w, const uint64_t key[2]) {
+    if (w->s->key_is_ref)
+        (void)pst_tw_free_bytes(w, key); /* born: cannot fail */
+}
+
+/* The words of an entry's key and value, in blocks of their own where they are long. */
+static pst_status store_entry(const pst_tree_writer *w, const pst_tree_entry *e, uint64_t key[2],
+                              uint64_t ref[2], const uint64_t **value) {
+    pst_status s = w->s->key_is_ref ? pst_tw_store_bytes(w, e->key_bytes, key) : PST_OK;
+    if (s)
+        return s;
+    s = value_of(w, e, ref, value);
+    if (s)
+        drop_key(w, key);
+    return s;
+}
+
 static pst_status insert(pst_tree_writer *w, const pst_tree_probe *p, const pst_tree_entry *e) {
     uint64_t key[2] = {p->word[0], p->word[1]}, ref[2];
     const uint64_t *value;
-    pst_status s = PST_OK;
     if (w->root->count == UINT32_MAX)
         return PST_TOO_LARGE;
-    if (w->s->key_is_ref)
-        s = pst_tw_store_bytes(w, e->key_bytes, key);
-    if (!s)
-        s = value_of(w, e, ref, &value);
+    pst_status s = store_entry(w, e, key, ref, &value);
     if (s)
         return s;
     uint32_t granule = w->root->node;
     if (!granule) {
         s = pst_tw_make_node(w, 0, e->is_null, 1 + w->more, &granule);
-        if (s)
-            return s;
-        w->at[0] = (pst_tree_step){granule, 0};
-        w->root->node = granule;
+        if (!s) {
+            w->at[0] = (pst_tree_step){granule, 0};
+            w->root->node = granule;
+        }
     } else {
         s = is_full(w, 0) ? split(w, 0, p) : own_leaf(w);
         if (!s && w->marked)
             s = pst_tw_own(w, 0, pst_node_count(pst_tw_header(w, w->at[0].node)) + 1);
     }
-    if (s)
+    if (s) {
+        drop_value(w, e, ref);
+        drop_key(w, key);
         return s;
+    }
     uint64_t *leaf = pst_tw_node(w, w->at[0].node);
     uint32_t i = w->at[0].index;
     if (i < pst_node_count(*leaf))
@@ -346,9 +407,7 @@ static pst_status put_last(pst_tree_writer *w, uint64_t *leaf, uint32_t count,
                            const pst_tree_entry *e) {
     uint64_t key[2] = {e->key[0], e->key[1]}, ref[2];
     const uint64_t *value;
-    pst_status s = w->s->key_is_ref ? pst_tw_store_bytes(w, e->key_bytes, key) : PST_OK;
-    if (!s)
-        s = value_of(w, e, ref, &value);
+    pst_status s = store_entry(w, e, key, ref, &value);
     if (s)
         return s;
     pst_tw_set_count(leaf, count + 1);
@@ -441,7 +500,7 @@ pst_status pst_tree_put_run(pst_table *t, const pst_tree_shape *s, pst_tree_root
         st = insert(&w, &p, &e);
     unsigned __int128 bound = 0;
     int bounded = st ? 0 : bound_of(&w, &bound);
-    uint32_t i = 1;
+    uint32_t i = st ? 0 : 1;
     for (; !st && i < n && i < PST_TREE_RUN; i++) {
         unsigned __int128 key = pair_at(keys[i]);
         int added;

@@ -439,6 +439,21 @@ cdef class ArrayRef:
     def __len__(self):
         return self.c.length
 
+    def part(self, int64_t at, int64_t length):
+        """Return a column of some of the rows, or this one where these are all."""
+        cdef ArrayRef some
+        if at == 0 and length == self.c.length:
+            return self
+        if not 0 <= at <= at + length <= self.c.length:
+            raise errors.InvalidArgumentError("there are not so many rows")
+        some = ArrayRef.__new__(ArrayRef)
+        some.c = self.c
+        some.c.offset += at
+        some.c.length = length
+        some.precision = self.precision
+        some.owner = self
+        return some
+
     def own(self):
         """From now on, refer to a copy that nobody else can write to."""
         cdef int64_t first, begin = 0, end = 0, rows, i, ends_bytes = 0, bits, values, before, at

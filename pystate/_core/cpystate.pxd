@@ -205,6 +205,8 @@ cdef extern from "pystate.h" nogil:
 
     pst_status pst_table_seal(pst_table *t, const pst_lineage *lineage, pst_sealed **sealed)
     void pst_table_set_whole_rows(pst_table *t, uint64_t bytes)
+    void pst_table_set_steps(pst_table *t, int steps)
+    void pst_table_spoil(pst_table *t)
     pst_status pst_table_changes(pst_table *t, pst_sealed **sealed)
     pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage)
     pst_status pst_table_rollback(pst_table *t, int32_t back)
@@ -230,7 +232,7 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_batch_create(pst_table *t, const pst_array *keys, pst_batch **batch)
     void pst_batch_destroy(pst_batch *b)
     int64_t pst_batch_length(const pst_batch *b)
-    pst_status pst_batch_fetch(pst_batch *b, uint64_t *absent)
+    pst_status pst_batch_fetch(pst_batch *b, int reading, uint64_t *absent)
     pst_status pst_batch_first(pst_batch *b, int32_t *first)
     pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid)
     ctypedef struct pst_get:

@@ -105,7 +105,7 @@ cdef class CollectionHandle:
                                 Py_ssize_t *n) except *:
         cdef pst_status status
         n[0] = cells[0].used = cells[1].used = 0
-        keys.begin_of(self.table)
+        keys.begin_reading_of(self.table)
         try:
             self.need_walk()
             with nogil:
@@ -163,7 +163,11 @@ cdef class ListElements(CollectionHandle):
             raise self.none("item")
         owner = self.codec.encode(value, &cell)
         self.table.ready_for(turn, self.codec)
-        self.table.check(pst_list_add(self.table.t, self.column, &cell))
+        cdef int tried = 0
+        cdef pst_status status = pst_list_add(self.table.t, self.column, &cell)
+        while status == PST_NO_ROOM and self.table.makes_room(self.column, cell_size(self.codec, &cell), &tried):
+            status = pst_list_add(self.table.t, self.column, &cell)
+        self.table.check(status)
 
     def take(self, namespace):
         """Append the current key's items of another namespace, which it loses there."""
@@ -265,27 +269,17 @@ cdef class ListElements(CollectionHandle):
 
     def append_all(self, Batch keys not None, ArrayRef items not None):
         """Append an item to the list of each key."""
-        cdef pst_status status
+        cdef Write w = write_of(WRITE_ITEMS, self.column, &items.c)
         keys.check_length(items)
-        keys.begin_of(self.table)
-        try:
-            with nogil:
-                status = pst_batch_list_append(keys.b, self.column, &items.c)
-        finally:
-            keys.end()
-        self.check_elements(status, "an item")
+        keys.check_of(self.table)
+        self.check_elements(keys.write(&w), "an item")
 
     def append_lists(self, Batch keys not None, size_t offsets, ArrayRef items not None):
         """Append items[offsets[i]:offsets[i + 1]] to the list of key i."""
-        cdef pst_status status
-        keys.begin_of(self.table)
-        try:
-            with nogil:
-                status = pst_batch_list_append_many(keys.b, self.column,
-                                                    <const int32_t *> offsets, &items.c)
-        finally:
-            keys.end()
-        self.check_elements(status, "an item")
+        cdef Write w = write_of(WRITE_LISTS, self.column, &items.c)
+        w.offsets = <const int32_t *> offsets
+        keys.check_of(self.table)
+        self.check_elements(keys.write(&w), "an item")
 
     def copy_items(self, Batch keys not None, size_t offsets, uint32_t width):
         """Copy items of fixed width; fills `offsets` as `collect` does, returns the items."""
@@ -302,7 +296,7 @@ cdef class ListElements(CollectionHandle):
 cdef pst_status copy_lists(ListElements elements, Batch keys, int64_t *ends, uint32_t width,
                            Memory items) except *:
     cdef pst_status status
-    keys.begin_of(elements.table)
+    keys.begin_reading_of(elements.table)
     try:
         with nogil:
             status = pst_batch_element_offsets(keys.b, elements.column, ends)
@@ -410,7 +404,11 @@ cdef class Accumulator:
         cdef unsigned long turn = self.table.turn
         owner = self.codec.encode(value, &cell)
         self.table.ready_for(turn, self.codec)
-        self.table.check(pst_aggregate_add(self.table.t, self.column, &self.shape, &cell))
+        cdef int tried = 0
+        cdef pst_status status = pst_aggregate_add(self.table.t, self.column, &self.shape, &cell)
+        while status == PST_NO_ROOM and self.table.makes_room(self.column, cell_size(self.codec, &cell), &tried):
+            status = pst_aggregate_add(self.table.t, self.column, &self.shape, &cell)
+        self.table.check(status)
 
     def merge(self, bytes state not None):
         """Merge another accumulator into the current key's."""
@@ -418,28 +416,24 @@ cdef class Accumulator:
         self.ready()
         other.data = <const uint8_t *> PyBytes_AS_STRING(state)
         other.size = <uint32_t> PyBytes_GET_SIZE(state)
-        self.table.check(pst_aggregate_merge(self.table.t, self.column, &self.shape, other))
+        cdef int tried = 0
+        cdef pst_status status = pst_aggregate_merge(self.table.t, self.column, &self.shape, other)
+        while status == PST_NO_ROOM and self.table.makes_room(self.column, other.size, &tried):
+            status = pst_aggregate_merge(self.table.t, self.column, &self.shape, other)
+        self.table.check(status)
 
     def add_all(self, Batch keys not None, ArrayRef values not None):
         """Add a value per key."""
-        cdef pst_status status
+        cdef Write w = write_of(WRITE_AGGREGATE, self.column, &values.c)
+        w.shape = &self.shape
         keys.check_length(values)
-        keys.begin_of(self.table)
-        try:
-            with nogil:
-                status = pst_batch_aggregate(keys.b, self.column, &self.shape, &values.c)
-        finally:
-            keys.end()
-        self.table.check(status)
+        keys.check_of(self.table)
+        self.table.check(keys.write(&w))
 
     def merge_all(self, Batch keys not None, ArrayRef accumulators not None):
         """Merge an accumulator per key."""
-        cdef pst_status status
+        cdef Write w = write_of(WRITE_MERGE, self.column, &accumulators.c)
+        w.shape = &self.shape
         keys.check_length(accumulators)
-        keys.begin_of(self.table)
-        try:
-            with nogil:
-                status = pst_batch_merge(keys.b, self.column, &self.shape, &accumulators.c)
-        finally:
-            keys.end()
-        self.table.check(status)
+        keys.check_of(self.table)
+        self.table.check(keys.write(&w))

@@ -62,6 +62,7 @@ cdef class Batch(_Dependent):
     cdef unsigned long epoch
     cdef bint closed
     cdef bint fetched          # the rows of its keys are in the table, or nowhere
+    cdef bint roomy            # and there is room to write to them
 
     def __cinit__(self):
         self.table = NO_TABLE
@@ -141,7 +142,7 @@ cdef class Batch(_Dependent):
         self.link()
         return True
 
-    def bring(self):
+    def bring_if_fits(self):
         """Bring the rows of its keys into the table; False if no other ones may leave for them, and
         they do not fit."""
         cdef uint64_t absent = 0
@@ -152,7 +153,7 @@ cdef class Batch(_Dependent):
         self.table.hold()
         try:
             with nogil:
-                status = pst_batch_fetch(self.b, &absent)
+                status = pst_batch_fetch(self.b, False, &absent)
         finally:
             self.table.end()
         if status == PST_NO_ROOM:
@@ -168,7 +169,7 @@ cdef class Batch(_Dependent):
                 if (<ArrayRef?> column).c.length != len(self):
                     raise errors.InvalidArgumentError("there is not a key for each row")
             self.columns = columns
-            self.fetched = False  # there may have to be room to write
+            self.roomy = False
 
     def __dealloc__(self):
         self.unlink()
@@ -204,11 +205,16 @@ cdef class Batch(_Dependent):
         raise errors.ClosedError(f"{self.table.where}: the key batch was closed")
 
     cdef int ready(self) except -1:
+        self.ready_keys()
+        if not self.roomy and self.table.on_no_room is not None:
+            self.fetch(False)
+        return 0
+
+    cdef int ready_keys(self) except -1:
+        """As `ready`, but the rows of the keys may lie below."""
         self.table.ready()
         if self.b is NULL or self.epoch != self.table.epochs:
             self.renew()
-        if not self.fetched and self.table.on_no_room is not None:
-            self.fetch()
         return 0
 
     cdef int renew(self) except -1:
@@ -237,48 +243,198 @@ cdef class Batch(_Dependent):
         pst_batch_destroy(self.b)
         self.b = made
         self.epoch = self.table.epochs
-        self.fetched = False
+        self.fetched = self.roomy = False
         return 0
 
-    cdef int fetch(self) except -1:
-        """Bring the rows of its keys into the table, and see to it that there is room to write."""
+    cdef int fetch(self, bint reading) except -1:
+        """Bring the rows of its keys into the table, and unless they are only read see to it that
+        there is room to write."""
         cdef Table table = self.table
-        cdef uint64_t n = <uint64_t> pst_batch_length(self.b)
-        cdef uint64_t fits = 0, absent = 0, wanted
-        cdef pst_room leave
-        cdef pst_status status
+        cdef int64_t fits = 0
+        cdef uint64_t wanted = 0
         cdef bint may = not table.making_room and self.columns is not None, made = True
         cdef bint placed = False
         cdef int tried = 0
+        cdef pst_status status
         while True:
-            table.hold()
-            try:
-                with nogil:
-                    status = pst_batch_fetch(self.b, &absent)
-            finally:
-                table.end()
-            if status != PST_OK and not placed and table.find_files(status):
-                placed = True
+            status = self.bring_rows(self.b, reading, may and not tried, 0, &fits, &wanted, &placed)
+            if status == PST_OK:
+                break
+            if status == PST_NO_STACK:
                 self.renew()
-                continue
-            if status == PST_NO_ROOM:
-                wanted = n
-            else:
-                table.check_fetched(status)
-                wanted = table.wanted_room(absent + absent // 8, n - absent)
-                table.check(pst_table_room(table.t, wanted, &fits, &leave))
-                if not may or fits >= (absent if tried else wanted):
-                    break
-            if may and tried < 2:
+            elif may and tried < 2:
                 made = table.make_room(wanted, tried == 1)
                 tried = tried + 1 if made else 2
                 self.renew()
-            elif status == PST_NO_ROOM:
-                table.no_room(pst_table_detail(table.t).row, made)
             else:
-                table.no_room(<int64_t> (fits * n // absent), made)
+                table.no_room(fits, made)
         self.fetched = True
+        self.roomy = not reading
         return 0
+
+    cdef pst_status bring_rows(self, pst_batch *b, bint reading, bint well, uint64_t size,
+                               int64_t *fits, uint64_t *wanted, bint *placed) except *:
+        """Bring the rows of a batch of its keys into the table. PST_NO_STACK: the
+        files were seen to (once: `placed`), and the batch is to be made anew. PST_NO_ROOM: about so many of the first ones fit, and room for
+        so many rows is wanted; with `well` also where there is little room to write so many
+        bytes."""
+        cdef Table table = self.table
+        cdef int64_t n = pst_batch_length(b)
+        cdef uint64_t absent = 0, found = 0
+        cdef pst_room leave
+        cdef pst_status status
+        table.hold()
+        try:
+            with nogil:
+                status = pst_batch_fetch(b, reading, &absent)
+        finally:
+            table.end()
+        if status != PST_OK and not placed[0] and table.find_files(status):
+            placed[0] = True
+            return PST_NO_STACK
+        if status == PST_NO_ROOM:
+            fits[0], wanted[0] = pst_table_detail(table.t).row, <uint64_t> n
+            return status
+        table.check_fetched(status)
+        if reading:
+            return status
+        wanted[0] = table.wanted_room(absent + absent // 8, <uint64_t> n - absent)
+        if well:
+            wanted[0] = max(wanted[0], table.room_for(0, size))
+        table.check(pst_table_room(table.t, wanted[0], &found, &leave))
+        if found >= (wanted[0] if well else absent):
+            return status
+        fits[0] = <int64_t> (found * <uint64_t> n // max(absent, <uint64_t> 1))
+        return PST_NO_ROOM
+
+    cdef pst_batch *part(self, int64_t at, int64_t n) except NULL:
+        """A batch of n of its keys, from one on; all of them are its own."""
+        cdef pst_array arrays[PST_MAX_KEYS_]
+        cdef pst_batch *made = NULL
+        cdef pst_status status
+        cdef ArrayRef column
+        cdef int32_t i
+        self.ready_keys()
+        if at == 0 and n == pst_batch_length(self.b):
+            return self.b
+        for i in range(len(self.columns)):
+            column = <ArrayRef> self.columns[i]
+            arrays[i] = column.c
+            arrays[i].offset += at
+            arrays[i].length = n
+        self.table.hold()
+        try:
+            with nogil:
+                status = pst_batch_create(self.table.t, arrays, &made)
+        finally:
+            self.table.end()
+        self.table.check(status)
+        return made
+
+    cdef pst_status write(self, Write *w) except *:
+        """Write to all keys; in parts, between which room is made, where their rows do not fit in
+        memory together."""
+        cdef pst_status status
+        self.ready_keys()
+        w.all = pst_batch_length(self.b)
+        if self.table.may_step and self.columns is not None and w.all \
+                and not self.table.making_room and is_cut(w):
+            return self.write_in_parts(w)
+        self.begin()
+        try:
+            with nogil:
+                status = write_part(w, self.b, 0, w.offsets)
+        finally:
+            self.end()
+        return self.table.check_room(status, w.column, bytes_of(w, 0, w.all), is_repeatable(w))
+
+    cdef pst_status write_in_parts(self, Write *w) except *:
+        cdef Table table = self.table
+        cdef pst_batch *b = NULL
+        cdef pst_status status = PST_OK
+        cdef int64_t at = 0, n = w.all, fits, done
+        cdef uint64_t wanted = 0, size
+        cdef bint began = False, placed = False
+        cdef int tried = 0
+        cdef int32_t *rest = NULL      # where items are, once some of a key's were appended
+        cdef const int32_t *offsets = w.offsets
+        try:
+            while at < w.all:
+                b = self.part(at, n)
+                fits = done = 0
+                size = bytes_of(w, at, n)
+                # An earlier operation has seen to it that there is room for small values.
+                if b is self.b and (self.roomy or (self.fetched and w.kind >= WRITE_CLEAR)) \
+                        and size <= SMALL * <uint64_t> n:
+                    status = PST_OK
+                else:
+                    status = self.bring_rows(b, w.kind >= WRITE_CLEAR, not tried, size, &fits,
+                                             &wanted, &placed)
+                if status == PST_OK and b is self.b:
+                    self.fetched = True
+                    self.roomy |= w.kind < WRITE_CLEAR
+                if status == PST_OK:
+                    table.hold()
+                    try:
+                        with nogil:
+                            status = write_part(w, b, at, offsets)
+                    finally:
+                        table.end()
+                    if status == PST_OK:
+                        done = n
+                        if w.kind == WRITE_LISTS:
+                            offsets += n
+                    elif status == PST_NO_ROOM:
+                        done = pst_table_detail(table.t).row
+                        wanted = table.room_for(n - done, bytes_of(w, at + done, n - done))
+                        if w.kind == WRITE_LISTS:
+                            if pst_table_detail(table.t).offset > offsets[done]:
+                                tried, began = 0, True
+                            rest = cut_offsets(w, rest, at + done,
+                                               pst_table_detail(table.t).offset)
+                            offsets = rest
+                    else:
+                        if began and not is_repeatable(w):
+                            pst_table_spoil(table.t)
+                        if pst_table_detail(table.t).row >= 0:
+                            (<pst_detail *> pst_table_detail(table.t)).row += at
+                        break
+                self.drop_part(b)
+                b = NULL
+                if done:
+                    tried, began, placed = 0, True, False
+                    at += done
+                    n = w.all - at
+                elif status == PST_NO_ROOM and tried and n > 1:
+                    # What came for the others takes the room.
+                    n = fits if 0 < fits < n else n // 4 + 1 if n > 2 else 1
+                if status == PST_NO_ROOM:
+                    self.room_or_raise(w, at, n, wanted, &tried)
+        except BaseException:
+            if began and table.state == USABLE and not is_repeatable(w):
+                pst_table_spoil(table.t)
+            raise
+        finally:
+            self.drop_part(b)
+            free(rest)
+        return status
+
+    cdef int room_or_raise(self, Write *w, int64_t at, int64_t n, uint64_t wanted,
+                           int *tried) except -1:
+        """Make room for the next part of a write. A single key has all that there is."""
+        cdef Table table = self.table
+        cdef bint fully = tried[0] and n == 1
+        if tried[0] == 2:
+            table.too_little(w.column, w.all, bytes_of(w, at, 1), at, True)
+        made = table.make_room(wanted, fully)
+        if not made and n == 1:
+            table.too_little(w.column, w.all, bytes_of(w, at, 1), at, fully)
+        tried[0] = 2 if fully else 1
+        return 0
+
+    cdef void drop_part(self, pst_batch *b) noexcept:
+        if b is not self.b:
+            pst_batch_destroy(b)
 
     cdef int begin(self) except -1:
         self.ready()
@@ -288,16 +444,47 @@ cdef class Batch(_Dependent):
     cdef void end(self) noexcept:
         self.table.end()
 
+    cdef int begin_reading(self) except -1:
+        """Begin an operation that makes no row."""
+        self.ready_keys()
+        if not self.fetched and self.table.on_no_room is not None:
+            self.fetch(True)
+        self.table.hold()
+        return 0
+
     cdef int begin_of(self, Table table) except -1:
         """Begin an operation of one of a table's handles."""
+        self.check_of(table)
+        return self.begin()
+
+    cdef int begin_reading_of(self, Table table) except -1:
+        self.check_of(table)
+        return self.begin_reading()
+
+    cdef int check_of(self, Table table) except -1:
         if self.table is not table:
             raise errors.InvalidArgumentError(
                 f"{table.where}: the key batch belongs to another table")
-        return self.begin()
+        return 0
 
     def check(self):
-        """Raise what an operation on a stale or closed batch would."""
+        """Raise what an operation would that writes to all keys, and do what comes before it: their
+        rows are in memory then."""
         self.ready()
+
+    def check_valid(self):
+        """Raise what an operation on a stale or closed batch would."""
+        self.ready_keys()
+
+    def bring(self):
+        """Bring the rows of the keys into memory, to be read."""
+        self.begin_reading()
+        self.end()
+
+    @property
+    def is_cut(self):
+        """Whether it can be made again of a part of its keys."""
+        return self.columns is not None
 
     def key_at(self, Py_ssize_t i):
         """Return key `i` as a Python value; made by the subclass that knows the arrays."""
@@ -324,7 +511,8 @@ cdef class Batch(_Dependent):
     def first(self, size_t first):
         """Fill `first`, 32-bit, with the first row that has the same key, for each row."""
         cdef pst_status status
-        self.begin()
+        self.ready_keys()
+        self.table.hold()
         try:
             with nogil:
                 status = pst_batch_first(self.b, <int32_t *> first)
@@ -335,7 +523,7 @@ cdef class Batch(_Dependent):
     def get(self, int32_t column, size_t values, size_t valid):
         """Copy a fixed-width column to `values`, a byte of validity each to `valid`."""
         cdef pst_status status
-        self.begin()
+        self.begin_reading()
         try:
             with nogil:
                 status = pst_batch_get(self.b, column, <void *> values, <uint8_t *> valid)
@@ -348,7 +536,7 @@ cdef class Batch(_Dependent):
         cdef pst_status status
         cdef pst_bytes_out out = sized(offsets, valid)
         cdef Memory data = Memory.__new__(Memory)
-        self.begin()
+        self.begin_reading()
         try:
             with nogil:
                 status = pst_batch_get_bytes(self.b, column, &out)
@@ -392,27 +580,24 @@ cdef class Batch(_Dependent):
 
     def put(self, int32_t column, ArrayRef values not None):
         """Store a value per key."""
-        cdef pst_status status
+        cdef Write w = write_of(WRITE_VALUES, column, &values.c)
         self.check_length(values)
-        self.begin()
-        try:
-            with nogil:
-                status = pst_batch_put(self.b, column, &values.c)
-        finally:
-            self.end()
-        self.table.check(status)
+        self.table.check(self.write(&w))
 
     def apply(self, int32_t column, int op, ArrayRef values not None):
         """Add (1), or take the minimum (2) or maximum (3), per key."""
-        cdef pst_status status
+        cdef pst_step step
+        step.column, step.op, step.values = column, <pst_op> op, values.c
         self.check_length(values)
-        self.begin()
-        try:
-            with nogil:
-                status = pst_batch_apply(self.b, column, <pst_op> op, &values.c)
-        finally:
-            self.end()
-        self.table.check(status)
+        self.run_steps(1, &step, 0, 0)
+
+    cdef int run_steps(self, int32_t n, const pst_step *steps, size_t fresh,
+                       size_t refused) except -1:
+        cdef Write w
+        memset(&w, 0, sizeof(w))
+        w.kind, w.column, w.n_steps, w.steps = WRITE_STEPS, steps[0].column, n, steps
+        w.fresh, w.refused = <uint8_t *> fresh, <uint8_t *> refused
+        return self.table.check(self.write(&w))
 
     def apply_all(self, list steps, size_t fresh=0, size_t refused=0):
         """Several steps (column, 1 to 3 as for `apply`, values) with one visit to each row; `fresh`
@@ -420,7 +605,6 @@ cdef class Batch(_Dependent):
         row whose sum would overflow takes no step, and its byte becomes 1 + the sum's column."""
         cdef pst_step found[PST_MAX_STATES_]
         cdef list operands = []
-        cdef pst_status status
         cdef ArrayRef values
         cdef int32_t n, i
         for column, op, given in list(steps):
@@ -436,14 +620,7 @@ cdef class Batch(_Dependent):
             values = <ArrayRef> operands[i]
             self.check_length(values)
             found[i].values = values.c
-        self.begin()
-        try:
-            with nogil:
-                status = pst_batch_apply_all(self.b, n, found, <uint8_t *> fresh,
-                                             <uint8_t *> refused)
-        finally:
-            self.end()
-        self.table.check(status)
+        self.run_steps(n, found, fresh, refused)
 
     def get_all(self, list columns):
         """Copy columns of fixed width, (column, values, valid) as for `get`, with one visit to each
@@ -458,7 +635,7 @@ cdef class Batch(_Dependent):
             found[n].values = <void *> <size_t> values
             found[n].valid = <uint8_t *> <size_t> valid
             n += 1
-        self.begin()
+        self.begin_reading()
         try:
             with nogil:
                 status = pst_batch_get_all(self.b, n, found)
@@ -468,17 +645,13 @@ cdef class Batch(_Dependent):
 
     def clear(self, int32_t column):
         """Clear a column of every key, or with -1 delete the keys."""
-        cdef pst_status status
-        self.begin()
-        try:
-            with nogil:
-                status = pst_batch_clear(self.b, column)
-        finally:
-            self.end()
-        self.table.check(status)
+        cdef Write w
+        memset(&w, 0, sizeof(w))
+        w.kind, w.column = WRITE_CLEAR, column
+        self.table.check(self.write(&w))
 
     cdef int check_length(self, ArrayRef values) except -1:
-        self.ready()
+        self.ready_keys()
         if values.c.length != 1 and values.c.length != pst_batch_length(self.b):
             raise errors.InvalidArgumentError(
                 f"{values.c.length} values for {pst_batch_length(self.b)} keys")
@@ -563,15 +736,23 @@ cdef class ScalarHandle:
                 raise self.codec.too_large(value)
             cell.word[0] = <uint64_t> number
             cell.word[1] = 0
-            table.check(pst_value_put(table.t, self.column, &cell))
+            self.put_cell(&cell, 8)
         elif value is None:
             self.clear()
         else:
             turn = table.turn
             owner = self.codec.encode(value, &cell)
             table.ready_for(turn, self.codec)
-            table.check(pst_value_put(table.t, self.column, &cell))
+            self.put_cell(&cell, cell_size(self.codec, &cell))
         return 0
+
+    cdef int put_cell(self, const pst_cell *cell, uint64_t size) except -1:
+        cdef Table table = self.table
+        cdef pst_status status = pst_value_put(table.t, self.column, cell)
+        cdef int tried = 0
+        while status == PST_NO_ROOM and table.makes_room(self.column, size, &tried):
+            status = pst_value_put(table.t, self.column, cell)
+        return table.check(status)
 
     @cython.binding(False)
     def reduce(self, value, step):
@@ -597,7 +778,7 @@ cdef class ScalarHandle:
             table.check(status)
         owner = self.codec.encode(value, &cell)
         table.ready_for(turn, self.codec)
-        table.check(pst_value_put(table.t, self.column, &cell))
+        self.put_cell(&cell, cell_size(self.codec, &cell))
         return True
 
     @cython.binding(False)

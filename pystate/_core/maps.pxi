@@ -57,32 +57,24 @@ cdef class MapElements(CollectionHandle):
     def put_all_entries(self, Batch keys not None, ArrayRef map_keys not None,
                         ArrayRef values not None):
         """Put an entry into the map of each key."""
-        cdef pst_status status
+        cdef Write w = write_of(WRITE_ENTRIES, self.column, &values.c)
+        w.map_keys = map_keys.c
         keys.check_length(values)
-        keys.begin_of(self.table)
-        try:
-            with nogil:
-                status = pst_batch_map_put(keys.b, self.column, &map_keys.c, &values.c)
-        finally:
-            keys.end()
-        self.check_elements(status, "a map key")
+        keys.check_of(self.table)
+        self.check_elements(keys.write(&w), "a map key")
 
     def remove_all(self, Batch keys not None, ArrayRef map_keys not None):
         """Remove an entry of the map of each key."""
-        cdef pst_status status
-        keys.begin_of(self.table)
-        try:
-            with nogil:
-                status = pst_batch_map_remove(keys.b, self.column, &map_keys.c)
-        finally:
-            keys.end()
-        self.check_elements(status, "a map key")
+        cdef Write w = write_of(WRITE_REMOVE, self.column, &map_keys.c)
+        w.map_keys = map_keys.c
+        keys.check_of(self.table)
+        self.check_elements(keys.write(&w), "a map key")
 
     def get_all(self, Batch keys not None, ArrayRef map_keys not None, size_t values,
                 size_t valid):
         """Copy a fixed-width value per key, as `Batch.get`."""
         cdef pst_status status
-        keys.begin_of(self.table)
+        keys.begin_reading_of(self.table)
         try:
             with nogil:
                 status = pst_batch_map_get(keys.b, self.column, &map_keys.c, <void *> values,
@@ -97,7 +89,7 @@ cdef class MapElements(CollectionHandle):
         cdef pst_status status
         cdef pst_bytes_out out = sized(offsets, valid)
         cdef Memory data = Memory.__new__(Memory)
-        keys.begin_of(self.table)
+        keys.begin_reading_of(self.table)
         try:
             with nogil:
                 status = pst_batch_map_get_bytes(keys.b, self.column, &map_keys.c, &out)
@@ -143,8 +135,13 @@ cdef int map_put(object handle, object key, object value) except -1:
     owner = elements.map_codec.encode(key, &at)
     other = None if value is None else elements.codec.encode(value, &cell)
     elements.table.ready_for(turn, elements.codec)
-    elements.table.check(pst_map_put(elements.table.t, elements.column, &at,
-                                     NULL if value is None else &cell))
+    cdef int tried = 0
+    cdef const pst_cell *put = NULL if value is None else &cell
+    cdef pst_status status = pst_map_put(elements.table.t, elements.column, &at, put)
+    while status == PST_NO_ROOM and elements.table.makes_room(
+            elements.column, 0 if value is None else cell_size(elements.codec, &cell), &tried):
+        status = pst_map_put(elements.table.t, elements.column, &at, put)
+    elements.table.check(status)
     return 0
 
 

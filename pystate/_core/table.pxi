@@ -12,6 +12,9 @@ cdef enum:
     ROOM_SLACK = 1 << 17       # bytes
     SETS_WATCHED = 16          # of current keys: at so many it is asked whether there is room
 
+cdef str NO_STEPS = (
+    ". Rows leave memory only when files have what changed of them: a store sees to that, a job does "
+    "between two epochs, and of a backend whoever writes its snapshots and calls below.set_files")
 cdef object UNKNOWN = object()
 cdef frozenset PLAIN_KEYS = frozenset((int, str, bytes, float, bool, type(None)))
 
@@ -44,6 +47,8 @@ cdef class Table:
     cdef object on_no_stack    # sets the stack of the last sealed epoch, or raises why it cannot
     cdef object on_stale       # the same, with files that are opened anew
     cdef bint making_room
+    cdef public bint may_step  # in the open epoch, so that a write may be done in parts
+    cdef uint64_t limit_bytes  # its own, or its target; 0: neither
     cdef bint below            # rows lie in files
     cdef unsigned int sets     # of current keys
     cdef unsigned long ended   # the value of `epochs` since which batches can be made again
@@ -184,7 +189,7 @@ cdef class Table:
         options.max_parallelism = max_parallelism
         options.first_key_group = first_key_group
         options.last_key_group = last_key_group
-        options.limit_bytes = limit_bytes
+        options.limit_bytes = self.limit_bytes = limit_bytes
         options.lock_timeout_ms = lock_timeout_ms
         options.create = create
         if path is not None:
@@ -362,6 +367,11 @@ cdef class Table:
         self.ready()
         pst_table_set_whole_rows(self.t, bytes)
 
+    def set_steps(self, bint steps):
+        """Whether what memory refuses leaves the open epoch as it is, as room can be made in it."""
+        self.ready()
+        pst_table_set_steps(self.t, steps)
+
     def changes(self):
         """Return what the open epoch changed so far as a `Sealed`, and seal nothing."""
         cdef Sealed sealed = make_sealed(self.where, self.budget)
@@ -489,6 +499,7 @@ cdef class Table:
         """Grow only up to so many bytes, or with 0 as far as the budget lets it."""
         self.ready()
         self.check(pst_table_set_target(self.t, size))
+        self.limit_bytes = size
 
     def room(self, uint64_t keys):
         """How many of so many more rows fit now, and how many rows and bytes are to leave so that
@@ -616,11 +627,57 @@ cdef class Table:
         error = errors.MemoryLimitError(
             f"{self.where}: the rows of so many keys do not fit in memory together: "
             f"{max(keys, 0)} of the first ones would; pass fewer keys at a time, or raise "
-            "limit_bytes" + ("" if could_make else
-                             ". Rows leave memory only when files have what changed of them: a "
-                             "store sees to that, a job does between two epochs, and of a backend "
-                             "whoever writes its snapshots and calls below.set_files"))
+            "limit_bytes" + ("" if could_make else NO_STEPS))
         error.keys = max(keys, 0)
+        raise error
+
+    cdef uint64_t room_for(self, int64_t keys, uint64_t size) noexcept:
+        """For how many rows room is to be made, so that so much can be written; an eighth of the
+        memory that the table has, at most."""
+        cdef pst_table_stats s
+        pst_table_get_stats(self.t, &s)
+        cdef uint64_t row_bytes = self.row_bytes(), most = s.committed_bytes // 8
+        return min(<uint64_t> keys + size // row_bytes, most // row_bytes) + 1
+
+    cdef bint makes_room(self, int column, uint64_t size, int *tried) except -1:
+        """Make room for what one row was refused; raises where that was in vain."""
+        if tried[0] == 2:
+            self.too_little(column, 1, size, 0, self.on_no_room is not None)
+        made = self.make_room(self.room_for(1, size), tried[0] == 1)
+        tried[0] = tried[0] + 1 if made else 2
+        return True
+
+    cdef pst_status check_room(self, pst_status status, int column, uint64_t size,
+                               bint repeatable) except *:
+        """Raise for what was refused where no room can be made; hand other statuses through."""
+        cdef int64_t done
+        if status == PST_NO_ROOM:
+            done = pst_table_detail(self.t).row
+            if done and not repeatable:
+                pst_table_spoil(self.t)
+            self.too_little(column, done + 1, size, done, False)
+        return status
+
+    cdef int too_little(self, int column, int64_t keys, uint64_t size, int64_t fits,
+                        bint could_make) except -1:
+        """Raise that what is written does not fit, though all left that may."""
+        cdef pst_table_stats s
+        cdef pst_refusal refusal
+        pst_table_get_stats(self.t, &s)
+        limit_bytes = self.limit_bytes
+        if not limit_bytes:
+            pst_table_refusal(self.t, &refusal)
+            limit_bytes = refusal.limit_bytes
+        name = ""
+        if 0 <= column < len(self.schema.state_codecs):
+            name = f", state {self.schema.state_codecs[column].name!r}"
+        error = errors.MemoryLimitError(
+            f"{self.where}{name}: {size_text(size)} for a key, with the row that it has, do not fit "
+            f"in memory: the table may have {size_text(limit_bytes)}, and has "
+            f"{size_text(s.committed_bytes)} for {s.keys} rows that have to stay; raise limit_bytes "
+            "(of a Job: memory_limit_bytes)" + (", or pass fewer keys at a time" if keys > 1 else "")
+            + ("" if could_make else NO_STEPS))
+        error.keys = fits
         raise error
 
     cdef int check_fetched(self, pst_status status) except -1:

@@ -174,7 +174,11 @@ cdef class TimerService:
         cdef int64_t time_ms = time_of(timestamp)
         cdef int number = domain_of(domain)
         self.ready_for(turn)
-        self.check(pst_timer_register(self.table.t, <pst_domain> number, time_ms))
+        cdef int tried = 0
+        cdef pst_status status = pst_timer_register(self.table.t, <pst_domain> number, time_ms)
+        while status == PST_NO_ROOM and self.table.makes_room(-1, 0, &tried):
+            status = pst_timer_register(self.table.t, <pst_domain> number, time_ms)
+        self.check(status)
 
     @cython.binding(False)
     def delete(self, domain, timestamp):
@@ -187,29 +191,19 @@ cdef class TimerService:
 
     def register_all(self, Batch keys not None, domain, ArrayRef times not None):
         """Register a timer per key; nulls are skipped."""
-        cdef pst_status status
-        cdef int number = domain_of(domain)
+        cdef Write w = write_of(WRITE_TIMERS, -1, &times.c)
+        w.domain = <pst_domain> domain_of(domain)
         keys.check_length(times)
-        keys.begin_of(self.table)
-        try:
-            with nogil:
-                status = pst_batch_timer_register(keys.b, <pst_domain> number, &times.c)
-        finally:
-            keys.end()
-        self.check(status)
+        keys.check_of(self.table)
+        self.check(keys.write(&w))
 
     def delete_all(self, Batch keys not None, domain, ArrayRef times not None):
         """Delete a timer per key; nulls are skipped."""
-        cdef pst_status status
-        cdef int number = domain_of(domain)
+        cdef Write w = write_of(WRITE_NO_TIMERS, -1, &times.c)
+        w.domain = <pst_domain> domain_of(domain)
         keys.check_length(times)
-        keys.begin_of(self.table)
-        try:
-            with nogil:
-                status = pst_batch_timer_delete(keys.b, <pst_domain> number, &times.c)
-        finally:
-            keys.end()
-        self.check(status)
+        keys.check_of(self.table)
+        self.check(keys.write(&w))
 
     def next(self, domain):
         """Return the earliest timer's time, or None."""

@@ -32,7 +32,7 @@ from pystate.state.fold import (
     sum_of,
 )
 from pystate.state.identity import class_name, stored_aggregate, stored_fold
-from pystate.state.key_batch import KeyBatch, Step, read_array
+from pystate.state.key_batch import KeyBatch, Step, read_array_of, read_in_parts
 from pystate.state.ttl import StateTtl
 from pystate.state.value import ObjectHandle, ValueHandle, ValueState
 from pystate.types.arrays import bitmap, check_rows, encoded, is_column, is_many, reference
@@ -447,15 +447,21 @@ class _CoreAggregate(AggregatingHandle):
         """Accumulators of fixed width, zeros where there is none, and which there are."""
         states = np.zeros((len(keys), self._bound.width or 0), np.uint8)
         valid = np.empty(len(keys), np.uint8)
-        keys.get(self.column, states.ctypes.data, valid.ctypes.data)
+        width = states.shape[1]
+
+        def read(part: KeyBatch, rows: slice) -> None:
+            at = rows.start
+            part.get(self.column, states.ctypes.data + at * width, valid.ctypes.data + at)
+
+        read_in_parts(keys, read)
         return states, valid
 
     def _variable(self, keys: KeyBatch) -> pa.Array[Any]:
-        return read_array(
+        return read_array_of(
+            keys,
             _BINARY,
-            len(keys),
-            lambda values, valid: None,
-            lambda offsets, valid: keys.get_bytes(self.column, offsets, valid),
+            lambda *_: None,
+            lambda part, _, offsets, valid: part.get_bytes(self.column, offsets, valid),
         )
 
     def _exported(self, keys: KeyBatch) -> pa.Array[Any]:

@@ -6,15 +6,21 @@ Thread safety: a key batch belongs to its table, and a table to one thread at a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from pystate._core import core
 from pystate.base.arguments import integer
-from pystate.errors import InvalidArgumentError, PystateError, StateOverflowError
+from pystate.errors import (
+    InvalidArgumentError,
+    MemoryLimitError,
+    PystateError,
+    StateOverflowError,
+)
 from pystate.types.arrays import (
     array_of,
     as_array,
@@ -29,6 +35,8 @@ from pystate.types.state_type import StateType
 ADD, MIN, MAX = 1, 2, 3
 #: A column, what is done to it, and a value per key or one for all.
 Step: TypeAlias = tuple[int, int, core.ArrayRef]
+
+Part = TypeVar("Part")
 
 _WIDTHS = {"boolean": 1, "byte": 1, "short": 2, "int": 4, "float": 4, "date": 4, "decimal": 16}
 
@@ -109,7 +117,7 @@ class KeyBatch(core.Batch):
         WrongTypeError
             The namespaces are of another type.
         """
-        self.check()
+        self.check_valid()
         if not self._spaces:
             # The error says how a table gets namespaces.
             self.table.normal_namespace(None)
@@ -188,6 +196,10 @@ class KeyBatch(core.Batch):
         self.first(first.ctypes.data)
         return first
 
+    def _part(self, rows: slice) -> KeyBatch:
+        """A batch of some of the keys."""
+        return KeyBatch(self.table, [array[rows] for array in self._columns()], self._types)
+
     def _normal_keys(self) -> list[Any]:
         """The keys with their namespaces, in a form where equal keys compare and hash as equal."""
         if self._normal is None:
@@ -199,10 +211,53 @@ class KeyBatch(core.Batch):
 
     def __repr__(self) -> str:
         try:
-            self.check()
+            self.check_valid()
             return f"<KeyBatch of {len(self)} keys>"
         except PystateError as error:
             return f"<KeyBatch, {type(error).__name__}>"
+
+
+def read_in_parts(keys: KeyBatch, read: Callable[[KeyBatch, slice], Part]) -> list[Part]:
+    """What `read` gives of all keys, or of some after the other if not all fit in memory together.
+
+    Each part comes with the rows of the batch that it has.
+    """
+    rows = len(keys)
+    try:
+        return [read(keys, slice(0, rows))]
+    except MemoryLimitError as error:
+        if error.keys is None or rows <= 1 or not keys.is_cut:
+            raise
+        most, found, at = error.keys, [], 0
+    while at < rows:
+        most = max(1, min(most, (rows + 1) // 2))
+        some = slice(at, min(at + most, rows))
+        try:
+            with closing(keys._part(some)) as part:
+                found.append(read(part, some))
+        except MemoryLimitError as refusal:
+            if refusal.keys is None or most == 1:
+                raise
+            most = min(most // 2, refusal.keys)
+            continue
+        at, most = some.stop, 2 * most
+    return found
+
+
+def read_array_of(
+    keys: KeyBatch,
+    type_: StateType,
+    get: Callable[[KeyBatch, slice, int, int], None],
+    get_bytes: Callable[[KeyBatch, slice, int, int], core.Memory],
+) -> pa.Array[Any]:
+    """As `read_array`, for keys whose rows may not fit in memory together."""
+    parts = read_in_parts(
+        keys,
+        lambda part, rows: read_array(
+            type_, len(part), partial(get, part, rows), partial(get_bytes, part, rows)
+        ),
+    )
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
 def overflowing_key(error: StateOverflowError, keys: KeyBatch | None) -> str:
@@ -266,14 +321,21 @@ def read_longs(
 def _read_together(
     keys: KeyBatch, columns: Sequence[tuple[int, StateType]]
 ) -> list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    rows = len(keys)
-    rooms = [(_room(type_, rows), np.empty(rows, np.uint8)) for _, type_ in columns]
-    keys.get_all(
-        [
-            (column, values.ctypes.data, valid.ctypes.data)
-            for (column, _), (values, valid) in zip(columns, rooms, strict=True)
-        ]
-    )
+    n = len(keys)
+    rooms = [(_room(type_, n), np.empty(n, np.uint8)) for _, type_ in columns]
+
+    def read(part: KeyBatch, rows: slice) -> None:
+        at = rows.start
+        part.get_all(
+            [
+                (column, values.ctypes.data + at * (len(values) // n), valid.ctypes.data + at)
+                for (column, _), (values, valid) in zip(columns, rooms, strict=True)
+            ]
+            if n
+            else []
+        )
+
+    read_in_parts(keys, read)
     return rooms
 
 

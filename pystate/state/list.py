@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from pystate.errors import InvalidArgumentError, WrongTypeError
 from pystate.state.columns import LIST, Column, column_of
 from pystate.state.declaration import State, type_literal
 from pystate.state.handle import LIST_NAMES, MISSING, Elements, batch_method_error
-from pystate.state.key_batch import KeyBatch
+from pystate.state.key_batch import KeyBatch, read_in_parts
 from pystate.state.ttl import StateTtl
 from pystate.types.arrays import decoded, from_parts, reference
 from pystate.types.nested import codec_of
@@ -329,7 +329,12 @@ class ListHandle(Elements, core.ListElements):
         pyarrow.ListArray
             In the keys' order; empty for a key without items. For objects a list of lists.
         """
-        self._checked(keys)
+        parts = read_in_parts(self._checked(keys), lambda part, _: self._lists_of(part, raw))
+        if self._pickles and not raw:
+            return list(chain.from_iterable(parts))
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+    def _lists_of(self, keys: KeyBatch, raw: bool) -> Any:
         if self.type.is_bytes or self.type.name == "boolean":
             return self._collect(keys, raw)
         offsets = np.empty(len(keys) + 1, np.int64)

@@ -7,7 +7,7 @@ at a time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from pystate.errors import DeclarationError, WrongTypeError
 from pystate.state.columns import MAP, Column, column_of
 from pystate.state.declaration import State, type_literal
 from pystate.state.handle import MAP_NAMES, MISSING, Elements
-from pystate.state.key_batch import KeyBatch, read_array
+from pystate.state.key_batch import KeyBatch, read_array_of, read_in_parts
 from pystate.state.objects import unpickled
 from pystate.state.ttl import StateTtl
 from pystate.types.arrays import decoded, from_parts, is_many, reference
@@ -251,11 +251,15 @@ class MapHandle(Elements, core.MapElements):
             a list.
         """
         at = self._map_keys(keys, map_keys)
-        array = read_array(
+        array = read_array_of(
+            keys,
             self.type,
-            len(keys),
-            lambda values, valid: self.get_all(keys, at, values, valid),
-            lambda offsets, valid: self.get_all_bytes(keys, at, offsets, valid),
+            lambda part, rows, values, valid: self.get_all(
+                part, at.part(rows.start, len(part)), values, valid
+            ),
+            lambda part, rows, offsets, valid: self.get_all_bytes(
+                part, at.part(rows.start, len(part)), offsets, valid
+            ),
         )
         if self._pickles:
             return self._unpacked(array.to_pylist())
@@ -283,7 +287,12 @@ class MapHandle(Elements, core.MapElements):
         pyarrow.MapArray
             In the keys' order; empty for a key without entries. For objects a list of dicts.
         """
-        self._checked(keys)
+        parts = read_in_parts(self._checked(keys), lambda part, _: self._maps_of(part, raw))
+        if self._pickles and not raw:
+            return list(chain.from_iterable(parts))
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+    def _maps_of(self, keys: KeyBatch, raw: bool) -> Any:
         offsets = np.empty(len(keys) + 1, np.int64)
         rows, key_parts, parts = self.collect(keys, offsets.ctypes.data)
         assert key_parts is not None

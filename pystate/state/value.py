@@ -10,7 +10,6 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,7 +19,6 @@ from pystate._core import core
 from pystate.errors import (
     DeclarationError,
     InUseError,
-    MemoryLimitError,
     PystateError,
     WrongTypeError,
 )
@@ -40,7 +38,7 @@ from pystate.state.handle import (
     StateHandle,
     batch_method_error,
 )
-from pystate.state.key_batch import ADD, MAX, MIN, KeyBatch, Step, read_array
+from pystate.state.key_batch import ADD, MAX, MIN, KeyBatch, Step, read_array_of
 from pystate.state.objects import pickled, unpickled
 from pystate.state.ttl import StateTtl
 from pystate.types.arrays import check_rows, decoded, encoded, is_many, reference
@@ -350,9 +348,11 @@ class ValueHandle(NoValue, StateHandle, core.ScalarHandle):
 
     def _stored(self, keys: KeyBatch) -> pa.Array[Any]:
         """The keys' values as they are stored; null for a key without a value."""
-        get, get_bytes = self._checked(keys).get, keys.get_bytes
-        return read_array(
-            self.type, len(keys), partial(get, self.column), partial(get_bytes, self.column)
+        return read_array_of(
+            self._checked(keys),
+            self.type,
+            lambda part, _, values, valid: part.get(self.column, values, valid),
+            lambda part, _, offsets, valid: part.get_bytes(self.column, offsets, valid),
         )
 
     def _exported(self, keys: KeyBatch) -> pa.Array[Any]:
@@ -448,7 +448,7 @@ class ObjectHandle(ValueHandle):
     def values(self, keys: KeyBatch) -> list[Any]:
         """The keys' values; the default for an absent one."""
         names = self._checked(keys)._normal_keys()
-        keys.check()
+        keys.check_valid()
         cache, drops = self._cache, self._drops
         if not self._keeps:
             cache = dict(cache)
@@ -458,7 +458,7 @@ class ObjectHandle(ValueHandle):
                 if name not in cache and stored[i].is_valid:
                     value = unpickled(self.name, stored[i].as_py())
                     if drops != self._drops:
-                        keys.check()
+                        keys.check_valid()
                         raise self._disturbed_error("unpickled")
                     cache[name] = value
         kept = (cache.get(name, _ABSENT) for name in names)
@@ -473,7 +473,7 @@ class ObjectHandle(ValueHandle):
             )
         values = list(values)
         check_rows(values, len(names), f"state {self.name!r}")
-        keys.check()
+        keys.check_valid()
         early = self._write is not None
         for name, value in zip(names, values, strict=True):
             self._set(name, value)
@@ -548,19 +548,10 @@ class ObjectHandle(ValueHandle):
     ) -> None:
         if make_way is not None:
             make_way(len(names), values.nbytes)
-        try:
-            with closing(make_batch(names)) as keys:
-                keys.put(self.column, reference(values, self.type))
-        except MemoryLimitError as error:
-            # The rows have other states, too.
-            if error.keys is None or len(names) <= 1:
-                raise
-            at = max(1, min(len(names) // 2, error.keys))
-            self._put(names[:at], values[:at], make_batch, make_way)
-            self._put(names[at:], values[at:], make_batch, make_way)
-        else:
-            for name in names:
-                self._dirty.pop(name, None)  # its class may have deleted it
+        with closing(make_batch(names)) as keys:
+            keys.put(self.column, reference(values, self.type))
+        for name in names:
+            self._dirty.pop(name, None)  # its class may have deleted it
 
     def _disturbed_error(self, how: str) -> InUseError:
         return InUseError(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from itertools import pairwise
 from typing import Any, BinaryIO, Protocol
@@ -354,6 +354,7 @@ class RowsBelow:
             return
         try:
             self._table.set_whole_rows(WHOLE_ROWS_BYTES)
+            self._table.set_steps(True)
             if self._target_bytes:
                 self._table.set_target(self._target_bytes)
             if self._backend._clock:
@@ -588,6 +589,7 @@ class RowsBelow:
         has changed, in batches, once there was a step: the table itself then does not know.
         """
         self._may_step, self._say_files, self._say_changed = step, files, changed
+        self._table.may_step = step is not None
 
     def seal_step(self, lineage: Lineage) -> Snapshot:
         """As `seal`, in the middle of what the user sees as one epoch: key batches stay valid."""
@@ -620,7 +622,7 @@ class RowsBelow:
             return False
         batch = KeyBatch(self._table, arrays, self._backend._key_types())
         try:
-            return batch.bring()
+            return batch.bring_if_fits()
         finally:
             batch.close()
 
@@ -655,7 +657,9 @@ class RowsBelow:
         _, rows, size_bytes = self._table.room(2 * keys)
         self._miss_rows()
         wanted = max(1, rows, min(2 * keys, self._table.stats()[0] // 2))
-        self.left += self._table.leave(wanted, size_bytes)[0]
+        # Where not even what leaving needs is there, a table that is made anew has the whole limit.
+        with suppress(MemoryLimitError):
+            self.left += self._table.leave(wanted, size_bytes)[0]
         return True
 
     def _miss_rows(self) -> None:
@@ -749,9 +753,9 @@ class RowsBelow:
         """As `exported`, of fewer keys at a time where the rows of all do not fit in memory."""
         rows = len(arrays[0])
         try:
-            found = self._backend.exported(
-                KeyBatch(self._table, arrays, self._backend._key_types())
-            )
+            keys = KeyBatch(self._table, arrays, self._backend._key_types())
+            keys.bring()  # once, for all states
+            found = self._backend.exported(keys)
         except MemoryLimitError as error:
             if rows <= 1:
                 raise

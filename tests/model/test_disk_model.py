@@ -25,7 +25,7 @@ from pystate.tables.below import FileBelow
 from tests import drawn
 from tests.model.containers import Row, Timers
 from tests.model.kinds import Spec
-from tests.model.specs import VALUES
+from tests.model.specs import LISTS, MAPS, VALUES
 from tests.model.test_backend_model import (
     FOREVER,
     MAX_PARALLELISM,
@@ -272,6 +272,34 @@ class DiskTimers(OnDisk, ValuesMachine):
                 kind.write(row, text * 4000)
 
 
+class DiskLarge(OnDisk, MixedMachine):
+    """Values of all sizes in little memory, in batches of which some do not fit together."""
+
+    specs: ClassVar[dict[str, Spec]] = {
+        name: {**VALUES, **LISTS, **MAPS}[name] for name in ("n", "text", "texts", "counts", "bag")
+    }
+    ttls = st.none()
+    spaces_drawn = ("none",)
+    timed_drawn = (False,)
+    limits = (1 << 20, 2 << 20)
+    largest: ClassVar[int] = 100_000
+
+    @rule(
+        start=st.integers(0, 20),
+        sizes=st.lists(st.sampled_from([0, 1, 300, 5000, 30_000, 100_000]), min_size=1, max_size=8),
+        count=st.sampled_from([1, 8, 40]),
+        letter=st.sampled_from("xyz"),
+    )
+    def grow(self, start: int, sizes: list[int], count: int, letter: str) -> None:
+        kind: Any = self.drivers["text"].kind
+        rows = [(self.numbered(start * 20 + i), None) for i in range(count)]
+        texts = [letter * min(sizes[i % len(sizes)], self.largest) for i in range(count)]
+        with closing(self.batch(self.backend, rows)) as batch:
+            self.backend["text"].update_all(batch, texts)
+        for row, text in zip(rows, texts, strict=True):
+            kind.write(row, text)
+
+
 class DiskTable(OnDisk, TableMachine):
     timed_drawn = (False,)
     limits = (0, 1 << 20)
@@ -353,13 +381,23 @@ class DiskTable(OnDisk, TableMachine):
         super().teardown()
 
 
-MACHINES = [DiskValues, DiskLists, DiskMaps, DiskFolds, DiskMixed, DiskTimers, DiskTable]
+MACHINES = [
+    DiskValues,
+    DiskLists,
+    DiskMaps,
+    DiskFolds,
+    DiskMixed,
+    DiskTimers,
+    DiskLarge,
+    DiskTable,
+]
 
 
 @pytest.mark.drawn
 @pytest.mark.parametrize("machine", MACHINES)
 def test_short(machine: type[OnDisk]) -> None:
-    most, steps = {DiskTable: (120, 40), DiskTimers: (30, 30)}.get(machine, (90, 30))
+    few = {DiskTable: (120, 40), DiskTimers: (30, 30), DiskLarge: (90, 50)}
+    most, steps = few.get(machine, (90, 30))
     run_state_machine_as_test(machine, settings=settings_for(drawn.count(most), steps))
     assert machine.left > 0 and machine.fetched > 0
     assert machine.steps_made > 0

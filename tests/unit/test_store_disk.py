@@ -26,6 +26,7 @@ from pystate.errors import (
     MemoryLimitError,
     NoCurrentKeyError,
     NoSpaceError,
+    PoisonedError,
     SystemCallError,
 )
 from pystate.store import Store
@@ -51,6 +52,11 @@ def fill(store: Store, first: int, last: int) -> None:
         keys = store.keys(range(at, min(at + 20, last)))
         store["n"].add(keys, np.arange(at, min(at + 20, last)))
         store["text"].update_all(keys, TEXT)
+
+
+def scanned(store: Store) -> list[int]:
+    found: list[Any] = store.to_arrow()["n"].to_pylist()
+    return sorted(found)
 
 
 def numbers(store: Store, last: int) -> list[int]:
@@ -145,7 +151,9 @@ def test_many_steps_become_one_delta(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         for _ in range(4):
             fill(store, 0, 1000)
-        assert 0 < steps(store) < 8
+        # About fifty rows fit at a time, and each step is of as many.
+        made = store._backend.below._steps
+        assert 80 < made < 120 and 0 < 4 * steps(store) < made
         assert len(names(tmp_path, "state")) == len(store._pending)
         store.checkpoint()
     with opened(tmp_path) as store:
@@ -172,9 +180,8 @@ def test_a_batch_that_does_not_fit_says_how_much_would(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         fill(store, 0, 1000)
         store.checkpoint()
-        keys = store.keys(range(1000))
         with pytest.raises(MemoryLimitError, match="pass fewer keys at a time") as caught:
-            store["n"].values(keys)
+            store._backend.prefetch(range(1000))
         fits = caught.value.keys
         assert fits is not None and 0 < fits < 1000
         assert store["n"].values(store.keys(range(fits // 2))).to_pylist() == [*range(fits // 2)]
@@ -199,9 +206,109 @@ def test_keys_are_brought_before_they_are_used(tmp_path: Path) -> None:
         assert store._backend.below.looked_up == looked_up + 5
         with pytest.raises(MemoryLimitError) as error:
             store.prefetch(range(1000))
-        assert 0 < error.value.keys < 1000
+        assert error.value.keys is not None and 0 < error.value.keys < 1000
     with opened(tmp_path / "heap", home="heap", limit_bytes=0) as store:
         assert len(store.prefetch([1, 2])) == 2 and len(store) == 0
+
+
+def test_a_batch_that_does_not_fit_is_done_in_parts(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        store["text"].update_all(store.keys(range(1000)), TEXT)
+        store["n"].add(store.keys(range(1000)), [*range(1000)])
+        made = steps(store)
+        assert made > 0
+        keys = store.keys(range(1000))
+        assert store["n"].values(keys).to_pylist() == [*range(1000)]
+        assert set(store["text"].values(keys).to_pylist()) == {TEXT}
+        store["text"].clear_all(keys)
+        store.rollback()
+        assert len(store) == 0
+        assert store["n"].values(store.keys([1])).to_pylist() == [0]
+
+
+KINDS: dict[str, tuple[Any, Any, Any]] = {
+    "value": (
+        ps.ValueState("binary"),
+        lambda s, keys, values: s.update_all(keys, values),
+        lambda s, keys: s.values(keys).to_pylist(),
+    ),
+    "list": (
+        ps.ListState("binary"),
+        lambda s, keys, values: s.extend(keys, [[v, v[:9]] for v in values]),
+        lambda s, keys: [items[-2] for items in s.lists(keys).to_pylist()],
+    ),
+    "map": (
+        ps.MapState("string", "binary"),
+        lambda s, keys, values: s.put_entries(keys, ["m" * 20] * len(values), values),
+        lambda s, keys: [dict(entries)["m" * 20] for entries in s.maps(keys).to_pylist()],
+    ),
+    "entry": (
+        ps.MapState("string", "binary"),
+        lambda s, keys, values: s.put_entries(keys, ["m"] * len(values), values),
+        lambda s, keys: s.get_entries(keys, ["m"] * len(keys)).to_pylist(),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_all_sizes(kind: str, tmp_path: Path) -> None:
+    """In batches of several times the limit, which takes no more memory than that."""
+    limit_bytes = 2 << 20
+    state, write, read = KINDS[kind]
+    sizes = [1, 40, 700, 5000, 30_000, 90_000]
+    with ps.open(
+        tmp_path / "s", key="long", states={"s": state}, limit_bytes=limit_bytes, home="disk"
+    ) as store:
+        most = 0
+        for epoch in range(2):
+            values = [bytes([i, epoch]) * (sizes[(i + epoch) % 6] // 2 + 1) for i in range(180)]
+            write(store["s"], store.keys(range(180)), values)
+            most = max(most, store.stats().committed_bytes)
+            assert read(store["s"], store.keys(range(180))) == values
+            most = max(most, store.stats().committed_bytes)
+            store.checkpoint()
+            for at in (0, 50, 170):
+                write(store["s"], store.keys([at]), values[at : at + 1])
+        assert read(store["s"], store.keys(range(180))) == values
+        assert most < limit_bytes * 1.05
+
+
+def test_one_value_that_cannot_fit_is_said(tmp_path: Path) -> None:
+    states = {"s": ps.ValueState("binary"), "l": ps.ListState("binary")}
+    with ps.open(
+        tmp_path / "s", key="long", states=states, limit_bytes=1 << 20, home="disk"
+    ) as store:
+        store["s"].update_all(store.keys([1, 2]), b"x" * 100)
+        words = r"state 's': 2\.0 MiB for a key.*the table may have 1\.0 MiB.*raise limit_bytes"
+        with pytest.raises(MemoryLimitError, match=words):
+            store["s"].update_all(store.keys([3]), b"x" * (2 << 20))
+        store.set_current_key(1)
+        with pytest.raises(MemoryLimitError, match=r"state 'l': 2\.0 MiB"):
+            store["l"].add(b"y" * (2 << 20))
+        # Nothing has changed, and the epoch goes on.
+        store["l"].add(b"y")
+        assert store["s"].values(store.keys([1, 2, 3])).to_pylist() == [b"x" * 100] * 2 + [None]
+        # What was done in part can be repeated, or is undone.
+        with pytest.raises(MemoryLimitError, match="state 's'"):
+            store["s"].update_all(store.keys([4, 5]), [b"z", b"x" * (2 << 20)])
+        store["s"].update_all(store.keys([4, 5]), [b"z", b"x"])
+        with pytest.raises(MemoryLimitError, match="state 'l'"):
+            store["l"].append(store.keys([4, 5]), [b"z", b"x" * (2 << 20)])
+        with pytest.raises(PoisonedError):
+            store["s"].values(store.keys([4]))
+        store.rollback()
+        assert len(store) == 0
+
+
+def test_reading_absent_keys_makes_no_step(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 0, 600)
+        store.checkpoint()
+        store["n"].add(store.keys([3]), 1)
+        before, here = steps(store), store.stats().keys
+        absent = store.keys(range(10_000, 60_000))
+        assert not any(store["n"].values(absent).to_pylist())
+        assert steps(store) == before and store.stats().keys >= here
 
 
 def test_a_small_store_stays_in_memory(tmp_path: Path) -> None:
@@ -425,7 +532,7 @@ def test_files_that_cannot_be_opened_for_a_while_leave_nothing_out(
         with pytest.raises(SystemCallError, match="Too many open files"):
             USES[use](store)
         no_files.are = False
-        assert sorted(store.to_arrow()["n"].to_pylist()) == list(range(640))
+        assert scanned(store) == list(range(640))
         USES[use](store)
         store.checkpoint()
         no_files.are = True
@@ -436,7 +543,7 @@ def test_files_that_cannot_be_opened_for_a_while_leave_nothing_out(
         USES[use](store)
         there = len(store)
         assert there > 640
-        assert sorted(store.to_arrow()["n"].to_pylist()) == list(range(there))
+        assert scanned(store) == list(range(there))
         assert numbers(store, there) == list(range(there))
         fill(store, 1000, 2000)
         assert steps(store) > 0
@@ -509,7 +616,7 @@ def test_scans_go_on_when_the_files_are_removed(tmp_path: Path) -> None:
         fill(store, 600, 620)
         for path in (tmp_path / "state").rglob("*.*"):
             path.unlink()
-        assert sorted(store.to_arrow()["n"].to_pylist()) == list(range(620))
+        assert scanned(store) == list(range(620))
         assert (len(store), sorted(store)) == (620, list(range(620)))
 
 

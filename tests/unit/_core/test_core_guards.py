@@ -54,7 +54,7 @@ def is_guarded(lines: list[str], at: int) -> bool:
         begun = "\n".join(lines[function_of(lines, at)[1] : at])
         after = lines[at:]
         ends = next((k for k, x in enumerate(after) if x == " " * depth + "finally:"), None)
-        if ends is None or not re.search(r"\.(begin|begin_of|hold)\(", begun):
+        if ends is None or not re.search(r"\.(begin(_reading)?(_of)?|hold)\(", begun):
             continue
         body = []
         for x in after[ends + 1 :]:
