@@ -53,6 +53,29 @@ pst_status pst_stack_lookup(pst_stack *st, const pst_wanted_keys *wanted, const 
 pst_status pst_sst_reader_lookup(pst_sst_reader *r, const pst_wanted_keys *wanted, const pst_io *io,
                                  pst_file_info *info);
 
+/* ---- before it reads -------------------------------------------------------------------------- */
+
+/* Told which parts of files a look-up will read. */
+typedef struct pst_plan_sink {
+    /* `size` bytes of a file of the stack, by its number; those of a file ascend. A status other than
+     * PST_OK ends the plan. */
+    pst_status (*part)(void *ctx, int32_t file, uint64_t offset, uint64_t size);
+    void *ctx;
+    uint64_t gap;  /* parts that lie no farther apart are one */
+    uint64_t most; /* bytes of a part; not 0 */
+} pst_plan_sink;
+
+/* Tells which blocks pst_stack_lookup of those keys may read, oldest file first, by what is in memory:
+ * nothing is read. Fewer are read of keys that a newer file has as a whole. The guides of files are
+ * not among them, nor are the filters of bases. Statuses are those of pst_wanted_order, PST_LIMIT, and
+ * those of the sink. */
+pst_status pst_stack_plan(const pst_stack *st, const pst_wanted_keys *wanted,
+                          const pst_plan_sink *sink);
+
+/* The same of pst_sst_reader_lookup, for a file without a guide: of others nothing is said. */
+pst_status pst_sst_reader_plan(const pst_sst_reader *r, const pst_wanted_keys *wanted,
+                               const pst_plan_sink *sink);
+
 #ifdef __cplusplus
 }
 #endif

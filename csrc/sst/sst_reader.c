@@ -337,6 +337,20 @@ uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group) {
     return rows;
 }
 
+int pst_sst_reader_blocks(const pst_sst_reader *r, int32_t key_group, uint64_t hash,
+                          uint64_t *begin, uint64_t *end) {
+    size_t first = r->guide ? r->n_refs : first_ref(r, key_group, hash);
+    size_t i = first;
+    while (i < r->n_refs &&
+           !is_before(key_group, hash, r->refs[i].first_key_group, r->refs[i].first_hash))
+        i++;
+    if (i == first)
+        return 0;
+    *begin = r->refs[first].offset;
+    *end = r->refs[i - 1].offset + r->refs[i - 1].stored;
+    return 1;
+}
+
 /* Whether there are blocks behind those of `refs`, and where the first of them begins. */
 static int has_more(const pst_sst_reader *r, pst_sst_ref *next) {
     if (!r->guide || r->next_segment == r->guide->n_segments)

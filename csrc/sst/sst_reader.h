@@ -62,6 +62,11 @@ void pst_sst_reader_pass(pst_sst_reader *r, uint32_t n);
  * several groups counts for each of them alike. O(log blocks). */
 uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group);
 
+/* Where the blocks lie that may have rows of a place, by the index alone: [*begin, *end). 0: there are
+ * none, or the file has a guide. O(log blocks). */
+int pst_sst_reader_blocks(const pst_sst_reader *r, int32_t key_group, uint64_t hash,
+                          uint64_t *begin, uint64_t *end);
+
 typedef struct pst_sst_conversion {
     int32_t column; /* of the schema's states */
     pst_column to;  /* its names are copied */

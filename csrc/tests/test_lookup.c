@@ -304,6 +304,155 @@ static void run_room(void) {
     world_free(w);
 }
 
+/* ---- what will be read ------------------------------------------------------------------------- */
+
+typedef struct plan {
+    const pst_stack *st;
+    struct {
+        int32_t file;
+        uint64_t begin, end;
+    } parts[4096];
+    size_t n;
+    uint64_t bytes;
+    uint64_t gap, most;
+    uint64_t wrong;
+} plan;
+
+static plan the_plan;
+
+static pst_status on_part(void *ctx, int32_t file, uint64_t offset, uint64_t size) {
+    plan *p = ctx;
+    REQUIRE(p->n < sizeof p->parts / sizeof *p->parts);
+    if (p->n && p->parts[p->n - 1].file == file)
+        p->wrong += offset < p->parts[p->n - 1].end;
+    else
+        p->wrong += p->n && file < p->parts[p->n - 1].file;
+    p->wrong += size == 0 || size > p->most;
+    p->parts[p->n].file = file;
+    p->parts[p->n].begin = offset;
+    p->parts[p->n++].end = offset + size;
+    p->bytes += size;
+    return PST_OK;
+}
+
+/* Whether all that a read needs was said, but for the rest of its first page. */
+static int64_t is_planned(const pst_read *r, int64_t result) {
+    plan *p = &the_plan;
+    int32_t file = 0;
+    while (file < p->st->n && &p->st->files[file]->file != r->file)
+        file++;
+    uint64_t at = r->offset, end = r->offset + r->need;
+    for (size_t i = 0; i < p->n && at < end; i++)
+        if (p->parts[i].file == file && p->parts[i].end > at &&
+            p->parts[i].begin < (at == r->offset ? at + PST_READ_ALIGN : at + 1))
+            at = p->parts[i].end;
+    const pst_guide *g = p->st->files[file]->guide;
+    for (uint32_t i = 0; i < g->n_segments; i++)
+        at = end == g->segments[i].end ? end : at; /* it is a base's filter */
+    if (at < end)
+        __atomic_fetch_add(&p->wrong, 1, __ATOMIC_RELAXED);
+    return result;
+}
+
+static void check_plan(const world *w, const uint64_t *ids, size_t n, int32_t n_columns,
+                       uint64_t gap, uint64_t most) {
+    plan *p = &the_plan;
+    wanted x = want(w, ids, n);
+    pst_wanted_keys keys = {x.columns, n_columns, 0};
+    memory_file out = {.calls_left = -1};
+    pst_stack *st = open_files(w, 0, w->n, NULL);
+    pst_stack_stats stats;
+    *p = (plan){.st = st, .gap = gap, .most = most};
+    const pst_plan_sink sink = {on_part, p, gap, most};
+    CHECK_EQ(pst_stack_plan(st, &keys, &sink), PST_OK);
+    pst_stack_get_stats(st, &stats);
+    CHECK_EQ(stats.reads, 0);
+    pst_read_hook = is_planned;
+    CHECK_EQ(look_up(st, &x, n_columns, 64 << 20, PST_BASE, &out), PST_OK);
+    pst_read_hook = NULL;
+    CHECK_EQ(p->wrong, 0);
+    CHECK((p->n == 0) == (n == 0));
+    pst_stack_get_stats(st, &stats);
+    if (n == 1 && ids[0] != 3)
+        CHECK(p->bytes <= 3 * stats.bytes + 8192);
+    pst_stack_close(st);
+    file_free(&out);
+    wanted_free(&x);
+}
+
+/* Of a file without a guide, whose blocks are read through the reader. */
+typedef struct noted_file {
+    memory_file file;
+    uint64_t first; /* where blocks begin */
+    uint64_t behind;
+} noted_file;
+
+static int read_noted(void *ctx, uint64_t offset, void *data, size_t size) {
+    noted_file *f = ctx;
+    plan *p = &the_plan;
+    int within = !p->gap; /* not yet */
+    for (size_t i = 0; i < p->n; i++)
+        within |= p->parts[i].begin <= offset && offset + size <= p->parts[i].end + 64;
+    f->first += !within;
+    memcpy(data, f->file.data + offset, size);
+    return 0;
+}
+
+static void check_plain_plan(memory_file *whole, const world *w, const uint64_t *ids, size_t n) {
+    noted_file f = {.file = *whole};
+    plan *p = &the_plan;
+    wanted x = want(w, ids, n);
+    pst_wanted_keys keys = {x.columns, world_keys(w), 0};
+    memory_file out = {.calls_left = -1};
+    pst_io io = {.ctx = &f, .read_at = read_noted, .decompress = file_io(whole, 0).decompress};
+    pst_io to = file_io(&out, 1);
+    pst_file_info info;
+    pst_sst_reader *r;
+    *p = (plan){.most = 1 << 20};
+    REQUIRE(!pst_sst_reader_open(&io, whole->size, &r, NULL));
+    const pst_plan_sink sink = {on_part, p, 0, 1 << 20};
+    CHECK_EQ(pst_sst_reader_plan(r, &keys, &sink), PST_OK);
+    p->gap = 1;
+    CHECK_EQ(pst_sst_reader_lookup(r, &keys, &to, &info), PST_OK);
+    /* Behind the last row of a block the next one is looked at. */
+    CHECK(f.first <= n);
+    CHECK_EQ(p->wrong, 0);
+    CHECK((p->n == 0) == (n == 0));
+    CHECK(n != 1 || f.first <= 1);
+    pst_sst_reader_close(r);
+    file_free(&out);
+    wanted_free(&x);
+}
+
+static void run_plan(void) {
+    enum { KEYS = 400 };
+    uint64_t ids[KEYS], rng = 5;
+    world *w = &the_world;
+    for (int style = 0; style < WORLD_STYLES; style++) {
+        memory_file whole = {.calls_left = -1};
+        make_world(w, (world_style)style, 4, 3000, 12);
+        world_merge(w, w->rows, &whole);
+        for (size_t n = 0; n <= KEYS; n = n < 2 ? n + 1 : n * 5) {
+            for (size_t i = 0; i < n; i++)
+                ids[i] = check_random(&rng) % 4000;
+            check_plan(w, ids, n, world_keys(w), PST_WINDOW_BYTES, 1 << 20);
+            check_plan(w, ids, n, world_keys(w), PST_WINDOW_BYTES, 5000);
+            check_plain_plan(&whole, w, ids, n);
+        }
+        if (style == WORLD_NAMESPACES)
+            check_plan(w, ids, 3, 1, PST_WINDOW_BYTES, 1 << 20);
+        file_free(&whole);
+        world_free(w);
+    }
+    pst_wanted_keys none = {NULL, 0, 0};
+    const pst_plan_sink sink = {on_part, &the_plan, 0, 0};
+    make_world(w, WORLD_STRINGS, 1, 10, 1);
+    pst_stack *st = open_files(w, 0, 1, NULL);
+    CHECK_EQ(pst_stack_plan(st, &none, &sink), PST_INVALID);
+    pst_stack_close(st);
+    world_free(w);
+}
+
 /* ---- failures ---------------------------------------------------------------------------------- */
 
 static int64_t hook_countdown;
@@ -427,6 +576,7 @@ int main(int argc, char **argv) {
             run_model((world_style)style, 600 + 100 * seed, seed);
     run_order();
     run_room();
+    run_plan();
     run_faults();
     return check_report();
 }

@@ -1,0 +1,93 @@
+#include "lookup/plan.h"
+
+#include "lookup/wanted.h"
+#include "sst/sst_reader.h"
+#include "stack/stack.h"
+
+/* ---- parts ------------------------------------------------------------------------------------- */
+
+static pst_status say(pst_plan *p, uint64_t size) {
+    uint64_t begin = p->begin;
+    p->begin += size;
+    return p->sink->part(p->sink->ctx, p->file, begin, size);
+}
+
+pst_status pst_plan_end(pst_plan *p) {
+    return p->begin < p->end ? say(p, p->end - p->begin) : PST_OK;
+}
+
+pst_status pst_plan_add(pst_plan *p, uint64_t begin, uint64_t end) {
+    pst_status s = PST_OK;
+    if (p->end && (begin <= p->end || begin - p->end <= p->sink->gap)) {
+        p->end = end > p->end ? end : p->end;
+    } else {
+        s = pst_plan_end(p);
+        p->begin = begin;
+        p->end = end;
+    }
+    while (!s && p->end - p->begin > p->sink->most)
+        s = say(p, p->sink->most);
+    return s;
+}
+
+/* ---- stacks ------------------------------------------------------------------------------------ */
+
+static pst_status add_place(pst_plan *p, const pst_member *m, int32_t key_group, uint64_t hash) {
+    uint32_t n, first = pst_guide_segments(m->guide, key_group, hash, &n);
+    pst_status s = PST_OK;
+    for (uint32_t i = first; !s && i < first + n; i++) {
+        const pst_guide_segment *segment = &m->guide->segments[i];
+        const uint8_t *entries = m->entries[i];
+        uint32_t blocks;
+        if (m->filtered &&
+            !pst_guide_may_have(segment, entries, pst_member_filter(m, i), key_group, hash))
+            continue;
+        uint32_t block = pst_guide_blocks(segment, entries, key_group, hash, &blocks);
+        if (!blocks)
+            continue;
+        pst_guide_block low = pst_guide_block_at(segment, entries, block);
+        pst_guide_block high = pst_guide_block_at(segment, entries, block + blocks - 1);
+        s = pst_plan_add(p, low.offset, high.offset + high.stored);
+    }
+    return s;
+}
+
+pst_status pst_stack_plan(const pst_stack *st, const pst_wanted_keys *wanted,
+                          const pst_plan_sink *sink) {
+    pst_wanted_list w;
+    if (!sink->most)
+        return PST_INVALID;
+    pst_status s =
+        pst_wanted_make(&w, &st->schema, st->max_parallelism, wanted, st->room.charge.budget);
+    for (int32_t file = 0; !s && file < st->n; file++) {
+        pst_plan p = {sink, file, 0, 0};
+        for (uint32_t i = 0; !s && i < w.n; i = w.keys[i].end)
+            if (pst_stack_counts(st, file, w.keys[i].key_group))
+                s = add_place(&p, st->files[file], w.keys[i].key_group, w.keys[i].hash);
+        if (!s)
+            s = pst_plan_end(&p);
+    }
+    pst_wanted_free(&w);
+    return s;
+}
+
+/* ---- any file ---------------------------------------------------------------------------------- */
+
+pst_status pst_sst_reader_plan(const pst_sst_reader *r, const pst_wanted_keys *wanted,
+                               const pst_plan_sink *sink) {
+    pst_wanted_list w;
+    pst_plan p = {sink, 0, 0, 0};
+    int32_t max_parallelism = pst_sst_reader_info(r)->max_parallelism;
+    if (!sink->most)
+        return PST_INVALID;
+    pst_status s = pst_wanted_make(&w, pst_sst_reader_schema(r), max_parallelism, wanted, NULL);
+    for (uint32_t i = 0; !s && i < w.n; i = w.keys[i].end) {
+        uint64_t begin, end;
+        if (pst_sst_reader_blocks(r, w.keys[i].key_group, w.keys[i].hash, &begin, &end))
+            s = pst_plan_add(&p, begin, end);
+    }
+    if (!s)
+        s = pst_plan_end(&p);
+    pst_wanted_free(&w);
+    return s;
+}
