@@ -68,12 +68,15 @@ typedef struct pst_plan_sink {
 /* Tells which blocks pst_stack_lookup of those keys may read, oldest file first, by what is in memory:
  * nothing is read. Fewer are read of keys that a newer file has as a whole. The guides of files are
  * not among them, nor are the filters of bases. Statuses are those of pst_wanted_order, PST_LIMIT, and
- * those of the sink. */
+ * those of the sink; PST_INVALID: parts of no bytes, too. */
 pst_status pst_stack_plan(const pst_stack *st, const pst_wanted_keys *wanted,
                           const pst_plan_sink *sink);
 
-/* The same of pst_sst_reader_lookup, for a file without a guide: of others nothing is said. */
-pst_status pst_sst_reader_plan(const pst_sst_reader *r, const pst_wanted_keys *wanted,
+/* The same of pst_sst_reader_lookup, in two steps: with `entries`, what of a guided file leads to the
+ * blocks, and is read to tell these; of other files that is nothing. It ends any reading of the
+ * reader's. Statuses are those of pst_stack_plan and of the reader: PST_INVALID, PST_WRONG_TYPE,
+ * PST_TOO_LARGE, PST_CALLBACK, PST_CORRUPT, PST_NO_MEMORY, PST_LIMIT. */
+pst_status pst_sst_reader_plan(pst_sst_reader *r, const pst_wanted_keys *wanted, int entries,
                                const pst_plan_sink *sink);
 
 #ifdef __cplusplus

@@ -73,18 +73,23 @@ pst_status pst_stack_plan(const pst_stack *st, const pst_wanted_keys *wanted,
 
 /* ---- any file ---------------------------------------------------------------------------------- */
 
-pst_status pst_sst_reader_plan(const pst_sst_reader *r, const pst_wanted_keys *wanted,
+static pst_status add_bytes(void *ctx, uint64_t begin, uint64_t end) {
+    return pst_plan_add(ctx, begin, end);
+}
+
+pst_status pst_sst_reader_plan(pst_sst_reader *r, const pst_wanted_keys *wanted, int entries,
                                const pst_plan_sink *sink) {
     pst_wanted_list w;
     pst_plan p = {sink, 0, 0, 0};
-    int32_t max_parallelism = pst_sst_reader_info(r)->max_parallelism;
+    const pst_file_info *info = pst_sst_reader_info(r);
     if (!sink->most)
         return PST_INVALID;
-    pst_status s = pst_wanted_make(&w, pst_sst_reader_schema(r), max_parallelism, wanted, NULL);
+    pst_status s =
+        pst_wanted_make(&w, pst_sst_reader_schema(r), info->max_parallelism, wanted, NULL);
     for (uint32_t i = 0; !s && i < w.n; i = w.keys[i].end) {
-        uint64_t begin, end;
-        if (pst_sst_reader_blocks(r, w.keys[i].key_group, w.keys[i].hash, &begin, &end))
-            s = pst_plan_add(&p, begin, end);
+        int32_t group = w.keys[i].key_group;
+        if (group >= info->first_key_group && group <= info->last_key_group)
+            s = pst_sst_reader_where(r, group, w.keys[i].hash, entries, add_bytes, &p);
     }
     if (!s)
         s = pst_plan_end(&p);

@@ -337,20 +337,6 @@ uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group) {
     return rows;
 }
 
-int pst_sst_reader_blocks(const pst_sst_reader *r, int32_t key_group, uint64_t hash,
-                          uint64_t *begin, uint64_t *end) {
-    size_t first = r->guide ? r->n_refs : first_ref(r, key_group, hash);
-    size_t i = first;
-    while (i < r->n_refs &&
-           !is_before(key_group, hash, r->refs[i].first_key_group, r->refs[i].first_hash))
-        i++;
-    if (i == first)
-        return 0;
-    *begin = r->refs[first].offset;
-    *end = r->refs[i - 1].offset + r->refs[i - 1].stored;
-    return 1;
-}
-
 /* Whether there are blocks behind those of `refs`, and where the first of them begins. */
 static int has_more(const pst_sst_reader *r, pst_sst_ref *next) {
     if (!r->guide || r->next_segment == r->guide->n_segments)
@@ -394,6 +380,41 @@ static pst_status load_segment(pst_sst_reader *r) {
     r->next_segment++;
     r->next_ref = first_ref(r, r->first_key_group, r->first_hash);
     return PST_OK;
+}
+
+/* Of the blocks at hand. */
+static pst_status tell_blocks(const pst_sst_reader *r, int32_t key_group, uint64_t hash,
+                              pst_sst_bytes tell, void *ctx) {
+    size_t first = first_ref(r, key_group, hash), i = first;
+    while (i < r->n_refs &&
+           !is_before(key_group, hash, r->refs[i].first_key_group, r->refs[i].first_hash))
+        i++;
+    return i == first
+               ? PST_OK
+               : tell(ctx, r->refs[first].offset, r->refs[i - 1].offset + r->refs[i - 1].stored);
+}
+
+pst_status pst_sst_reader_where(pst_sst_reader *r, int32_t key_group, uint64_t hash, int entries,
+                                pst_sst_bytes tell, void *ctx) {
+    pst_status s = PST_OK;
+    r->block.row = r->block.rows = 0;
+    if (!r->guide)
+        return entries ? PST_OK : tell_blocks(r, key_group, hash, tell, ctx);
+    uint32_t n, first = pst_guide_segments(r->guide, key_group, hash, &n);
+    for (uint32_t i = first; !s && i < first + n; i++) {
+        const pst_guide_segment *segment = &r->guide->segments[i];
+        if (entries) {
+            s = tell(ctx, segment->guide, segment->filter);
+            continue;
+        }
+        if (!r->n_refs || r->next_segment != i + 1) {
+            r->next_segment = i;
+            s = load_segment(r);
+        }
+        if (!s)
+            s = tell_blocks(r, key_group, hash, tell, ctx);
+    }
+    return s;
 }
 
 /* Reads the block's stored bytes; *raw is then its raw bytes. */

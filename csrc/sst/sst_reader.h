@@ -62,10 +62,14 @@ void pst_sst_reader_pass(pst_sst_reader *r, uint32_t n);
  * several groups counts for each of them alike. O(log blocks). */
 uint64_t pst_sst_reader_estimate(const pst_sst_reader *r, int32_t key_group);
 
-/* Where the blocks lie that may have rows of a place, by the index alone: [*begin, *end). 0: there are
- * none, or the file has a guide. O(log blocks). */
-int pst_sst_reader_blocks(const pst_sst_reader *r, int32_t key_group, uint64_t hash,
-                          uint64_t *begin, uint64_t *end);
+/* Told of bytes [begin, end) of a file; a status other than PST_OK ends the telling. */
+typedef pst_status (*pst_sst_bytes)(void *ctx, uint64_t begin, uint64_t end);
+
+/* Tells where the blocks lie that may have rows of a place, by the index; or, with `entries`, where
+ * the entries lie that lead to them in a guided file, which are read to tell the blocks. It ends any
+ * reading. O(log blocks). Statuses as pst_sst_reader_next, and those of `tell`. */
+pst_status pst_sst_reader_where(pst_sst_reader *r, int32_t key_group, uint64_t hash, int entries,
+                                pst_sst_bytes tell, void *ctx);
 
 typedef struct pst_sst_conversion {
     int32_t column; /* of the schema's states */

@@ -273,6 +273,38 @@ def look_into(FileReader reader not None, list keys not None, out not None):
     return info_tuple(&info)
 
 
+cdef pst_status plan_part(void *ctx, int32_t file, uint64_t offset,
+                          uint64_t size) noexcept with gil:
+    try:
+        (<list> ctx).append((file, offset, size))
+        return PST_OK
+    except MemoryError:
+        return PST_NO_MEMORY
+
+
+def plan_into(FileReader reader not None, list keys not None, bint entries, uint64_t gap,
+              uint64_t most):
+    """`Stack.plan` of `look_into`, in two steps: with `entries`, what of a file with a guide leads to
+    the blocks, and is read to say these; of other files that is nothing.
+    """
+    cdef pst_array columns[PST_MAX_KEYS_]
+    cdef pst_wanted_keys wanted
+    cdef list parts = []
+    cdef pst_plan_sink sink = pst_plan_sink(plan_part, <void *> parts, gap, most)
+    cdef pst_status status
+    reader.ready()
+    keys = list(keys)
+    fill_wanted(&wanted, columns, keys, 0)
+    reader.begin()
+    try:
+        with nogil:
+            status = pst_sst_reader_plan(reader.r, &wanted, entries, &sink)
+    finally:
+        reader.end()
+    reader.check(status)
+    return parts
+
+
 cdef class Stack(_Guarded):
     """State files with guides, oldest first, in which rows are looked up. It is immutable.
 
@@ -402,6 +434,30 @@ cdef class Stack(_Guarded):
                 self.end()
         finally:
             free(record)
+
+    def plan(self, list keys not None, uint64_t gap, uint64_t most):
+        """Which parts of the files `look_up` may read of blocks: (file's number, offset, size).
+
+        Those of a file ascend; those no more than `gap` bytes apart are one, of at most `most`
+        bytes. Nothing is read for it. The filters of bases are not among them.
+        """
+        cdef pst_array columns[PST_MAX_KEYS_]
+        cdef pst_wanted_keys wanted
+        cdef list parts = []
+        cdef pst_plan_sink sink = pst_plan_sink(plan_part, <void *> parts, gap, most)
+        cdef pst_status status
+        self.ready()
+        keys = list(keys)
+        fill_wanted(&wanted, columns, keys, 0)
+        self.begin()
+        try:
+            with nogil:
+                status = pst_stack_plan(self.s, &wanted, &sink)
+        finally:
+            self.end()
+        check_limit(status, self.budget, "keys that are looked up")
+        check(status, NULL, "keys that are looked up", self.schema)
+        return parts
 
     def look_up(self, list keys not None, out not None, str kind not None, bytes id not None,
                 uint64_t epoch, uint64_t most_bytes=0):
