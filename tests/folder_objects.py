@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pystate.checkpoint.object_storage import ObjectStorage
-from pystate.checkpoint.storage import LocalStorage
+from pystate.checkpoint.storage import FileEntry, LocalStorage
 from pystate.errors import CheckpointError
 
 
@@ -81,6 +81,9 @@ class FolderObjects(ObjectStorage):
 
     def exists(self, path: str) -> bool:
         return self.files.exists(path)
+
+    def list(self, prefix: str, *, temporary: bool = False) -> list[FileEntry]:
+        return self.files.list(prefix, temporary=temporary)
 
     def delete(self, path: str) -> bool:
         return self.files.delete(path)

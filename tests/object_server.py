@@ -18,6 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -90,6 +91,8 @@ class Faults:
         self._upstream = upstream
         self._wanted: tuple[str, str, int] | None = None
         self._lock = threading.Lock()
+        #: How many requests of each method there were.
+        self.counts: Counter[str] = Counter()
         proxy = self
 
         class Handler(_Proxy):
@@ -112,6 +115,7 @@ class Faults:
     def take(self, method: str) -> str:
         """The fault of a request that begins; empty for none."""
         with self._lock:
+            self.counts[method] += 1
             if self._wanted is None or self._wanted[0] != method:
                 return ""
             _, fault, skipped = self._wanted

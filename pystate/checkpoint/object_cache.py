@@ -34,7 +34,10 @@ import os
 import threading
 import uuid
 from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import lru_cache
+from types import TracebackType
 from typing import BinaryIO, NamedTuple, cast
 from weakref import WeakValueDictionary, finalize
 
@@ -51,8 +54,13 @@ EXTENT_BYTES = 16 << 10
 #: What is fetched for a row: as much as comes in about the time that a request takes.
 GROUP_BYTES = 256 << 10
 _GROUP = GROUP_BYTES // EXTENT_BYTES
-#: Of what is read from end to end, that much is asked for at once, and is not kept.
-_WINDOW_BYTES = 4 << 20
+#: Of what is read from end to end, that much is asked for at once, and is not kept: at least, and
+#: once a scan has gone on for a while.
+_LEAST_WINDOW_BYTES = 1 << 20
+#: Of what is here already, that much is read at first.
+_LEAST_HERE_BYTES = 4 * EXTENT_BYTES
+#: Requests of `bring_all` that a process sends at a time, and the most bytes of each.
+REQUESTS, REQUEST_BYTES = 32, 1 << 20
 #: So much comes between two looks at how much there is.
 _LOOK_BYTES = 64 << 20
 #: Where the states of extents begin: a multiple of the pages of all processors.
@@ -65,6 +73,22 @@ _SUFFIX = ".object"
 #: What Python's `os` does not have, of the system's fcntl.h and falloc.h.
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class CopyError(CheckpointError):
+    """The local disk does not take what is fetched."""
+
+
+class MissingObjectError(CheckpointError):
+    """The store does not have an object that a manifest names.
+
+    Attributes
+    ----------
+    path : str
+        Its name in the storage.
+    """
+
+    path = ""
 
 
 class ObjectFile(NamedTuple):
@@ -95,12 +119,21 @@ class ObjectCache:
         Of this user alone, and of this storage.
     most_bytes : int
         How much of the disk they may take; 0: half of what would be free without them.
+    disk : tuple of str
+        Whose disk that is, and where the user names another one, for messages.
     """
 
-    def __init__(self, storage: ObjectStorage, folder: str, most_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        storage: ObjectStorage,
+        folder: str,
+        most_bytes: int = 0,
+        disk: tuple[str, str] = ("the executor's disk", "spark.local.dir"),
+    ) -> None:
         self.storage = storage
         self.folder = folder
         self.most_bytes = most_bytes
+        self._disk = disk
         self._lock = threading.Lock()
         self._open: WeakValueDictionary[str, CachedObject] = WeakValueDictionary()
         self._hand = ""
@@ -116,12 +149,12 @@ class ObjectCache:
     def open(self, path: str, size_bytes: int) -> CachedObject:
         """Open an object's copy, which all threads share.
 
-        `CheckpointError`: the folder does not take files.
+        `CopyError`: the folder does not take files.
         """
         with self._lock:
             opened = self._open.get(path)
             if opened is None or not opened.is_in_place():
-                with _on_disk(self.folder):
+                with self.on_disk():
                     os.makedirs(self.folder, mode=0o700, exist_ok=True)
                     opened = CachedObject(self, path, size_bytes)
                 self._open[path] = opened
@@ -168,6 +201,23 @@ class ObjectCache:
             with suppress(OSError), _locked(self.local_path(path)) as (_, alone):
                 if alone:
                     os.unlink(self.local_path(path))
+
+    @contextmanager
+    def on_disk(self) -> Iterator[None]:
+        """Around what uses the folder: raise `CopyError` if it does not take it.
+
+        The error of a full file system would be taken for one of the table's, which then moved.
+        """
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, CheckpointError):
+                raise
+            what = "there is no room" if error.errno in FULL else f"{error.strerror}"
+            raise CopyError(
+                f"{what} on {self._disk[0]}, in {self.folder}, where what is read of the object "
+                f"store is kept: free space, or name another disk in {self._disk[1]}"
+            ) from error
 
     # ---- how much there is ---------------------------------------------------------------------
 
@@ -306,6 +356,11 @@ class CachedObject:
         self._id = os.fstat(self._descriptor)
         self.states = mmap.mmap(self._descriptor, extents, offset=at)
 
+    @property
+    def own_path(self) -> str:
+        """A path that leads this process to the copy, also where it has no name any more."""
+        return f"/proc/self/fd/{self._descriptor}"
+
     def is_in_place(self) -> bool:
         """Whether the copy that is open has its name still."""
         try:
@@ -318,7 +373,7 @@ class CachedObject:
 
         `widely`: and what lies around them, as it comes with the same request.
 
-        `CheckpointError`: the store does not have them, or the disk has no room for them;
+        `MissingObjectError`, `CopyError`; `CheckpointError`: the store does not give them;
         `CorruptFileError`: the object has another size than it was written with.
         """
         if widely:
@@ -355,7 +410,7 @@ class CachedObject:
         self._cache.came(len(data))
 
     def _write(self, data: memoryview, start: int) -> None:
-        with _on_disk(self._cache.folder):
+        with self._cache.on_disk():
             try:
                 self._write_to(data, start)
             except OSError as error:
@@ -375,9 +430,11 @@ class CachedObject:
         try:
             return storage.read_range(self._object, start, end)
         except FileNotFoundError as error:
-            raise CheckpointError(
+            missing = MissingObjectError(
                 f"{self.name} is missing, and a manifest names it: bring it back"
-            ) from error
+            )
+            missing.path = self._object
+            raise missing from error
         except CheckpointError:
             actual = None
             with suppress(CheckpointError):
@@ -396,6 +453,10 @@ class CachedObject:
             for at in range(first, last + 1):
                 self.states[at] = _gone(self.states[at])
 
+    def drop_all(self) -> None:
+        """Forget all extents, where it is not known which are damaged."""
+        self.drop(0, len(self.states) - 1)
+
     def here(self, first: int, end: int) -> bytes | None:
         """What is here of some extents; None if one of them is not."""
         before = self.states[first:end].translate(_BUT_USED)
@@ -403,10 +464,14 @@ class CachedObject:
             return None
         start = first * EXTENT_BYTES
         size = min(end * EXTENT_BYTES, self.size_bytes) - start
-        with _on_disk(self._cache.folder):
+        with self._cache.on_disk():
             data = os.pread(self._descriptor, size, start)
         is_whole = len(data) == size and self.states[first:end].translate(_BUT_USED) == before
         return data if is_whole else None
+
+    def lacks(self, first: int, last: int) -> bool:
+        """Whether one of some extents, both inclusive, is not here."""
+        return not all(state & _HERE for state in self.states[first : last + 1])
 
     def alike(self, first: int, most: int) -> int:
         """The end of those extents from one on that are here as it is, or as it are not."""
@@ -420,14 +485,12 @@ class CachedObject:
     def scanned(self) -> Iterator[BinaryIO]:
         """Open it as a binary file.
 
-        After a `CorruptFileError` from inside the block what was read here counts no more.
+        After a `CorruptFileError` from inside the block what is here counts no more.
         """
-        scan = ObjectScan(self)
         try:
-            yield cast("BinaryIO", scan)
+            yield cast("BinaryIO", ObjectScan(self))
         except CorruptFileError:
-            for at in scan.from_here:
-                self.drop(at, at)
+            self.drop_all()
             raise
 
 
@@ -437,32 +500,64 @@ class ObjectScan(RangedFile):
     What is read at some place alone is kept in the cache, and what is read on from there is not.
     """
 
+    #: Whether anything is kept.
+    _keeps = True
+
     def __init__(self, file: CachedObject) -> None:
         super().__init__(file.name, file.size_bytes)
-        #: Extents that were read from the copy.
-        self.from_here: set[int] = set()
         self._file = file
+        self._ahead = _LEAST_HERE_BYTES
 
     def _move(self, goes_on: bool) -> None:
         """See `RangedFile._move`."""
+        self._ahead = min(2 * self._ahead, self.most_bytes) if goes_on else _LEAST_HERE_BYTES
         first = self._at // EXTENT_BYTES
         self._start = first * EXTENT_BYTES
-        end = self._file.alike(first, _WINDOW_BYTES // EXTENT_BYTES)
+        end = self._file.alike(first, max(1, self._ahead // EXTENT_BYTES))
         data = self._file.here(first, end)
-        while data is None and not goes_on:
+        while data is None and self._keeps and not goes_on:
             self._file.bring(first, first)
             end = first + 1
             data = self._file.here(first, end)
         if data is not None:
-            self.from_here.update(range(first, end))
             self._window = memoryview(data)
         else:
+            least = min(_LEAST_WINDOW_BYTES, self.most_bytes)
+            if self._ahead < least:
+                end = self._file.alike(first, max(1, least // EXTENT_BYTES))
             stop = min(end * EXTENT_BYTES, self._file.size_bytes)
             self._window = self._file.fetched(self._start, stop)
 
 
+@lru_cache(maxsize=1)
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(REQUESTS, "pystate-request")
+
+
+os.register_at_fork(after_in_child=_threads.cache_clear)
+
+
+def bring_all(parts: Iterable[tuple[CachedObject, int, int]]) -> None:
+    """Fetch those of some extents of objects, both inclusive, that are not here.
+
+    Each part is a request, of which many are sent at a time. Errors are those of `bring`.
+    """
+    wanted = [part for part in parts if part[0].lacks(*part[1:])]
+    if len(wanted) == 1:
+        [(file, first, last)] = wanted
+        file.bring(first, last)
+        return
+    sent = [_threads().submit(file.bring, first, last) for file, first, last in wanted]
+    try:
+        for one in wait(sent, return_when=FIRST_EXCEPTION).done:
+            one.result()
+    finally:
+        for one in sent:
+            one.cancel()
+
+
 class TwoTiers:
-    """A storage of which what is created is on the local disk, too."""
+    """A storage of which what is created is on the local disk, too, and read from there."""
 
     def __init__(self, cache: ObjectCache) -> None:
         self._cache = cache
@@ -474,10 +569,43 @@ class TwoTiers:
         """See `CheckpointStorage.create`."""
         return self._cache.create(path)
 
+    def open_read(self, path: str) -> BinaryIO:
+        """See `CheckpointStorage.open_read`; what is not here is fetched, and not kept."""
+        local = self._cache.local_path(path)
+        if not os.path.exists(local):
+            return self._cache.storage.open_read(path)
+        size = self._cache.storage.size_bytes(path)
+        if size is None:
+            raise FileNotFoundError(errno.ENOENT, "no such object", path)
+        try:
+            return cast("BinaryIO", ScannedCopy(self._cache.open(path, size)))
+        except CopyError as error:
+            _LOG.warning("%s is read from the store: %s", path, error)
+            return self._cache.storage.open_read(path)
+
 
 def two_tiers(cache: ObjectCache) -> CheckpointStorage:
-    """A storage whose `create` keeps what is written in a cache, too."""
+    """A storage that keeps what it creates in a cache, too, and reads what is there."""
     return cast("CheckpointStorage", TwoTiers(cache))
+
+
+class ScannedCopy(ObjectScan):
+    """A file that is read once more, from end to end: nothing is fetched to stay.
+
+    If it is left by a `CorruptFileError` what is here of it counts no more.
+    """
+
+    _keeps = False
+
+    def __exit__(
+        self,
+        type: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(value, CorruptFileError):
+            self._file.drop_all()
+        super().__exit__(type, value, traceback)
 
 
 def _layout(size_bytes: int) -> tuple[int, int]:
@@ -536,18 +664,3 @@ def _locked(path: str, *, make: bool = False) -> Iterator[tuple[int, bool]]:
         yield descriptor, alone
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _on_disk(folder: str) -> Iterator[None]:
-    # The error of a full file system would be taken for one of the table's, which then moved.
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, CheckpointError):
-            raise
-        what = "there is no room" if error.errno in FULL else f"{error.strerror}"
-        raise CheckpointError(
-            f"{what} on the executor's disk, in {folder}, where what is read of the object store is"
-            " kept: free space, or name another disk in spark.local.dir"
-        ) from error

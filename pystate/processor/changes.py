@@ -26,7 +26,7 @@ from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError, SchemaError
 from pystate.processor.epochs import epoch_of, open_named, storage_at
 from pystate.processor.key_files import KeyFiles, fill
-from pystate.processor.scan import StateScan, load_files
+from pystate.processor.scan import RANGES_AT_ONCE, StateScan, load_files, read_ahead
 from pystate.processor.selection import Selection, WantedKeys
 from pystate.state.declaration import file_name
 from pystate.state.defaults import fill_defaults
@@ -161,7 +161,10 @@ class _Request(NamedTuple):
             )
         old = _older(storage, new, first)
         schema = _schema(new)
-        parts = (rows for pair in _pairs(old, new) for rows in pair.rows())
+        looking = KeyFiles(new.storage)
+        pairs = [pair.rows for pair in _pairs(old, new, looking)]
+        some = new.keys is not None and looking.is_remote
+        parts = read_ahead(pairs, RANGES_AT_ONCE if some else 1)
         return schema, (_change_rows(new, schema, *part) for part in parts)
 
 
@@ -313,9 +316,8 @@ def _check_types(older: OperatorState, epoch: int, new: StateScan) -> None:
             )
 
 
-def _pairs(old: StateScan | None, new: StateScan) -> Iterator[_Pair]:
+def _pairs(old: StateScan | None, new: StateScan, looking: KeyFiles) -> Iterator[_Pair]:
     """The parts of the newer epoch, cut where the older one's ranges end."""
-    looking = KeyFiles(new.storage)
     for part in new.split():
         [after] = part.operator.ranges
         empty = RangeState(0, *after.bounds, "")

@@ -1,6 +1,9 @@
 """Looking keys up in a checkpoint again and again, beside the job that adds to it.
 
-Thread safety: any thread.
+Thread safety: any thread. A look-up reads the epoch that is the newest when it begins; a `refresh`
+meanwhile is that of the next one. In an object store look-ups wait for their requests at the same
+time. Of files with guides on a local disk one look-up is searched after the other, in an order of
+100 µs for a few keys.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ class StateLookup:
 
     `read_state` with keys gives the same rows; this keeps what it knows of the epoch, and its files
     open, so that the next look-up reads only blocks. Memory is a seventh of a byte for each row of
-    the files with guides, and what is being read.
+    the files with guides, and what is being read: of an object store up to 32 MB at a time. Of
+    objects what was read is kept on the local disk, in the folder for temporary files, up to 1 GB.
 
     Parameters
     ----------
@@ -73,7 +77,9 @@ class StateLookup:
         """Read the newest epoch from now on, or the one that was asked for; returns its number.
 
         Files that it shares with the one before stay open. The others are closed: until then those
-        that the job has removed take their room on the disk, so call this now and then.
+        that the job has removed take their room on the disk, so call this now and then. Look-ups
+        that run go on in the epoch that they began with, and may open files of it once more, which
+        the next refresh closes.
         """
         scan = self._newest()
         self._files.forget(frozenset(ref.path for ref in scan.operator.files))

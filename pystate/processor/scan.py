@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -55,6 +55,9 @@ from pystate.types.state_type import StateType
 #: The most bytes of raw state in a part, if it has several key groups.
 _PART_BYTES = 64 << 20
 _MOST_TIMERS = 1 << 16
+#: In an object store keys are looked up in so many ranges at a time.
+RANGES_AT_ONCE = 8
+Rows = TypeVar("Rows")
 _LAST_MS = (1 << 63) - 1
 
 
@@ -181,31 +184,19 @@ class StateScan:
     def batches(self, looking: KeyFiles | None = None) -> Iterator[pa.RecordBatch]:
         """Yield all rows; several parts are read ahead, one per processor.
 
-        Keys are looked up by `looking`, some at a time.
+        Keys are looked up by `looking`, some at a time; in an object store in several ranges.
         """
         if self.keys is not None:
             looking = KeyFiles(self.storage) if looking is None else looking
-            for state in self.operator.ranges:
-                yield from self._rows_of_keys(state, self.keys, looking)
+            looks = [
+                partial(self._rows_of_keys, state, some, looking)
+                for state in self.operator.ranges
+                if len(some := self.keys.among(*state.bounds))
+            ]
+            yield from read_ahead(looks, RANGES_AT_ONCE if looking.is_remote else 1)
             return
-        parts = self.split()
-        if len(parts) <= 1:
-            for part in parts:
-                yield from part._rows()
-            return
-        ahead = min(len(parts), os.cpu_count() or 1)
         # Loading and reading out release the GIL.
-        threads = ThreadPoolExecutor(ahead)
-        try:
-            reads: deque[Future[list[pa.RecordBatch]]] = deque()
-            for part in parts:
-                reads.append(threads.submit(_all_of, part))
-                if len(reads) > ahead:
-                    yield from reads.popleft().result()
-            while reads:
-                yield from reads.popleft().result()
-        finally:
-            threads.shutdown(cancel_futures=True)
+        yield from read_ahead([part._rows for part in self.split()], os.cpu_count() or 1)
 
     @property
     def read(self) -> dict[str, State[Any]]:
@@ -373,8 +364,28 @@ def _share(ref: FileRef, state: RangeState) -> float:
     return (last - first + 1) / (ref.last_key_group - ref.first_key_group + 1)
 
 
-def _all_of(scan: StateScan) -> list[pa.RecordBatch]:
-    return list(scan.batches())
+def read_ahead(reads: Sequence[Callable[[], Iterator[Rows]]], ahead: int) -> Iterator[Rows]:
+    """Yield what each of them does, one after the other; as many are read at a time."""
+    ahead = min(ahead, len(reads))
+    if ahead <= 1:
+        for read in reads:
+            yield from read()
+        return
+    threads = ThreadPoolExecutor(ahead)
+    try:
+        begun: deque[Future[list[Rows]]] = deque()
+        for read in reads:
+            begun.append(threads.submit(_all_of, read))
+            if len(begun) > ahead:
+                yield from begun.popleft().result()
+        while begun:
+            yield from begun.popleft().result()
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def _all_of(read: Callable[[], Iterator[Rows]]) -> list[Rows]:
+    return list(read())
 
 
 def runs(groups: frozenset[int] | None, first: int, last: int) -> list[tuple[int, int]]:

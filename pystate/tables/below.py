@@ -56,7 +56,7 @@ Part: TypeAlias = tuple[int, int, bytes | None, bytes | None, bytes | None]
 SCAN_ROWS, SCAN_BYTES = 1 << 16, 4 << 20
 _MOST_HASH = (1 << 64) - 1
 #: How many requests a process sends to an object store at a time.
-_REQUESTS = 64
+_REQUESTS, _FEW_REQUESTS = 64, 32
 
 
 class FileBelow(NamedTuple):
@@ -81,23 +81,28 @@ class _Reads:
 
     def reset(self) -> None:
         self._lock = threading.Lock()
-        self._reads: dict[int, core.Reads] = {}
+        self._reads: dict[tuple[int, bool], core.Reads] = {}
 
-    def get(self, *, fetched: bool) -> core.Reads:
-        threads = _REQUESTS if fetched else 0
+    def get(self, *, fetched: bool, looked_up: bool = False) -> core.Reads:
+        # What is looked up without a table was fetched before, for the most part.
+        threads = (_FEW_REQUESTS if looked_up else _REQUESTS) if fetched else 0
         with self._lock:
-            if threads not in self._reads:
-                self._reads[threads] = core.Reads(process_budget(), threads)
-            return self._reads[threads]
+            kind = threads, looked_up
+            if kind not in self._reads:
+                self._reads[kind] = core.Reads(process_budget(), threads)
+            return self._reads[kind]
 
 
 _reads = _Reads()
 os.register_at_fork(after_in_child=_reads.reset)
 
 
-def process_reads() -> core.Reads:
-    """What reads files with guides for all of this process."""
-    return _reads.get(fetched=False)
+def reads_for_lookups(*, fetched: bool) -> core.Reads:
+    """What reads files with guides where keys are looked up without a table.
+
+    Nobody waits here for the large batches of tables, which have reads of their own.
+    """
+    return _reads.get(fetched=fetched, looked_up=True)
 
 
 class FilesBelow:
@@ -184,15 +189,16 @@ class FilesBelow:
     def _open(
         self, file: FileBelow, schema: core.Schema, max_parallelism: int, guides: str | None
     ) -> core.GuidedFile:
+        copy = None if file.object is None else file.object.open()
         return core.GuidedFile(
             schema,
             max_parallelism,
-            file.path,
+            file.path if copy is None else copy.own_path,
             _reads.get(fetched=self._fetched or file.object is not None),
             process_budget(),
             guides if file.object is None else None,
             False,
-            None if file.object is None else file.object.open(),
+            copy,
         )
 
     def stack(

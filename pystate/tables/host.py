@@ -191,6 +191,29 @@ def _remove_of(pid: int, folder: str) -> None:
 os.register_at_fork(after_in_child=_process_folder.cache_clear)
 
 
+def own_folder(kind: str) -> str:
+    """Where files of this process are, of a kind, on the disk of temporary files.
+
+    It may have to be made yet. It goes when the process ends, or, if that was killed, when another
+    one of this user asks for its own.
+    """
+    return os.path.join(_own_folder(), kind)
+
+
+@lru_cache(maxsize=1)
+def _own_folder() -> str:
+    try:
+        folder = _owner_folder(tempfile.gettempdir(), table_identity(b""))
+    except (OSError, CheckpointError) as error:
+        _LOG.warning("files of this process are in a folder that it alone removes: %s", error)
+        return _process_folder()
+    atexit.register(_remove_of, os.getpid(), folder)
+    return folder
+
+
+os.register_at_fork(after_in_child=_own_folder.cache_clear)
+
+
 def guide_prefix(bounds: tuple[int, int]) -> str:
     """How the names of copies of guides to a range's files begin, which lie beside its table."""
     return f"{bounds[0]:05d}-{bounds[1]:05d}-"
