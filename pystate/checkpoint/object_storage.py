@@ -22,9 +22,9 @@ Invariants
    object; `remove_folder` removes the object first and then looks for marks. Stores list what was
    written before. So a mark either sees that its folder is gone, and takes itself back, or the
    removal sees the mark.
-6. Of a file that is read at most one window is in memory, of `_MOST` bytes. Who reads on where the
-   last window has ended gets a larger one each time: a scan takes few requests, and jumps waste
-   little.
+6. Of a file that is read at most one window is in memory, of `RangedFile.most_bytes`. Who reads on
+   where the last window has ended gets a larger one each time: a scan takes few requests, and jumps
+   waste little.
 """
 
 from __future__ import annotations
@@ -216,10 +216,17 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 class RangedFile(io.RawIOBase):
-    """A binary file of which `_piece` brings what is read."""
+    """A binary file of which `_piece` brings what is read.
+
+    Attributes
+    ----------
+    most_bytes : int
+        Of it that are in memory at a time.
+    """
 
     def __init__(self, name: str, size_bytes: int) -> None:
         self.name = name
+        self.most_bytes = _MOST
         self._size = size_bytes
         self._at = 0
         self._window = memoryview(b"")
@@ -286,7 +293,8 @@ class ObjectReader(RangedFile):
 
     def _move(self, goes_on: bool) -> None:
         """See `RangedFile._move`."""
-        self._ahead = min(2 * self._ahead, _MOST) if goes_on else _LEAST
+        least = min(_LEAST, self.most_bytes)
+        self._ahead = min(2 * self._ahead, self.most_bytes) if goes_on else least
         # Behind the footer is nothing to read ahead: what is before it is read next.
         self._start = max(0, min(self._at, self._size - self._ahead))
         end = min(self._size, self._start + self._ahead)

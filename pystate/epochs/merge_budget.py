@@ -82,6 +82,8 @@ class Written:
     """By tasks: what epochs have changed."""
     merged_bytes: int = 0
     """By merges, also by those that came too late."""
+    read_bytes: int = 0
+    """About as much those merges have read for it."""
 
     @property
     def amplification(self) -> float:

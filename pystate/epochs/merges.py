@@ -39,6 +39,7 @@ from types import MappingProxyType
 from typing import BinaryIO, Protocol, cast
 
 from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.object_storage import RangedFile
 from pystate.checkpoint.refs import (
     FileRef,
     OperatorState,
@@ -78,6 +79,9 @@ _PER_TASK = 16
 # With so many waiting merges none pauses.
 _BEHIND = 8
 _PER_TASK_BYTES = 64 << 20
+# What is in memory of files that are read by requests, of all files of a merge together; of each at
+# least as much as a request pays for.
+_WINDOWS_BYTES, _LEAST_WINDOW_BYTES = 32 << 20, 256 << 10
 
 
 @dataclass(frozen=True)
@@ -433,6 +437,7 @@ class FileMerges:
             with self._lock:
                 self._ready[key] = merged
                 self.written.merged_bytes += merged.file_bytes
+                self.written.read_bytes += merge.plan.size_bytes
         except BaseException:
             self._fail([key])
             if not self._closed.is_set():
@@ -454,6 +459,7 @@ class FileMerges:
             with self._lock:
                 self._ready.update(ready)
                 self.written.merged_bytes += sum(ref.file_bytes for ref in ready.values())
+                self.written.read_bytes += sum(self._merges[key].plan.size_bytes for key in ready)
             failed = [key for key in keys if key not in ready]
             if failed:
                 raise CheckpointError(
@@ -611,12 +617,13 @@ def merge_range(
         opened: list[Source] = []
         for bounds, group in groupby(sources, key=lambda ref: ref.bounds):
             refs = list(group)
-            files = [_open_source(stack, storage, ref) for ref in refs]
+            files = [_open_source(stack, storage, ref, len(sources)) for ref in refs]
             if bounds != whole:
                 # Files of a former range count for only a part of this one. Reduced to that part,
                 # nothing in them can hide the content of another former range. They may build on
                 # older files or a base, so their deletions and appends must be kept as such.
-                part = stack.enter_context(tempfile.NamedTemporaryFile(prefix="pystate-"))
+                # Without a name, so that a killed process leaves none.
+                part = stack.enter_context(tempfile.TemporaryFile())
                 merge_files(
                     files,
                     guarded(cast(BinaryIO, part)),
@@ -629,7 +636,7 @@ def merge_range(
                     block_bytes=0,
                 )
                 part.flush()
-                files = [part.name]
+                files = [f"/proc/self/fd/{part.fileno()}"]
             opened += files
         out = stack.enter_context((destination or storage).create(output))
         info = merge_files(
@@ -653,8 +660,15 @@ def _newest_epoch(sources: Sequence[FileRef]) -> int:
     return max(ref.epoch for ref in sources)
 
 
-def _open_source(stack: ExitStack, storage: CheckpointStorage, ref: FileRef) -> Source:
-    """Check that a file is the one that the manifest names; a path is read without the GIL."""
+def _open_source(stack: ExitStack, storage: CheckpointStorage, ref: FileRef, files: int) -> Source:
+    """Check that a file is the one that the manifest names; a path is read without the GIL.
+
+    It is one of so many `files` that are open at a time.
+    """
     source = storage.local_path(ref.path) or stack.enter_context(storage.open_read(ref.path))
+    if isinstance(source, RangedFile):
+        source.most_bytes = max(
+            _LEAST_WINDOW_BYTES, min(source.most_bytes, _WINDOWS_BYTES // files)
+        )
     with open_file(source, expected=ref):
         return source

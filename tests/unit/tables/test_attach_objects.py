@@ -8,19 +8,29 @@ import faulthandler
 import os
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from pystate.checkpoint.object_cache import GROUP_BYTES, CachedObject, ObjectCache, ObjectFile
+from pystate.checkpoint.object_cache import (
+    GROUP_BYTES,
+    CachedObject,
+    ObjectCache,
+    ObjectFile,
+    two_tiers,
+)
+from pystate.checkpoint.object_storage import ObjectReader
 from pystate.checkpoint.refs import FileRef, RangeState
 from pystate.checkpoint.state_files import EMPTY_LINEAGE
+from pystate.epochs import merges
 from pystate.epochs.merge_policy import Run
-from pystate.epochs.merges import PlannedMerge, merge_range
+from pystate.epochs.merges import PlannedMerge, merge_again, merge_range
 from pystate.errors import CheckpointError, CorruptFileError
 from pystate.spark.epochs import file_jobs
 from pystate.tables import attach, range_files
@@ -356,6 +366,93 @@ def test_what_is_merged_is_on_the_disk_that_merged_it(
     assert looked_up(two, keys) == [model[k] for k in keys]
     assert objects.ranges == []
     two.release()
+
+
+class Ranged(FolderObjects):
+    """One whose files are read by requests, too."""
+
+    def open_read(self, path: str) -> Any:
+        size = self.size_bytes(path)
+        assert size is not None
+        return ObjectReader(f"{self.uri}/{path}", size, partial(self.read_range, path))
+
+    def __reduce__(self) -> Any:
+        return Ranged, (Path(self.files.uri),)
+
+
+def planned(base: RangeState, output: str) -> PlannedMerge:
+    run = Run(base.files, "base", base.id)
+    return PlannedMerge("op", 0, 127, run, output, frozenset({"n", "s"}), (), 4096)
+
+
+@pytest.mark.parametrize("here", ["all", "some", "none"])
+def test_merges_read_what_is_here(tmp_path: Path, here: str) -> None:
+    """The rest they fetch in large parts, of which they keep nothing."""
+    objects = Ranged(tmp_path / "ck")
+    one = Worker(objects, home_in(tmp_path / "a"), table_home="disk", limit_bytes=64 * MIB)
+    base, _ = epochs(one, 3, rows=40_000)
+    cache = cache_of(one)
+    if here == "none":
+        cache.forget([ref.path for ref in base.files])
+        one.stop()
+        for ref in base.files:
+            Path(cache.local_path(ref.path)).unlink(missing_ok=True)
+    elif here == "some":
+        for ref in base.files:
+            copy = cache.open(ref.path, ref.file_bytes)
+            copy.drop(2, len(copy.states) // 2)
+    missing = {"all": 0.0, "some": 0.6, "none": 1.01}[here]
+    objects.ranges.clear()
+    objects.bytes, used = 0, cache.used_bytes
+    made = [merge_again(two_tiers(cache), planned(base, "state/op/m.base"))]
+    size = sum(ref.file_bytes for ref in base.files)
+    assert (objects.bytes > 0) == (here != "all") and objects.bytes <= missing * size + (4 << 20)
+    assert len(objects.ranges) <= 8 * len(base.files)
+    # What was written is here now, and nothing besides.
+    assert cache.used_bytes - used <= made[0].file_bytes + 65536
+    made.append(merge_again(objects, planned(base, "state/op/n.base")))
+    assert made[0].checksum == made[1].checksum
+    one.stop()
+    range_files._cache_of.cache_clear()
+
+
+def test_merges_have_little_of_large_files_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = Ranged(tmp_path / "ck")
+    one = Worker(objects, home_in(tmp_path / "a"), table_home="disk", limit_bytes=64 * MIB)
+    base, _ = epochs(one, 4, rows=40_000)
+    one.stop()
+    cache = ObjectCache(objects, str(tmp_path / "other"))
+    whole = merge_range(objects, base.files, base.id, "state/w.base", 0, 127, block_bytes=4096)
+    for storage in (objects, two_tiers(cache)):
+        for least, most in ((1 << 14, 1 << 16), (1 << 12, 1 << 18)):
+            monkeypatch.setattr(merges, "_LEAST_WINDOW_BYTES", least)
+            monkeypatch.setattr(merges, "_WINDOWS_BYTES", most)
+            objects.ranges.clear()
+            name = f"state/{uuid.uuid4().hex}.base"
+            ref = merge_range(storage, base.files, base.id, name, 0, 127, block_bytes=4096)
+            assert ref.checksum == whole.checksum
+            sizes = [end - start for _, start, end in objects.ranges]
+            assert sizes and max(sizes) <= max(least, most // len(base.files))
+    range_files._cache_of.cache_clear()
+
+
+def test_a_merge_that_reads_damage_is_right_the_next_time(tmp_path: Path) -> None:
+    objects = Ranged(tmp_path / "ck")
+    one = Worker(objects, home_in(tmp_path / "a"), table_home="disk", limit_bytes=64 * MIB)
+    base, _ = epochs(one, 3, rows=20_000)
+    cache = cache_of(one)
+    with open(cache.local_path(base.files[1].path), "r+b") as copy:
+        copy.seek(base.files[1].file_bytes // 3)
+        copy.write(b"damage")
+    plan = planned(base, "state/op/m.base")
+    with pytest.raises(CorruptFileError, match=base.files[1].path):
+        merge_again(two_tiers(cache), plan)
+    right = merge_again(objects, planned(base, "state/op/n.base"))
+    assert merge_again(two_tiers(cache), plan).checksum == right.checksum
+    one.stop()
+    range_files._cache_of.cache_clear()
 
 
 def test_a_worker_is_killed_while_it_fetches(worker: MakeWorker, objects: FolderObjects) -> None:
