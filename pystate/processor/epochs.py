@@ -18,7 +18,7 @@ from pystate.base.arguments import checked_uid, folder_path, integer, nearest
 from pystate.checkpoint.job_file import JOB_FILE, refuse_spark
 from pystate.checkpoint.locations import open_storage
 from pystate.checkpoint.manifest import Manifest, manifest_path, read_manifest
-from pystate.checkpoint.manifest_log import read_head, retained_epochs
+from pystate.checkpoint.manifest_log import History, retained_epochs
 from pystate.checkpoint.refs import FileRef, OperatorState
 from pystate.checkpoint.state_files import file_schema, open_file
 from pystate.checkpoint.storage import CheckpointStorage
@@ -106,10 +106,17 @@ def storage_at(location: str | os.PathLike[str], caller: str) -> CheckpointStora
     return open_storage(folder_path(location, f"{caller}: a checkpoint's location"))
 
 
-def epoch_of(storage: CheckpointStorage, epoch: int | None = None) -> Manifest:
-    """Read the manifest of an epoch, by default of the newest; an error if it is not retained."""
+def epoch_of(
+    storage: CheckpointStorage, epoch: int | None = None, history: History | None = None
+) -> Manifest:
+    """Read the manifest of an epoch, by default of the newest; an error if it is not retained.
+
+    With a `history`, which is one thread's meanwhile, only what is new is read for the newest.
+    """
     if epoch is None:
-        head = read_head(storage)
+        history = History(storage) if history is None else history
+        history.refresh()
+        head = history.head
         if head is None:
             if not storage.exists(JOB_FILE):
                 refuse_spark(storage)
@@ -153,8 +160,9 @@ def operator_of(storage: CheckpointStorage, manifest: Manifest, uid: str | None)
 def namespace_of(
     storage: CheckpointStorage, epoch: int, operator: OperatorState
 ) -> StateType | None:
-    """Return the type of an operator's namespaces, which its files say; None if it has none."""
-    for ref in operator.files:
+    """Return the type of an operator's namespaces, which each of its files says; None if none."""
+    # The smallest one is read soonest where it has to be fetched.
+    for ref in sorted(operator.files, key=lambda ref: ref.file_bytes):
         with open_named(storage, epoch, ref) as file, open_file(file) as opened:
             return file_schema(opened.reader).namespace
     return None

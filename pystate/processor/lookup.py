@@ -9,12 +9,14 @@ time. Of files with guides on a local disk one look-up is searched after the oth
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
+from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
 from pystate.processor.epochs import storage_at, while_retained
@@ -61,7 +63,9 @@ class StateLookup:
         self._storage, self._uid, self._asked_epoch = location, uid, epoch
         self._selection, self._declared = selection, dict(declared or {})
         self._files = KeyFiles(location)
-        self._scan = self._newest()
+        self._history = History(location)
+        self._refreshing = threading.Lock()
+        self._scan = self._newest(None)
 
     @property
     def epoch(self) -> int:
@@ -76,14 +80,14 @@ class StateLookup:
     def refresh(self) -> int:
         """Read the newest epoch from now on, or the one that was asked for; returns its number.
 
-        Files that it shares with the one before stay open. The others are closed: until then those
-        that the job has removed take their room on the disk, so call this now and then. Look-ups
-        that run go on in the epoch that they began with, and may open files of it once more, which
-        the next refresh closes.
+        Only what is new is read of manifests, and files that it shares with the one before stay
+        open. The others are closed: until then those that the job has removed take their room on
+        the disk, so call this now and then. Look-ups that run go on in the epoch that they began
+        with, and may open files of it once more, which the next refresh closes.
         """
-        scan = self._newest()
-        self._files.forget(frozenset(ref.path for ref in scan.operator.files))
-        self._scan = scan
+        with self._refreshing:
+            self._scan = scan = self._newest(self._scan)
+            self._files.forget(frozenset(ref.path for ref in scan.operator.files))
         return scan.epoch
 
     def rows(
@@ -133,10 +137,19 @@ class StateLookup:
 
         return while_retained(self._storage, read, "look keys up", again=self._asked_epoch is None)
 
-    def _newest(self) -> StateScan:
-        scan = StateScan.of(
-            self._storage, self._uid, epoch=self._asked_epoch, selection=self._selection
-        )
+    def _newest(self, before: StateScan | None) -> StateScan:
+        def look() -> StateScan:
+            return StateScan.of(
+                self._storage,
+                self._uid,
+                epoch=self._asked_epoch,
+                selection=self._selection,
+                before=before,
+                history=self._history,
+            )
+
+        again = self._asked_epoch is None
+        scan = while_retained(self._storage, look, "look keys up", again=again)
         return replace(scan, declared=self._declared)
 
 

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.base.arguments import duplicates
+from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, restrict
 from pystate.checkpoint.state_files import OpenFile, open_file
 from pystate.checkpoint.storage import CheckpointStorage
@@ -91,9 +92,15 @@ class StateScan:
         selection: Selection = EVERYTHING,
         keys: Any = None,
         key_groups: Any = None,
+        before: StateScan | None = None,
+        history: History | None = None,
     ) -> StateScan:
-        """Look at an epoch; parameters and errors are those of `read_state`."""
-        manifest = epoch_of(storage, epoch)
+        """Look at an epoch; parameters and errors are those of `read_state`.
+
+        `before` is of another epoch of that checkpoint, and `history` of its manifests: what is
+        known by them is not read again.
+        """
+        manifest = epoch_of(storage, epoch, history)
         operator = operator_of(storage, manifest, uid)
         groups = wanted_groups(key_groups, manifest.max_parallelism)
         wanted = None
@@ -101,7 +108,10 @@ class StateScan:
             key = parse_key(list(operator.key_schema))
             wanted = WantedKeys(key, keys, manifest.max_parallelism)
             groups = wanted.key_groups if groups is None else groups & wanted.key_groups
-        namespace = namespace_of(storage, manifest.epoch, operator)
+        if before is not None and before._has_files_of(operator):
+            namespace = before.namespace
+        else:
+            namespace = namespace_of(storage, manifest.epoch, operator)
         scan = cls(
             storage,
             manifest.epoch,
@@ -114,6 +124,11 @@ class StateScan:
         )
         selection.check(scan.states, operator.timers, operator.uid)
         return scan
+
+    def _has_files_of(self, operator: OperatorState) -> bool:
+        """Whether the operator, as of another epoch, has one of the files; so it has the key."""
+        own = {ref.path for ref in self.operator.files}
+        return operator.uid == self.operator.uid and any(ref.path in own for ref in operator.files)
 
     @cached_property
     def defaults(self) -> dict[str, pa.Array[Any]]:

@@ -359,6 +359,40 @@ def test_a_server_of_objects(
             assert proxy.reached()
 
 
+def test_a_refresh_reads_what_is_new(
+    tmp_path: Path, s3_url: str, object_store: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the files that the epoch before had."""
+    storage = open_storage(s3_url)
+
+    def send() -> None:
+        for file in sorted((tmp_path / "s").rglob("*"), key=lambda file: "manifest" in file.name):
+            if file.is_file():
+                storage.replace(str(file.relative_to(tmp_path / "s")), file.read_bytes())
+
+    write_rows(tmp_path / "s", "disk", 100_000)
+    send()
+    with object_server.faults(object_store["AWS_ENDPOINT_URL"]) as proxy:
+        with monkeypatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+            lookup = StateLookup(s3_url)
+            check(lookup.rows([1, 7]), [1, 7])
+        states, keys = {"v": ps.ValueState("long")}, np.arange(3)
+        with ps.open(
+            tmp_path / "s", key="long", states=states, home="disk", limit_bytes=128 << 20
+        ) as store:
+            store["v"].update_all(store.keys(keys), 5 * keys)
+            store.checkpoint()
+        send()
+        with monkeypatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+            before, epoch = proxy.counts.total(), lookup.epoch
+            assert lookup.refresh() == epoch + 1
+            refreshed = proxy.counts.total() - before
+            assert lookup.rows([2])["v"].to_pylist() == [10]
+            assert refreshed <= 3 and proxy.counts.total() - before - refreshed <= 4
+
+
 def test_credentials_that_end(
     large: Path, s3_url: str, object_store: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
