@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import io
 import os
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -55,10 +56,9 @@ _LOG = logger("pystate.processor.key_files")
 #: Keys that are looked up at a time, and the most bytes of what one stack of files says of them: a
 #: single key may have more.
 KEYS, MOST_BYTES = 1 << 15, 8 << 20
-#: How much of the local disk what is read of objects takes, and how much of it may be wanted at a
-#: time, so that nothing leaves before it was read.
-COPIED_BYTES = 1 << 30
-_WANTED_BYTES = COPIED_BYTES // 4
+#: How much of the local disk what is read of objects takes at most, and which part of that may be
+#: wanted at a time, so that nothing leaves before it was read.
+COPIED_BYTES, _WANTED_PART = 1 << 30, 4
 #: What lies between two parts of an object is read with them if it is no more: a request takes
 #: about as long as twice that, and many are on their way at a time.
 _GAP_BYTES = GROUP_BYTES // 2
@@ -191,11 +191,12 @@ class KeyFiles:
                     open_files = [file for at in places if (file := files[at]) is not None]
                     kind = "base" if places[0] == 0 else "delta"
                     looks.append(_StackLook(open_files, some, kind, state, keys))
-            if self.is_remote:
+            if isinstance(self._storage, ObjectStorage):
                 for entries in (True, False):
                     parts = [part for look in looks for part in look.parts(entries=entries)]
                     wanted = sum(last - first + 1 for _, first, last in parts) * EXTENT_BYTES
-                    if wanted > _WANTED_BYTES and len(keys) > 1:
+                    most_bytes = _copies_of(self._storage).most_bytes
+                    if wanted > most_bytes // _WANTED_PART and len(keys) > 1:
                         return len(keys) // 4 + 1
                     bring_all(parts)
             for look in looks:
@@ -306,7 +307,10 @@ def _copies_of(storage: ObjectStorage) -> ObjectCache:
     """The copies of a storage's objects that all look-ups of this process have together."""
     disk = "the local disk", "TMPDIR"
     try:
-        return ObjectCache(storage, own_folder(OBJECTS), COPIED_BYTES, disk)
+        status = os.statvfs(tempfile.gettempdir())
+        # Others have the disk, too.
+        most_bytes = max(1, min(COPIED_BYTES, status.f_bavail * status.f_frsize // 2))
+        return ObjectCache(storage, own_folder(OBJECTS), most_bytes, disk)
     except OSError as error:
         raise CopyError(f"there can be no folder on {disk[0]}: {error}") from error
 

@@ -81,7 +81,6 @@ def test_looked_up_is_as_read(
         monkeypatch.setattr(key_files, "_GAP_BYTES", 10)
     if seed == 3:
         monkeypatch.setattr(key_files, "COPIED_BYTES", 1 << 18)
-        monkeypatch.setattr(key_files, "_WANTED_BYTES", 1 << 15)
     objects, draw = FolderObjects(tmp_path / "ck"), random.Random(seed)
     lookup, whole = StateLookup(objects), ps.read_state(tmp_path / "ck").to_pylist()
     for n in (1, 3, 0, 30, 2 * KEYS):
@@ -280,11 +279,24 @@ def test_a_folder_that_cannot_be_made(large: Path, copies: Path) -> None:
     check(StateLookup(FolderObjects(large)).rows([1, 2]), [1, 2])
 
 
+def test_copies_leave_half_of_what_is_free(
+    large: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = os.statvfs
+
+    def little(path: Any) -> Any:
+        found = list(real(path))
+        found[1], found[4] = 4096, 256  # f_frsize, f_bavail
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", little)
+    assert key_files._copies_of(FolderObjects(large)).most_bytes == 4096 * 128
+
+
 def test_copies_take_no_more_than_they_may(
     large: Path, monkeypatch: pytest.MonkeyPatch, copies: Path
 ) -> None:
     monkeypatch.setattr(key_files, "COPIED_BYTES", 1 << 20)
-    monkeypatch.setattr(key_files, "_WANTED_BYTES", 1 << 18)
     objects, keys = FolderObjects(large), np.arange(0, ROWS, 50)
     check(StateLookup(objects).rows(keys), keys)
     cache = key_files._copies_of(objects)
