@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "fetch/items.h"
+#include "fetch/used.h"
 #include "table/ttl.h"
 
 pst_status pst_check_values(pst_batch *b, int32_t column, pst_kind kind, uint8_t type,
@@ -153,10 +154,11 @@ static pst_status count_of(pst_batch *b, int64_t i, int32_t column, uint64_t *co
     *count = 0;
     if (slot == PST_NONE)
         return PST_OK;
-    if (pst_items_are_below(b->t, slot, column))
-        return pst_items_count(b->t, slot, column, count);
-    pst_status s = pst_row_use_elements(b->t, slot, column);
-    return s ? s : pst_row_count(b->t, slot, column, count);
+    pst_status s = pst_items_use(b->t, slot, column);
+    if (s)
+        return s;
+    return pst_items_are_below(b->t, slot, column) ? pst_items_count(b->t, slot, column, count)
+                                                   : pst_row_count(b->t, slot, column, count);
 }
 
 static inline __attribute__((always_inline)) pst_status offsets_of(pst_batch *b, int32_t column,
@@ -191,7 +193,7 @@ pst_status pst_batch_elements_read(pst_batch *b, int32_t column) {
     for (int64_t i = 0; !s && b->t->ttl[column].lenient && i < b->length; i++) {
         uint32_t slot = pst_batch_slot(b, i);
         if (slot != PST_NONE)
-            s = pst_row_drop_shown(b->t, slot, column);
+            s = pst_items_drop_shown(b->t, slot, column);
     }
     return s;
 }

@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "elements/collections.h"
 #include "fetch/items.h"
+#include "fetch/used.h"
 #include "table/ttl.h"
 
 struct pst_elements {
@@ -177,7 +178,7 @@ pst_status pst_elements_start(pst_elements *e, int32_t column) {
     if (!s)
         s = pst_current_row(e->t, 0, &slot);
     if (!s && slot != PST_NONE)
-        s = pst_row_use_elements(e->t, slot, column);
+        s = pst_items_use(e->t, slot, column);
     if (!s) {
         s = start(e, slot, column);
         e->slot = slot;
@@ -258,7 +259,7 @@ pst_status pst_elements_leave(pst_elements *e) {
         return PST_OK;
     e->ended = 1;
     end_items(e);
-    return e->slot == PST_NONE ? PST_OK : pst_row_drop_shown(e->t, e->slot, e->column);
+    return e->slot == PST_NONE ? PST_OK : pst_items_drop_shown(e->t, e->slot, e->column);
 }
 
 int pst_elements_is_null(const pst_elements *e) {

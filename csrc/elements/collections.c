@@ -151,22 +151,28 @@ pst_status pst_row_map_get(pst_table *t, uint32_t slot, int32_t i, pst_tree_entr
     return !st && t->collections[i].map.timed && pst_ttl_hides(t, i, e->time) ? PST_NOT_FOUND : st;
 }
 
-/* An equal value that is young enough keeps its time: nothing is written (X2). */
-static int is_settled(const pst_table *t, int32_t i, pst_tree_root root, const pst_tree_entry *e) {
+static int same_entry(const pst_tree_shape *s, const pst_tree_entry *a, const pst_tree_entry *b) {
+    if (a->is_null || b->is_null)
+        return a->is_null && b->is_null;
+    if (s->value_is_ref)
+        return a->value_bytes.size == b->value_bytes.size &&
+               (!a->value_bytes.size ||
+                !memcmp(a->value_bytes.data, b->value_bytes.data, a->value_bytes.size));
+    return !memcmp(a->value, b->value, s->value_words * 8u);
+}
+
+/* Gives an entry the time that it leaves in place of the one that is there. An equal value that is
+ * young enough keeps its time: nothing is to be written (X2). */
+static int is_settled(const pst_table *t, int32_t i, pst_tree_root root, pst_tree_entry *e) {
     const pst_tree_shape *s = &t->collections[i].map;
     if (!s->timed)
         return 0;
     pst_tree_entry old = *e;
-    if (pst_tree_find(t->heap, pst_heap_bytes(t), s, root, &old) ||
-        pst_ttl_is_stale(t, i, old.time) || pst_ttl_expired(t, i, old.time))
+    if (pst_tree_find(t->heap, pst_heap_bytes(t), s, root, &old))
         return 0;
-    if (old.is_null || e->is_null)
-        return old.is_null && e->is_null;
-    if (s->value_is_ref)
-        return old.value_bytes.size == e->value_bytes.size &&
-               (!old.value_bytes.size ||
-                !memcmp(old.value_bytes.data, e->value_bytes.data, old.value_bytes.size));
-    return !memcmp(old.value, e->value, s->value_words * 8u);
+    e->time = pst_ttl_rewritten(t, i, old.time);
+    return !pst_ttl_is_stale(t, i, old.time) && !pst_ttl_expired(t, i, old.time) &&
+           same_entry(s, &old, e);
 }
 
 pst_status pst_row_map_append(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e,
@@ -187,9 +193,10 @@ pst_status pst_row_map_append_run(pst_table *t, uint32_t slot, int32_t i, const 
 
 pst_status pst_row_map_put(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e) {
     pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
-    if (is_settled(t, i, before, e))
+    pst_tree_entry timed = *e;
+    if (is_settled(t, i, before, &timed))
         return PST_OK;
-    pst_status st = pst_tree_put(t, &t->collections[i].map, &root, e);
+    pst_status st = pst_tree_put(t, &t->collections[i].map, &root, &timed);
     pst_row_map_replace(t, slot, i, before, root); /* also where it was refused memory (TR7) */
     if (st)
         return st;

@@ -62,7 +62,8 @@ pst_status pst_row_count(pst_table *t, uint32_t slot, int32_t i, uint64_t *count
 
 /* As pst_row_map_get; where reading counts as use, that is noted. Reserves room by itself. */
 pst_status pst_row_map_use(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
-/* Notes that all elements were read, where that counts as use. Reserves room by itself. */
+/* Notes that all elements were read, where that counts as use. Reserves room by itself. REQUIRES, as the
+ * next one: no item of the list lies in files alone. */
 pst_status pst_row_use_elements(pst_table *t, uint32_t slot, int32_t i);
 /* Removes all elements that have expired and were visible, once they were read. Reserves room by
  * itself. */

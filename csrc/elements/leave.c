@@ -82,7 +82,7 @@ static void begin_round(pst_header *h) {
 /* Has it a list that comes back without its items? */
 static int has_long_list(const pst_table *t, const uint64_t *row) {
     for (int32_t i = 0; i < t->lay.n_states; i++) {
-        if (t->lay.fields[i].kind != PST_LIST || t->ttl[i].on_read || t->ttl[i].lenient)
+        if (t->lay.fields[i].kind != PST_LIST)
             continue;
         pst_list l = pst_row_list(t, row, i);
         if (pst_list_has_bytes(t, &l, PST_LEAVE_LIST))

@@ -96,10 +96,7 @@ static pst_status pass_list(pst_table *t, uint32_t slot, int32_t i, const pass *
     pst_list_cursor c;
     pst_item item;
     pst_status st;
-    uint64_t end;
     int changes = 0;
-    if (pst_list_is_below(t, &l, &end))
-        return PST_OK; /* it came before its state was said to change by reading */
     pst_list_seek(&c, t->heap, pst_heap_bytes(t), &t->collections[i].list, &l, 0);
     while (!changes && (st = pst_list_next(&c, &item, NULL)) == PST_OK)
         changes = goes(t, i, p, item.time) || p->entry(t, i, item.time) != item.time;

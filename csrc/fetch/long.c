@@ -105,13 +105,9 @@ static pst_status add_runs(admitter *x, int32_t i) {
     return s;
 }
 
-static int may_be_long(const pst_table *t, int32_t i) {
-    return t->lay.fields[i].kind == PST_LIST && !t->ttl[i].on_read && !t->ttl[i].lenient;
-}
-
 int pst_long_may_be(const pst_table *t) {
     int32_t i = t->lay.n_states - 1;
-    while (i >= 0 && !may_be_long(t, i))
+    while (i >= 0 && t->lay.fields[i].kind != PST_LIST)
         i--;
     return i >= 0;
 }
@@ -147,7 +143,7 @@ static pst_status take_list(admitter *x, int32_t i) {
         l->end = end;
     /* The last block may have few items. */
     l->bytes += (int64_t)((to - from) * (raw > from_raw ? raw : from_raw));
-    if (may_be_long(x->t, i) && (l->below || l->bytes > PST_LONG_RUNS)) {
+    if (l->below || l->bytes > PST_LONG_RUNS) {
         if (!l->below && pst_row_has(&x->t->lay, pst_row(x->t, x->a.slot), i))
             s = pst_row_clear(x->t, pst_row(x->t, x->a.slot), i);
         l->below = 1;

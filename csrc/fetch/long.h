@@ -10,7 +10,8 @@
  * Invariants
  *  LG1. The row is as AD1 says, but that a long list's items are named and not there. All that the
  *       table's own epochs do to such a list is what a delta says, as if they were.
- *  LG2. A list whose items reading writes to (pst_ttl.on_read, pst_ttl.lenient) comes whole.
+ *  LG2. What reading changes in a list (pst_ttl.on_read, pst_ttl.lenient) is no reason to bring it: used.h
+ *       looks at its items when it is read.
  *  LG3. Room is asked for before each block's records are applied, so that what does not fit is
  *       PST_LIMIT and no poisoned epoch.
  *

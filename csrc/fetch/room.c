@@ -162,6 +162,14 @@ uint32_t pst_room_share(pst_table *t, uint64_t rows, uint64_t touches) {
     return share_of(t, &r, rows, touches, 0);
 }
 
+pst_status pst_room_for_blocks(pst_table *t, uint64_t bytes) {
+    uint64_t more = less(bytes, free_now(t));
+    if (!more || pst_arena_has_room(&t->arena, SPARE + more))
+        return PST_OK;
+    t->arena.refused = bytes;
+    return PST_LIMIT;
+}
+
 /* If so many rows had left, and the logs were given back. */
 static uint32_t share_after(pst_table *t, const reckoning *r, uint64_t keys, uint64_t left) {
     reckoning after = *r;

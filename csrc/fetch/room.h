@@ -23,5 +23,7 @@ enum { PST_ROOM_ALL = 1024 };
 /* How much can come and be touched now, in parts of PST_ROOM_ALL: of rows that are not here, and
  * of touches of some that are. */
 uint32_t pst_room_share(pst_table *t, uint64_t rows, uint64_t touches);
+/* May blocks of so many bytes in all be taken now? PST_LIMIT. Which sizes are free is not looked at. */
+pst_status pst_room_for_blocks(pst_table *t, uint64_t bytes);
 
 #endif

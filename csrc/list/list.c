@@ -153,17 +153,9 @@ static pst_status reserve_chain(pst_table *t, const pst_list *l) {
     return s;
 }
 
-pst_status pst_list_move(pst_table *t, pst_list *l, uint64_t *looked) {
-    enum { MOST = 1024 }; /* chunks */
+/* Copies the whole chain, and frees it. A list that lies in files then begins at `start`, unless that is 0. */
+static pst_status copy_chain(pst_table *t, pst_list *l, uint64_t start) {
     pst_list fresh = *l;
-    int chunks = 0, leaves = 0;
-    for (uint32_t at = l->first; at && chunks <= MOST; chunks++) {
-        leaves |= pst_span_is_left(t, at);
-        at = at == l->last ? 0 : own_chunk(t, at).next;
-    }
-    *looked += (uint64_t)chunks;
-    if (!leaves || chunks > MOST)
-        return PST_OK;
     fresh.first = fresh.last = 0;
     for (uint32_t at = l->first; at;) {
         chunk c = own_chunk(t, at);
@@ -181,12 +173,27 @@ pst_status pst_list_move(pst_table *t, pst_list *l, uint64_t *looked) {
         fresh.last = copy;
         at = at == l->last ? 0 : c.next;
     }
+    if (start) {
+        uint8_t *first = pst_block(t, fresh.first);
+        pst_put64(first + 8, start << 8 | (pst_get64(first + 8) & 0xFF));
+    }
     pst_status s = reserve_chain(t, l);
     if (s)
         return drop_copies(t, fresh.first, s);
     pst_list old = *l;
     *l = fresh;
     return pst_list_clear(t, &old);
+}
+
+pst_status pst_list_move(pst_table *t, pst_list *l, uint64_t *looked) {
+    enum { MOST = 1024 }; /* chunks */
+    int chunks = 0, leaves = 0;
+    for (uint32_t at = l->first; at && chunks <= MOST; chunks++) {
+        leaves |= pst_span_is_left(t, at);
+        at = at == l->last ? 0 : own_chunk(t, at).next;
+    }
+    *looked += (uint64_t)chunks;
+    return leaves && chunks <= MOST ? copy_chain(t, l, 0) : PST_OK;
 }
 
 /* ---- items in files -------------------------------------------------------------------------- */
@@ -196,6 +203,13 @@ int pst_list_is_below(const pst_table *t, const pst_list *l, uint64_t *end) {
         return 0;
     chunk c = first_chunk(t, l, end);
     return c.below != 0;
+}
+
+pst_status pst_list_start_below(pst_table *t, pst_list *l, uint64_t seq) {
+    uint64_t end = 0;
+    if (!pst_list_is_below(t, l, &end) || seq >= end || seq <= own_chunk(t, l->first).start)
+        return PST_CORRUPT;
+    return copy_chain(t, l, seq);
 }
 
 int pst_list_has_bytes(const pst_table *t, const pst_list *l, uint64_t bytes) {

@@ -117,6 +117,9 @@ static inline int pst_list_append_word(uint8_t *heap, pst_list *l, uint64_t word
 /* Makes an empty list one whose items from `start` to before `end` lie in files. REQUIRES: the list is
  * all zero, start < end. PST_TOO_LARGE: numbers that no list has. */
 pst_status pst_list_begin_below(pst_table *t, pst_list *l, uint64_t start, uint64_t end);
+/* Lets a list of which items lie in files begin at number `seq`, which is one of theirs. What is in the
+ * row is copied. PST_CORRUPT: it is not; what pst_block_alloc returns, and then *l is as before. */
+pst_status pst_list_start_below(pst_table *t, pst_list *l, uint64_t seq);
 /* Frees the chain; *l becomes all zero. */
 pst_status pst_list_clear(pst_table *t, pst_list *l);
 /* Frees head chunks all of whose items have a time below `before`, up to the first that has not;

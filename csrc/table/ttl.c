@@ -23,7 +23,7 @@ static void store_time(pst_table *t, uint64_t *row, int32_t i, int64_t stamp) {
 }
 
 void pst_row_stamp(pst_table *t, uint64_t *row, int32_t i) {
-    store_time(t, row, i, pst_ttl_stamp(t, i));
+    store_time(t, row, i, pst_ttl_rewritten(t, i, pst_row_time(t, row, i)));
 }
 
 pst_status pst_row_refresh(pst_table *t, uint32_t slot, int32_t i) {

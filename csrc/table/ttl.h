@@ -13,7 +13,9 @@
  *      the ends of the range do not wrap.
  *  X2. The time written is the epoch's processing time; or the row's event time, but at least the
  *      watermark. While the value stays the same its time moves only by `granularity` or more, so
- *      that neither reads nor equal writes fill the deltas. The items of a list move together.
+ *      that neither reads nor equal writes fill the deltas. The items of a list move together. A
+ *      write at an older event time than that of what it replaces leaves the newer one: rows come
+ *      late and out of order, and what a newer one said stays for as long as that promised.
  *      With `ahead` (negative, too) the time written is another one: whoever wants what is stored
  *      to keep its expiry under another duration goes on with the first one and sets `ahead` to
  *      the difference. Then an equal write may move a time back (`goes_back`).
@@ -84,6 +86,14 @@ static inline int pst_ttl_hides(const pst_table *t, int32_t column, int64_t writ
     return pst_ttl_hides_at(&t->ttl[column], &t->clock, written);
 }
 
+/* The time that a write leaves in place of what was written then. */
+static inline int64_t pst_ttl_rewritten(const pst_table *t, int32_t column, int64_t written) {
+    const pst_ttl *ttl = &t->ttl[column];
+    int64_t stamp = pst_ttl_stamp(t, column);
+    int stays = ttl->event_time && !ttl->goes_back && stamp != PST_NO_TIME && stamp < written;
+    return stays ? written : stamp;
+}
+
 /* Is `written` old enough that writing or reading the value again must be noted? */
 static inline int pst_ttl_is_stale(const pst_table *t, int32_t column, int64_t written) {
     int64_t stamp = pst_ttl_stamp(t, column);
@@ -137,7 +147,7 @@ static inline void pst_sweep_look(pst_sweep *s, uint64_t n) {
     s->left -= n < s->left ? n : s->left;
 }
 
-/* Notes that the value of a touched row was written now. */
+/* Notes that the value of a touched row was written now, in place of what it was written before. */
 void pst_row_stamp(pst_table *t, uint64_t *row, int32_t i);
 /* Notes that it was read, where reading counts as use or ends what is visible. */
 pst_status pst_row_refresh(pst_table *t, uint32_t slot, int32_t i);

@@ -34,7 +34,16 @@ enum { A, L, S, M };
 /* The second column is a namespace: all keys with one `k` lie under one hash. */
 static const pst_schema SCHEMA = {2, 4, KEYS, STATES, 1};
 
+/* Items that expire. */
+static const pst_column TIMED[] = {{.name = "l", .type = PST_INT64, .kind = PST_LIST},
+                                   {.name = "l#", .type = PST_INT64, .kind = PST_TIME}};
+static const pst_schema TIMED_SCHEMA = {2, 2, KEYS, TIMED, 1};
+
 typedef struct files {
+    const pst_schema *schema;
+    const pst_ttl *ttl; /* of the first state; NULL: none */
+    pst_clock now;
+    pst_clock sealed_at;
     pst_schema *in_files;
     char folder[40];
     uint64_t number[MOST_FILES];
@@ -51,19 +60,25 @@ typedef struct files {
 static void open_table(files *f, uint64_t limit) {
     pst_table_options o = {
         .max_parallelism = GROUPS, .last_key_group = GROUPS - 1, .limit_bytes = limit};
-    REQUIRE(!pst_table_open(&SCHEMA, &o, &f->t, NULL, NULL));
+    REQUIRE(!pst_table_open(f->schema, &o, &f->t, NULL, NULL));
+    REQUIRE(!f->ttl || !pst_table_set_ttl(f->t, 0, f->ttl));
+    pst_table_set_clock(f->t, &f->now);
     pst_table_set_whole_rows(f->t, 512);
 }
 
-static void begin(files *f, uint64_t limit) {
-    memset(f, 0, sizeof *f);
+static void begin_with(files *f, const pst_schema *schema, const pst_ttl *ttl, uint64_t limit) {
+    *f = (files){.schema = schema, .ttl = ttl, .now = {PST_NO_TIME, PST_NO_TIME, PST_NO_TIME}};
     snprintf(f->folder, sizeof f->folder, "/dev/shm/pst_long_XXXXXX");
     REQUIRE(mkdtemp(f->folder));
-    REQUIRE(!pst_file_schema_create(&SCHEMA, &f->in_files));
+    REQUIRE(!pst_file_schema_create(schema, &f->in_files));
     REQUIRE(!pst_budget_create((uint64_t)1 << 30, &f->budget));
     pst_reads_options o = {.pool_bytes = 1 << 20};
     REQUIRE(!pst_reads_create(&o, &f->reads));
     open_table(f, limit);
+}
+
+static void begin(files *f, uint64_t limit) {
+    begin_with(f, &SCHEMA, NULL, limit);
 }
 
 static void end(files *f) {
@@ -104,6 +119,24 @@ static void set_stack(files *f) {
     f->stack = stack;
 }
 
+/* As file_merge; a base has nothing that had expired when the newest epoch was sealed. */
+static pst_status merge_files(const files *f, pst_file_info *info, pst_sst_reader *const *readers,
+                              int n, const pst_io *io) {
+    pst_ttl ttl[PST_MAX_STATES] = {{0}};
+    pst_expiry expiry = {ttl, f->sealed_at};
+    pst_sst_writer *w = NULL;
+    if (!f->ttl || info->kind != PST_BASE)
+        return file_merge(f->in_files, info, readers, NULL, n, io);
+    ttl[0] = *f->ttl;
+    pst_status s = pst_sst_writer_create(f->in_files, info, io, &w);
+    if (!s)
+        s = pst_merge_expiring(readers, NULL, n, &expiry, w);
+    if (!s)
+        s = pst_sst_writer_finish(w, info);
+    pst_sst_writer_destroy(w);
+    return s;
+}
+
 /* Merges files from that one on. */
 static void merge(files *f, int from) {
     memory_file in[MOST_FILES], out = {.calls_left = -1};
@@ -128,7 +161,7 @@ static void merge(files *f, int from) {
         REQUIRE(file_open(&in[i], &readers[i]) == PST_OK);
     }
     memcpy(info.lineage.id, &f->next, sizeof f->next);
-    REQUIRE(!file_merge(f->in_files, &info, readers, NULL, n, &io));
+    REQUIRE(!merge_files(f, &info, readers, n, &io));
     for (int i = 0; i < n; i++) {
         pst_sst_reader_close(readers[i]);
         file_free(&in[i]);
@@ -145,6 +178,7 @@ static void seal(files *f) {
     pst_file_info info;
     f->lineage = (pst_lineage){.epoch = f->next + 1};
     memcpy(f->lineage.id, &f->lineage.epoch, sizeof f->lineage.epoch);
+    f->sealed_at = f->now;
     REQUIRE(!pst_table_seal(f->t, &f->lineage, &sealed));
     pst_sealed_guide(sealed, 4096);
     REQUIRE(!pst_sealed_write(sealed, &io, &info));
@@ -195,7 +229,7 @@ static uint64_t reads_of(const files *f) {
 
 enum { LIMIT = 2 << 20, BATCH = 1 << 16, BATCHES = 40 };
 
-static pst_status append_many(pst_table *t, uint64_t key, uint64_t first, int32_t n) {
+static pst_status append_to(pst_table *t, int32_t column, uint64_t key, uint64_t first, int32_t n) {
     static int64_t items[BATCH];
     int64_t k = (int64_t)key, zero = 0;
     int32_t offsets[2] = {0, n};
@@ -206,9 +240,13 @@ static pst_status append_many(pst_table *t, uint64_t key, uint64_t first, int32_
     for (int32_t i = 0; i < n; i++)
         items[i] = (int64_t)first + i;
     REQUIRE(!pst_batch_create(t, keys, &b));
-    pst_status s = pst_batch_list_append_many(b, L, offsets, &values);
+    pst_status s = pst_batch_list_append_many(b, column, offsets, &values);
     pst_batch_destroy(b);
     return s;
+}
+
+static pst_status append_many(pst_table *t, uint64_t key, uint64_t first, int32_t n) {
+    return append_to(t, L, key, first, n);
 }
 
 /* All items of the current key are their numbers, from `first` on. */
@@ -328,6 +366,291 @@ static void test_larger_than_memory(void) {
     REQUIRE(!set_key(f.t, key, 0));
     check_items(&f, 1000, 20);
     end(&f);
+}
+
+/* ---- items that reading changes ----------------------------------------------------------------- */
+
+enum { TTL = 100, EACH = 1 << 14, TIMES = 20 };
+
+static void set_now(files *f, int64_t processing_ms, int64_t watermark_ms, int64_t event_ms) {
+    f->now = (pst_clock){processing_ms, watermark_ms, event_ms};
+    pst_table_set_clock(f->t, &f->now);
+}
+
+/* Walks over what can be seen of the current key's list: numbers, from `first` on. PST_OK: of `n`. */
+static pst_status walk_timed(files *f, uint64_t first, uint64_t n) {
+    pst_elements *e = NULL;
+    pst_cell key, value;
+    uint64_t at = 0, wrong = 0;
+    REQUIRE(!pst_elements_create(f->t, &e));
+    pst_status s = pst_elements_start(e, 0);
+    for (; !s && (s = pst_elements_next(e, &key, &value)) == PST_OK; at++)
+        wrong += value.word[0] != first + at;
+    pst_elements_destroy(e);
+    if (s != PST_NOT_FOUND)
+        return s;
+    CHECK_EQ(wrong, 0);
+    CHECK_EQ(at, n);
+    return PST_OK;
+}
+
+static uint64_t counted(files *f) {
+    uint64_t count;
+    REQUIRE(!pst_elements_count(f->t, 0, &count));
+    return count;
+}
+
+static uint64_t below_of(files *f) {
+    uint64_t below;
+    REQUIRE(!pst_list_below(f->t, 0, &below));
+    return below;
+}
+
+/* A list of several times the memory, the items of which are ten milliseconds apart, from batch to
+ * batch. */
+static void begin_timed(files *f, const pst_ttl *ttl, uint64_t key) {
+    begin_with(f, &TIMED_SCHEMA, ttl, LIMIT);
+    for (uint64_t i = 0; i < TIMES; i++) {
+        set_now(f, 1000 + (int64_t)i * 10, PST_NO_TIME, PST_NO_TIME);
+        REQUIRE(!append_to(f->t, 0, key, i * EACH, EACH));
+        seal(f);
+        leave(f, 1);
+    }
+    anew(f, LIMIT);
+    REQUIRE(TIMES * EACH * 16 > 2 * LIMIT);
+}
+
+/* What expired and was seen is gone, and no more than that: not the items that were appended since, nor
+ * what is rolled back. */
+static void test_shown_and_gone(void) {
+    enum { ALL = TIMES * EACH, GONE = 7 * EACH, MORE = 300 };
+    static const pst_ttl ttl = {.duration_ms = TTL, .lenient = 1};
+    files f;
+    uint64_t key = long_key(7);
+    begin_timed(&f, &ttl, key);
+    set_now(&f, 1060 + TTL, PST_NO_TIME, PST_NO_TIME);
+    for (int undone = 2; undone--;) {
+        REQUIRE(!append_to(f.t, 0, key, ALL, MORE));
+        REQUIRE(!set_key(f.t, key, 0));
+        CHECK_EQ(walk_timed(&f, 0, ALL + MORE), PST_OK);
+        CHECK_EQ(below_of(&f), ALL - GONE);
+        CHECK_EQ(counted(&f), ALL - GONE + MORE);
+        CHECK_EQ(walk_timed(&f, GONE, ALL - GONE + MORE), PST_OK);
+        if (!undone)
+            break;
+        REQUIRE(!pst_table_rollback(f.t, 0));
+        REQUIRE(!set_key(f.t, key, 0));
+        CHECK_EQ(counted(&f), ALL);
+    }
+    /* Also in its delta, in a merge of that, and once more. */
+    for (int round = 0; round < 3; round++) {
+        seal(&f);
+        if (round == 1) {
+            merge(&f, 0);
+            set_stack(&f);
+        }
+        anew(&f, LIMIT);
+        REQUIRE(!set_key(f.t, key, 0));
+        CHECK_EQ(below_of(&f), ALL - GONE + MORE);
+        CHECK_EQ(walk_timed(&f, GONE, ALL - GONE + MORE), PST_OK);
+        CHECK(!pst_table_dirty(f.t));
+        REQUIRE(!append_to(f.t, 0, 1, 0, 1));
+    }
+    /* The rest of them. */
+    set_now(&f, 5000, PST_NO_TIME, PST_NO_TIME);
+    REQUIRE(!set_key(f.t, key, 0));
+    CHECK_EQ(walk_timed(&f, GONE, ALL - GONE + MORE), PST_OK);
+    CHECK_EQ(counted(&f), 0);
+    REQUIRE(!append_to(f.t, 0, key, 9, 1));
+    seal(&f);
+    anew(&f, LIMIT);
+    REQUIRE(!set_key(f.t, key, 0));
+    CHECK_EQ(walk_timed(&f, 9, 1), PST_OK);
+    end(&f);
+}
+
+/* What went between others is gone, though that takes the row. */
+static void test_gone_between(void) {
+    static const pst_ttl ttl = {.duration_ms = TTL, .lenient = 1, .event_time = 1};
+    static const int64_t times[] = {1000, 50, 1000, 50};
+    files f;
+    begin_with(&f, &TIMED_SCHEMA, &ttl, LIMIT);
+    for (uint64_t i = 0; i < 4; i++) {
+        set_now(&f, PST_NO_TIME, 40, times[i]);
+        REQUIRE(!append_to(f.t, 0, long_key(7), i, 1));
+        seal(&f);
+    }
+    anew(&f, LIMIT);
+    set_now(&f, PST_NO_TIME, 500, PST_NO_TIME);
+    REQUIRE(!set_key(f.t, long_key(7), 0));
+    CHECK_EQ(below_of(&f), 4);
+    CHECK_EQ(walk_timed(&f, 0, 4), PST_OK);
+    for (int round = 0; round < 2; round++) {
+        pst_elements *e = NULL;
+        pst_cell key, value;
+        REQUIRE(!set_key(f.t, long_key(7), 0));
+        CHECK_EQ(counted(&f), 2);
+        REQUIRE(!pst_elements_create(f.t, &e) && !pst_elements_start(e, 0));
+        for (uint64_t i = 0; i < 4; i += 2) {
+            REQUIRE(!pst_elements_next(e, &key, &value));
+            CHECK_EQ(value.word[0], i);
+        }
+        CHECK_EQ(pst_elements_next(e, &key, &value), PST_NOT_FOUND);
+        pst_elements_destroy(e);
+        seal(&f);
+        anew(&f, LIMIT);
+    }
+    end(&f);
+}
+
+/* Reading counts as use: what is young is read where it is; what is not must fit, or nothing changes. */
+static void test_read_and_used(void) {
+    enum { ALL = TIMES * EACH };
+    static const pst_ttl ttl = {.duration_ms = TTL, .on_read = 1, .granularity_ms = 60};
+    files f;
+    uint64_t key = long_key(7);
+    begin_timed(&f, &ttl, key);
+    for (int64_t at = 0; at < 2; at++) {
+        set_now(&f, 1190 + at * 10, PST_NO_TIME, PST_NO_TIME);
+        REQUIRE(!set_key(f.t, key, 0));
+        CHECK_EQ(walk_timed(&f, (uint64_t)(10 + at) * EACH, ALL - (uint64_t)(10 + at) * EACH),
+                 PST_LIMIT);
+        CHECK(!f.t->poisoned);
+        CHECK(below_of(&f) >= 10 * EACH);
+        REQUIRE(!append_to(f.t, 0, 1, 0, 1)); /* the epoch goes on */
+    }
+    /* Three batches are left, of which the first has moved far enough: all three move. */
+    set_now(&f, 1260, PST_NO_TIME, PST_NO_TIME);
+    for (int round = 0; round < 2; round++) {
+        REQUIRE(!set_key(f.t, key, 0));
+        CHECK_EQ(counted(&f), 3 * EACH);
+        CHECK_EQ(walk_timed(&f, ALL - 3 * EACH, 3 * EACH), PST_OK);
+        seal(&f);
+        leave(&f, 1);
+        anew(&f, LIMIT);
+    }
+    set_now(&f, 1260 + 59, PST_NO_TIME, PST_NO_TIME);
+    REQUIRE(!set_key(f.t, key, 0));
+    CHECK(below_of(&f) >= 3 * EACH);
+    CHECK_EQ(walk_timed(&f, ALL - 3 * EACH, 3 * EACH), PST_OK);
+    CHECK(!pst_table_dirty(f.t) && below_of(&f));
+    set_now(&f, 1260 + TTL, PST_NO_TIME, PST_NO_TIME);
+    CHECK_EQ(walk_timed(&f, 0, 0), PST_OK);
+    end(&f);
+}
+
+/* A table above files and a whole one that do the same, with lists whose items expire when they were last
+ * read. */
+typedef struct twins {
+    files f;
+    pst_table *whole;
+    uint64_t random;
+} twins;
+
+static struct {
+    uint64_t below, moved, stayed, hidden;
+} twins_seen;
+
+static uint64_t twins_below(twins *w, uint64_t n) {
+    return check_random(&w->random) % n;
+}
+
+/* What can be seen of a key's list, as a sum, with how many items that are: by a walk, or by a batch. */
+static uint64_t sum_of(pst_table *t, uint64_t key, int by_batch, uint64_t *n) {
+    int64_t k = (int64_t)key, zero = 0, offsets[2], items[1 << 12];
+    pst_array keys[2] = {{.type = PST_INT64, .length = 1, .values = &k},
+                         {.type = PST_INT64, .length = 1, .values = &zero}};
+    pst_elements *e = NULL;
+    pst_batch *b = NULL;
+    pst_cell name, value;
+    uint64_t sum = 0;
+    *n = 0;
+    if (by_batch) {
+        REQUIRE(!pst_batch_create(t, keys, &b) && !pst_batch_element_offsets(b, 0, offsets));
+        REQUIRE((uint64_t)offsets[1] * sizeof *items <= sizeof items);
+        REQUIRE(!pst_batch_list_copy(b, 0, offsets, items, sizeof items));
+        REQUIRE(!pst_batch_elements_read(b, 0));
+        for (; *n < (uint64_t)offsets[1]; ++*n)
+            sum = sum * 31 + (uint64_t)items[*n];
+        pst_batch_destroy(b);
+        return sum;
+    }
+    REQUIRE(!set_key(t, key, 0) && !pst_elements_create(t, &e) && !pst_elements_start(e, 0));
+    for (; pst_elements_next(e, &name, &value) == PST_OK; ++*n)
+        sum = sum * 31 + value.word[0];
+    pst_elements_destroy(e);
+    return sum;
+}
+
+static void read_both(twins *w, uint64_t key) {
+    uint64_t n[2], sum[2], count[2], below;
+    int by_batch = (int)twins_below(w, 2), dirty = pst_table_dirty(w->f.t);
+    REQUIRE(!set_key(w->f.t, key, 0) && !set_key(w->whole, key, 0));
+    REQUIRE(!pst_elements_count(w->f.t, 0, &count[0]) &&
+            !pst_elements_count(w->whole, 0, &count[1]));
+    CHECK_EQ(count[0], count[1]);
+    below = below_of(&w->f);
+    twins_seen.below += below > 0;
+    twins_seen.hidden += below > count[0];
+    sum[0] = sum_of(w->f.t, key, by_batch, &n[0]);
+    sum[1] = sum_of(w->whole, key, by_batch, &n[1]);
+    CHECK_EQ(n[0], n[1]);
+    CHECK_EQ(n[0], count[0]);
+    CHECK_EQ(sum[0], sum[1]);
+    REQUIRE(!set_key(w->f.t, key, 0));
+    if (below && !dirty && n[0]) {
+        twins_seen.moved += (uint64_t)(pst_table_dirty(w->f.t) && !below_of(&w->f));
+        twins_seen.stayed += (uint64_t)(!pst_table_dirty(w->f.t) && below_of(&w->f));
+    }
+}
+
+static void pass_both(twins *w) {
+    int64_t ms = 1 + (int64_t)twins_below(w, 40), now = w->f.now.processing_ms + ms;
+    set_now(&w->f, now, now - 30, now - 60 + (int64_t)twins_below(w, 80));
+    pst_table_set_clock(w->whole, &w->f.now);
+}
+
+static void step_twins(twins *w) {
+    uint64_t key = long_key(w->random % 3), op = twins_below(w, 12);
+    uint64_t first = twins_below(w, 1000);
+    int32_t n = 1 + (int32_t)twins_below(w, 20);
+    if (op < 4) {
+        REQUIRE(!append_to(w->f.t, 0, key, first, n) && !append_to(w->whole, 0, key, first, n));
+    } else if (op < 7) {
+        read_both(w, key);
+    } else if (op < 9) {
+        pass_both(w);
+    } else if (op == 9 && twins_below(w, 4) == 0) {
+        REQUIRE(!set_key(w->f.t, key, 0) && !set_key(w->whole, key, 0));
+        REQUIRE(!pst_value_clear(w->f.t, 0) && !pst_value_clear(w->whole, 0));
+    } else if (op == 9) {
+        REQUIRE(!pst_table_rollback(w->f.t, 0) && !pst_table_rollback(w->whole, 0));
+    } else if (op == 10) {
+        seal(&w->f);
+        REQUIRE(!pst_table_seal(w->whole, &w->f.lineage, NULL));
+        if (twins_below(w, 2))
+            leave(&w->f, 3);
+        else
+            anew(&w->f, 1 << 26);
+    }
+}
+
+static void test_twins(uint64_t seed) {
+    twins w = {.random = seed};
+    pst_ttl ttl = {.duration_ms = TTL, .on_read = 1};
+    ttl.granularity_ms = 20 * (int64_t)twins_below(&w, 3);
+    ttl.event_time = (uint8_t)twins_below(&w, 2);
+    begin_with(&w.f, &TIMED_SCHEMA, &ttl, 1 << 26);
+    pst_table *above = w.f.t;
+    open_table(&w.f, 1 << 26);
+    w.whole = w.f.t;
+    w.f.t = above;
+    set_now(&w.f, 1000, 970, 1000);
+    pst_table_set_clock(w.whole, &w.f.now);
+    for (int i = 0; i < 600; i++)
+        step_twins(&w);
+    pst_table_close(w.whole);
+    end(&w.f);
 }
 
 /* Of many rows that were used the one leaves whose list is long. */
@@ -590,7 +913,14 @@ int main(int argc, char **argv) {
     test_walks();
     test_larger_than_memory();
     test_leaves_first();
+    test_shown_and_gone();
+    test_gone_between();
+    test_read_and_used();
     test_no_room();
+    for (uint64_t i = 0; i < 2 * seeds; i++)
+        test_twins(seed + i);
+    CHECK(!seeds ||
+          (twins_seen.below && twins_seen.moved && twins_seen.stayed && twins_seen.hidden));
     for (uint64_t i = 0; i < seeds; i++)
         test_killed(seed + i);
     return check_report();

@@ -177,6 +177,49 @@ static void test_equal_writes(void) {
     }
 }
 
+/* A late row does not shorten the time for which what a newer one wrote is kept, be the value the same
+ * or another; of what has expired, and of times that no row gave, nothing is left. */
+static void test_late_writes(void) {
+    pst_ttl ttl = {.duration_ms = TTL, .granularity_ms = 10, .event_time = 1};
+    for (int back = 0; back < 2; back++) {
+        ttl.goes_back = (uint8_t)back;
+        pst_table *t = open_table(ttl);
+        pst_cell one = word(1), shown;
+        int is_null;
+        for (int64_t value = 0; value < 4; value++) {
+            int64_t event = value == 1 ? NOW + 50 : NOW + value;
+            pst_table_set_clock(t, &(pst_clock){0, NOW, event});
+            pst_cell cell = word(value);
+            put(t, value);
+            CHECK_EQ(pst_map_put(t, ENTRIES, &one, &cell), PST_OK);
+            CHECK_EQ(pst_aggregate_add(t, MEAN, &SHAPE, &cell), PST_OK);
+            int64_t newest = value && !back ? NOW + 50 : event;
+            CHECK_EQ(written(t), newest);
+            CHECK_EQ(pst_row_time(t, pst_row(t, 0), MEAN), newest);
+        }
+        int64_t until = TTL + (back ? NOW + 3 : NOW + 50);
+        for (int64_t now = until - 1; now <= until; now++) {
+            pst_status found = now == until ? PST_NOT_FOUND : PST_OK;
+            pst_table_set_clock(t, &(pst_clock){0, now, PST_NO_TIME});
+            CHECK_EQ(pst_value_get(t, N, &shown), found);
+            CHECK_EQ(pst_map_get(t, ENTRIES, &one, &shown, &is_null), found);
+        }
+        put(t, 7);
+        CHECK_EQ(written(t), until);
+        pst_table_set_clock(t, &(pst_clock){0, PST_NO_TIME, PST_NO_TIME});
+        put(t, 8);
+        CHECK_EQ(written(t), PST_NO_TIME);
+        pst_table_close(t);
+    }
+    /* The clock of a machine that was set back is another matter: what is written has its time. */
+    pst_table *t = open_table((pst_ttl){.duration_ms = TTL});
+    put(t, 5);
+    set_now(t, NOW - 50);
+    put(t, 6);
+    CHECK_EQ(written(t), NOW - 50);
+    pst_table_close(t);
+}
+
 /* ---- what is seen for the last time ---------------------------------------------------------- */
 
 enum { ALL = 31 };
@@ -411,6 +454,7 @@ int main(void) {
     test_stamps();
     test_ahead();
     test_equal_writes();
+    test_late_writes();
     test_shown_once();
     test_shown_in_files();
     test_not_shown();

@@ -65,8 +65,8 @@ class ListState(State["ListHandle"]):
     -----
     Appending costs only the new item, in memory and in the snapshot, however long the list is. With
     ``home="disk"`` a list may be longer than memory. Of a long one no items come into memory where
-    items are appended, counted or cleared, unless reading changes when items expire, or they are
-    visible once more.
+    items are appended, counted or cleared. If reading counts as use (`StateTtl`), the items that
+    have not expired must fit in memory when they are read.
 
     Examples
     --------

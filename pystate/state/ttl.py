@@ -54,8 +54,9 @@ class StateTtl:
         returns it clears it, and items of a list and entries of a map one by one.
     time : {"processing", "event"}
         The clock. ``"processing"``: the epoch's processing time. ``"event"``: a value counts as
-        written at the event time of its row, and expires by the watermark. It is refused if
-        the operator has no watermark.
+        written at the event time of its row, and expires by the watermark. A row that comes late
+        does not make it expire before a newer one promised. It is refused if the operator has no
+        watermark.
 
     Raises
     ------

@@ -62,6 +62,14 @@ class Kind:
         known = [t for t in (self.clock.event, self.clock.watermark) if t is not None]
         return max(known, default=None)
 
+    def rewritten(self, cell: list[Any] | None) -> int | None:
+        """The time that a write leaves in place of what was there."""
+        stamp = self.stamp()
+        by_rows = self.ttl is not None and self.ttl.time == "event"
+        if cell is None or cell[1] is None or stamp is None or not by_rows:
+            return stamp
+        return max(stamp, cell[1])
+
     def expired(self, written: int | None) -> bool:
         now = self.now()
         if self.ttl is None or written is None:
@@ -150,11 +158,11 @@ class Value(Kind):
         settled = cell is not None and not self.is_stale(cell[1]) and not self.expired(cell[1])
         if cell is not None and settled and cell[0] == value:
             return
-        self.cells[row] = [copy.deepcopy(value), self.stamp()]
+        self.cells[row] = [copy.deepcopy(value), self.rewritten(cell)]
 
     def store(self, row: Row, value: Any) -> None:
         """A write whose time is noted whatever was there."""
-        self.cells[row] = [value, self.stamp()]
+        self.cells[row] = [value, self.rewritten(self.cells.get(row))]
 
     def unhidden(self, row: Row) -> Any:
         """As a column operation sees it: without the default, and not counted as read."""
@@ -314,7 +322,8 @@ class Entries(Kind):
         entry = self.cells.get(row, {}).get(key)
         settled = entry is not None and not self.is_stale(entry[1]) and not self.expired(entry[1])
         if entry is None or not settled or entry[0] != value:
-            self.cells.setdefault(row, {})[key] = [copy.deepcopy(value), self.stamp()]
+            time = self.rewritten(entry)
+            self.cells.setdefault(row, {})[key] = [copy.deepcopy(value), time]
 
     def remove(self, row: Row, key: Any) -> None:
         cell = self.cells.get(row, {})

@@ -769,6 +769,43 @@ def test_a_list_is_longer_than_memory(tmp_path: Path) -> None:
         assert store["l"].get() == [*range(n), -1, -2] and store["l"].below() == 0
 
 
+@pytest.mark.parametrize("update", ["create_and_write", "read_and_write"])
+def test_the_items_of_a_long_list_expire(tmp_path: Path, update: Any) -> None:
+    """As on the heap, over jumps of time, merges, roll backs and restarts."""
+    now = [0]
+    states: dict[str, Any] = {"l": ps.ListState("long", ttl=ps.StateTtl(6400, update=update))}
+    given: dict[str, Any] = {"states": states, "clock": lambda: now[0]}
+    below = 0
+    # Where reading counts as use what it moves has to fit in memory twice.
+    many = SOME if update == "create_and_write" else SOME // 8
+    for restart in range(3):
+        with (
+            opened(tmp_path / "disk", limit_bytes=LISTS_LIMIT, **given) as disk,
+            ps.open(tmp_path / "heap", key="long", **given) as heap,
+        ):
+            for step in range(8):
+                at = (restart * 8 + step) * many
+                for store in (disk, heap):
+                    store["l"].extend(store.keys([7]), [np.arange(at, at + many)])
+                    if step == 5:
+                        store.rollback()
+                    store.checkpoint()
+                now[0] += [1500, 40, 700, 3000, 0, 2500, 9, 1200][step]
+                disk._backend.below._let_leave(1)
+                for store in (disk, heap):
+                    store.checkpoint()
+                    store.set_current_key(7)
+                below += disk["l"].below() > 0
+                assert len(disk["l"]) == len(heap["l"])
+                read = [s["l"].to_numpy() for s in (disk, heap)]
+                assert (read[0] == read[1]).all() and len(read[0])
+                if step % 3 == 0:
+                    assert disk["l"][-1] == heap["l"][-1] == read[0][-1]
+                    assert len(disk) == len(heap) == 1
+        now[0] += 1000
+    assert below
+
+
 def test_iteration_over_a_long_list_belongs_to_its_key(tmp_path: Path) -> None:
     with opened(tmp_path, states=LISTS, limit_bytes=LISTS_LIMIT) as store:
         n = fill_lists(store, 20)
