@@ -150,6 +150,7 @@ class Store:
         self.path = local_only(folder_path(path, "ps.open: path"), "ps.open: path")
         owner = f"the store {self.path}"
         self._closed = False
+        self._process = os.getpid()
         if clock is not None and not callable(clock):
             raise InvalidArgumentError(
                 f"{owner}: clock is a function that gives milliseconds since 1970, not "
@@ -345,6 +346,7 @@ class Store:
 
     def rollback(self) -> None:
         """Undo everything since the last call of `checkpoint`, or since the store was opened."""
+        self._refuse_fork()
         steps = [delta for delta in self._pending if delta.is_step]
         if not steps:
             self._backend.rollback()
@@ -380,6 +382,7 @@ class Store:
         """
         if self._closed:
             raise ClosedError(f"{self.path}: the store is closed")
+        self._refuse_fork()
         began_s, before = time.monotonic(), self._range.files
         head = self._history.head
         epoch = self.epoch + 1
@@ -505,6 +508,14 @@ class Store:
         if held > limit_bytes // _HELD_PART:
             for waiting in self._pending:
                 self._write(waiting, self.epoch + 1)
+
+    def _refuse_fork(self) -> None:
+        """Refuse in a forked child what would touch its parent's files."""
+        if os.getpid() != self._process:
+            raise ClosedError(
+                f"{self.path}: the store is open in process {self._process}, and does not survive "
+                "a fork: use it there, or close it there and open it here"
+            )
 
     def _drop(self, deltas: list[_Delta]) -> None:
         """Remove what no manifest names and nothing needs any more."""
@@ -805,6 +816,8 @@ class Store:
     def close(self, checkpoint: bool = False) -> None:
         """Close the store. Does nothing the second time.
 
+        In a forked child only the child's copy is closed: the files are its parent's.
+
         Parameters
         ----------
         checkpoint : bool
@@ -815,6 +828,15 @@ class Store:
             return
         if flag(checkpoint, "close: checkpoint"):
             self.checkpoint()
+        if os.getpid() != self._process:
+            self._closed = True
+            self._beside = None
+            self._backend.close()
+            for delta in self._pending:
+                self._forget(delta)
+            self._pending.clear()
+            self._lock.release()
+            return
         self._drop_beside()
         self._backend.close()
         self._closed = True

@@ -31,7 +31,7 @@ from pystate.errors import (
 )
 from pystate.store import Store
 from pystate.tables.below import FilesBelow
-from tests.forks import FORKS
+from tests.forks import FORKS, forked
 from tests.unit.test_store import Trouble, names
 
 __all__ = ["FORKS"]
@@ -634,6 +634,36 @@ def test_a_store_that_was_converted_and_not_written_leaves_nothing(tmp_path: Pat
         assert store.checkpoint() == 2
     with opened(tmp_path) as store:
         assert numbers(store, 100) == list(range(100))
+
+
+@FORKS
+@pytest.mark.parametrize("converted", [False, True])
+def test_a_forked_child_that_closes_leaves_its_parents_files(
+    tmp_path: Path, converted: bool
+) -> None:
+    """As a child does that leaves the block of the store's `with`."""
+    if converted:
+        with opened(tmp_path, home="heap", limit_bytes=0) as store:
+            fill(store, 0, 20)
+            store.checkpoint()
+    with opened(tmp_path) as store:
+        if not converted:
+            fill(store, 0, 500)
+            assert 0 < steps(store)
+        before = names(tmp_path)
+
+        def leave() -> None:
+            for refused in (store.checkpoint, store.rollback):
+                with pytest.raises(ClosedError, match="does not survive a fork"):
+                    refused()
+            store.close()
+
+        _, status = os.waitpid(forked((0, 1, 2), leave), 0)
+        assert status == 0
+        assert names(tmp_path) == before
+        store.checkpoint()
+    with opened(tmp_path) as store:
+        assert len(store) == 20 if converted else 500
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
