@@ -162,6 +162,8 @@ class Store:
         flag(allow_unclaimed_state, f"{owner}: allow_unclaimed_state")
         states = mapping(states, f"{owner}: states", "states={'n': ps.ValueState('long')}")
         self._pending: list[_Delta] = []
+        self._merged: set[str] = set()  # files that the next manifest may name
+        self._unnamed: set[str] = set()  # files that no manifest will name
         self._recorded: DiskStats | None = None  # what the history has told
         self._rebase = False
         self._unsynced = False
@@ -552,16 +554,20 @@ class Store:
 
     def _in_memory(self, delta: _Delta) -> BinaryIO:
         if delta.memory is None:
+            memory = None
             try:
                 memory = os.fdopen(os.memfd_create("pystate-delta"), "w+b")
+                info = delta.snapshot.write(memory)
+                memory.flush()
             except OSError as error:
+                if memory is not None:
+                    with suppress(OSError):  # it would write the rest
+                        memory.close()
                 raise CheckpointError(
                     f"{self.path}: changes that are in no file yet cannot be put into memory as "
-                    f"one: {error.strerror}"
+                    f"one: {error.strerror or error}"
                 ) from error
-            delta.info = delta.snapshot.write(memory)
-            memory.flush()
-            delta.memory = memory
+            delta.memory, delta.info = memory, info
             # Once is enough. The file is compressed, too.
             delta.snapshot.close()
         return delta.memory
@@ -629,6 +635,7 @@ class Store:
                 raise
             _LOG.warning("%s: the deltas stay unmerged for now: %s", self.path, error)
             return state
+        self._merged.add(merged.path)
         return run.replaced(state, merged) or state
 
     def _planned(self, run: Run, bounds: tuple[int, int], epoch: int) -> Callable[..., FileRef]:
@@ -707,7 +714,8 @@ class Store:
         self._note_operator()
         try:
             # What the checkpoint before has retired: this one's publish has made that durable.
-            delete_files(self._storage, self._retired.paths)
+            delete_files(self._storage, (*self._retired.paths, *self._unnamed))
+            self._unnamed.clear()
             self._retired = self._history.retire(self._retained)
         except (PystateError, OSError) as error:
             _LOG.warning("%s: old checkpoints could not be removed: %s", self.path, error)
@@ -728,6 +736,10 @@ class Store:
         if self._beside is not None and self._beside.is_named:
             self._beside = None
         self._may_beside = self._on_disk
+        # A delta may have been merged before any manifest named it.
+        deltas = {delta.ref.path for delta in self._pending if delta.ref is not None}
+        self._unnamed |= (deltas | self._merged) - manifest.paths
+        self._merged.clear()
         for delta in self._pending:
             self._forget(delta)
         self._pending.clear()
@@ -806,6 +818,7 @@ class Store:
             with self._storage.create(path) as out:
                 info = self._backend.below.merge(paths, out, lineage)
             delete_files(self._storage, on_the_way)
+            self._merged.add(path)
             ref = FileRef.from_info(path, info)
             self._range = replace(self._range, base=ref, deltas=())
             self._rebase, self._converted = False, True
@@ -845,7 +858,7 @@ class Store:
             self._forget(delta)
         self._pending.clear()
         with suppress(PystateError, OSError):  # they do no harm, and go when it is opened again
-            delete_retired(self._storage, self._retired.paths)
+            delete_retired(self._storage, (*self._retired.paths, *self._unnamed))
             if self._converted:
                 # No manifest names the files that it began with, unless one is there unseen.
                 self._history.refresh()

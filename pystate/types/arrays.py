@@ -75,6 +75,8 @@ def _from_python(values: Any, type: StateType, what: str) -> pa.Array[Any]:
         else:
             values = values if isinstance(values, (list, tuple)) else list(values)
             array = _infer_array(values, type)
+    except MemoryError:  # Arrow's own is an ArrowException, and says nothing of the type
+        raise
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise WrongTypeError(f"{what}: cannot be read as {type.ddl}: {error}") from error
     if isinstance(array, pa.ChunkedArray):
@@ -141,6 +143,8 @@ def _cast(array: pa.Array[Any], type: StateType, what: str) -> pa.Array[Any]:
             # Arrow asks for room for every integer of the type before it looks at the values.
             array = array.cast(pa.decimal256(76, type.scale))
         return array.cast(wanted, safe=True)
+    except MemoryError:
+        raise
     except (pa.ArrowException, OverflowError) as error:
         raise WrongTypeError(
             f"{what} is {type.ddl}: this column of {source} does not fit it without loss: {error}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,6 +30,7 @@ from pystate.errors import (
     UnclaimedStateError,
 )
 from pystate.store import Store
+from pystate.types import arrays
 from tests.forks import FORKS, copied, ended, forked
 
 STATES = {
@@ -89,6 +91,22 @@ def test_reopening_restores_the_last_checkpoint(tmp_path: Path) -> None:
         assert store["seen"].value() is None
 
 
+def test_memory_that_ends_while_a_column_is_read_is_no_wrong_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(values: Any, type: Any) -> Any:
+        raise pa.ArrowMemoryError("malloc of size 4032 failed")
+
+    with opened(tmp_path) as store:
+        keys = store.keys([1])
+        monkeypatch.setattr(arrays, "_infer_array", none_left)
+        for use in (lambda: store["n"].add(keys, [1]), lambda: store.keys([1])):
+            with pytest.raises(MemoryError, match="malloc"):
+                use()
+        monkeypatch.undo()
+        assert store["n"].values(keys).to_pylist() == [0]
+
+
 def test_what_was_not_checkpointed_is_gone_after_close(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         store["n"].add(store.keys([1]), 1)
@@ -121,6 +139,33 @@ def test_checkpoints_are_incremental(tmp_path: Path) -> None:
         store.checkpoint()
         [delta] = names(tmp_path, "state") - before
         assert os.path.getsize(tmp_path / delta) < whole / 20
+
+
+def test_what_was_merged_before_a_manifest_named_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that stays open has no more files than one that was just opened."""
+    publish, fails = LocalStorage.publish, False
+
+    def published(storage: LocalStorage, path: str, content: bytes) -> None:
+        if fails:
+            raise NoSpaceError(28, f"{path}: the file system is full")
+        publish(storage, path, content)
+
+    monkeypatch.setattr(LocalStorage, "publish", published)
+    with opened(tmp_path, retained=1) as store:
+        for step in range(59):
+            store["n"].add(store.keys([step]), 1)
+            fails = step % 7 == 3
+            with pytest.raises(NoSpaceError) if fails else nullcontext():
+                store.checkpoint()
+        store.checkpoint()
+        left = names(tmp_path, "state")
+    with opened(tmp_path, retained=1):
+        kept = names(tmp_path, "state")
+    assert kept
+    # What the last checkpoint retired is there until the next one.
+    assert len(left - kept) <= 6
 
 
 def test_deltas_are_merged_and_old_files_retired(tmp_path: Path) -> None:

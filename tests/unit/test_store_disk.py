@@ -576,6 +576,19 @@ def test_what_is_in_no_file_and_cannot_be_put_into_memory_as_one_is_not_left_out
         for use in (USES["scan"], USES["len"], USES["keys"], USES["current"]):
             with pytest.raises(CheckpointError, match="in no file yet"):
                 use(store)
+
+        def limited(name: str) -> int:
+            # No byte can be written; that is noticed when what was buffered is.
+            descriptor = make(name)
+            reading = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+            os.dup2(reading, descriptor)
+            os.close(reading)
+            return descriptor
+
+        monkeypatch.setattr(os, "memfd_create", limited)
+        for use in (USES["scan"], USES["len"], USES["keys"], USES["current"]):
+            with pytest.raises(CheckpointError, match="in no file yet"):
+                use(store)
         monkeypatch.setattr(os, "memfd_create", make)
         assert (len(store), numbers(store, 640)) == (640, list(range(640)))
         trouble.suffix = ""
