@@ -662,7 +662,7 @@ def test_a_forked_child_that_closes_leaves_its_parents_files(
     with opened(tmp_path) as store:
         if not converted:
             fill(store, 0, 500)
-            assert 0 < steps(store)
+            assert steps(store) > 0
         before = names(tmp_path)
 
         def leave() -> None:
