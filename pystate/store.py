@@ -176,7 +176,7 @@ class Store:
         self._on_disk = home == DISK
         self._converted = False
         self._limit_bytes = limit_bytes
-        backend = partial(KeyedStateBackend, key, limit_bytes=limit_bytes, home=home)
+        backend = partial(KeyedStateBackend, key, limit_bytes=limit_bytes, home=home, where=owner)
         backend(states=states, max_parallelism=groups)
         if not flag(allow_pickle, f"{owner}: allow_pickle"):
             refuse_pickled(states, owner)
@@ -554,7 +554,7 @@ class Store:
 
     def _in_memory(self, delta: _Delta) -> BinaryIO:
         if delta.memory is None:
-            memory = None
+            memory: BinaryIO | None = None
             try:
                 memory = os.fdopen(os.memfd_create("pystate-delta"), "w+b")
                 info = delta.snapshot.write(memory)
@@ -567,7 +567,8 @@ class Store:
                     f"{self.path}: changes that are in no file yet cannot be put into memory as "
                     f"one: {error.strerror or error}"
                 ) from error
-            delta.memory, delta.info = memory, info
+            delta.info = info
+            delta.memory = memory
             # Once is enough. The file is compressed, too.
             delta.snapshot.close()
         return delta.memory

@@ -100,6 +100,8 @@ class KeyedStateBackend:
         The type of namespaces, if states are kept by (key, namespace).
     timers : bool
         Whether keys have timers.
+    where : str
+        What errors call the backend, in place of its operator.
 
     Attributes
     ----------
@@ -147,10 +149,11 @@ class KeyedStateBackend:
         create: bool = True,
         namespace: TypeLike | None = None,
         timers: bool = False,
+        where: str = "",
     ) -> None:
         if not isinstance(uid, str):
             raise InvalidArgumentError(f"backend: uid is a string, not {shown(uid)}")
-        owner = f"operator {uid!r}" if uid else "backend"
+        owner = where or (f"operator {uid!r}" if uid else "backend")
         self.key = parse_key(key)
         self.uid = uid
         self.max_parallelism = checked_parallelism(max_parallelism)
