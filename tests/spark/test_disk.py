@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import pystate as ps
+from pystate.spark import ParquetSink
 from pystate.spark.epochs.progress import EpochProgress
 
-from .conftest import state_of
+from .conftest import Source, state_of
 from .deadly import POINTS, deadly_map
 from .disk_job import Notes
 
@@ -258,3 +260,64 @@ def test_timers_windows_and_joins(
         assert sum(report["steps"] for report in mine) > 2, uid
         assert sum(report["rows_left"] for report in mine) > 2000, uid
         assert sum(report["rows_looked_up"] for report in mine) > 2000, uid
+
+
+def test_held_epochs_with_timers_are_replayed(
+    spark: SparkSession,
+    make_job: MakeJob,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reports: list[dict[str, Any]],
+) -> None:
+    """Batches between two checkpoints take several steps each, and have timers due in them; a
+    worker dies, and then all of them are lost.
+    """
+    source = Source(spark, tmp_path / "input", "k long, t long")
+    for epoch in [*range(1, TIMED_EPOCHS + 1), *LAST]:
+        source.add(*(f"{k},{t}" for k, t in timed_rows(epoch)))
+    alive = tmp_path / "rows"
+    alive.touch()
+    options: dict[str, Any] = {"table_home": "disk", "memory_limit_bytes": 2 * MIB}
+
+    def started(job: Job, last: int) -> Any:
+        batches: list[int] = []
+
+        def pipeline(df: DataFrame) -> DataFrame:
+            batches.append(1)
+            if len(batches) == last - 1:
+                alive.unlink()
+            if len(batches) == last:
+                raise ValueError("a mistake in the pipeline")
+            df = df.selectExpr("*", "repeat(concat('<', k, '>'), 9) AS note")
+            keyed = job.key_by(df, "k", uid="later", event_time="t")
+            return keyed.process(Later(), schema="k long, at long, n long").select("k", "at")
+
+        sink = ParquetSink(tmp_path / "out")
+        return job.start(source.stream(), pipeline, sink=sink, trigger={"availableNow": True})
+
+    job = make_job(checkpoints=ps.CheckpointOptions(interval=3), **options)
+    query = started(job, 4)
+    with monkeypatch.context() as patch, pytest.raises(Exception, match="a mistake"):
+        patch.setattr(
+            "pystate.spark.operators.apply.arrow_map", deadly_map(dict.fromkeys(POINTS, alive))
+        )
+        query.awaitTermination()
+    assert job.latest_epoch() == 1 and alive.exists()
+    job.close()
+    held = [report for report in reports if report["epoch"] == 2]
+    assert sum(report.get("steps", 0) for report in held) > 2
+    job = make_job(checkpoints=ps.CheckpointOptions(interval=3), **options)
+    started(job, 0).awaitTermination()
+    # By now all rows are in; a last one has the timers of the others fire.
+    source.add(f"-1,{3 * LAST[max(LAST)]}")
+    started(job, 0).awaitTermination()
+    rows = [row for epoch in range(1, max(LAST) + 1) for row in timed_rows(epoch)]
+    table = pq.read_table(tmp_path / "out", columns=["k", "at"])
+    found = Counter(zip(table["k"].to_pylist(), table["at"].to_pylist(), strict=True))
+    # The last row but the one added is by its time the newest that the watermark knew of.
+    assert found == Counter({(k, t + WAIT) for k, t in rows if t < max(LAST.values())})
+    counts = Counter(k for k, _ in rows)
+    counts[-1] += 1
+    assert {k: n for k, (n, _) in state_of(job, "later").items()} == counts
+    again = [report for report in reports[len(held) :] if report["epoch"] >= 2]
+    assert sum(report.get("steps", 0) for report in again) > 2
