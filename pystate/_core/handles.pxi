@@ -250,6 +250,10 @@ cdef class Batch(_Dependent):
         cdef bint may = not table.making_room and self.columns is not None, made = True
         cdef bint placed = False
         cdef int tried = 0
+        # Where nothing lies below, and all of them could come, none is looked for before its use.
+        if pst_table_is_whole(table.t) and (not may or table.has_room(n)):
+            self.fetched = True
+            return 0
         while True:
             table.hold()
             try:
@@ -284,6 +288,28 @@ cdef class Batch(_Dependent):
         self.ready()
         self.table.hold()
         return 0
+
+    cdef int begin_read(self) except -1:
+        """As `begin`, of an operation that changes nothing: where all keys could come it looks for
+        them as it goes, and what fails then may be done once more; see `again`."""
+        self.table.ready()
+        if self.b is NULL or self.epoch != self.table.epochs:
+            self.renew()
+        if not self.fetched and self.table.on_no_room is not None and not self.table.has_room(
+                <uint64_t> pst_batch_length(self.b)):
+            self.fetch()
+        self.table.hold()
+        return 0
+
+    cdef bint again(self, pst_status status) except -1:
+        """Whether the read that has ended is to be done again, as its keys were not fetched."""
+        if self.fetched or self.table.on_no_room is None:
+            return False
+        if status == PST_OK:
+            self.fetched = True
+            return False
+        self.ready()
+        return True
 
     cdef void end(self) noexcept:
         self.table.end()
@@ -335,12 +361,15 @@ cdef class Batch(_Dependent):
     def get(self, int32_t column, size_t values, size_t valid):
         """Copy a fixed-width column to `values`, a byte of validity each to `valid`."""
         cdef pst_status status
-        self.begin()
-        try:
-            with nogil:
-                status = pst_batch_get(self.b, column, <void *> values, <uint8_t *> valid)
-        finally:
-            self.end()
+        while True:
+            self.begin_read()
+            try:
+                with nogil:
+                    status = pst_batch_get(self.b, column, <void *> values, <uint8_t *> valid)
+            finally:
+                self.end()
+            if not self.again(status):
+                break
         self.table.check(status)
 
     def get_bytes(self, int32_t column, size_t offsets, size_t valid):
@@ -458,12 +487,15 @@ cdef class Batch(_Dependent):
             found[n].values = <void *> <size_t> values
             found[n].valid = <uint8_t *> <size_t> valid
             n += 1
-        self.begin()
-        try:
-            with nogil:
-                status = pst_batch_get_all(self.b, n, found)
-        finally:
-            self.end()
+        while True:
+            self.begin_read()
+            try:
+                with nogil:
+                    status = pst_batch_get_all(self.b, n, found)
+            finally:
+                self.end()
+            if not self.again(status):
+                break
         self.table.check(status)
 
     def clear(self, int32_t column):
