@@ -23,7 +23,8 @@
  *      against the bytes that there are. Keys are looked at again later, and must not change.
  *  M7. Where rows lie below the table, all keys that it lacks are fetched before the first
  *      operation, which has changed nothing if that fails. From then on a key that was not found is
- *      absent, as M1 says.
+ *      absent, as M1 says. An operation that changes nothing may be done before, and once more if
+ *      rows were fetched then.
  */
 #ifndef PST_BATCH_H
 #define PST_BATCH_H

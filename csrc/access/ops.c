@@ -601,15 +601,17 @@ static pst_status refresh_group(pst_batch *b, int32_t column, int64_t from, int6
     return pst_poison(t, s);
 }
 
-static pst_status check_column(pst_batch *b, int32_t column, int is_bytes) {
-    pst_status s = pst_batch_ready(b);
-    if (s)
-        return s;
+static pst_status check_type(const pst_batch *b, int32_t column, int is_bytes) {
     if (column < 0 || column >= b->t->lay.n_states)
         return PST_INVALID;
     if (b->t->lay.fields[column].kind != PST_VALUE)
         return PST_INVALID;
     return b->t->lay.fields[column].is_bytes == is_bytes ? PST_OK : PST_WRONG_TYPE;
+}
+
+static pst_status check_column(pst_batch *b, int32_t column, int is_bytes) {
+    pst_status s = pst_batch_ready(b);
+    return s ? s : check_type(b, column, is_bytes);
 }
 
 /* Inlined once per width, so that copying a value is a load and a store. */
@@ -656,10 +658,9 @@ static void get_group(const pst_table *t, const pst_get *get, const uint64_t *co
     }
 }
 
-pst_status pst_batch_get_all(pst_batch *b, int32_t n, const pst_get *gets) {
+/* What of the batch's rows is here. */
+static pst_status get_here(pst_batch *b, int32_t n, const pst_get *gets) {
     pst_status s = PST_OK;
-    for (int32_t k = 0; !s && k < n; k++)
-        s = check_column(b, gets[k].column, 0);
     for (int64_t from = 0; !s && from < b->length; from += PST_GROUP) {
         const uint64_t *rows[PST_GROUP];
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
@@ -678,6 +679,35 @@ pst_status pst_batch_get_all(pst_batch *b, int32_t n, const pst_get *gets) {
         if (noted(b->t, gets[k].column, 1))
             s = refresh_group(b, gets[k].column, 0, b->length);
     return s;
+}
+
+/* Whether reading changes nothing, so that it may be done before it is known which rows are here. */
+static int is_pure(const pst_batch *b, int32_t n, const pst_get *gets) {
+    for (int32_t k = 0; k < n; k++)
+        if (noted(b->t, gets[k].column, 0) || noted(b->t, gets[k].column, 1))
+            return 0;
+    return 1;
+}
+
+pst_status pst_batch_get_all(pst_batch *b, int32_t n, const pst_get *gets) {
+    pst_status s = n > 0 ? pst_batch_usable(b) : PST_OK;
+    for (int32_t k = 0; !s && k < n; k++)
+        s = check_type(b, gets[k].column, 0);
+    if (s || n <= 0)
+        return s;
+    int waits = !b->complete && !b->of_rows && !pst_is_whole(b->t);
+    if (waits && !is_pure(b, n, gets)) {
+        s = pst_batch_complete(b);
+        waits = 0;
+    }
+    if (!s)
+        s = get_here(b, n, gets);
+    if (s || !waits)
+        return s;
+    /* Mostly all were here, and then their rows need no visit before this one. */
+    uint64_t missed = b->t->fetched.missed;
+    s = pst_batch_complete(b);
+    return s || b->t->fetched.missed == missed ? s : get_here(b, n, gets);
 }
 
 pst_status pst_batch_get(pst_batch *b, int32_t column, void *values, uint8_t *valid) {

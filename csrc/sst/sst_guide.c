@@ -381,8 +381,7 @@ static place as_place(int32_t key_group, uint64_t hash) {
     return (place)(uint32_t)key_group << 64 | hash;
 }
 
-size_t pst_guide_line(const pst_guide_segment *s, const uint8_t *entries, int32_t key_group,
-                      uint64_t hash) {
+pst_guide_scale pst_guide_scale_of(const pst_guide_segment *s, const uint8_t *entries) {
     place first = as_place(s->first_key_group, s->first_hash);
     place span = as_place(s->last_key_group, pst_guide_last_hash(entries)) - first;
     uint64_t high = (uint64_t)(span >> 64), low = (uint64_t)span;
@@ -391,15 +390,28 @@ size_t pst_guide_line(const pst_guide_segment *s, const uint8_t *entries, int32_
                     : low ? 64 - (unsigned)__builtin_clzll(low)
                           : 0;
     unsigned shift = bits > 32 ? bits - 32 : 0;
-    uint64_t steps = (uint64_t)(span >> shift) + 1;
-    uint64_t step = (uint64_t)((as_place(key_group, hash) - first) >> shift);
-    uint64_t lines = pst_guide_filter_size(s) / PST_GUIDE_LINE_BYTES;
-    return (size_t)(step * lines / steps) * PST_GUIDE_LINE_BYTES;
+    return (pst_guide_scale){.first_hash = s->first_hash,
+                             .first_key_group = s->first_key_group,
+                             .shift = shift,
+                             .steps = (uint64_t)(span >> shift) + 1,
+                             .lines = pst_guide_filter_size(s) / PST_GUIDE_LINE_BYTES};
+}
+
+uint64_t pst_guide_step(const pst_guide_scale *c, int32_t key_group, uint64_t hash) {
+    place first = as_place(c->first_key_group, c->first_hash);
+    return (uint64_t)((as_place(key_group, hash) - first) >> c->shift);
+}
+
+static size_t line_of(const pst_guide_segment *s, const uint8_t *entries, int32_t key_group,
+                      uint64_t hash) {
+    pst_guide_scale c = pst_guide_scale_of(s, entries);
+    uint64_t step = pst_guide_step(&c, key_group, hash);
+    return (size_t)(step * c.lines / c.steps) * PST_GUIDE_LINE_BYTES;
 }
 
 int pst_guide_may_have(const pst_guide_segment *s, const uint8_t *entries, const uint8_t *filter,
                        int32_t key_group, uint64_t hash) {
     if (is_outside(s, entries, key_group, hash))
         return 0;
-    return pst_guide_line_has(filter + pst_guide_line(s, entries, key_group, hash), hash);
+    return pst_guide_line_has(filter + line_of(s, entries, key_group, hash), hash);
 }

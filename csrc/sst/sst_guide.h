@@ -158,10 +158,19 @@ uint32_t pst_guide_blocks(const pst_guide_segment *s, const uint8_t *entries, in
 
 /* ---- the filter ------------------------------------------------------------------------------ */
 
-/* Where the line of a place lies within the filter, in bytes. So the lines of ascending places
- * ascend. REQUIRES: the place is not outside of the segment's first and last one. */
-size_t pst_guide_line(const pst_guide_segment *s, const uint8_t *entries, int32_t key_group,
-                      uint64_t hash);
+/* How the lines of a segment's filter are shared out to places: the first to the first ones, and so
+ * on. So the lines of ascending places ascend. */
+typedef struct pst_guide_scale {
+    uint64_t first_hash;
+    int32_t first_key_group;
+    unsigned shift;
+    uint64_t steps; /* to which a step of a place is compared */
+    uint64_t lines;
+} pst_guide_scale;
+pst_guide_scale pst_guide_scale_of(const pst_guide_segment *s, const uint8_t *entries);
+/* The place's line is the whole part of step * lines / steps. REQUIRES: the place is not outside of
+ * the segment's first and last one. */
+uint64_t pst_guide_step(const pst_guide_scale *c, int32_t key_group, uint64_t hash);
 
 /* Nine bits of it for each probe. Hashes of one line have their first bits in common, and those of
  * one key group the last ones. */

@@ -148,20 +148,33 @@ void pst_guide_builder_add(pst_guide_builder *b, const pst_guide_block *block, u
     b->n_in_segment = b->n_hashes;
 }
 
-static void set_probes(uint8_t *line, uint64_t hash) {
-    uint64_t probes = pst_guide_probes(hash);
-    for (int i = 0; i < PST_GUIDE_PROBES; i++, probes >>= 9)
-        line[(probes & 511) >> 3] |= (uint8_t)(1u << (probes & 7));
+enum { LINE_BITS = 8 * PST_GUIDE_LINE_BYTES };
+
+/* A line's bits as bytes of 0 or 1, which take a store each. They are cleared. */
+static void pack_line(uint8_t *flags, uint8_t *line) {
+    for (int i = 0; i < PST_GUIDE_LINE_BYTES; i++)
+        line[i] = (uint8_t)(pst_get_u64(flags + 8 * i) * UINT64_C(0x0102040810204080) >> 56);
+    memset(flags, 0, LINE_BITS);
 }
 
-/* Hashes ascend, but begin again with each key group. */
+/* Hashes ascend, but begin again with each key group. So the next one's line is the last one's, or
+ * soon comes after that: nothing is divided, and a line is made at once. */
 static void fill_filter(const pst_guide_builder *b, const uint8_t *entries, uint8_t *filter,
                         int32_t max_parallelism) {
+    uint8_t flags[LINE_BITS] = {0};
+    pst_guide_scale c = pst_guide_scale_of(&b->open, entries);
+    uint64_t end = c.steps; /* where the next line begins, in steps times lines */
     for (size_t i = 0; i < b->n_in_segment; i++) {
-        uint64_t hash = b->hashes.words[i];
+        uint64_t hash = b->hashes.words[i], probes = pst_guide_probes(hash);
         int32_t key_group = pst_key_group(hash, max_parallelism);
-        set_probes(filter + pst_guide_line(&b->open, entries, key_group, hash), hash);
+        uint64_t at = pst_guide_step(&c, key_group, hash) * c.lines;
+        for (; at >= end; end += c.steps, filter += PST_GUIDE_LINE_BYTES)
+            pack_line(flags, filter);
+        for (int k = 0; k < PST_GUIDE_PROBES; k++, probes >>= 9)
+            flags[probes & (LINE_BITS - 1)] = 1;
     }
+    if (b->n_in_segment)
+        pack_line(flags, filter);
 }
 
 pst_status pst_guide_builder_finish(pst_guide_builder *b, uint64_t offset, const uint8_t id[16],

@@ -256,6 +256,12 @@ cdef class Batch(_Dependent):
         cdef bint placed = False
         cdef int tried = 0
         cdef pst_status status
+        # Where nothing lies below, and all of them could come, none is looked for before its use.
+        if pst_table_is_whole(table.t) and (
+                reading or may and table.has_room(<uint64_t> pst_batch_length(self.b))):
+            self.fetched = True
+            self.roomy = not reading
+            return 0
         while True:
             status = self.bring_rows(self.b, reading, may and not tried, 0, &fits, &wanted, &placed)
             if status == PST_OK:

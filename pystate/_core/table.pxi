@@ -611,6 +611,13 @@ cdef class Table:
         keys += here * (s.row_size // 2 + value_bytes) // row_bytes
         return max(keys + ROOM_SLACK // row_bytes, s.keys // 8)
 
+    cdef bint has_room(self, uint64_t keys) except -1:
+        """Whether there is room to write to so many keys, wherever their rows are."""
+        cdef uint64_t fits = 0, wanted = self.wanted_room(keys + keys // 8)
+        cdef pst_room leave
+        self.check(pst_table_room(self.t, wanted, &fits, &leave))
+        return fits >= wanted
+
     cdef int watch_room(self, uint64_t keys) except -1:
         """Make room if few rows fit any more; whether there is any is found out elsewhere."""
         cdef uint64_t fits = 0, wanted = self.wanted_room(keys)

@@ -39,6 +39,8 @@ _LOG = logger("pystate.tables.hot_keys")
 MOST_KEYS, MOST_BYTES = 1 << 16, 1 << 20
 #: Small tables are warm soon enough: no list is written before so many rows were used.
 _LEAST_USED = 1 << 14
+#: A list is written at the latest when as many rows were used as so many times those in memory.
+_MOST_TURNS = 2
 #: So many are brought at a time.
 _SLICE = 2048
 _MAGIC = b"pystate hot keys 1\n"
@@ -67,6 +69,7 @@ class HotKeys:
         self._wanted: Columns = []
         self._at = 0
         self._used = 0  # rows, since a list was written
+        self._lists_written = 0
 
     # ---- bringing -------------------------------------------------------------------------------
 
@@ -137,15 +140,17 @@ class HotKeys:
     def used(self, rows: int) -> None:
         """So many rows were changed or looked up; write a list if they are many.
 
-        So a list costs little beside the files that the rows' changes make, and less time than
-        these rows took.
+        So a list costs little beside the files that the rows' changes make. To find the keys takes
+        a look at all rows, so the first list comes early, and the others ever later.
         """
         self._used += rows
         resident = self._backend.stats().keys
-        enough = max(4 * min(resident, MOST_KEYS), resident // 4, _LEAST_USED)
+        turn = min(resident // 4 << self._lists_written, _MOST_TURNS * resident)
+        enough = max(4 * min(resident, MOST_KEYS), turn, _LEAST_USED)
         if not resident or self._used < enough:
             return
         self._used = 0
+        self._lists_written = min(self._lists_written + 1, _MOST_TURNS.bit_length() + 1)
         try:
             self._write()
         except (PystateError, OSError, pa.ArrowException) as error:
