@@ -65,12 +65,13 @@ typedef struct pst_plan_sink {
     uint64_t most; /* bytes of a part; not 0 */
 } pst_plan_sink;
 
-/* Tells which blocks pst_stack_lookup of those keys may read, oldest file first, by what is in memory:
- * nothing is read. Fewer are read of keys that a newer file has as a whole. The guides of files are
- * not among them, nor are the filters of bases. Statuses are those of pst_wanted_order, PST_LIMIT, and
- * those of the sink; PST_INVALID: parts of no bytes, too. */
-pst_status pst_stack_plan(const pst_stack *st, const pst_wanted_keys *wanted,
-                          const pst_plan_sink *sink);
+/* Tells which blocks pst_stack_lookup of those keys may read, oldest file first. Of the guides the
+ * entries that lead to them are read where they are not in memory, and nothing else. Fewer blocks are
+ * read of keys that a newer file has as a whole; filters are not among them. Statuses are those of
+ * pst_wanted_order, PST_LIMIT, and those of the sink; PST_IO and PST_CORRUPT of a guide, with the file
+ * in the detail's row; PST_INVALID: parts of no bytes, too. */
+pst_status pst_stack_plan(pst_stack *st, const pst_wanted_keys *wanted, const pst_plan_sink *sink,
+                          pst_detail *detail);
 
 /* The same of pst_sst_reader_lookup, in two steps: with `entries`, what of a guided file leads to the
  * blocks, and is read to tell these; of other files that is nothing. It ends any reading of the

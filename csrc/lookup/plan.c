@@ -32,15 +32,39 @@ pst_status pst_plan_add(pst_plan *p, uint64_t begin, uint64_t end) {
 
 /* ---- stacks ------------------------------------------------------------------------------------ */
 
+/* Brings what of a file's guide leads to keys: of segments that lie side by side at once. */
+static pst_status bring_entries(pst_stack *st, int32_t file, const pst_wanted_list *w,
+                                pst_detail *detail) {
+    pst_member *m = st->files[file];
+    uint32_t first = 0, end = 0; /* of segments that are still to be brought */
+    pst_status s = PST_OK;
+    for (uint32_t i = 0; !s && i < w->n; i = w->keys[i].end) {
+        if (!pst_stack_counts(st, file, w->keys[i].key_group))
+            continue;
+        uint32_t n,
+            segment = pst_guide_segments(m->guide, w->keys[i].key_group, w->keys[i].hash, &n);
+        if (segment > end || first == end) {
+            s = pst_member_bring(m, first, end - first, detail);
+            first = segment;
+        }
+        end = segment + n > end ? segment + n : end;
+    }
+    if (!s)
+        s = pst_member_bring(m, first, end - first, detail);
+    if (s)
+        detail->row = file;
+    return s;
+}
+
 static pst_status add_place(pst_plan *p, const pst_member *m, int32_t key_group, uint64_t hash) {
     uint32_t n, first = pst_guide_segments(m->guide, key_group, hash, &n);
     pst_status s = PST_OK;
     for (uint32_t i = first; !s && i < first + n; i++) {
         const pst_guide_segment *segment = &m->guide->segments[i];
-        const uint8_t *entries = m->entries[i];
+        const uint8_t *entries = pst_member_entries(m, i);
+        const uint8_t *filter = m->filtered ? pst_member_filter(m, i) : NULL;
         uint32_t blocks;
-        if (m->filtered &&
-            !pst_guide_may_have(segment, entries, pst_member_filter(m, i), key_group, hash))
+        if (filter && !pst_guide_may_have(segment, entries, filter, key_group, hash))
             continue;
         uint32_t block = pst_guide_blocks(segment, entries, key_group, hash, &blocks);
         if (!blocks)
@@ -52,15 +76,17 @@ static pst_status add_place(pst_plan *p, const pst_member *m, int32_t key_group,
     return s;
 }
 
-pst_status pst_stack_plan(const pst_stack *st, const pst_wanted_keys *wanted,
-                          const pst_plan_sink *sink) {
+pst_status pst_stack_plan(pst_stack *st, const pst_wanted_keys *wanted, const pst_plan_sink *sink,
+                          pst_detail *detail) {
     pst_wanted_list w;
+    *detail = (pst_detail){-1, -1, -1, -1, -1};
     if (!sink->most)
         return PST_INVALID;
     pst_status s =
         pst_wanted_make(&w, &st->schema, st->max_parallelism, wanted, st->room.charge.budget);
     for (int32_t file = 0; !s && file < st->n; file++) {
         pst_plan p = {sink, file, 0, 0};
+        s = bring_entries(st, file, &w, detail);
         for (uint32_t i = 0; !s && i < w.n; i = w.keys[i].end)
             if (pst_stack_counts(st, file, w.keys[i].key_group))
                 s = add_place(&p, st->files[file], w.keys[i].key_group, w.keys[i].hash);

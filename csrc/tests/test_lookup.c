@@ -362,9 +362,10 @@ static void check_plan(const world *w, const uint64_t *ids, size_t n, int32_t n_
     memory_file out = {.calls_left = -1};
     pst_stack *st = open_files(w, 0, w->n, NULL);
     pst_stack_stats stats;
+    pst_detail detail;
     *p = (plan){.st = st, .gap = gap, .most = most};
     const pst_plan_sink sink = {on_part, p, gap, most};
-    CHECK_EQ(pst_stack_plan(st, &keys, &sink), PST_OK);
+    CHECK_EQ(pst_stack_plan(st, &keys, &sink, &detail), PST_OK);
     pst_stack_get_stats(st, &stats);
     CHECK_EQ(stats.reads, 0);
     pst_read_hook = is_planned;
@@ -468,9 +469,10 @@ static void run_plan(void) {
     }
     pst_wanted_keys none = {NULL, 0, 0};
     const pst_plan_sink sink = {on_part, &the_plan, 0, 0};
+    pst_detail detail;
     make_world(w, WORLD_STRINGS, 1, 10, 1);
     pst_stack *st = open_files(w, 0, 1, NULL);
-    CHECK_EQ(pst_stack_plan(st, &none, &sink), PST_INVALID);
+    CHECK_EQ(pst_stack_plan(st, &none, &sink, &detail), PST_INVALID);
     pst_stack_close(st);
     world_free(w);
 }
@@ -561,9 +563,9 @@ static void run_faults(void) {
     hook_countdown = 0;
     check_detail(st, &keys, PST_IO);
     pst_read_hook = NULL;
-    off_t block =
-        (off_t)pst_guide_block_at(&st->files[0]->guide->segments[0], st->files[0]->entries[0], 1)
-            .offset;
+    off_t block = (off_t)pst_guide_block_at(&st->files[0]->guide->segments[0],
+                                            pst_member_entries(st->files[0], 0), 1)
+                      .offset;
     flip(w->paths[0], block + 50);
     uint64_t every[2000];
     for (size_t i = 0; i < 2000; i++)

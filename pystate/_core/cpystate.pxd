@@ -711,8 +711,8 @@ cdef extern from "pystate.h" nogil:
         uint64_t gap
         uint64_t most
 
-    pst_status pst_stack_plan(const pst_stack *st, const pst_wanted_keys *wanted,
-                              const pst_plan_sink *sink)
+    pst_status pst_stack_plan(pst_stack *st, const pst_wanted_keys *wanted,
+                              const pst_plan_sink *sink, pst_detail *detail)
     pst_status pst_sst_reader_plan(pst_sst_reader *r, const pst_wanted_keys *wanted, int entries,
                                    const pst_plan_sink *sink)
     pst_status pst_table_set_stack(pst_table *t, pst_stack *stack, const pst_lineage *lineage)

@@ -439,9 +439,10 @@ cdef class Stack(_Guarded):
         """Which parts of the files `look_up` may read of blocks: (file's number, offset, size).
 
         Those of a file ascend; those no more than `gap` bytes apart are one, of at most `most`
-        bytes. Nothing is read for it. The filters of bases are not among them.
+        bytes. Entries of the guides are read for it. Filters are not among them.
         """
         cdef pst_array columns[PST_MAX_KEYS_]
+        cdef pst_detail detail
         cdef pst_wanted_keys wanted
         cdef list parts = []
         cdef pst_plan_sink sink = pst_plan_sink(plan_part, <void *> parts, gap, most)
@@ -452,10 +453,12 @@ cdef class Stack(_Guarded):
         self.begin()
         try:
             with nogil:
-                status = pst_stack_plan(self.s, &wanted, &sink)
+                status = pst_stack_plan(self.s, &wanted, &sink, &detail)
         finally:
             self.end()
         check_limit(status, self.budget, "keys that are looked up")
+        if status in (PST_IO, PST_CORRUPT):
+            raise file_error(status, &detail, self.names, "a stack")
         check(status, NULL, "keys that are looked up", self.schema)
         return parts
 
