@@ -97,8 +97,13 @@ static int begins_list(pst_items *x, pst_status *s) {
 static pst_status find_first(pst_items *x) {
     pst_status s = PST_OK;
     for (x->first = x->stack->n - 1; x->first > 0; x->first--) {
-        if (open_walk(x, x->first))
+        s = open_walk(x, x->first);
+        if (s == PST_NOT_FOUND) {
+            s = PST_OK;
             continue;
+        }
+        if (s)
+            break;
         int found = !x->stack->files[x->first]->filtered || begins_list(x, &s);
         end_walk(x);
         if (s || found)

@@ -202,15 +202,25 @@ static pst_status take_files(admitter *x, const pst_cell *key, uint32_t nulls, i
     int32_t first = st->n - 1;
     pst_status s = PST_OK;
     for (; first > 0; first--) {
-        if (st->files[first]->filtered ||
-            pst_walk_open(&x->w, st, first, key_group, hash, key, nulls))
+        if (st->files[first]->filtered)
             continue;
+        s = pst_walk_open(&x->w, st, first, key_group, hash, key, nulls);
+        if (s == PST_NOT_FOUND)
+            continue;
+        if (s)
+            return s;
         pst_walk_close(&x->w);
         break;
     }
+    s = PST_OK;
     for (int32_t f = first; !s && f < st->n; f++) {
-        if (pst_walk_open(&x->w, st, f, key_group, hash, key, nulls))
+        s = pst_walk_open(&x->w, st, f, key_group, hash, key, nulls);
+        if (s == PST_NOT_FOUND) {
+            s = PST_OK;
             continue;
+        }
+        if (s)
+            break;
         s = take_file(x);
         pst_walk_close(&x->w);
         if (s == PST_CORRUPT && st->detail.offset < 0)

@@ -52,7 +52,7 @@ void pst_reads_get_stats(const pst_reads *r, pst_reads_stats *stats);
 
 /* Guided files (pst_file_info.block_bytes), oldest first. It is immutable. */
 typedef struct pst_stack pst_stack;
-/* One such file, open, with its guide in memory, for any number of stacks and threads. */
+/* One such file, open, for any number of stacks and threads. */
 typedef struct pst_member pst_member;
 
 /* A file and the key groups for which it counts: n_ranges pairs of first and last, inclusive; 0: all
@@ -97,7 +97,8 @@ typedef struct pst_stack_options {
 } pst_stack_options;
 
 /* Opens a file for stacks with that schema, as pst_file_schema_create makes it, and those key groups.
- * `options->reads` is theirs, too. Reads tail and guide, no rows. The file may be removed afterwards.
+ * `options->reads` is theirs, too. Reads its tail alone: of its guide what keys need is read when they are
+ * looked up, and what is damaged of it is found then. The file may be removed afterwards.
  * Statuses are as those of pst_stack_open; PST_NO_MEMORY, too; PST_INVALID: no reads, or extents and
  * reads that are not by threads (`no_uring`). */
 pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, const char *path,
@@ -111,7 +112,7 @@ int pst_member_descriptor(const pst_member *m);
 const pst_file_info *pst_member_info(const pst_member *m);
 
 /* Opens files that all have that schema, as pst_file_schema_create makes it, and those key groups.
- * Reads tails and guides of those that are not open, no rows: so a stack with one file more than
+ * Reads the tails of those that are not open: so a stack with one file more than
  * another costs that file. `detail` (may be NULL) has the file's number as its row.
  * PST_SCHEMA: a file without a guide, of another schema or with other key groups: such files are to
  * be merged first. PST_NOT_FOUND: there is no such file. PST_IO, with the errno; ENODATA is a file
@@ -135,9 +136,10 @@ typedef struct pst_stack_stats {
     uint64_t bytes;         /* wanted of them */
     uint64_t blocks;        /* searched */
     uint64_t filters;       /* read for a batch */
-    uint64_t guide_bytes;   /* guides and filters in memory, of this process or mapped */
+    uint64_t guide_bytes;   /* of guides and filters what keys needed, of this process or mapped */
     uint64_t private_bytes; /* of them, of this process; with what searches have */
-    uint32_t guides_made;   /* copies in the folder of guides that were missing or damaged */
+    uint32_t guides_made;   /* copies in the folder of guides, and parts of these, that were missing or
+                             * damaged, and were put there */
     uint32_t direct;        /* files that are read past the page cache */
 } pst_stack_stats;
 void pst_stack_get_stats(const pst_stack *st, pst_stack_stats *stats);

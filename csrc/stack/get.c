@@ -87,8 +87,13 @@ static pst_status get_long(getter *g, const pst_place *p) {
     st->kept.size = 0;
     for (int32_t f = st->n - 1; !s && f >= 0 && !g->deleted; f--) {
         pst_walk w;
-        if (pst_walk_open(&w, st, f, p->key_group, p->hash, g->key, g->nulls))
+        s = pst_walk_open(&w, st, f, p->key_group, p->hash, g->key, g->nulls);
+        if (s == PST_NOT_FOUND) {
+            s = PST_OK;
             continue;
+        }
+        if (s)
+            break;
         s = pst_walk_seek(&w, NULL);
         if (!s)
             s = pst_walk_next(&w, &r);

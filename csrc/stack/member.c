@@ -1,26 +1,11 @@
 #include "stack/member.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/mem.h"
 
-enum {
-    COPY_HEADER = 64,
-    COPY_VERSION = 1,
-    MOST_NAME = 4096,
-    ROUND = 4096 /* to which memory is asked for */
-};
-
-static const uint8_t COPY_MAGIC[8] = {'p', 's', 't', 'g', 'u', 'i', 'd', 'e'};
+enum { ROUND = 4096 /* to which memory is asked for */ };
 
 /* ---- the file -------------------------------------------------------------------------------- */
 
@@ -91,233 +76,247 @@ static pst_status open_file(pst_member *m, const char *path, const pst_extents *
     return s;
 }
 
-/* ---- the image --------------------------------------------------------------------------------- */
+/* ---- parts ------------------------------------------------------------------------------------- */
 
-static size_t piece_bytes(const pst_member *m, uint32_t segment) {
+static uint64_t part_offset(const pst_guide_segment *s, int part) {
+    return part == PST_PART_ENTRIES ? s->guide : s->filter;
+}
+
+static size_t part_size(const pst_guide_segment *s, int part) {
+    return part == PST_PART_ENTRIES ? pst_guide_entries_size(s) : pst_guide_filter_size(s);
+}
+
+static uint32_t part_number(uint32_t segment, int part) {
+    return PST_PARTS * segment + (uint32_t)part;
+}
+
+/* Where it lies in copy and image. */
+static size_t place_of(const pst_member *m, uint32_t segment, int part) {
     const pst_guide_segment *s = &m->guide->segments[segment];
-    return m->filtered ? s->end - s->guide : pst_guide_entries_size(s);
+    return m->places[segment] + (part == PST_PART_ENTRIES ? 0 : pst_guide_entries_size(s));
 }
 
-static uint8_t *piece_at(const pst_member *m, uint32_t segment) {
-    return m->image + (m->entries[segment] - m->image);
-}
-
-static int is_sound(const pst_member *m, uint32_t segment) {
-    const uint8_t *entries = m->entries[segment];
-    return !pst_guide_check_entries(m->guide, segment, entries) &&
-           (!m->filtered ||
-            !pst_guide_check_filter(m->guide, segment, entries, pst_member_filter(m, segment)));
-}
-
-/* Where each segment's entries are to lie. */
+/* Where the parts of each segment are to lie. */
 static pst_status lay_out(pst_member *m) {
-    size_t bytes = COPY_HEADER;
-    uint64_t tail = m->guide->n_segments * (sizeof(pst_guide_segment) + sizeof *m->entries);
-    pst_status s = pst_allowance_take(&m->room, tail);
+    uint32_t n = m->guide->n_segments, parts = PST_PARTS * n;
+    uint64_t each =
+        sizeof(pst_guide_segment) + PST_PARTS * sizeof *m->parts + sizeof *m->places + 1;
+    pst_status s = pst_allowance_take(&m->room, n * each);
     if (s)
         return s;
     m->filtered = m->guide->info.kind != PST_BASE;
-    m->entries = pst_malloc(m->guide->n_segments * sizeof *m->entries);
-    if (!m->entries)
+    m->lacking = m->filtered ? parts : n;
+    m->parts = pst_calloc(parts, sizeof *m->parts);
+    m->places = pst_malloc(n * sizeof *m->places);
+    m->asked = pst_calloc(n, 1);
+    if (!m->parts || !m->places || !m->asked)
         return PST_NO_MEMORY;
-    for (uint32_t i = 0; i < m->guide->n_segments; i++)
-        bytes += piece_bytes(m, i);
-    m->image_bytes = bytes;
+    m->image_bytes = pst_guide_copy_head(parts);
+    for (uint32_t i = 0; i < n; i++) {
+        const pst_guide_segment *g = &m->guide->segments[i];
+        m->places[i] = m->image_bytes;
+        m->image_bytes += m->filtered ? g->end - g->guide : pst_guide_entries_size(g);
+    }
     return PST_OK;
 }
 
-static void set_image(pst_member *m, uint8_t *image, int mapped) {
-    m->image = image;
-    m->mapped = mapped;
-    image += COPY_HEADER;
-    for (uint32_t i = 0; i < m->guide->n_segments; image += piece_bytes(m, i++))
-        m->entries[i] = image;
+/* REQUIRES: the segment's entries are here, or it is these. */
+static int is_sound(const pst_member *m, uint32_t segment, int part, const uint8_t *data) {
+    pst_status s =
+        part == PST_PART_ENTRIES
+            ? pst_guide_check_entries(m->guide, segment, data)
+            : pst_guide_check_filter(m->guide, segment, pst_member_entries(m, segment), data);
+    return s == PST_OK;
 }
 
-static void make_header(const pst_member *m, uint8_t header[COPY_HEADER]) {
-    memset(header, 0, COPY_HEADER);
-    memcpy(header, COPY_MAGIC, sizeof COPY_MAGIC);
-    pst_put_u32(header + 8, COPY_VERSION);
-    pst_put_u32(header + 12, m->guide->n_segments);
-    memcpy(header + 16, m->guide->info.lineage.id, 16);
-    pst_put_u64(header + 32, m->guide->info.file_bytes);
-    pst_put_u64(header + 40, m->image_bytes);
+static void publish(pst_member *m, uint32_t segment, int part, const uint8_t *data) {
+    m->lacking--;
+    __atomic_add_fetch(&m->part_bytes, part_size(&m->guide->segments[segment], part),
+                       __ATOMIC_RELAXED);
+    __atomic_store_n(&m->parts[part_number(segment, part)], data, __ATOMIC_RELEASE);
 }
 
-static pst_status take_piece(pst_member *m, pst_reads *reads, pst_detail *detail) {
-    pst_arrival a;
-    pst_reads_next(reads, &a);
-    uint32_t segment = (uint32_t)a.tag;
-    detail->offset = (int64_t)m->guide->segments[segment].guide;
-    if (a.sys_errno) {
-        detail->sys_errno = a.sys_errno;
-        return PST_IO;
-    }
-    uint8_t *piece = piece_at(m, segment);
-    size_t size = piece_bytes(m, segment);
-    memcpy(piece, a.data, size);
-    pst_reads_give(reads, &a);
-    uint64_t offset = m->guide->segments[segment].guide;
-    pst_status s = PST_OK;
-    for (int i = 0; !s && !is_sound(m, segment); i++)
-        s = i < PST_READ_TRIES
-                ? pst_read_again(&m->file, offset, size, &a.mark, piece, &detail->sys_errno)
-                : PST_CORRUPT;
-    return s;
+static int is_here(const pst_member *m, uint32_t segment, int part) {
+    return m->parts[part_number(segment, part)] != NULL;
 }
 
-static pst_status read_pieces(pst_member *m, pst_detail *detail) {
-    pst_reads *reads = m->reads;
-    pst_status s = pst_reads_enter(reads);
+/* Takes what others have put into the copy, if it is right. */
+static void take_copied(pst_member *m, uint32_t segment, int part) {
+    const uint8_t *data =
+        pst_guide_copy_part(&m->copy, part_number(segment, part), place_of(m, segment, part));
+    if (data && is_sound(m, segment, part, data))
+        publish(m, segment, part, data);
+}
+
+/* Charges whole pages, but no more than all parts have. */
+static pst_status make_image_room(pst_member *m, size_t size) {
+    uint64_t used = m->image_used + (size + ROUND - 1) / ROUND * ROUND;
+    used = used < m->image_bytes ? used : m->image_bytes;
+    pst_status s = pst_allowance_take(&m->room, used - m->image_used);
     if (s)
         return s;
-    for (uint32_t i = 0; !s && i < m->guide->n_segments; i++) {
-        uint64_t offset = m->guide->segments[i].guide;
-        while ((s = pst_reads_start(reads, &m->file, offset, piece_bytes(m, i), i)) == PST_BUSY)
-            if ((s = take_piece(m, reads, detail)) != PST_OK)
-                break;
-    }
-    while (!s && pst_reads_pending(reads))
-        s = take_piece(m, reads, detail);
-    pst_reads_leave(reads);
-    if (!s)
-        detail->offset = -1;
-    return s;
-}
-
-/* Reads it from the file, into memory of this process. */
-static pst_status read_image(pst_member *m, pst_detail *detail) {
-    pst_status s = pst_allowance_take(&m->room, m->image_bytes);
-    if (s)
-        return s;
-    uint8_t *image = PST_ALLOC_REFUSED() ? MAP_FAILED
-                                         : mmap(NULL, m->image_bytes, PROT_READ | PROT_WRITE,
-                                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    m->image_used = used;
+    if (m->image)
+        return PST_OK;
+    void *image = PST_ALLOC_REFUSED() ? MAP_FAILED
+                                      : mmap(NULL, m->image_bytes, PROT_READ | PROT_WRITE,
+                                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (image == MAP_FAILED)
         return PST_NO_MEMORY;
-    set_image(m, image, 0);
-    make_header(m, image);
-    return read_pieces(m, detail);
+    /* Huge pages would take memory for parts that nobody wants. */
+    (void)madvise(image, m->image_bytes, MADV_NOHUGEPAGE);
+    m->image = image;
+    return PST_OK;
 }
 
-/* ---- copies ------------------------------------------------------------------------------------ */
-
-static int copy_name(const pst_member *m, const char *guides, char *name) {
-    char hex[33];
-    for (int i = 0; i < 16; i++)
-        snprintf(hex + 2 * i, 3, "%02x", m->guide->info.lineage.id[i]);
-    return snprintf(name, MOST_NAME, "%s%s.guide", guides, hex) < MOST_NAME - 16;
-}
-
-/* Can nobody but us, or root, write to it? What was checked once is looked into without checks. */
-static int is_ours(const struct stat *st) {
-    return S_ISREG(st->st_mode) && (st->st_uid == geteuid() || !st->st_uid) &&
-           !(st->st_mode & (S_IWGRP | S_IWOTH));
-}
-
-/* Maps the copy, if it is there and right. */
-static int map_copy(pst_member *m, const char *name) {
-    uint8_t header[COPY_HEADER];
-    struct stat st;
-    int fd = open(name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0)
-        return 0;
-    uint8_t *image = MAP_FAILED;
-    if (fstat(fd, &st) == 0 && is_ours(&st) && (uint64_t)st.st_size == m->image_bytes)
-        image = mmap(NULL, m->image_bytes, PROT_READ, MAP_SHARED, fd, 0);
-    close(fd);
-    if (image == MAP_FAILED)
-        return 0;
-    set_image(m, image, 1);
-    make_header(m, header);
-    int right = memcmp(image, header, COPY_HEADER) == 0;
-    for (uint32_t i = 0; right && i < m->guide->n_segments; i++)
-        right = is_sound(m, i);
-    if (!right) {
-        munmap(image, m->image_bytes);
-        m->image = NULL;
+/* Keeps a part that was checked. */
+static pst_status keep(pst_member *m, uint32_t segment, int part, const uint8_t *data) {
+    size_t at = place_of(m, segment, part), size = part_size(&m->guide->segments[segment], part);
+    const uint8_t *copied = pst_guide_copy_put(&m->copy, part_number(segment, part), at, data, size,
+                                               m->room.charge.budget);
+    if (copied && memcmp(copied, data, size) == 0) {
+        publish(m, segment, part, copied);
+        return PST_OK;
     }
-    return right;
+    pst_status s = make_image_room(m, size);
+    if (s)
+        return s;
+    memcpy(m->image + at, data, size);
+    publish(m, segment, part, m->image + at);
+    return PST_OK;
 }
 
-static int write_all(int fd, const uint8_t *data, size_t size) {
-    while (size) {
-        ssize_t n = write(fd, data, size);
-        if (n < 0 && errno == EINTR)
+/* What is read of parts. */
+static uint64_t range_of(const pst_guide_segment *s, int parts, size_t *size) {
+    uint64_t from =
+        part_offset(s, parts & 1 << PST_PART_ENTRIES ? PST_PART_ENTRIES : PST_PART_FILTER);
+    *size = (size_t)((parts & 1 << PST_PART_FILTER ? s->end : s->filter) - from);
+    return from;
+}
+
+/* Does a filter cost less than the blocks of so many keys? Counting ends long before that many. */
+static int filter_pays(const pst_guide_segment *s, uint32_t keys, uint32_t gap_pages) {
+    uint64_t pages = pst_guide_filter_size(s) / PST_READ_ALIGN + 2;
+    return (uint64_t)keys * (gap_pages + 2) > gap_pages + pages || keys >= UINT8_MAX;
+}
+
+int pst_member_wants(pst_member *m, uint32_t segment, uint32_t keys, uint32_t gap_pages) {
+    if (!is_here(m, segment, PST_PART_ENTRIES))
+        take_copied(m, segment, PST_PART_ENTRIES);
+    int parts = is_here(m, segment, PST_PART_ENTRIES) ? 0 : 1 << PST_PART_ENTRIES;
+    if (!m->filtered || is_here(m, segment, PST_PART_FILTER))
+        return parts;
+    if (!parts)
+        take_copied(m, segment, PST_PART_FILTER);
+    if (is_here(m, segment, PST_PART_FILTER))
+        return parts;
+    uint32_t asked = m->asked[segment] + keys;
+    m->asked[segment] = (uint8_t)(asked < UINT8_MAX ? asked : UINT8_MAX);
+    return filter_pays(&m->guide->segments[segment], asked, gap_pages)
+               ? parts | 1 << PST_PART_FILTER
+               : parts;
+}
+
+pst_status pst_member_start(pst_member *m, uint32_t segment, int parts, uint64_t tag) {
+    size_t size;
+    uint64_t offset = range_of(&m->guide->segments[segment], parts, &size);
+    return pst_reads_start(m->reads, &m->file, offset, size, tag);
+}
+
+/* Entries first, as a filter is checked with them. */
+static pst_status keep_sound(pst_member *m, uint32_t segment, int parts, const uint8_t *data) {
+    pst_status s = PST_OK;
+    for (int part = PST_PART_ENTRIES; !s && part < PST_PARTS; part++) {
+        if (!(parts & 1 << part))
             continue;
-        if (n <= 0)
-            return 0;
-        data += n;
-        size -= (size_t)n;
+        if (!is_here(m, segment, part)) {
+            if (!is_sound(m, segment, part, data))
+                return PST_CORRUPT;
+            s = keep(m, segment, part, data);
+        }
+        data += part_size(&m->guide->segments[segment], part);
+        if (s == PST_LIMIT && part == PST_PART_FILTER) {
+            m->asked[segment] = 0;
+            s = PST_OK;
+        }
     }
+    return s;
+}
+
+/* The same once more, where that may help. */
+static pst_status take_again(pst_member *m, uint32_t segment, int parts, uint32_t mark,
+                             pst_detail *detail) {
+    size_t size;
+    uint64_t offset = range_of(&m->guide->segments[segment], parts, &size);
+    if (!m->file.extents)
+        return PST_CORRUPT;
+    uint8_t *data = pst_malloc(size);
+    if (!data)
+        return PST_NO_MEMORY;
+    pst_status s = PST_CORRUPT;
+    for (int i = 0; s == PST_CORRUPT && i < PST_READ_TRIES; i++) {
+        s = pst_read_again(&m->file, offset, size, &mark, data, &detail->sys_errno);
+        if (!s)
+            s = keep_sound(m, segment, parts, data);
+    }
+    pst_free(data);
+    return s;
+}
+
+pst_status pst_member_take(pst_member *m, uint32_t segment, int parts, const pst_arrival *a,
+                           pst_detail *detail) {
+    size_t size;
+    pst_detail own = {-1, -1, -1, -1, -1};
+    own.offset = (int64_t)range_of(&m->guide->segments[segment], parts, &size);
+    pst_status s = PST_IO;
+    if (a->sys_errno)
+        own.sys_errno = a->sys_errno;
+    else
+        s = keep_sound(m, segment, parts, a->data);
+    if (s == PST_CORRUPT)
+        s = take_again(m, segment, parts, a->mark, &own);
+    if (s)
+        *detail = own;
+    return s;
+}
+
+void pst_member_settle(pst_member *m) {
+    pst_charge_trim(&m->room.charge, m->room.used); /* there are many, most of them small */
+}
+
+static pst_status take_next(pst_member *m, pst_detail *detail) {
+    pst_arrival a;
+    pst_reads_next(m->reads, &a);
+    pst_status s = pst_member_take(m, (uint32_t)a.tag, 1 << PST_PART_ENTRIES, &a, detail);
+    pst_reads_give(m->reads, &a);
+    return s;
+}
+
+static int has_entries(const pst_member *m, uint32_t segment, uint32_t n) {
+    for (uint32_t i = segment; i < segment + n; i++)
+        if (!pst_member_entries(m, i))
+            return 0;
     return 1;
 }
 
-/* Is it one of a copy that was not yet whole, ID.guide.XXXXXX behind what all names begin with? */
-static int is_temporary(const char *name, const char *begin) {
-    enum { ID = 32, SUFFIX = 6, RANDOM = 7 };
-    size_t n = strlen(begin);
-    return !strncmp(name, begin, n) && strlen(name + n) == ID + SUFFIX + RANDOM &&
-           !strncmp(name + n + ID, ".guide.", SUFFIX + 1);
-}
-
-/* Removes what processes that were killed have left of copies. Whoever writes one holds its lock.
- * REQUIRES: the names of copies fit into MOST_NAME. */
-static void remove_left(const char *guides) {
-    char folder[MOST_NAME];
-    const char *slash = strrchr(guides, '/'), *begin = slash ? slash + 1 : guides;
-    snprintf(folder, sizeof folder, "%.*s", (int)(begin - guides), guides);
-    DIR *d = opendir(slash ? folder : ".");
-    for (const struct dirent *e; d && (e = readdir(d));) {
-        int fd = is_temporary(e->d_name, begin)
-                     ? openat(dirfd(d), e->d_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW)
-                     : -1;
-        if (fd < 0)
-            continue;
-        if (flock(fd, LOCK_EX | LOCK_NB) == 0)
-            (void)unlinkat(dirfd(d), e->d_name, 0);
-        close(fd);
-    }
-    if (d)
-        closedir(d);
-}
-
-/* If somebody takes the file for one that was left, before it is locked, it loses its name, and there
- * is no copy. */
-static int write_copy(const pst_member *m, const char *name, pst_budget *budget) {
-    char temporary[MOST_NAME + 8];
-    snprintf(temporary, sizeof temporary, "%s.XXXXXX", name);
-    if (pst_budget_take(budget, PST_SHARED, m->image_bytes, PST_GROWTH))
-        return 0;
-    int fd = mkostemp(temporary, O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    int whole = flock(fd, LOCK_EX | LOCK_NB) == 0 && write_all(fd, m->image, m->image_bytes) &&
-                rename(temporary, name) == 0;
-    if (!whole)
-        (void)unlink(temporary);
-    return close(fd) == 0 && whole;
-}
-
-static pst_status get_image(pst_member *m, const char *guides, pst_detail *detail) {
-    char name[MOST_NAME];
-    int copies = guides && copy_name(m, guides, name);
-    if (copies && map_copy(m, name))
+pst_status pst_member_bring(pst_member *m, uint32_t segment, uint32_t n, pst_detail *detail) {
+    if (has_entries(m, segment, n))
         return PST_OK;
-    pst_status s = read_image(m, detail);
-    if (!s && copies)
-        remove_left(guides);
-    if (s || !copies || !write_copy(m, name, m->room.charge.budget))
+    pst_status s = pst_reads_enter(m->reads);
+    if (s)
         return s;
-    m->made = 1;
-    uint8_t *own = m->image;
-    if (map_copy(m, name)) {
-        munmap(own, m->image_bytes);
-        m->room.used -= m->image_bytes;
-    } else {
-        set_image(m, own, 0);
+    for (uint32_t i = segment; !s && i < segment + n; i++) {
+        if (!(pst_member_wants(m, i, 0, 0) & 1 << PST_PART_ENTRIES))
+            continue;
+        while ((s = pst_member_start(m, i, 1 << PST_PART_ENTRIES, i)) == PST_BUSY)
+            if ((s = take_next(m, detail)) != PST_OK)
+                break;
     }
-    return PST_OK;
+    while (!s && pst_reads_pending(m->reads))
+        s = take_next(m, detail);
+    pst_member_settle(m);
+    pst_reads_leave(m->reads);
+    return s;
 }
 
 /* ---- members ----------------------------------------------------------------------------------- */
@@ -343,15 +342,13 @@ pst_status pst_member_open(const pst_schema *schema, int32_t max_parallelism, co
         s = PST_SCHEMA;
     if (!s)
         s = lay_out(m);
-    if (!s) {
-        pst_reads_make_direct(m->reads, &m->file);
-        s = get_image(m, o->guides, &own);
-    }
-    if (!s)
-        pst_charge_trim(&m->room.charge, m->room.used); /* there are many, most of them small */
     if (s) {
         pst_member_release(m);
     } else {
+        pst_reads_make_direct(m->reads, &m->file);
+        pst_guide_copy_open(&m->copy, o->guides, m->guide, m->image_bytes,
+                            PST_PARTS * m->guide->n_segments, m->room.charge.budget);
+        pst_member_settle(m);
         m->extents.close = o->extents ? o->extents->close : NULL;
         *member = m;
     }
@@ -365,7 +362,10 @@ void pst_member_release(pst_member *m) {
         return;
     if (m->image)
         munmap(m->image, m->image_bytes);
-    pst_free(m->entries);
+    pst_guide_copy_close(&m->copy);
+    pst_free((void *)m->parts);
+    pst_free(m->places);
+    pst_free(m->asked);
     pst_guide_close(m->guide);
     pst_read_file_close(&m->file);
     if (m->extents.close)
@@ -392,14 +392,15 @@ uint64_t pst_member_blocks(const pst_member *m, int32_t key_group, uint64_t hash
     *bytes = 0;
     for (uint32_t i = first; i < first + n; i++) {
         const pst_guide_segment *s = &m->guide->segments[i];
-        uint32_t blocks, block = pst_guide_blocks(s, m->entries[i], key_group, hash, &blocks);
+        const uint8_t *entries = pst_member_entries(m, i);
+        uint32_t blocks, block = pst_guide_blocks(s, entries, key_group, hash, &blocks);
         all += blocks;
         if (blocks == s->blocks) {
             *bytes += (uint64_t)s->raw * PST_GUIDE_UNIT;
             continue;
         }
         for (uint32_t end = block + blocks; block < end; block++)
-            *bytes += pst_guide_block_at(s, m->entries[i], block).raw;
+            *bytes += pst_guide_block_at(s, entries, block).raw;
     }
     return all;
 }

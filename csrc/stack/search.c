@@ -35,7 +35,8 @@ typedef struct wanted {
     uint8_t any;      /* something was found */
     uint8_t here;     /* in the file that it asks */
     uint8_t done;
-    uint16_t kib; /* of files that it has asked and that have much of it */
+    uint8_t blind; /* of that file no filter was here */
+    uint16_t kib;  /* of files that it has asked and that have much of it */
 } wanted;
 
 /* A key in a file that it asks, and the blocks in which it would be. */
@@ -74,6 +75,7 @@ typedef struct run {
     uint32_t n_free;
     uint32_t gap_pages; /* that are read rather than begin another read */
     uint32_t filters;   /* on their way */
+    uint32_t pieces;    /* of guides, likewise */
     uint32_t bounded;   /* keys of the file at hand that were compared with its bounds */
     uint32_t beyond;    /* of these, outside */
     pst_record record;
@@ -100,10 +102,12 @@ static int is_over(const pst_stack *st, const wanted *w) {
 static pst_status leave_file(run *r, uint32_t at, const pst_member *m) {
     pst_stack *st = r->st;
     wanted *w = &r->wanted[at];
-    if (m->filtered) {
+    if (m->filtered && !w->blind) {
         st->stats.lies += !w->here;
     } else {
         st->stats.absent += !w->here;
+    }
+    if (!m->filtered) {
         st->base_asked++;
         st->base_absent += !w->here;
         if (st->base_asked > BASE_ASKED) {
@@ -270,8 +274,8 @@ static void free_block(pst_stack *st) {
 /* ---- windows ----------------------------------------------------------------------------------- */
 
 static uint64_t block_end(const pst_member *m, const window *v, uint32_t block) {
-    pst_guide_block b =
-        pst_guide_block_at(&m->guide->segments[v->segment], m->entries[v->segment], block);
+    pst_guide_block b = pst_guide_block_at(&m->guide->segments[v->segment],
+                                           pst_member_entries(m, v->segment), block);
     return b.offset + b.stored;
 }
 
@@ -289,7 +293,7 @@ static pst_status open_block(run *r, window *v, uint32_t block, uint8_t *data) {
     pst_stack *st = r->st;
     const pst_member *m = st->files[v->file];
     const pst_guide_segment *s = &m->guide->segments[v->segment];
-    const uint8_t *entries = m->entries[v->segment];
+    const uint8_t *entries = pst_member_entries(m, v->segment);
     pst_guide_block b = pst_guide_block_at(s, entries, block);
     int32_t last_group = s->last_key_group;
     uint64_t last_hash = pst_guide_last_hash(entries);
@@ -350,7 +354,7 @@ static pst_status search_window(run *r, window *v, uint8_t *data) {
 static pst_status search_filter(run *r, window *v, uint8_t *filter) {
     pst_stack *st = r->st;
     const pst_member *m = st->files[v->file];
-    const uint8_t *entries = m->entries[v->segment];
+    const uint8_t *entries = pst_member_entries(m, v->segment);
     const pst_guide_segment *s = &m->guide->segments[v->segment];
     r->filters--;
     pst_status status = PST_OK;
@@ -372,10 +376,34 @@ static pst_status search_filter(run *r, window *v, uint8_t *filter) {
 
 /* ---- reads ------------------------------------------------------------------------------------- */
 
+/* Tags of reads: a window's number, or parts of a guide. */
+#define PIECE (UINT64_C(1) << 63)
+
+static uint64_t piece_tag(int32_t file, uint32_t segment, int parts) {
+    return PIECE | (uint64_t)parts << 48 | (uint64_t)file << 32 | segment;
+}
+
+static pst_status take_piece(run *r, const pst_arrival *a) {
+    pst_stack *st = r->st;
+    int32_t file = (int32_t)(a->tag >> 32 & UINT16_MAX);
+    pst_detail detail = {-1, -1, -1, -1, -1};
+    pst_status s = pst_member_take(st->files[file], (uint32_t)a->tag,
+                                   (int)(a->tag >> 48 & UINT8_MAX), a, &detail);
+    pst_reads_give(st->reads, a);
+    r->pieces--;
+    if (s) {
+        st->detail = detail;
+        st->detail.row = file;
+    }
+    return s;
+}
+
 /* Takes what arrives next. */
 static pst_status take_one(run *r) {
     pst_arrival a;
     pst_reads_next(r->st->reads, &a);
+    if (a.tag & PIECE)
+        return take_piece(r, &a);
     uint32_t number = (uint32_t)a.tag;
     window *v = &r->windows[number];
     pst_status s;
@@ -414,7 +442,8 @@ static pst_status start_window(run *r, const window *v, size_t bytes, uint32_t *
 }
 
 static uint64_t block_begin(const pst_member *m, const window *v, uint32_t block) {
-    return pst_guide_block_at(&m->guide->segments[v->segment], m->entries[v->segment], block)
+    return pst_guide_block_at(&m->guide->segments[v->segment], pst_member_entries(m, v->segment),
+                              block)
         .offset;
 }
 
@@ -425,7 +454,7 @@ static pst_status search_long(run *r, int32_t file, uint32_t index, uint32_t n) 
     uint32_t n_segments, first = pst_guide_segments(m->guide, p->key_group, p->hash, &n_segments);
     for (uint32_t i = first; i < first + n_segments; i++) {
         window v = {.file = file, .segment = i, .item = index, .items = n, .more = 1};
-        uint32_t blocks, block = pst_guide_blocks(&m->guide->segments[i], m->entries[i],
+        uint32_t blocks, block = pst_guide_blocks(&m->guide->segments[i], pst_member_entries(m, i),
                                                   p->key_group, p->hash, &blocks);
         for (uint32_t end = block + blocks; block < end; block += v.blocks) {
             uint32_t number;
@@ -524,12 +553,18 @@ static uint32_t segments_of(const pst_guide *g, uint32_t near, const pst_place *
     return pst_guide_segments(g, p->key_group, p->hash, n);
 }
 
-static int filter_has(const pst_member *m, uint32_t segment, uint32_t n, const pst_place *p) {
-    for (uint32_t i = segment; i < segment + n; i++)
-        if (pst_guide_may_have(&m->guide->segments[i], m->entries[i], pst_member_filter(m, i),
-                               p->key_group, p->hash))
+/* Whether a delta's filters have the place; *blind: one is not here that might say no. */
+static int filter_has(const pst_member *m, uint32_t segment, uint32_t n, const pst_place *p,
+                      uint8_t *blind) {
+    *blind = 0;
+    for (uint32_t i = segment; i < segment + n; i++) {
+        const uint8_t *filter = pst_member_filter(m, i);
+        *blind |= !filter;
+        if (filter && pst_guide_may_have(&m->guide->segments[i], pst_member_entries(m, i), filter,
+                                         p->key_group, p->hash))
             return 1;
-    return 0;
+    }
+    return *blind;
 }
 
 static int is_within(run *r, const pst_member *m, const pst_place *p) {
@@ -544,8 +579,9 @@ static int is_within(run *r, const pst_member *m, const pst_place *p) {
     return within;
 }
 
-/* Whether the file may have the key, as far as memory says; `it` is then where. */
-static int may_have(run *r, int32_t file, const pst_place *p, item *it) {
+/* Whether the file may have the key, as far as memory says; `it` is then where. REQUIRES: the entries
+ * of its segments are here. */
+static int may_have(run *r, int32_t file, const pst_place *p, item *it, uint8_t *blind) {
     const pst_member *m = r->st->files[file];
     uint32_t n, blocks = 0;
     if (!pst_stack_counts(r->st, file, p->key_group))
@@ -557,12 +593,13 @@ static int may_have(run *r, int32_t file, const pst_place *p, item *it) {
     it->blocks = 0;
     /* Filters know hashes: keys of one hash, which differ in their namespaces, the bounds may tell
      * apart. */
-    if ((m->filtered && !filter_has(m, segment, n, p)) || !is_within(r, m, p))
+    if ((m->filtered && !filter_has(m, segment, n, p, blind)) || !is_within(r, m, p))
         return 0;
     if (n > 1)
         return 1;
-    it->block = (uint16_t)pst_guide_blocks(&m->guide->segments[segment], m->entries[segment],
-                                           p->key_group, p->hash, &blocks);
+    it->block =
+        (uint16_t)pst_guide_blocks(&m->guide->segments[segment], pst_member_entries(m, segment),
+                                   p->key_group, p->hash, &blocks);
     it->blocks = (uint16_t)blocks;
     return blocks > 0;
 }
@@ -639,18 +676,81 @@ static int is_long(const run *r, int32_t file, uint32_t i, const item *it) {
            r->seeker->is_long(r->seeker->ctx, p->key);
 }
 
+static int asks_now(const wanted *w, int32_t file) {
+    return !w->asks && !w->done && w->next >= file;
+}
+
+/* Reads what the guide lacks of a segment of which so many keys are wanted. */
+static pst_status start_piece(run *r, int32_t file, uint32_t segment, uint32_t keys) {
+    pst_member *m = r->st->files[file];
+    int parts = pst_member_wants(m, segment, keys, r->gap_pages);
+    pst_status s = parts ? PST_BUSY : PST_OK;
+    while (s == PST_BUSY) {
+        s = pst_member_start(m, segment, parts, piece_tag(file, segment, parts));
+        if (s == PST_BUSY) {
+            s = take_one(r);
+            s = s ? s : PST_BUSY;
+        } else {
+            r->pieces += !s;
+        }
+    }
+    return s;
+}
+
+/* Has in memory what the file's guide says of the active keys that may ask it now. Their places ascend,
+ * and so do their segments. */
+static pst_status bring_guide(run *r, int32_t file) {
+    pst_member *m = r->st->files[file];
+    uint32_t near = 0, keys = 0, segment = 0, next = 0; /* those before `next` were started */
+    pst_status s = PST_OK;
+    for (uint32_t i = 0; !s && m->lacking && i < r->n_active; i++) {
+        const pst_place *p = &r->places[r->active[i]];
+        if (!asks_now(&r->wanted[r->active[i]], file) ||
+            !pst_stack_counts(r->st, file, p->key_group))
+            continue;
+        uint32_t n, from = segments_of(m->guide, near, p, &n);
+        near = from;
+        if (!n)
+            continue;
+        uint32_t last = from + n - 1;
+        if (keys && last == segment) {
+            keys++;
+            continue;
+        }
+        if (keys) {
+            s = start_piece(r, file, segment, keys);
+            next = segment + 1;
+        }
+        for (from = from < next ? next : from; !s && from < last; from++)
+            s = start_piece(r, file, from, 1);
+        segment = last;
+        keys = 1;
+    }
+    if (!s && keys)
+        s = start_piece(r, file, segment, keys);
+    int came = r->pieces > 0;
+    while (!s && r->pieces)
+        s = take_one(r);
+    if (came)
+        pst_member_settle(m);
+    return s;
+}
+
 /* Asks a file for the active keys that may ask it now. */
 static pst_status ask_file(run *r, int32_t file) {
     const pst_member *m = r->st->files[file];
     uint32_t first = r->n_items;
     item it = {0, 0, 0, 0};
     r->bounded = r->beyond = 0;
+    pst_status status = bring_guide(r, file);
+    if (status)
+        return status;
     for (uint32_t i = 0; i < r->n_active; i++) {
         wanted *w = &r->wanted[r->active[i]];
-        if (w->asks || w->done || w->next < file)
+        if (!asks_now(w, file))
             continue;
         it.at = r->active[i];
-        if (!may_have(r, file, &r->places[it.at], &it))
+        if (!may_have(r, file, &r->places[it.at], &it, &w->blind))
             continue;
         if (is_long(r, file, i, &it)) {
             w->done = 1;
@@ -720,7 +820,7 @@ static pst_status set_up(run *r, pst_stack *st, uint32_t n) {
     r->free_windows = r->active + n;
     for (r->n_free = 0; r->n_free < WINDOWS; r->n_free++)
         r->free_windows[r->n_free] = r->n_free;
-    r->filters = 0;
+    r->filters = r->pieces = 0;
     return PST_OK;
 }
 

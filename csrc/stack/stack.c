@@ -55,9 +55,6 @@ static pst_status take_file(pst_stack *st, const pst_stack_file *from, const pst
     if (s)
         return s;
     st->files[st->n] = m;
-    st->stats.guide_bytes += m->image_bytes;
-    st->stats.private_bytes += m->room.used;
-    st->stats.guides_made += (uint32_t)m->made;
     st->stats.direct += (uint32_t)m->file.direct;
     return note_groups(from, st->max_parallelism, &st->groups[st->n++]);
 }
@@ -142,5 +139,11 @@ const pst_detail *pst_stack_detail(const pst_stack *st) {
 
 void pst_stack_get_stats(const pst_stack *st, pst_stack_stats *stats) {
     *stats = st->stats;
-    stats->private_bytes += st->room.used;
+    stats->private_bytes = st->room.used;
+    for (int32_t i = 0; i < st->n; i++) {
+        const pst_member *m = st->files[i];
+        stats->guide_bytes += __atomic_load_n(&m->part_bytes, __ATOMIC_RELAXED);
+        stats->private_bytes += __atomic_load_n(&m->room.used, __ATOMIC_RELAXED);
+        stats->guides_made += __atomic_load_n(&m->copy.put, __ATOMIC_RELAXED);
+    }
 }

@@ -29,9 +29,18 @@ pst_status pst_walk_open(pst_walk *w, pst_stack *st, int32_t file, int32_t key_g
     if (!pst_stack_counts(st, file, key_group))
         return PST_NOT_FOUND;
     uint32_t segment = pst_guide_segments(m->guide, key_group, hash, &n);
-    for (uint32_t i = segment; !has && i < segment + n; i++)
-        has = (uint32_t)pst_guide_may_have(&m->guide->segments[i], m->entries[i],
-                                           pst_member_filter(m, i), key_group, hash);
+    pst_detail detail = {-1, -1, -1, -1, -1};
+    pst_status s = pst_member_bring(st->files[file], segment, n, &detail);
+    if (s) {
+        st->detail = detail;
+        st->detail.row = file;
+        return s;
+    }
+    for (uint32_t i = segment; !has && i < segment + n; i++) {
+        const uint8_t *filter = pst_member_filter(m, i);
+        has = !filter || pst_guide_may_have(&m->guide->segments[i], pst_member_entries(m, i),
+                                            filter, key_group, hash);
+    }
     uint64_t blocks = has ? pst_member_blocks(m, key_group, hash, &bytes) : 0;
     if (!blocks || !pst_guide_is_within(m->guide, key, nulls, st->n_keys))
         return PST_NOT_FOUND;
@@ -61,8 +70,8 @@ void pst_walk_close(pst_walk *w) {
 static uint32_t place_of(const pst_walk *w, uint64_t at, uint32_t *block, uint32_t *left) {
     const pst_member *m = member_of(w);
     for (uint32_t i = w->segment;; i++) {
-        uint32_t n, first = pst_guide_blocks(&m->guide->segments[i], m->entries[i], w->key_group,
-                                             w->hash, &n);
+        uint32_t n, first = pst_guide_blocks(&m->guide->segments[i], pst_member_entries(m, i),
+                                             w->key_group, w->hash, &n);
         if (at < n) {
             *block = first + (uint32_t)at;
             *left = n - (uint32_t)at;
@@ -74,7 +83,7 @@ static uint32_t place_of(const pst_walk *w, uint64_t at, uint32_t *block, uint32
 
 static pst_guide_block block_at(const pst_walk *w, uint32_t segment, uint32_t block) {
     const pst_member *m = member_of(w);
-    return pst_guide_block_at(&m->guide->segments[segment], m->entries[segment], block);
+    return pst_guide_block_at(&m->guide->segments[segment], pst_member_entries(m, segment), block);
 }
 
 /* Reads `size` bytes into the window. */
@@ -137,7 +146,7 @@ static pst_status open_block(pst_walk *w, uint64_t at) {
     pst_guide_block b = block_at(w, segment, block), from = block_at(w, segment, first);
     const pst_guide_segment *g = &m->guide->segments[segment];
     int32_t last_group = g->last_key_group;
-    uint64_t last_hash = pst_guide_last_hash(m->entries[segment]);
+    uint64_t last_hash = pst_guide_last_hash(pst_member_entries(m, segment));
     if (block + 1 < g->blocks) {
         pst_guide_block next = block_at(w, segment, block + 1);
         last_group = next.key_group;

@@ -37,8 +37,9 @@ typedef struct pst_walk {
 } pst_walk;
 
 /* Of the key with that place, all columns but the element: cells and what they point to must stay as
- * long as the walk. Reads nothing. PST_NOT_FOUND: as the guide or a filter say the file has nothing of
- * it, or does not count for its key group; then there is no walk to close. */
+ * long as the walk. Reads what the guide lacks of its place in memory. PST_NOT_FOUND: as the guide or
+ * a filter say the file has nothing of it, or does not count for its key group; then, and where that
+ * cannot be read (statuses as below), there is no walk to close. */
 pst_status pst_walk_open(pst_walk *w, pst_stack *st, int32_t file, int32_t key_group, uint64_t hash,
                          const pst_cell *key, uint32_t nulls);
 void pst_walk_close(pst_walk *w);

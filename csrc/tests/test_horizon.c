@@ -433,7 +433,7 @@ static void test_reads(void) {
     CHECK_EQ(pst_timer_next(s.t, PST_EVENT, &next), PST_OK);
     pst_reads_get_stats(s.stack->reads, &after);
     CHECK_EQ(next, AT + 100);
-    CHECK_EQ(before.flight_most, 1);
+    CHECK(before.flight_most <= 1);
     CHECK(after.flight_most >= 3);
     begin_anew(&s, (uint64_t)1 << 26);
     pst_read_hook = count_read;

@@ -561,9 +561,9 @@ static void run_faults(void) {
     hook_countdown = 0;
     check_detail(st, &keys, PST_IO);
     pst_read_hook = NULL;
-    off_t block =
-        (off_t)pst_guide_block_at(&st->files[0]->guide->segments[0], st->files[0]->entries[0], 1)
-            .offset;
+    off_t block = (off_t)pst_guide_block_at(&st->files[0]->guide->segments[0],
+                                            pst_member_entries(st->files[0], 0), 1)
+                      .offset;
     flip(w->paths[0], block + 50);
     uint64_t every[2000];
     for (size_t i = 0; i < 2000; i++)
