@@ -194,10 +194,11 @@ static uint64_t range_of(const pst_guide_segment *s, int parts, size_t *size) {
     return from;
 }
 
-/* Does a filter cost less than the blocks of so many keys? Counting ends long before that many. */
+/* Does a filter cost less than the blocks of so many keys? To check and to keep its pages costs as much
+ * again as to read them. Counting ends long before that many. */
 static int filter_pays(const pst_guide_segment *s, uint32_t keys, uint32_t gap_pages) {
     uint64_t pages = pst_guide_filter_size(s) / PST_READ_ALIGN + 2;
-    return (uint64_t)keys * (gap_pages + 2) > gap_pages + pages || keys >= UINT8_MAX;
+    return (uint64_t)keys * (gap_pages + 2) > gap_pages + 2 * pages || keys >= UINT8_MAX;
 }
 
 int pst_member_wants(pst_member *m, uint32_t segment, uint32_t keys, uint32_t gap_pages) {
