@@ -534,6 +534,57 @@ static void run_get(world *w, const memory_file *whole) {
     pst_stack_close(st);
 }
 
+/* Searches with a stack of its own, of files that others look into, too. */
+typedef struct sharer {
+    const world *w;
+    const memory_file *whole;
+    pst_stack *st;
+} sharer;
+
+static void *search_shared(void *arg) {
+    sharer *s = arg;
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(search(s->w, s->st, s->whole, -1), PST_OK);
+    return NULL;
+}
+
+/* Whoever comes first brings a part, and the others find it. */
+static void run_threads(const world *w, const memory_file *whole) {
+    enum { THREADS = 4 };
+    pst_member *members[WORLD_FILES];
+    pst_stack_file files[WORLD_FILES] = {{0}};
+    pthread_t threads[THREADS];
+    sharer s[THREADS];
+    pst_reads *reads = NULL;
+    pst_stack_stats stats;
+    uint64_t guide_bytes = 0;
+    REQUIRE(!pst_reads_create(NULL, &reads));
+    pst_stack_options o = {.reads = reads};
+    for (int32_t i = 0; i < w->n; i++) {
+        REQUIRE(!pst_member_open(&w->schema, WORLD_GROUPS, w->paths[i], &o, &members[i], NULL));
+        files[i].member = members[i];
+    }
+    for (int i = 0; i < THREADS; i++) {
+        s[i] = (sharer){w, whole, NULL};
+        REQUIRE(!pst_stack_open(&w->schema, WORLD_GROUPS, files, w->n, &o, &s[i].st, NULL));
+        REQUIRE(!pthread_create(&threads[i], NULL, search_shared, &s[i]));
+    }
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    for (int i = 0; i < THREADS; i++) {
+        pst_stack_get_stats(s[i].st, &stats);
+        CHECK(stats.guide_bytes > 0 && (!i || stats.guide_bytes == guide_bytes));
+        guide_bytes = stats.guide_bytes;
+    }
+    for (int32_t i = 0; i < w->n; i++)
+        CHECK(members[i]->part_bytes <= members[i]->image_bytes);
+    for (int i = 0; i < THREADS; i++)
+        pst_stack_close(s[i].st);
+    for (int32_t i = 0; i < w->n; i++)
+        pst_member_release(members[i]);
+    pst_reads_release(reads);
+}
+
 /* ASan's allocator stays locked in a child, if a thread was in it; TSan knows no threads after a fork. */
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 /* Searches with a stack of its own until it is told to end; all stacks share the reads. */
@@ -632,6 +683,7 @@ int main(void) {
         run_guides(w, &whole);
         run_groups(w);
         run_get(w, &whole);
+        run_threads(w, &whole);
         run_fork(w, &whole);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
         run_fork_threads(w, &whole);
