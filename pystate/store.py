@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -90,6 +91,9 @@ _HELD_PART, _USUAL_LIMIT_BYTES = 4, 256 << 20
 _COPIED_BYTES = 1 << 20
 #: Of files on disk that are as large together, or larger, a merge runs beside the next batches.
 _BESIDE_BYTES = 16 << 20
+#: The same of the first one after opening, which may be the last: a store that is closed after each
+#: checkpoint would never end it.
+_FIRST_BESIDE_BYTES = 256 << 20
 #: A checkpoint brings hot rows if so much time has passed since the last one.
 _LEAST_SINCE_S = 0.1
 
@@ -168,8 +172,8 @@ class Store:
         self._rebase = False
         self._unsynced = False
         self._beside: MergeBeside | None = None
-        # A store's first merge may be its last, and one that failed says why.
-        self._may_beside = False
+        #: From how many bytes on merges run beside the next batches.
+        self._beside_from = _FIRST_BESIDE_BYTES
         # Invalid arguments must not leave a folder behind.
         groups = 128 if max_parallelism is None else max_parallelism
         self.home = choice(home, f"{owner}: home", ("heap", DISK))
@@ -624,8 +628,7 @@ class Store:
         if run is None:
             return state
         merge = self._planned(run, run.slice or state.bounds, epoch)
-        size_bytes = sum(int(ref.file_bytes * ref.share) for ref in run.sources)
-        if self._may_beside and self._beside is None and size_bytes >= _BESIDE_BYTES:
+        if self._runs_beside(state, run):
             with suppress(RuntimeError):  # there is no thread for it
                 self._beside = MergeBeside(run, merge)
                 return state
@@ -638,6 +641,13 @@ class Store:
             return state
         self._merged.add(merged.path)
         return run.replaced(state, merged) or state
+
+    def _runs_beside(self, state: RangeState, run: Run) -> bool:
+        size_bytes = sum(int(ref.file_bytes * ref.share) for ref in run.sources)
+        if not self._on_disk or self._beside is not None or size_bytes < self._beside_from:
+            return False
+        # What every store that was opened began, and none ended, is ended by one.
+        return self._beside_from < _FIRST_BESIDE_BYTES or not _DISK_POLICY.waits(state, run)
 
     def _planned(self, run: Run, bounds: tuple[int, int], epoch: int) -> Callable[..., FileRef]:
         """What carries out a merge; another thread may."""
@@ -667,7 +677,7 @@ class Store:
         replaced = None if merged is None else beside.run.replaced(state, merged)
         if replaced is None:
             self._drop_beside()
-            self._may_beside = False
+            self._beside_from = sys.maxsize  # it says why
         else:
             beside.is_named = True
         return replaced
@@ -736,11 +746,11 @@ class Store:
         self._range = manifest.operators[0].ranges[0]
         if self._beside is not None and self._beside.is_named:
             self._beside = None
-        self._may_beside = self._on_disk
         # A delta may have been merged before any manifest named it.
         deltas = {delta.ref.path for delta in self._pending if delta.ref is not None}
         self._unnamed |= (deltas | self._merged) - manifest.paths
         self._merged.clear()
+        self._beside_from = _BESIDE_BYTES
         for delta in self._pending:
             self._forget(delta)
         self._pending.clear()

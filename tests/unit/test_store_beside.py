@@ -181,3 +181,20 @@ def test_a_merge_that_fails_is_made_by_a_checkpoint(tmp_path: Path, merges: Merg
         assert merges.begun[-1] == "base" and beside(store) is None
         assert [ref.kind for ref in store._range.files] == ["base"]
         assert len(store) == 4000
+
+
+def test_the_first_merge_of_a_large_store_is_beside_until_many_wait(
+    tmp_path: Path, merges: Merges, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as store:
+        change(store, 0, 400)
+    monkeypatch.setattr("pystate.store._FIRST_BESIDE_BYTES", 1)
+    times = 1
+    while not merges.begun or merges.begun[-1].endswith("beside"):
+        assert times < 200
+        with opened(tmp_path) as store:
+            change(store, 0, 10)  # closed, it gives the merge up
+        times += 1
+    assert any(kind.endswith("beside") for kind in merges.begun)
+    with opened(tmp_path) as store:
+        assert store["n"].values(store.keys([0, 399])).to_pylist() == [times, 1]
