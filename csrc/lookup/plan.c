@@ -4,6 +4,8 @@
 #include "sst/sst_reader.h"
 #include "stack/stack.h"
 
+enum { FEW_KEYS = 8 };
+
 /* ---- parts ------------------------------------------------------------------------------------- */
 
 static pst_status say(pst_plan *p, uint64_t size) {
@@ -32,15 +34,15 @@ pst_status pst_plan_add(pst_plan *p, uint64_t begin, uint64_t end) {
 
 /* ---- stacks ------------------------------------------------------------------------------------ */
 
-static pst_status add_place(pst_plan *p, const pst_member *m, int32_t key_group, uint64_t hash) {
+static pst_status add_place(pst_plan *p, pst_member *m, int32_t key_group, uint64_t hash) {
+    pst_detail detail;
     uint32_t n, first = pst_guide_segments(m->guide, key_group, hash, &n);
-    pst_status s = PST_OK;
+    pst_status s = pst_member_bring(m, first, n, &detail);
     for (uint32_t i = first; !s && i < first + n; i++) {
         const pst_guide_segment *segment = &m->guide->segments[i];
-        const uint8_t *entries = m->entries[i];
+        const uint8_t *entries = pst_member_entries(m, i), *filter = pst_member_filter(m, i);
         uint32_t blocks;
-        if (m->filtered &&
-            !pst_guide_may_have(segment, entries, pst_member_filter(m, i), key_group, hash))
+        if (filter && !pst_guide_may_have(segment, entries, filter, key_group, hash))
             continue;
         uint32_t block = pst_guide_blocks(segment, entries, key_group, hash, &blocks);
         if (!blocks)
@@ -61,9 +63,14 @@ pst_status pst_stack_plan(const pst_stack *st, const pst_wanted_keys *wanted,
         pst_wanted_make(&w, &st->schema, st->max_parallelism, wanted, st->room.charge.budget);
     for (int32_t file = 0; !s && file < st->n; file++) {
         pst_plan p = {sink, file, 0, 0};
+        pst_member *m = st->files[file];
+        pst_detail detail;
+        /* Many are brought at once, as each may be far away. */
+        if (w.n > FEW_KEYS)
+            s = pst_member_bring(m, 0, m->guide->n_segments, &detail);
         for (uint32_t i = 0; !s && i < w.n; i = w.keys[i].end)
             if (pst_stack_counts(st, file, w.keys[i].key_group))
-                s = add_place(&p, st->files[file], w.keys[i].key_group, w.keys[i].hash);
+                s = add_place(&p, m, w.keys[i].key_group, w.keys[i].hash);
         if (!s)
             s = pst_plan_end(&p);
     }
