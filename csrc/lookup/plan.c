@@ -39,10 +39,10 @@ static pst_status bring_entries(pst_stack *st, int32_t file, const pst_wanted_li
     uint32_t first = 0, end = 0; /* of segments that are still to be brought */
     pst_status s = PST_OK;
     for (uint32_t i = 0; !s && i < w->n; i = w->keys[i].end) {
-        if (!pst_stack_counts(st, file, w->keys[i].key_group))
+        const pst_wanted_key *k = &w->keys[i];
+        if (!pst_stack_counts(st, file, k->key_group))
             continue;
-        uint32_t n,
-            segment = pst_guide_segments(m->guide, w->keys[i].key_group, w->keys[i].hash, &n);
+        uint32_t n, segment = pst_guide_segments(m->guide, k->key_group, k->hash, &n);
         if (segment > end || first == end) {
             s = pst_member_bring(m, first, end - first, detail);
             first = segment;
