@@ -138,8 +138,7 @@ typedef struct pst_stack_stats {
     uint64_t filters;       /* read for a batch */
     uint64_t guide_bytes;   /* of guides and filters what keys needed, of this process or mapped */
     uint64_t private_bytes; /* of them, of this process; with what searches have */
-    uint32_t guides_made;   /* copies in the folder of guides, and parts of these, that were missing or
-                             * damaged, and were put there */
+    uint32_t guides_made;   /* copies of guides, and parts of them, that were missing or damaged */
     uint32_t direct;        /* files that are read past the page cache */
 } pst_stack_stats;
 void pst_stack_get_stats(const pst_stack *st, pst_stack_stats *stats);

@@ -151,8 +151,9 @@ class KeyedStateBackend:
         timers: bool = False,
         where: str = "",
     ) -> None:
-        if not isinstance(uid, str):
-            raise InvalidArgumentError(f"backend: uid is a string, not {shown(uid)}")
+        for name, text in {"uid": uid, "where": where}.items():
+            if not isinstance(text, str):
+                raise InvalidArgumentError(f"backend: {name} is a string, not {shown(text)}")
         owner = where or (f"operator {uid!r}" if uid else "backend")
         self.key = parse_key(key)
         self.uid = uid

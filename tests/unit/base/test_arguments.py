@@ -96,6 +96,7 @@ BACKEND = {
     "create": (NO_FLAG, "^backend: create is True or False, not"),
     "namespace": (["'longg'", "3"], "namespace"),
     "timers": (NO_FLAG, "^backend: timers is True or False, not"),
+    "where": (["3", "None"], "^backend: where is a string, not"),
 }
 
 #: What says how to begin, where there is a savepoint to begin with.
