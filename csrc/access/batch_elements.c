@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "fetch/entries.h"
 #include "fetch/items.h"
 #include "table/ttl.h"
 
@@ -145,6 +146,8 @@ static pst_status count_of(pst_batch *b, int64_t i, int32_t column, uint64_t *co
         return PST_OK;
     if (pst_items_are_below(b->t, slot, column))
         return pst_items_count(b->t, slot, column, count);
+    if (pst_entries_are_below(b->t, slot, column))
+        return pst_entries_count(b->t, slot, column, count);
     pst_status s = pst_row_use_elements(b->t, slot, column);
     return s ? s : pst_row_count(b->t, slot, column, count);
 }

@@ -3,6 +3,7 @@
 
 #include "access/batch_elements.h"
 #include "base/schema.h"
+#include "fetch/entries.h"
 
 /* A map with this many entries has nodes that are not in the near caches. */
 #ifndef PST_LARGE_MAP
@@ -130,8 +131,9 @@ static pst_status get_entry(pst_batch *b, int64_t i, int32_t column, const pst_a
         return PST_NOT_FOUND;
     pst_array_cell(keys, i, &key);
     pst_entry_key(b->t, column, &key, e);
-    return b->t->ttl[column].lenient ? pst_row_map_get(b->t, slot, column, e)
-                                     : pst_row_map_use(b->t, slot, column, e);
+    pst_status s = b->t->ttl[column].lenient ? pst_row_map_get(b->t, slot, column, e)
+                                             : pst_row_map_use(b->t, slot, column, e);
+    return s == PST_NOT_HERE ? pst_entries_get(b->t, slot, column, e) : s;
 }
 
 /* Notes that entries were read, where that ends what is visible: a batch sees what has expired at
@@ -147,7 +149,7 @@ static pst_status entries_read(pst_batch *b, int32_t column, const pst_array *ke
         pst_array_cell(keys, i, &key);
         pst_entry_key(b->t, column, &key, &e);
         s = pst_row_map_use(b->t, slot, column, &e);
-        s = s == PST_NOT_FOUND ? PST_OK : s;
+        s = s == PST_NOT_FOUND || s == PST_NOT_HERE ? PST_OK : s;
     }
     return s;
 }

@@ -5,6 +5,7 @@
 #include "access/current_key.h"
 #include "base/mem.h"
 #include "elements/collections.h"
+#include "fetch/entries.h"
 #include "fetch/items.h"
 #include "table/ttl.h"
 
@@ -16,6 +17,7 @@ struct pst_elements {
     int is_null;      /* the entry that was given last has no value */
     uint32_t slot;    /* of the current key; PST_NONE in a walk over a batch's row */
     pst_items *items; /* of a list of which some lie in files */
+    pst_entries *entries; /* likewise of a map */
     union {
         pst_list_cursor list;
         pst_tree_cursor map;
@@ -48,7 +50,10 @@ pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_ce
     if (slot == PST_NONE)
         return PST_NOT_FOUND;
     pst_entry_key(t, column, key, &e);
+    pst_no_detail(&t->detail);
     s = pst_row_map_use(t, slot, column, &e);
+    if (s == PST_NOT_HERE)
+        s = pst_entries_get(t, slot, column, &e);
     if (!s)
         pst_entry_value_cell(t, column, &e, value);
     *is_null = e.is_null;
@@ -79,10 +84,17 @@ static pst_status remove_entry(pst_table *t, int32_t column, const pst_cell *key
         return s;
     if (slot == PST_NONE || !pst_row_has(&t->lay, pst_row(t, slot), column))
         return PST_NOT_FOUND;
+    pst_entry_key(t, column, key, &e);
+    if (pst_entries_are_below(t, slot, column)) {
+        pst_tree_entry old = e;
+        pst_no_detail(&t->detail);
+        s = pst_entries_get(t, slot, column, &old);
+        if (s)
+            return s;
+    }
     s = pst_undo_reserve(t, 1);
     if (s)
         return s;
-    pst_entry_key(t, column, key, &e);
     s = pst_row_map_remove(t, slot, column, &e);
     return s == PST_NOT_FOUND ? s : pst_poison(t, s);
 }
@@ -100,6 +112,8 @@ pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count) {
     if (s || slot == PST_NONE)
         return s;
     pst_no_detail(&t->detail);
+    if (pst_entries_are_below(t, slot, column))
+        return pst_entries_count(t, slot, column, count);
     return pst_items_are_below(t, slot, column) ? pst_items_count(t, slot, column, count)
                                                 : pst_row_count(t, slot, column, count);
 }
@@ -131,7 +145,9 @@ pst_status pst_elements_create(pst_table *t, pst_elements **elements) {
 
 static void end_items(pst_elements *e) {
     pst_items_close(e->items);
+    pst_entries_close(e->entries);
     e->items = NULL;
+    e->entries = NULL;
 }
 
 void pst_elements_destroy(pst_elements *e) {
@@ -152,6 +168,11 @@ static pst_status start(pst_elements *e, uint32_t slot, int32_t column) {
         return PST_OK;
     if (pst_items_are_below(t, slot, column)) {
         pst_status s = pst_items_open(e->t, slot, column, &e->items);
+        e->ended = s != PST_OK;
+        return s;
+    }
+    if (pst_entries_are_below(t, slot, column)) {
+        pst_status s = pst_entries_open(e->t, slot, column, &e->entries);
         e->ended = s != PST_OK;
         return s;
     }
@@ -237,8 +258,9 @@ pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value) {
             return PST_OK;
         }
         pst_tree_entry entry;
-        s = pst_tree_next(&e->at.map, &entry);
-        if (s || (e->at.map.shape.timed && pst_ttl_hides(t, e->column, entry.time)))
+        s = e->entries ? pst_entries_next(e->entries, &entry) : pst_tree_next(&e->at.map, &entry);
+        if (s ||
+            (t->collections[e->column].map.timed && pst_ttl_hides(t, e->column, entry.time)))
             goto skip;
         pst_entry_key_cell(t, e->column, &entry, key);
         pst_entry_value_cell(t, e->column, &entry, value);
