@@ -14,10 +14,11 @@ struct pst_elements {
     int32_t column;
     pst_kind kind;
     int ended;
-    int is_null;      /* the entry that was given last has no value */
-    uint32_t slot;    /* of the current key; PST_NONE in a walk over a batch's row */
-    pst_items *items; /* of a list of which some lie in files */
+    int is_null;          /* the entry that was given last has no value */
+    uint32_t slot;        /* of the current key; PST_NONE in a walk over a batch's row */
+    pst_items *items;     /* of a list of which some lie in files */
     pst_entries *entries; /* likewise of a map */
+    pst_tree_root root;   /* of a map of which all lies here */
     union {
         pst_list_cursor list;
         pst_tree_cursor map;
@@ -131,6 +132,13 @@ pst_status pst_list_below(pst_table *t, int32_t column, uint64_t *items) {
     return PST_OK;
 }
 
+pst_status pst_map_below(pst_table *t, int32_t column, int *below) {
+    uint32_t slot;
+    pst_status s = row_of(t, column, PST_MAP, 0, &slot);
+    *below = !s && slot != PST_NONE && pst_entries_are_below(t, slot, column);
+    return s;
+}
+
 /* ---- walks ----------------------------------------------------------------------------------- */
 
 pst_status pst_elements_create(pst_table *t, pst_elements **elements) {
@@ -182,8 +190,8 @@ static pst_status start(pst_elements *e, uint32_t slot, int32_t column) {
         pst_list l = pst_row_list(t, row, column);
         pst_list_seek(&e->at.list, t->heap, pst_heap_bytes(t), &c->list, &l, 0);
     } else {
-        pst_tree_seek(&e->at.map, t->heap, pst_heap_bytes(t), &c->map, pst_row_map(t, row, column),
-                      NULL);
+        e->root = pst_row_map(t, row, column);
+        pst_tree_seek(&e->at.map, t->heap, pst_heap_bytes(t), &c->map, e->root, NULL);
     }
     return PST_OK;
 }
@@ -259,8 +267,7 @@ pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value) {
         }
         pst_tree_entry entry;
         s = e->entries ? pst_entries_next(e->entries, &entry) : pst_tree_next(&e->at.map, &entry);
-        if (s ||
-            (t->collections[e->column].map.timed && pst_ttl_hides(t, e->column, entry.time)))
+        if (s || (t->collections[e->column].map.timed && pst_ttl_hides(t, e->column, entry.time)))
             goto skip;
         pst_entry_key_cell(t, e->column, &entry, key);
         pst_entry_value_cell(t, e->column, &entry, value);
@@ -285,6 +292,25 @@ pst_status pst_elements_leave(pst_elements *e) {
 
 int pst_elements_is_null(const pst_elements *e) {
     return e->is_null;
+}
+
+pst_status pst_elements_seek(pst_elements *e, const pst_cell *key) {
+    const pst_table *t = e->t;
+    pst_tree_entry from = {.is_null = 0};
+    if (e->ended)
+        return PST_OK;
+    if (e->kind != PST_MAP)
+        return PST_INVALID;
+    pst_entry_key(t, e->column, key, &from);
+    if (e->entries)
+        return pst_entries_seek(e->entries, &from);
+    pst_tree_root root = e->root;
+    pst_tree_seek(&e->at.map, t->heap, pst_heap_bytes(t), &t->collections[e->column].map, root,
+                  &from);
+    if (!e->at.map.status &&
+        !pst_tree_find(t->heap, pst_heap_bytes(t), &t->collections[e->column].map, root, &from))
+        return pst_tree_next(&e->at.map, &from);
+    return e->at.map.status;
 }
 
 pst_status pst_elements_skip(pst_elements *e, uint64_t items) {

@@ -84,7 +84,8 @@ static int has_bytes(const pst_table *t, const uint64_t *row, int32_t i, uint64_
     enum { SOME = 64 };
     const pst_tree_shape *shape = &t->collections[i].map;
     pst_tree_root root = pst_row_map(t, row, i);
-    uint64_t words = (uint64_t)shape->key_words + shape->value_words + shape->timed, n = 0, more = 0;
+    uint64_t words = (uint64_t)shape->key_words + shape->value_words + shape->timed, n = 0,
+             more = 0;
     pst_tree_cursor c;
     pst_tree_entry e;
     if (root.count < SOME)

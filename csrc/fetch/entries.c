@@ -38,6 +38,8 @@ struct pst_entries {
     pst_tree_entry top; /* of the row's tree, if a pass stands at one */
     int has_top;
     int begun;
+    pst_status failed; /* for good */
+    int given;         /* the least key at which anything stands */
 };
 
 /* Has the table say where in which file something failed. */
@@ -179,8 +181,8 @@ static pst_status read_entry(const pst_entries *x, source *f) {
     }
     if (!(r->changed & bit))
         return PST_CORRUPT;
-    pst_status s = pst_entry_value(t, x->column, r->present & bit ? &r->cells[x->column] : NULL,
-                                   f->room, e);
+    pst_status s =
+        pst_entry_value(t, x->column, r->present & bit ? &r->cells[x->column] : NULL, f->room, e);
     e->time = shape->timed ? PST_NO_TIME : 0;
     if (shape->timed && r->changed & r->present & bit << 1)
         e->time = (int64_t)r->cells[x->column + 1].word[0];
@@ -310,18 +312,17 @@ static pst_status step_top(pst_entries *x) {
     return s == PST_NOT_FOUND ? PST_OK : s;
 }
 
-static pst_status begin(pst_entries *x) {
+static pst_status begin(pst_entries *x, const pst_tree_entry *from) {
     const pst_table *t = x->t;
     pst_bytes element;
-    pst_status s = make_element(x, NULL, &element);
-    x->begun = 1;
+    pst_status s = make_element(x, from, &element);
     for (int32_t i = 0; !s && i < x->n; i++) {
         s = pst_walk_seek(&x->sources[i]->walk, &element);
         if (!s)
             s = step(x, x->sources[i]);
     }
     pst_tree_seek(&x->here, t->heap, pst_heap_bytes(t), &t->collections[x->column].map,
-                  pst_row_map(t, pst_row(t, x->slot), x->column), NULL);
+                  pst_row_map(t, pst_row(t, x->slot), x->column), from);
     return s ? s : step_top(x);
 }
 
@@ -335,6 +336,15 @@ static const pst_tree_entry *least(const pst_entries *x) {
             e = &f->entry;
     }
     return e;
+}
+
+pst_status pst_entries_seek(pst_entries *x, const pst_tree_entry *from) {
+    pst_status s = x->failed ? x->failed : note(x, begin(x, from));
+    x->failed = s;
+    x->begun = 1;
+    const pst_tree_entry *e = s ? NULL : least(x);
+    x->given = e && !compare_keys(&x->t->collections[x->column].map, e, from);
+    return s;
 }
 
 /* Passes that key in all that stand at it; the one whose bytes it has comes last. */
@@ -355,28 +365,29 @@ static pst_status pass(pst_entries *x, const pst_tree_entry *e) {
 }
 
 static pst_status next(pst_entries *x, pst_tree_entry *to) {
-    pst_status s = PST_OK;
-    if (!x->begun) {
-        s = begin(x);
-    } else {
-        const pst_tree_entry *last = least(x);
-        s = last ? pass(x, last) : PST_NOT_FOUND;
-    }
+    pst_status s = x->begun ? PST_OK : begin(x, NULL);
+    x->begun = 1;
     while (!s) {
         const pst_tree_entry *e = least(x);
         if (!e)
             return PST_NOT_FOUND;
-        if (!e->is_gone) {
+        /* What was given last has been read by now. */
+        if (!x->given && !e->is_gone) {
             *to = *e;
+            x->given = 1;
             return PST_OK;
         }
+        x->given = 0;
         s = pass(x, e);
     }
     return s;
 }
 
 pst_status pst_entries_next(pst_entries *x, pst_tree_entry *e) {
-    return note(x, next(x, e));
+    pst_status s = x->failed ? x->failed : next(x, e);
+    if (s && s != PST_NOT_FOUND)
+        x->failed = s;
+    return note(x, s);
 }
 
 pst_status pst_entries_count(pst_table *t, uint32_t slot, int32_t column, uint64_t *count) {

@@ -32,6 +32,8 @@ void pst_entries_close(pst_entries *x);
 /* The next entry; bytes are valid until the next call. PST_NOT_FOUND at the end; what walks say;
  * PST_CORRUPT. */
 pst_status pst_entries_next(pst_entries *x, pst_tree_entry *e);
+/* Stands behind that key, which must not be of the map. */
+pst_status pst_entries_seek(pst_entries *x, const pst_tree_entry *from);
 
 /* As pst_row_map_get, in files, too, and bytes are valid only until the next one. Reads count as no
  * use. Statuses as those of opening. */

@@ -682,8 +682,8 @@ static pst_status gather_with_elements(pst_sealed *s, const pst_table *t, const 
             pst_list old = list_before(t, image, before, i), now = pst_row_list(t, row, i);
             markers[i] = mark_list(t, &old, &now);
         } else {
-            markers[i].said = is_other_map(t, row, before, image, i) ||
-                              ((before >> i & 1) && !(after >> i & 1));
+            markers[i].said =
+                is_other_map(t, row, before, image, i) || ((before >> i & 1) && !(after >> i & 1));
         }
         marked |= (uint64_t)markers[i].said << i;
     }

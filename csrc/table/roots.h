@@ -41,9 +41,8 @@ static inline pst_list pst_row_list(const pst_table *t, const uint64_t *row, int
 #define PST_MAP_BELOW (UINT64_C(1) << 63)
 
 static inline uint64_t pst_row_map_word(const pst_table *t, const uint64_t *row, int32_t i) {
-    return pst_row_has(&t->lay, row, i)
-               ? pst_get64((const uint8_t *)row + t->lay.fields[i].offset)
-               : 0;
+    return pst_row_has(&t->lay, row, i) ? pst_get64((const uint8_t *)row + t->lay.fields[i].offset)
+                                        : 0;
 }
 
 /* The tree that a map's word names. */
