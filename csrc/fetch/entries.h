@@ -13,7 +13,7 @@
  *  EN3. Memory is that of a walk through each file (WK2), and of the record at which it stands.
  *
  * Complexity: a read in each file that may have the key to open it; a look-up reads O(log blocks of the
- * key) blocks in each file, fewer where looks before it went to the same ones; a pass its blocks.
+ * key) blocks in each file, none where the one that is open has it; a pass its blocks.
  */
 #ifndef PST_FETCH_ENTRIES_H
 #define PST_FETCH_ENTRIES_H

@@ -126,55 +126,23 @@ cdef class MapElements(CollectionHandle):
     def get_all(self, Batch keys not None, ArrayRef map_keys not None, size_t values,
                 size_t valid):
         """Copy a fixed-width value per key, as `Batch.get`."""
-        cdef pst_status status = self.read_all(keys, map_keys, values, valid)
+        cdef pst_status status = entries_of(self, keys, map_keys, values, valid)
         if self.table.find_files(status):
-            status = self.read_all(keys, map_keys, values, valid)
-        self.check_found(status)
-
-    cdef pst_status read_all(self, Batch keys, ArrayRef map_keys, size_t values,
-                             size_t valid) except *:
-        cdef pst_status status
-        keys.begin_of(self.table)
-        try:
-            with nogil:
-                status = pst_batch_map_get(keys.b, self.column, &map_keys.c, <void *> values,
-                                           <uint8_t *> valid)
-        finally:
-            keys.end()
-        return status
-
-    cdef int check_found(self, pst_status status) except -1:
-        if status == PST_INVALID:
-            return self.check_elements(status, "a map key")
-        return self.table.check_fetched(status)
+            status = entries_of(self, keys, map_keys, values, valid)
+        check_entries(self, status)
 
     def get_all_bytes(self, Batch keys not None, ArrayRef map_keys not None, size_t offsets,
                       size_t valid):
         """Copy a value of variable width per key, as `Batch.get_bytes`."""
         cdef pst_bytes_out out = sized(offsets, valid)
         cdef Memory data = Memory.__new__(Memory)
-        cdef pst_status status = self.read_all_bytes(keys, map_keys, &out, data)
+        cdef pst_status status = entry_bytes_of(self, keys, map_keys, &out, data)
         if self.table.find_files(status):
             out = sized(offsets, valid)
             data = Memory.__new__(Memory)
-            status = self.read_all_bytes(keys, map_keys, &out, data)
-        self.check_found(status)
+            status = entry_bytes_of(self, keys, map_keys, &out, data)
+        check_entries(self, status)
         return data
-
-    cdef pst_status read_all_bytes(self, Batch keys, ArrayRef map_keys, pst_bytes_out *out,
-                                   Memory data) except *:
-        cdef pst_status status
-        keys.begin_of(self.table)
-        try:
-            with nogil:
-                status = pst_batch_map_get_bytes(keys.b, self.column, &map_keys.c, out)
-                if status == PST_OK:
-                    status = data.take_for(out, pst_batch_length(keys.b))
-                if status == PST_OK and out.capacity:
-                    status = pst_batch_map_get_bytes(keys.b, self.column, &map_keys.c, out)
-        finally:
-            keys.end()
-        return status
 
 
 cdef object as_map_elements(object handle):
@@ -182,6 +150,41 @@ cdef object as_map_elements(object handle):
 
 
 # Not methods, for the reason that `words_list` has.
+cdef pst_status entries_of(MapElements elements, Batch keys, ArrayRef map_keys, size_t values,
+                           size_t valid) except *:
+    cdef pst_status status
+    keys.begin_of(elements.table)
+    try:
+        with nogil:
+            status = pst_batch_map_get(keys.b, elements.column, &map_keys.c, <void *> values,
+                                       <uint8_t *> valid)
+    finally:
+        keys.end()
+    return status
+
+
+cdef pst_status entry_bytes_of(MapElements elements, Batch keys, ArrayRef map_keys,
+                               pst_bytes_out *out, Memory data) except *:
+    cdef pst_status status
+    keys.begin_of(elements.table)
+    try:
+        with nogil:
+            status = pst_batch_map_get_bytes(keys.b, elements.column, &map_keys.c, out)
+            if status == PST_OK:
+                status = data.take_for(out, pst_batch_length(keys.b))
+            if status == PST_OK and out.capacity:
+                status = pst_batch_map_get_bytes(keys.b, elements.column, &map_keys.c, out)
+    finally:
+        keys.end()
+    return status
+
+
+cdef int check_entries(MapElements elements, pst_status status) except -1:
+    if status == PST_INVALID:
+        return elements.check_elements(status, "a map key")
+    return elements.table.check_fetched(status)
+
+
 cdef object map_get(object handle, object key, object default):
     cdef MapElements elements = <MapElements> handle
     cdef pst_cell at, cell

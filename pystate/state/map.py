@@ -123,7 +123,7 @@ class MapHandle(Elements, core.MapElements):
     Notes
     -----
     `keys`, `values` and `items` give copies, so that the map may be changed while they are
-    iterated. ``handle[key]``, ``handle[key] = value``, ``del handle[key]``, ``key in handle`` and
+    iterated; `iter_items` does not have all entries in memory, where the map lies in files. ``handle[key]``, ``handle[key] = value``, ``del handle[key]``, ``key in handle`` and
     iteration do what they do with a dict.
     """
 
