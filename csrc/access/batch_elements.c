@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "fetch/entries.h"
 #include "fetch/items.h"
 #include "fetch/used.h"
 #include "table/ttl.h"
@@ -154,6 +155,8 @@ static pst_status count_of(pst_batch *b, int64_t i, int32_t column, uint64_t *co
     *count = 0;
     if (slot == PST_NONE)
         return PST_OK;
+    if (pst_entries_are_below(b->t, slot, column))
+        return pst_entries_count(b->t, slot, column, count);
     pst_status s = pst_items_use(b->t, slot, column);
     if (s)
         return s;

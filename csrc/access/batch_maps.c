@@ -3,6 +3,7 @@
 
 #include "access/batch_elements.h"
 #include "base/schema.h"
+#include "fetch/entries.h"
 
 /* A map with this many entries has nodes that are not in the near caches. */
 #ifndef PST_LARGE_MAP
@@ -101,27 +102,39 @@ pst_status pst_batch_map_put(pst_batch *b, int32_t column, const pst_array *keys
     return pst_refused(t, i, s);
 }
 
+static pst_status remove_entry(pst_batch *b, int64_t i, int32_t column, const pst_array *keys) {
+    pst_table *t = b->t;
+    pst_cell key;
+    pst_tree_entry e = {.is_null = 0};
+    uint32_t slot = pst_batch_slot(b, i);
+    if (slot == PST_NONE)
+        return PST_OK;
+    pst_array_cell(keys, i, &key);
+    pst_entry_key(t, column, &key, &e);
+    /* Where entries lie in files a removal is a put, and may be refused memory as that (TR7). */
+    int puts = pst_entries_are_below(t, slot, column);
+    pst_status s = pst_row_map_remove(t, slot, column, &e);
+    if (s == PST_NOT_FOUND)
+        return PST_OK;
+    return puts ? s : pst_poison(t, s);
+}
+
 static pst_status remove_entries(pst_batch *b, int32_t column, const pst_array *keys) {
     pst_table *t = b->t;
     pst_status s = check_map_keys(b, column, keys);
     if (s)
         return s;
     pst_roots r = pst_roots_of(b, column);
-    for (int64_t i = 0; !s && i < b->length; i++) {
+    int64_t i = 0;
+    while (!s && i < b->length) {
         pst_prefetch_elements(b, &r, i, PST_MAP_ROOT);
         if (i % PST_GROUP == 0)
             s = pst_undo_reserve(t, PST_GROUP);
-        pst_cell key;
-        pst_tree_entry e = {.is_null = 0};
-        uint32_t slot = pst_batch_slot(b, i);
-        if (s || slot == PST_NONE)
-            continue;
-        pst_array_cell(keys, i, &key);
-        pst_entry_key(t, column, &key, &e);
-        s = pst_row_map_remove(t, slot, column, &e);
-        s = s == PST_NOT_FOUND ? PST_OK : s;
+        if (!s)
+            s = remove_entry(b, i, column, keys);
+        i += !s;
     }
-    return pst_poison(t, s);
+    return pst_refused(t, i, s);
 }
 
 pst_status pst_batch_map_remove(pst_batch *b, int32_t column, const pst_array *keys) {
@@ -137,8 +150,9 @@ static pst_status get_entry(pst_batch *b, int64_t i, int32_t column, const pst_a
         return PST_NOT_FOUND;
     pst_array_cell(keys, i, &key);
     pst_entry_key(b->t, column, &key, e);
-    return b->t->ttl[column].lenient ? pst_row_map_get(b->t, slot, column, e)
-                                     : pst_row_map_use(b->t, slot, column, e);
+    pst_status s = b->t->ttl[column].lenient ? pst_row_map_get(b->t, slot, column, e)
+                                             : pst_row_map_use(b->t, slot, column, e);
+    return s == PST_NOT_HERE ? pst_entries_get(b->t, slot, column, e) : s;
 }
 
 /* Notes that entries were read, where that ends what is visible: a batch sees what has expired at
@@ -154,7 +168,7 @@ static pst_status entries_read(pst_batch *b, int32_t column, const pst_array *ke
         pst_array_cell(keys, i, &key);
         pst_entry_key(b->t, column, &key, &e);
         s = pst_row_map_use(b->t, slot, column, &e);
-        s = s == PST_NOT_FOUND ? PST_OK : s;
+        s = s == PST_NOT_FOUND || s == PST_NOT_HERE ? PST_OK : s;
     }
     return s;
 }

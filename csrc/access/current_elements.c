@@ -5,6 +5,7 @@
 #include "access/current_key.h"
 #include "base/mem.h"
 #include "elements/collections.h"
+#include "fetch/entries.h"
 #include "fetch/items.h"
 #include "fetch/used.h"
 #include "table/ttl.h"
@@ -14,9 +15,11 @@ struct pst_elements {
     int32_t column;
     pst_kind kind;
     int ended;
-    int is_null;      /* the entry that was given last has no value */
-    uint32_t slot;    /* of the current key; PST_NONE in a walk over a batch's row */
-    pst_items *items; /* of a list of which some lie in files */
+    int is_null;          /* the entry that was given last has no value */
+    uint32_t slot;        /* of the current key; PST_NONE in a walk over a batch's row */
+    pst_items *items;     /* of a list of which some lie in files */
+    pst_entries *entries; /* likewise of a map */
+    pst_tree_root root;   /* of a map of which all lies here */
     union {
         pst_list_cursor list;
         pst_tree_cursor map;
@@ -49,7 +52,10 @@ pst_status pst_map_get(pst_table *t, int32_t column, const pst_cell *key, pst_ce
     if (slot == PST_NONE)
         return PST_NOT_FOUND;
     pst_entry_key(t, column, key, &e);
+    pst_no_detail(&t->detail);
     s = pst_row_map_use(t, slot, column, &e);
+    if (s == PST_NOT_HERE)
+        s = pst_entries_get(t, slot, column, &e);
     if (!s)
         pst_entry_value_cell(t, column, &e, value);
     *is_null = e.is_null;
@@ -80,12 +86,22 @@ static pst_status remove_entry(pst_table *t, int32_t column, const pst_cell *key
         return s;
     if (slot == PST_NONE || !pst_row_has(&t->lay, pst_row(t, slot), column))
         return PST_NOT_FOUND;
+    pst_entry_key(t, column, key, &e);
+    int puts = pst_entries_are_below(t, slot, column);
+    if (puts) {
+        pst_tree_entry old = e;
+        pst_no_detail(&t->detail);
+        s = pst_entries_get(t, slot, column, &old);
+        if (s)
+            return s;
+    }
     s = pst_undo_reserve(t, 1);
     if (s)
         return s;
-    pst_entry_key(t, column, key, &e);
     s = pst_row_map_remove(t, slot, column, &e);
-    return s == PST_NOT_FOUND ? s : pst_poison(t, s);
+    if (s == PST_NOT_FOUND)
+        return s;
+    return puts ? pst_refused(t, 0, s) : pst_poison(t, s);
 }
 
 pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key) {
@@ -101,6 +117,8 @@ pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count) {
     if (s || slot == PST_NONE)
         return s;
     pst_no_detail(&t->detail);
+    if (pst_entries_are_below(t, slot, column))
+        return pst_entries_count(t, slot, column, count);
     return pst_items_are_below(t, slot, column) ? pst_items_count(t, slot, column, count)
                                                 : pst_row_count(t, slot, column, count);
 }
@@ -118,6 +136,13 @@ pst_status pst_list_below(pst_table *t, int32_t column, uint64_t *items) {
     return PST_OK;
 }
 
+pst_status pst_map_below(pst_table *t, int32_t column, int *below) {
+    uint32_t slot;
+    pst_status s = row_of(t, column, PST_MAP, 0, &slot);
+    *below = !s && slot != PST_NONE && pst_entries_are_below(t, slot, column);
+    return s;
+}
+
 /* ---- walks ----------------------------------------------------------------------------------- */
 
 pst_status pst_elements_create(pst_table *t, pst_elements **elements) {
@@ -132,7 +157,9 @@ pst_status pst_elements_create(pst_table *t, pst_elements **elements) {
 
 static void end_items(pst_elements *e) {
     pst_items_close(e->items);
+    pst_entries_close(e->entries);
     e->items = NULL;
+    e->entries = NULL;
 }
 
 void pst_elements_destroy(pst_elements *e) {
@@ -156,14 +183,19 @@ static pst_status start(pst_elements *e, uint32_t slot, int32_t column) {
         e->ended = s != PST_OK;
         return s;
     }
+    if (pst_entries_are_below(t, slot, column)) {
+        pst_status s = pst_entries_open(e->t, slot, column, &e->entries);
+        e->ended = s != PST_OK;
+        return s;
+    }
     const uint64_t *row = pst_row(t, slot);
     const pst_collection *c = &t->collections[column];
     if (e->kind == PST_LIST) {
         pst_list l = pst_row_list(t, row, column);
         pst_list_seek(&e->at.list, t->heap, pst_heap_bytes(t), &c->list, &l, 0);
     } else {
-        pst_tree_seek(&e->at.map, t->heap, pst_heap_bytes(t), &c->map, pst_row_map(t, row, column),
-                      NULL);
+        e->root = pst_row_map(t, row, column);
+        pst_tree_seek(&e->at.map, t->heap, pst_heap_bytes(t), &c->map, e->root, NULL);
     }
     return PST_OK;
 }
@@ -238,8 +270,8 @@ pst_status pst_elements_next(pst_elements *e, pst_cell *key, pst_cell *value) {
             return PST_OK;
         }
         pst_tree_entry entry;
-        s = pst_tree_next(&e->at.map, &entry);
-        if (s || (e->at.map.shape.timed && pst_ttl_hides(t, e->column, entry.time)))
+        s = e->entries ? pst_entries_next(e->entries, &entry) : pst_tree_next(&e->at.map, &entry);
+        if (s || (t->collections[e->column].map.timed && pst_ttl_hides(t, e->column, entry.time)))
             goto skip;
         pst_entry_key_cell(t, e->column, &entry, key);
         pst_entry_value_cell(t, e->column, &entry, value);
@@ -264,6 +296,25 @@ pst_status pst_elements_leave(pst_elements *e) {
 
 int pst_elements_is_null(const pst_elements *e) {
     return e->is_null;
+}
+
+pst_status pst_elements_seek(pst_elements *e, const pst_cell *key) {
+    const pst_table *t = e->t;
+    pst_tree_entry from = {.is_null = 0};
+    if (e->ended)
+        return PST_OK;
+    if (e->kind != PST_MAP)
+        return PST_INVALID;
+    pst_entry_key(t, e->column, key, &from);
+    if (e->entries)
+        return pst_entries_seek(e->entries, &from);
+    pst_tree_root root = e->root;
+    pst_tree_seek(&e->at.map, t->heap, pst_heap_bytes(t), &t->collections[e->column].map, root,
+                  &from);
+    if (!e->at.map.status &&
+        !pst_tree_find(t->heap, pst_heap_bytes(t), &t->collections[e->column].map, root, &from))
+        return pst_tree_next(&e->at.map, &from);
+    return e->at.map.status;
 }
 
 pst_status pst_elements_skip(pst_elements *e, uint64_t items) {

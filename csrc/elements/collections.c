@@ -115,15 +115,23 @@ void pst_row_map_replace(pst_table *t, uint32_t slot, int32_t i, pst_tree_root b
                          pst_tree_root root) {
     if (!memcmp(&before, &root, sizeof root))
         return;
-    uint64_t *row = pst_row(t, slot), word;
+    uint64_t *row = pst_row(t, slot), word, below = pst_row_map_word(t, row, i) & PST_MAP_BELOW;
     memcpy(&word, &root, sizeof word);
     pst_touch(t, slot, row);
     PST_FENCE(__ATOMIC_RELEASE);
-    pst_put64(pst_field_at(&t->lay, row, i), word);
-    if (root.node)
+    pst_put64(pst_field_at(&t->lay, row, i), word | below);
+    if (word | below)
         pst_row_mark(t, row, i);
     else
         unmark(t, row, i);
+}
+
+void pst_row_map_begin_below(pst_table *t, uint32_t slot, int32_t i) {
+    uint64_t *row = pst_row(t, slot);
+    pst_touch(t, slot, row);
+    PST_FENCE(__ATOMIC_RELEASE);
+    pst_put64(pst_field_at(&t->lay, row, i), PST_MAP_BELOW);
+    pst_row_mark(t, row, i);
 }
 
 /* ---- lists ---------------------------------------------------------------------------------- */
@@ -146,14 +154,19 @@ pst_status pst_row_list_append(pst_table *t, uint32_t slot, int32_t i, const pst
 /* ---- maps ----------------------------------------------------------------------------------- */
 
 pst_status pst_row_map_get(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e) {
-    pst_tree_root root = pst_row_map(t, pst_row(t, slot), i);
+    const uint64_t *row = pst_row(t, slot);
+    pst_tree_root root = pst_row_map(t, row, i);
     pst_status st = pst_tree_find(t->heap, pst_heap_bytes(t), &t->collections[i].map, root, e);
-    return !st && t->collections[i].map.timed && pst_ttl_hides(t, i, e->time) ? PST_NOT_FOUND : st;
+    if (st == PST_NOT_FOUND && pst_row_map_is_below(t, row, i))
+        return PST_NOT_HERE;
+    if (st || e->is_gone)
+        return st ? st : PST_NOT_FOUND;
+    return t->collections[i].map.timed && pst_ttl_hides(t, i, e->time) ? PST_NOT_FOUND : PST_OK;
 }
 
 static int same_entry(const pst_tree_shape *s, const pst_tree_entry *a, const pst_tree_entry *b) {
     if (a->is_null || b->is_null)
-        return a->is_null && b->is_null;
+        return a->is_null && b->is_null && a->is_gone == b->is_gone;
     if (s->value_is_ref)
         return a->value_bytes.size == b->value_bytes.size &&
                (!a->value_bytes.size ||
@@ -204,7 +217,29 @@ pst_status pst_row_map_put(pst_table *t, uint32_t slot, int32_t i, const pst_tre
     return PST_OK;
 }
 
+/* Of a map whose other entries lie in files: what is older there is to be seen no more. */
+static pst_status remove_below(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e) {
+    const pst_tree_shape *s = &t->collections[i].map;
+    pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
+    pst_tree_entry old = *e, gone = *e;
+    pst_status st = pst_tree_find(t->heap, pst_heap_bytes(t), s, root, &old);
+    if (st && st != PST_NOT_FOUND)
+        return st;
+    if (!st && old.is_gone)
+        return PST_NOT_FOUND;
+    int hidden = !st && s->timed && pst_ttl_hides(t, i, old.time);
+    gone.is_null = gone.is_gone = 1;
+    gone.time = s->timed ? PST_NO_TIME : 0;
+    st = pst_tree_put(t, s, &root, &gone);
+    pst_row_map_replace(t, slot, i, before, root); /* also where it was refused memory (TR7) */
+    if (st)
+        return st;
+    return hidden ? PST_NOT_FOUND : PST_OK;
+}
+
 pst_status pst_row_map_remove(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e) {
+    if (pst_row_map_is_below(t, pst_row(t, slot), i))
+        return remove_below(t, slot, i, e);
     const pst_tree_shape *s = &t->collections[i].map;
     pst_tree_root before = pst_row_map(t, pst_row(t, slot), i), root = before;
     pst_tree_entry old = *e;
@@ -247,6 +282,8 @@ pst_status pst_row_count(pst_table *t, uint32_t slot, int32_t i, uint64_t *count
     *count = 0;
     if (!pst_row_has(&t->lay, row, i))
         return PST_OK;
+    if (t->lay.fields[i].kind == PST_MAP && pst_row_map_is_below(t, row, i))
+        return PST_NOT_HERE;
     if (pst_ttl_is_set(t, i))
         return count_visible(t, row, i, count);
     if (t->lay.fields[i].kind == PST_LIST) {

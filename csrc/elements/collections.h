@@ -7,6 +7,7 @@
  *
  * Invariants
  *  CE1. An empty list or map is an absent state: its presence bit is cleared with its last element.
+ *       Not of a map with entries in files, as it is not known which is the last one (MP1).
  *  CE2. A row is touched before its root is stored, and only if the root changes. A put of what is
  *       there already, or a remove of what is not, leaves the row untouched.
  *  CE3. What the root names is complete before the root is stored (release fence in between).
@@ -43,6 +44,8 @@ void pst_row_list_store(pst_table *t, uint32_t slot, int32_t i, const pst_list *
 /* The same for a map whose root was `before`; nothing is written where they are equal. */
 void pst_row_map_replace(pst_table *t, uint32_t slot, int32_t i, pst_tree_root before,
                          pst_tree_root root);
+/* Gives a row that is being admitted a map of which all entries lie in files. */
+void pst_row_map_begin_below(pst_table *t, uint32_t slot, int32_t i);
 pst_status pst_row_map_put(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
 /* The same, whatever the age of the entry that is there: entries of files bring their own time. They
  * come in order: see pst_tree_append. */
@@ -52,11 +55,12 @@ pst_status pst_row_map_append(pst_table *t, uint32_t slot, int32_t i, const pst_
  * `more` are about to follow. REQUIRES: the map is not timed. */
 pst_status pst_row_map_append_run(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e,
                                   uint32_t n, uint32_t more, uint32_t *done);
-/* PST_NOT_FOUND, also for an entry that had expired. */
+/* PST_NOT_FOUND, also for an entry that had expired. Of a map with entries in files it is written down
+ * that there is none; PST_OK then also where there was none. */
 pst_status pst_row_map_remove(pst_table *t, uint32_t slot, int32_t i, const pst_tree_entry *e);
-/* PST_NOT_FOUND, also for an entry that is hidden by its age. */
+/* PST_NOT_FOUND, also for an entry that is hidden by its age. PST_NOT_HERE: files may have it. */
 pst_status pst_row_map_get(pst_table *t, uint32_t slot, int32_t i, pst_tree_entry *e);
-/* Elements that a reader sees. */
+/* Elements that a reader sees. PST_NOT_HERE: some lie in files. */
 pst_status pst_row_count(pst_table *t, uint32_t slot, int32_t i, uint64_t *count);
 /* ---- times: ttl_elements.c ------------------------------------------------------------------- */
 

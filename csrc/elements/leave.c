@@ -5,6 +5,7 @@
 #include "memory/size_class.h"
 #include "table/resident.h"
 #include "table/roots.h"
+#include "table/ttl.h"
 
 enum { AHEAD = 16, COUNTED = 64 };
 
@@ -79,10 +80,41 @@ static void begin_round(pst_header *h) {
     pst_put64(&h->hand_began, h->active);
 }
 
-/* Has it a list that comes back without its items? */
-static int has_long_list(const pst_table *t, const uint64_t *row) {
+/* Does what the entries of a map take come to so many bytes? Those of the first ones stand for all. */
+static int has_bytes(const pst_table *t, const uint64_t *row, int32_t i, uint64_t bytes) {
+    enum { SOME = 64 };
+    const pst_tree_shape *shape = &t->collections[i].map;
+    pst_tree_root root = pst_row_map(t, row, i);
+    uint64_t words = (uint64_t)shape->key_words + shape->value_words + shape->timed, n = 0,
+             more = 0;
+    pst_tree_cursor c;
+    pst_tree_entry e;
+    if (root.count < SOME)
+        return 0;
+    if (!shape->key_is_ref && !shape->value_is_ref)
+        return root.count * words * 8 >= bytes;
+    pst_tree_seek(&c, t->heap, pst_heap_bytes(t), shape, root, NULL);
+    for (; n < SOME && !pst_tree_next(&c, &e); n++)
+        more += (shape->key_is_ref ? e.key_bytes.size : 0) +
+                (shape->value_is_ref && !e.is_null ? e.value_bytes.size : 0);
+    return root.count * (words * 8 + more / SOME) >= bytes;
+}
+
+/* A map that is whole comes back without its entries only where they take much of the table. */
+static uint64_t large_map(const pst_table *t, const uint64_t *row, int32_t i) {
+    enum { SHARE = 16 };
+    uint64_t share = t->arena.limit / SHARE;
+    return pst_row_map_is_below(t, row, i) || share < PST_LEAVE_LIST ? PST_LEAVE_LIST : share;
+}
+
+/* Has it a list or map that comes back without its elements? */
+static int has_long(const pst_table *t, const uint64_t *row) {
     for (int32_t i = 0; i < t->lay.n_states; i++) {
-        if (t->lay.fields[i].kind != PST_LIST)
+        uint8_t kind = t->lay.fields[i].kind;
+        if (kind == PST_MAP && !pst_ttl_looks_back(t, i) &&
+            has_bytes(t, row, i, large_map(t, row, i)))
+            return 1;
+        if (kind != PST_LIST)
             continue;
         pst_list l = pst_row_list(t, row, i);
         if (pst_list_has_bytes(t, &l, PST_LEAVE_LIST))
@@ -95,7 +127,7 @@ static int has_long_list(const pst_table *t, const uint64_t *row) {
 static int is_warm(pst_table *t, uint32_t slot) {
     const uint64_t *row = pst_row(t, slot);
     int is_used = pst_heat_lower(t, slot) || is_fresh(t, row);
-    return is_used && !(t->lay.has_elements && has_long_list(t, row));
+    return is_used && !(t->lay.has_elements && has_long(t, row));
 }
 
 /* ---- leaving --------------------------------------------------------------------------------- */

@@ -3,7 +3,8 @@
  * Purpose: a table over files keeps the rows that are used. A clock's hand goes over the slots. A
  * row leaves that has no heat and, as its header says, was neither touched nor admitted since the
  * hand began the round before. Otherwise the hand lowers its heat and passes it over. A row with a
- * long list leaves however warm it is: it comes back without the items, which it has no use for.
+ * long list leaves however warm it is: it comes back without the items, which it has no use for; and so
+ * does one with a map that is large, or of which much was put since it came.
  *
  * Thread safety: the writer's alone.
  *

@@ -271,6 +271,8 @@ static pst_status pass_map(pst_table *t, uint32_t slot, int32_t i, const pass *p
 static pst_status pass_over(pst_table *t, uint32_t slot, int32_t i, const pass *p) {
     if (!pst_ttl_is_set(t, i) || !pst_row_has(&t->lay, pst_row(t, slot), i))
         return PST_OK;
+    if (t->lay.fields[i].kind == PST_MAP && pst_row_map_is_below(t, pst_row(t, slot), i))
+        return PST_OK; /* it came before its state was said to change by reading */
     pst_sweep all = {.left = UINT64_MAX};
     pst_clearing(t); /* of what was written: a full table can be read */
     pst_status st = pst_undo_reserve(t, 1);
@@ -293,6 +295,12 @@ pst_status pst_row_expire_elements(pst_table *t, uint32_t slot, int32_t i, pst_s
         s->at.column = 0;
         return PST_OK;
     }
-    return t->lay.fields[i].kind == PST_LIST ? expire_list(t, slot, i, s)
-                                             : pass_map(t, slot, i, &SWEPT, s);
+    if (t->lay.fields[i].kind == PST_LIST)
+        return expire_list(t, slot, i, s);
+    if (pst_row_map_is_below(t, pst_row(t, slot), i)) {
+        pst_sweep_look(s, 1); /* merges take away what has expired */
+        s->at.column = 0;
+        return PST_OK;
+    }
+    return pass_map(t, slot, i, &SWEPT, s);
 }

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/schema.h"
+#include "fetch/entries.h"
 #include "stack/due.h"
 
 void pst_below_drop(pst_table *t) {
@@ -10,6 +11,7 @@ void pst_below_drop(pst_table *t) {
         pst_due_close(t->due[d]);
         t->due[d] = NULL;
     }
+    pst_entries_forget(t);
     pst_stack_close(t->stack);
     t->stack = NULL;
 }

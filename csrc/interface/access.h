@@ -175,6 +175,9 @@ pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count);
 /* How many of the items of the current key's list lie in the files below the table alone, where walks
  * read them; they are counted as they were when the row came. Those are the first ones. */
 pst_status pst_list_below(pst_table *t, int32_t column, uint64_t *items);
+/* Whether entries of the current key's map may lie in the files below the table alone, where getting,
+ * removing and walks read them. Counting then reads all; putting, and removing from many maps, reads none. */
+pst_status pst_map_below(pst_table *t, int32_t column, int *below);
 
 /* A walk over a list's items in order, or a map's entries in the order of their keys' bits. Valid
  * until the next write to the table. */
@@ -196,6 +199,9 @@ int pst_elements_is_null(const pst_elements *e);
 /* Passes so many items of a list, as `next` would: those without a time at once, from the nearer end
  * of the list, others one by one. PST_INVALID: a map; PST_CORRUPT. */
 pst_status pst_elements_skip(pst_elements *e, uint64_t items);
+/* Goes on in a walk through a map behind that key, in the order in which entries come, whether it has
+ * such an entry or not. PST_INVALID: a list; and what a walk says. */
+pst_status pst_elements_seek(pst_elements *e, const pst_cell *key);
 /* Items of a list that lie side by side in the table: `count` of the `left` that the walk has not
  * passed yet, of the column's width and at its alignment. */
 typedef struct pst_run {

@@ -137,9 +137,10 @@ struct pst_table {
     /* The row whose record of a file was last applied, and the timer that it bears; PST_NONE. */
     uint32_t applied;
     uint64_t applied_timer;
-    struct pst_stack *stack;   /* of files below it, or NULL; see fetch.h */
-    pst_lineage stack_lineage; /* of the epoch that these files have */
-    struct pst_due *due[2];    /* per domain: their timers, once asked for; see horizon.h */
+    struct pst_stack *stack;     /* of files below it, or NULL; see fetch.h */
+    pst_lineage stack_lineage;   /* of the epoch that these files have */
+    struct pst_due *due[2];      /* per domain: their timers, once asked for; see horizon.h */
+    struct pst_entries *entries; /* of the map that was last looked into, see entries.h, or NULL */
     char *path;
     int lock_slot; /* in the registry of descriptors to close in forked children */
     uint64_t next_record_key[2 * PST_MAX_KEYS]; /* scratch for pst_table_next */

@@ -34,7 +34,7 @@
 #include "pystate.h"
 
 #define PST_TABLE_MAGIC UINT64_C(0x31454c4254545350) /* "PSTTBLE1" */
-#define PST_TABLE_FORMAT 15u
+#define PST_TABLE_FORMAT 16u
 
 enum {
     PST_UNDO_LOGS = 3, /* the open epoch and two sealed ones                                  */

@@ -211,7 +211,7 @@ static int take_entry(entry_run *x, uint32_t k, uint32_t row, uint32_t at) {
     if (!pst_sst_has_value(x->values, at) || !pst_map_key_is_sound(x->key_type, element))
         return 0;
     e->time = 0;
-    e->is_null = 0;
+    e->is_null = e->is_gone = 0;
     e->key_bytes = (pst_bytes){key, element.size - PST_ELEMENT_ID};
     if (!x->shape->key_is_ref) {
         e->key[0] = pst_get_big64(key);

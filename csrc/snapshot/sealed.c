@@ -601,7 +601,7 @@ static pst_status emit_entries(pst_sealed *s, const pst_table *t, const uint64_t
     pst_status st;
     pst_tree_diff_open(&d, t->heap, pst_heap_bytes(t), &t->collections[i].map, before, after);
     while ((st = pst_tree_diff_next(&d, &op, &e)) == PST_OK) {
-        st = emit_entry(s, t, row, i, op, &e);
+        st = emit_entry(s, t, row, i, e.is_gone ? PST_DELETE : op, &e);
         if (st)
             break;
     }
@@ -610,12 +610,17 @@ static pst_status emit_entries(pst_sealed *s, const pst_table *t, const uint64_t
 
 /* ---- a touched row --------------------------------------------------------------------------- */
 
-static pst_tree_root map_before(const pst_table *t, const uint64_t *image, uint64_t presence,
+static uint64_t map_word_before(const pst_table *t, const uint64_t *image, uint64_t presence,
                                 int32_t i) {
-    pst_tree_root root = {0, 0};
-    if (presence >> i & 1)
-        memcpy(&root, pst_image_field(&t->lay, image, i), sizeof root);
-    return root;
+    return presence >> i & 1 ? *pst_image_field(&t->lay, image, i) : 0;
+}
+
+/* Is the map another one, so that what files have of the old one is void? Where all of that was in the
+ * row, too, its entries are told one by one. */
+static int is_other_map(const pst_table *t, const uint64_t *row, uint64_t presence,
+                        const uint64_t *image, int32_t i) {
+    return (map_word_before(t, image, presence, i) & PST_MAP_BELOW) != 0 &&
+           !pst_row_map_is_below(t, row, i);
 }
 
 static pst_status emit_collection(pst_sealed *s, const pst_table *t, const uint64_t *row, int32_t i,
@@ -625,10 +630,13 @@ static pst_status emit_collection(pst_sealed *s, const pst_table *t, const uint6
         pst_list_change c = compare_lists(t, &before, &after);
         return c.changed && c.from < after.end ? emit_items(s, t, row, i, &after, c.from) : PST_OK;
     }
+    pst_tree_root before = pst_map_root(map_word_before(t, image, presence, i));
     pst_tree_root after = pst_row_map(t, row, i);
     if (!after.node)
-        return PST_OK; /* the row's record says that it is void */
-    return emit_entries(s, t, row, i, map_before(t, image, presence, i), after);
+        return PST_OK; /* the row's record says that it is void, or nothing has changed */
+    if (is_other_map(t, row, presence, image, i))
+        before = (pst_tree_root){0, 0};
+    return emit_entries(s, t, row, i, before, after);
 }
 
 /* As `widened`. Where the row is whole, its record says so of lists, maps and timers too, as far as
@@ -674,7 +682,8 @@ static pst_status gather_with_elements(pst_sealed *s, const pst_table *t, const 
             pst_list old = list_before(t, image, before, i), now = pst_row_list(t, row, i);
             markers[i] = mark_list(t, &old, &now);
         } else {
-            markers[i].said = (before >> i & 1) && !(after >> i & 1);
+            markers[i].said =
+                is_other_map(t, row, before, image, i) || ((before >> i & 1) && !(after >> i & 1));
         }
         marked |= (uint64_t)markers[i].said << i;
     }

@@ -4,6 +4,12 @@
  * both. What is in them is read and written in collections.h.
  *
  * Thread safety: as the table.
+ *
+ * Invariants
+ *  MP1. A map's word has a mark where entries lie in files below the table: the row's tree is then the
+ *       newer part of the map, with an entry for all that was put or removed since it came. Only
+ *       admission sets the mark, and the map keeps it until it is cleared, also without an entry in
+ *       its tree: then it is present all the same.
  */
 #ifndef PST_ROOTS_H
 #define PST_ROOTS_H
@@ -31,13 +37,29 @@ static inline pst_list pst_row_list(const pst_table *t, const uint64_t *row, int
     return pst_list_load((const uint64_t *)((const uint8_t *)row + t->lay.fields[i].offset));
 }
 
-static inline pst_tree_root pst_row_map(const pst_table *t, const uint64_t *row, int32_t i) {
-    pst_tree_root root = {0, 0};
-    if (pst_row_has(&t->lay, row, i)) {
-        uint64_t word = pst_get64((const uint8_t *)row + t->lay.fields[i].offset);
-        memcpy(&root, &word, sizeof root);
-    }
+/* In the word of a present map (MP1). */
+#define PST_MAP_BELOW (UINT64_C(1) << 63)
+
+static inline uint64_t pst_row_map_word(const pst_table *t, const uint64_t *row, int32_t i) {
+    return pst_row_has(&t->lay, row, i) ? pst_get64((const uint8_t *)row + t->lay.fields[i].offset)
+                                        : 0;
+}
+
+/* The tree that a map's word names. */
+static inline pst_tree_root pst_map_root(uint64_t word) {
+    pst_tree_root root;
+    word &= ~PST_MAP_BELOW;
+    memcpy(&root, &word, sizeof root);
     return root;
+}
+
+static inline pst_tree_root pst_row_map(const pst_table *t, const uint64_t *row, int32_t i) {
+    return pst_map_root(pst_row_map_word(t, row, i));
+}
+
+/* Do entries of the row's map lie in files? */
+static inline int pst_row_map_is_below(const pst_table *t, const uint64_t *row, int32_t i) {
+    return (pst_row_map_word(t, row, i) & PST_MAP_BELOW) != 0;
 }
 
 /* Frees what the row's list or map holds. The caller clears its presence bit. */

@@ -94,6 +94,12 @@ static inline int64_t pst_ttl_rewritten(const pst_table *t, int32_t column, int6
     return stays ? written : stamp;
 }
 
+/* Does reading change what is there, or a write look at the time that it had? */
+static inline int pst_ttl_looks_back(const pst_table *t, int32_t column) {
+    const pst_ttl *ttl = &t->ttl[column];
+    return ttl->on_read || ttl->lenient || (ttl->event_time && !ttl->goes_back);
+}
+
 /* Is `written` old enough that writing or reading the value again must be noted? */
 static inline int pst_ttl_is_stale(const pst_table *t, int32_t column, int64_t written) {
     int64_t stamp = pst_ttl_stamp(t, column);

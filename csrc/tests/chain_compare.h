@@ -10,6 +10,7 @@
 
 #include "access/current_key.h"
 #include "chain_world.h"
+#include "fetch/entries.h"
 #include "fetch/items.h"
 
 /* What comparisons found in all, for the claim that there was something to find. */
@@ -25,6 +26,7 @@ static struct {
     uint64_t null_keys;
     uint64_t timers;
     uint64_t below;
+    uint64_t maps_below;
 } compared;
 
 /* What a key's column holds, element by element; of a value there is one. */
@@ -34,7 +36,8 @@ typedef struct side {
     int32_t column;
     pst_items *items;
     uint32_t slot;
-    int below; /* some items lie in files */
+    pst_entries *looked;
+    int below; /* some elements lie in files */
     pst_tree_cursor entries;
     uint64_t promised; /* elements that the root says there are */
     uint64_t passed;   /* elements so far */
@@ -49,6 +52,7 @@ static inline void side_start(side *s, int32_t column) {
     const pst_collection *c = &t->collections[column];
     s->column = column;
     s->passed = 0;
+    s->below = 0;
     if (t->lay.fields[column].kind == PST_LIST) {
         pst_list l = pst_row_list(t, s->row, column);
         uint64_t end;
@@ -62,6 +66,10 @@ static inline void side_start(side *s, int32_t column) {
     } else if (t->lay.fields[column].kind == PST_MAP) {
         pst_tree_root root = pst_row_map(t, s->row, column);
         s->promised = root.count;
+        s->below = s->slot != PST_NONE && pst_entries_are_below(t, s->slot, column);
+        compared.maps_below += (uint64_t)s->below;
+        if (s->below)
+            REQUIRE(pst_entries_open(t, s->slot, column, &s->looked) == PST_OK);
         pst_tree_seek(&s->entries, t->heap, pst_heap_bytes(t), &c->map, root, NULL);
     } else {
         s->promised = (uint64_t)pst_row_has(&t->lay, s->row, column);
@@ -89,7 +97,9 @@ static inline pst_status side_read(side *s) {
         }
         return st;
     case PST_MAP:
-        st = pst_tree_next(&s->entries, &entry);
+        st = s->below ? pst_entries_next(s->looked, &entry) : pst_tree_next(&s->entries, &entry);
+        if (st && s->below)
+            pst_entries_close(s->looked);
         if (!st) {
             pst_entry_key_cell(t, s->column, &entry, &s->key);
             pst_entry_value_cell(t, s->column, &entry, &s->value);

@@ -181,6 +181,13 @@ static void draw_failing(pair *p) {
 
 /* ---- epochs ---------------------------------------------------------------------------------- */
 
+static int has_maps(const world *w) {
+    int32_t i = w->schema.n_states - 1;
+    while (i >= 0 && w->columns[i].kind != PST_MAP)
+        i--;
+    return i >= 0;
+}
+
 static void run_step(pair *p) {
     world *w = p->w;
     if (world_one_in(w, 40))
@@ -191,7 +198,8 @@ static void run_step(pair *p) {
         draw_failing(p);
     else
         draw_both(p);
-    if (!p->expired)
+    /* What is put into a map or removed from it that lies in files is not compared with what is there. */
+    if (!p->expired && !has_maps(w))
         CHECK_EQ(pst_table_dirty(p->cached), pst_table_dirty(p->whole));
 }
 
@@ -237,14 +245,15 @@ int main(int argc, char **argv) {
     }
     CHECK(paired.merges && paired.left && paired.undone && paired.returned && paired.anew);
     CHECK(paired.killed && paired.faults && paired.refused && paired.batches && paired.fired);
-    CHECK(paired.expired && paired.refreshed && compared.below);
+    CHECK(paired.expired && paired.refreshed && compared.below && compared.maps_below);
     if (getenv("VERBOSE"))
         fprintf(stderr,
                 "epochs %lu merges %lu left %lu undone %lu returned %lu anew %lu killed %lu "
                 "faults %lu refused %lu batches %lu fired %lu expired %lu refreshed %lu "
-                "lists below %lu\n",
+                "lists below %lu maps below %lu\n",
                 paired.epochs, paired.merges, paired.left, paired.undone, paired.returned,
                 paired.anew, paired.killed, paired.faults, paired.refused, paired.batches,
-                paired.fired, paired.expired, paired.refreshed, compared.below);
+                paired.fired, paired.expired, paired.refreshed, compared.below,
+                compared.maps_below);
     return check_report();
 }

@@ -20,6 +20,8 @@
  *       below PST_TREE_LEVELS: whatever bytes a reader meets, a descent ends.
  *  TR6. An entry without a value has zeros in its place, as wide as a value. Its leaf marks it.
  *  TR7. A put that is refused memory leaves a whole tree with the entries that there were.
+ *  TR8. A tree may be the newer part of a map. An entry that is gone has no value and a first word of
+ *       one in its place; finding, cursors and diffs give it as any other.
  *
  * Complexity: find, put, remove O(log n); a first put of an epoch copies one node per level. An
  * append reads one node per level, and searches none. A cursor's step O(1) amortised, a diff O(what differs * log n).
@@ -33,7 +35,7 @@
 
 /* Files put four bytes before a key of bytes. */
 enum { PST_TREE_MAX_KEY = PST_MAX_BYTES - 4 };
-enum { PST_TREE_LEVELS = 16, PST_TREE_MAX_VALUE_WORDS = 32 };
+enum { PST_TREE_LEVELS = 16, PST_TREE_MAX_VALUE_WORDS = 32, PST_TREE_MAX_COUNT = INT32_MAX };
 
 typedef struct pst_tree_shape {
     uint8_t key_words;    /* 1: a word, compared unsigned; 2: two words, the first first */
@@ -58,6 +60,7 @@ typedef struct pst_tree_entry {
     pst_bytes value_bytes; /* value_is_ref */
     int64_t time;
     int is_null; /* it has no value: going in, `value` and `value_bytes` are not looked at */
+    int is_gone; /* it only says that its key is in no older place (TR8); so is_null is set, too */
 } pst_tree_entry;
 
 /* Looks e->key up and fills value, value_bytes and time. PST_NOT_FOUND, PST_CORRUPT. */
@@ -66,7 +69,7 @@ pst_status pst_tree_find(const uint8_t *heap, uint64_t heap_bytes, const pst_tre
 
 /* Inserts or replaces. *root is the caller's private copy, to be stored. An entry that is there
  * with equal value and time changes nothing. PST_TOO_LARGE for bytes above PST_MAX_BYTES, a key
- * above PST_TREE_MAX_KEY, or 2^32 entries; what pst_block_alloc says: after these the tree is whole
+ * above PST_TREE_MAX_KEY, or 2^31 entries; what pst_block_alloc says: after these the tree is whole
  * and has the entries that it had, perhaps in other nodes, so *root is to be stored (TR7). After
  * PST_CORRUPT the epoch can only be rolled back. */
 pst_status pst_tree_put(pst_table *t, const pst_tree_shape *s, pst_tree_root *root,

@@ -268,6 +268,7 @@ static inline int pst_node_fill_value(const uint8_t *heap, uint64_t heap_bytes,
     e->value = pst_node_value(s, node, header, i);
     e->time = s->timed ? (int64_t)pst_get64(pst_node_time(s, node, header, i)) : 0;
     e->is_null = pst_node_is_null(s, node, header, i);
+    e->is_gone = e->is_null && s->value_words && pst_get64(e->value) != 0;
     return !s->value_is_ref || pst_tree_bytes(heap, heap_bytes, e->value, &e->value_bytes);
 }
 

@@ -206,8 +206,9 @@ static pst_status prepare_parent(pst_tree_writer *w, uint32_t level, const pst_t
 static pst_status value_of(const pst_tree_writer *w, const pst_tree_entry *e, uint64_t ref[2],
                            const uint64_t **value) {
     static const uint64_t NOTHING[PST_TREE_MAX_VALUE_WORDS];
+    static const uint64_t GONE[PST_TREE_MAX_VALUE_WORDS] = {1};
     if (e->is_null) {
-        *value = NOTHING;
+        *value = e->is_gone ? GONE : NOTHING;
         return PST_OK;
     }
     *value = w->s->value_is_ref ? ref : e->value;
@@ -220,9 +221,9 @@ static int is_same(const pst_tree_writer *w, const pst_tree_entry *e) {
     if (w->s->timed && *pst_tw_time(w, leaf, i) != (uint64_t)e->time)
         return 0;
     int is_null = pst_node_is_null(w->s, leaf, *leaf, i);
-    if (is_null || e->is_null)
-        return is_null && e->is_null;
     const uint64_t *value = pst_tw_value(w, leaf, i);
+    if (is_null || e->is_null)
+        return is_null && e->is_null && (*value != 0) == e->is_gone;
     if (w->s->value_is_ref)
         return pst_ref_equals(w->t->heap, value, e->value_bytes);
     for (uint32_t k = 0; k < w->s->value_words; k++)
@@ -311,7 +312,7 @@ static pst_status store_entry(const pst_tree_writer *w, const pst_tree_entry *e,
 static pst_status insert(pst_tree_writer *w, const pst_tree_probe *p, const pst_tree_entry *e) {
     uint64_t key[2] = {p->word[0], p->word[1]}, ref[2];
     const uint64_t *value;
-    if (w->root->count == UINT32_MAX)
+    if (w->root->count >= PST_TREE_MAX_COUNT)
         return PST_TOO_LARGE;
     pst_status s = store_entry(w, e, key, ref, &value);
     if (s)
@@ -425,7 +426,7 @@ pst_status pst_tree_append_run(pst_table *t, const pst_tree_shape *s, pst_tree_r
         pst_tree_probe p;
         if (is_too_large(s, &e[i]))
             return PST_TOO_LARGE;
-        if (i && root->count < UINT32_MAX) {
+        if (i && root->count < PST_TREE_MAX_COUNT) {
             uint64_t *leaf = pst_tw_node(&w, w.at[0].node);
             uint32_t count = pst_node_count(*leaf);
             w.at[0].index = count;
@@ -475,7 +476,7 @@ static pst_status put_behind(pst_tree_writer *w, const uint64_t key[2], int *fre
         return PST_OK;
     if (is_full(w, 0))
         return PST_NOT_FOUND;
-    if (w->root->count == UINT32_MAX)
+    if (w->root->count >= PST_TREE_MAX_COUNT)
         return PST_TOO_LARGE;
     pst_status s = pst_tw_own(w, 0, count + 1);
     if (s)

@@ -264,7 +264,7 @@ static int same_value(const pst_tree_shape *s, const pst_tree_entry *a, const ps
     if (s->timed && a->time != b->time)
         return 0;
     if (a->is_null || b->is_null)
-        return a->is_null && b->is_null;
+        return a->is_null && b->is_null && a->is_gone == b->is_gone;
     if (s->value_is_ref)
         return a->value_bytes.size == b->value_bytes.size &&
                (a->value_bytes.data == b->value_bytes.data ||

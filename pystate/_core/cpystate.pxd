@@ -304,6 +304,7 @@ cdef extern from "pystate.h" nogil:
     pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key)
     pst_status pst_elements_count(pst_table *t, int32_t column, uint64_t *count)
     pst_status pst_list_below(pst_table *t, int32_t column, uint64_t *items)
+    pst_status pst_map_below(pst_table *t, int32_t column, int *below)
     pst_status pst_elements_create(pst_table *t, pst_elements **elements)
     void pst_elements_destroy(pst_elements *e)
     pst_status pst_elements_start(pst_elements *e, int32_t column)
@@ -319,6 +320,7 @@ cdef extern from "pystate.h" nogil:
 
     pst_status pst_elements_next_run(pst_elements *e, pst_run *run)
     pst_status pst_elements_skip(pst_elements *e, uint64_t items)
+    pst_status pst_elements_seek(pst_elements *e, const pst_cell *key)
     pst_status pst_batch_list_append(pst_batch *b, int32_t column, const pst_array *items)
     pst_status pst_batch_list_append_many(pst_batch *b, int32_t column, const int32_t *offsets,
                                           const pst_array *items)

@@ -25,8 +25,7 @@ from pystate.types.arrays import decoded, from_parts, is_many, reference
 from pystate.types.nested import codec_of
 from pystate.types.state_type import StateType, TypeLike, parse_type, refuse_nested_key
 
-if TYPE_CHECKING:
-    pass
+_PART_ENTRIES = 4096  # of a map that lies in files, read at a time
 
 
 class MapState(State["MapHandle"]):
@@ -124,7 +123,7 @@ class MapHandle(Elements, core.MapElements):
     Notes
     -----
     `keys`, `values` and `items` give copies, so that the map may be changed while they are
-    iterated. ``handle[key]``, ``handle[key] = value``, ``del handle[key]``, ``key in handle`` and
+    iterated; `iter_items` does not have all entries in memory, where the map lies in files. ``handle[key]``, ``handle[key] = value``, ``del handle[key]``, ``key in handle`` and
     iteration do what they do with a dict.
     """
 
@@ -174,7 +173,7 @@ class MapHandle(Elements, core.MapElements):
 
     def is_empty(self) -> bool:
         """Whether there is no entry."""
-        return not self.count()
+        return not (self.has_any() if self.below() else self.count())
 
     def keys(self) -> list[Any]:
         """All keys of the map."""
@@ -193,7 +192,43 @@ class MapHandle(Elements, core.MapElements):
         return list(zip(keys, self._unpacked([value for _, value in entries]), strict=True))
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.keys())
+        if not self.below():
+            return iter(self.keys())
+        return (key for part in self._parts(self.table.turn) for key, _ in part)
+
+    def iter_items(self) -> Iterator[tuple[Any, Any]]:
+        """Iterate over the entries of the map, in the order of `items`, without having all in memory.
+
+        Returns
+        -------
+        iterator of tuple
+            Keys and values. Where the map lies in files its entries are read some at a time: what is
+            put or removed meanwhile is seen if it is behind the place that the iterator has come to.
+
+        Raises
+        ------
+        NoCurrentKeyError
+            No key is current, or another one became current while the entries were read.
+        """
+        if not self.below():
+            return iter(self.items())
+        return self._items(self.table.turn)
+
+    def _items(self, turn: int) -> Iterator[tuple[Any, Any]]:
+        for part in self._parts(turn):
+            if self._pickles:
+                values = self._unpacked([value for _, value in part])
+                yield from zip([key for key, _ in part], values, strict=True)
+            else:
+                yield from part
+
+    def _parts(self, turn: int) -> Iterator[list[tuple[Any, Any]]]:
+        # Of a map that lies in files, some entries at a time.
+        part = self.entries_behind(None, True, _PART_ENTRIES)
+        while part:
+            yield part
+            self.table.check_turn(turn, self.name)
+            part = self.entries_behind(part[-1][0], False, _PART_ENTRIES)
 
     def __getitem__(self, key: Any) -> Any:
         value = self.get(key, MISSING)

@@ -933,3 +933,31 @@ def test_files_are_converted_in_little_memory(tmp_path: Path) -> None:
         rows = store.to_arrow()
         assert rows.column_names == ["key", "n"] and rows["n"].equals(rows["key"])
         assert rows.num_rows == 200_000
+
+
+def test_a_map_is_larger_than_memory(tmp_path: Path) -> None:
+    states = {"m": ps.MapState("long", "string")}
+    model: dict[int, str] = {}
+    with opened(tmp_path, states=states, limit_bytes=1 << 20) as store:
+        for at in range(0, 12_000, 600):
+            names = [i * 7 % 12_000 for i in range(at, at + 600)]
+            model |= {name: f"{name}" * 20 for name in names}
+            values = [model[name] for name in names]
+            store["m"].put_entries(store.keys([1] * 600), names, values)
+            store.checkpoint()
+            store._backend.below._let_leave(1)
+        store.set_current_key(1)
+        assert store["m"].below() and not store["m"].is_empty()
+        store["m"].remove(70)
+        store["m"].put(80, "new")
+        del model[70]
+        model[80] = "new"
+        assert (store["m"].get(70), store["m"].get(80), 77 in store["m"]) == (None, "new", True)
+        assert dict(store["m"].iter_items()) == model and len(store["m"]) == len(model)
+        assert list(store["m"]) == sorted(model)
+        got = store["m"].get_entries(store.keys([1] * 3), [70, 80, 90])
+        assert got.to_pylist() == [None, "new", model[90]]
+        store.checkpoint()
+    with opened(tmp_path, states=states, limit_bytes=1 << 20) as store:
+        store.set_current_key(1)
+        assert dict(store["m"].iter_items()) == model

@@ -1,0 +1,503 @@
+/* Maps that are larger than memory: what lies in files stays there, and is read where it is wanted.
+ *
+ *   test_large_maps [seeds] [seed]
+ */
+#include "fetch/entries.h"
+#include "long_files.h"
+
+enum { SEEDS = 8 };
+
+/* ---- entries and a model of them ------------------------------------------------------------------ */
+
+enum { VALUE = 200 };
+
+typedef struct entry_bytes {
+    char key[16];
+    char value[VALUE];
+    pst_cell k;
+    pst_cell v;
+} entry_bytes;
+
+/* Keys of several lengths, which are in order as their numbers are. */
+static void make_entry(entry_bytes *e, uint32_t at, uint32_t version) {
+    int size = snprintf(e->key, sizeof e->key, at % 3 ? "k%07u" : "k%07u-x", at);
+    e->k = (pst_cell){{0, 0}, {(const uint8_t *)e->key, (uint32_t)size}};
+    uint64_t random = at * UINT64_C(77) + version;
+    for (int i = 0; i < VALUE; i++)
+        e->value[i] = (char)('a' + check_random(&random) % 26);
+    e->v = (pst_cell){{0, 0}, {(const uint8_t *)e->value, version % 5 ? VALUE : version % 7}};
+}
+
+static int same_bytes(pst_bytes a, pst_bytes b) {
+    return a.size == b.size && (!a.size || !memcmp(a.data, b.data, a.size));
+}
+
+/* Entry `at` of the current key's map is that version of it; 0: there is none; every ninth has no
+ * value. */
+static void check_entry(pst_table *t, uint32_t at, uint32_t version) {
+    entry_bytes e;
+    pst_cell value = {{0, 0}, {NULL, 0}};
+    int is_null = 0;
+    make_entry(&e, at, version);
+    pst_status s = pst_map_get(t, W, &e.k, &value, &is_null);
+    if (!CHECK_EQ(s, version ? PST_OK : PST_NOT_FOUND) || !version)
+        return;
+    CHECK_EQ(is_null, version % 9 == 0);
+    CHECK(is_null || same_bytes(value.bytes, e.v.bytes));
+}
+
+static pst_status put(pst_table *t, uint32_t at, uint32_t version) {
+    entry_bytes e;
+    make_entry(&e, at, version);
+    return pst_map_put(t, W, &e.k, version % 9 ? &e.v : NULL);
+}
+
+static pst_status take(pst_table *t, uint32_t at) {
+    entry_bytes e;
+    make_entry(&e, at, 1);
+    return pst_map_remove(t, W, &e.k);
+}
+
+/* The whole map, in order. */
+static void check_all(pst_table *t, const uint32_t *versions, uint32_t n) {
+    pst_elements *e = NULL;
+    pst_cell key, value;
+    pst_status s;
+    uint64_t count, have = 0, wrong = 0;
+    REQUIRE(!pst_elements_create(t, &e));
+    REQUIRE(!pst_elements_start(e, W));
+    for (uint32_t at = 0; at < n; at++) {
+        entry_bytes want;
+        if (!versions[at])
+            continue;
+        have++;
+        make_entry(&want, at, versions[at]);
+        s = pst_elements_next(e, &key, &value);
+        if (!CHECK_EQ(s, PST_OK))
+            break;
+        wrong += !same_bytes(key.bytes, want.k.bytes) ||
+                 pst_elements_is_null(e) != (versions[at] % 9 == 0) ||
+                 (!pst_elements_is_null(e) && !same_bytes(value.bytes, want.v.bytes));
+    }
+    CHECK_EQ(wrong, 0);
+    CHECK_EQ(pst_elements_next(e, &key, &value), PST_NOT_FOUND);
+    REQUIRE(!pst_elements_count(t, W, &count));
+    CHECK_EQ(count, have);
+    pst_elements_destroy(e);
+}
+
+/* From any key on. */
+static void check_seeks(pst_table *t, const uint32_t *versions, uint32_t n, uint32_t by) {
+    pst_elements *e = NULL;
+    pst_cell key, value;
+    REQUIRE(!pst_elements_create(t, &e));
+    for (uint32_t at = 3; at < n; at += by) {
+        entry_bytes from, want;
+        uint32_t next = at + 1;
+        make_entry(&from, at, 1);
+        while (next < n && !versions[next])
+            next++;
+        REQUIRE(!pst_elements_start(e, W) && !pst_elements_seek(e, &from.k));
+        pst_status s = pst_elements_next(e, &key, &value);
+        CHECK_EQ(s, next < n ? PST_OK : PST_NOT_FOUND);
+        if (next == n)
+            continue;
+        make_entry(&want, next, versions[next]);
+        CHECK(same_bytes(key.bytes, want.k.bytes));
+    }
+    pst_elements_destroy(e);
+}
+
+/* ---- ten times the memory ------------------------------------------------------------------------- */
+
+enum { LIMIT = 2 << 20, ENTRIES = 130000, BATCH = 1500, BATCHES = 90 };
+
+static uint32_t versions[ENTRIES];
+
+/* Puts, or removes, entries of one map as a batch; each row of the batch names the same key. */
+static pst_status change_many(pst_table *t, uint64_t key, const uint32_t *at, uint32_t version,
+                              int64_t n) {
+    static char keys_of[BATCH * 16], values_of[BATCH * VALUE];
+    static int64_t k[BATCH], zero[BATCH];
+    static int32_t key_offsets[BATCH + 1], value_offsets[BATCH + 1];
+    for (int64_t i = 0; i < n; i++) {
+        entry_bytes e;
+        make_entry(&e, at[i], version);
+        k[i] = (int64_t)key;
+        memcpy(keys_of + key_offsets[i], e.key, e.k.bytes.size);
+        key_offsets[i + 1] = key_offsets[i] + (int32_t)e.k.bytes.size;
+        memcpy(values_of + value_offsets[i], e.value, e.v.bytes.size);
+        value_offsets[i + 1] = value_offsets[i] + (int32_t)e.v.bytes.size;
+    }
+    pst_array keys[2] = {{.type = PST_INT64, .length = n, .values = k},
+                         {.type = PST_INT64, .length = n, .values = zero}};
+    pst_array names = {.type = PST_STRING,
+                       .length = n,
+                       .values = keys_of,
+                       .offsets = key_offsets,
+                       .values_bytes = sizeof keys_of};
+    pst_array values = {.type = PST_STRING,
+                        .length = n,
+                        .values = values_of,
+                        .offsets = value_offsets,
+                        .values_bytes = sizeof values_of};
+    pst_batch *b = NULL;
+    REQUIRE(!pst_batch_create(t, keys, &b));
+    pst_status s =
+        version ? pst_batch_map_put(b, W, &names, &values) : pst_batch_map_remove(b, W, &names);
+    pst_batch_destroy(b);
+    return s;
+}
+
+static void drop_many(files *f, uint64_t key, uint64_t *random) {
+    static uint32_t at[BATCH];
+    for (int i = 0; i < BATCH; i++)
+        versions[at[i] = (uint32_t)(check_random(random) % ENTRIES)] = 0;
+    REQUIRE(change_many(f->t, key, at, 0, BATCH) == PST_OK);
+}
+
+/* Of the puts none reads, once the row is here. */
+static uint64_t put_many(files *f, uint64_t key, uint32_t version, uint64_t *random) {
+    static uint32_t at[BATCH];
+    uint64_t before = reads_of(f);
+    REQUIRE(!set_key(f->t, key, 0));
+    uint64_t reads = reads_of(f) - before;
+    for (int i = 0; i < BATCH; i++)
+        versions[at[i] = (uint32_t)(check_random(random) % ENTRIES)] = version;
+    before = reads_of(f);
+    REQUIRE(change_many(f->t, key, at, version, BATCH) == PST_OK);
+    CHECK_EQ(reads_of(f), before);
+    return reads;
+}
+
+static void check_gets(files *f, uint64_t *random, int n) {
+    enum { HALVINGS = 14 };
+    for (int i = 0; i < n; i++) {
+        uint32_t at = (uint32_t)(check_random(random) % ENTRIES);
+        uint64_t before = reads_of(f);
+        check_entry(f->t, at, versions[at]);
+        CHECK(reads_of(f) - before <= (uint64_t)f->n * HALVINGS);
+    }
+}
+
+static void check_batch_gets(files *f, uint64_t key, uint64_t *random) {
+    enum { SOME = 300 };
+    static char names_of[SOME * 16], got[SOME * VALUE];
+    static int64_t k[SOME], zero[SOME];
+    static int32_t name_offsets[SOME + 1], offsets[SOME + 1];
+    static uint32_t at[SOME];
+    static uint8_t valid[SOME];
+    entry_bytes e;
+    for (int i = 0; i < SOME; i++) {
+        at[i] = (uint32_t)(check_random(random) % ENTRIES);
+        make_entry(&e, at[i], 1);
+        k[i] = (int64_t)key;
+        memcpy(names_of + name_offsets[i], e.key, e.k.bytes.size);
+        name_offsets[i + 1] = name_offsets[i] + (int32_t)e.k.bytes.size;
+    }
+    pst_array keys[2] = {{.type = PST_INT64, .length = SOME, .values = k},
+                         {.type = PST_INT64, .length = SOME, .values = zero}};
+    pst_array names = {.type = PST_STRING,
+                       .length = SOME,
+                       .values = names_of,
+                       .offsets = name_offsets,
+                       .values_bytes = sizeof names_of};
+    pst_bytes_out out = {.offsets = offsets, .valid = valid};
+    pst_batch *b = NULL;
+    REQUIRE(!pst_batch_create(f->t, keys, &b));
+    REQUIRE(!pst_batch_map_get_bytes(b, W, &names, &out));
+    out.data = (uint8_t *)got;
+    out.capacity = sizeof got;
+    REQUIRE(!pst_batch_map_get_bytes(b, W, &names, &out));
+    for (int i = 0; i < SOME; i++) {
+        uint32_t v = versions[at[i]];
+        make_entry(&e, at[i], v);
+        CHECK_EQ(valid[i], v && v % 9);
+        if (valid[i])
+            CHECK(same_bytes(
+                (pst_bytes){(uint8_t *)got + offsets[i], (uint32_t)(offsets[i + 1] - offsets[i])},
+                e.v.bytes));
+    }
+    pst_batch_destroy(b);
+}
+
+static void test_larger_than_memory(void) {
+    files f;
+    uint64_t key = long_key(7), random = 5, most = 0;
+    memset(versions, 0, sizeof versions);
+    begin(&f, LIMIT);
+    REQUIRE(!set_key(f.t, 1, 0) && !put(f.t, 3, 4)); /* a small one beside it */
+    seal(&f);
+    for (uint32_t i = 1; i <= BATCHES; i++) {
+        uint64_t reads = put_many(&f, key, i % 9 ? i : i + 1, &random);
+        most = reads > most ? reads : most;
+        if (i % 4 == 0)
+            drop_many(&f, key, &random);
+        REQUIRE(!set_key(f.t, key, 0));
+        check_gets(&f, &random, 10);
+        seal(&f);
+        leave(&f, 1); /* however much it is used */
+    }
+    uint64_t have = 0;
+    for (uint32_t at = 0; at < ENTRIES; at++)
+        have += versions[at] != 0;
+    CHECK(have * VALUE > 6 * (uint64_t)LIMIT);
+    CHECK(f.left >= BATCHES);
+    CHECK(most > 0 && most < 20 * MOST_FILES);
+    for (int round = 0; round < 2; round++) {
+        pst_budget_stats stats;
+        int below;
+        REQUIRE(!set_key(f.t, key, 0));
+        CHECK(!pst_table_dirty(f.t));
+        REQUIRE(!pst_map_below(f.t, W, &below));
+        CHECK(below);
+        check_gets(&f, &random, 200);
+        check_all(f.t, versions, ENTRIES);
+        check_seeks(f.t, versions, ENTRIES, ENTRIES / 50);
+        check_batch_gets(&f, key, &random);
+        pst_budget_get_stats(f.budget, &stats);
+        CHECK(stats.private_bytes < (uint64_t)2 << 20);
+        CHECK(!pst_table_dirty(f.t));
+        REQUIRE(!set_key(f.t, 1, 0));
+        check_entry(f.t, 3, 4);
+        anew(&f, LIMIT);
+    }
+    /* It is emptied, begun again, and that is undone. */
+    static uint32_t other[ENTRIES];
+    REQUIRE(!set_key(f.t, key, 0) && !pst_value_clear(f.t, W));
+    check_all(f.t, other, ENTRIES);
+    REQUIRE(!put(f.t, 10, 5));
+    other[10] = 5;
+    check_all(f.t, other, ENTRIES);
+    REQUIRE(!pst_table_rollback(f.t, 0));
+    REQUIRE(!set_key(f.t, key, 0));
+    check_gets(&f, &random, 50);
+    REQUIRE(!pst_value_clear(f.t, W) && !put(f.t, 10, 5) && !put(f.t, 11, 6));
+    other[11] = 6;
+    seal(&f);
+    REQUIRE(!set_key(f.t, key, 0) && !take(f.t, 11) && take(f.t, 12) == PST_NOT_FOUND);
+    other[11] = 0;
+    seal(&f);
+    anew(&f, LIMIT);
+    REQUIRE(!set_key(f.t, key, 0));
+    check_all(f.t, other, ENTRIES);
+    merge(&f, 0);
+    set_stack(&f);
+    anew(&f, LIMIT);
+    REQUIRE(!set_key(f.t, key, 0));
+    check_all(f.t, other, ENTRIES);
+    end(&f);
+}
+
+/* ---- a process that dies, memory that is refused, bytes that are flipped -------------------------- */
+
+enum { SPACES = 4, NAMES = 300 };
+
+typedef struct maps {
+    uint32_t versions[SPACES][NAMES];
+} maps;
+
+static struct {
+    files *f;
+    uint64_t key, points, looked, random, every, below;
+    pst_table *copy;
+    maps now, sealed[2];
+    pst_lineage lineage[2];
+    pst_stack *stack[2]; /* [0]: the last epoch's, NULL while its delta is not there */
+} kill_;
+
+static void compare(pst_table *t, const maps *m) {
+    for (uint64_t i = 0; i < SPACES; i++) {
+        REQUIRE(!set_key(t, kill_.key, i));
+        check_all(t, m->versions[i], NAMES);
+        for (uint32_t at = (uint32_t)i; at < NAMES; at += 37)
+            check_entry(t, at, m->versions[i][at]);
+    }
+}
+
+static void after_store(void) {
+    pst_lineage l;
+    if (++kill_.points % kill_.every)
+        return;
+    pst_crash_hook = NULL;
+    copy_image(kill_.f->t, kill_.copy);
+    pst_epoch_recover(kill_.copy);
+    REQUIRE(!pst_table_lineage(kill_.copy, 0, &l));
+    int at = memcmp(&l, &kill_.lineage[0], sizeof l) != 0;
+    REQUIRE(!memcmp(&l, &kill_.lineage[at], sizeof l));
+    check_ownership(kill_.copy);
+    if (kill_.stack[at]) {
+        REQUIRE(!pst_table_set_stack(kill_.copy, kill_.stack[at], &l));
+        compare(kill_.copy, &kill_.sealed[at]);
+        check_ownership(kill_.copy);
+        kill_.looked++;
+    }
+    pst_crash_hook = after_store;
+}
+
+static void change(files *f) {
+    uint64_t i = check_random(&kill_.random) % SPACES, what = check_random(&kill_.random) % 12;
+    uint32_t *v = kill_.now.versions[i];
+    REQUIRE(!set_key(f->t, kill_.key, i));
+    uint32_t slot = f->t->current.slot;
+    kill_.below += slot != PST_NONE && pst_entries_are_below(f->t, slot, W);
+    if (what == 0) {
+        REQUIRE(!pst_value_clear(f->t, check_random(&kill_.random) % 2 ? W : -1));
+        memset(v, 0, sizeof kill_.now.versions[i]);
+    } else if (what == 1) {
+        pst_cell cell = {{what, 0}, {NULL, 0}};
+        REQUIRE(!pst_value_put(f->t, A, &cell));
+    }
+    for (uint64_t n = check_random(&kill_.random) % 60; n > 0; n--) {
+        uint32_t at = (uint32_t)(check_random(&kill_.random) % NAMES);
+        if (check_random(&kill_.random) % 3 == 0) {
+            CHECK_EQ(take(f->t, at), v[at] ? PST_OK : PST_NOT_FOUND);
+            v[at] = 0;
+        } else {
+            v[at] = 1 + (uint32_t)(check_random(&kill_.random) % 40);
+            REQUIRE(!put(f->t, at, v[at]));
+        }
+    }
+}
+
+static void seal_and_leave(files *f) {
+    pst_stack_close(kill_.stack[1]);
+    kill_.stack[1] = kill_.stack[0];
+    kill_.lineage[1] = kill_.lineage[0];
+    kill_.sealed[1] = kill_.sealed[0];
+    kill_.stack[0] = NULL;
+    kill_.lineage[0] = (pst_lineage){.epoch = f->next + 1};
+    memcpy(kill_.lineage[0].id, &kill_.lineage[0].epoch, sizeof f->next);
+    kill_.sealed[0] = kill_.now;
+    seal(f);
+    kill_.stack[0] = pst_stack_retain(f->stack);
+    if (check_random(&kill_.random) % 3)
+        leave(f, 1 + check_random(&kill_.random) % 3);
+}
+
+/* Whatever allocation is refused, a look says so and may be tried again. */
+static void refuse(files *f) {
+    entry_bytes e;
+    pst_cell key, value;
+    int is_null;
+    pst_status s;
+    make_entry(&e, (uint32_t)(check_random(&kill_.random) % NAMES), 1);
+    for (int what = 0; what < 2; what++)
+        for (int64_t n = 0;; n++) {
+            pst_elements *walk = NULL;
+            REQUIRE(!set_key(f->t, kill_.key, 0));
+            REQUIRE(!pst_elements_create(f->t, &walk));
+            pst_entries_forget(f->t);
+            check_fail_alloc(n, 0);
+            s = what ? pst_elements_start(walk, W) : pst_map_get(f->t, W, &e.k, &value, &is_null);
+            while (what && !s)
+                s = pst_elements_next(walk, &key, &value);
+            int failed = check_alloc_failed();
+            check_fail_alloc(-1, 0);
+            pst_elements_destroy(walk);
+            CHECK(!f->t->poisoned && !pst_table_dirty(f->t));
+            if (!failed)
+                break;
+            CHECK(s == PST_NO_MEMORY || s == PST_OK || s == PST_NOT_FOUND);
+        }
+}
+
+static void test_killed(uint64_t seed) {
+    files f;
+    memset(&kill_, 0, sizeof kill_);
+    begin(&f, (uint64_t)1 << 26);
+    kill_.f = &f;
+    kill_.random = seed;
+    kill_.every = 1501;
+    kill_.key = long_key(seed);
+    pst_table_options o = {
+        .max_parallelism = GROUPS, .last_key_group = GROUPS - 1, .limit_bytes = (uint64_t)1 << 26};
+    REQUIRE(!pst_table_open(&SCHEMA, &o, &kill_.copy, NULL, NULL));
+    pst_cell one = {{1, 0}, {NULL, 0}};
+    REQUIRE(!set_key(f.t, kill_.key, 99) && !pst_value_put(f.t, A, &one));
+    seal_and_leave(&f);
+    for (int e = 0; e < 24; e++) {
+        pst_crash_hook = after_store;
+        for (uint64_t n = check_random(&kill_.random) % 5; n > 0; n--)
+            change(&f);
+        if (check_random(&kill_.random) % 6 == 0) {
+            REQUIRE(!pst_table_rollback(f.t, 0));
+            kill_.now = kill_.sealed[0];
+            change(&f);
+        }
+        compare(f.t, &kill_.now);
+        seal_and_leave(&f);
+        pst_crash_hook = NULL;
+        compare(f.t, &kill_.now);
+        check_ownership(f.t);
+        if (check_random(&kill_.random) % 5 == 0)
+            anew(&f, (uint64_t)1 << 26);
+    }
+    CHECK(kill_.looked > 10 && kill_.below > 10);
+    anew(&f, (uint64_t)1 << 26);
+    refuse(&f);
+    pst_table_close(kill_.copy);
+    pst_stack_close(kill_.stack[0]);
+    pst_stack_close(kill_.stack[1]);
+    end(&f);
+}
+
+/* A flipped byte is an error or changes nothing, and the table goes on. */
+static void test_flipped(void) {
+    enum { FLIPS = 60 };
+    files f;
+    struct stat st;
+    char path[96];
+    uint64_t random = 3, found = 0;
+    maps m;
+    memset(&m, 0, sizeof m);
+    begin(&f, (uint64_t)1 << 26);
+    kill_.key = long_key(3);
+    REQUIRE(!set_key(f.t, kill_.key, 0));
+    for (uint32_t at = 0; at < NAMES; at++)
+        REQUIRE(!put(f.t, at, m.versions[0][at] = 1 + at % 30));
+    seal(&f);
+    path_of(&f, f.number[0], path);
+    REQUIRE(!stat(path, &st));
+    for (int i = 0; i < FLIPS; i++) {
+        off_t at = (off_t)(check_random(&random) % (uint64_t)st.st_size);
+        uint8_t byte;
+        anew(&f, (uint64_t)1 << 26);
+        REQUIRE(!set_key(f.t, kill_.key, 0));
+        int fd = open(path, O_RDWR);
+        REQUIRE(fd >= 0 && pread(fd, &byte, 1, at) == 1);
+        byte ^= 0x10;
+        REQUIRE(pwrite(fd, &byte, 1, at) == 1);
+        for (uint32_t name = 0; name < NAMES; name += 11) {
+            entry_bytes e;
+            pst_cell value;
+            int is_null;
+            make_entry(&e, name, m.versions[0][name]);
+            pst_status s = pst_map_get(f.t, W, &e.k, &value, &is_null);
+            CHECK(s == PST_OK || s == PST_CORRUPT);
+            found += s == PST_CORRUPT;
+            if (s)
+                CHECK(f.t->detail.row == 0 && f.t->detail.offset >= 0);
+            else
+                CHECK(is_null == (m.versions[0][name] % 9 == 0) &&
+                      (is_null || same_bytes(value.bytes, e.v.bytes)));
+        }
+        CHECK(!f.t->poisoned && !pst_table_dirty(f.t));
+        byte ^= 0x10;
+        REQUIRE(pwrite(fd, &byte, 1, at) == 1 && !close(fd));
+        REQUIRE(!set_key(f.t, kill_.key, 0));
+        check_all(f.t, m.versions[0], NAMES);
+    }
+    CHECK(found > FLIPS);
+    end(&f);
+}
+
+int main(int argc, char **argv) {
+    uint64_t seeds = argc > 1 ? strtoull(argv[1], NULL, 10) : SEEDS;
+    uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    test_larger_than_memory();
+    test_flipped();
+    for (uint64_t i = 0; i < seeds; i++)
+        test_killed(seed + i);
+    return check_report();
+}
