@@ -78,6 +78,27 @@ pst_status pst_map_put(pst_table *t, int32_t column, const pst_cell *key, const 
     return s ? s : pst_refused(t, 0, pst_row_map_put(t, slot, column, &e));
 }
 
+/* Of a map with entries in files it is told whether there was one, and one that had expired goes, too: it
+ * must not come back where a later run lets entries live for longer. */
+static pst_status remove_below(pst_table *t, uint32_t slot, int32_t column,
+                               const pst_tree_entry *e) {
+    pst_tree_entry old = *e;
+    pst_no_detail(&t->detail);
+    pst_status there = pst_row_map_get(t, slot, column, &old);
+    if (there == PST_NOT_HERE) {
+        there = pst_entries_find(t, slot, column, &old);
+        if (there)
+            return there;
+        if (t->collections[column].map.timed && pst_ttl_hides(t, column, old.time))
+            there = PST_NOT_FOUND;
+    }
+    pst_status s = pst_undo_reserve(t, 1);
+    if (s)
+        return s;
+    s = pst_row_map_remove(t, slot, column, e);
+    return s && s != PST_NOT_FOUND ? pst_refused(t, 0, s) : there;
+}
+
 static pst_status remove_entry(pst_table *t, int32_t column, const pst_cell *key) {
     uint32_t slot;
     pst_tree_entry e = {.is_null = 0};
@@ -87,21 +108,13 @@ static pst_status remove_entry(pst_table *t, int32_t column, const pst_cell *key
     if (slot == PST_NONE || !pst_row_has(&t->lay, pst_row(t, slot), column))
         return PST_NOT_FOUND;
     pst_entry_key(t, column, key, &e);
-    int puts = pst_entries_are_below(t, slot, column);
-    if (puts) {
-        pst_tree_entry old = e;
-        pst_no_detail(&t->detail);
-        s = pst_entries_get(t, slot, column, &old);
-        if (s)
-            return s;
-    }
+    if (pst_entries_are_below(t, slot, column))
+        return remove_below(t, slot, column, &e);
     s = pst_undo_reserve(t, 1);
     if (s)
         return s;
     s = pst_row_map_remove(t, slot, column, &e);
-    if (s == PST_NOT_FOUND)
-        return s;
-    return puts ? pst_refused(t, 0, s) : pst_poison(t, s);
+    return s == PST_NOT_FOUND ? s : pst_poison(t, s);
 }
 
 pst_status pst_map_remove(pst_table *t, int32_t column, const pst_cell *key) {

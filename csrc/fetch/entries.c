@@ -280,17 +280,22 @@ static pst_status open_again(pst_table *t, uint32_t slot, int32_t column) {
     return pst_entries_open(t, slot, column, &t->entries);
 }
 
-pst_status pst_entries_get(pst_table *t, uint32_t slot, int32_t column, pst_tree_entry *e) {
-    pst_status s = pst_row_map_get(t, slot, column, e);
-    if (s != PST_NOT_HERE)
-        return s;
-    s = open_again(t, slot, column);
+pst_status pst_entries_find(pst_table *t, uint32_t slot, int32_t column, pst_tree_entry *e) {
+    pst_status s = open_again(t, slot, column);
     if (s)
         return s;
     t->entries->stack->detail = (pst_detail){-1, -1, -1, -1, -1};
     s = note(t->entries, find_below(t->entries, e));
     if (s && s != PST_NOT_FOUND)
         pst_entries_forget(t);
+    return s;
+}
+
+pst_status pst_entries_get(pst_table *t, uint32_t slot, int32_t column, pst_tree_entry *e) {
+    pst_status s = pst_row_map_get(t, slot, column, e);
+    if (s != PST_NOT_HERE)
+        return s;
+    s = pst_entries_find(t, slot, column, e);
     if (s)
         return s;
     return t->collections[column].map.timed && pst_ttl_hides(t, column, e->time) ? PST_NOT_FOUND

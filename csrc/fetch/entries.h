@@ -38,6 +38,8 @@ pst_status pst_entries_seek(pst_entries *x, const pst_tree_entry *from);
 /* As pst_row_map_get, in files, too, and bytes are valid only until the next one. Reads count as no
  * use. Statuses as those of opening. */
 pst_status pst_entries_get(pst_table *t, uint32_t slot, int32_t column, pst_tree_entry *e);
+/* What the files alone say of an entry, also of one that had expired. PST_NOT_FOUND; as those of opening. */
+pst_status pst_entries_find(pst_table *t, uint32_t slot, int32_t column, pst_tree_entry *e);
 /* As pst_row_count of a map, of which all entries are read where some lie in files. */
 pst_status pst_entries_count(pst_table *t, uint32_t slot, int32_t column, uint64_t *count);
 /* Lets go of what a look-up keeps for the next one. */

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -123,8 +123,9 @@ class MapHandle(Elements, core.MapElements):
     Notes
     -----
     `keys`, `values` and `items` give copies, so that the map may be changed while they are
-    iterated; `iter_items` does not have all entries in memory, where the map lies in files. ``handle[key]``, ``handle[key] = value``, ``del handle[key]``, ``key in handle`` and
-    iteration do what they do with a dict.
+    iterated; `iter_items` does not have all entries in memory, where the map lies in files.
+    ``handle[key]``, ``handle[key] = value``, ``del handle[key]``, ``key in handle`` and iteration do
+    what they do with a dict.
     """
 
     map_codec: core.Codec
@@ -197,13 +198,13 @@ class MapHandle(Elements, core.MapElements):
         return (key for part in self._parts(self.table.turn) for key, _ in part)
 
     def iter_items(self) -> Iterator[tuple[Any, Any]]:
-        """Iterate over the entries of the map, in the order of `items`, without having all in memory.
+        """Iterate over the entries of the map, in the order of `items`, with some in memory.
 
         Returns
         -------
         iterator of tuple
-            Keys and values. Where the map lies in files its entries are read some at a time: what is
-            put or removed meanwhile is seen if it is behind the place that the iterator has come to.
+            Keys and values. Where the map lies in files its entries are read some at a time: what
+            is put or removed meanwhile is seen if it is behind the place where the iterator is.
 
         Raises
         ------
