@@ -492,11 +492,170 @@ static void test_flipped(void) {
     end(&f);
 }
 
+/* ---- what is refused, and what cannot be read ------------------------------------------------------ */
+
+/* A map of one key, all of whose entries lie in files: version `at % 30 + 1` of each. */
+static void begin_below(files *f, maps *m, uint64_t limit) {
+    int below;
+    memset(m, 0, sizeof *m);
+    begin(f, limit);
+    kill_.key = long_key(3);
+    REQUIRE(!set_key(f->t, kill_.key, 0));
+    for (uint32_t at = 0; at < NAMES; at++)
+        REQUIRE(!put(f->t, at, m->versions[0][at] = 1 + at % 30));
+    seal(f);
+    anew(f, limit);
+    REQUIRE(!set_key(f->t, kill_.key, 0));
+    REQUIRE(!pst_map_below(f->t, W, &below) && below);
+}
+
+/* A removal that is refused memory leaves the map as it was, and is done when there is some. */
+static void test_refused_removals(void) {
+    files f;
+    maps m;
+    uint64_t refused = 0, random = 11;
+    begin_below(&f, &m, (uint64_t)1 << 26);
+    pst_table_set_steps(f.t, 1);
+    uint64_t limit = f.t->arena.limit;
+    for (uint32_t i = 0; i < NAMES; i++) {
+        uint32_t at = i * 7 % NAMES;
+        int many = check_random(&random) % 2 != 0;
+        pst_status s;
+        f.t->arena.limit = f.t->arena.committed_total / 9 * 8;
+        while ((s = many ? change_many(f.t, kill_.key, &at, 0, 1) : take(f.t, at)) == PST_NO_ROOM) {
+            CHECK(!f.t->poisoned);
+            check_all(f.t, m.versions[0], NAMES);
+            f.t->arena.limit += 4096;
+            refused++;
+        }
+        REQUIRE(!s);
+        f.t->arena.limit = limit;
+        m.versions[0][at] = 0;
+        REQUIRE(!set_key(f.t, kill_.key, 0));
+    }
+    check_all(f.t, m.versions[0], NAMES);
+    CHECK(refused > 3);
+    seal(&f);
+    check_ownership(f.t);
+    anew(&f, (uint64_t)1 << 26);
+    REQUIRE(!set_key(f.t, kill_.key, 0));
+    check_all(f.t, m.versions[0], NAMES);
+    end(&f);
+}
+
+static int64_t fail_read(const pst_read *r, int64_t result) {
+    (void)r;
+    (void)result;
+    return -EIO;
+}
+
+/* A file whose guide cannot be read is not passed over: it may have the newest word. */
+static void test_unread_guide(void) {
+    files f;
+    maps m;
+    entry_bytes e;
+    pst_cell value;
+    int is_null;
+    begin_below(&f, &m, (uint64_t)1 << 26);
+    REQUIRE(!put(f.t, 5, m.versions[0][5] = 35) && !take(f.t, 6));
+    m.versions[0][6] = 0;
+    seal(&f);
+    anew(&f, (uint64_t)1 << 26);
+    REQUIRE(!set_key(f.t, kill_.key, 0));
+    for (uint32_t at = 5; at < 7; at++) {
+        set_stack(&f);
+        make_entry(&e, at, 1);
+        pst_read_hook = fail_read;
+        CHECK_EQ(pst_map_get(f.t, W, &e.k, &value, &is_null), PST_IO);
+        pst_read_hook = NULL;
+        CHECK(!f.t->poisoned);
+        check_entry(f.t, at, m.versions[0][at]);
+    }
+    check_all(f.t, m.versions[0], NAMES);
+    end(&f);
+}
+
+/* ---- entries that expire --------------------------------------------------------------------------- */
+
+static const pst_column TIMED[] = {
+    {.name = "m", .type = PST_INT64, .kind = PST_MAP, .map_key = PST_INT64},
+    {.name = "m#", .type = PST_INT64, .kind = PST_TIME}};
+static const pst_schema TIMED_SCHEMA = {2, 2, KEYS, TIMED, 1};
+
+static void set_times(files *f, int64_t processing_ms, int64_t watermark_ms, int64_t event_ms) {
+    f->now = (pst_clock){processing_ms, watermark_ms, event_ms};
+    pst_table_set_clock(f->t, &f->now);
+}
+
+static pst_status timed_get(files *f, uint64_t at) {
+    pst_cell k = {{at, 0}, {NULL, 0}}, value;
+    int is_null;
+    return pst_map_get(f->t, 0, &k, &value, &is_null);
+}
+
+static pst_status timed_put(files *f, uint64_t at, uint64_t n) {
+    pst_cell k = {{at, 0}, {NULL, 0}}, v = {{n, 0}, {NULL, 0}};
+    return pst_map_put(f->t, 0, &k, &v);
+}
+
+static void begin_timed(files *f, const pst_ttl *ttl, int64_t processing_ms, int64_t event_ms) {
+    begin_with(f, &TIMED_SCHEMA, ttl, (uint64_t)1 << 26);
+    kill_.key = long_key(3);
+    set_times(f, processing_ms, PST_NO_TIME, event_ms);
+    REQUIRE(!set_key(f->t, kill_.key, 0));
+    for (uint64_t at = 0; at < NAMES; at++)
+        REQUIRE(!timed_put(f, at, at));
+    seal(f);
+    anew(f, (uint64_t)1 << 26);
+    REQUIRE(!set_key(f->t, kill_.key, 0));
+}
+
+/* A late write does not make an entry expire before what the newer one promised, wherever that lies. */
+static void test_late_puts(void) {
+    static const pst_ttl ttl = {.duration_ms = 100, .event_time = 1};
+    files f;
+    begin_timed(&f, &ttl, PST_NO_TIME, 1000);
+    set_times(&f, PST_NO_TIME, 900, 950);
+    REQUIRE(!timed_put(&f, 4, 44));
+    set_times(&f, PST_NO_TIME, 1060, 1060);
+    CHECK_EQ(timed_get(&f, 4), PST_OK);
+    CHECK_EQ(timed_get(&f, 5), PST_OK);
+    set_times(&f, PST_NO_TIME, 1100, 1100);
+    CHECK_EQ(timed_get(&f, 4), PST_NOT_FOUND);
+    end(&f);
+}
+
+/* What had expired and was removed does not come back where a later run lets entries live longer. */
+static void test_removed_stays_removed(void) {
+    static const pst_ttl ttl = {.duration_ms = 100}, longer = {.duration_ms = 1000};
+    files f;
+    int below;
+    begin_timed(&f, &ttl, 1000, PST_NO_TIME);
+    REQUIRE(!pst_map_below(f.t, 0, &below));
+    CHECK(below);
+    set_times(&f, 1200, PST_NO_TIME, PST_NO_TIME);
+    pst_cell k = {{4, 0}, {NULL, 0}};
+    CHECK_EQ(timed_get(&f, 4), PST_NOT_FOUND);
+    CHECK_EQ(pst_map_remove(f.t, 0, &k), PST_NOT_FOUND);
+    CHECK(pst_table_dirty(f.t));
+    seal(&f);
+    f.ttl = &longer;
+    anew(&f, (uint64_t)1 << 26);
+    REQUIRE(!set_key(f.t, kill_.key, 0));
+    CHECK_EQ(timed_get(&f, 4), PST_NOT_FOUND);
+    CHECK_EQ(timed_get(&f, 5), PST_OK);
+    end(&f);
+}
+
 int main(int argc, char **argv) {
     uint64_t seeds = argc > 1 ? strtoull(argv[1], NULL, 10) : SEEDS;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     test_larger_than_memory();
     test_flipped();
+    test_refused_removals();
+    test_unread_guide();
+    test_late_puts();
+    test_removed_stays_removed();
     for (uint64_t i = 0; i < seeds; i++)
         test_killed(seed + i);
     return check_report();

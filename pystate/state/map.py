@@ -124,8 +124,8 @@ class MapHandle(Elements, core.MapElements):
     -----
     `keys`, `values` and `items` give copies, so that the map may be changed while they are
     iterated; `iter_items` does not have all entries in memory, where the map lies in files.
-    ``handle[key]``, ``handle[key] = value``, ``del handle[key]``, ``key in handle`` and iteration do
-    what they do with a dict.
+    ``handle[key]``, ``handle[key] = value``, ``del handle[key]``, ``key in handle`` and iteration
+    do what they do with a dict.
     """
 
     map_codec: core.Codec
