@@ -61,6 +61,7 @@ from pystate.errors import (
     CheckpointError,
     ClosedError,
     InvalidArgumentError,
+    MemoryLimitError,
     NoEventTimeError,
     NoSpaceError,
     PystateError,
@@ -416,7 +417,8 @@ class Store:
         finally:
             self._place()
         if self._on_disk:
-            self._backend.below.leave_room(self._backend.stats().keys // 8)
+            with suppress(MemoryLimitError):  # the next batch makes room
+                self._backend.below.leave_room(self._backend.stats().keys // 8)
             self._keep_warm(rows, began_s - self._checkpointed_s)
         counted = self._counted(rows)
         self._chronicle.published(manifest, deltas, counted, began_s, written_s, before)

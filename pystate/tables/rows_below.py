@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from typing import Any, BinaryIO, Protocol
@@ -630,7 +630,7 @@ class RowsBelow:
         """Let rows leave, if the table looks in files that have all of them, until so many fit.
 
         Where hardly any did last time, as all rows are in use, it is tried again when as many have
-        come: each try looks at all rows.
+        come: each try looks at all rows. `MemoryLimitError`: not even leaving has room.
         """
         is_placed = self._placed is self._wanted and self._are_of_last_epoch()
         rows = self._table.stats()[0]
@@ -657,9 +657,7 @@ class RowsBelow:
         _, rows, size_bytes = self._table.room(2 * keys)
         self._miss_rows()
         wanted = max(1, rows, min(2 * keys, self._table.stats()[0] // 2))
-        # Where not even what leaving needs is there, a table that is made anew has the whole limit.
-        with suppress(MemoryLimitError):
-            self.left += self._table.leave(wanted, size_bytes)[0]
+        self.left += self._table.leave(wanted, size_bytes)[0]
         return True
 
     def _miss_rows(self) -> None:
@@ -683,7 +681,10 @@ class RowsBelow:
         # What was undone may have left nothing but memory that was taken for other purposes.
         is_empty = not self.files and not self._table.dirty() and not self._table.stats()[0]
         if not fully:
-            return self._let_leave(keys) or is_empty
+            try:
+                return self._let_leave(keys) or is_empty
+            except MemoryLimitError:
+                return True  # where not even leaving has room, a table that is made anew has all
         # The memory that a table once took for rows stays for rows. A new one takes what this batch
         # needs, for all purposes.
         if not is_empty and not self._may_leave():
