@@ -961,3 +961,48 @@ def test_a_map_is_larger_than_memory(tmp_path: Path) -> None:
     with opened(tmp_path, states=states, limit_bytes=1 << 20) as store:
         store.set_current_key(1)
         assert dict(store["m"].iter_items()) == model
+
+
+def test_large_maps_change_homes(tmp_path: Path) -> None:
+    """From the heap to the disk and back, with what was put, removed and cleared in each."""
+    states = {"m": ps.MapState("long", "string")}
+    model: dict[int, dict[int, str]] = {1: {}, 2: {}}
+
+    def change(store: Store, first: int) -> None:
+        for key, entries in model.items():
+            names = list(range(first, first + 4000, key))
+            for at in range(0, len(names), 500):
+                some = names[at : at + 500]
+                texts = [f"{key} {first} {name} " * 6 for name in some]
+                store["m"].put_entries(store.keys([key] * len(some)), some, texts)
+                entries |= dict(zip(some, texts, strict=True))
+            gone = list(range(first // 2, first + 4000, 7))
+            store["m"].remove_entries(store.keys([key] * len(gone)), gone)
+            for name in gone:
+                entries.pop(name, None)
+
+    def check(store: Store, home: str) -> None:
+        for key, entries in model.items():
+            store.set_current_key(key)
+            assert home == "disk" or not store["m"].below()
+            assert dict(store["m"].iter_items()) == entries and len(store["m"]) == len(entries)
+
+    for first, home in enumerate(("heap", "disk", "disk", "heap", "disk", "heap")):
+        limit = 0 if home == "heap" else 4 << 20
+        with opened(tmp_path, states=states, home=home, limit_bytes=limit) as store:
+            if first:
+                check(store, home)
+                assert store["m"].below() == (home == "disk")
+            if first == 2:
+                store.set_current_key(2)
+                store["m"].clear()
+                model[2].clear()
+            change(store, first * 1500)
+            if first == 3:
+                before = {key: dict(entries) for key, entries in model.items()}
+                store.checkpoint()
+                change(store, 100)
+                store.rollback()
+                model |= before
+            store.checkpoint()
+            check(store, home)

@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import pystate as ps
@@ -22,6 +23,7 @@ from pystate.tables.backend import KeyedStateBackend
 from pystate.tables.below import FilesBelow
 from pystate.tables.options import DISK, TableOptions
 from pystate.tables.rows_below import RowsBelow
+from pystate.types.arrays import hash_keys, key_groups
 from pystate.types.keys import parse_key
 
 NOW = 1_000_000
@@ -344,3 +346,75 @@ def test_objects_of_an_operator_are_written_before_many_wait(limit_bytes: int) -
             written.append(backend._table.stats()[0] if backend.is_open else 0)
     waiting = [key + 1 - rows for key, rows in enumerate(written)]
     assert max(waiting[100:]) * 4000 <= limit_bytes // 16 + 17 * 4000
+
+
+# ---- maps that stay in files ---------------------------------------------------------------------
+
+MAPS: dict[str, Any] = {"m": ps.MapState("long", "string"), "n": ps.ValueState("long", default=0)}
+
+
+def group_of(key: int) -> int:
+    return int(key_groups(hash_keys([pa.array([key], pa.int64())]), 128)[0])
+
+
+def some_maps(backend: ps.KeyedStateBackend, keys: list[int], mark: str) -> None:
+    """Entries by the thousand for each of few keys."""
+    for key in keys:
+        names = list(range(0, 6000, 2 if mark == "a" else 3))
+        batch = backend.keys([key] * len(names))
+        backend["m"].put_entries(batch, names, [f"{mark} {key} {name} " * 8 for name in names])
+        if mark != "a":
+            gone = list(range(0, 6000, 5))
+            backend["m"].remove_entries(backend.keys([key] * len(gone)), gone)
+
+
+def map_of(key: int, *, both: bool) -> dict[int, str]:
+    model = {name: f"a {key} {name} " * 8 for name in range(0, 6000, 2)}
+    if both:
+        model |= {name: f"b {key} {name} " * 8 for name in range(0, 6000, 3)}
+        for name in range(0, 6000, 5):
+            model.pop(name, None)
+    return model
+
+
+def check_maps(backend: ps.KeyedStateBackend, keys: list[int], *, below: bool, both: bool) -> None:
+    for key in keys:
+        model = map_of(key, both=both)
+        backend.set_current_key(key)
+        assert backend["m"].below() == below
+        assert dict(backend["m"].iter_items()) == model and len(backend["m"]) == len(model)
+        for name in (0, 2, 3, 5, 9, 5999):
+            assert backend["m"].get(name) == model.get(name)
+
+
+def test_large_maps_follow_their_key_groups(tmp_path: Path) -> None:
+    """Two ranges over the files of one, then one over the files of both, and a heap of all."""
+    keys = [1, 2, 3, 4, 5, 6]
+    options: dict[str, Any] = {"states": MAPS, "home": "disk", "limit_bytes": 8 << 20}
+    with ps.KeyedStateBackend("long", path=tmp_path, **options) as one:
+        some_maps(one, keys, "a")
+        base = seal(one, tmp_path)
+    files = [(str(base), 0, 127)]
+    for first, last in ((0, 63), (64, 127)):
+        folder = tmp_path / str(first)
+        folder.mkdir()
+        own = [k for k in keys if first <= group_of(k) <= last]
+        assert own
+        with ps.KeyedStateBackend(
+            "long", path=folder, key_group_range=(first, last), **options
+        ) as half:
+            half.restore([base])
+            check_maps(half, own, below=True, both=False)
+            some_maps(half, own, "b")
+            check_maps(half, own, below=True, both=True)
+            files.append((str(seal(half, folder)), first, last))
+            half.below.set_files([(str(base), first, last), files[-1]])
+            half.below._make_room(1000, True)
+            check_maps(half, own, below=True, both=True)
+    with ps.KeyedStateBackend("long", path=tmp_path, **options) as whole:
+        whole.restore([base])
+        whole.below.set_files(files)
+        check_maps(whole, keys, below=True, both=True)
+    with ps.KeyedStateBackend("long", states=MAPS) as heap:
+        heap.restore([name for name, _, _ in files])
+        check_maps(heap, keys, below=False, both=True)
