@@ -543,6 +543,30 @@ static void test_refused_removals(void) {
     end(&f);
 }
 
+/* A map that was cleared and begun again has what is put, also what is as it was before. */
+static void test_begun_again_alike(void) {
+    files f;
+    maps m;
+    begin_below(&f, &m, (uint64_t)1 << 26);
+    REQUIRE(!put(f.t, 5, 35) && !put(f.t, 6, 36));
+    seal(&f);
+    REQUIRE(!set_key(f.t, kill_.key, 0) && !pst_value_clear(f.t, W) && !put(f.t, 5, 35));
+    memset(&m, 0, sizeof m);
+    m.versions[0][5] = 35;
+    for (int round = 0; round < 3; round++) {
+        check_all(f.t, m.versions[0], NAMES);
+        if (!round)
+            seal(&f);
+        if (round == 1) {
+            merge(&f, 0);
+            set_stack(&f);
+        }
+        anew(&f, (uint64_t)1 << 26);
+        REQUIRE(!set_key(f.t, kill_.key, 0));
+    }
+    end(&f);
+}
+
 static int64_t fail_read(const pst_read *r, int64_t result) {
     (void)r;
     (void)result;
@@ -647,15 +671,32 @@ static void test_removed_stays_removed(void) {
     end(&f);
 }
 
+/* One that was removed and is put without a value is there, also before there is a clock. */
+static void test_gone_and_null(void) {
+    static const pst_ttl ttl = {.duration_ms = 100};
+    files f;
+    pst_cell k = {{4, 0}, {NULL, 0}}, value;
+    int is_null = 0;
+    begin_timed(&f, &ttl, PST_NO_TIME, PST_NO_TIME);
+    CHECK_EQ(pst_map_remove(f.t, 0, &k), PST_OK);
+    CHECK_EQ(timed_get(&f, 4), PST_NOT_FOUND);
+    CHECK_EQ(pst_map_put(f.t, 0, &k, NULL), PST_OK);
+    CHECK_EQ(pst_map_get(f.t, 0, &k, &value, &is_null), PST_OK);
+    CHECK(is_null);
+    end(&f);
+}
+
 int main(int argc, char **argv) {
     uint64_t seeds = argc > 1 ? strtoull(argv[1], NULL, 10) : SEEDS;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     test_larger_than_memory();
     test_flipped();
     test_refused_removals();
+    test_begun_again_alike();
     test_unread_guide();
     test_late_puts();
     test_removed_stays_removed();
+    test_gone_and_null();
     for (uint64_t i = 0; i < seeds; i++)
         test_killed(seed + i);
     return check_report();
