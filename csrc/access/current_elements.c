@@ -93,9 +93,8 @@ static pst_status remove_below(pst_table *t, uint32_t slot, int32_t column,
             there = PST_NOT_FOUND;
     }
     pst_status s = pst_undo_reserve(t, 1);
-    if (s)
-        return s;
-    s = pst_row_map_remove(t, slot, column, e);
+    if (!s)
+        s = pst_row_map_remove(t, slot, column, e);
     return s && s != PST_NOT_FOUND ? pst_refused(t, 0, s) : there;
 }
 
