@@ -370,7 +370,7 @@ class _StackLook:
         )
 
     def parts(self, *, entries: bool) -> Iterable[_Part]:
-        """What is read of objects: of what leads to blocks, all is in memory."""
+        """What is read of objects; what leads to blocks comes as it is planned."""
         if entries:
             return ()
         planned = self._stack.plan(self._keys.references, _GAP_BYTES, REQUEST_BYTES)

@@ -347,13 +347,18 @@ def test_what_killed_processes_leave(large: Path, tmp_path: Path) -> None:
 # -- a server
 
 
+def put_into(url: str, folder: Path) -> None:
+    """Put a folder's files into an object store."""
+    storage = open_storage(url)
+    for file in folder.rglob("*"):
+        if file.is_file():
+            storage.replace(str(file.relative_to(folder)), file.read_bytes())
+
+
 def test_a_server_of_objects(
     large: Path, s3_url: str, object_store: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storage = open_storage(s3_url)
-    for file in large.rglob("*"):
-        if file.is_file():
-            storage.replace(str(file.relative_to(large)), file.read_bytes())
+    put_into(s3_url, large)
     keys = np.random.default_rng(1).integers(0, 2 * ROWS, 1000)
     with object_server.faults(object_store["AWS_ENDPOINT_URL"]) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
@@ -408,10 +413,7 @@ def test_a_refresh_reads_what_is_new(
 def test_credentials_that_end(
     large: Path, s3_url: str, object_store: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    storage = open_storage(s3_url)
-    for file in large.rglob("*"):
-        if file.is_file():
-            storage.replace(str(file.relative_to(large)), file.read_bytes())
+    put_into(s3_url, large)
     lookup = StateLookup(s3_url)
     check(lookup.rows([5]), [5])
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "denied")
