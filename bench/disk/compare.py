@@ -178,7 +178,8 @@ def measured(shape: Shape, engines: dict[str, Engine]) -> list[Row]:
         answers = {
             name: one.ask(
                 do="run",
-                seed=1_000 * shape.times + 10 * shape.keys + turn,
+                # Each shape has keys of its own: those of another one would be in memory.
+                seed=[shape.times, shape.keys, round(100 * shape.updated), len(shape.law), turn],
                 law=shape.law,
                 keys=shape.keys,
                 batches=shape.batches,
