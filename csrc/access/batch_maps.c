@@ -128,8 +128,11 @@ static pst_status remove_entries(pst_batch *b, int32_t column, const pst_array *
     int64_t i = 0;
     while (!s && i < b->length) {
         pst_prefetch_elements(b, &r, i, PST_MAP_ROOT);
-        if (i % PST_GROUP == 0)
+        if (i % PST_GROUP == 0) {
+            if (pst_pause(t, i))
+                return PST_NO_ROOM;
             s = pst_undo_reserve(t, PST_GROUP);
+        }
         if (!s)
             s = remove_entry(b, i, column, keys);
         i += !s;

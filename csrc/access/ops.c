@@ -552,6 +552,9 @@ static pst_status clear_batch(pst_batch *b, int32_t column) {
         return PST_INVALID;
     for (int64_t from = 0; from < b->length; from += PST_GROUP) {
         int64_t to = from + PST_GROUP < b->length ? from + PST_GROUP : b->length;
+        s = pst_pause(t, from);
+        if (s)
+            return s;
         pst_batch_prepare(b, from);
         s = pst_undo_reserve(t, PST_GROUP);
         for (int64_t i = from; !s && i < to; i++) {

@@ -250,9 +250,11 @@ static pst_status delete_timers(pst_batch *b, pst_domain domain, const pst_array
     const int64_t *ms = (const int64_t *)times->values + times->offset;
     for (int64_t i = 0; !s && i < b->length; i++) {
         int64_t at = times->length == 1 ? 0 : i;
-        if (i % PST_GROUP == 0)
+        if (i % PST_GROUP == 0) {
+            s = pst_pause(b->t, i);
             pst_batch_prepare(b, i);
-        if (!pst_array_is_null(times, at))
+        }
+        if (!s && !pst_array_is_null(times, at))
             s = remove_if_there(b->t, pst_batch_slot(b, i), domain, ms[at]);
     }
     return s;
@@ -443,16 +445,26 @@ static pst_status fire_run(pst_batch *b, pst_domain domain, const int64_t *times
     return pst_timers_remove(b->t, group, domain, (const uint64_t (*)[2])timers, n);
 }
 
+/* Fires those from i on up to the end of its group, of a batch whose rows left since. */
+static pst_status fire_group(pst_batch *b, pst_domain domain, const int64_t *times_ms, int64_t *i) {
+    pst_status s = PST_OK;
+    do
+        s = remove_if_there(b->t, slot_of_timer(b, *i), domain, times_ms[*i]);
+    while (!s && ++*i < b->length && *i % PST_GROUP);
+    return s;
+}
+
 static pst_status fire_all(pst_batch *b, pst_domain domain, const int64_t *times_ms) {
     pst_status s = b->of_rows ? pst_batch_usable(b) : pst_batch_ready(b);
     if (!s)
         s = check_timers(b->t, domain);
     if (s)
         return s;
-    for (int64_t i = 0; !s && b->of_rows && i < b->length;)
-        s = fire_run(b, domain, times_ms, &i);
-    for (int64_t i = 0; !s && !b->of_rows && i < b->length; i++)
-        s = remove_if_there(b->t, slot_of_timer(b, i), domain, times_ms[i]);
+    for (int64_t i = 0; !s && i < b->length;) {
+        if (pst_pause(b->t, i))
+            return PST_NO_ROOM;
+        s = b->of_rows ? fire_run(b, domain, times_ms, &i) : fire_group(b, domain, times_ms, &i);
+    }
     return pst_poison(b->t, s);
 }
 

@@ -347,7 +347,7 @@ pst_status pst_timers_due(pst_table *t, pst_domain domain, int64_t until_ms, int
  * that was made in a later epoch, where rows had to leave before all were fired: with the statuses of
  * batches for fetching then. PST_NOT_FOUND: the timer was deleted. PST_INVALID: no such row. */
 pst_status pst_timer_fire(pst_batch *b, int64_t i, pst_domain domain, int64_t time_ms);
-/* Takes all of them away. */
+/* Takes all of them away. PST_NO_ROOM as pst_table_set_steps says, after some. */
 pst_status pst_timers_fire_all(pst_batch *b, pst_domain domain, const int64_t *times_ms);
 /* Counts timers registered since pst_timers_due, in the same epoch, that were due then. If it has
  * grown, what was handed out may no longer be in order. Timers of rows that come from files were

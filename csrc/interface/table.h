@@ -251,9 +251,12 @@ int pst_table_is_whole(const pst_table *t);
 /* Whether the caller takes steps: seals the epoch, lets rows leave, and goes on. If so, a limit does
  * not poison an epoch that has put a value, an item or an entry: such an operation is PST_NO_ROOM, the
  * detail's row says how many of the batch's rows it has done, and the next one is as it was; of one
- * key nothing has changed. `pst_batch_list_append_many` says in the detail's offset up to which item. Holds for this
- * handle until it is closed. */
+ * key nothing has changed. `pst_batch_list_append_many` says in the detail's offset up to which item.
+ * Holds for this handle until it is closed. */
 void pst_table_set_steps(pst_table *t, int steps);
+/* Whether the last operation that makes room, which clearing and firing do, has passed the limit for
+ * that: rows should leave before many others do. Of a batch it then is PST_NO_ROOM, as above. */
+int pst_table_passed(const pst_table *t);
 /* Marks the open epoch as fit only for a roll back, as a write that failed half way does: whoever
  * cannot go on after such a PST_NO_ROOM calls it. */
 void pst_table_spoil(pst_table *t);

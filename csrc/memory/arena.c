@@ -277,6 +277,7 @@ pst_status pst_arena_commit(pst_arena *a, int space, uint64_t need) {
     if (s == PST_LIMIT && clearing) {
         want = tight < most ? tight : most;
         s = ask_less(a, space, have, least, &want);
+        a->passed += s ? 0 : want - have;
     }
     if (s)
         return s;

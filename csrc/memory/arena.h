@@ -48,6 +48,7 @@ typedef struct pst_arena {
     pst_budget *budget;
     int bound;        /* by the budget */
     int clearing;     /* what is done now makes room */
+    uint64_t passed;  /* bytes beyond the limit that it was granted */
     uint64_t refused; /* bytes that `limit` refused last; 0 where it was the budget */
     int fd;           /* -1: heap */
     int last_errno;

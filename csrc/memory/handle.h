@@ -200,6 +200,7 @@ static inline void pst_no_detail(pst_detail *d) {
 /* From here to pst_cleared what is done makes room: it may pass the limit by an eighth. */
 static inline void pst_clearing(pst_table *t) {
     t->arena.clearing = 1;
+    t->arena.passed = 0;
 }
 
 static inline pst_status pst_cleared(pst_table *t, pst_status s) {
@@ -224,6 +225,19 @@ static inline pst_status pst_refused(pst_table *t, int64_t done, pst_status s) {
     pst_no_detail(&t->detail);
     t->detail.row = done;
     t->deaths = 1; /* a row may have been made for it */
+    return PST_NO_ROOM;
+}
+
+/* What it may pass the limit by in one operation, of a table that takes steps: a part of what it has. */
+enum { PST_PASSED_SHARE = 64 };
+
+/* What one that makes room says when it has done its first `done` rows: PST_OK, or PST_NO_ROOM where
+ * it has passed the limit by so much that rows should leave before it goes on. Some it always does. */
+static inline pst_status pst_pause(pst_table *t, int64_t done) {
+    if (!done || !t->steps || t->arena.passed <= t->arena.committed_total / PST_PASSED_SHARE)
+        return PST_OK;
+    pst_no_detail(&t->detail);
+    t->detail.row = done;
     return PST_NO_ROOM;
 }
 

@@ -84,6 +84,10 @@ void pst_table_set_steps(pst_table *t, int steps) {
     t->steps = steps;
 }
 
+int pst_table_passed(const pst_table *t) {
+    return t->arena.passed != 0;
+}
+
 void pst_table_spoil(pst_table *t) {
     (void)pst_poison(t, PST_LIMIT);
 }

@@ -3,6 +3,7 @@
  */
 #include <math.h>
 
+#include "access/batch.h"
 #include "fetch/room.h"
 #include "memory/span.h"
 #include "ownership.h"
@@ -343,9 +344,8 @@ static void remove_entry(state *s, int64_t key, int at) {
 
 /* ---- all of it --------------------------------------------------------------------------------- */
 
-/* `refused`: how often each kind of write is, and how often rows do not come together. */
-static void run(uint64_t limit, uint32_t largest, int kinds, int rounds, uint64_t seed,
-                uint64_t *refused) {
+/* In each run rows do not come together and writes are refused; `each`: so often that every kind is. */
+static void run(uint64_t limit, uint32_t largest, int kinds, int rounds, uint64_t seed, int each) {
     static state s;
     pst_lineage l = {.epoch = 1};
     memset(&s, 0, sizeof s);
@@ -374,9 +374,13 @@ static void run(uint64_t limit, uint32_t largest, int kinds, int rounds, uint64_
     }
     for (int64_t k = 0; k < KEYS; k++)
         check_key(&s, k);
-    for (int k = 0; k < kinds; k++)
-        refused[k] += s.refused[k] + s.alone[k];
-    refused[WRITES] += s.cut;
+    uint64_t refused = 0;
+    for (int k = 0; k < kinds; k++) {
+        refused += s.refused[k] + s.alone[k];
+        CHECK(!each || s.refused[k] + s.alone[k] > 0);
+    }
+    CHECK(refused > 0);
+    CHECK(s.cut > 0);
     steps_end(&s.f);
 }
 
@@ -552,20 +556,166 @@ static void test_absent(void) {
     steps_end(&s.f);
 }
 
+/* ---- what makes room, of more keys than it may pass the limit for ------------------------------- */
+
+enum { TIMER_AT = 1000, CROWD = 60000 };
+
+static const pst_column TIMED[] = {
+    {.name = "v", .type = PST_STRING},
+    {.name = "m", .type = PST_INT64, .kind = PST_MAP, .map_key = PST_STRING},
+    {.name = "#timers", .type = PST_INT32, .kind = PST_TIMERS},
+    {.name = "#timer", .type = PST_INT64, .kind = PST_TIMER}};
+static const pst_schema TIMED_SCHEMA = {1, 4, &KEY, TIMED, 0};
+
+typedef enum clearing { DELETES, REMOVES, DELETES_TIMERS, FIRES, CLEARINGS } clearing;
+
+/* Rows with a value, an entry and a timer, as many as fit. */
+static int64_t fill_timed(state *s, int64_t *keys) {
+    pst_cell v = {{0, 0}, {bytes_of((text){100, 3}), 100}};
+    pst_cell name = {{0, 0}, {(uint8_t *)"an entry", 8}}, word = {{7, 0}, {NULL, 0}};
+    int64_t n = 0;
+    for (; n < CROWD; n++) {
+        if (pst_key_set_word(s->f.t, (uint64_t)n) || pst_value_put(s->f.t, 0, &v) ||
+            pst_map_put(s->f.t, 1, &name, &word) || pst_timer_register(s->f.t, PST_EVENT, TIMER_AT))
+            break;
+        keys[n] = n;
+    }
+    REQUIRE(!s->f.t->poisoned && n > 500 && n < CROWD);
+    seal(&s->f, s->f.t);
+    set_stack(&s->f);
+    return n;
+}
+
+static uint64_t key_of(const pst_batch *b, int64_t i) {
+    pst_key key;
+    pst_batch_key(b, i, &key);
+    return key.word;
+}
+
+static pst_array entry_names(int64_t n) {
+    static int32_t offsets[CROWD + 1];
+    static uint8_t names[8 * CROWD];
+    for (int64_t i = 0; i < n; i++) {
+        memcpy(names + 8 * i, "an entry", 8);
+        offsets[i + 1] = (int32_t)(8 * (i + 1));
+    }
+    return (pst_array){.type = PST_STRING,
+                       .length = n,
+                       .values = names,
+                       .offsets = offsets,
+                       .values_bytes = 8 * n};
+}
+
+static void let_leave(state *s, uint64_t rows) {
+    pst_room some = {rows, 0}, left;
+    seal(&s->f, s->f.t);
+    set_stack(&s->f);
+    CHECK_EQ(pst_table_leave(s->f.t, &some, &left), PST_OK);
+    check_ownership(s->f.t);
+}
+
+/* A batch of as many of n keys as fit together, if need be after all others have left. */
+static pst_batch *batch_of(state *s, const int64_t *keys, int64_t *n) {
+    for (;; *n = (*n + 1) / 2) {
+        pst_array k = {.type = PST_INT64, .length = *n, .values = keys};
+        pst_batch *b = NULL;
+        uint64_t absent;
+        REQUIRE(!pst_batch_create(s->f.t, &k, &b));
+        pst_status st = pst_batch_fetch(b, 1, &absent);
+        if (!st)
+            return b;
+        CHECK_EQ(st, PST_NO_ROOM);
+        pst_batch_destroy(b);
+        if (*n == 1)
+            let_leave(s, CROWD);
+    }
+}
+
+static pst_status clear_some(state *s, clearing what, const int64_t *keys, int64_t *n,
+                             pst_batch *due, const int64_t *times) {
+    pst_batch *b = due ? due : batch_of(s, keys, n);
+    pst_array at = {.type = PST_INT64, .length = *n, .values = times};
+    pst_array names = entry_names(*n);
+    pst_status st;
+    if (what == DELETES)
+        st = pst_batch_clear(b, -1);
+    else if (what == REMOVES)
+        st = pst_batch_map_remove(b, 1, &names);
+    else if (what == DELETES_TIMERS)
+        st = pst_batch_timer_delete(b, PST_EVENT, &at);
+    else
+        st = pst_timers_fire_all(b, PST_EVENT, times);
+    pst_batch_destroy(b);
+    return st;
+}
+
+/* What clears says how far it came before it has used up what it may pass the limit by, and goes on
+ * after a step. */
+static void test_pauses(clearing what) {
+    static int64_t keys[CROWD], times[CROWD];
+    static state s;
+    pst_lineage l = {.epoch = 1};
+    pst_batch *due = NULL;
+    memset(&s, 0, sizeof s);
+    steps_begin(&s.f, &TIMED_SCHEMA);
+    s.limit = 1 << 20;
+    pst_table_options o = {
+        .max_parallelism = GROUPS, .last_key_group = GROUPS - 1, .limit_bytes = s.limit};
+    REQUIRE(!pst_table_open(&TIMED_SCHEMA, &o, &s.f.t, NULL, NULL));
+    pst_table_set_steps(s.f.t, 1);
+    REQUIRE(!pst_table_seal(s.f.t, &l, NULL));
+    int64_t n = fill_timed(&s, keys);
+    for (int64_t i = 0; i < n; i++)
+        times[i] = TIMER_AT;
+    if (what == FIRES) {
+        REQUIRE(!pst_timers_due(s.f.t, PST_EVENT, TIMER_AT, CROWD, times, &due));
+        n = pst_batch_length(due);
+        for (int64_t i = 0; i < n; i++)
+            keys[i] = (int64_t)key_of(due, i);
+    }
+    pst_table_set_whole(s.f.t, 0);
+    s.f.t->arena.limit = s.f.t->arena.committed_total / 32 * 31;
+    int paused = 0;
+    for (int64_t at = 0; at < n; due = NULL) {
+        int64_t some = n - at;
+        pst_status st = clear_some(&s, what, keys + at, &some, due, times);
+        REQUIRE(st == PST_OK || st == PST_NO_ROOM);
+        CHECK(!s.f.t->poisoned);
+        int64_t done = st ? pst_table_detail(s.f.t)->row : some;
+        CHECK(done > 0 && (!st || done < some));
+        CHECK(!st || pst_table_passed(s.f.t));
+        at += done;
+        paused += st != PST_OK;
+        s.f.t->arena.limit = s.limit;
+        if (st)
+            let_leave(&s, (uint64_t)n / 4);
+    }
+    CHECK(paused > 0);
+    /* Files name the timers that there were. */
+    pst_status st = PST_NO_ROOM;
+    for (int tries = 0; st == PST_NO_ROOM && tries < 50; tries++) {
+        let_leave(&s, CROWD);
+        st = pst_timers_due(s.f.t, PST_EVENT, TIMER_AT, 10, times, &due);
+    }
+    /* Keys that were deleted keep their timers. */
+    CHECK_EQ(st, what == REMOVES || what == DELETES ? PST_OK : PST_NOT_FOUND);
+    pst_batch_destroy(due);
+    steps_end(&s.f);
+}
+
 int main(int argc, char **argv) {
     int rounds = argc > 1 ? atoi(argv[1]) : 600;
     uint64_t seed = argc > 2 ? (uint64_t)atoi(argv[2]) : 1;
-    uint64_t refused[WRITES + 1] = {0};
     test_absent();
     for (uint64_t i = 0; i < 4; i++)
         test_refused_puts(seed + i);
     test_sizes_that_change();
     test_above_the_limit();
-    run((uint64_t)1 << 20, 20000, 1, rounds, seed, refused);
-    run((uint64_t)1 << 20, 20000, WRITES, rounds, seed + 1, refused);
-    run((uint64_t)2 << 20, 100000, WRITES, rounds, seed + 2, refused);
-    run((uint64_t)8 << 20, 1000000, WRITES, rounds / 4, seed + 3, refused);
-    for (int k = 0; k <= WRITES; k++)
-        CHECK(refused[k] > 0);
+    for (int what = 0; what < CLEARINGS; what++)
+        test_pauses((clearing)what);
+    run((uint64_t)1 << 20, 20000, 1, rounds, seed, 1);
+    run((uint64_t)1 << 20, 20000, WRITES, rounds, seed + 1, 0);
+    run((uint64_t)2 << 20, 100000, WRITES, rounds, seed + 2, 1);
+    run((uint64_t)8 << 20, 1000000, WRITES, rounds / 4, seed + 3, 0);
     return check_report();
 }

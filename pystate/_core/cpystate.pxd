@@ -207,6 +207,7 @@ cdef extern from "pystate.h" nogil:
     void pst_table_set_whole_rows(pst_table *t, uint64_t bytes)
     void pst_table_set_steps(pst_table *t, int steps)
     void pst_table_spoil(pst_table *t)
+    int pst_table_passed(const pst_table *t)
     pst_status pst_table_changes(pst_table *t, pst_sealed **sealed)
     pst_status pst_table_lineage(const pst_table *t, int32_t back, pst_lineage *lineage)
     pst_status pst_table_rollback(pst_table *t, int32_t back)

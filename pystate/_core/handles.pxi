@@ -280,10 +280,12 @@ cdef class Batch(_Dependent):
 
     cdef pst_status bring_rows(self, pst_batch *b, bint reading, bint well, uint64_t size,
                                int64_t *fits, uint64_t *wanted, bint *placed) except *:
-        """Bring the rows of a batch of its keys into the table. PST_NO_STACK: the
-        files were seen to (once: `placed`), and the batch is to be made anew. PST_NO_ROOM: about so many of the first ones fit, and room for
-        so many rows is wanted; with `well` also where there is little room to write so many
-        bytes."""
+        """Bring the rows of a batch of its keys into the table.
+
+        PST_NO_STACK: the files were seen to (once: `placed`), and the batch is to be made anew.
+        PST_NO_ROOM: about so many of the first ones fit, and room for so many rows is wanted; with
+        `well` also where there is little room to write so many bytes.
+        """
         cdef Table table = self.table
         cdef int64_t n = pst_batch_length(b)
         cdef uint64_t absent = 0, found = 0
@@ -343,6 +345,7 @@ cdef class Batch(_Dependent):
         cdef pst_status status
         self.ready_keys()
         w.all = pst_batch_length(self.b)
+        cdef int64_t again = w.all
         if self.table.may_step and self.columns is not None and w.all \
                 and not self.table.making_room and is_cut(w):
             return self.write_in_parts(w)
@@ -350,6 +353,10 @@ cdef class Batch(_Dependent):
         try:
             with nogil:
                 status = write_part(w, self.b, 0, w.offsets)
+                # Nobody can make room, and what was cleared already takes none.
+                while status == PST_NO_ROOM and w.kind >= WRITE_CLEAR and again:
+                    again -= 1
+                    status = write_part(w, self.b, 0, w.offsets)
         finally:
             self.end()
         return self.table.check_room(status, w.column, bytes_of(w, 0, w.all), is_repeatable(w))

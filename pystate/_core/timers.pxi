@@ -79,11 +79,11 @@ cdef class DueTimers:
     @property
     def missed(self):
         """How many other due timers were registered since."""
-        self.keys.ready()
+        self.keys.ready_keys()
         return pst_timers_missed(self.keys.table.t) - self.missed_before
 
     cdef bint is_stale(self) except -1:
-        self.keys.ready()
+        self.keys.ready_keys()
         cdef Table table = self.keys.table
         return self.epoch != table.epochs or pst_timers_missed(table.t) != self.missed_before
 
@@ -101,27 +101,51 @@ cdef class DueTimers:
         cdef Batch keys = self.keys
         cdef Table table = keys.table
         cdef pst_status status
-        keys.ready()
+        keys.ready_keys()
         if not 0 <= i < pst_batch_length(keys.b):
             raise errors.InvalidArgumentError(f"there is no timer {i}")
-        status = pst_timer_fire(keys.b, i, self.domain, (<const int64_t *> self.own.data)[i])
+        # The one before was taken away in a full table.
+        if table.may_step and pst_table_passed(table.t):
+            table.make_room(SETS_WATCHED)
+        if self.epoch == table.epochs:
+            status = pst_timer_fire(keys.b, i, self.domain, self.time_at(i))
+        else:
+            status = self.take_alone(i)
         if status == PST_NOT_FOUND:
             return False
+        table.check_fetched(status)
         table.select(keys, i, status)
         return True
 
+    cdef pst_status take_alone(self, Py_ssize_t i) except *:
+        """Take timer `i` away where rows left since it was found: those of all keys may not fit."""
+        cdef Table table = self.keys.table
+        cdef pst_batch *b
+        cdef pst_status status
+        cdef bint placed = False
+        cdef int tried = 0
+        while True:
+            b = self.keys.part(i, 1)
+            status = pst_timer_fire(b, 0, self.domain, self.time_at(i))
+            self.keys.drop_part(b)
+            if status != PST_OK and not placed and table.find_files(status):
+                placed = True
+            elif status == PST_NO_ROOM and tried < 2 and table.make_room(SETS_WATCHED, tried == 1):
+                tried += 1
+            else:
+                return status
+
     def fire_all(self):
         """Take all of them away."""
-        cdef Batch keys = self.keys
-        cdef pst_status status
-        keys.begin()
-        try:
-            with nogil:
-                status = pst_timers_fire_all(keys.b, self.domain,
-                                             <const int64_t *> self.own.data)
-        finally:
-            keys.end()
-        keys.table.check(status)
+        cdef pst_array times
+        self.keys.ready_keys()
+        memset(&times, 0, sizeof(times))
+        times.type = PST_INT64
+        times.length = pst_batch_length(self.keys.b)
+        times.values = self.own.data
+        cdef Write w = write_of(WRITE_FIRED, -1, &times)
+        w.domain = self.domain
+        self.keys.table.check_fetched(self.keys.write(&w))
 
 
 cdef object as_due_timers(object due):

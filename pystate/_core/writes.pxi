@@ -13,6 +13,7 @@ cdef enum:
     WRITE_CLEAR = 8
     WRITE_REMOVE = 9
     WRITE_NO_TIMERS = 10
+    WRITE_FIRED = 11           # as before, of timers that were found due
 
 cdef enum:
     SMALL = 16                 # bytes of a value
@@ -67,6 +68,8 @@ cdef pst_status write_part(const Write *w, pst_batch *b, int64_t at, const int32
             steps[i].values = part_of(&w.steps[i].values, at, n, w.all)
         return pst_batch_apply_all(b, w.n_steps, steps, NULL if w.fresh is NULL else w.fresh + at,
                                    NULL if w.refused is NULL else w.refused + at)
+    if w.kind == WRITE_FIRED and n == w.all:
+        return pst_timers_fire_all(b, w.domain, <const int64_t *> w.values.values)
     values = part_of(&w.values, at, n, w.all)
     if w.kind == WRITE_VALUES:
         return pst_batch_put(b, w.column, &values)
@@ -78,7 +81,7 @@ cdef pst_status write_part(const Write *w, pst_batch *b, int64_t at, const int32
         return pst_batch_aggregate(b, w.column, w.shape, &values)
     if w.kind == WRITE_MERGE:
         return pst_batch_merge(b, w.column, w.shape, &values)
-    if w.kind == WRITE_NO_TIMERS:
+    if w.kind in (WRITE_NO_TIMERS, WRITE_FIRED):
         return pst_batch_timer_delete(b, w.domain, &values)
     keys = part_of(&w.map_keys, at, n, w.all)
     if w.kind == WRITE_REMOVE:

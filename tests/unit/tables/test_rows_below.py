@@ -20,7 +20,7 @@ from pystate.state.operator_spec import OperatorSpec
 from pystate.tables import backend as backend_module
 from pystate.tables import rows_below
 from pystate.tables.backend import KeyedStateBackend
-from pystate.tables.below import FilesBelow
+from pystate.tables.below import FileBelow, FilesBelow
 from pystate.tables.options import DISK, TableOptions
 from pystate.tables.rows_below import RowsBelow
 from pystate.types.arrays import hash_keys, key_groups
@@ -418,3 +418,80 @@ def test_large_maps_follow_their_key_groups(tmp_path: Path) -> None:
     with ps.KeyedStateBackend("long", states=MAPS) as heap:
         heap.restore([name for name, _, _ in files])
         check_maps(heap, keys, below=False, both=True)
+
+
+# ---- firing in little memory ---------------------------------------------------------------------
+
+
+def stepping(folder: Path, made: list[FileBelow]) -> ps.KeyedStateBackend:
+    """A backend with 1 MiB that takes steps by itself; `made` gets the files that it makes."""
+    backend = ps.KeyedStateBackend(
+        "long",
+        states={"text": ps.ValueState("binary")},
+        timers=True,
+        limit_bytes=1 << 20,
+        home="disk",
+        path=folder / "table",
+    )
+
+    def step() -> None:
+        before = backend.lineage()
+        assert before is not None
+        lineage = ps.Lineage(uuid.uuid4().bytes, before.id, before.epoch + 1, 7)
+        path = folder / f"{lineage.epoch}.delta"
+        with backend.below.seal_step(lineage) as snapshot, open(path, "wb") as out:
+            snapshot.write(out)
+        made.append((str(path), 0, backend.max_parallelism - 1))
+        backend.below.set_files(made)
+
+    backend.below.step_by(step, lambda: made)
+    return backend
+
+
+@pytest.mark.parametrize("how", ["all", "each", "stale"])
+def test_timers_of_more_rows_than_fit_are_fired(how: str, tmp_path: Path) -> None:
+    """Rows that grow while timers fire make steps; each timer fires once, whoever leaves."""
+    keys, size, stale = 1000, 200, 0
+    files: list[FileBelow] = []
+    fired: list[int] = []
+    with stepping(tmp_path, files) as backend:
+        text = backend["text"]
+        for at in range(0, keys, 500):
+            batch = backend.keys(range(at, at + 500))
+            text.update_all(batch, b"x" * size)
+            backend.register_timers(batch, "event", [5] * 500)
+        steps = len(files)
+        assert steps
+        while (due := backend.due_timers("event", 5)) is not None:
+            names = due.keys.to_pylist()
+            if how == "all":
+                text.update_all(due.keys, b"y" * 2000)
+                stale += due.stale
+                due.fire_all()
+                fired += names
+                continue
+            for i, key in enumerate(names):
+                if due.fire(i):
+                    fired.append(key)
+                    text.update(b"y" * 2000)
+                if due.stale:
+                    stale += 1
+                    if how == "each":
+                        break
+        assert sorted(fired) == list(range(keys))
+        assert stale > 0 and len(files) > steps + 5
+        assert backend.stats().committed_bytes <= 1.125 * (1 << 20)
+        assert set(text.values(backend.keys(range(keys))).to_pylist()) == {b"y" * 2000}
+
+
+def test_timers_are_fired_where_no_step_may_be_made(tmp_path: Path) -> None:
+    files: list[FileBelow] = []
+    with stepping(tmp_path, files) as backend:
+        batch = backend.keys(range(200))
+        backend["text"].update_all(batch, b"x" * 200)
+        backend.register_timers(batch, "event", [5] * 200)
+        due = backend.due_timers("event", 5)
+        assert due is not None and len(due) == 200
+        backend.below.step_by(None)
+        due.fire_all()
+        assert backend.due_timers("event", 5) is None and not files
