@@ -278,6 +278,9 @@ cdef class TimerService:
         cdef bint came = True, emptied = False, placed = False
         cdef uint64_t rows = 0
         cdef pst_timers_place emptied_at, at
+        # Of few rows at a time each would have a step of its own.
+        if table.below and table.may_step:
+            table.watch_room(min(most, DUE_ROOM))
         while True:
             status = self.due(keys, domain, until_ms, most, times)
             if status != PST_OK and not placed and table.find_files(status):
