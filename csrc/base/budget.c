@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -377,6 +378,12 @@ uint64_t pst_memory_bytes(const char *proc, const char *cgroups) {
     if (f)
         fclose(f);
     return limit;
+}
+
+void pst_memory_give_back(void) {
+#ifdef __GLIBC__
+    (void)malloc_trim(0);
+#endif
 }
 
 uint64_t pst_default_limit(void) {

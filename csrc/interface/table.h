@@ -28,6 +28,9 @@ typedef struct pst_budget pst_budget;
  * above it if less; versions 1 and 2. `proc` and `cgroups`: where they are looked for, NULL as
  * usual. */
 uint64_t pst_memory_bytes(const char *proc, const char *cgroups);
+/* Gives what the allocator has kept of freed memory back to the system: nobody counts it. It may take
+ * milliseconds, and more for whoever then allocates, so it is for those who have freed much. */
+void pst_memory_give_back(void);
 
 /* `limit_bytes` 0: three quarters of pst_memory_bytes. PST_NO_MEMORY. */
 pst_status pst_budget_create(uint64_t limit_bytes, pst_budget **budget);

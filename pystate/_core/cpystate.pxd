@@ -155,6 +155,7 @@ cdef extern from "pystate.h" nogil:
         int own
 
     uint64_t pst_memory_bytes(const char *proc, const char *cgroups)
+    void pst_memory_give_back()
     pst_status pst_budget_create(uint64_t limit_bytes, pst_budget **budget)
     void pst_budget_release(pst_budget *b)
     void pst_budget_get_stats(pst_budget *b, pst_budget_stats *stats)

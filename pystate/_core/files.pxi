@@ -12,6 +12,10 @@ cdef object info_tuple(const pst_file_info *info):
 
 # ---- sealed epochs -------------------------------------------------------------------------------
 
+cdef enum:
+    MUCH_BYTES = 4 << 20       # of rows: what was allocated for so many is not kept for later
+
+
 cdef class Sealed(_Guarded):
     """What an epoch changed; independent of its table."""
 
@@ -61,6 +65,8 @@ cdef class Sealed(_Guarded):
         try:
             pst_sealed_guide(self.s, block_bytes)
             with nogil:
+                if pst_sealed_bytes(self.s) >= MUCH_BYTES:
+                    pst_memory_give_back()  # writing takes most of what a checkpoint takes
                 status = pst_sealed_write(self.s, &io.c, &info)
         finally:
             self.end()
@@ -74,8 +80,12 @@ cdef class Sealed(_Guarded):
         """Free the memory. Does nothing the second time."""
         if self.s is not NULL and self.fork == fork_generation:
             self.ready()
+            much = pst_sealed_bytes(self.s) >= MUCH_BYTES
             pst_sealed_destroy(self.s)
             self.s = NULL
+            if much:
+                with nogil:
+                    pst_memory_give_back()
 
 
 cdef Sealed make_sealed(str where, Budget budget):
@@ -445,6 +455,8 @@ def merge(list readers not None, list columns not None, Schema schema not None, 
             if status == PST_OK:
                 status = pst_sst_writer_finish(writer, &info)
             pst_sst_writer_destroy(writer)
+            if info.raw_bytes >= MUCH_BYTES:
+                pst_memory_give_back()
     finally:
         sources.end()
     sources.check(status, io, schema, budget)
