@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import InvalidArgumentError
@@ -41,7 +43,7 @@ class StateLookup:
         The checkpoint of a job or store, or a savepoint.
     uid, epoch
         As for `read_state`. Without an epoch the newest one is read, and the next newest one when a
-        running job has removed its files.
+        running job has removed its files. In place of a number it may be a manifest that was read.
     selection : Selection
         Which states are read, and how.
     declared : mapping of str to State
@@ -54,23 +56,29 @@ class StateLookup:
         location: str | os.PathLike[str] | CheckpointStorage,
         uid: str | None = None,
         *,
-        epoch: int | None = None,
+        epoch: int | Manifest | None = None,
         selection: Selection = EVERYTHING,
         declared: Mapping[str, State[Any]] | None = None,
     ) -> None:
         if isinstance(location, (str, os.PathLike)):
             location = storage_at(location, "StateLookup")
-        self._storage, self._uid, self._asked_epoch = location, uid, epoch
+        self._storage, self._uid = location, uid
+        self._asked_epoch = epoch.epoch if isinstance(epoch, Manifest) else epoch
         self._selection, self._declared = selection, dict(declared or {})
         self._files = KeyFiles(location)
         self._history = History(location)
         self._refreshing = threading.Lock()
-        self._scan = self._newest(None)
+        self._scan = self._as_of(epoch) if isinstance(epoch, Manifest) else self._newest(None)
 
     @property
     def epoch(self) -> int:
         """The epoch that is read."""
         return self._scan.epoch
+
+    @property
+    def scan(self) -> StateScan:
+        """What is known of the epoch that is read, by which all of it can be read."""
+        return self._scan
 
     @property
     def schema(self) -> pa.Schema:
@@ -89,6 +97,22 @@ class StateLookup:
             self._scan = scan = self._newest(self._scan)
             self._files.forget(frozenset(ref.path for ref in scan.operator.files))
         return scan.epoch
+
+    def at(self, manifest: Manifest) -> StateLookup:
+        """Look keys up as of another epoch of the checkpoint; files that are open are shared.
+
+        A refresh of either closes the files that it does not need itself; `keep` does not.
+        """
+        other = copy(self)
+        other._asked_epoch = manifest.epoch
+        other._refreshing, other._history = threading.Lock(), History(self._storage)
+        other._scan = other._as_of(manifest, self._scan)
+        return other
+
+    def keep(self, manifests: Iterable[Manifest]) -> None:
+        """Close the files that none of these epochs has."""
+        operators = (each.operator(self._scan.operator.uid) for each in manifests)
+        self._files.forget(frozenset(ref.path for op in operators if op for ref in op.files))
 
     def rows(
         self,
@@ -136,6 +160,12 @@ class StateLookup:
             return pa.Table.from_batches(looked.batches(self._files), looked.schema)
 
         return while_retained(self._storage, read, "look keys up", again=self._asked_epoch is None)
+
+    def _as_of(self, manifest: Manifest, before: StateScan | None = None) -> StateScan:
+        scan = StateScan.within(
+            self._storage, manifest, self._uid, selection=self._selection, before=before
+        )
+        return replace(scan, declared=self._declared)
 
     def _newest(self, before: StateScan | None) -> StateScan:
         def look() -> StateScan:

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.base.arguments import duplicates
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, restrict
 from pystate.checkpoint.state_files import OpenFile, open_file
@@ -101,6 +102,29 @@ class StateScan:
         known by them is not read again.
         """
         manifest = epoch_of(storage, epoch, history)
+        return cls.within(
+            storage,
+            manifest,
+            uid,
+            selection=selection,
+            keys=keys,
+            key_groups=key_groups,
+            before=before,
+        )
+
+    @classmethod
+    def within(
+        cls,
+        storage: CheckpointStorage,
+        manifest: Manifest,
+        uid: str | None = None,
+        *,
+        selection: Selection = EVERYTHING,
+        keys: Any = None,
+        key_groups: Any = None,
+        before: StateScan | None = None,
+    ) -> StateScan:
+        """Look at the epoch of a manifest that was read."""
         operator = operator_of(storage, manifest, uid)
         groups = wanted_groups(key_groups, manifest.max_parallelism)
         wanted = None
@@ -337,7 +361,7 @@ class StateScan:
         return batches
 
     def _shape(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        rows = self._within(rows)
+        rows = self.within_groups(rows)
         if self.defaults:
             rows = fill_defaults(rows, self.defaults)
         if self.selection.explode:
@@ -345,7 +369,7 @@ class StateScan:
         if rows.num_rows:
             yield rows
 
-    def _within(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def within_groups(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of the key groups that are asked for: more may have been read."""
         if self.key_groups is None:
             return rows
@@ -362,7 +386,7 @@ class StateScan:
                     columns.append(due.keys.namespaces())
                 columns += [pa.repeat(domain, len(due)), pa.array(due.timestamps)]
                 rows = pa.RecordBatch.from_arrays(columns, schema=schema)
-                rows = self._within(rows)
+                rows = self.within_groups(rows)
                 if rows.num_rows:
                     yield rows
                 due.fire_all()  # in this table only: the next ones follow
