@@ -120,6 +120,7 @@ class StateLookup:
         namespaces: Any = None,
         *,
         clock: tuple[int | None, int | None] = (None, None),
+        selection: Selection | None = None,
     ) -> pa.Table:
         """The rows of those keys that exist, in no particular order.
 
@@ -132,6 +133,8 @@ class StateLookup:
         clock : tuple
             The processing time and the watermark, in milliseconds since 1970, by which states that
             were declared with a time to live are hidden; None where one is not known.
+        selection : Selection, optional
+            Which states are read this time, and how.
 
         Raises
         ------
@@ -157,6 +160,8 @@ class StateLookup:
                 None if namespaces is None else (_namespace_of(scan), namespaces),
             )
             looked = replace(scan, keys=wanted, key_groups=wanted.key_groups, clock=clock)
+            if selection is not None:
+                looked = replace(looked, selection=selection)
             return pa.Table.from_batches(looked.batches(self._files), looked.schema)
 
         return while_retained(self._storage, read, "look keys up", again=self._asked_epoch is None)

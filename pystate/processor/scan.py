@@ -160,7 +160,7 @@ class StateScan:
         # Of one state alone only the keys are read that have it.
         if not self.selection.defaults or self.selection.state is not None:
             return {}
-        return default_columns(self.read, dict(self.operator.defaults))
+        return default_columns(self.given, dict(self.operator.defaults))
 
     @property
     def states(self) -> dict[str, State[Any]]:
@@ -210,7 +210,7 @@ class StateScan:
             texts = dict(self.operator.defaults) if self.defaults else {}
             fields += [
                 mark_default(pa.field(name, self._type_of(d)), texts.get(name))
-                for name, d in self.read.items()
+                for name, d in self.given.items()
             ]
         for name in duplicates(column.name for column in fields):
             raise InvalidArgumentError(
@@ -245,16 +245,21 @@ class StateScan:
         only = self.selection.state
         return {name: d for name, d in self.states.items() if only in (None, name)}
 
+    @property
+    def given(self) -> dict[str, State[Any]]:
+        """Those of them that are columns of the rows."""
+        return {name: d for name, d in self.read.items() if self.selection.gives(name)}
+
     def _type_of(self, declaration: State[Any]) -> pa.DataType:
         if self.selection.accumulators and isinstance(declaration, AggregatingState):
             return pa.binary()  # also where all have one width: Spark knows no other type
         return declaration.arrow_type
 
     def _exported(self, backend: KeyedStateBackend, keys: KeyBatch) -> pa.RecordBatch:
-        rows = backend.exported(keys)
+        rows = backend.exported(keys, None if self.selection.only is None else self.given)
         if not self.selection.accumulators:
             return rows
-        for name, declaration in self.read.items():
+        for name, declaration in self.given.items():
             if isinstance(declaration, AggregatingState):
                 place = rows.schema.get_field_index(name)
                 kept = backend[name].accumulators(keys).cast(pa.binary())
@@ -329,10 +334,17 @@ class StateScan:
         """Merge files of a range, oldest first; `_is_merged` has said that this gives the rows."""
         key = parse_key(list(self.operator.key_schema))
         fields = list(self.schema)[: len(key)]
-        fields += [pa.field(name, d.arrow_type) for name, d in self.read.items()]
+        fields += [pa.field(name, d.arrow_type) for name, d in self.given.items()]
         schema = pa.schema(fields)
         rows = merged_rows(
-            files, key, self.read, bounds, self.max_parallelism, dict(state.since), self.clock
+            files,
+            key,
+            self.read,
+            bounds,
+            self.max_parallelism,
+            dict(state.since),
+            self.clock,
+            self.given,
         )
         return (pa.RecordBatch.from_arrays(columns, schema=schema) for columns in rows)
 

@@ -95,8 +95,8 @@ class View:
         lookup = self.lookup(uid)
         for at in range(0, len(keys[0]), KEYS):
             some = [column.slice(at, KEYS) for column in keys]
-            for rows in lookup.rows(some, clock=scan.clock).to_batches():
-                yield scan.within_groups(rows)
+            found = lookup.rows(some, clock=scan.clock, selection=scan.selection)
+            yield from map(scan.within_groups, found.to_batches())
 
     def follow(self, before: View) -> None:
         """Be ready for the keys of those operators that were asked for before."""
@@ -171,6 +171,20 @@ class Connection:
                 with suppress(FencedError):  # retired meanwhile
                     found.append(self._history.manifest(epoch))
             return found
+
+    def has_run(self, run_key: str, manifest: Manifest, after: int) -> bool:
+        """Whether an epoch contains a run, which none up to the epoch `after` does."""
+        with self._lock:
+            if after:
+                for epoch in self._history.epochs:
+                    if after < epoch <= manifest.epoch:
+                        with suppress(FencedError):
+                            if self._history.manifest(epoch).run_key == run_key:
+                                return True
+                if self._history.epochs[:1] <= (after + 1,):
+                    return False
+            found = self._history.find_run(run_key)
+            return found is not None and found[0] <= manifest.epoch
 
     def lookup(self, uid: str, manifest: Manifest) -> StateLookup:
         """What looks keys of an operator up as of an epoch."""

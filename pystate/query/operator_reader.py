@@ -99,7 +99,8 @@ class OperatorReader:
         scan = lookup.scan
         if states is not None:
             states = checked_names(states, scan.states, self.uid, "get: states")
-        found = lookup.rows(keys, namespaces, clock=view.clock(self.uid))
+        selection = None if states is None else Selection(only=frozenset(states))
+        found = lookup.rows(keys, namespaces, clock=view.clock(self.uid), selection=selection)
         asked = _asked(scan, keys, namespaces)
         if scan.namespace is not None and namespaces is None:
             rows = all_each(asked, found)

@@ -21,6 +21,8 @@ from pystate.errors import InvalidArgumentError
 from pystate.processor.epochs import storage_at
 from pystate.query.connection import Connection, Place
 from pystate.query.operator_reader import OperatorReader
+from pystate.query.waiting import parse_position, wait
+from pystate.types.durations import Duration
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -97,6 +99,44 @@ class StateReader:
             The newest manifest is lost, damaged, or of a later version of pystate.
         """
         return self._place.refresh().epoch
+
+    def wait_for(
+        self,
+        *,
+        epoch: int | None = None,
+        position: Any = None,
+        timeout: Duration = "10 seconds",
+    ) -> int:
+        """Move to the newest epoch once it has what somebody wrote, and return its number.
+
+        Parameters
+        ----------
+        epoch : int, optional
+            An epoch, such as `Store.checkpoint` returns.
+        position : optional
+            Instead: the key of a run; or ``(query id, batch id)`` of a stream, or its progress, a
+            mapping with ``id`` and ``batchId``; or how far its source has been read at least, in
+            the form of its ``endOffset``, such as ``{"topic": {"0": 1234}}`` for Kafka, where 1234
+            is the offset behind the last record. Of several sources a list, with None for those
+            that do not matter.
+        timeout : str, timedelta or int
+            How long to wait, such as "10 seconds"; an integer is in milliseconds.
+
+        Returns
+        -------
+        int
+            The epoch, which is that of the reader now, and may be a later one.
+
+        Raises
+        ------
+        NotReachedError
+            There was no such epoch in time.
+        InvalidArgumentError
+            The position cannot be compared with that of the stream; or the reader is pinned to an
+            epoch that does not have it.
+        """
+        self._place.check()
+        return wait(self._place, parse_position(epoch, position), timeout)
 
     def at(self, epoch: int) -> StateReader:
         """Return a reader that is pinned to an epoch; it shares open files with this one.

@@ -48,6 +48,9 @@ from pystate.types.state_type import StateType
 #: Kinds whose columns in files are their results.
 PLAIN = (ValueState, ListState, MapState)
 
+#: How many parts a column of a state has, by its kind; of all others there are none.
+PARTS = {VALUE: 1, LIST: 2, MAP: 3}
+
 #: A `FileBelow`, or what makes one.
 AnyFile: TypeAlias = "tuple[str, int, int] | tuple[str, int, int, ObjectFile | None]"
 #: Rows, nulls, validity, offsets, values.
@@ -360,8 +363,7 @@ def _pieces(
 
 def parts_before(columns: Sequence[Column]) -> list[int]:
     """Of each column of a table's states, how many parts the columns before it have."""
-    many = {VALUE: 1, LIST: 2, MAP: 3}
-    return list(accumulate((many.get(c.kind, 0) for c in columns), initial=0))[:-1]
+    return list(accumulate((PARTS.get(c.kind, 0) for c in columns), initial=0))[:-1]
 
 
 def key_arrays(parts: Iterator[Part], types: Sequence[StateType]) -> list[pa.Array[Any]]:
