@@ -10,12 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from pystate.base.arguments import choice
+from pystate.base.arguments import choice, text
+from pystate.errors import InvalidArgumentError
 from pystate.processor.epochs import MissingFileError
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import EVERYTHING, Selection
 from pystate.query.connection import Place, View
-from pystate.query.filters import Where, checked_names, parse_where
+from pystate.query.entries import Wanted, entries
+from pystate.query.filters import Where, checked_names, parse_where, unknown_column_error
 from pystate.query.ordering import all_each, one_each
 from pystate.state.columns import NAMESPACE
 from pystate.state.declaration import State
@@ -110,6 +112,58 @@ class OperatorReader:
             return rows
         kept = len(scan.operator.key_schema) + (scan.namespace is not None)
         return rows.select([*rows.schema.names[:kept], *states])
+
+    def entries(
+        self, state: str, key: Any, *, from_: Any = None, to: Any = None, namespace: Any = None
+    ) -> pa.RecordBatchReader:
+        """Read one key's map or list, or a piece of it, some elements at a time.
+
+        Parameters
+        ----------
+        state : str
+            A state that is a map or a list.
+        key : object
+            The key; a tuple if it has several columns.
+        from_, to : optional
+            Of a map only entries whose keys are not less than `from_`, and less than `to`; of a
+            list only items from the position `from_` on, and before `to`.
+        namespace : optional
+            The namespace of the state; the default one if omitted.
+
+        Returns
+        -------
+        pyarrow.RecordBatchReader
+            A row for each element, ``<state>_key`` and ``<state>`` of a map, in the order of its
+            keys, and ``<state>_index`` and ``<state>`` of a list; none if the epoch does not have
+            the key. The reader can be used once.
+
+        Raises
+        ------
+        InvalidArgumentError
+            There is no such state, or it has no elements. `WrongTypeError` if the key or a bound is
+            of another type.
+        CheckpointError
+            As for `scan`.
+
+        Notes
+        -----
+        Where the job's tables are on disk, and its checkpoint in a folder, only the blocks are read
+        that have what is asked for. Elsewhere the whole map or list is.
+        """
+
+        def begin(view: View) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+            scan = view.lookup(self.uid).scan
+            if text(state, "entries: state") not in scan.states:
+                raise unknown_column_error(state, scan.states, self.uid)
+            several = len(scan.operator.key_schema) > 1 and isinstance(key, tuple)
+            columns: list[Any] = [[part] for part in key] if several else [key]
+            if namespace is not None and scan.namespace is None:
+                raise InvalidArgumentError(f"operator {self.uid!r} has no namespaces")
+            wanted = Wanted(scan, state, _asked(scan, columns, None), namespace)
+            wanted.between(from_, to)
+            return wanted.schema, entries(view, wanted)
+
+        return self._batches(begin)
 
     def scan(
         self,
