@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from pystate.base.arguments import integer
 from pystate.checkpoint.job_file import REPAIR_FILE
-from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.manifest import Manifest, manifest_path
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.refs import OperatorState
 from pystate.checkpoint.storage import CheckpointStorage
@@ -157,7 +157,7 @@ class Connection:
         number = integer(epoch, "epoch", least=1)
         with self._lock:
             self._refuse_repair()
-            if number in self._history.epochs:
+            if number in self._history.epochs and self.storage.exists(manifest_path(number)):
                 with suppress(FencedError):
                     return self._history.manifest(number)
             return epoch_of(self.storage, number)
