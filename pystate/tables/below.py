@@ -92,7 +92,8 @@ class _Reads:
         with self._lock:
             kind = threads, looked_up
             if kind not in self._reads:
-                self._reads[kind] = core.Reads(process_budget(), threads)
+                cached = looked_up and not fetched
+                self._reads[kind] = core.Reads(process_budget(), threads, cached)
             return self._reads[kind]
 
 
@@ -103,7 +104,8 @@ os.register_at_fork(after_in_child=_reads.reset)
 def reads_for_lookups(*, fetched: bool) -> core.Reads:
     """What reads files with guides where keys are looked up without a table.
 
-    Nobody waits here for the large batches of tables, which have reads of their own.
+    Nobody waits here for the large batches of tables, which have reads of their own. What is read
+    of local files stays in the page cache, as a few keys are no table's worth of rows.
     """
     return _reads.get(fetched=fetched, looked_up=True)
 
