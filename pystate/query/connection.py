@@ -26,7 +26,7 @@ from pystate.checkpoint.refs import OperatorState
 from pystate.checkpoint.storage import CheckpointStorage
 from pystate.errors import CheckpointError, ClosedError, FencedError, InUseError
 from pystate.processor.epochs import MissingFileError, NotHeldError, epoch_of, operator_of
-from pystate.processor.key_files import KEYS
+from pystate.processor.key_files import KEYS, BlockCache
 from pystate.processor.lookup import StateLookup
 from pystate.processor.scan import StateScan
 from pystate.processor.selection import EVERYTHING, Selection, wanted_groups
@@ -109,7 +109,7 @@ class Connection:
     """A checkpoint that is open for reading, for all readers of it that are one another's."""
 
     def __init__(self, storage: CheckpointStorage, cache_bytes: int) -> None:
-        self.storage, self.cache_bytes = storage, cache_bytes
+        self.storage, self._cache = storage, BlockCache(cache_bytes)
         self.closed = threading.Event()
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -192,7 +192,7 @@ class Connection:
             self.check()
             known = self._lookups.get(uid)
             if known is None:
-                known = StateLookup(self.storage, uid, epoch=manifest)
+                known = StateLookup(self.storage, uid, epoch=manifest, cache_bytes=self._cache)
             elif known.epoch != manifest.epoch:
                 known = known.at(manifest)
             self._lookups[uid] = known

@@ -18,7 +18,6 @@ from pystate.processor.selection import EVERYTHING, Selection
 from pystate.query.connection import Place, View
 from pystate.query.entries import Wanted, entries
 from pystate.query.filters import Where, checked_names, parse_where, unknown_column_error
-from pystate.query.ordering import all_each, one_each
 from pystate.state.columns import NAMESPACE
 from pystate.state.declaration import State
 from pystate.state.list import ListState
@@ -102,12 +101,7 @@ class OperatorReader:
         if states is not None:
             states = checked_names(states, scan.states, self.uid, "get: states")
         selection = None if states is None else Selection(only=frozenset(states))
-        found = lookup.rows(keys, namespaces, clock=view.clock(self.uid), selection=selection)
-        asked = _asked(scan, keys, namespaces)
-        if scan.namespace is not None and namespaces is None:
-            rows = all_each(asked, found)
-        else:
-            rows = one_each(asked, found)
+        rows = lookup.get(keys, namespaces, clock=view.clock(self.uid), selection=selection)
         if states is None:
             return rows
         kept = len(scan.operator.key_schema) + (scan.namespace is not None)
