@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pystate.base.arguments import choice, text
+from pystate.base.arguments import choice, integer, text
 from pystate.errors import InvalidArgumentError
 from pystate.processor.epochs import MissingFileError
 from pystate.processor.scan import StateScan
@@ -242,7 +242,7 @@ class OperatorReader:
         if domain is not None:
             conditions.append((TIMER_DOMAIN, "==", choice(domain, "timers: domain", _DOMAINS)))
         if until is not None:
-            conditions.append((TIMER_MS, "<=", until))
+            conditions.append((TIMER_MS, "<=", integer(until, "timers: until")))
 
         def begin(view: View) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
             selection = Selection(timers=True)

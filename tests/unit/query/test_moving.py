@@ -102,9 +102,7 @@ def test_a_file_that_is_lost_for_good_is_named(store: ps.Store) -> None:
     with ps.connect(store.path) as reader:
         [file] = Path(store.path).rglob("*.delta")
         file.unlink()
-        with pytest.raises(
-            CheckpointError, match=rf"names is missing.*{file.name}"
-        ):
+        with pytest.raises(CheckpointError, match=rf"names is missing.*{file.name}"):
             reader[UID].get([7])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,11 @@ def change(store: ps.Store, keys: str, n: int) -> int:
     return store.checkpoint()
 
 
+def keys_of(rows: pa.Table) -> list[str]:
+    keys: list[Any] = rows["k"].to_pylist()
+    return sorted(keys)
+
+
 def test_keys_come_in_the_order_in_which_they_are_asked_for(store: ps.Store) -> None:
     with ps.connect(store.path) as reader:
         rows = reader[UID].get(["c", "x", "a", "c", None], states=["n", "list"])
@@ -72,9 +77,9 @@ def test_rows_are_filtered_and_projected(store: ps.Store) -> None:
         operator = reader[UID]
         rows = operator.scan(columns=["n", "k"], where=[("n", ">", 1)]).read_all()
         assert rows.schema.names == ["n", "k"]
-        assert sorted(rows["k"].to_pylist()) == ["b", "d"]
+        assert keys_of(rows) == ["b", "d"]
         either = [[("k", "==", "a"), ("n", "<", 3)], [("k", "in", ["b", "x"])]]
-        assert sorted(operator.scan(where=either).read_all()["k"].to_pylist()) == ["a", "b"]
+        assert keys_of(operator.scan(where=either).read_all()) == ["a", "b"]
         assert operator.scan().read_all().num_rows == 4
         group = ps.key_group(ps.hash_keys([["a"]])[0], 128)
         assert operator.scan(key_groups=[group]).read_all()["k"].to_pylist() == ["a"]
@@ -83,7 +88,7 @@ def test_rows_are_filtered_and_projected(store: ps.Store) -> None:
 def test_what_is_asked_wrongly(store: ps.Store) -> None:
     with ps.connect(store.path) as reader:
         operator = reader[UID]
-        for act, message in [
+        cases: list[tuple[Callable[[], object], str]] = [
             (lambda: reader["embeded"], "has no operator 'embeded'.*did you mean 'embedded'"),
             (lambda: operator.get(["a"], states=["m"]), "no column 'm'; it has 'n', 'text'"),
             (lambda: operator.scan(columns=["N"]), "no column 'N'.*did you mean 'n'"),
@@ -92,7 +97,8 @@ def test_what_is_asked_wrongly(store: ps.Store) -> None:
             (lambda: operator.scan(where="n > 1"), "where is a list of conditions"),
             (lambda: operator.timers(), "'embedded' has no timers"),
             (lambda: reader.at(9), "does not hold epoch 9; it has 1 to 1"),
-        ]:
+        ]
+        for act, message in cases:
             with pytest.raises(InvalidArgumentError, match=message):
                 act()
         with pytest.raises(WrongTypeError, match="key column 'k' is string"):
