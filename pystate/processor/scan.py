@@ -169,8 +169,9 @@ class StateScan:
         stored = {name: stored_state(uid, name, spelling) for name, spelling in schema}
         return {name: self.declared.get(name, state) for name, state in stored.items()}
 
-    def split(self) -> list[StateScan]:
+    def split(self, part_bytes: int = 0) -> list[StateScan]:
         """One scan per part, which together have the rows of this one."""
+        part_bytes = part_bytes or _PART_BYTES
         parts = []
         for state in self.operator.ranges:
             groups = [
@@ -181,7 +182,7 @@ class StateScan:
             if not groups:
                 continue
             # Of some keys little is read, wherever they are.
-            parts_wanted = 1 if self.keys is not None else _raw_bytes(state) // _PART_BYTES + 1
+            parts_wanted = 1 if self.keys is not None else _raw_bytes(state) // part_bytes + 1
             chunks = min(len(groups), parts_wanted)
             for chunk in np.array_split(groups, chunks):
                 first, last = int(chunk[0]), int(chunk[-1])
@@ -220,9 +221,12 @@ class StateScan:
             )
         return pa.schema(fields)
 
-    def batches(self, looking: KeyFiles | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield all rows; several parts are read ahead, one per processor.
+    def batches(
+        self, looking: KeyFiles | None = None, *, part_bytes: int = 0, ahead: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield all rows; several parts are read ahead, by default one per processor.
 
+        A part has about `part_bytes` of raw state, by default 64 MB, but at least a key group.
         Keys are looked up by `looking`, some at a time; in an object store in several ranges.
         """
         if self.keys is not None:
@@ -235,7 +239,8 @@ class StateScan:
             yield from read_ahead(looks, RANGES_AT_ONCE if looking.is_remote else 1)
             return
         # Loading and reading out release the GIL.
-        yield from read_ahead([part._rows for part in self.split()], os.cpu_count() or 1)
+        parts = self.split(part_bytes)
+        yield from read_ahead([part._rows for part in parts], ahead or os.cpu_count() or 1)
 
     @property
     def read(self) -> dict[str, State[Any]]:

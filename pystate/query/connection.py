@@ -35,6 +35,9 @@ from pystate.redaction import logger
 _LOG = logger("pystate.query.connection")
 Result = TypeVar("Result")
 
+#: Of a scan so many bytes of raw state are a part, and so many parts at most are read ahead.
+PART_BYTES, _MOST_AHEAD = 16 << 20, 4
+
 
 class View:
     """The operators of a checkpoint as of one epoch."""
@@ -42,6 +45,7 @@ class View:
     def __init__(self, connection: Connection, manifest: Manifest) -> None:
         self.connection, self.manifest = connection, manifest
         self._lookups: dict[str, StateLookup] = {}
+        self._clocks: dict[str, tuple[int | None, int | None]] = {}
 
     @property
     def epoch(self) -> int:
@@ -59,7 +63,11 @@ class View:
 
     def clock(self, uid: str) -> tuple[int | None, int | None]:
         """By which processing time and watermark the states of an operator have expired."""
-        return self.manifest.processing_time_ms, self.operator(uid).watermark_ms
+        clock = self._clocks.get(uid)
+        if clock is None:
+            clock = self.manifest.processing_time_ms, self.operator(uid).watermark_ms
+            self._clocks[uid] = clock
+        return clock
 
     def lookup(self, uid: str) -> StateLookup:
         """What looks keys of an operator up; its files stay open from one epoch to the next."""
@@ -86,7 +94,9 @@ class View:
         scan = replace(self.scan(uid, selection), clock=self.clock(uid))
         groups = wanted_groups(key_groups, scan.max_parallelism)
         if keys is None:
-            return replace(scan, key_groups=groups).batches()
+            ahead = min(os.cpu_count() or 1, _MOST_AHEAD)
+            scan = replace(scan, key_groups=groups)
+            return scan.batches(part_bytes=PART_BYTES, ahead=ahead)
         return self._rows_of(uid, keys, replace(scan, key_groups=groups))
 
     def _rows_of(

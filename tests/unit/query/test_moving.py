@@ -23,8 +23,8 @@ from pystate.errors import (
     NewerFormatError,
     NotReachedError,
 )
-from pystate.processor import scan
 from pystate.processor.epochs import missing_file
+from pystate.query import connection
 
 UID = "embedded"
 
@@ -109,7 +109,7 @@ def test_a_file_that_is_lost_for_good_is_named(store: ps.Store) -> None:
 def test_a_scan_that_has_given_rows_says_that_the_rest_is_gone(
     store: ps.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "_PART_BYTES", 1)
+    monkeypatch.setattr(connection, "PART_BYTES", 1)
     with ps.connect(store.path) as reader:
         rows = reader[UID].scan()
         rows.read_next_batch()
