@@ -162,7 +162,7 @@ class StateScan:
             return {}
         return default_columns(self.given, dict(self.operator.defaults))
 
-    @property
+    @cached_property
     def states(self) -> dict[str, State[Any]]:
         """The declarations of all states, as far as files know them."""
         uid, schema = self.operator.uid, self.operator.state_schema
