@@ -162,6 +162,25 @@ class Connection:
             self._history = history
             return manifest
 
+    def following(self, before: View, anew: bool) -> View:
+        """A view of the newest epoch that is ready for what was asked before; the same if none is.
+
+        A fast job may retire that epoch, too, before its files are open: then it is the next one.
+        """
+        lost = 0
+        while True:
+            manifest = self.newest(anew=anew)
+            if manifest is before.manifest or manifest == before.manifest:
+                return before
+            after = View(self, manifest)
+            try:
+                after.follow(before)
+                return after
+            except MissingFileError:
+                if manifest.epoch == lost:
+                    raise
+                lost = manifest.epoch
+
     def manifest(self, epoch: int) -> Manifest:
         """Read the manifest of a retained epoch; `NotHeldError` if it is not retained."""
         number = integer(epoch, "epoch", least=1)
@@ -230,6 +249,8 @@ class Connection:
 
     def _refuse_repair(self) -> None:
         if self.storage.exists(REPAIR_FILE):
+            # Epochs may come again that are known, and are others.
+            self._history = History(self.storage)
             raise InUseError(
                 f"checkpoint {self.storage.uri} is being repaired ({REPAIR_FILE} is there): read "
                 "it again when the repair has ended; run `pystate repair` once more if it was "
@@ -274,14 +295,12 @@ class Place:
         if self.pinned:
             return self.view
         with self._moving:
-            manifest = self.connection.newest(anew=anew)
             before = self.view
-            if manifest is not before.manifest and manifest != before.manifest:
-                after = View(self.connection, manifest)
-                after.follow(before)
+            after = self.connection.following(before, anew)
+            if after is not before:
                 self.view = after
                 self.connection.forget()
-            return self.view
+            return after
 
     def moved(self, view: View, error: MissingFileError) -> View:
         """The newest epoch in place of one whose files are gone; the error if there is no other."""

@@ -13,6 +13,7 @@ Thread safety: functions without state; what they yield belongs to one thread at
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -189,8 +190,8 @@ def _entries_of(handle: MapHandle, wanted: Wanted) -> _Piece:
     elif name in ("string", "binary"):
         yield from _named(handle, wanted.first, wanted.end)
     else:
-        found = [pair for part in _behind(handle, None, True) for pair in part]
-        found = sorted((pair for pair in found if _is_within(pair[0], wanted)), key=_first)
+        pairs = chain.from_iterable(_behind(handle, None, True))
+        found = sorted((pair for pair in pairs if _is_within(pair[0], wanted)), key=_first)
         for at in range(0, len(found), ELEMENTS):
             yield _columns(found[at : at + ELEMENTS])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,12 @@ def test_a_checkpoint_that_is_being_repaired(store: ps.Store) -> None:
             with pytest.raises(InUseError, match=r"is being repaired \(repair.json is there\)"):
                 act()
         assert reader[UID].get([7])["n"].to_pylist() == [1]
+        other = replace(read_manifest(storage, manifest_path(1)), created_ms=5)
+        storage.replace(other.path, other.encode())
         storage.delete(REPAIR_FILE)
         assert reader.refresh() == 1
+        [published] = reader.epochs()["published"].cast("int64").to_pylist()
+        assert published == 5
 
 
 def test_a_repair_takes_the_reader_back(tmp_path: Path) -> None:
