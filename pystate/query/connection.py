@@ -140,12 +140,13 @@ class Connection:
 
     def close(self) -> None:
         """Close the files, and end waits; does nothing the second time."""
+        if os.getpid() != self._process:
+            return  # locks are as they were when the process forked
         self.closed.set()
-        if os.getpid() == self._process:
-            with self._opening:
-                for lookup in self._lookups.values():
-                    lookup.keep(())
-                self._lookups.clear()
+        with self._opening:
+            for lookup in self._lookups.values():
+                lookup.keep(())
+            self._lookups.clear()
 
     def newest(self, *, anew: bool = False) -> Manifest:
         """Read the newest manifest, and only what is new; all if `anew`."""

@@ -306,7 +306,7 @@ def _types_of(scan: StateScan) -> dict[str, StateType | None]:
     """The columns of an operator's rows; None for those that cannot be compared."""
     types: dict[str, StateType | None] = dict(parse_key(list(scan.operator.key_schema)))
     if scan.namespace is not None:
-        types[NAMESPACE] = scan.namespace
+        types[NAMESPACE] = None if scan.namespace.is_nested else scan.namespace
     for name, state in scan.states.items():
         types[name] = None
         if not isinstance(state, (ListState, MapState)) and not state.type.is_object:
