@@ -34,6 +34,7 @@ IN_PROCESS = {
     "count": "keyed:vectorised",
     "one-key": "keyed:scalar",
     "stores": "stores:stores",
+    "lookups": "lookups:lookups",
     "writes": "writes:writes",
     "snapshot-pause": "snapshots:pause",
     "delta-size": "snapshots:bytes_written",

@@ -84,6 +84,8 @@ from pystate.processor.epochs import state_metadata
 from pystate.processor.parquet_export import Export, export_state
 from pystate.processor.state_reader import read_state, scan_state
 from pystate.processor.state_writer import StateRows, write_state
+from pystate.query.operator_reader import OperatorReader
+from pystate.query.reader import StateReader, connect
 from pystate.state.aggregating import AggregatingHandle, AggregatingState
 from pystate.state.aggregators import (
     AggregateFunction,
@@ -189,6 +191,7 @@ __all__ = [
     "Min",
     "OperatorListHandle",
     "OperatorListState",
+    "OperatorReader",
     "ProcessFunction",
     "PystateError",
     "RawHandle",
@@ -203,6 +206,7 @@ __all__ = [
     "Session",
     "Sliding",
     "Snapshot",
+    "StateReader",
     "StateRows",
     "StateTtl",
     "Store",
@@ -223,6 +227,7 @@ __all__ = [
     "WindowFunction",
     "changes",
     "collect",
+    "connect",
     "count",
     "describe",
     "errors",

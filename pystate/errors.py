@@ -33,6 +33,7 @@ __all__ = [
     "NoCurrentKeyError",
     "NoEventTimeError",
     "NoSpaceError",
+    "NotReachedError",
     "PoisonedError",
     "PystateError",
     "ReadOnlyStateError",
@@ -238,6 +239,10 @@ class LoopNotEmptyError(PystateError, RuntimeError):
 
 class FencedError(CheckpointError):
     """Another driver, or a later attempt, owns the checkpoint now."""
+
+
+class NotReachedError(CheckpointError, TimeoutError):
+    """An epoch that a reader waits for was not published in time."""
 
 
 class EvaluationError(CheckpointError):

@@ -41,7 +41,7 @@ class Section:
 
 
 #: What a question compares with that may not be installed: how its series or row is named.
-OPTIONAL = {"stores": ("LMDB", "RocksDB (rocksdict)")}
+OPTIONAL = {"stores": ("LMDB", "RocksDB (rocksdict)"), "lookups": ("RocksDB (rocksdict)",)}
 
 SECTIONS = (
     Section(
@@ -63,6 +63,14 @@ SECTIONS = (
         "tables on disk, and Spark's own aggregation in RocksDB with a log of changes; both have "
         "the same limit of memory, and the counts are compared.",
         ("disk", "spark-disk"),
+    ),
+    Section(
+        "Keys looked up beside a job",
+        "An operator with a long key, three longs and eight ranges, each a base and three deltas, "
+        "is read from its checkpoint without a table, and the same rows from RocksDB by rocksdict. "
+        "Both keep 64 MB of blocks, and read what the page cache has; keys are uniform. pystate "
+        "gives a table of Arrow's, RocksDB bytes that struct and numpy unpack.",
+        ("lookups",),
     ),
     Section(
         "Spark: the same job without state, with pystate, and with Spark's own state",

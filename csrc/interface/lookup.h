@@ -4,7 +4,9 @@
  * maps, times and timers. It is read as any other file is: gathered in columns, with what has
  * expired by a clock left out (pst_gather), or loaded into a table of so many rows.
  *
- * Thread safety: as the stack, or the reader. Statuses and ownership are as `pystate.h` says.
+ * Whoever looks keys up again and again keeps the files of an epoch in a finder, and gets columns.
+ *
+ * Thread safety: as the stack, or the reader; a finder and blocks: any thread. Statuses and ownership are as `pystate.h` says.
  */
 #ifndef PST_INTERFACE_LOOKUP_H
 #define PST_INTERFACE_LOOKUP_H
@@ -26,6 +28,8 @@ typedef struct pst_wanted_keys {
     const pst_array *columns;
     int32_t n_columns;
     uint64_t most_bytes; /* of what files said of several keys, kept at a time; 0: 8 MiB */
+    uint64_t
+        states; /* a bit for each of the files that is wanted; 0: all. Only finders look at it */
 } pst_wanted_keys;
 
 /* Puts into `order` which of the keys to ask for: each one once, in the order of files, so that parts of
@@ -52,6 +56,53 @@ pst_status pst_stack_lookup(pst_stack *st, const pst_wanted_keys *wanted, const 
  * not looked at. */
 pst_status pst_sst_reader_lookup(pst_sst_reader *r, const pst_wanted_keys *wanted, const pst_io *io,
                                  pst_file_info *info);
+
+/* ---- again and again --------------------------------------------------------------------------- */
+
+/* Blocks that look-ups have read, verified and decompressed, for those that follow: of any files, and
+ * of any thread. */
+typedef struct pst_blocks pst_blocks;
+
+typedef struct pst_blocks_stats {
+    uint64_t asked;  /* blocks that were wanted */
+    uint64_t found;  /* of these, that were here */
+    uint64_t blocks; /* that are here */
+    uint64_t bytes;  /* of these */
+    uint64_t left;   /* that made way */
+} pst_blocks_stats;
+
+/* Keeps up to so many bytes, those that were used last; 0: none. They are charged to the budget, which
+ * may be NULL, and make way where it has no more. PST_NO_MEMORY, PST_LIMIT. */
+pst_status pst_blocks_create(uint64_t most_bytes, pst_budget *budget, pst_blocks **blocks);
+/* The owner lets go: they live as long as a finder has them. NULL is allowed. */
+void pst_blocks_release(pst_blocks *b);
+void pst_blocks_get_stats(pst_blocks *b, pst_blocks_stats *stats);
+
+/* The files of ranges of key groups as of one epoch, for look-ups of any threads at a time, which read
+ * through the page cache. It is immutable. */
+typedef struct pst_finder pst_finder;
+
+/* Range i is of the key groups bounds[2 i] to bounds[2 i + 1], both inclusive; ranges ascend and do not
+ * overlap, and each stack has all files of its range, none of them with extents. Stacks are held; while
+ * they are, nobody else may use them but to open others. PST_SCHEMA: their files are of several
+ * schemas; PST_INVALID: no ranges, or such ones; PST_NO_MEMORY. */
+pst_status pst_finder_create(pst_stack *const *stacks, const int32_t *bounds, int32_t n,
+                             pst_blocks *blocks, pst_budget *budget, pst_finder **finder);
+/* NULL is allowed. */
+void pst_finder_destroy(pst_finder *f);
+
+/* Looks keys up: the rows that a table with their files would have, in columns for io->block, as those
+ * of pst_gather, each state of the files' schema but for times and timers; those of states that are
+ * not wanted are empty, and keys that have no other have no row. Keys that are not there have
+ * none. `expiry`, of that schema, may be NULL. Of wanted key i rows[2 i] is the number of its first row,
+ * or -1, and rows[2 i + 1] how many it has: of keys with namespaces whose column is left out, several.
+ * What is said of keys becomes rows once it has most_bytes; 0: 1 MiB.
+ * PST_IO and PST_CORRUPT: the row of `detail` is the file's number, all ranges' files counted, and
+ * there is the offset. PST_INVALID: keys as in pst_stack_lookup, or no block. PST_WRONG_TYPE and
+ * PST_TOO_LARGE: a key; PST_TOO_LARGE also as in pst_gather; PST_CALLBACK, PST_NO_MEMORY, PST_LIMIT. */
+pst_status pst_finder_find(const pst_finder *f, const pst_wanted_keys *wanted,
+                           const pst_expiry *expiry, const pst_io *io, int64_t *rows,
+                           pst_detail *detail);
 
 /* ---- before it reads -------------------------------------------------------------------------- */
 

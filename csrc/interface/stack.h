@@ -26,7 +26,7 @@ typedef struct pst_reads_options {
     int32_t depth;       /* reads in flight at most; 0: 128 */
     int32_t threads;     /* where there is no io_uring; 0: 32 */
     int no_uring;        /* threads in any case */
-    int no_direct;       /* through the page cache in any case */
+    int no_direct;       /* through the page cache in any case, where it stays */
     pst_budget *budget;  /* to which buffers are charged; NULL: none */
     /* Called where a thread begins to wait for others that read, and when it goes on, with what
      * `pause` has returned: it lets go of what those may need. NULL: nothing. */

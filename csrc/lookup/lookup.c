@@ -4,9 +4,8 @@
 
 #include "base/mem.h"
 #include "base/schema.h"
-#include "fetch/parts.h"
+#include "lookup/said.h"
 #include "lookup/wanted.h"
-#include "snapshot/merge.h"
 #include "sst/sst_reader.h"
 #include "sst/sst_writer.h"
 #include "stack/search.h"
@@ -20,10 +19,9 @@ enum { USUAL_BYTES = 8 << 20 };
 typedef struct lookup {
     pst_stack *st;
     pst_wanted_list wanted;
-    pst_parts parts;
+    pst_said said;
     pst_place *places; /* where each namespace of a key is wanted, one of a run */
     uint32_t n_places;
-    uint32_t *last; /* of each key, 1 + the part that was kept last; 0: none */
     uint64_t most;
     int crowded; /* more than `most` was said */
     pst_record record;
@@ -37,7 +35,6 @@ static void on_key(void *ctx, uint32_t number, pst_cell *cells, uint32_t *nulls)
 static pst_status on_found(void *ctx, const pst_found *f) {
     lookup *x = ctx;
     for (uint32_t i = 0; i < f->rows; i++) {
-        uint32_t part;
         const pst_record *r = f->record;
         if (i) {
             pst_status s = pst_found_record(f, i, &x->record);
@@ -47,14 +44,13 @@ static pst_status on_found(void *ctx, const pst_found *f) {
         }
         if (x->wanted.every && !pst_wanted_has(&x->wanted, f->key, r))
             continue;
-        pst_status s = pst_parts_add(&x->parts, x->last[f->key] - 1, f->file, r, &part);
-        if (x->wanted.n > 1 && (s == PST_LIMIT || x->parts.bytes.size > x->most)) {
+        pst_status s = pst_said_add(&x->said, f->key, f->file, r);
+        if (x->wanted.n > 1 && (s == PST_LIMIT || x->said.parts.bytes.size > x->most)) {
             x->crowded = 1;
             return PST_NO_ROOM;
         }
         if (s)
             return s;
-        x->last[f->key] = part + 1;
     }
     return PST_OK;
 }
@@ -76,69 +72,18 @@ static pst_status search(lookup *x) {
 
 /* ---- merged ---------------------------------------------------------------------------------- */
 
-/* The parts of a file, in its order. */
-typedef struct said {
-    const pst_parts *parts;
-    const uint32_t *at;
-    const uint32_t *end;
-} said;
-
-static pst_status next_said(void *ctx, pst_record *record) {
-    said *f = ctx;
-    if (f->at == f->end)
-        return PST_NOT_FOUND;
-    pst_parts_get(f->parts, *f->at++, record);
-    return PST_OK;
-}
-
-/* Puts the parts of all keys in the order of each file. `files` has room for one more. */
-static pst_status sort_parts(const lookup *x, said *files, uint32_t **sorted) {
-    uint32_t n = 0;
-    uint32_t *counts = pst_calloc((size_t)x->st->n + 1, sizeof *counts);
-    if (!counts)
-        return PST_NO_MEMORY;
-    for (uint32_t i = 0; i < x->wanted.n; i++)
-        for (uint32_t p = x->last[i]; p; p = pst_parts_before(&x->parts, p - 1) + 1, n++)
-            counts[pst_parts_file(&x->parts, p - 1)]++;
-    uint32_t *order = pst_malloc((n + 1) * sizeof *order), *end = order;
-    *sorted = order;
-    for (int32_t f = 0; order && f < x->st->n; f++) {
-        files[f] = (said){&x->parts, end, end + counts[f]};
-        end += counts[f];
-        counts[f] = (uint32_t)(end - order);
-    }
-    /* Of a key they come backwards, so that all are laid down from the last one on. */
-    for (uint32_t i = x->wanted.n; order && i-- > 0;)
-        for (uint32_t p = x->last[i]; p; p = pst_parts_before(&x->parts, p - 1) + 1)
-            order[--counts[pst_parts_file(&x->parts, p - 1)]] = p - 1;
-    pst_free(counts);
-    return order ? PST_OK : PST_NO_MEMORY;
-}
-
 static pst_status add_record(void *ctx, const pst_record *r, uint64_t start) {
     (void)start; /* of a run that begins before, a file has all */
     return pst_sst_writer_add(ctx, r);
 }
 
 static pst_status merge(const lookup *x, pst_sst_writer *writer) {
-    size_t n = (size_t)x->st->n;
-    uint32_t *order = NULL;
-    said *files = pst_malloc(n * sizeof *files);
-    pst_records *sources = pst_malloc(n * sizeof *sources);
     pst_sink sink = {.ctx = writer,
                      .schema = pst_sst_writer_schema(writer),
                      .info = pst_sst_writer_info(writer),
                      .last_hash = UINT64_MAX,
                      .add = add_record};
-    pst_status s = files && sources ? sort_parts(x, files, &order) : PST_NO_MEMORY;
-    for (size_t i = 0; !s && i < n; i++)
-        sources[i] = (pst_records){&files[i], next_said};
-    if (!s)
-        s = pst_merge_records(sources, x->st->n, &sink);
-    pst_free(order);
-    pst_free(sources);
-    pst_free(files);
-    return s;
+    return pst_said_merge(&x->said, 0, x->wanted.n, x->st->n, &sink);
 }
 
 /* ---- stacks ---------------------------------------------------------------------------------- */
@@ -164,10 +109,9 @@ static pst_status write_said(const lookup *x, const pst_io *io, pst_file_info *i
 static pst_status run(lookup *x, const pst_io *io, pst_file_info *info) {
     size_t n = x->wanted.n + (size_t)1;
     x->places = pst_malloc(n * sizeof *x->places);
-    x->last = pst_calloc(n, sizeof *x->last);
-    pst_status s = x->places && x->last ? PST_OK : PST_NO_MEMORY;
+    pst_status s = pst_said_init(&x->said, x->st, x->wanted.n);
     if (!s)
-        s = search(x);
+        s = x->places ? search(x) : PST_NO_MEMORY;
     return s ? s : write_said(x, io, info);
 }
 
@@ -182,10 +126,9 @@ pst_status pst_stack_lookup(pst_stack *st, const pst_wanted_keys *wanted, const 
         return PST_NO_MEMORY;
     x->st = st;
     x->most = wanted->most_bytes ? wanted->most_bytes : USUAL_BYTES;
-    x->parts = (pst_parts){
-        .schema = &st->schema, .n_keys = st->n_keys, .charge = {budget, 0, PST_SMALL_BUFFER}};
     st->detail = NOWHERE;
-    pst_status s = pst_wanted_make(&x->wanted, &st->schema, st->max_parallelism, wanted, budget);
+    pst_status s =
+        pst_wanted_make(&x->wanted, &st->schema, st->max_parallelism, wanted, budget, NULL);
     if (!s)
         s = run(x, io, info);
     if (s == PST_NO_ROOM && x->crowded)
@@ -195,8 +138,7 @@ pst_status pst_stack_lookup(pst_stack *st, const pst_wanted_keys *wanted, const 
     if (detail)
         *detail = own;
     pst_free(x->places);
-    pst_free(x->last);
-    pst_parts_free(&x->parts);
+    pst_said_free(&x->said);
     pst_wanted_free(&x->wanted);
     pst_free(x);
     return s;
@@ -265,7 +207,7 @@ pst_status pst_sst_reader_lookup(pst_sst_reader *r, const pst_wanted_keys *wante
     if (!record)
         return PST_NO_MEMORY;
     made.block_bytes = 0;
-    pst_status s = pst_wanted_make(&w, schema, made.max_parallelism, wanted, io->budget);
+    pst_status s = pst_wanted_make(&w, schema, made.max_parallelism, wanted, io->budget, NULL);
     if (!s)
         s = pst_sst_writer_create(schema, &made, io, &writer);
     if (!s)

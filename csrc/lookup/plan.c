@@ -44,13 +44,13 @@ static pst_status bring_entries(pst_stack *st, int32_t file, const pst_wanted_li
             continue;
         uint32_t n, segment = pst_guide_segments(m->guide, k->key_group, k->hash, &n);
         if (segment > end || first == end) {
-            s = pst_member_bring(m, first, end - first, detail);
+            s = pst_member_bring(m, first, end - first, 0, detail);
             first = segment;
         }
         end = segment + n > end ? segment + n : end;
     }
     if (!s)
-        s = pst_member_bring(m, first, end - first, detail);
+        s = pst_member_bring(m, first, end - first, 0, detail);
     if (s)
         detail->row = file;
     return s;
@@ -83,7 +83,7 @@ pst_status pst_stack_plan(pst_stack *st, const pst_wanted_keys *wanted, const ps
     if (!sink->most)
         return PST_INVALID;
     pst_status s =
-        pst_wanted_make(&w, &st->schema, st->max_parallelism, wanted, st->room.charge.budget);
+        pst_wanted_make(&w, &st->schema, st->max_parallelism, wanted, st->room.charge.budget, NULL);
     for (int32_t file = 0; !s && file < st->n; file++) {
         pst_plan p = {sink, file, 0, 0};
         s = bring_entries(st, file, &w, detail);
@@ -111,7 +111,7 @@ pst_status pst_sst_reader_plan(pst_sst_reader *r, const pst_wanted_keys *wanted,
     if (!sink->most)
         return PST_INVALID;
     pst_status s =
-        pst_wanted_make(&w, pst_sst_reader_schema(r), info->max_parallelism, wanted, NULL);
+        pst_wanted_make(&w, pst_sst_reader_schema(r), info->max_parallelism, wanted, NULL, NULL);
     for (uint32_t i = 0; !s && i < w.n; i = w.keys[i].end) {
         int32_t group = w.keys[i].key_group;
         if (group >= info->first_key_group && group <= info->last_key_group)

@@ -31,9 +31,9 @@ static int compare_place(const pst_wanted_key *a, const pst_wanted_key *b) {
 /* How a key stands to one in cells, of the same place. */
 static int compare_to(const pst_wanted_list *w, uint32_t i, const pst_cell *key, uint32_t nulls) {
     pst_cell own[PST_MAX_KEYS];
-    uint32_t own_nulls;
-    pst_wanted_cells(w, i, own, &own_nulls);
-    return pst_key_compare(w->schema->keys, w->n_columns, own, own_nulls, key, nulls);
+    uint32_t null_columns;
+    pst_wanted_cells(w, i, own, &null_columns);
+    return pst_key_compare(w->schema->keys, w->n_columns, own, null_columns, key, nulls);
 }
 
 static int compare(const pst_wanted_list *w, uint32_t a, uint32_t b) {
@@ -71,11 +71,14 @@ static void sort(pst_wanted_list *w) {
     }
 }
 
-static void drop_repeated(pst_wanted_list *w) {
+static void drop_repeated(pst_wanted_list *w, uint32_t *numbers) {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < w->n; i++) {
+        uint32_t at = w->keys[i].at;
         w->keys[kept] = w->keys[i];
         kept += !kept || compare(w, kept - 1, kept) != 0;
+        if (numbers)
+            numbers[at] = kept - 1;
     }
     w->n = kept;
     for (uint32_t first = 0, i = 1; first < w->n; i++)
@@ -85,9 +88,18 @@ static void drop_repeated(pst_wanted_list *w) {
         }
 }
 
+static uint32_t own_nulls(const pst_wanted_list *w, const pst_record *r) {
+    return r->key_nulls & ((UINT32_C(1) << w->n_columns) - 1);
+}
+
+int pst_wanted_is(const pst_wanted_list *w, uint32_t i, const pst_record *r) {
+    return w->keys[i].hash == r->hash && w->keys[i].key_group == r->key_group &&
+           compare_to(w, i, r->key, own_nulls(w, r)) == 0;
+}
+
 int pst_wanted_has(const pst_wanted_list *w, uint32_t first, const pst_record *r) {
     uint32_t low = first, high = w->keys[first].end;
-    uint32_t nulls = r->key_nulls & ((UINT32_C(1) << w->n_columns) - 1);
+    uint32_t nulls = own_nulls(w, r);
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
         int order = compare_to(w, middle, r->key, nulls);
@@ -139,7 +151,7 @@ static pst_status place_keys(pst_wanted_list *w, int32_t max_parallelism) {
 }
 
 pst_status pst_wanted_make(pst_wanted_list *w, const pst_schema *schema, int32_t max_parallelism,
-                           const pst_wanted_keys *wanted, pst_budget *budget) {
+                           const pst_wanted_keys *wanted, pst_budget *budget, uint32_t *numbers) {
     *w = (pst_wanted_list){.schema = schema,
                            .columns = wanted->columns,
                            .n_columns = wanted->n_columns,
@@ -157,7 +169,7 @@ pst_status pst_wanted_make(pst_wanted_list *w, const pst_schema *schema, int32_t
     if (s)
         return s;
     sort(w);
-    drop_repeated(w);
+    drop_repeated(w, numbers);
     return PST_OK;
 }
 
@@ -172,7 +184,7 @@ pst_status pst_wanted_order(const pst_schema *schema, int32_t max_parallelism,
     pst_wanted_list w;
     if (max_parallelism < 1)
         return PST_INVALID;
-    pst_status s = pst_wanted_make(&w, schema, max_parallelism, wanted, NULL);
+    pst_status s = pst_wanted_make(&w, schema, max_parallelism, wanted, NULL, NULL);
     for (uint32_t i = 0; !s && i < w.n; i++)
         order[i] = w.keys[i].at;
     if (!s)

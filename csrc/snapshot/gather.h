@@ -53,6 +53,7 @@ typedef struct pst_gatherer {
     int open;        /* of the last row, missing values and ends are still to be added */
     uint64_t filled; /* a bit per value that it has */
     uint64_t hash;   /* its */
+    uint64_t begun;  /* rows that were begun by themselves, of all batches */
     pst_sst_growing keys[PST_MAX_KEYS];
     pst_gathered states[PST_MAX_STATES];
 } pst_gatherer;
@@ -95,6 +96,10 @@ pst_status pst_gather_entry(pst_gatherer *g, int32_t column, pst_bytes key, cons
 /* n entries: their keys are elements from `row` on, their values those from `at` on. */
 pst_status pst_gather_view_entries(pst_gatherer *g, int32_t column, const pst_sst_values *elements,
                                    uint32_t row, const pst_sst_values *v, uint32_t at, uint32_t n);
+
+/* A record of a merge: a row, or an element of the row that is open or begins with it. Of a list's items
+ * those below `start` are gone. `begun` tells whether it began one. PST_CORRUPT, too. */
+pst_status pst_gather_record(pst_gatherer *g, const pst_record *r, uint64_t start);
 
 /* Passes the batch on, if there is one. */
 pst_status pst_gather_flush(pst_gatherer *g);

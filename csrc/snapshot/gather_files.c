@@ -16,58 +16,8 @@
 
 /* ---- records --------------------------------------------------------------------------------- */
 
-/* Is nothing of an element seen, as it has expired? */
-static pst_status element_hides(const pst_gatherer *g, const pst_record *r, int32_t column,
-                                uint64_t start, int *hidden) {
-    *hidden = 0;
-    if (!(g->expirer.columns >> column & 1))
-        return PST_OK;
-    if (g->states[column].kind == PST_LIST) {
-        uint64_t seq = pst_get_big64(r->key[g->n_keys].bytes.data + PST_ELEMENT_ID);
-        return pst_expirer_run(&g->expirer, column, r->cells[column].bytes,
-                               start > seq ? start - seq : 0, hidden);
-    }
-    *hidden = pst_expirer_hides(&g->expirer, column, pst_expirer_time(r, column));
-    return PST_OK;
-}
-
-static pst_status add_element(pst_gatherer *g, const pst_record *r, uint64_t start) {
-    uint64_t carried = r->changed & g->collections;
-    pst_bytes element = r->key[g->n_keys].bytes;
-    if (!carried)
-        return PST_OK;
-    int32_t column = __builtin_ctzll(carried);
-    pst_bytes rest = {element.data + PST_ELEMENT_ID, element.size - PST_ELEMENT_ID};
-    const pst_cell *cell = r->present >> column & 1 ? &r->cells[column] : NULL;
-    int is_list = g->states[column].kind == PST_LIST, hidden;
-    if (is_list && (!cell || cell->bytes.size <= 1))
-        return PST_OK; /* a run without items makes no row */
-    pst_status s = element_hides(g, r, column, start, &hidden);
-    int open = pst_gather_is_last(g, r->hash, r->key, r->key_nulls);
-    /* The numbers of a list's items go on over those that are not seen. */
-    if (s || (hidden && !(open && is_list)))
-        return s;
-    if (!open)
-        s = pst_gather_row(g, r->hash, r->key, r->key_nulls);
-    if (s)
-        return s;
-    return is_list ? pst_gather_items(g, column, pst_get_big64(rest.data), start, cell->bytes)
-                   : pst_gather_entry(g, column, rest, cell);
-}
-
 static pst_status add_record(void *ctx, const pst_record *r, uint64_t start) {
-    pst_gatherer *g = ctx;
-    if (g->n_keys < g->schema->n_keys && !(r->key_nulls >> g->n_keys & 1))
-        return add_element(g, r, start);
-    uint64_t present = r->changed & r->present & g->value_columns;
-    if (g->expirer.columns)
-        present &= ~pst_expirer_row(&g->expirer, r);
-    pst_status s = present ? pst_gather_row(g, r->hash, r->key, r->key_nulls) : PST_OK;
-    for (; !s && present; present &= present - 1) {
-        int32_t i = __builtin_ctzll(present);
-        s = pst_gather_value(g, i, &r->cells[i]);
-    }
-    return s;
+    return pst_gather_record(ctx, r, start);
 }
 
 /* ---- stretches ------------------------------------------------------------------------------- */

@@ -1,5 +1,7 @@
 #include "sst/sst_search.h"
 
+#include <string.h>
+
 #include "base/hash.h"
 #include "base/schema.h"
 #include "base/xxh64.h"
@@ -9,18 +11,25 @@ void pst_search_free(pst_search *s) {
     pst_buffer_free(&s->raw);
 }
 
-/* The block's raw bytes, or NULL where it says something else than what its checksum covers. */
-static pst_status unpack(pst_search *s, const pst_guide_block *block, const uint8_t *stored,
-                         const uint8_t **raw) {
-    *raw = stored;
-    if (block->stored == block->raw)
-        return PST_OK;
-    pst_status st = pst_buffer_reserve(&s->raw, block->raw);
-    if (st)
-        return st;
-    *raw = s->raw.data;
-    size_t taken = pst_sst_unpack(stored, block->stored, s->raw.data, block->raw);
+static pst_status check_stored(const pst_guide *guide, const pst_guide_block *block,
+                               const uint8_t *stored) {
+    uint64_t seed = pst_sst_seed(guide->info.lineage.id, block->offset);
+    return pst_xxh64(stored, block->stored, seed) == block->checksum ? PST_OK : PST_CORRUPT;
+}
+
+static pst_status decompress(const pst_guide_block *block, const uint8_t *stored, uint8_t *raw) {
+    size_t taken = pst_sst_unpack(stored, block->stored, raw, block->raw);
     return pst_sst_align(taken) == block->stored ? PST_OK : PST_CORRUPT;
+}
+
+pst_status pst_search_unpack(const pst_guide *guide, const pst_guide_block *block,
+                             const uint8_t *stored, uint8_t *raw) {
+    pst_status st = check_stored(guide, block, stored);
+    if (!st && block->stored != block->raw)
+        return decompress(block, stored, raw);
+    if (!st)
+        memcpy(raw, stored, block->raw);
+    return st;
 }
 
 static uint64_t hash_of(const pst_search *s, const pst_cell *key, uint32_t nulls) {
@@ -28,19 +37,31 @@ static uint64_t hash_of(const pst_search *s, const pst_cell *key, uint32_t nulls
     return pst_hash_key(schema->keys, pst_schema_hashed(schema), key, nulls);
 }
 
-pst_status pst_search_open(pst_search *s, const pst_guide *guide, const pst_guide_block *block,
-                           int32_t last_key_group, uint64_t last_hash, const uint8_t *stored) {
-    const uint8_t *raw;
+static void close_block(pst_search *s, const pst_guide *guide) {
     s->guide = guide;
     s->view.row = s->view.rows = s->row = 0;
-    uint64_t seed = pst_sst_seed(guide->info.lineage.id, block->offset);
-    if (pst_xxh64(stored, block->stored, seed) != block->checksum)
-        return PST_CORRUPT;
-    pst_status st = unpack(s, block, stored, &raw);
-    if (st)
-        return st;
+}
+
+pst_status pst_search_open(pst_search *s, const pst_guide *guide, const pst_guide_block *block,
+                           int32_t last_key_group, uint64_t last_hash, const uint8_t *stored) {
+    const uint8_t *raw = stored;
+    close_block(s, guide);
+    pst_status st = check_stored(guide, block, stored);
+    if (!st && block->stored != block->raw) {
+        st = pst_buffer_reserve(&s->raw, block->raw);
+        raw = s->raw.data;
+        if (!st)
+            st = decompress(block, stored, s->raw.data);
+    }
+    return st ? st : pst_search_open_raw(s, guide, block, last_key_group, last_hash, raw);
+}
+
+pst_status pst_search_open_raw(pst_search *s, const pst_guide *guide, const pst_guide_block *block,
+                               int32_t last_key_group, uint64_t last_hash, const uint8_t *raw) {
     pst_cell key[PST_MAX_KEYS];
     uint32_t nulls;
+    pst_status st = PST_OK;
+    close_block(s, guide);
     if (pst_sst_view_open(&s->view, &guide->schema, raw, block->raw) ||
         s->view.rows != block->rows || (guide->info.kind == PST_BASE && s->view.deletes))
         st = PST_CORRUPT;

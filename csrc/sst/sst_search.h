@@ -49,6 +49,14 @@ void pst_search_free(pst_search *s);
 pst_status pst_search_open(pst_search *s, const pst_guide *guide, const pst_guide_block *block,
                            int32_t last_key_group, uint64_t last_hash, const uint8_t *stored);
 
+/* The same in two steps, so that what is unpacked can be kept: what a stored block holds, once its
+ * checksum held, into `raw`, of block->raw bytes; and a block of which that was done, whose bytes must
+ * live as long as it is searched. PST_CORRUPT. */
+pst_status pst_search_unpack(const pst_guide *guide, const pst_guide_block *block,
+                             const uint8_t *stored, uint8_t *raw);
+pst_status pst_search_open_raw(pst_search *s, const pst_guide *guide, const pst_guide_block *block,
+                               int32_t last_key_group, uint64_t last_hash, const uint8_t *raw);
+
 /* The rows of a key, *n of them from the one that is returned on; 0 where there are none. In files
  * with elements these are the row's own record, if there is one, and its elements. Wanted keys of
  * one block must come in ascending places; those of one place in any order. */

@@ -5,7 +5,10 @@
 
 #include "base/mem.h"
 
-enum { ROUND = 4096 /* to which memory is asked for */ };
+enum {
+    ROUND = 4096, /* to which memory is asked for */
+    ALL_PARTS = 1 << PST_PART_ENTRIES | 1 << PST_PART_FILTER
+};
 
 /* ---- the file -------------------------------------------------------------------------------- */
 
@@ -285,31 +288,36 @@ void pst_member_settle(pst_member *m) {
     pst_charge_trim(&m->room.charge, m->room.used); /* there are many, most of them small */
 }
 
-static pst_status take_next(pst_member *m, pst_detail *detail) {
-    pst_arrival a;
-    pst_reads_next(m->reads, &a);
-    pst_status s = pst_member_take(m, (uint32_t)a.tag, 1 << PST_PART_ENTRIES, &a, detail);
-    pst_reads_give(m->reads, &a);
-    return s;
-}
-
-static int has_entries(const pst_member *m, uint32_t segment, uint32_t n) {
+int pst_member_has(const pst_member *m, uint32_t segment, uint32_t n, int filters) {
     for (uint32_t i = segment; i < segment + n; i++)
-        if (!pst_member_entries(m, i))
+        if (!pst_member_entries(m, i) || (filters && m->filtered && !pst_member_filter(m, i)))
             return 0;
     return 1;
 }
 
-pst_status pst_member_bring(pst_member *m, uint32_t segment, uint32_t n, pst_detail *detail) {
-    if (has_entries(m, segment, n))
+static pst_status take_next(pst_member *m, pst_detail *detail) {
+    pst_arrival a;
+    pst_reads_next(m->reads, &a);
+    pst_status s =
+        pst_member_take(m, (uint32_t)(a.tag >> PST_PARTS), (int)(a.tag & ALL_PARTS), &a, detail);
+    pst_reads_give(m->reads, &a);
+    return s;
+}
+
+pst_status pst_member_bring(pst_member *m, uint32_t segment, uint32_t n, int filters,
+                            pst_detail *detail) {
+    int wanted = filters ? ALL_PARTS : 1 << PST_PART_ENTRIES;
+    if (pst_member_has(m, segment, n, filters))
         return PST_OK;
     pst_status s = pst_reads_enter(m->reads);
     if (s)
         return s;
     for (uint32_t i = segment; !s && i < segment + n; i++) {
-        if (!(pst_member_wants(m, i, 0, 0) & 1 << PST_PART_ENTRIES))
+        int parts = pst_member_wants(m, i, filters ? UINT8_MAX : 0, 0) & wanted;
+        uint64_t tag = (uint64_t)i << PST_PARTS | (uint64_t)parts;
+        if (!parts)
             continue;
-        while ((s = pst_member_start(m, i, 1 << PST_PART_ENTRIES, i)) == PST_BUSY)
+        while ((s = pst_member_start(m, i, parts, tag)) == PST_BUSY)
             if ((s = take_next(m, detail)) != PST_OK)
                 break;
     }
@@ -404,6 +412,20 @@ uint64_t pst_member_blocks(const pst_member *m, int32_t key_group, uint64_t hash
             *bytes += pst_guide_block_at(s, entries, block).raw;
     }
     return all;
+}
+
+pst_guide_block pst_member_block(const pst_member *m, uint32_t segment, uint32_t block,
+                                 int32_t *last_key_group, uint64_t *last_hash) {
+    const pst_guide_segment *s = &m->guide->segments[segment];
+    const uint8_t *entries = pst_member_entries(m, segment);
+    *last_key_group = s->last_key_group;
+    *last_hash = pst_guide_last_hash(entries);
+    if (block + 1 < s->blocks) {
+        pst_guide_block next = pst_guide_block_at(s, entries, block + 1);
+        *last_key_group = next.key_group;
+        *last_hash = next.first_hash;
+    }
+    return pst_guide_block_at(s, entries, block);
 }
 
 pst_status pst_allowance_room(pst_allowance *r, pst_buffer *b, uint64_t bytes) {

@@ -89,10 +89,13 @@ static inline const uint8_t *pst_member_filter(const pst_member *m, uint32_t seg
                            __ATOMIC_ACQUIRE);
 }
 
-/* Brings the entries of segments, and of a filter what a copy has of it. To be called where nobody of
- * this thread has entered the reads. PST_IO and PST_CORRUPT, with the offset in *detail; PST_LIMIT,
+/* Whether the entries of segments are in memory, and with `filters` those that a delta has. */
+int pst_member_has(const pst_member *m, uint32_t segment, uint32_t n, int filters);
+/* Brings these; a filter for which there is no room is left out, and without `filters` it comes where a
+ * copy has it. To be called where nobody of this thread has entered the reads. PST_IO and PST_CORRUPT, with the offset in *detail; PST_LIMIT,
  * PST_NO_MEMORY; PST_INVALID: the callback of a search of the same reads. */
-pst_status pst_member_bring(pst_member *m, uint32_t segment, uint32_t n, pst_detail *detail);
+pst_status pst_member_bring(pst_member *m, uint32_t segment, uint32_t n, int filters,
+                            pst_detail *detail);
 
 /* All of these REQUIRE the reads entered. */
 
@@ -113,6 +116,10 @@ void pst_member_settle(pst_member *m);
 /* How many blocks may have rows of a place, and how many raw bytes. More than two have nothing else.
  * REQUIRES: the entries of its segments. O(blocks of a segment + segments). */
 uint64_t pst_member_blocks(const pst_member *m, int32_t key_group, uint64_t hash, uint64_t *bytes);
+
+/* A block of a segment, and a place that no row of it is above. REQUIRES: the entries. */
+pst_guide_block pst_member_block(const pst_member *m, uint32_t segment, uint32_t block,
+                                 int32_t *last_key_group, uint64_t *last_hash);
 
 /* Makes a buffer that large, without what is in it, and asks for that before it is taken: a block may
  * say any size of itself. PST_NO_MEMORY, PST_LIMIT. */

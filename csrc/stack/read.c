@@ -36,6 +36,10 @@ static void run_calls(pst_read *r) {
     }
 }
 
+void pst_read_file_random(const pst_read_file *f) {
+    (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_RANDOM);
+}
+
 void pst_read_file_direct(pst_read_file *f) {
 #ifdef O_DIRECT
     int flags = fcntl(f->fd, F_GETFL);
@@ -52,7 +56,7 @@ void pst_read_file_direct(pst_read_file *f) {
         (void)fcntl(f->fd, F_SETFL, flags);
     }
 #endif
-    (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_RANDOM);
+    pst_read_file_random(f);
 }
 
 void pst_read_file_drop(pst_read_file *f, uint64_t bytes) {
@@ -60,6 +64,11 @@ void pst_read_file_drop(pst_read_file *f, uint64_t bytes) {
         return;
     (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_DONTNEED);
     f->cached = 0;
+}
+
+void pst_read_file_ahead(const pst_read_file *f, uint64_t offset, uint64_t size) {
+    if (!f->direct)
+        (void)posix_fadvise(f->fd, (off_t)offset, (off_t)size, POSIX_FADV_WILLNEED);
 }
 
 void pst_read_file_close(pst_read_file *f) {

@@ -7,7 +7,8 @@
  * belongs to whoever has the engine.
  *
  * Invariants
- *  RD1. Offset, size and memory of a read are multiples of PST_READ_ALIGN, as O_DIRECT wants.
+ *  RD1. Offset, size and memory of a read are multiples of PST_READ_ALIGN, as O_DIRECT wants; but of a
+ *       single read of a file that is read through the page cache.
  *  RD2. A read is over when what was needed has come, or with an errno: never with fewer bytes. A
  *       file that has become too short is ENODATA.
  *  RD3. Interrupted and short calls are repeated, from a multiple of PST_READ_ALIGN on, until some of
@@ -52,8 +53,12 @@ pst_status pst_read_file_open(pst_read_file *f, const char *path, uint64_t *size
 /* From now on without the page cache, where the file system can do that; else without reading
  * ahead. */
 void pst_read_file_direct(pst_read_file *f);
+/* From now on without reading ahead. */
+void pst_read_file_random(const pst_read_file *f);
 /* Takes what was read out of the page cache again, once it is `bytes` or more. */
 void pst_read_file_drop(pst_read_file *f, uint64_t bytes);
+/* Has the kernel read a part into the page cache, without waiting for it. */
+void pst_read_file_ahead(const pst_read_file *f, uint64_t offset, uint64_t size);
 void pst_read_file_close(pst_read_file *f);
 
 /* Takes the result of one call: bytes, or a negative errno. Returns whether the read is over. */

@@ -235,7 +235,9 @@ int pst_reads_by_threads(const pst_reads *r) {
 }
 
 void pst_reads_make_direct(const pst_reads *r, pst_read_file *file) {
-    if (!r->options.no_direct)
+    if (r->options.no_direct)
+        pst_read_file_random(file);
+    else
         pst_read_file_direct(file);
 }
 
@@ -402,8 +404,10 @@ void pst_reads_next(pst_reads *r, pst_arrival *arrival) {
         s = next_of_threads(r);
     pst_read_file *file = s->read.file;
     r->in_flight--;
-    file->cached += s->read.size;
-    pst_read_file_drop(file, CACHED_MOST);
+    if (!r->options.no_direct) {
+        file->cached += s->read.size;
+        pst_read_file_drop(file, CACHED_MOST);
+    }
     *arrival = (pst_arrival){s->tag, s->read.data + s->skip, s->read.error,
                              (uint32_t)(s - r->slots), s->read.mark};
 }

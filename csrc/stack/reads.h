@@ -47,7 +47,8 @@ pst_reads *pst_reads_retain(pst_reads *r);
 
 /* Whether threads read in any case, which call pst_read_run. */
 int pst_reads_by_threads(const pst_reads *r);
-/* From now on the file is read past the page cache, where it and the options allow that. */
+/* From now on the file is read past the page cache, where it and the options allow that; in any case
+ * without reading ahead. What is read through it goes again, unless the options want it so. */
 void pst_reads_make_direct(const pst_reads *r, pst_read_file *file);
 
 /* Waits until no other thread has it. PST_INVALID: this thread has it; PST_NO_MEMORY, PST_LIMIT. */

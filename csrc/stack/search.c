@@ -119,20 +119,6 @@ static pst_status leave_file(run *r, uint32_t at, const pst_member *m) {
     return is_over(st, w) ? finish(r, at) : PST_OK;
 }
 
-/* Notes what a row's record says of older ones. */
-static void cover(const pst_stack *st, wanted *w, const pst_record *r) {
-    if (st->n_keys < st->schema.n_keys && !(r->key_nulls >> st->n_keys & 1))
-        return; /* an element says nothing of others */
-    if (r->op == PST_DELETE) {
-        w->covered |= st->all & ~st->timers; /* each timer goes by a record of its own */
-        return;
-    }
-    w->covered |= r->changed;
-    for (uint64_t left = r->changed & r->present; left; left &= left - 1)
-        if (st->schema.states[__builtin_ctzll(left)].kind == PST_LIST)
-            w->covered &= ~(left & -left); /* the list has older items from a number on */
-}
-
 /* ---- blocks ------------------------------------------------------------------------------------ */
 
 /* Looks for an item's key in the open block. */
@@ -155,7 +141,7 @@ static pst_status find(run *r, const window *v, const item *it) {
         return s;
     int first = !w->any;
     if (r->seeker->key)
-        cover(st, w, &r->record);
+        w->covered = pst_stack_covered(st, w->covered, &r->record);
     w->any = w->here = 1;
     f.only = first && r->seeker->key && st->n_keys == st->schema.n_keys && is_over(st, w);
     return r->seeker->found(r->seeker->ctx, &f);
@@ -292,16 +278,9 @@ static pst_status read_again(pst_stack *st, window *v, uint8_t *data) {
 static pst_status open_block(run *r, window *v, uint32_t block, uint8_t *data) {
     pst_stack *st = r->st;
     const pst_member *m = st->files[v->file];
-    const pst_guide_segment *s = &m->guide->segments[v->segment];
-    const uint8_t *entries = pst_member_entries(m, v->segment);
-    pst_guide_block b = pst_guide_block_at(s, entries, block);
-    int32_t last_group = s->last_key_group;
-    uint64_t last_hash = pst_guide_last_hash(entries);
-    if (block + 1 < s->blocks) {
-        pst_guide_block next = pst_guide_block_at(s, entries, block + 1);
-        last_group = next.key_group;
-        last_hash = next.first_hash;
-    }
+    int32_t last_group;
+    uint64_t last_hash;
+    pst_guide_block b = pst_member_block(m, v->segment, block, &last_group, &last_hash);
     st->stats.blocks++;
     pst_status status =
         b.raw == b.stored ? PST_OK : pst_allowance_room(&st->room, &st->block.raw, b.raw);

@@ -48,4 +48,18 @@ static inline int pst_stack_counts(const pst_stack *st, int32_t file, int32_t ke
     return !groups || (groups[key_group >> 3] >> (key_group & 7) & 1);
 }
 
+/* Of the columns of which older files add nothing, once a row's or an element's record was found. */
+static inline uint64_t pst_stack_covered(const pst_stack *st, uint64_t covered,
+                                         const pst_record *r) {
+    if (st->n_keys < st->schema.n_keys && !(r->key_nulls >> st->n_keys & 1))
+        return covered; /* an element says nothing of others */
+    if (r->op == PST_DELETE)
+        return covered | (st->all & ~st->timers); /* each timer goes by a record of its own */
+    covered |= r->changed;
+    for (uint64_t left = r->changed & r->present; left; left &= left - 1)
+        if (st->schema.states[__builtin_ctzll(left)].kind == PST_LIST)
+            covered &= ~(left & -left); /* the list has older items from a number on */
+    return covered;
+}
+
 #endif

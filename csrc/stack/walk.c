@@ -30,7 +30,7 @@ pst_status pst_walk_open(pst_walk *w, pst_stack *st, int32_t file, int32_t key_g
         return PST_NOT_FOUND;
     uint32_t segment = pst_guide_segments(m->guide, key_group, hash, &n);
     pst_detail detail = {-1, -1, -1, -1, -1};
-    pst_status s = pst_member_bring(st->files[file], segment, n, &detail);
+    pst_status s = pst_member_bring(st->files[file], segment, n, 0, &detail);
     if (s) {
         st->detail = detail;
         st->detail.row = file;

@@ -3,80 +3,16 @@
 #include <errno.h>
 
 #include "base/mem.h"
-#include "stack_world.h"
+#include "wanted_world.h"
 
 static world the_world;
 static uint64_t rooms;
-
-static void make_world(world *w, world_style style, int32_t n, size_t base, uint64_t seed) {
-    uint64_t rng = seed;
-    memset(w, 0, sizeof *w);
-    world_schema(w, style);
-    world_folder(w);
-    w->block_bytes = 4096;
-    for (int32_t i = 0; i < n; i++)
-        world_write(w, i, &rng, i ? base / 8 : base, base, check_random(&rng) % 5 ? 40 : 3000);
-}
 
 static pst_stack *open_files(const world *w, int32_t from, int32_t n, pst_budget *budget) {
     pst_stack *st = NULL;
     pst_stack_options o = {.budget = budget};
     REQUIRE(!pst_stack_open(&w->schema, WORLD_GROUPS, w->files + from, n, &o, &st, NULL));
     return st;
-}
-
-/* ---- wanted keys ------------------------------------------------------------------------------- */
-
-typedef struct wanted {
-    pst_array columns[2];
-    uint64_t *words[2];
-    int32_t *offsets;
-    uint8_t *text;
-    uint8_t *validity;
-} wanted;
-
-static wanted want(const world *w, const uint64_t *ids, size_t n) {
-    wanted x = {.offsets = calloc(n + 2, sizeof(int32_t)),
-                .text = malloc(40 * (n + 1)),
-                .validity = calloc(n / 8 + 1, 1)};
-    byte_heap *h = calloc(1, sizeof *h);
-    REQUIRE(x.offsets && x.text && x.validity && h);
-    for (int k = 0; k < 2; k++) {
-        x.words[k] = calloc(n + 1, sizeof(uint64_t));
-        REQUIRE(x.words[k]);
-    }
-    for (size_t i = 0; i < n; i++) {
-        pst_record r = {0};
-        world_key(w, h, ids[i], &r);
-        x.words[0][i] = r.key[0].word[0];
-        x.words[1][i] = r.key[1].word[0];
-        x.offsets[i + 1] = x.offsets[i];
-        if (w->style == WORLD_STRINGS) {
-            memcpy(x.text + x.offsets[i], r.key[0].bytes.data, r.key[0].bytes.size);
-            x.offsets[i + 1] += (int32_t)r.key[0].bytes.size;
-        }
-        x.validity[i / 8] |= (uint8_t)(!(r.key_nulls & 1) << i % 8);
-        heap_free(h);
-    }
-    free(h);
-    for (int k = 0; k < 2; k++)
-        x.columns[k] = (pst_array){.type = PST_INT64, .length = (int64_t)n, .values = x.words[k]};
-    x.columns[0].validity = x.validity;
-    if (w->style == WORLD_STRINGS) {
-        x.columns[0].type = PST_STRING;
-        x.columns[0].values = x.text;
-        x.columns[0].offsets = x.offsets;
-        x.columns[0].values_bytes = x.offsets[n];
-    }
-    return x;
-}
-
-static void wanted_free(wanted *x) {
-    free(x->words[0]);
-    free(x->words[1]);
-    free(x->offsets);
-    free(x->text);
-    free(x->validity);
 }
 
 /* Ids of every namespace of the wanted keys, of those below `domain`. */
@@ -249,7 +185,7 @@ static void run_order(void) {
     for (size_t i = 0; i < KEYS; i++)
         ids[i] = i * 7 % 100;
     wanted x = want(w, ids, KEYS);
-    pst_wanted_keys keys = {x.columns, 1, 0};
+    pst_wanted_keys keys = {.columns = x.columns, .n_columns = 1};
     CHECK_EQ(pst_wanted_order(&w->schema, WORLD_GROUPS, &keys, order, &n), PST_OK);
     CHECK_EQ(n, 100);
     for (uint32_t i = 0; i < n; i++) {
@@ -497,16 +433,6 @@ static void check_detail(const pst_stack *st, const pst_wanted_keys *keys, pst_s
     file_free(&out);
 }
 
-static void flip(const char *path, off_t at) {
-    uint8_t byte;
-    int fd = open(path, O_RDWR);
-    REQUIRE(fd >= 0 && pread(fd, &byte, 1, at) == 1);
-    byte ^= 4;
-    REQUIRE(pwrite(fd, &byte, 1, at) == 1);
-    fsync(fd);
-    close(fd);
-}
-
 static void run_refused(const world *w, pst_stack *st, wanted *x) {
     memory_file out = {.calls_left = -1};
     pst_io io = file_io(&out, 1);
@@ -539,7 +465,7 @@ static void run_faults(void) {
     for (size_t i = 0; i < KEYS; i++)
         ids[i] = 7 * i;
     wanted x = want(w, ids, KEYS);
-    pst_wanted_keys keys = {x.columns, 1, 0};
+    pst_wanted_keys keys = {.columns = x.columns, .n_columns = 1};
     REQUIRE(!pst_budget_create(64 << 20, &budget));
     pst_stack *st = open_files(w, 0, w->n, budget);
     run_refused(w, st, &x);

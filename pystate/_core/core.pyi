@@ -438,7 +438,9 @@ class Reader:
 
 @disjoint_base
 class Reads:
-    def __new__(cls, budget: Budget | None = None, threads: int = 0) -> Self: ...
+    def __new__(
+        cls, budget: Budget | None = None, threads: int = 0, cached: bool = False
+    ) -> Self: ...
 
 EXTENT_HERE: int
 EXTENT_USED: int
@@ -499,6 +501,28 @@ class Stack:
     ) -> _Info | int: ...
     def plan(self, keys: list[ArrayRef], gap: int, most: int) -> list[tuple[int, int, int]]: ...
     def stats(self) -> _StackStats: ...
+
+@disjoint_base
+class Blocks:
+    def __new__(cls, most_bytes: int, budget: Budget | None = None) -> Self: ...
+    def stats(self) -> tuple[int, int, int, int, int]: ...
+
+@disjoint_base
+class Finder:
+    names: tuple[str, ...]
+    def __init__(
+        self,
+        ranges: list[tuple[Stack, int, int]],
+        blocks: Blocks,
+        budget: Budget | None = None,
+    ) -> None: ...
+    def find(
+        self,
+        keys: list[ArrayRef],
+        states: int = 0,
+        expiry: Expiry | None = None,
+        part_bytes: int = 0,
+    ) -> tuple[list[_Block], bytes]: ...
 
 def wanted_order(schema: Schema, max_parallelism: int, keys: list[ArrayRef], order: int) -> int: ...
 def look_into(reader: FileReader, keys: list[ArrayRef], out: BinaryIO) -> _Info: ...

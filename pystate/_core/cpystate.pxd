@@ -702,6 +702,7 @@ cdef extern from "pystate.h" nogil:
         const pst_array *columns
         int32_t n_columns
         uint64_t most_bytes
+        uint64_t states
 
     pst_status pst_wanted_order(const pst_schema *schema, int32_t max_parallelism,
                                 const pst_wanted_keys *wanted, uint32_t *order, uint32_t *n)
@@ -709,6 +710,28 @@ cdef extern from "pystate.h" nogil:
                                 pst_file_info *info, pst_detail *detail)
     pst_status pst_sst_reader_lookup(pst_sst_reader *r, const pst_wanted_keys *wanted,
                                      const pst_io *io, pst_file_info *info)
+    ctypedef struct pst_blocks:
+        pass
+
+    ctypedef struct pst_blocks_stats:
+        uint64_t asked
+        uint64_t found
+        uint64_t blocks
+        uint64_t bytes
+        uint64_t left
+
+    pst_status pst_blocks_create(uint64_t most_bytes, pst_budget *budget, pst_blocks **blocks)
+    void pst_blocks_release(pst_blocks *b)
+    void pst_blocks_get_stats(pst_blocks *b, pst_blocks_stats *stats)
+    ctypedef struct pst_finder:
+        pass
+
+    pst_status pst_finder_create(pst_stack *const *stacks, const int32_t *bounds, int32_t n,
+                                 pst_blocks *blocks, pst_budget *budget, pst_finder **finder)
+    void pst_finder_destroy(pst_finder *f)
+    pst_status pst_finder_find(const pst_finder *f, const pst_wanted_keys *wanted,
+                               const pst_expiry *expiry, const pst_io *io, int64_t *rows,
+                               pst_detail *detail)
     ctypedef struct pst_plan_sink:
         pst_status (*part)(void *ctx, int32_t file, uint64_t offset, uint64_t size) noexcept nogil
         void *ctx

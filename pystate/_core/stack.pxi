@@ -22,18 +22,20 @@ cdef void reads_resume(void *paused) noexcept nogil:
 cdef class Reads:
     """What reads files for the stacks of a process; one search at a time, others wait.
 
-    With `threads`, so many read: it is for files that are brought as they are read.
+    With `threads`, so many read: it is for files that are brought as they are read. `cached`: by the
+    page cache, where what was read stays.
     """
 
     cdef pst_reads *r
     cdef unsigned long fork
 
-    def __cinit__(self, Budget budget=None, int32_t threads=0):
+    def __cinit__(self, Budget budget=None, int32_t threads=0, bint cached=False):
         cdef pst_reads_options options
         memset(&options, 0, sizeof(options))
         options.budget = budget_of(budget)
         options.threads = threads
         options.no_uring = threads > 0
+        options.no_direct = cached
         if threads > 0:
             options.pause, options.resume = reads_pause, reads_resume
         self.fork = fork_generation
@@ -228,6 +230,7 @@ cdef int fill_wanted(pst_wanted_keys *wanted, pst_array *columns, list keys,
     wanted.columns = columns
     wanted.n_columns = i
     wanted.most_bytes = most_bytes
+    wanted.states = 0
     return 0
 
 
@@ -507,3 +510,121 @@ cdef class Stack(_Guarded):
         pst_stack_get_stats(self.s, &s)
         return (s.keys, s.asked, s.lies, s.absent, s.reads, s.bytes, s.blocks, s.filters,
                 s.guide_bytes, s.private_bytes, s.guides_made, s.direct)
+
+
+# ---- again and again -----------------------------------------------------------------------------
+
+cdef class Blocks:
+    """Blocks of files that look-ups have read, of at most so many bytes, for those that follow.
+
+    Any thread of the process that made it.
+    """
+
+    cdef pst_blocks *b
+    cdef unsigned long fork
+
+    def __cinit__(self, uint64_t most_bytes, Budget budget=None):
+        self.fork = fork_generation
+        status = pst_blocks_create(most_bytes, budget_of(budget), &self.b)
+        check_limit(status, budget, "blocks that are kept")
+        check(status, NULL, "blocks that are kept", None)
+
+    def __dealloc__(self):
+        # A thread of the parent may have had the lock.
+        if self.fork == fork_generation:
+            pst_blocks_release(self.b)
+
+    def stats(self):
+        """Blocks that were wanted, found, are here, their bytes, and blocks that made way."""
+        cdef pst_blocks_stats s
+        if self.fork != fork_generation:
+            raise errors.ClosedError("the blocks are of another process")
+        pst_blocks_get_stats(self.b, &s)
+        return (s.asked, s.found, s.blocks, s.bytes, s.left)
+
+
+cdef class Finder:
+    """The files of ranges of key groups as of one epoch, in which any thread looks keys up.
+
+    `ranges` are (stack, first key group, last one), which ascend; the stacks are its own from now on.
+    """
+
+    cdef pst_finder *f
+    cdef unsigned long fork
+    cdef Budget budget
+    cdef readonly tuple names
+
+    def __init__(self, list ranges not None, Blocks blocks not None, Budget budget=None):
+        cdef pst_stack **stacks
+        cdef int32_t *bounds
+        cdef pst_status status
+        cdef Stack stack
+        cdef int32_t i, n
+        cdef list names = []
+        once(self.names is not None, "a finder")
+        if blocks.fork != fork_generation:
+            raise errors.ClosedError("the blocks are of another process")
+        ranges = [(stack_, <int32_t> first, <int32_t> last) for stack_, first, last in ranges]
+        n = <int32_t> len(ranges)
+        stacks = <pst_stack **> calloc(<size_t> n + 1, sizeof(pst_stack *))
+        bounds = <int32_t *> calloc(2 * <size_t> n + 2, sizeof(int32_t))
+        try:
+            if stacks is NULL or bounds is NULL:
+                raise MemoryError
+            for i in range(n):
+                stack = <Stack?> ranges[i][0]
+                stack.ready()
+                stacks[i] = stack.s
+                bounds[2 * i], bounds[2 * i + 1] = ranges[i][1], ranges[i][2]
+                names += stack.names
+            status = pst_finder_create(stacks, bounds, n, blocks.b, budget_of(budget), &self.f)
+        finally:
+            free(stacks)
+            free(bounds)
+        check(status, NULL, "the files of an epoch", None)
+        self.fork = fork_generation
+        self.budget = budget
+        self.names = tuple(names)
+
+    def __dealloc__(self):
+        if self.f is not NULL and self.fork == fork_generation:
+            pst_finder_destroy(self.f)
+
+    def find(self, list keys not None, uint64_t states=0, Expiry expiry=None,
+             uint64_t part_bytes=0):
+        """The rows of keys: blocks as `gather` gives them, and which rows each key has.
+
+        `keys` are references to arrays, one for each column of the key; without the namespace's, of
+        all namespaces. `states` has a bit for each of the files that is wanted; 0: all. What rows each key has is in bytes: two numbers of 64 bits, its first row or
+        -1, and how many. With `expiry`, whose columns are the files', there is only what a reader
+        sees. `part_bytes` is said of keys before rows are made of it; 0: as usual.
+        """
+        cdef pst_array columns[PST_MAX_KEYS_]
+        cdef pst_wanted_keys wanted
+        cdef pst_detail detail
+        cdef pst_status status
+        cdef const pst_expiry *hidden = NULL if expiry is None else &expiry.c
+        cdef _Io io = _Io(None, -1, "rows that were looked up", self.budget)
+        cdef bytes rows
+        cdef int64_t *numbers
+        if self.f is NULL or self.fork != fork_generation:
+            raise errors.ClosedError("the files are not open, or of another process")
+        keys = list(keys)
+        fill_wanted(&wanted, columns, keys, part_bytes)
+        wanted.states = states
+        rows = PyBytes_FromStringAndSize(
+            NULL, 16 * <Py_ssize_t> columns[0].length if keys else 0)
+        numbers = <int64_t *> PyBytes_AS_STRING(rows)
+        memset(&detail, 0xFF, sizeof(detail))
+        io.blocks = []
+        io.c.block = io_block
+        with nogil:
+            status = pst_finder_find(self.f, &wanted, hidden, &io.c, numbers, &detail)
+        if status != PST_OK:
+            if status == PST_CALLBACK:
+                io.reraise()
+            check_limit(status, self.budget, io.name)
+            if status in (PST_IO, PST_CORRUPT) and detail.row >= 0:
+                raise file_error(status, &detail, self.names, "files of an epoch")
+            check(status, NULL, io.name, None)
+        return io.blocks, rows

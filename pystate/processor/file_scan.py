@@ -11,7 +11,9 @@ Thread safety: functions without state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +24,7 @@ from pystate.checkpoint.state_files import OpenFile, claim
 from pystate.state.columns import Column, core_schema
 from pystate.state.declaration import State
 from pystate.state.expiring import Expiring
-from pystate.tables.below import PLAIN, Part, key_arrays, state_array
+from pystate.tables.below import PARTS, PLAIN, Part, key_arrays, state_array
 from pystate.types.keys import KeyColumns
 
 
@@ -43,12 +45,14 @@ def merged_rows(
     max_parallelism: int,
     since: Mapping[str, int],
     clock: tuple[int | None, int | None] = (None, None),
+    given: Collection[str] | None = None,
 ) -> Iterator[list[pa.Array[Any]]]:
     """Merge files, oldest first, into the rows of some key groups; yields columns, keys first.
 
     The files' readers are used up. `can_merge` has said that these states can be read here. Of a
     state in `since` files count only from that epoch on: an older one of that name was dropped.
     What has expired by `clock`, a processing time and a watermark in milliseconds, is not there.
+    Where only some states are `given` the others only tell which keys exist.
     """
     columns: list[Column] = []
     places: list[int] = []
@@ -70,15 +74,23 @@ def merged_rows(
         Expiring.of(states, *clock).among(columns),
     )
     kept = [columns[place] for place in places]
-    return (_columns(parts, key, states, kept) for _, parts in batches)
+    names = states.keys() if given is None else given
+    return (_columns(parts, key, states, kept, names) for _, parts in batches)
 
 
 def _columns(
-    parts: Sequence[Part], key: KeyColumns, states: dict[str, State[Any]], columns: list[Column]
+    parts: Sequence[Part],
+    key: KeyColumns,
+    states: dict[str, State[Any]],
+    columns: list[Column],
+    names: Collection[str],
 ) -> list[pa.Array[Any]]:
     given = iter(parts)
     # Keys are not nested, so that nothing decodes them.
     arrays = key_arrays(given, [type_ for _, type_ in key])
-    for state, column in zip(states.values(), columns, strict=True):
-        arrays.append(state_array(given, state, column))
+    for (name, state), column in zip(states.items(), columns, strict=True):
+        if name in names:
+            arrays.append(state_array(given, state, column))
+        else:
+            deque(islice(given, PARTS[column.kind]), maxlen=0)
     return arrays

@@ -28,6 +28,7 @@ from functools import lru_cache
 from itertools import groupby
 
 from pystate._core import core
+from pystate.base.arguments import integer
 from pystate.base.memory import process_budget
 from pystate.checkpoint.object_cache import (
     EXTENT_BYTES,
@@ -65,6 +66,7 @@ _GAP_BYTES = GROUP_BYTES // 2
 #: The most blocks of a segment of a guide (`csrc/sst/sst_guide.h`).
 _SEGMENT_BLOCKS = 256
 _TRIES = 2
+_MOST_CACHE = 1 << 46
 
 
 class FoundFile(io.BytesIO):
@@ -93,6 +95,33 @@ class _Known:
         return 1 + self.info.raw_bytes // (_SEGMENT_BLOCKS * self.info.block_bytes)
 
 
+class BlockCache:
+    """Blocks of files that look-ups have read, for those that follow.
+
+    Several look-ups may have one. A forked child begins with an empty one of its own.
+
+    Parameters
+    ----------
+    cache_bytes : int
+        The most that is kept.
+    """
+
+    def __init__(self, cache_bytes: int) -> None:
+        self._bytes = integer(cache_bytes, "cache_bytes", least=0, most=_MOST_CACHE)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._blocks = core.Blocks(self._bytes, process_budget())
+
+    @property
+    def blocks(self) -> core.Blocks:
+        """What the core has of them."""
+        if self._process != os.getpid():
+            self._begin()
+        return self._blocks
+
+
 class KeyFiles:
     """Looks keys up in the files of a checkpoint, and keeps those open that have guides.
 
@@ -101,8 +130,9 @@ class KeyFiles:
     an object takes requests, too, so it is read once as many keys were looked up without it.
     """
 
-    def __init__(self, storage: CheckpointStorage) -> None:
+    def __init__(self, storage: CheckpointStorage, cache: BlockCache | None = None) -> None:
         self._storage = storage
+        self._cache = BlockCache(0) if cache is None else cache
         self._begin()
 
     def _begin(self) -> None:
@@ -126,8 +156,7 @@ class KeyFiles:
         `MissingFileError` if a file is gone, as a running job retires epochs; `CorruptFileError`,
         `NewerFormatError`, `SystemCallError`, which name file and place; `MemoryLimitError`.
         """
-        if self._process != os.getpid():
-            self._begin()  # what the parent has open is none of a forked child's
+        self._check_process()
         wanted, at, most = keys.among(*state.bounds).ordered(), 0, KEYS
         while at < len(wanted):
             part = wanted.slice(at, most)
@@ -138,6 +167,47 @@ class KeyFiles:
             yield part, files
             at += len(part)
             most = min(2 * most, KEYS)
+
+    def finder(
+        self, epoch: int, ranges: Sequence[RangeState], max_parallelism: int
+    ) -> tuple[core.Finder, FileSchema] | None:
+        """All files of an epoch, for look-ups of any threads at a time, and their columns.
+
+        None where there is none: of objects, and of files that have no guides, or not all one
+        schema. Errors are those of `found`.
+        """
+        self._check_process()
+        if self.is_remote:
+            return None
+        schema: FileSchema | None = None
+        stacks = []
+        for state in ranges:
+            counting = []
+            for ref in state.files:
+                bounds = ref.overlap(state.bounds)
+                if bounds is None:
+                    continue
+                known = self._file(epoch, ref)
+                schema = known.schema if schema is None else schema
+                if (
+                    known.guided is None
+                    or known.schema != schema
+                    or known.info.max_parallelism != max_parallelism
+                    or any(ref.epoch < first for _, first in state.since)
+                ):
+                    return None
+                counting.append((known.guided, list(bounds)))
+            if counting:
+                assert schema is not None
+                stack = _stack(schema, max_parallelism, counting, fetched=False)
+                stacks.append((stack, *state.bounds))
+        if schema is None:
+            return None
+        return core.Finder(stacks, self._cache.blocks, process_budget()), schema
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            self._begin()  # what the parent has open is none of a forked child's
 
     def forget(self, kept: frozenset[str] = frozenset()) -> None:
         """Close all files but those with the paths that are `kept`."""
@@ -289,6 +359,19 @@ class KeyFiles:
                 file.guided = _guided(file, file.copy.own_path, file.copy)
 
 
+def _stack(
+    schema: FileSchema,
+    max_parallelism: int,
+    counting: Sequence[tuple[core.GuidedFile, list[int]]],
+    *,
+    fetched: bool,
+) -> core.Stack:
+    reads = reads_for_lookups(fetched=fetched)
+    return core.Stack(
+        _core_schema(schema), max_parallelism, list(counting), reads, process_budget(), stored=True
+    )
+
+
 def _guided(file: _Known, path: str, extents: CachedObject | None = None) -> core.GuidedFile:
     return core.GuidedFile(
         _core_schema(file.schema),
@@ -360,13 +443,8 @@ class _StackLook:
             for file, ref in zip(files, refs, strict=True)
             if file.guided is not None
         ]
-        self._stack = core.Stack(
-            _core_schema(files[0].schema),
-            keys.max_parallelism,
-            counting,
-            reads_for_lookups(fetched=self._copies[0] is not None),
-            process_budget(),
-            stored=True,
+        self._stack = _stack(
+            files[0].schema, keys.max_parallelism, counting, fetched=self._copies[0] is not None
         )
 
     def parts(self, *, entries: bool) -> Iterable[_Part]:

@@ -25,6 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 from pystate.base.arguments import duplicates
+from pystate.checkpoint.manifest import Manifest
 from pystate.checkpoint.manifest_log import History
 from pystate.checkpoint.refs import FileRef, OperatorState, RangeState, restrict
 from pystate.checkpoint.state_files import OpenFile, open_file
@@ -101,6 +102,29 @@ class StateScan:
         known by them is not read again.
         """
         manifest = epoch_of(storage, epoch, history)
+        return cls.within(
+            storage,
+            manifest,
+            uid,
+            selection=selection,
+            keys=keys,
+            key_groups=key_groups,
+            before=before,
+        )
+
+    @classmethod
+    def within(
+        cls,
+        storage: CheckpointStorage,
+        manifest: Manifest,
+        uid: str | None = None,
+        *,
+        selection: Selection = EVERYTHING,
+        keys: Any = None,
+        key_groups: Any = None,
+        before: StateScan | None = None,
+    ) -> StateScan:
+        """Look at the epoch of a manifest that was read."""
         operator = operator_of(storage, manifest, uid)
         groups = wanted_groups(key_groups, manifest.max_parallelism)
         wanted = None
@@ -136,17 +160,18 @@ class StateScan:
         # Of one state alone only the keys are read that have it.
         if not self.selection.defaults or self.selection.state is not None:
             return {}
-        return default_columns(self.read, dict(self.operator.defaults))
+        return default_columns(self.given, dict(self.operator.defaults))
 
-    @property
+    @cached_property
     def states(self) -> dict[str, State[Any]]:
         """The declarations of all states, as far as files know them."""
         uid, schema = self.operator.uid, self.operator.state_schema
         stored = {name: stored_state(uid, name, spelling) for name, spelling in schema}
         return {name: self.declared.get(name, state) for name, state in stored.items()}
 
-    def split(self) -> list[StateScan]:
+    def split(self, part_bytes: int = 0) -> list[StateScan]:
         """One scan per part, which together have the rows of this one."""
+        part_bytes = part_bytes or _PART_BYTES
         parts = []
         for state in self.operator.ranges:
             groups = [
@@ -157,7 +182,7 @@ class StateScan:
             if not groups:
                 continue
             # Of some keys little is read, wherever they are.
-            parts_wanted = 1 if self.keys is not None else _raw_bytes(state) // _PART_BYTES + 1
+            parts_wanted = 1 if self.keys is not None else _raw_bytes(state) // part_bytes + 1
             chunks = min(len(groups), parts_wanted)
             for chunk in np.array_split(groups, chunks):
                 first, last = int(chunk[0]), int(chunk[-1])
@@ -186,7 +211,7 @@ class StateScan:
             texts = dict(self.operator.defaults) if self.defaults else {}
             fields += [
                 mark_default(pa.field(name, self._type_of(d)), texts.get(name))
-                for name, d in self.read.items()
+                for name, d in self.given.items()
             ]
         for name in duplicates(column.name for column in fields):
             raise InvalidArgumentError(
@@ -196,9 +221,12 @@ class StateScan:
             )
         return pa.schema(fields)
 
-    def batches(self, looking: KeyFiles | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield all rows; several parts are read ahead, one per processor.
+    def batches(
+        self, looking: KeyFiles | None = None, *, part_bytes: int = 0, ahead: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield all rows; several parts are read ahead, by default one per processor.
 
+        A part has about `part_bytes` of raw state, by default 64 MB, but at least a key group.
         Keys are looked up by `looking`, some at a time; in an object store in several ranges.
         """
         if self.keys is not None:
@@ -211,7 +239,8 @@ class StateScan:
             yield from read_ahead(looks, RANGES_AT_ONCE if looking.is_remote else 1)
             return
         # Loading and reading out release the GIL.
-        yield from read_ahead([part._rows for part in self.split()], os.cpu_count() or 1)
+        parts = self.split(part_bytes)
+        yield from read_ahead([part._rows for part in parts], ahead or os.cpu_count() or 1)
 
     @property
     def read(self) -> dict[str, State[Any]]:
@@ -221,16 +250,21 @@ class StateScan:
         only = self.selection.state
         return {name: d for name, d in self.states.items() if only in (None, name)}
 
+    @property
+    def given(self) -> dict[str, State[Any]]:
+        """Those of them that are columns of the rows."""
+        return {name: d for name, d in self.read.items() if self.selection.gives(name)}
+
     def _type_of(self, declaration: State[Any]) -> pa.DataType:
         if self.selection.accumulators and isinstance(declaration, AggregatingState):
             return pa.binary()  # also where all have one width: Spark knows no other type
         return declaration.arrow_type
 
     def _exported(self, backend: KeyedStateBackend, keys: KeyBatch) -> pa.RecordBatch:
-        rows = backend.exported(keys)
+        rows = backend.exported(keys, None if self.selection.only is None else self.given)
         if not self.selection.accumulators:
             return rows
-        for name, declaration in self.read.items():
+        for name, declaration in self.given.items():
             if isinstance(declaration, AggregatingState):
                 place = rows.schema.get_field_index(name)
                 kept = backend[name].accumulators(keys).cast(pa.binary())
@@ -305,10 +339,17 @@ class StateScan:
         """Merge files of a range, oldest first; `_is_merged` has said that this gives the rows."""
         key = parse_key(list(self.operator.key_schema))
         fields = list(self.schema)[: len(key)]
-        fields += [pa.field(name, d.arrow_type) for name, d in self.read.items()]
+        fields += [pa.field(name, d.arrow_type) for name, d in self.given.items()]
         schema = pa.schema(fields)
         rows = merged_rows(
-            files, key, self.read, bounds, self.max_parallelism, dict(state.since), self.clock
+            files,
+            key,
+            self.read,
+            bounds,
+            self.max_parallelism,
+            dict(state.since),
+            self.clock,
+            self.given,
         )
         return (pa.RecordBatch.from_arrays(columns, schema=schema) for columns in rows)
 
@@ -337,7 +378,7 @@ class StateScan:
         return batches
 
     def _shape(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        rows = self._within(rows)
+        rows = self.within_groups(rows)
         if self.defaults:
             rows = fill_defaults(rows, self.defaults)
         if self.selection.explode:
@@ -345,7 +386,7 @@ class StateScan:
         if rows.num_rows:
             yield rows
 
-    def _within(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def within_groups(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of the key groups that are asked for: more may have been read."""
         if self.key_groups is None:
             return rows
@@ -362,7 +403,7 @@ class StateScan:
                     columns.append(due.keys.namespaces())
                 columns += [pa.repeat(domain, len(due)), pa.array(due.timestamps)]
                 rows = pa.RecordBatch.from_arrays(columns, schema=schema)
-                rows = self._within(rows)
+                rows = self.within_groups(rows)
                 if rows.num_rows:
                     yield rows
                 due.fire_all()  # in this table only: the next ones follow

@@ -38,6 +38,12 @@ class Selection:
     """What aggregates keep in place of their results."""
     defaults: bool = True
     """Whether a state that holds nothing has its declared default."""
+    only: frozenset[str] | None = None
+    """Of which states there are columns; None for all. The others only tell which keys exist."""
+
+    def gives(self, state: str) -> bool:
+        """Whether there is a column of a state that is read."""
+        return self.only is None or state in self.only
 
     def check(self, states: dict[str, State[Any]], has_timers: bool, uid: str) -> None:
         """Refuse what the operator does not have, and combinations that make no sense."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
@@ -876,13 +876,21 @@ class KeyedStateBackend:
             return self.below.exported_all(self._rows(SCAN_ROWS, changed=False))
         return map(self.exported, self._rows(SCAN_ROWS, changed=False))
 
-    def exported(self, keys: KeyBatch) -> pa.RecordBatch:
-        """The rows of a batch of keys as `to_batches` gives them; absent keys have no state."""
+    def exported(self, keys: KeyBatch, states: Collection[str] | None = None) -> pa.RecordBatch:
+        """The rows of a batch of keys as `to_batches` gives them; absent keys have no state.
+
+        There are columns of the `states` that are named alone, by default of all.
+        """
         arrays = list(keys.key_arrays())
         if self.namespace is not None:
             arrays.append(keys.namespaces())
-        arrays += [handle._exported(keys) for handle in self._states.handles.values()]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
+        fields = list(self.arrow_schema)
+        kept = fields[: len(arrays)]
+        for field, handle in zip(fields[len(arrays) :], self._states.handles.values(), strict=True):
+            if states is None or field.name in states:
+                arrays.append(handle._exported(keys))
+                kept.append(field)
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(kept))
 
     def existing(self, max_rows: int = SCAN_ROWS) -> Iterator[KeyBatch]:
         """All keys, with their namespaces, at most so many in a batch; see `to_batches`."""

@@ -48,6 +48,9 @@ from pystate.types.state_type import StateType
 #: Kinds whose columns in files are their results.
 PLAIN = (ValueState, ListState, MapState)
 
+#: How many parts a column of a state has, by its kind; of all others there are none.
+PARTS = {VALUE: 1, LIST: 2, MAP: 3}
+
 #: A `FileBelow`, or what makes one.
 AnyFile: TypeAlias = "tuple[str, int, int] | tuple[str, int, int, ObjectFile | None]"
 #: Rows, nulls, validity, offsets, values.
@@ -89,7 +92,8 @@ class _Reads:
         with self._lock:
             kind = threads, looked_up
             if kind not in self._reads:
-                self._reads[kind] = core.Reads(process_budget(), threads)
+                cached = looked_up and not fetched
+                self._reads[kind] = core.Reads(process_budget(), threads, cached)
             return self._reads[kind]
 
 
@@ -100,7 +104,8 @@ os.register_at_fork(after_in_child=_reads.reset)
 def reads_for_lookups(*, fetched: bool) -> core.Reads:
     """What reads files with guides where keys are looked up without a table.
 
-    Nobody waits here for the large batches of tables, which have reads of their own.
+    Nobody waits here for the large batches of tables, which have reads of their own. What is read
+    of local files stays in the page cache, as a few keys are no table's worth of rows.
     """
     return _reads.get(fetched=fetched, looked_up=True)
 
@@ -360,8 +365,7 @@ def _pieces(
 
 def parts_before(columns: Sequence[Column]) -> list[int]:
     """Of each column of a table's states, how many parts the columns before it have."""
-    many = {VALUE: 1, LIST: 2, MAP: 3}
-    return list(accumulate((many.get(c.kind, 0) for c in columns), initial=0))[:-1]
+    return list(accumulate((PARTS.get(c.kind, 0) for c in columns), initial=0))[:-1]
 
 
 def key_arrays(parts: Iterator[Part], types: Sequence[StateType]) -> list[pa.Array[Any]]:

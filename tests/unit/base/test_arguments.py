@@ -162,6 +162,12 @@ CHANGES = {
     "from_epoch": (["'4'", "-1", "1.5", "True", "None", "99"], "from_epoch"),
     "to_epoch": (NO_EPOCH, "to_epoch|does not hold epoch 99"),
 }
+CONNECT = {
+    "location": FOLDER,
+    "epoch": (NO_EPOCH, "epoch"),
+    "cache_bytes": (NO_COUNT, rf"^connect: cache_bytes ({COUNT}|is)"),
+    "token": (["'x'", "3"], "^connect: a token is for a server"),
+}
 NO_FUNCTION = ["3", "'yes'", "True"]
 JOBS = (["0", "'2'", "1.5", "257"], "jobs is")
 
@@ -254,6 +260,7 @@ CALLS: dict[Any, tuple[dict[str, str], dict[str, tuple[list[str], str]]]] = {
     ps.export_state: ({"location": "c", "destination": "out"}, EXPORT),
     ps.read_state: ({"location": "c"}, READ),
     ps.scan_state: ({"location": "c"}, READ),
+    ps.connect: ({"location": "c"}, CONNECT),
     ps.changes: ({"location": "c", "from_epoch": "1"}, CHANGES),
     ps.scan_changes: ({"location": "c", "from_epoch": "1"}, CHANGES),
     ps.state_metadata: ({"location": "c"}, {"location": FOLDER, "epoch": (NO_EPOCH, "epoch")}),
@@ -552,3 +559,52 @@ def test_values_are_shown_in_one_line() -> None:
     frame = shown(pd.DataFrame({"a": range(100)}))
     assert "\n" not in frame and frame.endswith(" of type pandas.core.frame.DataFrame")
     assert nearest("origin", ["tailnum"]) == "" and nearest(None, ["tailnum"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("r[3]", r"^reader\[uid\]: uid is a string, not 3"),
+        ("r['x']", "has no operator 'x' in epoch 1; it has 'embedded'"),
+        ("r.at(None)", "^at: epoch is a whole number"),
+        ("r.at(9)", "does not hold epoch 9; it has 1 to 1"),
+        ("r.wait_for()", "^wait_for takes an epoch, or a position"),
+        ("r.wait_for(epoch=1, position='x')", "^wait_for takes an epoch, or a position"),
+        ("r.wait_for(epoch='1')", "^wait_for: epoch is a whole number"),
+        ("r.wait_for(position=b'x')", "^wait_for: position is a run's key, such as"),
+        ("r.wait_for(position=('x', -1))", "^wait_for: position: batch is -1"),
+        ("r.wait_for(epoch=1, timeout='x')", "^wait_for: timeout='x': write a length of time"),
+        ("o.get(3)", "^key column 'key'"),
+        ("o.get(['x'])", "^key column 'key' is long"),
+        ("o.get([1], states='n')", "^get: states is a list of names, not 'n'"),
+        ("o.get([1], states=['N'])", "has no column 'N'; it has 'n', 'm'; did you mean 'n'"),
+        ("o.get([1], states=['n', 'n'])", "^get: states: 'n' is there twice"),
+        ("o.get([1], namespaces=[1])", "has no namespaces"),
+        ("o.entries('n', 1)", "'n' of operator 'embedded' is neither a list nor a map"),
+        ("o.entries(3, 1)", "^entries: state is a string"),
+        ("o.entries('m', 'x')", "^key column 'key' is long"),
+        ("o.entries('m', 1, from_=1.5)", "^entries: from_ is string"),
+        ("o.entries('m', 1, to=b'x')", "^entries: to is string"),
+        ("o.scan(columns='n')", "^scan: columns is a list of names"),
+        ("o.scan(columns=['key', 'N'])", "has no column 'N'; it has 'key', 'n', 'm'"),
+        ("o.scan(where=3)", "^where is a list of conditions, not 3"),
+        ("o.scan(where=[[]])", "^where: .* is no list of conditions"),
+        ("o.scan(where=[('n', '>', 1), 3])", "^where: 3 of type int is no condition"),
+        ("o.scan(where=[('n', 'like', 'x')])", "'like' is no comparison of column 'n'; there are"),
+        ("o.scan(where=[('n', 'in', 3)])", "column 'n' of operator 'embedded': 'in' takes a list"),
+        ("o.scan(where=[('n', '>', 'x')])", "column 'n' of operator 'embedded' is long"),
+        ("o.scan(where=[('n', '<', None)])", "nothing is less or more than None"),
+        ("o.scan(where=[('m', '==', 3)])", "column 'm' of operator 'embedded' is nested"),
+        ("o.scan(key_groups=[999])", "key group"),
+        ("o.timers(domain='evnt')", "timers: domain is 'event' or 'processing'"),
+        ("o.timers(until='x')", "until"),
+    ],
+)
+def test_methods_of_a_reader(call: str, message: str, tmp_path: Path) -> None:
+    states: dict[str, Any] = {"n": ps.ValueState("long"), "m": ps.MapState("string", "long")}
+    with ps.open(tmp_path, key="long", states=states) as store:
+        store.checkpoint()
+        store.checkpoint()
+    with ps.connect(tmp_path) as reader:
+        names = {**NAMES, "r": reader, "o": reader["embedded"]}
+        refused(lambda: eval(call, names), message)

@@ -1,0 +1,1 @@
+"""Live queries: what a checkpoint holds, asked from any process without touching its job."""

@@ -1,0 +1,271 @@
+"""`pystate.connect`: a checkpoint's state, read while its job goes on, or when it has ended.
+
+Nothing is asked of the job. Its state lies in sorted, checksummed files that never change, and a
+manifest names those of an epoch. So a reader is consistent at one epoch over all operators, waits
+for nobody, and nobody waits for it.
+
+Thread safety: any thread.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pystate.base.arguments import integer, text
+from pystate.checkpoint.manifest import Manifest
+from pystate.errors import InvalidArgumentError
+from pystate.processor.epochs import storage_at
+from pystate.query.connection import Connection, Place
+from pystate.query.operator_reader import OperatorReader
+from pystate.query.waiting import parse_position, wait
+from pystate.types.durations import Duration
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_INSTANT: pa.DataType = pa.timestamp("ms", "UTC")
+_EPOCHS: dict[str, pa.DataType] = {
+    "epoch": pa.int64(),
+    "published": _INSTANT,
+    "processing_time": _INSTANT,
+    "watermark": _INSTANT,
+    "operators": pa.int32(),
+    "files": pa.int64(),
+    "size_bytes": pa.int64(),
+    "query_id": pa.string(),
+    "batch_id": pa.int64(),
+    "run_key": pa.string(),
+    "library": pa.string(),
+}
+_REMOTE = ("http://", "https://")
+
+
+class StateReader:
+    """Reads a checkpoint as of one epoch; `pystate.connect` makes it.
+
+    ``reader["uid"]`` reads an operator. All of a reader read the epoch that `epoch` says, until
+    `refresh` moves them to the newest one. Where a running job has removed the files of that epoch
+    while they are read, the reader moves to the newest one by itself, once in a call.
+    """
+
+    def __init__(self, place: Place, owns: bool) -> None:
+        self._place, self._owns = place, owns
+
+    @property
+    def location(self) -> str:
+        """The checkpoint."""
+        return self._place.connection.storage.uri
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is read."""
+        return self._place.view.epoch
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """The operators of the epoch."""
+        return self._place.view.uids
+
+    def epochs(self) -> pa.Table:
+        """List the epochs that are retained, and so can be read, the oldest first.
+
+        Returns
+        -------
+        pyarrow.Table
+            With the columns ``epoch``, ``published``, ``processing_time``, ``watermark`` (the
+            smallest one of the operators), ``operators``, ``files``, ``size_bytes`` (of all its
+            files), ``query_id``, ``batch_id`` and ``run_key`` (what the epoch has processed), and
+            ``library``.
+        """
+        self._place.check()
+        rows = [_described(manifest) for manifest in self._place.connection.retained()]
+        return pa.Table.from_pylist(rows, pa.schema(_EPOCHS))
+
+    def refresh(self) -> int:
+        """Move to the newest epoch, and return its number; a pinned reader stays where it is.
+
+        Only what is new is read. Whatever is read meanwhile goes on in the epoch that it began
+        with.
+
+        Raises
+        ------
+        InUseError
+            The checkpoint is being repaired.
+        CheckpointError, CorruptFileError, NewerFormatError
+            The newest manifest is lost, damaged, or of a later version of pystate.
+        """
+        return self._place.refresh().epoch
+
+    def wait_for(
+        self,
+        *,
+        epoch: int | None = None,
+        position: Any = None,
+        timeout: Duration = "10 seconds",
+    ) -> int:
+        """Move to the newest epoch once it has what somebody wrote, and return its number.
+
+        Parameters
+        ----------
+        epoch : int, optional
+            An epoch, such as `Store.checkpoint` returns.
+        position : optional
+            Instead: the key of a run; or ``(query id, batch id)`` of a stream, or its progress, a
+            mapping with ``id`` and ``batchId``; or how far its source has been read at least, in
+            the form of its ``endOffset``, such as ``{"topic": {"0": 1234}}`` for Kafka, where 1234
+            is the offset behind the last record. Of several sources a list, with None for those
+            that do not matter.
+        timeout : str, timedelta or int
+            How long to wait, such as "10 seconds"; an integer is in milliseconds.
+
+        Returns
+        -------
+        int
+            The epoch, which is that of the reader now, and may be a later one.
+
+        Raises
+        ------
+        NotReachedError
+            There was no such epoch in time.
+        InvalidArgumentError
+            The position cannot be compared with that of the stream; or the reader is pinned to an
+            epoch that does not have it.
+        """
+        self._place.check()
+        return wait(self._place, parse_position(epoch, position), timeout)
+
+    def at(self, epoch: int) -> StateReader:
+        """Return a reader that is pinned to an epoch; it shares open files with this one.
+
+        Parameters
+        ----------
+        epoch : int
+            A retained epoch.
+
+        Returns
+        -------
+        StateReader
+            It is closed with this one, and may be closed before.
+
+        Raises
+        ------
+        CheckpointError
+            The epoch is not retained.
+        """
+        connection = self._place.connection
+        self._place.check()
+        number = integer(epoch, "at: epoch", least=1)
+        here = self._place.view.manifest
+        manifest = here if here.epoch == number else connection.manifest(number)
+        return StateReader(Place(connection, manifest, pinned=True), owns=False)
+
+    def close(self) -> None:
+        """Close the reader; does nothing the second time."""
+        self._place.close()
+        if self._owns:
+            self._place.connection.close()
+
+    def __getitem__(self, uid: str) -> OperatorReader:
+        self._place.check()
+        self._place.view.operator(text(uid, "reader[uid]: uid"))
+        return OperatorReader(self._place, uid)
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self.uids
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.uids)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<StateReader of {self.location} at epoch {self.epoch}>"
+
+
+def connect(
+    location: str | os.PathLike[str],
+    *,
+    epoch: int | None = None,
+    cache_bytes: int = 64 << 20,
+    token: str | None = None,
+) -> StateReader:
+    """Read the state of a checkpoint, whether its job runs or not.
+
+    Parameters
+    ----------
+    location : str or path
+        The checkpoint of a job or store, or a savepoint: a folder, or a URL in an object store.
+    epoch : int, optional
+        A retained epoch, which is then read all the time; by default the newest one, until
+        `StateReader.refresh`.
+    cache_bytes : int
+        The most memory that is kept of what was read of files.
+    token : str, optional
+        What a server asks for, if the location is one.
+
+    Returns
+    -------
+    StateReader
+
+    Raises
+    ------
+    CheckpointError
+        There is no checkpoint, it has no epoch, or not that one. `NewerFormatError` if a later
+        version of pystate has written it, `CorruptFileError` if its manifest is damaged.
+    InUseError
+        The checkpoint is being repaired.
+
+    Notes
+    -----
+    Nothing is locked, and nothing is written. Opening reads a manifest; files are opened when they
+    are first asked.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import pyarrow as pa, pystate as ps
+    >>> folder = tempfile.mkdtemp()
+    >>> with ps.open(folder, key="string", states={"n": ps.ValueState("long")}) as store:
+    ...     store["n"].update_all(store.keys(["a", "b"]), pa.array([1, 2]))
+    ...     store.checkpoint()
+    1
+    >>> with ps.connect(folder) as reader:
+    ...     reader.epoch, reader["embedded"].get(["b", "c"]).to_pylist()
+    (1, [{'key': 'b', 'n': 2}, {'key': 'c', 'n': None}])
+    """
+    integer(cache_bytes, "connect: cache_bytes", least=0)
+    storage = storage_at(location, "connect")
+    if token is not None:
+        raise InvalidArgumentError(
+            f"connect: a token is for a server, http://... or https://..., and {storage.uri} is "
+            "none: leave it out"
+        )
+    connection = Connection(storage, cache_bytes)
+    pinned = epoch is not None
+    manifest = connection.newest() if epoch is None else connection.manifest(epoch)
+    return StateReader(Place(connection, manifest, pinned=pinned), owns=True)
+
+
+def _described(manifest: Manifest) -> dict[str, Any]:
+    files = {ref.path: ref.file_bytes for op in manifest.operators for ref in op.files}
+    return {
+        "epoch": manifest.epoch,
+        "published": manifest.created_ms,
+        "processing_time": manifest.processing_time_ms,
+        "watermark": manifest.watermark_ms,
+        "operators": len(manifest.operators),
+        "files": len(files),
+        "size_bytes": sum(files.values()),
+        "query_id": manifest.query_id,
+        "batch_id": manifest.batch_id,
+        "run_key": manifest.run_key,
+        "library": manifest.library,
+    }
