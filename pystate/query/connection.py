@@ -140,6 +140,8 @@ class Connection:
 
     def close(self) -> None:
         """Close the files, and end waits; does nothing the second time."""
+        for place in list(self._places):
+            place.stop()
         self.closed.set()
         if os.getpid() == self._process:
             with self._opening:
@@ -243,6 +245,8 @@ class Place:
     def __init__(self, connection: Connection, manifest: Manifest, *, pinned: bool) -> None:
         self.connection, self.pinned, self._closed = connection, pinned, False
         self.view = View(connection, manifest)
+        #: What waits for epochs on behalf of the reader.
+        self.followers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._moving = threading.Lock()
         connection.stand(self)
 
@@ -252,8 +256,14 @@ class Place:
 
     def close(self) -> None:
         """Read no more; the files of the epoch stay open as long as others need them."""
+        self.stop()
         self._closed = True
         self.connection.leave(self)
+
+    def stop(self) -> None:
+        """End what waits for epochs."""
+        for follower in list(self.followers):
+            follower.stop()
 
     def read(self, read: Callable[[View], Result]) -> Result:
         """Read the epoch, or the newest one if a running job has removed its files meanwhile."""
