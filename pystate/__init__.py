@@ -49,7 +49,7 @@ from pystate.checkpoint.savepoint import Savepoint, savepoint
 from pystate.checkpoint.state_files import FileInfo, Lineage, merge_files, verify_file
 from pystate.epochs.auto_rescale import AutoRescale
 from pystate.epochs.interval import CheckpointOptions
-from pystate.epochs.listeners import CheckpointListener
+from pystate.epochs.listeners import CheckpointListener, PublishedEpoch
 from pystate.epochs.split_groups import rescale
 from pystate.errors import PystateError
 from pystate.maintenance.collection import collect
@@ -193,6 +193,7 @@ __all__ = [
     "OperatorListState",
     "OperatorReader",
     "ProcessFunction",
+    "PublishedEpoch",
     "PystateError",
     "RawHandle",
     "RawKeyGroupHandle",
