@@ -55,6 +55,7 @@ from pystate.errors import PystateError
 from pystate.maintenance.collection import collect
 from pystate.maintenance.description import describe
 from pystate.maintenance.history import CheckpointHistory, history
+from pystate.maintenance.prometheus import CheckpointMetrics
 from pystate.maintenance.repair import repair
 from pystate.maintenance.repair_plan import RepairPlan
 from pystate.maintenance.verification import Finding, Verification, verify
@@ -164,6 +165,7 @@ __all__ = [
     "BroadcastState",
     "CheckpointHistory",
     "CheckpointListener",
+    "CheckpointMetrics",
     "CheckpointOptions",
     "Count",
     "CountWindow",
