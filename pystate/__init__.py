@@ -49,12 +49,13 @@ from pystate.checkpoint.savepoint import Savepoint, savepoint
 from pystate.checkpoint.state_files import FileInfo, Lineage, merge_files, verify_file
 from pystate.epochs.auto_rescale import AutoRescale
 from pystate.epochs.interval import CheckpointOptions
-from pystate.epochs.listeners import CheckpointListener
+from pystate.epochs.listeners import CheckpointListener, PublishedEpoch
 from pystate.epochs.split_groups import rescale
 from pystate.errors import PystateError
 from pystate.maintenance.collection import collect
 from pystate.maintenance.description import describe
 from pystate.maintenance.history import CheckpointHistory, history
+from pystate.maintenance.prometheus import CheckpointMetrics
 from pystate.maintenance.repair import repair
 from pystate.maintenance.repair_plan import RepairPlan
 from pystate.maintenance.verification import Finding, Verification, verify
@@ -166,6 +167,7 @@ __all__ = [
     "BroadcastState",
     "CheckpointHistory",
     "CheckpointListener",
+    "CheckpointMetrics",
     "CheckpointOptions",
     "Count",
     "CountWindow",
@@ -198,6 +200,7 @@ __all__ = [
     "OperatorListState",
     "OperatorReader",
     "ProcessFunction",
+    "PublishedEpoch",
     "PystateError",
     "RawHandle",
     "RawKeyGroupHandle",

@@ -19,11 +19,15 @@ Invariants
    merge, also one that was delayed.
 4. The number of files is bounded: eight neighbours of about one size are merged, and files are
    removed once all their records are older than `KEPT_EPOCHS`.
+5. What removed records add up to is kept: ``history/<epoch>-<unique>.totals`` counts the epochs up
+   to its own, and is durable before a record that it counts is removed. A record of an epoch that
+   it counts does not count again. Whoever adds up reads records first, and these totals then.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 import uuid
@@ -34,13 +38,16 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pystate.checkpoint.manifest import Manifest
+from pystate.checkpoint.metadata import decode_document, encode_document
 from pystate.checkpoint.refs import FileRef, fingerprint
 from pystate.checkpoint.size_tiers import newest_tier
 from pystate.checkpoint.storage import CheckpointStorage, FileEntry
 from pystate.errors import CheckpointError, CorruptFileError, NewerFormatError, PystateError
-from pystate.redaction import logger
+from pystate.redaction import logger, redacted
 
 _LOG = logger("pystate.checkpoint.epoch_log")
+#: One line per published epoch, with fields.
+_EPOCHS = logger("pystate.epoch")
 HISTORY = "history"
 #: Records are kept for at least so many epochs.
 KEPT_EPOCHS = 10_000
@@ -51,6 +58,37 @@ _VERSION = 6
 #: The values that version 3 has added, before the operators.
 _FLOW_VALUES = 3
 _NAME = re.compile(HISTORY + r"/(\d{8,})-[0-9a-f]{12}\.epochs")
+_TOTALS = re.compile(HISTORY + r"/(\d{8,})-[0-9a-f]{12}\.totals")
+_TOTALS_VERSION = 1
+#: What is added up over all epochs: of their records, and of those of operators.
+_ADDED = (
+    "batches",
+    "evaluations",
+    "publish_ms",
+    "commit_ms",
+    "total_ms",
+    "rows_in",
+    "rows_out",
+    "late_rows",
+)
+_OPERATOR_TIMES = ("attach_ms", "process_ms", "seal_ms", "write_ms")
+_OPERATOR_ADDED = (
+    *_OPERATOR_TIMES,
+    "rows_in",
+    "rows_out",
+    "late_rows",
+    "invalid_rows",
+    "rows_changed",
+    "rows_restored",
+    "rows_copied",
+    "checkpoint_bytes",
+    "merged_bytes",
+    "cache_hits",
+    "cache_misses",
+    "files_asked",
+    "read_bytes",
+    "rows_left",
+)
 #: The records of a file when its driver begins the next one.
 _FULL = 64
 #: Of a large file at first so many bytes are read, from its end.
@@ -301,6 +339,165 @@ def _round_times(values: Sequence[object]) -> list[object]:
     ]
 
 
+class Totals:
+    """What the epochs of a checkpoint add up to, each of which counts once.
+
+    Thread safety: it belongs to one thread at a time.
+
+    Attributes
+    ----------
+    epoch : int
+        The newest epoch that is counted; those up to it are not counted any more.
+    sums : dict of str to dict of str to float
+        By uid, and under the empty name of the whole pipeline, the sums of what records have under
+        these names. ``epochs`` is how many records were counted. What no record knows is not there.
+    """
+
+    def __init__(self, epoch: int = 0, sums: dict[str, dict[str, float]] | None = None) -> None:
+        self.epoch = epoch
+        self.sums = {} if sums is None else sums
+
+    def add(self, record: EpochRecord) -> None:
+        """Count an epoch, unless it is counted."""
+        if record.epoch <= self.epoch:
+            return
+        self.epoch = record.epoch
+        whole = self.sums.setdefault("", {})
+        whole["epochs"] = whole.get("epochs", 0) + 1
+        _add(whole, record, _ADDED)
+        for name in _OPERATOR_TIMES:
+            whole[name] = whole.get(name, 0.0) + record.longest(name)
+        for operator in record.operators:
+            _add(self.sums.setdefault(operator.uid, {}), operator, _OPERATOR_ADDED)
+
+    def encode(self) -> bytes:
+        """Return the form in which they are stored."""
+        sums = {
+            uid: {name: round(value, 3) for name, value in numbers.items()}
+            for uid, numbers in self.sums.items()
+        }
+        return encode_document("totals", _TOTALS_VERSION, {"epoch": self.epoch, "sums": sums})
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> Totals:
+        """Parse what `encode` returned; errors are those of `decode_document`."""
+        fields = decode_document("totals", _TOTALS_VERSION, data, path)
+        totals = cls(fields.integer("epoch"))
+        for uid, numbers in fields.mapping("sums").items():
+            if not isinstance(numbers, dict) or not all(
+                type(value) in (int, float) for value in numbers.values()
+            ):
+                raise CorruptFileError(f"{path}: the sums of {uid!r:.60} are no numbers by name")
+            totals.sums[uid] = numbers
+        fields.finish()
+        return totals
+
+
+def _add(sums: dict[str, float], record: object, names: Sequence[str]) -> None:
+    for name in names:
+        value = getattr(record, name)
+        if value is not None:
+            sums[name] = sums.get(name, 0) + value
+
+
+def add_up(storage: CheckpointStorage, records: Iterable[EpochRecord]) -> Totals:
+    """Add up all epochs of a checkpoint: those whose records were read, and removed ones."""
+    totals = _stored_totals(storage)[0]
+    for record in records:
+        totals.add(record)
+    return totals
+
+
+def _stored_totals(storage: CheckpointStorage) -> tuple[Totals, list[str]]:
+    """What removed records add up to, and the files that say so; damaged ones do not count."""
+    found, paths = Totals(), []
+    for entry in storage.list(HISTORY):
+        if _TOTALS.fullmatch(entry.path) is None:
+            continue
+        paths.append(entry.path)
+        try:
+            stored = Totals.decode(storage.read_bytes(entry.path), entry.path)
+        except FileNotFoundError:
+            continue  # a newer one has replaced it
+        except CorruptFileError as error:
+            _LOG.warning("%s: what older epochs add up to is lost: %s", storage.uri, error)
+            continue
+        if stored.epoch > found.epoch:
+            found = stored
+    return found, paths
+
+
+def _keep_totals(storage: CheckpointStorage, gone: Sequence[str]) -> None:
+    """Add up records that are about to be removed; `FileNotFoundError` if some are."""
+    records = _merge_contents({path: _read(storage, path) for path in gone}).records
+    totals, earlier = _stored_totals(storage)
+    before = totals.epoch
+    for record in records:
+        totals.add(record)
+    if totals.epoch == before:
+        return
+    path = f"{HISTORY}/{totals.epoch:08d}-{uuid.uuid4().hex[:12]}.totals"
+    storage.publish(path, totals.encode())
+    for superseded in earlier:
+        storage.delete(superseded)
+
+
+def log_epoch(record: EpochRecord, job: str, location: str) -> None:
+    """Log a published epoch in one line, whose fields are those of its record.
+
+    It is logged at INFO by ``pystate.epoch``. Keys, values and rows are never logged.
+    """
+    # An epoch is published, whatever handlers and formatters of the user do.
+    with suppress(Exception):
+        if _EPOCHS.isEnabledFor(logging.INFO):
+            fields = _epoch_fields(record, job, location)
+            flow = ""
+            if record.rows_in is not None:  # a store has none
+                flow = f"{record.rows_in} rows in, {record.rows_out} out, "
+            _EPOCHS.info(
+                "job %r: epoch %d: %s%d keys, %d rows of state changed, %.3f s",
+                job,
+                record.epoch,
+                flow,
+                fields["keys"],
+                fields["rows_changed"],
+                record.total_ms / 1000,
+                extra=fields,
+            )
+
+
+#: Of operators' numbers an epoch's line has the sum, and of their times the longest.
+_SUMMED = (
+    *("keys", "state_bytes", "rows_changed", "rows_restored", "invalid_rows"),
+    *("checkpoint_bytes", "cache_hits", "cache_misses", "read_bytes"),
+)
+#: How to find files, and nothing for people.
+_UNLOGGED = frozenset(["fingerprint", "since"])
+
+
+def _epoch_fields(record: EpochRecord, job: str, location: str) -> dict[str, Any]:
+    """The fields of an epoch's line."""
+    fields = {name: value for name, value in vars(record).items() if name != "operators"}
+    for name in ("run_key", "query_id", "host"):
+        fields[name] = None if fields[name] is None else redacted(fields[name])
+    return {
+        "event": "epoch",
+        "job": redacted(job),
+        "checkpoint": redacted(location),
+        **fields,
+        **{name: record.longest(name) for name in _OPERATOR_TIMES},
+        **{name: record.total(name) for name in _SUMMED},
+        "operators": [
+            {
+                name: redacted(value) if isinstance(value, str) else value
+                for name, value in vars(operator).items()
+                if name not in _UNLOGGED
+            }
+            for operator in record.operators
+        ],
+    }
+
+
 class _Content(NamedTuple):
     """A file's lines."""
 
@@ -420,7 +617,8 @@ def without_epochs_after(storage: CheckpointStorage, epoch: int) -> list[str]:
             if kept:
                 _publish(storage, kept)
             superfluous.append(entry.path)
-    return superfluous
+    totals, paths = _stored_totals(storage)
+    return superfluous + (paths if totals.epoch > epoch else [])
 
 
 def _publish(storage: CheckpointStorage, records: dict[bytes, EpochRecord]) -> None:
@@ -457,8 +655,16 @@ class EpochLog:
         """
         check_owner()
         files = _list_files(self._storage)
+        gone = []
         while len(files) > 1 and files[1][0] <= newest - self._kept + 1:
-            self._storage.delete(files.pop(0)[1].path)
+            gone.append(files.pop(0)[1].path)
+        if gone:
+            try:
+                _keep_totals(self._storage, gone)
+            except FileNotFoundError:
+                return  # another driver has removed them, and tidies up
+            for path in gone:
+                self._storage.delete(path)
         # The file that this driver writes now stays as it is.
         paths = [entry.path for _, entry in files]
         own = paths.index(self._own) if self._own in paths else len(files)
@@ -539,3 +745,4 @@ class StoreChronicle:
             _LOG.warning(
                 "%s: its history lacks epoch %d: %s", self._storage.uri, record.epoch, error
             )
+        log_epoch(record, operator.uid, self._storage.uri)

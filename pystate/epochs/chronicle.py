@@ -130,8 +130,8 @@ class Chronicle:
 
     def published(
         self, manifest: Manifest, before: Manifest | None, publish_s: float, commit_s: float
-    ) -> None:
-        """Write the record of a published epoch, whose steps have been added."""
+    ) -> EpochRecord:
+        """Write the record of a published epoch, whose steps have been added; returns it."""
         known = frozenset() if before is None else before.paths
         new = {op.uid: new_bytes(op, known) for op in manifest.operators}
         operators = {op.uid: op for op in manifest.operators}
@@ -178,6 +178,7 @@ class Chronicle:
                 record.epoch,
                 error,
             )
+        return record
 
     def _tidy(self, newest: int) -> None:
         self._log.tidy(newest, self._ownership.check)

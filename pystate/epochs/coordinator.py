@@ -39,7 +39,12 @@ from pystate.epochs.clock import MAX_STEP_MS, advance, warn
 from pystate.epochs.epoch import Epoch, RepeatableError
 from pystate.epochs.housekeeping import Housekeeping
 from pystate.epochs.interval import CheckpointOptions, Interval, is_tolerable
-from pystate.epochs.listeners import CheckpointListener, CheckpointNotice, Notifier
+from pystate.epochs.listeners import (
+    CheckpointListener,
+    CheckpointNotice,
+    Notifier,
+    PublishedEpoch,
+)
 from pystate.epochs.merge_budget import Written
 from pystate.epochs.merge_policy import MergePolicy
 from pystate.epochs.merges import FileMerges, Maintenance, MergeRunner
@@ -609,7 +614,10 @@ class Coordinator:
             self._publisher.commit(manifest)
         finally:
             commit_s = time.monotonic() - published_s
-            self._chronicle.published(manifest, before, published_s - began_s, commit_s)
+            record = self._chronicle.published(manifest, before, published_s - began_s, commit_s)
+            self._notifier.published(
+                PublishedEpoch(self.job.name, self.storage.uri, record, manifest)
+            )
         self._notifier.complete(manifest.epoch)
         self._house.published(manifest)
 

@@ -54,6 +54,7 @@ from pystate.types.durations import Duration
 from pystate.types.keys import MAX_PARALLELISM
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
     from pyspark.core.rdd import RDD
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
@@ -153,6 +154,11 @@ class Job(PipelineContext):
     listeners : sequence of CheckpointListener
         Who learns on the driver which checkpoints are complete. Functions learn it on the workers,
         by methods of the same names.
+    metrics : prometheus_client.CollectorRegistry, optional
+        Where the job exposes its metrics, as `pystate.CheckpointMetrics` has them; for example
+        ``prometheus_client.REGISTRY``. They count from the job's start. Jobs may share a registry.
+        It needs the extra ``metrics``; who has another system of metrics passes one of `listeners`
+        with a method ``on_epoch_published``.
     replace : bool
         Stop the query that this process runs on the checkpoint, if there is one, both when the job
         is made and when it is started. If False, `start` raises `InUseError`. It is meant for
@@ -198,6 +204,7 @@ class Job(PipelineContext):
         uid_map: Mapping[str, str] | None = None,
         checkpoints: CheckpointOptions = CheckpointOptions(),  # noqa: B008
         listeners: Sequence[CheckpointListener] = (),
+        metrics: CollectorRegistry | None = None,
         replace: bool = False,
     ) -> None:
         options = JobOptions(
@@ -222,6 +229,7 @@ class Job(PipelineContext):
             uid_map=uid_map,
             checkpoints=checkpoints,
             listeners=listeners,
+            metrics=metrics,
         )
         storage = open_storage(folder_path(checkpoint, f"job {name!r}: checkpoint"))
         super().__init__(name, storage.uri)
@@ -230,6 +238,8 @@ class Job(PipelineContext):
         self._stream_run: StreamRun | None = None
         self._outcome = QueryOutcome(name)
         self._replace = flag(replace, f"job {name!r}: replace")
+        if options.driver_metrics is not None:
+            options.driver_metrics.begin(name, storage.uri)
         if self._replace:
             stop_query(self.checkpoint)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pystate.base.arguments import checked_uid, flag, folder_path, integer, shown, text
 from pystate.checkpoint.locations import open_storage
@@ -18,10 +19,14 @@ from pystate.epochs.interval import CheckpointOptions
 from pystate.epochs.listeners import CheckpointListener
 from pystate.epochs.merge_policy import DiskMergePolicy, MergePolicy
 from pystate.errors import InvalidArgumentError, WrongTypeError
+from pystate.maintenance.prometheus import DriverMetrics
 from pystate.operators.runtime.invalid_rows import OnInvalid, checked_on_invalid
 from pystate.spark.base.arguments import checked_count, checked_home
 from pystate.tables.options import LEAST_COPIES, LEAST_ON_DISK, TableOptions
 from pystate.types.durations import Duration, milliseconds
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class JobOptions(CoordinatorOptions):
     restore: str | os.PathLike[str] | None
     claim: bool
     uid_map: Mapping[str, str] | None
+    metrics: CollectorRegistry | None = None
 
     #: The options above in the form that the job works with.
     initial_parallelism: int | None = field(init=False, repr=False, compare=False)
@@ -62,6 +68,8 @@ class JobOptions(CoordinatorOptions):
     epoch_timeout_ms: int | None = field(init=False, repr=False, compare=False)
     tables: TableOptions = field(init=False, repr=False, compare=False)
     origin: RestoreOptions | None = field(init=False, repr=False, compare=False)
+    driver_metrics: DriverMetrics | None = field(init=False, repr=False, compare=False)
+    """The one of the listeners that has `metrics`."""
 
     def __post_init__(self) -> None:
         text(self.name, "Job: name", ": Job('flights', checkpoint='/data/flights')")
@@ -95,6 +103,10 @@ class JobOptions(CoordinatorOptions):
                 f"not {tables.limit_bytes}"
             )
         step_ms = milliseconds(self.max_clock_step, f"{owner}: max_clock_step", least=1)
+        listeners, metrics = _checked_listeners(self.listeners, owner), None
+        if self.metrics is not None:
+            metrics = DriverMetrics(self.metrics, owner)
+            listeners = (*listeners, metrics)
         for name, value in (
             ("max_parallelism", groups),
             ("retained", integer(self.retained, f"{owner}: retained", least=1)),
@@ -107,7 +119,8 @@ class JobOptions(CoordinatorOptions):
             ("tables", tables),
             ("merge_policy", _merge_policy(self.merge_policy, tables)),
             ("origin", _checked_restore(self.restore, self.claim, self.uid_map, owner)),
-            ("listeners", _checked_listeners(self.listeners, owner)),
+            ("listeners", listeners),
+            ("driver_metrics", metrics),
         ):
             object.__setattr__(self, name, value)
         if not isinstance(self.checkpoints, CheckpointOptions):

@@ -66,6 +66,7 @@ JOB = {
     "epoch_timeout": (NO_LENGTH, "^job 'j': epoch_timeout=.*(length of time|between)"),
     "checkpoints": (["3", "None", "{'interval': 3}"], "^job 'j': checkpoints is a pystate.Check"),
     "listeners": (["3", "None", "[3]", "'x'", "Counts()"], "^job 'j': listeners is a list of"),
+    "metrics": (["3", "'x'", "True", "pd"], "^job 'j': metrics is a prometheus_client.Collector"),
 }
 
 STORE = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,9 @@ from pystate.checkpoint.epoch_log import (
     EpochLog,
     EpochRecord,
     OperatorRecord,
+    Totals,
+    add_up,
+    log_epoch,
     read_records,
     without_epochs_after,
     written_per_byte,
@@ -341,3 +345,178 @@ def test_of_two_records_of_an_epoch_that_of_the_later_driver_counts() -> None:
         EpochLog(memory(world)).add(made)
     [found] = read_records(memory(world)).records
     assert found.host == "newer"
+
+
+# ---- what epochs add up to -----------------------------------------------------------------------
+
+
+def sums(world: World) -> dict[str, dict[str, float]]:
+    storage = memory(world)
+    return add_up(storage, read_records(storage).records).sums
+
+
+def expected(newest: int) -> dict[str, dict[str, float]]:
+    totals = Totals()
+    for epoch in range(1, newest + 1):
+        totals.add(record(epoch))
+    return totals.sums
+
+
+def test_sums_are_of_what_is_known() -> None:
+    assert expected(3)[""] == {
+        "epochs": 3,
+        "batches": 3,
+        "evaluations": 6,
+        "total_ms": 3 * 12.125,
+        "publish_ms": 4.5,
+        "commit_ms": 0.0,
+        "attach_ms": 1.5,
+        "process_ms": 3.75,
+        "seal_ms": 6.0,
+        "write_ms": 9.0,
+    }
+    assert "late_rows" not in expected(3)["\u00fc[op]"] and expected(3)["z"]["late_rows"] == 27
+    assert expected(3)["z"]["rows_in"] == 21 and expected(3)["z"]["checkpoint_bytes"] == 297
+    totals = Totals()
+    totals.add(record(2, rows_in=5, late_rows=1))
+    totals.add(record(2, rows_in=5))
+    totals.add(record(1, rows_in=5))
+    assert totals.epoch == 2 and totals.sums[""]["rows_in"] == 5
+    assert Totals.decode(totals.encode(), "x").sums == totals.sums
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are full with few records, so that old ones are removed soon."""
+    monkeypatch.setattr(epoch_log, "_SIZES", (1 << 10, 2 << 10, 4 << 10))
+
+
+def totals_files(world: World) -> list[str]:
+    return [path for path in world.files if path.endswith(".totals")]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("each", [1, 7, 250])
+def test_sums_have_what_was_removed(each: int) -> None:
+    world = World()
+    for first in range(1, 301, each):
+        newest = min(first + each - 1, 300)
+        write(EpochLog(memory(world), 20), first, newest)
+        if not newest % 10 or newest == 300:
+            assert sums(world) == expected(newest)
+    assert epochs(world)[0] > 150 and len(totals_files(world)) == 1
+
+
+def about_to_remove(kept: int = 20) -> tuple[World, int]:
+    """Files of which the driver of the next epoch removes some, not the first ones; its number."""
+    world, epoch = World(), 1
+    while True:
+        before, first = world.copy(), epochs(world)[:1]
+        write(EpochLog(memory(world), kept), epoch, epoch)
+        if totals_files(before) and epochs(world)[:1] != first:
+            return before, epoch
+        epoch += 1
+
+
+@pytest.mark.usefixtures("small")
+def test_sums_after_a_kill_at_every_step() -> None:
+    start, epoch = about_to_remove()
+    for left in range(100):
+        world = start.copy()
+        steps = [left]
+
+        def step(kind: str, path: str, steps: list[int] = steps) -> None:
+            steps[0] -= 1
+            if steps[0] < 0:
+                raise CrashError
+
+        try:
+            write(EpochLog(MemoryStorage(world, step), 20), epoch, epoch)
+        except CrashError:
+            newest = epochs(world)[-1]
+            assert sums(world) == expected(newest), left
+            for number in range(newest + 1, epoch + 40):
+                write(EpochLog(memory(world), 20), number, number)
+            assert sums(world) == expected(epoch + 39), left
+            assert len(totals_files(world)) == 1
+        else:
+            break
+    assert 6 < left < 99
+
+
+@pytest.mark.usefixtures("small")
+def test_another_driver_between_any_two_steps_counts_no_epoch_twice() -> None:
+    start, epoch = about_to_remove()
+    for left in range(100):
+        world = start.copy()
+        steps = [left]
+
+        def step(kind: str, path: str, steps: list[int] = steps, world: World = world) -> None:
+            steps[0] -= 1
+            if steps[0] == -1:
+                newest = epochs(world)[-1]
+                for number in range(newest + 1, newest + 30):
+                    write(EpochLog(memory(world), 20), number, number, term=2)
+
+        write(EpochLog(MemoryStorage(world, step), 20), epoch, epoch)
+        if steps[0] >= 0:
+            break
+        newest = epochs(world)[-1]
+        assert sums(world) == expected(newest) and newest >= epoch + 28, left
+    assert 6 < left < 99
+
+
+@pytest.mark.usefixtures("small")
+def test_damaged_sums_are_begun_anew(caplog: pytest.LogCaptureFixture) -> None:
+    world, epoch = about_to_remove()
+    [path] = totals_files(world)
+    world.files[path] = world.files[path][:-9] + b"x" * 9
+    kept = len(epochs(world))
+    assert sums(world)[""]["epochs"] == kept
+    assert "what older epochs add up to is lost" in caplog.text
+    for number in range(epoch, epoch + 50):
+        write(EpochLog(memory(world), 20), number, number)
+    assert sums(world)[""]["epochs"] == kept + 50
+    [path] = totals_files(world)
+    assert path in without_epochs_after(memory(world), 1)
+    assert path not in without_epochs_after(memory(world), epoch + 49)
+
+
+# ---- one line an epoch ---------------------------------------------------------------------------
+
+
+def test_an_epoch_is_a_line_with_fields(caplog: pytest.LogCaptureFixture) -> None:
+    given = record(7, run_key="load s3://AKIA:K7MDENG@bucket/x", rows_in=20, rows_out=3)
+    with caplog.at_level(logging.INFO, "pystate.epoch"):
+        log_epoch(given, "shop", "/data?token=K7MDENG")
+    [line] = caplog.records
+    assert line.getMessage() == (
+        "job 'shop': epoch 7: 20 rows in, 3 out, 10 keys, 6 rows of state changed, 0.012 s"
+    )
+    fields = vars(line)
+    assert (fields["event"], fields["job"], fields["epoch"]) == ("epoch", "shop", 7)
+    assert fields["run_key"] == "load s3://***@bucket/x"
+    assert fields["keys"] == 10 and fields["write_ms"] == 3.0 and fields["late_rows"] is None
+    assert [each["uid"] for each in fields["operators"]] == ["\u00fc[op]", "z"]
+    assert "fingerprint" not in fields["operators"][0]
+    assert "K7MDENG" not in json.dumps(fields, default=str)
+
+
+def test_a_handler_that_fails_harms_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(logging.Handler):
+        calls = 0
+
+        def emit(self, record: logging.LogRecord) -> None:
+            self.calls += 1
+            raise RuntimeError("the disk of logs is full")
+
+    broken, log = Broken(), logging.getLogger("pystate.epoch")
+    log.addHandler(broken)
+    try:
+        log_epoch(record(1), "shop", "x")  # nobody asks for it
+        assert broken.calls == 0
+        with caplog.at_level(logging.INFO, "pystate.epoch"):
+            log_epoch(record(1), "shop", "x")
+        assert broken.calls == 1
+    finally:
+        log.removeHandler(broken)

@@ -30,12 +30,25 @@ class Told(ps.CheckpointListener):
         self.calls.append(("aborted", epoch))
 
 
+class Counting(ps.CheckpointListener):
+    """Writes down what was counted."""
+
+    def __init__(self) -> None:
+        self.told: list[ps.PublishedEpoch] = []
+
+    def on_epoch_published(self, published: ps.PublishedEpoch) -> None:
+        self.told.append(published)
+
+
 class Broken(ps.CheckpointListener):
     def on_checkpoint_complete(self, epoch: int) -> None:
         raise RuntimeError("complete")
 
     def on_checkpoint_aborted(self, epoch: int) -> None:
         raise RuntimeError("aborted")
+
+    def on_epoch_published(self, published: ps.PublishedEpoch) -> None:
+        raise RuntimeError("published")
 
 
 def notice_of(work: FakeWork, found: list[CheckpointNotice], fails: bool = False) -> Any:
@@ -83,3 +96,29 @@ def test_a_checkpoint_whose_output_waits_is_not_complete_yet(work: FakeWork) -> 
     ):
         coordinator.run(work.evaluate())
     assert told.calls == []
+
+
+def test_what_was_counted_is_told(work: FakeWork, caplog: pytest.LogCaptureFixture) -> None:
+    counting = Counting()
+    with work.coordinator(listeners=[Broken(), counting]) as coordinator:
+        coordinator.run(work.evaluate())
+        coordinator.run(work.evaluate())
+    assert [(told.record.epoch, told.manifest.epoch) for told in counting.told] == [(1, 1), (2, 2)]
+    told = counting.told[-1]
+    assert (told.job, told.checkpoint) == ("job", work.storage.uri)
+    assert told.record.operators[0].checkpoint_bytes == 2
+    assert read_head(work.storage) == told.manifest
+    assert "epoch 2 is published, but" in caplog.text and "RuntimeError: published" in caplog.text
+
+
+def test_what_was_counted_is_told_although_its_output_waits(work: FakeWork) -> None:
+    def fails(manifest: Any) -> None:
+        raise OSError("the sink is away")
+
+    counting = Counting()
+    with (
+        work.coordinator(listeners=[counting], commit_sinks=fails) as coordinator,
+        pytest.raises(OSError, match="away"),
+    ):
+        coordinator.run(work.evaluate())
+    assert [told.record.epoch for told in counting.told] == [1]
