@@ -129,6 +129,9 @@ class StateLookup:
         other._asked_epoch = manifest.epoch
         other._refreshing, other._history = threading.Lock(), History(self._storage)
         other._read = _Epoch(other._as_of(manifest, self.scan), self._files)
+        if self._read.is_open:
+            # What is new is opened here, and not by whoever looks a key up next.
+            other._read.open()
         return other
 
     def keep(self, manifests: Iterable[Manifest]) -> None:

@@ -248,7 +248,10 @@ class StateScan:
         if self.selection.timers:
             return {}
         only = self.selection.state
-        return {name: d for name, d in self.states.items() if only in (None, name)}
+        states = {name: d for name, d in self.states.items() if only in (None, name)}
+        if self.selection.alone:
+            return {name: d for name, d in states.items() if self.selection.gives(name)}
+        return states
 
     @property
     def given(self) -> dict[str, State[Any]]:

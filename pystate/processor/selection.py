@@ -40,6 +40,8 @@ class Selection:
     """Whether a state that holds nothing has its declared default."""
     only: frozenset[str] | None = None
     """Of which states there are columns; None for all. The others only tell which keys exist."""
+    alone: bool = False
+    """Whether they are all that is read: keys without any of them may be left out."""
 
     def gives(self, state: str) -> bool:
         """Whether there is a column of a state that is read."""

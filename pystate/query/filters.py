@@ -69,6 +69,19 @@ class Where:
         """The columns that are compared."""
         return frozenset(condition.column for some in self.lists for condition in some)
 
+    def passes_over(self, absent: Mapping[str, pa.Array[Any]]) -> bool:
+        """Whether it holds for no row that has nothing of these states.
+
+        `absent` is what each of them then has, as a column of one row.
+        """
+        return all(
+            any(
+                c.column in absent and c.mask(absent[c.column])[0].as_py() is not True
+                for c in conditions
+            )
+            for conditions in self.lists
+        )
+
     def among(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Those of some rows for which it holds."""
         anywhere = None

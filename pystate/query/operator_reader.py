@@ -6,6 +6,7 @@ Thread safety: any thread. Each call reads one epoch from its begin to its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -206,10 +207,17 @@ class OperatorReader:
                 names = checked_names(columns, types, self.uid, "scan: columns")
             schema = scan.schema
             wanted = pa.schema([schema.field(name) for name in names])
-            keys = (
-                None if parsed is None else parsed.keys(parse_key(list(scan.operator.key_schema)))
-            )
-            found = view.rows(self.uid, EVERYTHING, keys=keys, key_groups=key_groups)
+            keys = None
+            if parsed is not None:
+                keys = parsed.keys(parse_key(list(scan.operator.key_schema)))
+            needed = {*names, *(() if parsed is None else parsed.columns)}
+            selection = EVERYTHING
+            if not needed.issuperset(scan.states):
+                only = frozenset(needed.intersection(scan.states))
+                # Where keys are told by a condition on a state, the others need not be read.
+                alone = parsed is not None and keys is None and _is_told(scan, parsed, only)
+                selection = Selection(only=only, alone=alone)
+            found = view.rows(self.uid, selection, keys=keys, key_groups=key_groups)
             return wanted, _projected(found, parsed, names, wanted)
 
         return self._batches(begin)
@@ -342,6 +350,15 @@ def _types_of(scan: StateScan) -> dict[str, StateType | None]:
             compared = state.type if state.arrow_type == state.type.arrow else None
             types[name] = None if compared is None or compared.is_nested else compared
     return types
+
+
+def _is_told(scan: StateScan, where: Where, states: frozenset[str]) -> bool:
+    """Whether conditions on some states hold for no key that has nothing of them."""
+    scan = replace(scan, selection=Selection(only=states))
+    absent: dict[str, Any] = {}
+    for name, state in scan.given.items():
+        absent[name] = scan.defaults.get(name, pa.array([None], state.arrow_type))
+    return where.passes_over(absent)
 
 
 def _projected(

@@ -114,9 +114,17 @@ def check(reader: ps.StateReader, model: Model, draw: random.Random) -> None:
     narrow = in_order(plain(operator.scan(columns=["k", *some]).read_all()))
     assert narrow == [{name: row[name] for name in ("k", *some)} for row in everything]
     least = draw.randrange(1000)
-    found = operator.scan(columns=["k"], where=[("n", ">", least)]).read_all()
-    wanted = [{"k": row["k"]} for row in everything if row["n"] > least]
-    assert in_order(plain(found)) == wanted
+    for where, holds in (
+        ([("n", ">", least)], lambda row: row["n"] > least),
+        ([("n", "==", 7)], lambda row: row["n"] == 7),  # what keys without it have
+        ([("text", "==", None)], lambda row: row["text"] is None),
+        ([("text", "!=", None), ("most", "<", least)], lambda row: row["text"] is not None),
+    ):
+        found = operator.scan(columns=["k", "most"], where=where).read_all()
+        wanted = [{"k": row["k"], "most": row["most"]} for row in everything if holds(row)]
+        if len(where) > 1:
+            wanted = [row for row in wanted if row["most"] is not None and row["most"] < least]
+        assert in_order(plain(found)) == wanted
     found = operator.scan(columns=["k", "n"], where=[("k", "in", asked)]).read_all()
     wanted = [{"k": row["k"], "n": row["n"]} for row in everything if row["k"] in asked]
     assert in_order(plain(found)) == wanted
