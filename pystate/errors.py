@@ -36,6 +36,8 @@ __all__ = [
     "NotReachedError",
     "PoisonedError",
     "PystateError",
+    "QueryError",
+    "QueryTimeoutError",
     "ReadOnlyStateError",
     "ReplayError",
     "SchemaError",
@@ -68,6 +70,14 @@ class PystateError(Exception):
 
 class InvalidArgumentError(PystateError, ValueError):
     """An argument has a value that the function does not take."""
+
+
+class QueryError(InvalidArgumentError):
+    """A SQL statement is wrong, or is none that may run."""
+
+
+class QueryTimeoutError(PystateError, TimeoutError):
+    """A SQL statement took longer than it may."""
 
 
 class InvalidRowError(InvalidArgumentError):

@@ -10,7 +10,7 @@ Thread safety: any thread.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from pystate.errors import InvalidArgumentError
 from pystate.processor.epochs import storage_at
 from pystate.query.connection import Connection, Place
 from pystate.query.operator_reader import OperatorReader
+from pystate.query.sql_statement import MEMORY_BYTES, THREADS, TIMEOUT, Limits
 from pystate.query.waiting import parse_position, wait
 from pystate.types.durations import Duration
 
@@ -162,6 +163,136 @@ class StateReader:
         here = self._place.view.manifest
         manifest = here if here.epoch == number else connection.manifest(number)
         return StateReader(Place(connection, manifest, pinned=True), owns=False)
+
+    def sql(
+        self,
+        query: str,
+        parameters: list[Any] | Mapping[str, Any] | None = None,
+        *,
+        timeout: Duration = TIMEOUT,
+        memory_bytes: int = MEMORY_BYTES,
+        threads: int = THREADS,
+    ) -> pa.Table:
+        """Run a SELECT statement over the state of the epoch.
+
+        Parameters
+        ----------
+        query : str
+            The statement, in DuckDB's SQL. Each operator is a table that has the name of its uid,
+            ``"order totals"`` in double quotes where that is no plain word. ``<uid>__<state>`` has
+            the elements of a list or map, ``<uid>__timers`` the timers, and ``epochs`` what
+            `epochs` gives; `sql_tables` lists them.
+        parameters : list or mapping, optional
+            Values for ``?``, or for ``$name``.
+        timeout : str, timedelta or int
+            How long the statement may take, such as ``"10 s"``, or milliseconds.
+        memory_bytes : int
+            How much memory DuckDB takes for it at most, at least 16 MiB.
+        threads : int
+            How many threads DuckDB computes with at most.
+
+        Returns
+        -------
+        pyarrow.Table
+            The rows, all of one epoch.
+
+        Raises
+        ------
+        QueryError
+            The statement is wrong, or it is more than one SELECT, or reads what is not there.
+        QueryTimeoutError
+            It took longer than it may.
+        MemoryLimitError
+            It needs more memory than it may have.
+        MissingPackageError
+            DuckDB is not installed: it is in the extra ``sql``.
+        CheckpointError, CorruptFileError, NewerFormatError
+            As for `OperatorReader.scan`.
+
+        Notes
+        -----
+        Only tables that the statement names are read. Where its conditions give the key, by ``=``
+        or ``IN``, keys are looked up; else the table is scanned, and the conditions that DuckDB
+        hands on are applied to each part. Objects are pickled bytes, and are never unpickled.
+
+        The statement reaches no file, network, extension, setting or variable of the program.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> import pyarrow as pa, pystate as ps
+        >>> folder = tempfile.mkdtemp()
+        >>> with ps.open(folder, key="string", states={"n": ps.ValueState("long")}) as store:
+        ...     store["n"].update(store.keys(["a", "b"]), pa.array([1, 2]))
+        ...     store.checkpoint()
+        1
+        >>> with ps.connect(folder) as reader:
+        ...     reader.sql("select n + 1 as more from embedded where key = ?", ["b"]).to_pylist()
+        [{'more': 3}]
+        """
+        from pystate.query.sql import read_sql
+
+        limits = Limits.of(timeout, memory_bytes, threads)
+        rows: pa.Table = self._place.read(
+            lambda view: read_sql(view, self.epochs, query, parameters, limits)
+        )
+        return rows
+
+    def scan_sql(
+        self,
+        query: str,
+        parameters: list[Any] | Mapping[str, Any] | None = None,
+        *,
+        timeout: Duration = TIMEOUT,
+        memory_bytes: int = MEMORY_BYTES,
+        threads: int = THREADS,
+    ) -> pa.RecordBatchReader:
+        """Run a SELECT statement, and read its rows as they are computed.
+
+        Parameters
+        ----------
+        query, parameters, timeout, memory_bytes, threads
+            As for `sql`; the time counts until the last row is read.
+
+        Returns
+        -------
+        pyarrow.RecordBatchReader
+            The rows of `sql`, of the epoch at which the reader stands now. It can be used once, and
+            ends the statement when it is closed.
+
+        Raises
+        ------
+        QueryError, QueryTimeoutError, MemoryLimitError, MissingPackageError, CheckpointError
+            As for `sql`, also while rows are read.
+        """
+        from pystate.query.sql import scan_sql
+
+        limits, place = Limits.of(timeout, memory_bytes, threads), self._place
+        schema, batches = place.read(
+            lambda view: scan_sql(view, self.epochs, query, parameters, limits, place.cut_short)
+        )
+        return pa.RecordBatchReader.from_batches(schema, batches)
+
+    def sql_tables(self) -> pa.Table:
+        """List the tables that statements may name.
+
+        Returns
+        -------
+        pyarrow.Table
+            A row for each column of each table: ``table``, ``column``, ``type`` (in SQL), and
+            ``holds``, what the rows of the table are.
+
+        Raises
+        ------
+        MissingPackageError
+            DuckDB is not installed: it is in the extra ``sql``.
+        CheckpointError
+            Files of the epoch are gone.
+        """
+        from pystate.query.sql import list_tables
+
+        tables: pa.Table = self._place.read(lambda view: list_tables(view, self.epochs))
+        return tables
 
     def close(self) -> None:
         """Close the reader; does nothing the second time."""
